@@ -20,7 +20,7 @@ from volpipe.blockwise.feed import FedSchedule, Feed, fed
 from volpipe.blockwise.journal import Kinds, Record
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Stage
+from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import POOL, Steps
 from volpipe.errors import RunError
 from volpipe.evaluation.evaluate import (
@@ -35,9 +35,9 @@ from volpipe.evaluation.evaluate import (
     check_labels,
     sum_scores,
 )
-from volpipe.evaluation.panels import draw
-from volpipe.geometry.grid import Box
-from volpipe.reporting.page import REPORT, Item, Note, Sheet
+from volpipe.evaluation.panels import comparison_items, draw
+from volpipe.geometry.grid import Box, Grid
+from volpipe.reporting.page import REPORT, Draft, Item, Note, Sheet
 from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
@@ -144,6 +144,20 @@ class EvaluationWork(FolderWork[EvaluationResult]):
     @property
     def name(self) -> str:
         return str(self.to or self.evaluation.output)
+
+    def grids(self) -> dict[str, Grid]:
+        """Return the blocks that are compared; see `FolderWork`."""
+        return {"evaluate": self.evaluation.blocks}
+
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
+        """Return slices of both volumes, once all is compared; see `FolderWork`."""
+
+        def compared() -> Sequence[Item]:
+            if not (schedule.is_complete or self.is_complete):
+                return [Note("Slices are compared once all blocks are scored.")]
+            return [*comparison_items(self.evaluation)]
+
+        return [Draft("Comparison", compared, "Comparison")]
 
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
         """Return what is compared, and the scores once they are there; see `FolderWork`."""

@@ -13,12 +13,13 @@ import math
 from array import array
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from volpipe.blockwise.stage import Unit
+from volpipe.reporting.block_map import BlockMap
 
 MOST_TASKS = 2_000  # that are kept one by one
 MOST_FAILURES = 200  # kept one by one, the latest
@@ -163,6 +164,7 @@ class Tally:
 
     Args:
         sessions: when each began, seconds since 1970, ascending.
+        maps: of blocks, by the stages whose tasks are added to them.
 
     Attributes:
         sums: by stage and worker.
@@ -177,6 +179,7 @@ class Tally:
     """
 
     sessions: Sequence[float] = ()
+    maps: Mapping[str, BlockMap] = field(default_factory=dict)
     sums: dict[tuple[str, Worker], Sums] = field(default_factory=dict)
     by_session: list[Sums] = field(init=False)
     bins: Bins = field(default_factory=Bins)
@@ -263,7 +266,7 @@ class Tally:
             and read >= 0 and written >= 0 and peak >= 0
         ):  # fmt: skip
             raise ValueError("it is no line of a task")
-        scratch, units, finished = int(scratch), tuple(map(int, done)), get("finished", ())
+        scratch, units = int(scratch), tuple(map(int, done))
         if get("result") == ATTEMPT:
             self._add_attempt(prefix + stage, fields, began, seconds)
             return
@@ -290,14 +293,16 @@ class Tally:
         self.num_tasks += 1
         if began:
             self.bins.add((prefix + stage, worker), began, began + seconds)
+        if stage in self.maps:
+            self.maps[stage].add(units, seconds, worker[0])
         pace = seconds / len(units)
         is_slow = len(self._slowest) < MOST_SLOWEST or pace > self._slowest[0][0]
         if is_slow or self.num_tasks <= MOST_TASKS:
             self._keep(Task(prefix + stage, units, began, seconds, queued, *worker, read, written, peak), pace, is_slow)
         elif self.tasks:
             self.tasks = []
-        for name, unit in finished:
-            yield name, int(unit)
+        for unit in get("shared", ()):  # which need no reassembly; see `runs.worker.Inferred`
+            yield "reassemble", int(unit)
         for unit in units:
             yield stage, unit
 
@@ -314,6 +319,8 @@ class Tally:
         if not units:
             raise ValueError("it is an attempt at nothing")
         worker = self._worker(fields)
+        if stage in self.maps:
+            self.maps[stage].add_attempt(units)
         for sums in self._both(stage, worker, began):
             sums.attempts += 1
             sums.lost_seconds += seconds

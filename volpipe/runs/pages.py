@@ -12,6 +12,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,12 +20,13 @@ from volpipe.blockwise.failures import Missing, last_line
 from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.errors import RunError, VolpipeError
 from volpipe.inference.output_plan import OutputPlan, Source
+from volpipe.reporting.block_map import BlockMap
 from volpipe.reporting.page import REPORT, Draft, Facts, Item, Note, Page, Section, Sheet, sections_of
 from volpipe.reporting.tally import Tally
 from volpipe.reporting.tasks import StageState, damage_note, moment, slowest_sheet, task_sections
 from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Driver, find_driver
-from volpipe.runs.provenance import read_provenance, sessions_of, settings_of
+from volpipe.runs.provenance import METADATA_NAMES, read_provenance, sessions_of, settings_of
 from volpipe.runs.run_folder import RunFolder
 from volpipe.units import bounded, brief, count, in_nm, shape, size
 from volpipe.volumes.storage import paths
@@ -55,16 +57,17 @@ class Taken:
     @classmethod
     def read(
         cls, folder: RunFolder, schedule: Schedule, journals: Sequence[Path], tally: Tally | None = None,
-        prefix: str = "",
+        prefix: str = "", maps: Mapping[str, BlockMap] | None = None,
     ) -> Taken:  # fmt: skip
         """Return what `journals` say, the last of which is of the stages of `schedule`; damage is passed by.
 
         Args:
             schedule: of which nothing is done; it is changed.
             tally: which is added to, with `prefix` before the names of stages; a new one where it is not given.
+            maps: of blocks, which a new one adds to.
         """
         sites = session_facts(folder)
-        tally = Tally([began for _, began in sites]) if tally is None else tally
+        tally = Tally([began for _, began in sites], maps or {}) if tally is None else tally
         for journal in journals[:-1]:
             tally.read(journal, prefix)
         schedule.resume(_known(schedule, tally.units(journals[-1], prefix)))
@@ -236,7 +239,11 @@ def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is
         ),
         ("read", bytes_of(planned.read_bytes), size(total.read_bytes)),
         ("written, scratch included", bytes_of(planned.written_bytes), size(total.written_bytes)),
-        ("output", bytes_of(planned.output_bytes), "not counted" if on_disk is None else size(on_disk[0])),
+        (
+            "output, without metadata",
+            bytes_of(planned.output_bytes),
+            "not counted" if on_disk is None else size(on_disk[0]),
+        ),
         ("files of the output", files, "not counted" if on_disk is None else f"{on_disk[1]:,}"),
         ("scratch at its highest", bytes_of(planned.scratch_bytes), size(tally.most_scratch_bytes)),
         ("memory of a worker", bytes_of(planned.memory_bytes, True), size(total.peak_bytes)),
@@ -256,18 +263,20 @@ def _time(seconds: float | None) -> str:
 
 
 def disk_use(out: str) -> tuple[int, int] | None:
-    """Return bytes and files of an output on this machine's disks; None of a remote one, or one of too many files."""
+    """Return bytes of voxels and number of files of an output on this machine's disks.
+
+    None of a remote one, or of one with too many files to look at.
+    """
     place = paths.locate(out)
     if not isinstance(place, Path):
         return None
     num_bytes, num_files, end = 0, 0, time.monotonic() + COUNT_SECONDS
     for folder, _, names in os.walk(place):
         for name in names:
-            try:
-                num_bytes += (Path(folder) / name).stat().st_size
-            except OSError:  # it is being replaced
-                continue
             num_files += 1
+            if name not in METADATA_NAMES:
+                with suppress(OSError):  # it is being replaced
+                    num_bytes += (Path(folder) / name).stat().st_size
         if time.monotonic() > end:
             return None
     return num_bytes, num_files

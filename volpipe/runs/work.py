@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -25,10 +26,13 @@ from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import remove_leftovers
 from volpipe.inference.output_plan import OutputPlan
-from volpipe.reporting.page import REPORT, Draft, Item, Page, reason_of
+from volpipe.reporting.block_map import BlockMap, slowest_maps
+from volpipe.reporting.comparison import Subject, slices_of
+from volpipe.reporting.overview import main_picture, overview_of, small_picture
+from volpipe.reporting.page import REPORT, Draft, Item, Note, Page, Picture, reason_of
 from volpipe.reporting.render import write_page
 from volpipe.reporting.tally import Tally
 from volpipe.runs.pages import (
@@ -46,7 +50,16 @@ from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.verify import Recomputed, Shard, Verdict, check_files, check_present, metadata_of, written
+from volpipe.runs.verify import (
+    Recomputed,
+    Shard,
+    Verdict,
+    check_files,
+    check_present,
+    has_lost_files,
+    metadata_of,
+    written,
+)
 from volpipe.volumes.identity import Identity, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
@@ -123,10 +136,6 @@ class HeldWork(ABC, Generic[R]):
         """The folder, or the output."""
         return str(self.folder.path)
 
-    def pictures(self) -> Sequence[Draft]:
-        """Return the pictures and charts of voxels for the report, each to be made on its own."""
-        return ()
-
     @abstractmethod
     def claim(self) -> None:
         """Make sure that folder and output are this work's to write, emptied if the user asked for a fresh start.
@@ -202,6 +211,14 @@ class FolderWork(HeldWork[R]):
     def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
         self.readers, self.was_begun = list[Feed](), False
+
+    def grids(self) -> Mapping[str, Grid]:
+        """Return the stages whose units are the cells of a grid, for the map of blocks."""
+        return {}
+
+    def voxel_pictures(self, schedule: Schedule) -> Sequence[Draft]:
+        """Return the pictures of voxels; `schedule` has what is done and what is missing."""
+        return ()
 
     @property
     def needs_all(self) -> bool:
@@ -308,16 +325,18 @@ class FolderWork(HeldWork[R]):
         """Whether all is done, as far as the journal says, which was read already."""
         return taken.schedule.is_complete
 
-    def taken(self, tally: Tally | None = None, prefix: str = "") -> Taken:
+    def taken(self, tally: Tally | None = None, prefix: str = "", maps: Mapping[str, BlockMap] | None = None) -> Taken:
         """Return what the journals say for a report; arguments as of `Taken.read`."""
-        return Taken.read(self.folder, self.schedule(), [*self.earlier_journals, self.journal], tally, prefix)
+        return Taken.read(self.folder, self.schedule(), [*self.earlier_journals, self.journal], tally, prefix, maps)
 
     def page(self, *, with_pictures: bool = True) -> Page:
         """Return the report of the work; see `HeldWork`."""
-        taken = self.taken()
+        maps = {stage: BlockMap(stage, grid) for stage, grid in self.grids().items()}
+        taken = self.taken(maps=maps)
         is_complete = self.is_all(taken)
         parts = self.parts(taken, is_complete=is_complete)
-        pictures = self.pictures() if with_pictures else ()
+        blocks = Draft("Map of blocks", lambda: [*slowest_maps(maps, taken.schedule)], "Blocks")
+        pictures = [*self.voxel_pictures(taken.schedule), blocks] if with_pictures else ()
         return page_of(self.folder, taken, replace(parts, pictures=pictures), is_complete=is_complete)
 
     def phase(self, session: WorkSession, schedule: Schedule, submit: Submit, **options: Any) -> Phase:  # Any: of Phase
@@ -390,6 +409,57 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def due(self, level: int) -> np.ndarray | None:
         """Return a flag for each shard of `level`, whether it is written in the end; None where all are."""
         return None
+
+    @abstractmethod
+    def subject(self, schedule: Schedule) -> Subject | None:
+        """Return output and input for pictures, with what `schedule` says is missing; None before it is known."""
+
+    def main_picture(self, title: str) -> Picture | None:
+        """Return a slice of the whole output, as far as it is written; None before there is one."""
+        subject = self._checked_subject(self.taken().schedule)
+        return None if subject is None else main_picture(subject, title)
+
+    def _checked_subject(self, schedule: Schedule) -> Subject | None:
+        """Return the subject, which knows what was written and is gone."""
+        subject, files = self.subject(schedule), self.folder.journal
+        if subject is None or not files.is_file() or files.stat().st_size > QUICK_BYTES:
+            return subject
+        sums = cache(self._written)
+
+        def is_lost(level: int, number: int) -> bool:
+            return has_lost_files(self.plan.out, self._shard(level, number, sums().get((level, number), "")))
+
+        return replace(subject, is_lost=is_lost)
+
+    def _written(self) -> dict[tuple[int, int], str]:
+        """Return the checksums of shards; none where the journal is damaged, which its tally says."""
+        try:
+            return written(self.folder, self.kinds)
+        except RunError:
+            return {}
+
+    def _shard(self, level: int, number: int, sums: str) -> Shard:
+        box = self.plan.shards(level).box(number)
+        return Shard(level, box, self.stored_box(box), sums)
+
+    def thumbnail(self, edge: int) -> tuple[bytes, str] | None:
+        """Return a small slice of the whole output, which is complete, and its media type; None where there is none."""
+        subject = self.subject(self.schedule())
+        if subject is None:
+            return None
+        return small_picture(replace(subject, is_missing=lambda level, shard: False), edge)
+
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
+        """Return slices of input and output; see `FolderWork`."""
+
+        def drawn(draw: Callable[[Subject], Sequence[Item]]) -> Sequence[Item]:
+            subject = self._checked_subject(schedule)
+            return draw(subject) if subject is not None else [Note("Nothing is computed yet.")]
+
+        return [
+            Draft("Slices", lambda: drawn(slices_of), "Slices"),
+            Draft("Overview", lambda: drawn(overview_of), "Overview"),
+        ]
 
     @abstractmethod
     def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:

@@ -26,13 +26,17 @@ from volpipe.blockwise.feed import Feed, fed
 from volpipe.blockwise.journal import Journal, Kinds, Record, read_results
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Stage
+from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation.limits import check_access, check_apart
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import check_output, create_output
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.reporting.comparison import Subject
+from volpipe.reporting.histogram import sizes_chart
+from volpipe.reporting.page import Draft, Item, Note
+from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.planned import Planned
 from volpipe.runs.provenance import is_sealed, seal, stored_offsets
 from volpipe.runs.report import WorkReport
@@ -202,6 +206,28 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         if (result := objects_of(self.folder)) is None:
             return ""
         return f"{result.num_objects:,} objects; what each is, is in {self.folder.path / TABLE}"
+
+    def grids(self) -> dict[str, Grid]:
+        """Return the blocks; see `FolderWork`."""
+        return dict.fromkeys(("pieces", "edges", "paint"), self.plan.blocks)
+
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
+        """Return the sizes of objects as well; see `OutputWork`."""
+        return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._sizes, "Objects")]
+
+    def subject(self, schedule: Schedule) -> Subject | None:
+        """Return the labels and their input for pictures; see `OutputWork`."""
+        assert isinstance(schedule, SegmentSchedule)
+        at = middle_of_done(self.plan.blocks, schedule.paint.done)
+        return Subject(self.plan, self.plan.box, at, is_alike=False, is_missing=schedule.is_missing)
+
+    def _sizes(self) -> list[Item]:
+        objects = objects_of(self.folder)
+        if objects is None:
+            return [Note("The objects are not known yet.")]
+        if not objects.num_objects:
+            return [Note("There are no objects.", "warning")]
+        return [sizes_chart(self.folder.path / TABLE, objects.num_objects)]
 
     def facts(self) -> dict[str, str]:
         """Return how objects are found, and in which blocks."""

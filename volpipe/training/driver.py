@@ -33,7 +33,7 @@ from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.toml import Section
 from volpipe.recipes.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe, check_same
-from volpipe.reporting.page import REPORT, Page
+from volpipe.reporting.page import REPORT, Draft, Page
 from volpipe.runs.presence import FILE as NOTE_FILE
 from volpipe.runs.presence import Presence, StageNote
 from volpipe.runs.run_folder import RunFolder
@@ -42,6 +42,7 @@ from volpipe.tables import html_facts
 from volpipe.training.data.volumes import check_data
 from volpipe.training.logs import last_step
 from volpipe.training.pages import training_page
+from volpipe.training.pictures import curves, held_out_pictures
 from volpipe.training.rank_info import ABANDONED, RankInfo
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training
 from volpipe.volumes.storage.paths import shown
@@ -211,6 +212,14 @@ class TrainingWork(LearningWork[TrainingResult]):
         stopped = not is_complete(folder, recipe)
         log.info("%s after step %d", "stopped, as was asked," if stopped else "done", newest_step(folder))
         return TrainingResult(folder / WEIGHTS, newest_step(folder), was_stopped=stopped)
+
+    def pictures(self) -> Sequence[Draft]:
+        """Return losses and scores over the steps, and predictions of held-out windows, for its report."""
+        folder, recipe = self.folder.path, self.training.recipe
+        return [
+            Draft("Losses and scores", lambda: [*curves(folder)], "Losses and scores"),
+            Draft("Held-out windows", lambda: [*held_out_pictures(folder, recipe)], "Held-out windows"),
+        ]
 
     def trained(self, session: str, tell: OnStep = lambda step: None) -> Steps[None]:
         """Take the steps that are left, unless a file "stop" ends them before.

@@ -313,7 +313,7 @@ class BatchWork(HeldWork[BatchReport]):
 
     def page(self, *, with_pictures: bool = True) -> Page:
         """Return the report of all datasets; see `HeldWork`."""
-        return batch_page(self.folder, self.pictures() if with_pictures else ())
+        return batch_page(self.folder, with_pictures=with_pictures)
 
     def claim(self) -> None:
         """Write the table, as it is before anything runs."""

@@ -32,7 +32,7 @@ from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.estimate import Estimate
 from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated, forecast_run
 from volpipe.estimation.limits import check_access, check_apart
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
 from volpipe.inference.output import check_name, check_output, create_output, stored_box, write_displays
 from volpipe.inference.plan import Plan, check_thickness, make_plan
@@ -42,6 +42,9 @@ from volpipe.inference.selection import Selection
 from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
+from volpipe.reporting.comparison import Subject
+from volpipe.reporting.page import Draft, Item, Note
+from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import measured, scan_stage, scanned
@@ -49,7 +52,7 @@ from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, sea
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.seams import Score, seam_scores
+from volpipe.runs.seams import Score, profile_items, seam_scores
 from volpipe.runs.verify import Recomputed, Shard, recompute
 from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkSession
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
@@ -230,6 +233,37 @@ class RunWork(OutputWork[Plan, Report]):
             "net, input, packages and device are as they were; the files changed after the run (see above), "
             "or the net gives other numbers each time",
         )
+
+    def grids(self) -> dict[str, Grid]:
+        """Return the blocks of the scan, or those of the run; see `FolderWork`."""
+        selection = self._selection()
+        if selection is None:
+            return {"scan": self.plan.blocks}
+        stages = ("factor", "infer") if self.plan.mode == "stored" else ("infer",)
+        return dict.fromkeys(stages, self.plan.blocks)
+
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
+        """Return profiles across the faces of windows as well; see `OutputWork`."""
+        return [*super().voxel_pictures(schedule), Draft("Seams", lambda: self._seams(schedule), "Seams")]
+
+    def _seams(self, schedule: Schedule) -> Sequence[Item]:
+        selection = self._selection()
+        if selection is None or not schedule.is_complete:
+            return [Note("Seams are looked for once the output is complete.")]
+        return profile_items(selection)
+
+    def subject(self, schedule: Schedule) -> Subject | None:
+        """Return the output and its input for pictures; see `OutputWork`."""
+        plan = self.plan
+        if not isinstance(schedule, RunSchedule):
+            return None
+        middle = middle_of_done(plan.blocks, schedule.infer.done)
+        at = zip(middle, plan.roi_box.start, plan.roi_box.stop, strict=True)
+        return Subject(
+            plan, plan.roi_box, tuple(min(max(m, a), b - 1) for m, a, b in at), plan.net.scale,
+            is_alike=plan.intensity == "same" and plan.num_channels == plan.source.num_channels == 1,
+            is_missing=schedule.is_missing,
+        )  # fmt: skip
 
     def _selected(self) -> Selection:
         selection = self._selection()

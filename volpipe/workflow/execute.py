@@ -154,7 +154,7 @@ class FlowWork(HeldWork[FlowReport]):
 
     def page(self, *, with_pictures: bool = True) -> Page:
         """Return the report of all stages; see `HeldWork`."""
-        return flow_page(self.folder, str(self.plan.out), self.pictures() if with_pictures else ())
+        return flow_page(self.folder, str(self.plan.out), with_pictures=with_pictures)
 
     def held_steps(self, name: str, presence: Presence) -> Steps[FlowReport]:
         """Do what is not done yet, and return how that ended; see `HeldWork`."""

@@ -6,7 +6,7 @@ Not here: the page of one run, segmentation or evaluation (runs.pages), or of tr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +51,9 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json
 from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
 from volpipe.workflow.entries import FLOW_FILE, Entry, find_entries, find_work, is_done
+from volpipe.workflow.pictures import stage_pictures, thumbnails
 
+NO_IMAGE = b"", ""
 MOST_BYTES = 64 << 20  # of journals of a batch that are read for its report
 
 
@@ -67,8 +69,8 @@ class _StagePart:
     problem: str = ""
 
 
-def flow_page(folder: RunFolder, out: str, pictures: Sequence[Draft] = ()) -> Page:
-    """Return the report of the flow whose folder this is, with a link to that of each stage.
+def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Page:
+    """Return the report of the flow whose folder this is, with a link to that of each stage, and its picture.
 
     Raises:
         RunError: the folder has no stages, or what it has is damaged.
@@ -97,6 +99,7 @@ def flow_page(folder: RunFolder, out: str, pictures: Sequence[Draft] = ()) -> Pa
         if part.taken is not None
         for name, state in part.taken.stages.items()
     }
+    pictures = stage_pictures(entries) if with_pictures else ()
     sections = _sections(folder, tally, summary, pictures, stages, parts)
     line = " ".join(filter(None, (f"A recipe of {count(len(parts), 'stage')}.", stand.sentence)))
     return Page(Path(out).name, stand.state, sections, stand.is_well, line)
@@ -164,15 +167,15 @@ def _stage_sheet(folder: Path, parts: Sequence[_StagePart]) -> Sheet:
     return filled(Sheet("Stages", names, rows, caption))
 
 
-def _link(folder: Path, other: Path, text: str) -> object:
-    """Return a link from the report in `folder` to that in `other`, a text where there is none."""
+def _link(folder: Path, other: Path, text: str, image: tuple[bytes, str] = NO_IMAGE) -> object:
+    """Return a link from the report in `folder` to that in `other`, with an image; a text where there is none."""
     if not (other / REPORT).is_file():
         return text
-    return Link(text, os.path.relpath(other / REPORT, folder).replace(os.sep, "/"))
+    return Link(text, os.path.relpath(other / REPORT, folder).replace(os.sep, "/"), *image)
 
 
-def batch_page(folder: RunFolder, pictures: Sequence[Draft] = ()) -> Page:
-    """Return the report of the batch whose folder this is, with a link to that of each dataset.
+def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
+    """Return the report of the batch whose folder this is, with a link to that of each dataset, and its thumbnail.
 
     Raises:
         RunError: there is no batch, or its table is damaged.
@@ -191,8 +194,8 @@ def batch_page(folder: RunFolder, pictures: Sequence[Draft] = ()) -> Page:
     summary: list[Item] = [Facts("", facts)]
     if num_read < len(rows):
         summary.append(Note(f"Timeline and tables of tasks are of the first {num_read:,} datasets: all are too many."))
-    datasets = Section("Datasets", [dataset_sheet(folder.path, rows)])
-    first, *others = _sections(folder, tally, summary, pictures)
+    datasets = Section("Datasets", [dataset_sheet(folder.path, rows, thumbnails(rows) if with_pictures else {})])
+    first, *others = _sections(folder, tally, summary, ())
     line = " ".join(filter(None, (f"A batch of {count(len(rows), 'dataset')}.", stand.sentence)))
     return Page(folder.path.name, stand.state, [first, datasets, *others], stand.is_well, line)
 
@@ -227,19 +230,23 @@ def _journals_of(row: DatasetRow) -> Iterator[Path]:
     yield from [RunFolder.find(row.out).journal] if entries is None else [entry.run.journal for entry in entries]
 
 
-def dataset_sheet(folder: Path, rows: Sequence[DatasetRow]) -> Sheet:
-    """Return a line for each dataset, with a link to its report."""
+def dataset_sheet(folder: Path, rows: Sequence[DatasetRow], images: Mapping[int, tuple[bytes, str]]) -> Sheet:
+    """Return a line for each dataset, with a link to its report, and above that its image, where it has one."""
     lines = [
-        (_link(folder, _folder_of(row), _short(row.volume)), row.ended, _duration(row.wall_seconds),
+        (_link(folder, _folder_of(row), _short(row.volume), images.get(number, NO_IMAGE)), row.ended,
+         _duration(row.wall_seconds),
          brief(row.cpu_seconds) if row.cpu_seconds else "", "×".join(map(str, row.shape)), row.num_blocks,
          bounded(row.output_bytes, row.is_measured), size(row.read_bytes), size(row.written_bytes), row.missing or "",
          ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()), row.recipe, row.out,
          row.reason or row.why)
-        for row in rows
+        for number, row in enumerate(rows)
     ]  # fmt: skip
     names = ("dataset", "ended", "time", "CPU time", "voxels z,y,x", "blocks", "output planned", "read", "written",
              "missing", "seams", "recipe", "output", "reason")  # fmt: skip
-    caption = "A name leads to the dataset's own report. Read and written are of all its sessions."
+    caption = (
+        "A name leads to the dataset's own report; its picture is a slice of the whole output. Read and written are "
+        "of all its sessions."
+    )
     order = [0, 1, 13, 2, 9, *range(3, 9), 10, 11, 12]  # why a dataset failed and what is missing before the rest
     return filled(Sheet("", [names[i] for i in order], [[line[i] for i in order] for line in lines], caption))
 

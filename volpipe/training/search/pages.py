@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from volpipe.recipes.training import LOSSES
-from volpipe.reporting.page import REPORT, Draft, Facts, Item, Link, Note, Page, Section, Sheet, sections_of
+from volpipe.reporting.page import REPORT, Facts, Item, Link, Note, Page, Section, Sheet, sections_of
 from volpipe.reporting.tally import Tally
 from volpipe.reporting.tasks import damage_note, task_sections
 from volpipe.runs.pages import command_facts, log_notes, standing, times_facts
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.driver import newest_step
+from volpipe.training.search.pictures import trial_pictures
 from volpipe.training.task import Training
 from volpipe.units import brief, count
 
@@ -25,7 +26,7 @@ FIXED = ("trial", "steps", "loss", "score", "seconds", "state", "reason")
 MOST_JOURNALS = 200  # of trials whose tasks are shown together
 
 
-def trials_page(folder: RunFolder, pictures: Sequence[Draft] = ()) -> Page:
+def trials_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     """Return the report of the trials in `folder`, while they are trained as well."""
     path = folder.path
     rows = _rows(path)
@@ -45,7 +46,7 @@ def trials_page(folder: RunFolder, pictures: Sequence[Draft] = ()) -> Page:
     sections = [
         Section("Summary", [Facts("", facts), *([damage] if damage else [])]),
         Section("Trials", table),
-        *sections_of(pictures),
+        *sections_of(trial_pictures(path) if with_pictures else ()),
         *task_sections(tally),
         *([Section("Warnings in the log", warnings)] if warnings else []),
     ]

@@ -190,7 +190,7 @@ class TrialsWork(LearningWork[list[TrialResult]]):
 
     def page(self, *, with_pictures: bool = True) -> Page:
         """Return the report of the trials; see `HeldWork`."""
-        return trials_page(self.folder, self.pictures() if with_pictures else ())
+        return trials_page(self.folder, with_pictures=with_pictures)
 
     @abstractmethod
     def keep(self, result: TrialResult) -> None:
