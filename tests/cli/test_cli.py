@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from command import IDENTITY, THREADS, Give, begin, finish, giver, set_each
 from conftest import ROOT
+from rich.progress import Progress as Bar
 from volumes import fingerprint, noise, windowed, write_volume
 
 import volpipe
@@ -24,6 +25,7 @@ from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
 from volpipe.display import progress as display
+from volpipe.display.console import Bars, columns
 from volpipe.display.progress import Rate, progress_line
 from volpipe.estimation import calibrate
 from volpipe.estimation.limits import Limits
@@ -451,6 +453,20 @@ def test_a_plain_line_has_stages_speed_and_time_left() -> None:
     progress.running["infer"], progress.parts, progress.seconds_left = 1, {"infer": 1.0}, 17.5
     line = progress_line(progress, rate)
     assert line == "15.0 s: infer 5/12, 50% of the windows; 1 task in flight, 0.50 Mvoxel/s, 17.5 s left"
+
+
+def test_bars_of_seconds_and_of_things_are_in_english() -> None:
+    shown = Bars(Bar(disable=True))
+    shown.show_seconds("trying blocks", 3.2, 20.0)
+    shown.show("convert", 1, 2, "box")
+    shown.show_seconds("trying blocks", 25.0, 20.0)
+    texts = [task.fields["count"] for task in shown.progress.tasks]
+    assert texts == ["20 of 20 s", "1 of 2 boxes"]
+
+
+def test_a_table_without_columns_of_text_has_none() -> None:
+    assert [column.justify for column in columns("a", "b", left=()).columns] == ["right", "right"]
+    assert [column.justify for column in columns("a", "b").columns] == ["left", "right"]
 
 
 def test_before_the_first_task_is_back_no_time_left_is_told() -> None:
