@@ -21,10 +21,20 @@ import typer
 import volpipe
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.cli import batch, data, evaluate, k8s, net, outputs, search, segment, shipped, train, viewer, workflow
-from volpipe.cli.options import Grouped, Parents, RecipeFile, SameInput, Settings, Site, Strict, Tolerate, Trust
+from volpipe.cli.options import (
+    Grouped,
+    Parents,
+    RecipeFile,
+    SameInput,
+    Settings,
+    Site,
+    Strict,
+    Tolerate,
+    Trust,
+    seconds,
+)
 from volpipe.cli.slurm import slurm
 from volpipe.display.console import (
-    AT_WORK,
     DONE,
     INCOMPLETE,
     REFUSED,
@@ -259,7 +269,7 @@ def _print_details(found: Forecast) -> None:
     out.print(alternatives_table(found.alternatives()))
 
 
-@app.command()
+@app.command(cls=outputs.Watchable)
 def status(
     output: Annotated[
         str,
@@ -268,15 +278,24 @@ def status(
         ),
     ],
     every: Annotated[bool, typer.Option("--all", help="List all boxes that failed, not the first of them.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-) -> None:
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead; with --watch one a line at each look.")
+    ] = False,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            metavar="[SECONDS]", parser=seconds,
+            help="Show it until the work ends, looking every so many seconds; it writes nothing, and stops nothing.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
     """Print how far a run, its stages, labels, a training or a batch is, who is at work on it, and what failed."""
-    found = volpipe.status(output)
+    found = volpipe.status(output) if watch is None else outputs.watched(output, watch or None, as_json=as_json)
     if as_json:
-        out.print(json.dumps(found.to_json(), indent=1), markup=False)
+        out.print(json.dumps(found.to_json(), indent=1 if watch is None else None), markup=False)
     else:
         outputs.show_status(found, None if every else MOST_ROWS)
-    raise typer.Exit({"complete": DONE, "running": AT_WORK}.get(found.state, INCOMPLETE))
+    raise typer.Exit(outputs.code_of(found))
 
 
 def version(wanted: bool) -> None:

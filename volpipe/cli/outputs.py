@@ -5,19 +5,26 @@ Not here: the comparing, or what outputs say of themselves (api.outputs). Exit c
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperCommand
 
 import volpipe as vp
+from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.cli.options import Parents, whole
 from volpipe.display.batches import MOST_DATASETS, result_table
-from volpipe.display.console import check_target, out
+from volpipe.display.console import AT_WORK, DONE, INCOMPLETE, check_target, err, out
 from volpipe.display.reports import driver_line, missing_table, standing_table
+from volpipe.display.watching import follow
 from volpipe.errors import RunError
 
 if TYPE_CHECKING:
+    from typer._click import Context  # typer's own copy of click, which has no other name
+
     from volpipe.runs.verify import Recomputed, Verdict
     from volpipe.workflow.status import Status
 
@@ -81,6 +88,37 @@ def reproduce(
     typer.echo(again.command_with(recipe_out))
 
 
+class Watchable(TyperCommand):
+    """A command whose option --watch may stand without its value."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Give --watch the value 0 where what follows it is no number."""
+        for place in reversed([n for n, argument in enumerate(args) if argument == "--watch"]):
+            following = args[place + 1] if place + 1 < len(args) else ""
+            if not re.fullmatch(r"-?[\d.]+(e-?\d+)?|-?inf|nan", following):
+                args = [*args[: place + 1], "0", *args[place + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+def watched(output: str, seconds: float | None, *, as_json: bool) -> Status:
+    """Show the work on `output` until it ends, and return its status then."""
+    from volpipe.workflow.status import Observer
+
+    def print_line(status: Status) -> None:
+        typer.echo(json.dumps(status.to_json()))
+
+    try:
+        return follow(Observer(output).look, out, seconds, print_line if as_json else None)
+    except KeyboardInterrupt:
+        err.print("volpipe: stopped watching; the work goes on", markup=False)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def code_of(status: Status) -> int:
+    """Return the exit code for `status`."""
+    return {"complete": DONE, "running": AT_WORK}.get(status.state, INCOMPLETE)
+
+
 def show_status(status: Status, most: int | None) -> None:
     """Print `status`, with no more than `most` of the boxes that failed; None prints all."""
     if status.datasets:
@@ -103,4 +141,6 @@ def status_line(status: Status) -> str:
         return f"{status.output}: complete" + (f", {status.remark}" if status.remark else "")
     if status.remark and status.state != "running":
         return f"{status.output}: not complete; {status.remark}"
-    return driver_line(status.output, status.driver, status.is_complete, len(status.missing))
+    return driver_line(
+        status.output, status.driver, status.is_complete, len(status.missing), seconds_left=status.seconds_left
+    )
