@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from volpipe.blockwise.journal import KEYS, Journal, Kinds, Record, read_records, read_results
+from volpipe.blockwise.journal import KEYS, Attempt, Journal, Kinds, Record, read_records, read_results
 from volpipe.blockwise.usage import Usage
 from volpipe.errors import RunError
 from volpipe.runs import run_folder, worker
@@ -34,7 +34,7 @@ class Sums:
 
 
 KINDS = (Sums,)
-USAGE = Usage(1.5, 2.5, 3.5, 4, 5, 6, -7, "cpu", 0.25, 7, "host", 8)
+USAGE = Usage(1.5, 2.5, 3.5, 4, 5, 6, -7, "cpu", 0.25, 7, "host", 8, 0.5, 97.5, 9)
 FULL = Record(
     "infer", (3, 4), ((5, "ValueError: no"),), Sums(Fraction(1, 3), {255: 2}, ((0, 3, "0123abcd"),)), USAGE
 )  # fmt: skip
@@ -63,7 +63,7 @@ def test_a_result_names_units_of_other_stages_that_its_task_finished() -> None:
     assert list(Record("factor", (1,)).units) == [("factor", 1)]
 
 
-@pytest.mark.parametrize("kinds", [worker.RESULTS, tasks.RESULTS, run_folder.NOTES])
+@pytest.mark.parametrize("kinds", [worker.RESULTS, tasks.RESULTS, run_folder.NOTES, (Attempt,)])
 def test_no_two_parts_of_a_line_have_one_name(kinds: Kinds) -> None:
     taken = KEYS | {"result"} | {field.name for field in fields(Usage)}
     assert len({kind.__name__ for kind in kinds}) == len(kinds)

@@ -22,7 +22,7 @@ from plans import planned, volume
 
 from volpipe.blockwise import loop as loop_module
 from volpipe.blockwise.interrupts import INTERRUPTS, Interrupts
-from volpipe.blockwise.journal import Journal, Record, read_records
+from volpipe.blockwise.journal import Attempt, Journal, Record, read_records
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.phase import LARGEST_BUNDLE, RETRIES, Phase, Progress
 from volpipe.blockwise.stage import Schedule, Stage
@@ -108,9 +108,8 @@ class Flaky:
         self.attempts.update(units)
         failed = [unit for unit in units if self.attempts[unit] <= self.failures.get(unit, 0)]
         reasons = tuple((unit, f"Traceback\nValueError: unit {unit} is bad") for unit in failed)
-        return Record(
-            stage, tuple(u for u in units if u not in failed), reasons, usage=Usage(seconds=0.001 * len(units))
-        )
+        usage = Usage(started=1.0, seconds=0.001 * len(units))
+        return Record(stage, tuple(unit for unit in units if unit not in failed), reasons, usage=usage)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 7])
@@ -154,6 +153,44 @@ def test_what_fails_for_good_is_set_aside_with_its_reason_and_harms_no_other(tmp
         assert [len(units) for _, units in workers.tasks if bad in units][1:] == [1] * RETRIES
     marked = [unit for record in read_records(tmp_path / "journal", ()) for unit in record.done]
     assert sorted(marked) == [unit for unit in range(500) if unit not in (7, 300)]
+
+
+def test_each_attempt_that_failed_is_in_the_journal(tmp_path: Path) -> None:
+    workers = Workers(Flaky({3: 2, 7: 99}))
+    with Journal(tmp_path / "journal", ()) as journal:
+        loop_over(Stage("work", 50), workers, journal=journal)[0].run()
+        attempts = list(journal.results(Attempt))
+        records = list(journal.records())
+    assert [a.number for a in attempts if 3 in a.units] == [1, 2]
+    assert [a.number for a in attempts if 7 in a.units] == [1, 2, 3]
+    assert {a.reason for a in attempts if a.units == (7,)} == {"ValueError: unit 7 is bad"}
+    failed = [record for record in records if isinstance(record.result, Attempt)]
+    assert not any(record.done or record.failed for record in failed)
+    # What a task took stands once, in the line of its units that came through where there are any.
+    tried = sum(len(units) for _, units in workers.tasks)
+    assert sum(record.usage.seconds for record in records) == pytest.approx(0.001 * tried)
+
+
+def test_the_attempt_of_a_lost_worker_says_when_it_was_sent_and_for_how_long_it_was_gone(tmp_path: Path) -> None:
+    began = time.time()
+    with Journal(tmp_path / "journal", ()) as journal:
+        loop_over(Stage("work", 5), Workers(Losing(WorkerLost, 1)), journal=journal)[0].run()
+        lost = [record for record in journal.records() if isinstance(record.result, Attempt)]
+    assert sorted(unit for record in lost for unit in record.result.units) == list(range(5))
+    for record in lost:
+        assert began <= record.usage.started <= record.usage.started + record.usage.seconds <= time.time()
+        assert record.result.reason == "WorkerLost: gone"
+
+
+def test_the_journal_says_how_long_a_task_waited_for_a_worker(tmp_path: Path) -> None:
+    def late(stage: str, units: Sequence[int]) -> Record[Any]:
+        return Record(stage, tuple(units), usage=Usage(started=time.time() + 100 if units[0] else 1.0, seconds=0.001))
+
+    with Journal(tmp_path / "journal", ()) as journal:
+        loop_over(Stage("work", 2), Workers(late), journal=journal)[0].run()
+        waited = {record.done[0]: record.usage.queued_seconds for record in journal.records()}
+    assert waited[0] == 0.0  # a clock that is behind
+    assert waited[1] == pytest.approx(100, abs=10)
 
 
 @pytest.mark.parametrize("size", [1, 2, 1000])

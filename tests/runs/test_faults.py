@@ -151,12 +151,17 @@ def test_what_all_blocks_need_is_not_guessed_from_the_others(
     tmp_path: Path, give: Give, settings: tuple[str, ...]
 ) -> None:
     file = chunk_file(tmp_path)
+    whole = file.read_bytes()
     file.write_bytes(b"")
     ended = run(give, (*CROP, *settings))
     assert ended.code == 1
     assert "; mend the volume" in ended.err.splitlines()[-1]
     assert str(file) in ended.err.splitlines()[-1]
     assert not (tmp_path / "out.zarr").exists()
+    file.write_bytes(whole)
+    assert run(give, (*CROP, *settings)).code == 0
+    assert run(give, (*CROP, *settings), out="undisturbed.zarr").code == 0
+    assert np.array_equal(voxels(tmp_path), voxels(tmp_path, "undisturbed.zarr"))
 
 
 def test_only_a_box_is_computed_and_the_rest_later_to_the_same_bytes(tmp_path: Path, give: Give) -> None:

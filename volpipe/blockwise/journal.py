@@ -73,7 +73,7 @@ class Record(Generic[R_co]):
             raise ValueError("it is no JSON object")
         result: object = None
         if (name := fields.pop("result", None)) is not None:
-            kind = next((kind for kind in kinds if kind.__name__ == name), None)
+            kind = next((kind for kind in (*kinds, Attempt) if kind.__name__ == name), None)
             if kind is None:
                 raise ValueError(f"its result is {name}")
             result = _take(kind, fields)
@@ -81,6 +81,24 @@ class Record(Generic[R_co]):
         if not fields.keys() <= KEYS:
             raise ValueError(f"it has {', '.join(sorted(fields.keys() - KEYS))}")
         return _validate(cls, fields | {"result": result, "usage": usage})
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Result of a task that failed, whether its units are tried again or not; every journal may hold it.
+
+    The usage beside it is the task's; where a worker was lost, from sending to loss. Of a task that other units came
+    through, which have a line of their own, it says where and when alone.
+
+    Attributes:
+        units: that failed.
+        reason: of the first of them, a line.
+        number: of the attempt, counted from 1, for that one.
+    """
+
+    units: tuple[int, ...]
+    reason: str
+    number: int
 
 
 def _changed_fields(value: Any) -> dict[str, object]:  # Any: a dataclass

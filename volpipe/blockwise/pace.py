@@ -151,13 +151,14 @@ class Flights:
         under_way = sum(task.began is not None for task in tasks.values())
         tasks[stage, unit] = _Flight(num_units, now, now if under_way < self.slots[label] else None)
 
-    def remove(self, label: str, stage: str, unit: int, now: float) -> None:
-        """Take note of a task that came back; one that waited begins."""
+    def remove(self, label: str, stage: str, unit: int, now: float) -> float:
+        """Take note of a task that came back, and return when it was sent; one that waited begins."""
         tasks = self._tasks[label]
-        del tasks[stage, unit]
+        sent = tasks.pop((stage, unit)).sent
         waiting = next((task for task in tasks.values() if task.began is None), None)
         if waiting is not None and sum(task.began is not None for task in tasks.values()) < self.slots[label]:
             waiting.began = now
+        return sent
 
     def parts(
         self, now: float, first_task: float, seconds_per_unit: Mapping[str, float], beats: Mapping[int, Beat]

@@ -13,17 +13,20 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from volpipe.blockwise.failures import failure_kind, last_line, message_of
 from volpipe.blockwise.heartbeat import Beat, read_beats
-from volpipe.blockwise.journal import Journal, Record, Totals
+from volpipe.blockwise.journal import Attempt, Journal, Record, Totals
 from volpipe.blockwise.pace import Flights, Pace, Prospect, Reading
 from volpipe.blockwise.pool import Submit
 from volpipe.blockwise.stage import LARGEST_BUNDLE, Schedule, Stage, bundle_size
+from volpipe.blockwise.usage import Usage
 from volpipe.errors import ManagerLost, RunStopped, WorkerLost
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 RETRIES = 2  # what a unit's failures may cost together; one that costs more is the last
 FAILURE_COST = 1.0
@@ -152,13 +155,13 @@ class Phase:
         self.num_in_flight -= 1
         self._units_in_flight[stage.name] -= len(units)
         self.progress.running[stage.name] -= 1
-        self._flights.remove(stage.label, stage.name, units[0], time.time())
+        sent = self._flights.remove(stage.label, stage.name, units[0], time.time())
         error = future.exception()
         if error is not None:
             failed = tuple((unit, f"{type(error).__name__}: {error}") for unit in units)
             record: Record[Any] = Record(stage.name, (), failed)
         else:
-            record = future.result()
+            record = _queued(future.result(), sent)
         self.progress.totals[stage.name].add(record)
         self._learn(record)
         self._log_warnings(record)
@@ -167,6 +170,8 @@ class Phase:
         self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)
         if self.journal is not None and stage.marked and record.done:
             self.journal.append(dataclasses.replace(record, failed=()))
+        if self.journal is not None and stage.marked and record.failed:
+            self.journal.append(self._attempt(record, sent))
         for name, unit in record.units:
             self.schedule.finish(self.schedule.by_name[name], unit)
         self.on_record(units, record)
@@ -220,6 +225,18 @@ class Phase:
         num_left = stage.num_left - self._units_in_flight[stage.name]
         share = num_left / (2 * self._slots[stage.label]) if stage.marked else LARGEST_BUNDLE
         return max(1, min(size, math.ceil(share)))
+
+    def _attempt(self, record: Record[Any], sent: float) -> Record[Attempt]:
+        """Return the journal's line of a task, sent then, in which units failed; see `Attempt`."""
+        unit, reason = record.failed[0]
+        number = self._attempts[record.stage, unit] + 1
+        usage = record.usage
+        if record.done:
+            usage = Usage(started=usage.started, host=usage.host, pid=usage.pid)
+        elif not usage.started:  # its worker was lost
+            usage = Usage(started=sent, seconds=time.time() - sent)
+        units = tuple(unit for unit, _ in record.failed)
+        return Record(record.stage, (), result=Attempt(units, last_line(reason), number), usage=usage)
 
     def _learn(self, record: Record[object]) -> None:
         """Follow how long units take, which changes: the first ones load a net, empty ones are quick."""
@@ -278,3 +295,10 @@ class Phase:
                 f"the last said: {message_of(reason)}",
                 detail,
             )
+
+
+def _queued(record: Record[R], sent: float) -> Record[R]:
+    """Return `record` with the time that its task, sent then, waited."""
+    usage = record.usage
+    waited = max(0.0, usage.started - sent) if usage.started else 0.0
+    return dataclasses.replace(record, usage=dataclasses.replace(usage, queued_seconds=waited))

@@ -13,10 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from volpipe.blockwise.gpu import GpuSamples, sampling_gpu
 from volpipe.volumes.storage.tensorstore import Transferred, transferred
 
 
@@ -32,6 +33,9 @@ class Usage:
             side by side, since the last of them ended, so that the sum over tasks is true.
         scratch_bytes: by how much the run's scratch grew; below zero where it shrank.
         device: what the net ran on, "" where there was none; with the seconds that it computed and its peak memory.
+        queued_seconds: from sending to start, by the driver; the clocks of two machines may differ.
+        device_percent, device_used_bytes: mean utilisation of the GPU meanwhile and the most memory in use on it, of
+            all processes; 0 where NVML does not say.
     """
 
     started: float = 0.0
@@ -46,6 +50,9 @@ class Usage:
     device_peak_bytes: int = 0
     host: str = ""
     pid: int = 0
+    queued_seconds: float = 0.0
+    device_percent: float = 0.0
+    device_used_bytes: int = 0
 
 
 @dataclass
@@ -136,9 +143,10 @@ def measured(stage: str) -> Iterator[Meter]:
     """Give a meter that has, at the end, what was taken meanwhile."""
     meter, is_net = Meter(), stage == "infer"
     _shares.begin()
-    started, clock, cpu = time.time(), time.perf_counter(), _cpu_seconds()
+    started, clock, cpu, gpu = time.time(), time.perf_counter(), _cpu_seconds(), GpuSamples()
     try:
-        yield meter
+        with sampling_gpu() if is_net else nullcontext(gpu) as gpu:
+            yield meter
     finally:
         share = _shares.end()
         meter.usage = Usage(
@@ -154,6 +162,8 @@ def measured(stage: str) -> Iterator[Meter]:
             device_peak_bytes=_device_peak_bytes() if is_net else 0,
             host=socket.gethostname(),
             pid=os.getpid(),
+            device_percent=gpu.percent,
+            device_used_bytes=gpu.used_bytes,
         )
 
 

@@ -105,7 +105,7 @@ def measured(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> St
     def statistics_of(name: str, job: Job) -> Steps[Statistics]:
         stage = fed(Stage(name, len(plan.blocks)), work.feed, plan.blocks.box)
         yield from _finish(work, session, stage, journal, submitter(pool, job))
-        return join(r.result for r in journal.records() if r.stage == name and r.result is not None)
+        return join(r.result for r in journal.records() if r.stage == name and isinstance(r.result, Statistics))
 
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None)

@@ -104,7 +104,7 @@ def is_sealed(folder: RunFolder) -> bool:
 
 
 def _history(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> dict[str, Any]:  # Any: JSON
-    usages = [record.usage for record in read_records(folder.journal, kinds) if record.usage.seconds]
+    usages = [record.usage for record in read_records(folder.journal, kinds) if record.done and record.usage.seconds]
     ended = max((usage.started + usage.seconds for usage in usages), default=time.time())
     sessions = sessions_of(folder)
     started = min((session.began for session in sessions), default=ended)

@@ -1,0 +1,76 @@
+"""How busy a GPU is, is asked of torch while a net runs; where it cannot be had, nothing fails."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from volpipe.blockwise.gpu import GpuSample, sample_gpu, sampling_gpu
+from volpipe.blockwise.usage import measured
+
+
+class Cuda:
+    """A double of torch.cuda: one GPU, which grows busier with each question."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.num_asked, self.error = 0, error
+
+    def is_available(self) -> bool:
+        return True
+
+    def utilization(self) -> int:
+        if self.error is not None:
+            raise self.error
+        self.num_asked += 1
+        return min(100, 10 * self.num_asked)
+
+    def device_memory_used(self) -> int:
+        return 1000 - self.num_asked
+
+    def max_memory_allocated(self) -> int:
+        return 7
+
+
+def test_a_net_task_has_the_mean_of_its_samples_and_the_most_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=Cuda()))
+    with measured("infer") as meter:
+        time.sleep(0.05)
+    assert meter.usage.device_percent == 20.0  # the first question is whether there is an answer
+    assert meter.usage.device_used_bytes == 998
+
+
+def test_a_long_task_is_sampled_all_the_time_and_the_thread_ends_with_it() -> None:
+    samples_due = iter([GpuSample(0.0, 0), *(GpuSample(float(n), n) for n in (10, 90, 20, 80))])
+    taken = threading.Event()
+
+    def take() -> GpuSample | None:
+        sample = next(samples_due, None)
+        if sample is None:
+            taken.set()
+        return sample
+
+    with sampling_gpu(take, seconds=0.001) as samples:
+        assert taken.wait(20)
+    assert (samples.percent, samples.used_bytes) == (50.0, 90)
+    assert not any(thread.name == "volpipe-gpu" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError("nvidia-ml-py"), RuntimeError("NVMLError_NotSupported")])
+def test_a_gpu_that_nobody_can_ask_costs_no_task(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=Cuda(error)))
+    assert sample_gpu() is None
+    with measured("infer") as meter:
+        assert not any(thread.name == "volpipe-gpu" for thread in threading.enumerate())
+    assert (meter.usage.device_percent, meter.usage.device_used_bytes) == (0.0, 0)
+
+
+def test_a_stage_without_a_net_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    with measured("factor"):
+        pass
+    assert cuda.num_asked == 0
