@@ -145,6 +145,7 @@ class Driver:
         note: what it said last, None where it said nothing.
         silent_seconds: since its last sign of life, None where there was none.
         began: when it began, seconds since 1970; 0 where nobody says.
+        session: its whole name, as its workers know it; "" where there was none.
     """
 
     state: State
@@ -154,6 +155,7 @@ class Driver:
     note: Note | None = None
     silent_seconds: float | None = None
     began: float = 0.0
+    session: str = ""
 
     @property
     def is_at_work(self) -> bool:
@@ -178,7 +180,7 @@ def find_driver(folder: Path, journal: Path) -> Driver:
     words = HOLDER.match(holder.name)
     process, host, since, began = words.groups() if words else ("", "", "", None)
     state, silence = _state(holder.is_held, host, note), _silence(note, journal)
-    return Driver(state, process, host, since, note, silence, int(began or 0) / 1e9)
+    return Driver(state, process, host, since, note, silence, int(began or 0) / 1e9, holder.name)
 
 
 def _state(is_held: bool | None, host: str, note: Note | None) -> State:

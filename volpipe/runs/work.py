@@ -17,6 +17,7 @@ import numpy as np
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.feed import Feed
+from volpipe.blockwise.heartbeat import listening
 from volpipe.blockwise.journal import Journal, JournalReader, Kinds, Record, Totals, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
@@ -172,7 +173,8 @@ class HeldWork(ABC, Generic[R]):
         """
         with self.folder.locked() as name:
             self.claim()
-            with logging_to(self.folder.log), present(self.folder.path, name) as presence:
+            path = self.folder.path
+            with logging_to(self.folder.log), present(path, name) as presence, listening(path):
                 return (yield from self.held_steps(name, presence))
 
 

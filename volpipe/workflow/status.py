@@ -49,6 +49,7 @@ class Status:
         missing: what failed when it was last tried.
         parts: the stages of several, in their order.
         datasets: of a batch; `at_work` has the status of those that are under way, by number.
+        folder: of the run, where its workers leave their signs of life.
         name: of one of several stages or trials.
         pace: of a training that has taken a step.
     """
@@ -64,6 +65,7 @@ class Status:
     parts: tuple[Status, ...] = ()
     datasets: tuple[DatasetRow, ...] = ()
     at_work: Mapping[int, Status] = field(default_factory=dict)
+    folder: Path | None = None
     name: str = ""
     pace: TrainingPace | None = None
 
@@ -208,7 +210,9 @@ class Observer:
         note, at_work = note_of(rows), self._at_work(rows)
         is_whole = note.done == len(rows)
         stages = {"datasets": note}
-        return Status("batch", self.output, is_whole, driver, stages, datasets=tuple(rows), at_work=at_work)
+        return Status(
+            "batch", self.output, is_whole, driver, stages, datasets=tuple(rows), at_work=at_work, folder=folder
+        )
 
     def _at_work(self, rows: Sequence[DatasetRow]) -> dict[int, Status]:
         """Return the status of each dataset that is under way and has begun."""
@@ -232,11 +236,11 @@ class Observer:
             return _of_work(account, driver)
         if (folder.path / EVALUATION_FILE).is_file():
             self._is_evaluation = True
-            return Status("evaluation", self.output, is_complete=False, driver=driver, stages=_noted(driver))
+            return Status("evaluation", self.output, False, driver, _noted(driver), folder=folder.path)
         if self._is_evaluation:  # its folder goes when all is scored
             return Status("evaluation", self.output, is_complete=True, driver=driver)
         if driver.state == "running":  # its site is being started
-            return Status("run", self.output, is_complete=False, driver=driver)
+            return Status("run", self.output, is_complete=False, driver=driver, folder=folder.path)
         raise RunError(f"no run of {self.output} was started: {folder.path} holds no plan")
 
     def _of_stages(self) -> Status | None:
@@ -247,7 +251,8 @@ class Observer:
         folder = own.path if own.path.is_dir() else Path(self.output)
         parts = tuple(map(self._of_entry, entries))
         driver = self._driver(folder, RunFolder(folder).log)
-        return Status("stages", self.output, all(part.is_complete for part in parts), driver, parts=parts)
+        is_whole = all(part.is_complete for part in parts)
+        return Status("stages", self.output, is_whole, driver, parts=parts, folder=folder)
 
     def _of_entry(self, entry: Entry) -> Status:
         driver, account = self._driver(entry.run.path, entry.run.journal), self._account(entry.run)
@@ -255,7 +260,7 @@ class Observer:
             return replace(_of_work(account, driver), name=entry.name)
         is_whole = entry.kind == "evaluate" and paths.is_file(paths.locate(entry.out))
         stages = {} if is_whole else _noted(driver)
-        return Status(KINDS[entry.kind], entry.out, is_whole, driver, stages, name=entry.name)
+        return Status(KINDS[entry.kind], entry.out, is_whole, driver, stages, folder=entry.run.path, name=entry.name)
 
     def _of_training(self, folder: Path) -> Status | None:
         training = self._kept(folder, [folder / TRAINING_FILE], lambda: Training.load(folder))
@@ -265,7 +270,7 @@ class Observer:
         driver, pace = self._driver(folder, folder / LOSSES), read_pace(folder)
         done = max(newest, 0 if pace is None else pace.step)
         stages = {"train": StageNote(min(done, steps), steps)}
-        return Status("training", str(folder), newest >= steps, driver, stages, pace=pace)
+        return Status("training", str(folder), newest >= steps, driver, stages, folder=folder, pace=pace)
 
     def _of_trials(self) -> Status | None:
         folder = Path(self.output)
@@ -282,7 +287,7 @@ class Observer:
         except (OSError, ValueError):  # it is written at the end of a session
             rows = []
         is_whole = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
-        return Status("trials", self.output, is_whole, driver, parts=parts)
+        return Status("trials", self.output, is_whole, driver, parts=parts, folder=folder)
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:
@@ -306,7 +311,10 @@ def _of_work(account: JournalAccount, driver: Driver) -> Status:
             is_whole, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"
     except RemoteError as error:
         remark = f"so its journal says; whether the output is there cannot be seen: {error}"
-    return Status(KINDS[work.what], out, is_whole, driver, stages, progress.totals, progress.missing, remark)
+    return Status(
+        KINDS[work.what], out, is_whole, driver, stages, progress.totals, progress.missing, remark,
+        folder=work.folder.path,
+    )  # fmt: skip
 
 
 def _noted(driver: Driver) -> Mapping[str, StageNote]:
