@@ -140,7 +140,7 @@ def top(
             with drawing(out) as draw:
                 found = follow(
                     observer.look, out, every or None,
-                    lambda status: draw(roster_view(status, roster.look(status), out.height)),
+                    lambda status: draw(roster_view(status, roster.look(status), out.width, out.height)),
                 )  # fmt: skip
             out.print(status_line(found))
     except KeyboardInterrupt:
@@ -162,7 +162,7 @@ def _print_workers(observer: Observer, roster: Roster, *, as_json: bool) -> Stat
             "workers": [worker.to_json() for worker in workers]
         }, indent=1))  # fmt: skip
     elif status.state == "running":
-        out.print(roster_view(status, workers))
+        out.print(roster_view(status, workers, out.width))
     else:
         out.print(status_line(status))
     return status
