@@ -25,6 +25,7 @@ from volpipe.workflow.status import Status
 NET = """
 import time, torch
 class Net(torch.nn.Module):
+    scale, stride, halo = (1, 1, 1), (1, 1, 1), (0, 0, 0)
     def forward(self, x):
         end = time.time() + (0.15 if x.any() else 0)
         while time.time() < end:

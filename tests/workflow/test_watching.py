@@ -37,6 +37,7 @@ from volpipe.workflow.status import Observer, Status
 NET = """
 import time, torch
 class Net(torch.nn.Module):
+    scale, stride, halo = (1, 1, 1), (1, 1, 1), (0, 0, 0)
     def forward(self, x):
         time.sleep(PAUSE if x.any() else 0)
         return x

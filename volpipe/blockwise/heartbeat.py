@@ -301,7 +301,8 @@ def _write(path: Path, sign: Sign) -> bool:
     try:
         line = sign.to_line()
         os.pwrite(file, line, 0)
-        os.ftruncate(file, len(line))
+        if os.fstat(file).st_size > len(line):
+            os.ftruncate(file, len(line))
     except OSError:
         return True
     finally:
