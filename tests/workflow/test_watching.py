@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import pty
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,19 +24,21 @@ from conftest import ROOT
 from rich.console import Console
 from volumes import noise, windowed, write_volume
 
-from volpipe.blockwise.journal import JournalReader, Record
+from volpipe.blockwise.journal import JournalReader, Record, Totals
 from volpipe.blockwise.usage import Usage
-from volpipe.display.watching import follow
+from volpipe.display.watching import follow, plain_line, view
 from volpipe.errors import RunError
+from volpipe.evaluation.driver import EVALUATION_FILE
 from volpipe.runs import presence
-from volpipe.runs.presence import Note, StageNote
+from volpipe.runs.presence import Driver, Note, StageNote
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import JournalAccount
 from volpipe.runs.worker import Inferred
-from volpipe.training.logs import read_pace
+from volpipe.training.logs import TrainingPace, read_pace
 from volpipe.volumes.storage.lock import held
+from volpipe.workflow.batch_table import DatasetRow, Table
 from volpipe.workflow.execute import find_work
-from volpipe.workflow.status import Observer, Status
+from volpipe.workflow.status import Observer, Status, find_status
 
 NET = """
 import time, torch
@@ -55,6 +61,25 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     write_volume(tmp_path / "in.n5", noise((16, 24, 16)))
     (tmp_path / "net.py").write_text(NET.replace("PAUSE", "0.03"))
     return giver(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that is complete."""
+    folder = tmp_path_factory.mktemp("finished")
+    write_volume(folder / "in.n5", noise((16, 24, 16)))
+    slow(folder, 0.0)
+    assert finish(folder, begin(folder, *RUN)).code == 0
+    return folder
+
+
+@pytest.fixture
+def done(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    plan = tmp_path / "out.zarr.run" / "plan.json"
+    plan.write_text(plan.read_text().replace(str(finished), str(tmp_path)))
+    return tmp_path
 
 
 def slow(folder: Path, seconds: float) -> None:
@@ -194,9 +219,8 @@ def test_a_damaged_line_is_named_by_its_number_in_the_file(tmp_path: Path) -> No
         list(reader.records())
 
 
-def test_looks_at_a_journal_that_grows_give_what_one_look_at_the_whole_gives(tmp_path: Path, give: Give) -> None:
-    give(*RUN)
-    folder = RunFolder(tmp_path / "out.zarr.run")
+def test_looks_at_a_journal_that_grows_give_what_one_look_at_the_whole_gives(done: Path) -> None:
+    folder = RunFolder(done / "out.zarr.run")
     lines = folder.journal.read_text().splitlines(keepends=True)
     failed = Record("infer", (), failed=((1, "OSError: no"),)).to_line()
     folder.journal.write_text("")
@@ -213,16 +237,11 @@ def test_looks_at_a_journal_that_grows_give_what_one_look_at_the_whole_gives(tmp
     assert seen.is_complete and not seen.reasons and seen.has_output
 
 
-def followed(output: Path, seconds: float = 0.05) -> Status:
-    return follow(Observer(str(output)).look, Console(file=io.StringIO()), seconds)
-
-
 @pytest.mark.parametrize("skew", [-7200.0, 7200.0])
 def test_a_driver_whose_clock_is_wrong_is_known_by_new_signs(
-    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch, skew: float
+    done: Path, monkeypatch: pytest.MonkeyPatch, skew: float
 ) -> None:
-    give(*RUN)
-    folder = tmp_path / "out.zarr.run"
+    folder = done / "out.zarr.run"
     lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
     (folder / "journal.jsonl").write_text("".join(lines[:2]))
     os.utime(folder / "journal.jsonl", (0, 0))
@@ -241,35 +260,121 @@ def test_a_driver_whose_clock_is_wrong_is_known_by_new_signs(
         states.append((time.monotonic() - first, status.state))
         return status
 
-    observer = Observer(str(tmp_path / "out.zarr"))
+    observer = Observer(str(done / "out.zarr"))
     assert follow(look, Console(file=io.StringIO()), 0.1).state == "unseen"
     assert all(state == "running" for at, state in states if 0.3 < at < 1.4)
     assert 1.5 < states[-1][0] < 4
 
 
-def test_what_cannot_be_watched_is_said_in_a_sentence(tmp_path: Path, give: Give) -> None:
+def test_what_was_not_begun_is_said_in_a_sentence(give: Give) -> None:
     nothing = give("status", "--watch", "out.zarr")
-    assert (nothing.code, nothing.err) == (
-        2, "volpipe: no run of out.zarr was started: out.zarr.run holds no plan\n",
-    )  # fmt: skip
+    assert nothing.code == 2
+    assert nothing.err == "volpipe: no run of out.zarr was started: out.zarr.run holds no plan\n"
     few = give("status", "--watch", "0.001", "out.zarr")
     assert few.code == 2 and "0.001 is less than 0.1 s" in few.err
     unbegun = give("status", "--watch", "many.toml")
     assert unbegun.code == 2 and "no batch of many.toml was begun" in unbegun.err
+    assert give("top", "out.zarr").err == nothing.err
 
-    assert give(*RUN).code == 0
-    folder = tmp_path / "out.zarr.run"
+
+def test_what_is_damaged_is_said_in_a_sentence(
+    done: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give, folder = giver(done, monkeypatch, capsys), done / "out.zarr.run"
     (folder / presence.FILE).write_text('{"session": "proc')  # half written
     assert give("status", "--watch", "out.zarr").code == 0
     journal = (folder / "journal.jsonl").read_text()
     for wrong in ("no JSON\n", '{"stage":"infer","done":[0],"result":"Other"}\n', '{"volume": "foreign"}\n'):
         (folder / "journal.jsonl").write_text(journal + wrong)
-        damaged = give("status", "--watch", "out.zarr")
-        assert damaged.code == 2 and "journal.jsonl is damaged, or another version wrote it" in damaged.err
+        for command in (("status", "--watch"), ("top",)):
+            damaged = give(*command, "out.zarr")
+            assert damaged.code == 2 and "journal.jsonl is damaged, or another version wrote it" in damaged.err
     (folder / "journal.jsonl").write_text(journal)
-    (tmp_path / "out.zarr").rename(tmp_path / "moved.zarr")
+    (done / "out.zarr").rename(done / "moved.zarr")
     gone = give("status", "--watch", "out.zarr")
     assert gone.code == 1 and "its output is gone" in gone.out
+
+
+def test_a_folder_without_rights_is_named(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, closed = Path.open, done / "out.zarr.run" / "journal.jsonl"
+
+    def refuse(path: Path, *options: object, **named: object) -> object:
+        if path == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *options, **named)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", refuse)  # root may read everything
+    with pytest.raises(RunError, match=f"{closed} may not be read: Permission denied; ask its owner for the right"):
+        find_status(str(done / "out.zarr"))
+
+
+def drawn(status: Status) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(view(status, 24))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= 80 and len(text.splitlines()) <= 24
+    return " ".join(text.split())
+
+
+def test_a_batch_shows_its_datasets_with_those_that_are_at_work(done: Path) -> None:
+    lines = (done / "out.zarr.run" / "journal.jsonl").read_text().splitlines(keepends=True)
+    (done / "out.zarr.run" / "journal.jsonl").write_text("".join(lines[:3]))
+    rows = [DatasetRow(f"{n}.n5", str(done / "out.zarr"), "", "new", ended="waiting", num_blocks=12) for n in range(40)]
+    rows[7] = replace(rows[7], ended="running")
+    batch = done / "many.batch"
+    batch.mkdir()
+    Table(batch, rows).store()
+    began = time.time_ns() - 90 * 10**9
+    session = f"process {os.getpid()} on {socket.gethostname()} since 2026-11-22 10:00:00 ({began})"
+    observer = Observer(str(done / "many.toml"))
+    with held(batch, session, RunError), held(done / "out.zarr.run", session, RunError):
+        status = observer.look()
+        assert (status.kind, status.state, list(status.at_work)) == ("batch", "running", [7])
+        assert status.at_work[7].stages["infer"] == StageNote(3, 12)
+        text = drawn(status)
+        assert "0 of 40 datasets done" in text and "7.n5 new running 1 min 30 s 12 infer 25%" in text
+        assert "40 datasets: 39 waiting, 1 running" in text
+        assert plain_line(status).endswith("many.toml: datasets 0/40 (1 in flight)")
+        Table(batch, [replace(row, ended="done") for row in rows]).store()
+        assert observer.look().at_work == {}
+    assert observer.look().state == "complete"
+
+
+def test_stages_of_a_flow_and_trials_have_a_line_each() -> None:
+    driver = Driver("running", "7", "node1", "2026-11-23 10:00:00")
+    restore = Status(
+        "run", "out/restore.zarr", False, driver, {"infer": StageNote(41, 96, 8, 1)},
+        {"infer": Totals(41, 41, 1871.0, 900.0, 2 << 30, 12 << 30, 9 << 30)}, name="restore",
+    )  # fmt: skip
+    scores = Status("evaluation", "out/scores.json", False, Driver("ended"), name="scores [bold]")
+    flow = Status("stages", "out", False, driver, parts=(restore, scores))
+    text = drawn(flow)
+    assert "restore infer" in text and "41 / 96 8 1" in text and "scores [bold] not begun" in text
+    assert "41 tasks in 31 min 11 s of workers; read 12.0 GiB, wrote 9.0 GiB, peak memory 2.0 GiB" in text
+    assert plain_line(flow) == "out: restore infer 41/96 (8 in flight, 1 failed)"
+
+    def trial(number: int, done: int, state: Driver) -> Status:
+        pace = TrainingPace(done, 0.0123, 2.5)
+        stages = {"train": StageNote(done, 1000)}
+        return Status("training", f"sw/{number:03}", done == 1000, state, stages, name=f"{number:03}", pace=pace)
+
+    trials = tuple(trial(n, 500 if n == 37 else 1000, driver if n == 37 else Driver("ended")) for n in range(40))
+    text = drawn(Status("trials", "sw", False, driver, parts=trials))
+    assert "037" in text and "500 / 1,000 0.0123 2.5 steps/s 3 min 20 s running" in text and "more" in text
+    assert plain_line(trials[37]) == "sw/037: train 500/1,000, loss 0.0123, 2.5 steps/s; about 3 min 20 s left"
+
+
+def test_the_folder_of_an_evaluation_goes_when_it_is_complete(tmp_path: Path) -> None:
+    folder = tmp_path / "volpipe_a_b_scores.run"
+    folder.mkdir()
+    (folder / EVALUATION_FILE).touch()
+    observer = Observer(str(folder))
+    with held(folder, "process 1 on here since 2026-11-22 10:00:00 (1)", RunError):
+        assert (observer.look().kind, observer.look().state) == ("evaluation", "running")
+    shutil.rmtree(folder)
+    assert observer.look().state == "complete"
+    with pytest.raises(RunError, match="no run of"):
+        find_status(str(folder))
 
 
 def test_the_pace_of_a_training_is_that_of_its_latest_steps(tmp_path: Path) -> None:

@@ -124,6 +124,8 @@ def headline(status: Status) -> str:
     """Return what is made, how much of it is done, and the time that is left."""
     note, left = status.driver.note, status.seconds_left
     parts = [f"{note.part:.0%} done"] if note is not None and note.part is not None else []
+    if status.kind == "batch":
+        parts = [f"{status.stages['datasets'].done:,} of {count(len(status.datasets), 'dataset')} done"]
     parts += [f"about {duration(left)} left"] if left is not None else []
     return f"{status.output}: {', '.join(parts) or 'at work'}"
 
@@ -133,6 +135,8 @@ def _now(status: Status) -> Now:
     now = Now(time.monotonic() - max(0.0, time.time() - status.driver.began))
     open_stages = [(name, note) for name, note in _stages(status) if note.all and note.done < note.all]
     busy = [f"{name} {note.done / note.all:.0%}" for name, note in open_stages if note.done or note.in_flight]
+    if len(busy) == 1 and status.driver.note is not None and status.driver.note.part is not None:
+        busy = [f"{busy[0].rpartition(' ')[0]} {status.driver.note.part:.0%}"]  # with tasks that are under way
     left = [] if status.seconds_left is None else [f"{duration(status.seconds_left)} left"]
     now.stages = {text: text for text in (busy or ["starting"]) + left}
     return now
@@ -151,8 +155,8 @@ def _stage_table(status: Status, most: int) -> Table:
     return table
 
 
-def _bar(note: StageNote) -> ProgressBar:
-    return ProgressBar(total=max(1, note.all), completed=note.done, width=BAR_WIDTH)
+def _bar(note: StageNote, width: int = BAR_WIDTH) -> ProgressBar:
+    return ProgressBar(total=max(1, note.all), completed=note.done, width=width)
 
 
 def _took(status: Status) -> str | None:
@@ -172,12 +176,14 @@ def _training_table(status: Status, most: int) -> Table:
     """Return a line for each training; of many those that are under way first."""
     names = ("training", "", "steps", "loss", "speed", "left", "state")
     table = columns(*names, left=("training", "", "state"))
+    for column in table.columns[2:]:
+        column.no_wrap = True
     parts = sorted(status.parts or (status,), key=lambda part: part.state != "running")
     for part in sorted(parts[:most], key=lambda part: part.name):
         note, pace, left = part.stages["train"], part.pace, part.seconds_left
         table.add_row(
             escape(part.name or Path(part.output).name),
-            _bar(note),
+            _bar(note, BAR_WIDTH // 2),
             f"{note.done:,} / {note.all:,}",
             "" if pace is None else f"{pace.loss:.4g}",
             "" if pace is None or part.state != "running" else _speed(pace),
