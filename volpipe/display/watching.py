@@ -18,8 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from volpipe.display.batches import Now, live_table
 from volpipe.display.console import PLAIN_LINE_SECONDS, columns
+from volpipe.display.live_batches import Now, live_table
 from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:
