@@ -125,8 +125,9 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print all workers once, and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and end.")] = False,
     every: Annotated[
-        float, typer.Option(metavar="SECONDS", parser=seconds, help="Look as often; 2 s where it is not given.")
-    ] = 0.0,
+        float | None,
+        typer.Option(metavar="SECONDS", parser=seconds, help="Look every so many seconds, where not each 2 s."),
+    ] = None,
 ) -> None:
     """Show the workers of a run: the CPU, memory and GPU that each takes now, and the task that it does."""
     from volpipe.workflow.roster import Roster
