@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import select
 import shutil
 import signal
 import socket
@@ -41,11 +42,11 @@ from volpipe.workflow.execute import find_work
 from volpipe.workflow.status import Observer, Status, find_status
 
 NET = """
-import time, torch
+import pathlib, time, torch
 class Net(torch.nn.Module):
     scale, stride, halo = (1, 1, 1), (1, 1, 1), (0, 0, 0)
     def forward(self, x):
-        time.sleep(PAUSE if x.any() else 0)
+        time.sleep(float(pathlib.Path(__file__).with_name("seconds").read_text()) if x.any() else 0)
         return x
 def build():
     return Net()
@@ -59,7 +60,7 @@ RUN = (
 @pytest.fixture
 def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
     write_volume(tmp_path / "in.n5", noise((16, 24, 16)))
-    (tmp_path / "net.py").write_text(NET.replace("PAUSE", "0.03"))
+    take(tmp_path, 0.0)
     return giver(tmp_path, monkeypatch, capsys)
 
 
@@ -68,7 +69,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that is complete."""
     folder = tmp_path_factory.mktemp("finished")
     write_volume(folder / "in.n5", noise((16, 24, 16)))
-    slow(folder, 0.0)
+    take(folder, 0.0)
     assert finish(folder, begin(folder, *RUN)).code == 0
     return folder
 
@@ -82,9 +83,10 @@ def done(finished: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def slow(folder: Path, seconds: float) -> None:
-    """Let the net take so long over a window."""
-    (folder / "net.py").write_text(NET.replace("PAUSE", str(seconds)))
+def take(folder: Path, seconds: float) -> None:
+    """Let the net take so long over a window, also while it runs."""
+    (folder / "net.py").write_text(NET)
+    (folder / "seconds").write_text(str(seconds))
 
 
 @pytest.fixture
@@ -99,8 +101,13 @@ def is_at_work(folder: Path) -> bool:
     return note.is_file() and json.loads(note.read_text())["stages"].get("infer", {}).get("in_flight", 0) > 0
 
 
+def counts_in(watcher: Path) -> list[int]:
+    """Return the blocks that were done at each line that was printed."""
+    return [int(number) for number in re.findall(r"infer (\d+)/12", (watcher / "out.txt").read_text())]
+
+
 def test_a_run_is_followed_from_other_processes_to_its_end(tmp_path: Path, give: Give, watcher: Path) -> None:
-    slow(tmp_path, 0.25)
+    take(tmp_path, 0.25)
     driver = begin(tmp_path, *RUN)
     wait_until(lambda: is_at_work(tmp_path), 60)
     terminal, other = pty.openpty()
@@ -109,6 +116,8 @@ def test_a_run_is_followed_from_other_processes_to_its_end(tmp_path: Path, give:
     left = begin(watcher / "left", "status", str(tmp_path / "out.zarr"), "--watch")  # without its value
     lines = begin(watcher, "status", "--watch", "0.2", str(tmp_path / "out.zarr"))
     wait_until(lambda: "infer" in (watcher / "left" / "out.txt").read_text(), 60)
+    wait_until(lambda: len(set(counts_in(watcher))) > 1 and select.select([terminal], [], [], 0)[0], 90)
+    (tmp_path / "seconds").write_text("0")
     left.send_signal(signal.SIGINT)
     ended = finish(watcher / "left", left)
     assert (ended.code, ended.err) == (4, "volpipe: stopped watching; the work goes on\n")
@@ -121,15 +130,14 @@ def test_a_run_is_followed_from_other_processes_to_its_end(tmp_path: Path, give:
     ended = finish(watcher, lines)
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.splitlines()[-1] == f"{tmp_path}/out.zarr: complete"
-    counts = [int(number) for number in re.findall(r"infer (\d+)/12", ended.out)]
-    assert counts == sorted(counts) and len(set(counts)) > 1  # it was seen to go on
+    assert counts_in(watcher) == sorted(counts_in(watcher))
     assert sorted(path.name for path in watcher.iterdir()) == ["err.txt", "left", "out.txt"]  # nothing was written
 
 
 def test_a_driver_that_is_killed_ends_the_watching_with_the_code_of_status(
     tmp_path: Path, give: Give, watcher: Path
 ) -> None:
-    slow(tmp_path, 0.25)
+    take(tmp_path, 0.25)
     driver = begin(tmp_path, *RUN)
     wait_until(lambda: is_at_work(tmp_path), 60)
     watching = begin(watcher, "status", "--watch", "0.2", "--json", str(tmp_path / "out.zarr"))
