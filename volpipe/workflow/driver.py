@@ -258,9 +258,9 @@ class RunWork(OutputWork[Plan, Report]):
         schedule.open_readers()
         job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale)
         job.tensors.create()
-        prospect = Prospect(
-            forecast.estimate.seconds_per_unit, selection.num_windows, folder.path if pool.is_here else None
-        )
+        num_windows, num_voxels = selection.num_windows, selection.num_voxels
+        beats = folder.path if pool.is_here else None
+        prospect = Prospect(forecast.estimate.seconds_per_unit, num_windows, num_voxels, beats)
         phase = yield from session.finish(self.phase(session, schedule, submitter(pool, job), prospect=prospect))
         first_tasks = filter(None, (forecast.first_task, session.first_task))
         return Report(
