@@ -18,6 +18,7 @@ from typing import ClassVar, TypeVar
 
 import volpipe
 from volpipe.blockwise.failures import message_of
+from volpipe.blockwise.heartbeat import FOLDER as SIGNS
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.loop import perform
@@ -44,7 +45,7 @@ from volpipe.volumes.storage.paths import shown
 
 log = logging.getLogger(__name__)
 
-BOOKKEEPING = ("lock", "parsl", "volpipe.log", NOTE_FILE)  # files of a folder in which no training has begun
+BOOKKEEPING = ("lock", "parsl", "volpipe.log", NOTE_FILE, SIGNS)  # files of a folder in which no training has begun
 
 R = TypeVar("R")
 OnStep = Callable[[int], None]
