@@ -91,6 +91,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("reports")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr(COMMAND, "line", "")  # that other tests gave in this process
         data = noise(SHAPE)
         write_volume(folder / "in.n5", data, chunk=8)
         write_volume(folder / "ev<script>alert(1)<" / "script>.n5", data, chunk=8)
@@ -188,7 +189,7 @@ def test_a_timeline_has_a_bar_for_each_task_where_it_ran(place: Path) -> None:
     number = list(places).index(("infer", str(first["done"][0]), None))
     k, j, i = 0, first["done"][0] // 4, first["done"][0] % 4
     box = f"{8 * k}:{8 * k + 8},{8 * j}:{8 * j + 8},{8 * i}:{8 * i + 8}"
-    assert (chart.data["box"][number], chart.data["read"][number]) == (box, size(first["read_bytes"]))
+    assert (chart.data["box"][number], chart.data["read"][number]) == (box, size(first.get("read_bytes", 0)))
 
 
 def test_failures_are_counted_explained_and_placed(place: Path) -> None:

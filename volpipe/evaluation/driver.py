@@ -259,7 +259,7 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         self.listener.on_plan(self.evaluation, self.folder)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
-            return pool.submit("score", self.evaluation, list(units), session.name)
+            return pool.submit("score", self.evaluation, list(units), session.name, str(self.folder.path))
 
         phase = yield from session.finish(self.phase(session, schedule, submit))
         report = EvaluationResult(
