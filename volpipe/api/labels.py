@@ -101,6 +101,7 @@ def evaluate(
     data_range: float | None = None,
     site: str | Path | WorkerPool = "local",
     tolerate: float = 0.1,
+    report: str | Path | None = None,
     progress: bool | None = None,
     on_progress: Show | None = None,
     metrics: str | int | Path | None = None,
@@ -118,6 +119,7 @@ def evaluate(
         data_range: greatest value less least; by default of the type.
         site: a shipped name, a Python file, or a pool that is started.
         tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
+        report: HTML file for the report, which goes with the work's folder otherwise.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second.
         metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
@@ -140,8 +142,9 @@ def evaluate(
     name = "_".join(["volpipe", Path(output).stem, Path(reference).stem, "scores.run"])
     with monitored(metrics, "evaluate"), progress_shown(progress, on_progress) as show:
         return evaluation_driver.evaluate(
-            evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=show), tolerated=tolerate
-        )
+            evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=show), tolerated=tolerate,
+            report_file=None if report is None else Path(report),
+        )  # fmt: skip
 
 
 def _input_of(output: str) -> str | None:

@@ -48,6 +48,7 @@ from volpipe.display.console import (
     measuring_shown,
     out,
     rendered,
+    tell_report,
 )
 from volpipe.display.plans import (
     alternatives_table,
@@ -115,7 +116,7 @@ app.command("sweep")(search.sweep)
 app.command("tune")(search.tune)
 for command in (
     data.info, data.convert, data.sample, viewer.view, shipped.recipes, shipped.nets, train.train, evaluate.evaluate,
-    batch.batch, segment.segment, net.net, outputs.top, outputs.verify, outputs.reproduce,
+    batch.batch, segment.segment, net.net, outputs.top, outputs.report, outputs.verify, outputs.reproduce,
 ):  # fmt: skip
     app.command()(command)
 
@@ -200,6 +201,7 @@ def run(
         out.print(f"{planned.out} is complete already; nothing to do (--fresh starts over)")
         return
     _tell(report)
+    tell_report(report.folder)
     if report.missing:
         raise typer.Exit(INCOMPLETE)
     out.print(f"wrote {f'the part {only} of ' if report.num_held else ''}{planned.out}")

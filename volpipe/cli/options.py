@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter  # typer's own copy of click, which has no other name
 
 GROUPS = {
-    "Process": ("run", "plan", "batch", "segment", "status", "top", "verify", "reproduce"),
+    "Process": ("run", "plan", "batch", "segment", "status", "top", "report", "verify", "reproduce"),
     "Look": ("info", "view", "evaluate", "net", "nets", "recipes"),
     "Prepare": ("convert", "sample"),
     "Train": ("train", "sweep", "tune"),

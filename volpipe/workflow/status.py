@@ -32,7 +32,7 @@ from volpipe.training.search.trials import TABLE as TRIALS_TABLE
 from volpipe.training.task import TRAINING_FILE, Training
 from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import TABLE, DatasetRow, batch_folder, find_batch, note_of, read_table
-from volpipe.workflow.execute import Entry, find_entries, find_work
+from volpipe.workflow.entries import Entry, find_entries, find_work
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
 KINDS: dict[str, Kind] = {"run": "run", "segmentation": "labels", "label": "labels", "evaluate": "evaluation"}
