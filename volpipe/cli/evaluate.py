@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import volpipe
-from volpipe.cli.options import Parents, Site, Strict, Tolerate, number
+from volpipe.cli.options import Parents, Site, Strict, Tolerate, monitored, number
 from volpipe.display.console import INCOMPLETE, check_target, interruptible, out
 from volpipe.display.progress import showing
 from volpipe.display.reports import print_missing
@@ -26,6 +26,7 @@ DataRange = Annotated[
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the scores to this file.")]
 
 
+@monitored("evaluate")
 def evaluate(
     output: Annotated[
         str, typer.Argument(metavar="OUTPUT", help="The volume that is judged, such as an output of `volpipe run`.")
