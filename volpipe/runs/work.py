@@ -17,7 +17,7 @@ import numpy as np
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.feed import Feed
-from volpipe.blockwise.journal import Journal, Kinds, Totals, read_records
+from volpipe.blockwise.journal import Journal, Kinds, Record, Totals
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
 from volpipe.blockwise.pool import Submit, WorkerPool
@@ -30,6 +30,7 @@ from volpipe.inference.output_plan import OutputPlan
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.updates import standing_records
 from volpipe.runs.verify import Recomputed, Shard, Verdict, check_files, check_present, metadata_of, written
 from volpipe.volumes.identity import Identity, store_identities
 from volpipe.volumes.storage import paths
@@ -54,6 +55,10 @@ class Options:
         tolerated: share of units that may fail; see `Phase`.
         same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
         is_outside: whether others may change the volume: not that which earlier work of ours writes.
+        update: compute again what rests on voxels of the input that have changed.
+        measure_again: with `update`, measure the volume again, and compute everything.
+        adopt: with `update`, blocks to be computed and compared before an output is taken as made of the input as it
+            is now, where an earlier version did not note what blocks read; 0: it is computed again.
     """
 
     fresh: bool = False
@@ -63,6 +68,9 @@ class Options:
     tolerated: float = TOLERATED_SHARE
     same_input: bool = False
     is_outside: bool = True
+    update: bool = False
+    measure_again: bool = False
+    adopt: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,7 +155,7 @@ class FolderWork(HeldWork[R]):
 
     def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
-        self.readers, self.was_begun = list[Feed](), False
+        self.readers, self.was_begun, self._is_noted = list[Feed](), False, False
 
     @property
     def needs_all(self) -> bool:
@@ -210,13 +218,17 @@ class FolderWork(HeldWork[R]):
         with Journal(self.folder.journal, self.kinds) as journal:
             return (yield from self.session_steps(WorkSession(self, name, presence, journal)))
 
+    def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
+        """Yield what the journal has that no update took back, oldest first."""
+        return standing_records(self.journal, self.kinds)
+
     def resumed(self) -> tuple[Schedule, dict[str, Totals], dict[tuple[str, int], str]]:
         """Return the schedule less what the journal has, the totals of its tasks, and the reasons of failures."""
         schedule, totals, reasons = self.schedule(), dict[str, Totals](), dict[tuple[str, int], str]()
 
         def units() -> Iterator[Unit]:
-            for record in read_records(self.journal, self.kinds):
-                if record.done:
+            for record in self.records():
+                if record.done or record.usage.seconds:
                     totals.setdefault(record.stage, Totals()).add(record)
                 for unit, reason in record.failed:
                     reasons[record.stage, unit] = reason
@@ -249,8 +261,10 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     Attributes:
         what, goes_on: the work and its command, in refusals.
+        can_update: whether it can tell what rests on an input that has changed.
     """
 
+    can_update: ClassVar[bool] = False
     what: ClassVar[str]
     goes_on: ClassVar[str]
 
@@ -281,7 +295,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def shards(self) -> list[Shard]:
         """Return the shards that were written, by the journal, with their checksums."""
-        sums = written(self.folder, self.kinds)
+        sums = written(self.records())
         boxes = {(level, number): self.plan.shards(level).box(number) for level, number in sums}
         return [Shard(key[0], box, self.stored_box(box), sums[key]) for key, box in boxes.items()]
 
@@ -341,8 +355,25 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             shards = self.plan.shards(reader.level)
             reader.open(shards, range(len(shards)))
 
+    def note_session(self) -> None:
+        """Note that this session works on the output, which is not sealed from then on."""
+        if not self._is_noted:
+            begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
+            self._is_noted = True
+
+    def update_steps(self, session: WorkSession) -> Steps[None]:
+        """Take back what rests on an input that has changed.
+
+        Raises:
+            RunError: it cannot be told what that is.
+        """
+        raise RunError(f"--update is for runs of a net, not for {self.what}s; use --fresh to make it again")
+        yield
+
     def session_steps(self, session: WorkSession) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
+        if self.options.update and self.was_begun:
+            yield from self.update_steps(session)
         if self.is_complete:
             check_present(self.plan.out, self.shards())
             self.open_readers()
@@ -351,7 +382,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         pool: WorkerPool = yield POOL
         self.folder.store(self.plan)
         store_identities(self.folder.inputs, self.inputs)
-        begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
+        self.note_session()
         report = yield from self.phases(pool, session)
         yield RELEASED
         return self.closed(session, report)
@@ -370,7 +401,13 @@ class OutputWork(FolderWork[R], Generic[P, R]):
                 f"the journal in {self.folder.path} speaks of an output that is gone; use --fresh to start over"
             )
         self.inputs = recognise(
-            self.folder, self.volumes(), self.plan.out, same_input=options.same_input, is_outside=options.is_outside
+            self.folder,
+            self.volumes(),
+            self.plan.out,
+            same_input=options.same_input,
+            is_outside=options.is_outside,
+            is_update=options.update,
+            can_update=self.can_update,
         )
 
     def check_free(self) -> None:

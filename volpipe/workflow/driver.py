@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from volpipe.blockwise.heartbeat import listening
-from volpipe.blockwise.journal import Journal, Kinds
+from volpipe.blockwise.journal import Kinds, Record
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pace import Prospect
@@ -39,16 +39,19 @@ from volpipe.inference.plan import Plan, check_thickness, make_plan
 from volpipe.inference.runner import loaded_runner
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
+from volpipe.inference.statistics import needs_measuring
 from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
-from volpipe.runs.prepasses import measured, scan_stage, scanned
-from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
+from volpipe.runs.prepasses import known_normalisation, measured, scan_stage, scanned
+from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal, stored_fingerprint, unseal
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, seam_scores
-from volpipe.runs.verify import Recomputed, Shard, recompute
+from volpipe.runs.update import Update, with_due
+from volpipe.runs.updates import Updated
+from volpipe.runs.verify import Recomputed, Shard, check_present, recompute
 from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkSession
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
 from volpipe.volumes.identity import identify, store_identities
@@ -69,6 +72,7 @@ class Report(WorkReport):
         num_held: blocks that were to be left alone in this session.
         clipped: voxels of the output, of all sessions, that were clipped to its type, and their share of it.
         normalise: how grey levels were mapped; None where nothing was done.
+        update: what had changed; None where nothing had, or nobody asked.
     """
 
     num_held: int = 0
@@ -77,6 +81,7 @@ class Report(WorkReport):
     kept: Nonfinite = ALL_FINITE
     clipped: tuple[int, float] = (0, 0.0)
     normalise: Affine | None = None
+    update: Updated | None = None
     seams: list[Score] = field(default_factory=list)
 
     def facts(self) -> dict[str, object]:
@@ -125,6 +130,8 @@ class RunWork(OutputWork[Plan, Report]):
     what: ClassVar[str] = "run"
     goes_on: ClassVar[str] = "volpipe run"
     kinds: ClassVar[Kinds] = RESULTS
+    can_update: ClassVar[bool] = True
+    update: Updated | None = None  # of this session
 
     def volumes(self) -> dict[str, Volume]:
         """Return volume and mask."""
@@ -185,6 +192,7 @@ class RunWork(OutputWork[Plan, Report]):
 
     def claim(self) -> None:
         """Make sure that folder and output are this plan's to write; see `OutputWork`."""
+        self._check_update()
         super().claim()
         self._agree_on_tensors()
 
@@ -197,6 +205,45 @@ class RunWork(OutputWork[Plan, Report]):
                 f"the run in {self.folder.path} was started without --keep-tensors and some tensors are gone; "
                 "go on without, or use --fresh to start over"
             )
+
+    def _check_update(self) -> None:
+        """Refuse an update that cannot be told from its options."""
+        options = self.options
+        if (options.measure_again or options.adopt) and not options.update:
+            raise RunError("--measure-again and --adopt say how --update goes; give that as well")
+        if not options.update:
+            return
+        if options.keep_tensors:
+            raise RunError(
+                "--update writes tensors of what has changed alone, so that --keep-tensors would keep some of two "
+                "inputs; leave it out, or use --fresh"
+            )
+        if self.plan.needs_scan and self.is_begun:
+            raise RunError(
+                f"the run in {self.folder.path} leaves out what its mask or input.empty says, which may be other parts "
+                "of an input that has changed; --update cannot tell yet, use --fresh to start over"
+            )
+        if options.measure_again and not needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype)):
+            raise RunError(
+                "--measure-again: nothing is measured in this run, the recipe or the type of the voxels says how grey "
+                "levels are mapped; leave it out"
+            )
+
+    def update_steps(self, session: WorkSession) -> Steps[None]:
+        """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""
+        selection, shards = self._selected(), self.shards()
+        if shards:
+            check_present(self.plan.out, shards, is_thorough=True)
+        self.update = yield from Update(self, selection, session).steps()
+        is_other = stored_fingerprint(self.plan.out) not in ("", self.inputs["volume"].fingerprint)
+        if self.update is not None or is_other:
+            self.note_session()
+            if shards:
+                unseal(self.plan, self.plan.array_format, self.update)
+        normalise = known_normalisation(self)
+        if self.update is None and is_other and normalise is not None and shards:
+            self._create_output(selection, normalise)
+        store_identities(self.folder.inputs, self.inputs)
 
     def announce(self) -> None:
         """Say what is about to run, and note in the log what a user should know of net and volume."""
@@ -215,7 +262,7 @@ class RunWork(OutputWork[Plan, Report]):
             if selection is None:
                 selection = yield from scanned(self, session, pool, job)
             schedule = self._schedule(selection)
-            schedule.resume(unit for record in session.journal.records() for unit in record.units)
+            schedule.resume(unit for record in self.records() for unit in record.units)
             self._limit(schedule, selection)
             forecast = yield from forecast_run(
                 selection, folder, pool, schedule.share_left, is_pending=self.feed is not None
@@ -227,8 +274,10 @@ class RunWork(OutputWork[Plan, Report]):
             normalise = yield from measured(self, session, pool, job)
             self._create_output(selection, normalise)
             schedule.open_readers()
-            job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale)
+            _, due = with_due(selection, self, folder)
+            job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale, due=due)
             job.tensors.create()
+            job.tensors.forget_sums(schedule.infer.done)
             prospect = Prospect(forecast.estimate.seconds_per_unit, selection.num_windows, beats)
             phase = yield from session.finish(self.phase(session, schedule, submitter(pool, job), prospect=prospect))
         first_tasks = filter(None, (forecast.first_task, session.first_task))
@@ -245,6 +294,7 @@ class RunWork(OutputWork[Plan, Report]):
             most_scratch_bytes=phase.progress.most_scratch_bytes,
             estimate=forecast.estimate,
             normalise=normalise,
+            update=self.update,
         )
 
     def _limit(self, schedule: RunSchedule, selection: Selection) -> None:
@@ -266,7 +316,7 @@ class RunWork(OutputWork[Plan, Report]):
         """Return the report, after scratch was deleted and the output was given what it says of how its run ended."""
         selection, was_complete = self._selected(), report is None
         report = report or Report(self.plan, self.folder.path)
-        report.kept, report.clipped = kept_in(session.journal), clipped_in(session.journal, selection)
+        report.kept, report.clipped = kept_in(self.records()), clipped_in(self.records(), selection)
         is_whole = not (report.missing or report.num_held)
         if is_whole:
             self.clean()
@@ -346,13 +396,13 @@ def _findings(report: Report) -> dict[str, object]:
     }
 
 
-def kept_in(journal: Journal) -> Nonfinite:
+def kept_in(records: Iterable[Record[Any]]) -> Nonfinite:  # Any: of a run
     """Return how many voxels of all sessions are not finite, and were kept."""
-    entries = (entry for result in journal.results(Inferred) for entry in result.nonfinite)
+    entries = (entry for record in records if isinstance(record.result, Inferred) for entry in record.result.nonfinite)
     return sum((Nonfinite(nan, infinite) for _, nan, infinite in entries), ALL_FINITE)
 
 
-def clipped_in(journal: Journal, selection: Selection) -> tuple[int, float]:
+def clipped_in(records: Iterable[Record[Any]], selection: Selection) -> tuple[int, float]:  # Any: of a run
     """Return how many voxels of all sessions were clipped to the output's type, and their share of what is wanted."""
-    num = sum(result.clipped for result in journal.results(Written))
+    num = sum(record.result.clipped for record in records if isinstance(record.result, Written))
     return num, num / (selection.num_voxels * selection.plan.net.out_channels)

@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
-from volpipe.errors import RemoteError, RunError
+from volpipe.errors import RemoteError, RunError, VolumeError
+from volpipe.inference.selection import Selection
 from volpipe.recipes.training import LOSSES
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.update import compare
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.training.driver import newest_step
 from volpipe.training.logs import last_step
@@ -24,6 +26,8 @@ from volpipe.training.search.grid import SWEEP_FILE
 from volpipe.training.search.optuna import STUDY
 from volpipe.training.search.trials import TABLE
 from volpipe.training.task import Training
+from volpipe.units import count
+from volpipe.volumes.identity import has_moved, read_identities
 from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import DatasetRow, find_batch, note_of, read_table
 from volpipe.workflow.driver import RunWork
@@ -31,7 +35,29 @@ from volpipe.workflow.execute import Entry, find_entries, find_work, is_done
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
 KINDS: dict[str, Kind] = {"run": "run", "segmentation": "labels", "label": "labels", "evaluate": "evaluation"}
+REMEDY = "`volpipe status --changes` counts the blocks, `volpipe run --update` computes what rests on them"
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How much an update of an output may compute, as the states of the input's files tell.
+
+    Attributes:
+        changed: blocks whose files are not as they were; voxels were not compared.
+        blocks: of the run.
+    """
+
+    changed: int
+    blocks: int
+
+    def __str__(self) -> str:
+        if not self.changed:
+            return "its input has not changed"
+        return (
+            f"{self.changed:,} of {count(self.blocks, 'block')} read files that have changed; `volpipe run --update` "
+            "compares their voxels, and computes what rests on others"
+        )
 
 
 @dataclass(frozen=True)
@@ -42,6 +68,7 @@ class Status:
         output: that is made, or the folder of a training.
         totals: what their tasks took, over all sessions.
         missing: what failed when it was last tried.
+        changes: what an update would find, where that was asked for.
         parts: the stages of several, in their order.
         datasets: of a batch.
     """
@@ -54,6 +81,7 @@ class Status:
     totals: dict[str, Totals] = field(default_factory=dict)
     missing: list[Missing] = field(default_factory=list)
     remark: str = ""
+    changes: Changes | None = None
     parts: tuple[Status, ...] = ()
     datasets: tuple[DatasetRow, ...] = ()
 
@@ -86,18 +114,25 @@ class Status:
             "done": note.part if note is not None else None,
             "seconds_left": note.seconds_left if note is not None else None,
             "stages": {name: asdict(stage) for name, stage in self.stages.items()},
+            "changes": None if self.changes is None else asdict(self.changes),
             "missing": [asdict(part) | {"box": str(part.box)} for part in self.missing],
             "parts": [part.to_json() for part in self.parts],
             "datasets": [asdict(row) for row in self.datasets],
         }
 
 
-def find_status(output: str) -> Status:
+def find_status(output: str, *, with_changes: bool = False) -> Status:
     """Return the status of `output`, or of what is made in the folder of that name.
 
+    Args:
+        output: as the command names it.
+        with_changes: whether to look at all files of the input of a run.
+
     Raises:
-        RunError: nobody began anything there, or what is stored is damaged.
+        RunError: nobody began anything there, what is stored is damaged, or it is no run whose input can be compared.
     """
+    if with_changes:
+        return _with_changes(_of_run(output))
     batch = find_batch(output)
     if batch is not None:
         return _of_batch(output, batch)
@@ -124,11 +159,37 @@ def _of_run(output: str | Path) -> Status:
     raise RunError(f"no run of {output} was started: {folder.path} holds no plan")
 
 
+def _with_changes(status: Status) -> Status:
+    """Return `status` with what an update of that run would find."""
+    work = find_work(RunFolder.find(status.output))
+    if not isinstance(work, RunWork) or work.plan.needs_scan:
+        raise RunError(
+            f"{status.output}: --changes is for runs of a net without a mask and input.empty; leave it out, or name "
+            "such a run"
+        )
+    selection = Selection(work.plan)
+    changes = Changes(compare(work, selection).num_open, selection.num_blocks)
+    return replace(status, changes=changes, remark=str(changes))
+
+
+def _has_moved(work: RunWork) -> bool:
+    """Return whether the few files that the identity of the input names are in other states; on a disk alone."""
+    noted, source = (read_identities(work.folder.inputs) or {}).get("volume"), work.plan.source
+    try:
+        if noted is None or not isinstance(paths.locate(source.path), Path):
+            return False
+        return has_moved(noted, source.volume())
+    except VolumeError:  # it is not there at the moment
+        return False
+
+
 def _of_work(work: RunWork | SegmentWork, driver: Driver) -> Status:
     progress, out = work.progress(), work.plan.out
     notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in progress.schedule.shown}
     stages, is_whole = _with_flights(notes, driver), work.is_complete
     remark = work.remark if is_whole else ""
+    if is_whole and isinstance(work, RunWork) and _has_moved(work):
+        remark = f"but its input has changed since: {REMEDY}"
     try:
         if not paths.exists(paths.locate(out)) and work.shards():
             is_whole, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"
