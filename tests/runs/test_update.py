@@ -71,7 +71,7 @@ def ran(plan: Plan, inline: Inline | None = None, **options: Any) -> Report:
 
 def computed(report: Report) -> tuple[int, int]:
     """Return how many blocks had changed, and how many were computed again."""
-    return (0, 0) if report.update is None else (report.update.changed, report.update.computed)
+    return sum(update.changed for update in report.updates), sum(update.computed for update in report.updates)
 
 
 def assert_fresh(plan: Plan) -> None:
@@ -410,7 +410,7 @@ def test_measured_again_and_interrupted_it_goes_on(tmp_path: Path) -> None:
         with pytest.raises(Stopped):
             execute(plan, Inline(0, 1, most_tasks).start, update=True, measure_again=True)
     ran(plan)
-    assert len(updates_in(RunFolder.from_output(Path(plan.out)).journal, RESULTS)) == 1
+    assert len(updates_in(RunFolder.from_output(Path(plan.out)).journal, RESULTS, plan.identity)) == 1
     assert_fresh(plan)
 
 
@@ -424,7 +424,7 @@ def test_the_output_says_when_it_was_updated_and_of_what(tmp_path: Path) -> None
     with pytest.raises(Stopped):
         execute(plan, Inline(0, 1, 8).start, update=True)  # six looks, two blocks
     run = read_provenance(plan.out)["run"]
-    assert run["updating"] is True and (run["changed"], run["computed"], run["blocks"]) == (6, 6, 6)
+    assert run["updating"] is True and [entry["computed"] for entry in run["updates"]] == [6]
     assert find_status(plan.out).state != "complete"
     ran(plan)  # without the option: the journal knows what is open
     attributes = read_provenance(plan.out)
@@ -468,7 +468,7 @@ def test_an_output_of_an_earlier_version_is_computed_again_or_adopted(tmp_path: 
     without_fingerprints(plan)
     report = ran(plan, update=True)
     assert computed(report) == (6, 6)
-    assert report.update is not None and report.update.why.startswith("6 blocks of an earlier version")
+    assert report.updates[0].why.startswith("6 blocks of an earlier version")
     assert_fresh(plan)
 
 
@@ -553,7 +553,7 @@ def test_status_says_that_the_input_changed_and_how_much(
     said = " ".join(give("status", "--changes", "out.zarr").out.split())
     assert "1 of 6 blocks read files that have changed; `volpipe run --update` compares their voxels" in said
     tree = json.loads(give("status", "--changes", "--json", "out.zarr").out)
-    assert tree["changes"] == {"changed": 1, "blocks": 6}
+    assert tree["changes"] == {"changed": 1, "blocks": 6, "grown": [0, 0, 0]}
     ended = give(*command, "--update")
     assert ended.code == 0 and "1 block of 6 read voxels that have changed; 1 are computed again" in ended.out
     assert "is complete, and nothing has changed" in give(*command, "--update").out

@@ -213,8 +213,8 @@ def run(
 
 def _tell(report: Report, started: float | None = None) -> None:
     """Print how a run ended that `started` then (seconds since 1970; None: with this command), and what is missing."""
-    if report.update is not None:
-        out.print(str(report.update))
+    for update in report.updates:
+        out.print(str(update))
     out.print(report_table(report, started=started or COMMAND.began))
     if report.normalise is not None and (grey := measured_line(report.plan, report.normalise)):
         out.print(grey)

@@ -23,7 +23,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, gather, store_selection
 from volpipe.inference.statistics import Statistics, affine, join, needs_histogram, needs_measuring
-from volpipe.runs.updates import standing_records, updates_in
+from volpipe.runs.updates import updates_in
 from volpipe.runs.work import OutputWork, WorkSession
 from volpipe.runs.worker import RESULTS, Cells, Job, submitter
 
@@ -45,7 +45,8 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
         RunStopped: some of it cannot be done, without which nothing else can.
     """
     schedule = FedSchedule(stage, feed=work.feed)
-    schedule.resume(unit for record in standing_records(journal.path, journal.kinds) for unit in record.units)
+    records = journal.records() if journal.path == work.folder.scan else work.records()
+    schedule.resume(unit for record in records for unit in record.units)
     phase = yield from session.finish(Phase(schedule, submit, journal, session.show))
     if stage.failed:
         unit = min(stage.failed)
@@ -60,7 +61,7 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
 
 def _kept_normalisation(work: Work) -> Affine | None:
     """Return the normalisation that an update kept; None where there was none, or the last one had it measured anew."""
-    updates = updates_in(work.folder.journal, work.kinds)
+    updates = updates_in(work.folder.journal, work.kinds, work.plan.identity)
     return Affine(*updates[-1][1].normalise) if updates and updates[-1][1].normalise else None
 
 

@@ -96,9 +96,9 @@ def seal(folder: RunFolder, plan: OutputPlan, format: str, kinds: Kinds, finding
         sessions.append(Record("metadata", (), result=metadata_sums(out, folders, METADATA_NAMES)))
 
 
-def unseal(plan: OutputPlan, format: str, update: Updated | None) -> None:
+def unseal(plan: OutputPlan, format: str, updates: Sequence[Updated]) -> None:
     """Write into the output that it is being updated, in place of how its run ended."""
-    out, updating = paths.locate(plan.out), {"updating": True} | ({} if update is None else _entry(update))
+    out, updating = paths.locate(plan.out), {"updating": True, "updates": list(map(_entry, updates))}
     create_groups(out, f"{RUN_KEY}/attributes", format)
     attributes = {"volpipe": plain(updating)}
     merge_json(out / RUN_KEY / ATTRIBUTE_FILES[format], {"attributes": attributes} if format == "zarr3" else attributes)
@@ -121,7 +121,7 @@ def is_sealed(folder: RunFolder) -> bool:
 def _history(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> dict[str, Any]:  # Any: JSON
     usages = [record.usage for record in read_records(folder.journal, kinds) if record.usage.seconds]
     ended = max((usage.started + usage.seconds for usage in usages), default=time.time())
-    updates = [update for _, update in updates_in(folder.journal, kinds)]
+    updates = [update for _, update in updates_in(folder.journal, kinds, plan.identity)]
     kept = {"statistics": "of the volume as it was before the updates"} if updates and updates[-1].normalise else {}
     sessions = sessions_of(folder)
     started = min((session.began for session in sessions), default=ended)

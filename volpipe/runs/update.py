@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -144,10 +144,10 @@ class Again:
         return stages | {f"s{level}": to_ranges(shards) for level, shards in enumerate(self.shards)}
 
 
-def rests_on(changed: Sequence[int], schedule: RunSchedule, selection: Selection) -> Again:
-    """Return what rests on the blocks that have `changed`."""
+def rests_on(changed: Sequence[int], schedule: RunSchedule, selection: Selection, lost: Iterable[int] = ()) -> Again:
+    """Return what rests on the blocks that have `changed`, and on shards of level 0 that are `lost` in another way."""
     plan, blocks = schedule.plan, set(changed)
-    shards = {shard for block in blocks for shard in plan.shards_of_block(block) if selection.is_due(shard)}
+    shards = set(lost) | {shard for block in blocks for shard in plan.shards_of_block(block) if selection.is_due(shard)}
     for shard in shards:
         blocks.update(filter(selection.has_block, plan.blocks_of_shard(shard)))
     levels = [shards]
@@ -193,7 +193,7 @@ class Update:
     @property
     def _is_measuring_again(self) -> bool:
         """Whether an earlier session began to measure again, and did not come to its end."""
-        updates = updates_in(self.work.folder.journal, RESULTS)
+        updates = updates_in(self.work.folder.journal, RESULTS, self.plan.identity)
         return bool(updates) and updates[-1][1].why == MEASURED_AGAIN and not self._schedule.is_complete
 
     @cached_property
@@ -268,6 +268,7 @@ class Update:
         update = Updated(
             time.time(), len(changed), len(again.blocks), self.selection.num_blocks, taken,
             (normalise.shift, normalise.scale) if is_measured and normalise is not None else (), why,
+            plan.identity, plan.identity,
         )  # fmt: skip
         self.session.journal.append(Record(STAGE, (), result=update))
         log.info("%s", update)
@@ -279,7 +280,7 @@ def with_due(selection: Selection, work: Work, folder: RunFolder) -> tuple[Selec
 
     Without an update these are all that the open blocks add to, and nothing needs to be said.
     """
-    if not updates_in(folder.journal, RESULTS):
+    if not updates_in(folder.journal, RESULTS, work.plan.identity):
         return selection, ""
     due = np.ones(len(work.plan.shards()), bool)
     due[[shard for level, shard in written(work.records()) if level == 0]] = False

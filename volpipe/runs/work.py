@@ -17,7 +17,7 @@ import numpy as np
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.feed import Feed
-from volpipe.blockwise.journal import Journal, Kinds, Record, Totals
+from volpipe.blockwise.journal import Journal, Kinds, Record, Totals, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
 from volpipe.blockwise.pool import Submit, WorkerPool
@@ -30,7 +30,6 @@ from volpipe.inference.output_plan import OutputPlan
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import standing_records
 from volpipe.runs.verify import Recomputed, Shard, Verdict, check_files, check_present, metadata_of, written
 from volpipe.volumes.identity import Identity, store_identities
 from volpipe.volumes.storage import paths
@@ -219,8 +218,8 @@ class FolderWork(HeldWork[R]):
             return (yield from self.session_steps(WorkSession(self, name, presence, journal)))
 
     def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
-        """Yield what the journal has that no update took back, oldest first."""
-        return standing_records(self.journal, self.kinds)
+        """Yield what the journal has, oldest first, less what an update took back."""
+        return read_records(self.journal, self.kinds)
 
     def resumed(self) -> tuple[Schedule, dict[str, Totals], dict[tuple[str, int], str]]:
         """Return the schedule less what the journal has, the totals of its tasks, and the reasons of failures."""

@@ -34,7 +34,7 @@ from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated,
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
-from volpipe.inference.output import check_name, check_output, create_output, stored_box, write_displays
+from volpipe.inference.output import check_name, check_output, create_output, grow_output, stored_box, write_displays
 from volpipe.inference.plan import Plan, check_thickness, make_plan
 from volpipe.inference.runner import loaded_runner
 from volpipe.inference.scratch import Tensors
@@ -43,6 +43,7 @@ from volpipe.inference.statistics import needs_measuring
 from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
+from volpipe.runs.growth import follow, grids_of, grown_plan
 from volpipe.runs.prepasses import known_normalisation, measured, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal, stored_fingerprint, unseal
 from volpipe.runs.report import WorkReport
@@ -50,7 +51,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, seam_scores
 from volpipe.runs.update import Update, with_due
-from volpipe.runs.updates import Updated
+from volpipe.runs.updates import Updated, standing_records, updates_in
 from volpipe.runs.verify import Recomputed, Shard, check_present, recompute
 from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkSession
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
@@ -72,7 +73,7 @@ class Report(WorkReport):
         num_held: blocks that were to be left alone in this session.
         clipped: voxels of the output, of all sessions, that were clipped to its type, and their share of it.
         normalise: how grey levels were mapped; None where nothing was done.
-        update: what had changed; None where nothing had, or nobody asked.
+        updates: that the volume had grown, and what else had changed; none where nothing had, or nobody asked.
     """
 
     num_held: int = 0
@@ -81,7 +82,7 @@ class Report(WorkReport):
     kept: Nonfinite = ALL_FINITE
     clipped: tuple[int, float] = (0, 0.0)
     normalise: Affine | None = None
-    update: Updated | None = None
+    updates: tuple[Updated, ...] = ()
     seams: list[Score] = field(default_factory=list)
 
     def facts(self) -> dict[str, object]:
@@ -131,7 +132,7 @@ class RunWork(OutputWork[Plan, Report]):
     goes_on: ClassVar[str] = "volpipe run"
     kinds: ClassVar[Kinds] = RESULTS
     can_update: ClassVar[bool] = True
-    update: Updated | None = None  # of this session
+    updates: tuple[Updated, ...] = ()  # of this session
 
     def volumes(self) -> dict[str, Volume]:
         """Return volume and mask."""
@@ -141,6 +142,10 @@ class RunWork(OutputWork[Plan, Report]):
     @property
     def journal(self) -> Path:
         return self.folder.journal if self._selection() is not None else self.folder.scan
+
+    def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
+        """Yield what the journal has that no update took back, numbered as the plan has it; see `FolderWork`."""
+        return standing_records(self.journal, self.kinds, self.plan.identity, grids_of(self.plan))
 
     def _selection(self) -> Selection | None:
         return self.folder.load_selection(self.plan)
@@ -193,6 +198,8 @@ class RunWork(OutputWork[Plan, Report]):
     def claim(self) -> None:
         """Make sure that folder and output are this plan's to write; see `OutputWork`."""
         self._check_update()
+        if self.options.update:
+            self._grow()
         super().claim()
         self._agree_on_tensors()
 
@@ -229,19 +236,26 @@ class RunWork(OutputWork[Plan, Report]):
                 "levels are mapped; leave it out"
             )
 
+    def _grow(self) -> None:
+        """Follow a volume that has grown, if its run can."""
+        old, grown = self.folder.load(Plan), grown_plan(self.plan)
+        if old is not None and grown is not None and grown.identity == self.plan.identity:
+            self.updates = (follow(self, type(self)(old, self.options, folder=self.folder)),)
+
     def update_steps(self, session: WorkSession) -> Steps[None]:
         """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""
         selection, shards = self._selected(), self.shards()
         if shards:
             check_present(self.plan.out, shards, is_thorough=True)
-        self.update = yield from Update(self, selection, session).steps()
+        update = yield from Update(self, selection, session).steps()
+        self.updates += () if update is None else (update,)
         is_other = stored_fingerprint(self.plan.out) not in ("", self.inputs["volume"].fingerprint)
-        if self.update is not None or is_other:
+        if self.updates or is_other:
             self.note_session()
             if shards:
-                unseal(self.plan, self.plan.array_format, self.update)
+                unseal(self.plan, self.plan.array_format, self.updates)
         normalise = known_normalisation(self)
-        if self.update is None and is_other and normalise is not None and shards:
+        if not self.updates and is_other and normalise is not None and shards:
             self._create_output(selection, normalise)
         store_identities(self.folder.inputs, self.inputs)
 
@@ -276,6 +290,8 @@ class RunWork(OutputWork[Plan, Report]):
             schedule.open_readers()
             _, due = with_due(selection, self, folder)
             job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale, due=due)
+            if self._has_grown and not job.tensors.is_fitting:  # a kill kept those of before, which nothing rests on
+                job.tensors.remove()
             job.tensors.create()
             job.tensors.forget_sums(schedule.infer.done)
             prospect = Prospect(forecast.estimate.seconds_per_unit, selection.num_windows, beats)
@@ -294,7 +310,7 @@ class RunWork(OutputWork[Plan, Report]):
             most_scratch_bytes=phase.progress.most_scratch_bytes,
             estimate=forecast.estimate,
             normalise=normalise,
-            update=self.update,
+            updates=self.updates,
         )
 
     def _limit(self, schedule: RunSchedule, selection: Selection) -> None:
@@ -309,7 +325,14 @@ class RunWork(OutputWork[Plan, Report]):
             )
         schedule.limit(only)
 
+    @property
+    def _has_grown(self) -> bool:
+        """Whether the volume has grown since the run was begun."""
+        return any(update.grids for _, update in updates_in(self.folder.journal, RESULTS, self.plan.identity))
+
     def _create_output(self, selection: Selection, normalise: Affine) -> None:
+        if self._has_grown:
+            grow_output(self.plan)
         create_output(self.plan, origin(selection, normalise, self.inputs["volume"].fingerprint))
 
     def closed(self, session: WorkSession, report: Report | None) -> Report:
@@ -352,7 +375,9 @@ def execute(plan: Plan, start: Start, *, listener: Listener = SILENT, **options:
         RunError: another run's folder or output is in the way, or too much fails.
         SiteError: the site cannot be used.
     """
-    work = RunWork(plan, Options(**options), listener)
+    asked = Options(**options)
+    grown = grown_plan(plan) if asked.update else None
+    work = RunWork(grown or plan, asked, listener)
     return perform(work, partial(start, work.folder.parsl))
 
 

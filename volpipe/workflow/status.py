@@ -14,6 +14,7 @@ from typing import Any, Literal
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
 from volpipe.errors import RemoteError, RunError, VolumeError
+from volpipe.geometry.grid import Triple, triple
 from volpipe.inference.selection import Selection
 from volpipe.recipes.training import LOSSES
 from volpipe.runs.presence import Driver, StageNote, find_driver
@@ -46,17 +47,21 @@ class Changes:
     Attributes:
         changed: blocks whose files are not as they were; voxels were not compared.
         blocks: of the run.
+        grown: voxels (z, y, x) by which the volume is longer than it was.
     """
 
     changed: int
     blocks: int
+    grown: Triple = (0, 0, 0)
 
     def __str__(self) -> str:
+        longer = ", ".join(f"{axis} by {n:,}" for axis, n in zip("zyx", self.grown, strict=True) if n)
+        grown = f"its input has grown along {longer}; " if longer else ""
         if not self.changed:
-            return "its input has not changed"
+            return f"{grown}its input has not changed"
         return (
-            f"{self.changed:,} of {count(self.blocks, 'block')} read files that have changed; `volpipe run --update` "
-            "compares their voxels, and computes what rests on others"
+            f"{grown}{self.changed:,} of {count(self.blocks, 'block')} read files that have changed; `volpipe run "
+            "--update` compares their voxels, and computes what rests on others"
         )
 
 
@@ -168,7 +173,10 @@ def _with_changes(status: Status) -> Status:
             "such a run"
         )
     selection = Selection(work.plan)
-    changes = Changes(compare(work, selection).num_open, selection.num_blocks)
+    source = work.plan.source
+    now = zip(source.volume().spatial_shape, source.shape, strict=True)
+    grown = triple(n - before for n, before in now)
+    changes = Changes(compare(work, selection).num_open, selection.num_blocks, grown)
     return replace(status, changes=changes, remark=str(changes))
 
 
