@@ -71,13 +71,17 @@ class Reproduction:
         return command_of(self.origin, recipe_file.absolute())
 
 
-def status(output: str | Path) -> Status:
+def status(output: str | Path, *, changes: bool = False) -> Status:
     """Return how far the work on `output` is, and who is at it: a run, stages, labels, a training or many.
+
+    Args:
+        output: its location.
+        changes: of a run, also how many blocks read files of the volume that have changed since.
 
     Raises:
         RunError: nobody began anything there, or what is stored is damaged.
     """
-    return find_status(str(output))
+    return find_status(str(output), with_changes=changes)
 
 
 def report(output: str | Path, file: str | Path | None = None) -> Path:

@@ -202,6 +202,9 @@ def run(
     only: str | Box | None = None,
     tolerate: float = 0.1,
     same_input: bool = False,
+    update: bool = False,
+    measure_again: bool = False,
+    adopt: int = 0,
     search_path: Path | None = None,
     progress: bool | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -219,6 +222,10 @@ def run(
         only: box (z, y, x) of the output, also as z0:z1,y0:y1,x0:x1: compute what it needs, and no more.
         tolerate: share of the blocks begun that may fail before the run stops; 0 stops at the first.
         same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
+        update: compute again what rests on voxels of the volume that have changed, and nothing else.
+        measure_again: with `update`, measure the volume again, and compute everything.
+        adopt: with `update`, for an output whose run did not note what blocks read: take it as made of the volume as it
+            is now, after computing so many blocks again and comparing them.
         progress: show how far it is; None: in a notebook, below its cell, unless one of the next two is given.
         on_progress: called at every change and every half second; of several stages, for each.
         listener: called with the plan and its forecast as well, in place of `on_progress` and of what is shown.
@@ -241,9 +248,12 @@ def run(
         if isinstance(planned, FlowPlan):
             if only is not None:
                 raise PlanError("only is for one net; leave it out, or give the stages a roi")
+            if update or measure_again or adopt:
+                raise PlanError("update is for one net; leave it out, or run the stages with fresh=True")
             of_stages = listener if isinstance(listener, FlowListener) else FlowListener(of_stage=hears)
             return execute_flow(planned, start, listener=of_stages, **options)
         box = find_part(only, planned.out_shape) if isinstance(only, str) else only
+        options |= {"update": update, "measure_again": measure_again, "adopt": adopt}
         return execute(planned, start, only=box, listener=hears(planned), **options)
 
 

@@ -6,11 +6,11 @@ Not here: the shards of a volume (runs, segmentation), or what its reader does w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from volpipe.blockwise.stage import Schedule, Stage
-from volpipe.geometry.grid import Box, Grid, mirror
+from volpipe.geometry.grid import Box, Grid, mirrored
 
 
 @dataclass
@@ -45,17 +45,11 @@ class Feed:
         Outside of the volume its voxels are mirrored.
         """
         assert self._shards is not None
-        for shard in self._shards.touching(_mirrored(box, self._shards.shape)):
+        for shard in self._shards.touching(mirrored(box, self._shards.shape)):
             if shard not in self._written:
                 self._waiting[shard].append((stage, unit))
                 return True
         return False
-
-
-def _mirrored(box: Box, shape: Sequence[int]) -> Box:
-    """Return the voxels of a volume of `shape` that `box` shows."""
-    seen = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, shape, strict=True)]
-    return Box(tuple(int(places.min()) for places in seen), tuple(int(places.max()) + 1 for places in seen))
 
 
 def fed(stage: Stage, feed: Feed | None, box: Callable[[int], Box]) -> Stage:

@@ -23,7 +23,9 @@ from volpipe.api.progress import voxels_per_block
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.cli import batch, data, evaluate, k8s, net, outputs, search, segment, shipped, train, viewer, workflow
 from volpipe.cli.options import (
+    Adopt,
     Grouped,
+    MeasureAgain,
     Parents,
     RecipeFile,
     SameInput,
@@ -32,6 +34,7 @@ from volpipe.cli.options import (
     Strict,
     Tolerate,
     Trust,
+    Update,
     monitored,
     seconds,
 )
@@ -174,6 +177,9 @@ def run(
     tolerate: Tolerate = 0.1,
     strict: Strict = False,
     same_input: SameInput = False,
+    update: Update = False,
+    measure_again: MeasureAgain = False,
+    adopt: Adopt = 0,
     details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
 ) -> None:
     """Run a net, or a recipe's stages, over VOLUME; the same command again goes on where an interrupted run stopped."""
@@ -181,6 +187,8 @@ def run(
         asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
         if asked.has_stages and only is not None:
             raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
+        if asked.has_stages and (update or measure_again or adopt):
+            raise VolpipeError("--update is for one net; leave it out, or make the stages again with --fresh")
         planned, tolerated = _plan(asked, config), 0 if strict else tolerate
         from volpipe.workflow.plan import FlowPlan
 
@@ -194,11 +202,13 @@ def run(
                 raise typer.Exit(DONE if is_whole else INCOMPLETE)
             report = volpipe.run(
                 planned, site=config, fresh=fresh, keep_tensors=keep_tensors, only=only, tolerate=tolerated,
-                same_input=same_input, listener=_listener(planned, config, details, show),
+                same_input=same_input, update=update, measure_again=measure_again, adopt=adopt,
+                listener=_listener(planned, config, details, show),
             )  # fmt: skip
     assert isinstance(report, volpipe.Report)
     if report.was_complete:
-        out.print(f"{planned.out} is complete already; nothing to do (--fresh starts over)")
+        news = ", and nothing has changed" if update else " already; nothing to do (--fresh starts over)"
+        out.print(f"{planned.out} is complete{news}")
         return
     _tell(report)
     tell_report(report.folder)
@@ -209,6 +219,8 @@ def run(
 
 def _tell(report: Report, started: float | None = None) -> None:
     """Print how a run ended that `started` then (seconds since 1970; None: with this command), and what is missing."""
+    for update in report.updates:
+        out.print(str(update))
     out.print(report_table(report, started=started or COMMAND.began))
     if report.normalise is not None and (grey := measured_line(report.plan, report.normalise)):
         out.print(grey)
@@ -291,9 +303,16 @@ def status(
             help="Show it until the work ends, looking every so many seconds; it writes nothing, and stops nothing.",
         ),
     ] = None,
+    changes: Annotated[
+        bool, typer.Option("--changes", help="Count the blocks of a run that read files which have changed since.")
+    ] = False,
 ) -> None:  # fmt: skip
     """Print how far a run, its stages, labels, a training or a batch is, who is at work on it, and what failed."""
-    found = volpipe.status(output) if watch is None else outputs.watched(output, watch or None, as_json=as_json)
+    found = (
+        volpipe.status(output, changes=changes)
+        if watch is None
+        else outputs.watched(output, watch or None, as_json=as_json)
+    )
     if as_json:
         out.print(json.dumps(found.to_json(), indent=1 if watch is None else None), markup=False)
     else:

@@ -140,6 +140,12 @@ TrainSettings = Annotated[list[str] | None, _settings("train.steps=500", lambda:
 SameInput = Annotated[
     bool, typer.Option("--same-input", help="Go on with a volume that was copied or touched, not changed.")
 ]
+Update = Annotated[
+    bool, typer.Option("--update", help="Compute again what rests on voxels of VOLUME that have changed, and no more.")
+]
+MeasureAgain = Annotated[
+    bool, typer.Option("--measure-again", help="With --update: measure VOLUME again, and compute everything.")
+]
 Trust = Annotated[
     bool, typer.Option("--trust-model", help="Load a net's file that is code, TorchScript or torch.export.")
 ]
@@ -201,6 +207,14 @@ def number(text: str) -> float:
     return value
 
 
+Adopt = Annotated[
+    int,
+    typer.Option(
+        metavar="BLOCKS",
+        help="With --update, where an earlier version did not note what blocks read: compare so many, then keep them.",
+        parser=whole,
+    ),
+]
 Tolerate = Annotated[
     float,
     typer.Option(metavar="SHARE", help="Share of the blocks begun that may fail before the work stops.", parser=share),

@@ -212,8 +212,9 @@ def status_line(status: Status) -> str:
         return f"{status.output}: not begun"
     if status.state == "complete":
         return f"{status.output}: complete" + (f", {status.remark}" if status.remark else "")
-    if status.remark and status.state != "running":
+    if status.remark and status.changes is None and status.state != "running":
         return f"{status.output}: not complete; {status.remark}"
-    return driver_line(
+    line = driver_line(
         status.output, status.driver, status.is_complete, len(status.missing), seconds_left=status.seconds_left
     )
+    return line if status.changes is None else f"{line}; {status.changes}"

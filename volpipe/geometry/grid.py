@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -326,6 +326,12 @@ def mirror(start: int, stop: int, size: int) -> np.ndarray:
         return np.zeros_like(positions)
     period = 2 * (size - 1)
     return np.abs((positions + size - 1) % period - (size - 1))
+
+
+def mirrored(box: Box, shape: Sequence[int]) -> Box:
+    """Return the smallest box around the voxels of a volume of `shape` that `box` shows, mirrored at its faces."""
+    seen = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, shape, strict=True)]
+    return Box(tuple(int(places.min()) for places in seen), tuple(int(places.max()) + 1 for places in seen))
 
 
 def triple(values: Iterable[T]) -> tuple[T, T, T]:

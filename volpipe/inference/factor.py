@@ -14,8 +14,11 @@ from volpipe.volumes.volume import Volume
 WINDOWS_AT_ONCE = 16  # bounds the memory of a task
 
 
-def factor(selection: Selection, volume: Volume, normalise: Affine, tensors: Tensors, block: int) -> None:
-    """Write the selected window tensors of `block`, cut from `volume` and mirrored at its faces."""
+def factor(selection: Selection, volume: Volume, normalise: Affine, tensors: Tensors, block: int) -> str:
+    """Write the selected window tensors of `block`, cut from `volume` and mirrored at its faces.
+
+    Return the fingerprint of the voxels.
+    """
     plan = selection.plan
     source = StreamedWindows(volume, plan.lattice, normalise, selection.input_box)
     numbers = selection.windows_of(block)
@@ -23,3 +26,4 @@ def factor(selection: Selection, volume: Volume, normalise: Affine, tensors: Ten
     for start in range(0, len(numbers), size):
         part = numbers[start : start + size]
         tensors.write_windows(part, source.read(part))
+    return source.fingerprint(block)

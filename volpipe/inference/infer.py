@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from volpipe.inference.block_sum import BlockSum
-from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
+from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.inference.output import write_selected, write_total
 from volpipe.inference.runner import Runner, load_runner
 from volpipe.inference.scratch import Tensors
@@ -30,23 +30,27 @@ class BlockResult:
         shared: shards that it wrote and shares with other blocks.
         bad: voxels that were not finite, and were stored so.
         checksums: of all shards that it wrote, by their number.
-        clipped: voxels that were clipped to the type of the output.
+        clipped: voxels that were clipped to the type of the output, by shard; where the block finishes all of its
+            shards, they are counted in the first.
+        fingerprint: of the voxels that it read.
     """
 
     shared: tuple[int, ...] = ()
     bad: Nonfinite = ALL_FINITE
     checksums: Mapping[int, str] = field(default_factory=dict)
-    clipped: int = 0
+    clipped: Mapping[int, int] = field(default_factory=dict)
+    fingerprint: str = ""
 
 
-def write_block(selection: Selection, tensors: Tensors, done: BlockSum) -> BlockResult:
+def write_block(selection: Selection, tensors: Tensors, done: BlockSum, fingerprint: str = "") -> BlockResult:
     """Write the shards that block `done` finishes, and return them.
 
     It finishes the shards that no later block adds to, if the sums of earlier blocks are there; the rest of its sum
-    goes to scratch. Shards without a selected voxel do not count.
+    goes to scratch. Shards without a selected voxel, and those that were written before, do not count.
     """
     plan = selection.plan
-    shards = [shard for shard in plan.shards_of_block(done.block) if selection.touches(plan.shards().box(shard))]
+    reached = plan.shards_of_block(done.block)
+    shards = list(filter(selection.is_due, reached))
     contributors = {s: list(filter(selection.has_block, plan.blocks_of_shard(s))) for s in shards}
     closed = [
         shard
@@ -54,17 +58,21 @@ def write_block(selection: Selection, tensors: Tensors, done: BlockSum) -> Block
         if blocks[-1] == done.block and all(tensors.has_sum(b, plan.shards().box(shard)) for b in blocks[:-1])
     ]
     if len(closed) < len(shards):
-        tensors.write_sum(done.block, done.total, closed)
-    checksums = {}
+        other = [] if selection.due is None else [shard for shard in reached if not selection.due[shard]]
+        tensors.write_sum(done.block, done.total, [*closed, *other])
+    checksums, clipped = {}, {}
     for shard in closed:
         box = plan.shards().box(shard)
         if done.is_finished:
             checksums[shard] = write_selected(selection, box, done.part(box))
         else:
-            total = tensors.total(box, contributors[shard], done)
-            checksums[shard] = write_total(selection, done.normalise, box, total, done.tally)
+            total, tally = tensors.total(box, contributors[shard], done), Tally()
+            checksums[shard] = write_total(selection, done.normalise, box, total, tally)
+            clipped[shard] = tally.clipped
+    if done.is_finished and closed:
+        clipped[closed[0]] = done.tally.clipped
     shared = tuple(shard for shard in closed if not plan.is_direct(shard))
-    return BlockResult(shared, done.bad, checksums, done.tally.clipped)
+    return BlockResult(shared, done.bad, checksums, clipped, fingerprint)
 
 
 def infer(
@@ -89,7 +97,7 @@ def infer(
         source.forget(done.block)
         try:
             before_write()
-            return write_block(selection, tensors, done)
+            return write_block(selection, tensors, done, source.fingerprint(done.block))
         finally:
             if done.block in after_next:
                 source.expect(after_next[done.block])

@@ -24,7 +24,7 @@ from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.volumes import checksums
 from volpipe.volumes.formats import precomputed
-from volpipe.volumes.formats.container import locate
+from volpipe.volumes.formats.container import grow_array, locate
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location
 from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
@@ -134,6 +134,12 @@ def create_output(plan: OutputPlan, provenance: dict[str, object]) -> None:
     for level in range(len(plan.factors)):
         create_array(plan.out, level_key(level), plan.spec(level), plan.array_format)
     create_multiscale(plan.out, plan.multiscale, format=plan.format, attributes=provenance)
+
+
+def grow_output(plan: OutputPlan) -> None:
+    """Give the levels that an output has already the shapes of `plan`, which has grown."""
+    for level in range(len(plan.factors)):
+        grow_array(plan.out, level_key(level), plan.spec(level), plan.array_format)
 
 
 def write_displays(plan: Plan) -> None:

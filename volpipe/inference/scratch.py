@@ -22,6 +22,9 @@ import numpy as np
 from volpipe.blockwise.usage import counting_growth
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
+from volpipe.volumes.formats.container import read_header
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.metadata import plain
 from volpipe.volumes.storage.paths import delete
 from volpipe.volumes.volume import ArraySpec, Volume, Writer, create_array, open_volume, open_writer
 
@@ -159,6 +162,28 @@ class Tensors:
     def discard_sum(self, block: int, part: int) -> None:
         """Delete a part of the tensor of `block`, if it exists."""
         self._delete([self.sum_file(block, part)])
+
+    @property
+    def is_fitting(self) -> bool:
+        """Whether the arrays that are here already are those of the plan, not of one before its volume grew."""
+        plan = self.plan
+        for part, region in zip(range(len(PARTS)), plan.sum_parts, strict=True):
+            header = read_header(self.sums_path / self._sum_key(part))
+            if header is not None and header.shape != (len(plan.blocks), plan.net.out_channels, *region.shape):
+                return False
+        windows = read_header(self.source_path / SOURCE_KEY)
+        return windows is None or windows.attributes.get("volpipe") == plain(self._source_attributes())
+
+    def forget_sums(self, done: np.ndarray) -> None:
+        """Delete the tensors of blocks that are not `done`, a flag for each: their input may have changed since.
+
+        A killed task leaves one that nobody marked, and another block would add it up.
+        """
+        for part in range(len(PARTS)):
+            folder = self.sums_path / self._sum_key(part) / "c"
+            for name in paths.list_folders(folder) if folder.is_dir() else ():
+                if not done[int(name)]:
+                    self.discard_sum(int(name), part)
 
     def _delete(self, files: Sequence[Path]) -> None:
         with counting_growth(files):

@@ -38,10 +38,13 @@ class Selection:
 
     Attributes:
         cells: (z, y, x / 8), uint8: a bit for each window's core, packed along x; None where all are selected.
+        due: a flag for each shard of level 0, whether it is still to be written; None where that makes no difference,
+            for every block that is computed adds to shards that are.
     """
 
     plan: Plan
     cells: np.ndarray | None = None
+    due: np.ndarray | None = None
 
     @property
     def is_everything(self) -> bool:
@@ -110,6 +113,10 @@ class Selection:
             return self.plan.num_sums
         direct = crossed(self.plan.direct_along(axis) for axis in range(3)).ravel()
         return int(np.count_nonzero(flags & ~direct))
+
+    def is_due(self, shard: int) -> bool:
+        """Return whether `shard` of level 0 is selected, and still to be written."""
+        return (self.due is None or bool(self.due[shard])) and self.touches(self.plan.shards().box(shard))
 
     def has_block(self, block: int) -> bool:
         """Return whether some window of `block` is computed."""
@@ -347,6 +354,26 @@ def read_selection(path: Path, plan: Plan) -> Selection:
     if not isinstance(cells, np.ndarray) or cells.dtype != np.uint8 or cells.shape != (nz, ny, -(-nx // 8)):
         raise RunError(f"{path} does not hold the {nz} × {ny} × {nx} windows of its plan; use --fresh to start over")
     return Selection(plan, cells)
+
+
+def store_due(path: Path, due: np.ndarray) -> str:
+    """Write the flags of the shards that are still to be written to `path`; return their fingerprint."""
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.save(file, due)
+    return hashlib.sha256(due.tobytes()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=4)
+def load_due(path: str, fingerprint: str) -> np.ndarray:
+    """Return the flags that `store_due` wrote.
+
+    Raises:
+        RunError: they are not those of `fingerprint`.
+    """
+    due: np.ndarray = np.load(path)
+    if hashlib.sha256(due.tobytes()).hexdigest()[:16] != fingerprint:
+        raise RunError(f"{path} holds the shards of another session, not those of {fingerprint}")
+    return due
 
 
 @lru_cache(maxsize=4)

@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice
 from volpipe.inference.intensity import Affine
+from volpipe.volumes.file_states import is_same, read_known
 from volpipe.volumes.volume import Volume
 
 T = TypeVar("T")
@@ -45,6 +47,10 @@ class WindowSource(ABC):
     def forget(self, block: int) -> None:
         """Free the voxels of `block`, if they are kept."""
 
+    def fingerprint(self, block: int) -> str:
+        """Return the fingerprint of the voxels of the volume that `block` was cut from; "" where none were read."""
+        return ""
+
 
 @dataclass
 class StoredWindows(WindowSource):
@@ -69,7 +75,7 @@ class StreamedWindows(WindowSource):
     """Windows cut from the volume: a block's voxels are read once, mirrored at the volume's faces, and kept a while.
 
     Where not all windows of a block are selected, `input_box` returns the box that the selected ones see together.
-    Chunks that another `session` left in memory are compared with their files.
+    Chunks in memory, also those of another `session`, are compared with their files.
     """
 
     volume: Volume
@@ -78,6 +84,7 @@ class StreamedWindows(WindowSource):
     input_box: Callable[[int], Box] | None = None
     session: str = ""
     _blocks: OrderedDict[int, Future[tuple[Box, np.ndarray]]] = field(default_factory=OrderedDict, repr=False)
+    _fingerprints: dict[int, str] = field(default_factory=dict, repr=False)
     _reader: ThreadPoolExecutor | None = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -93,6 +100,9 @@ class StreamedWindows(WindowSource):
     def forget(self, block: int) -> None:
         with self._lock:
             self._blocks.pop(block, None)
+
+    def fingerprint(self, block: int) -> str:
+        return self._fingerprints[block]
 
     def _cut(self, number: int) -> np.ndarray:
         box, voxels = self._voxels(number // self.lattice.windows_per_block)
@@ -122,7 +132,12 @@ class StreamedWindows(WindowSource):
     def _read_block(self, block: int) -> tuple[Box, np.ndarray]:
         box = (self.input_box or self.lattice.input_box)(block)
         cache_bytes = CACHE_BYTES if any(self.lattice.overlap) else 0
-        return box, self.volume.open(cache_bytes=cache_bytes, session=self.session).read_mirrored(box)
+        reader = self.volume.open(cache_bytes=cache_bytes, session=self.session, live=True)
+        voxels, fingerprint = read_known(reader, box)
+        before = self._fingerprints.setdefault(block, fingerprint)
+        if not is_same(before, fingerprint):
+            raise VolumeError(f"{self.volume} changed while the windows of block {block}, voxels {box}, were cut")
+        return box, voxels
 
     def __getstate__(self) -> dict[str, object]:
         names = ("volume", "lattice", "normalise", "input_box", "session")

@@ -270,10 +270,12 @@ class Tally:
         if get("result") == ATTEMPT:
             self._add_attempt(prefix + stage, fields, began, seconds)
             return
-        for unit, reason in get("failed", ()):
+        failed = get("failed", ())
+        for unit, reason in failed:
             self.set_aside[prefix + stage, int(unit)] = str(reason)
         if not units:
-            self._sums(prefix + stage, self._worker(fields)).failed += len(get("failed", ()))
+            if failed:
+                self._sums(prefix + stage, self._worker(fields)).failed += len(failed)
             return
         worker = self._worker(fields)
         for sums in self._both(prefix + stage, worker, began):

@@ -57,7 +57,7 @@ class Taken:
     @classmethod
     def read(
         cls, folder: RunFolder, schedule: Schedule, journals: Sequence[Path], tally: Tally | None = None,
-        prefix: str = "", maps: Mapping[str, BlockMap] | None = None,
+        prefix: str = "", maps: Mapping[str, BlockMap] | None = None, standing: Iterable[Unit] | None = None,
     ) -> Taken:  # fmt: skip
         """Return what `journals` say, the last of which is of the stages of `schedule`; damage is passed by.
 
@@ -65,12 +65,18 @@ class Taken:
             schedule: of which nothing is done; it is changed.
             tally: which is added to, with `prefix` before the names of stages; a new one where it is not given.
             maps: of blocks, which a new one adds to.
+            standing: units that are done, where these are not all that the journal has.
         """
         sites = session_facts(folder)
         tally = Tally([began for _, began in sites], maps or {}) if tally is None else tally
         for journal in journals[:-1]:
             tally.read(journal, prefix)
-        schedule.resume(_known(schedule, tally.units(journals[-1], prefix)))
+        units = tally.units(journals[-1], prefix)
+        if standing is not None:
+            for _ in units:  # which adds them up
+                pass
+            units = iter(standing)
+        schedule.resume(_known(schedule, units))
         stages = schedule.by_name
         named = {(name.removeprefix(prefix), unit): reason for (name, unit), reason in tally.set_aside.items()}
         failed = {(n, u): r for (n, u), r in named.items() if n in stages and 0 <= u < stages[n].size}

@@ -23,6 +23,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, gather, store_selection
 from volpipe.inference.statistics import Statistics, affine, join, needs_histogram, needs_measuring
+from volpipe.runs.updates import updates_in
 from volpipe.runs.work import OutputWork, WorkSession
 from volpipe.runs.worker import RESULTS, Cells, Job, submitter
 
@@ -44,7 +45,8 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
         RunStopped: some of it cannot be done, without which nothing else can.
     """
     schedule = FedSchedule(stage, feed=work.feed)
-    schedule.resume(unit for record in journal.records() for unit in record.units)
+    records = journal.records() if journal.path == work.folder.scan else work.records()
+    schedule.resume(unit for record in records for unit in record.units)
     phase = yield from session.finish(Phase(schedule, submit, journal, session.show))
     if stage.failed:
         unit = min(stage.failed)
@@ -55,6 +57,26 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
             f"{stage.num_left:,} of {stage.num_units:,} blocks cannot be read for {stage.name}, because parts of the "
             "stage before are missing; the same command again tries them once more"
         )
+
+
+def _kept_normalisation(work: Work) -> Affine | None:
+    """Return the normalisation that an update kept; None where there was none, or the last one had it measured anew."""
+    updates = updates_in(work.folder.journal, work.kinds, work.plan.identity)
+    return Affine(*updates[-1][1].normalise) if updates and updates[-1][1].normalise else None
+
+
+def known_normalisation(work: Work) -> Affine | None:
+    """Return the normalisation of a run that was begun; None where its volume was not measured to the end."""
+    choice, dtype = work.plan.recipe.normalise, np.dtype(work.plan.source.dtype)
+    if not needs_measuring(choice, dtype):
+        return affine(choice, dtype, None)
+    if kept := _kept_normalisation(work):
+        return kept
+    stage = "histogram" if needs_histogram(choice, dtype) else "measure"
+    records = [record for record in work.records() if record.stage == stage]
+    if sum(len(record.done) for record in records) < len(work.plan.blocks):
+        return None
+    return affine(choice, dtype, join(record.result for record in records if record.result is not None))
 
 
 def scan_stage(plan: Plan, feed: Feed | None = None) -> Stage:
@@ -105,10 +127,12 @@ def measured(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> St
     def statistics_of(name: str, job: Job) -> Steps[Statistics]:
         stage = fed(Stage(name, len(plan.blocks)), work.feed, plan.blocks.box)
         yield from _finish(work, session, stage, journal, submitter(pool, job))
-        return join(r.result for r in journal.records() if r.stage == name and isinstance(r.result, Statistics))
+        return join(r.result for r in work.records() if r.stage == name and isinstance(r.result, Statistics))
 
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None)
+    if kept := _kept_normalisation(work):
+        return kept
     statistics = yield from statistics_of("measure", job)
     if needs_histogram(choice, dtype):
         job = dataclasses.replace(job, bins=(statistics.low, statistics.high))

@@ -30,6 +30,7 @@ from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.toml import NO_RECIPE, Section
 from volpipe.runs.run_folder import NOTES, Metadata, RunFolder, Session
+from volpipe.runs.updates import Updated, updates_in
 from volpipe.runs.verify import metadata_sums
 from volpipe.volumes.formats.container import create_groups, read_attributes
 from volpipe.volumes.identity import Identity, check_same_inputs, identify, store_identities
@@ -95,6 +96,20 @@ def seal(folder: RunFolder, plan: OutputPlan, format: str, kinds: Kinds, finding
         sessions.append(Record("metadata", (), result=metadata_sums(out, folders, METADATA_NAMES)))
 
 
+def unseal(plan: OutputPlan, format: str, updates: Sequence[Updated]) -> None:
+    """Write into the output that it is being updated, in place of how its run ended."""
+    out, updating = paths.locate(plan.out), {"updating": True, "updates": list(map(_entry, updates))}
+    create_groups(out, f"{RUN_KEY}/attributes", format)
+    attributes = {"volpipe": plain(updating)}
+    merge_json(out / RUN_KEY / ATTRIBUTE_FILES[format], {"attributes": attributes} if format == "zarr3" else attributes)
+
+
+def _entry(update: Updated) -> dict[str, object]:
+    """Return what an output says of an update."""
+    fields: dict[str, object] = {"changed": update.changed, "computed": update.computed, "blocks": update.blocks}
+    return {"at": _moment(update.at)} | fields | ({"why": update.why} if update.why else {})
+
+
 def is_sealed(folder: RunFolder) -> bool:
     """Return whether the last thing that a driver noted in `folder` was the end of a session."""
     last = None
@@ -106,6 +121,8 @@ def is_sealed(folder: RunFolder) -> bool:
 def _history(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> dict[str, Any]:  # Any: JSON
     usages = [record.usage for record in read_records(folder.journal, kinds) if record.done and record.usage.seconds]
     ended = max((usage.started + usage.seconds for usage in usages), default=time.time())
+    updates = [update for _, update in updates_in(folder.journal, kinds, plan.identity)]
+    kept = {"statistics": "of the volume as it was before the updates"} if updates and updates[-1].normalise else {}
     sessions = sessions_of(folder)
     started = min((session.began for session in sessions), default=ended)
     return {
@@ -117,6 +134,8 @@ def _history(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> dict[str, Any
         "sessions": [{"site": s.site, "started": _moment(s.began), "code_sha256": s.code_sha256} for s in sessions],
         "devices": sorted({usage.device for usage in usages if usage.device}),
         "hosts": sorted({usage.host for usage in usages if usage.host}),
+        **({"updates": list(map(_entry, updates))} if updates else {}),
+        **kept,
     }
 
 
@@ -301,18 +320,28 @@ def command_of(origin: Origin, recipe_file: Path | None = None) -> str:
 
 
 def recognise(
-    folder: RunFolder, volumes: Mapping[str, Volume], out: str, *, same_input: bool, is_outside: bool = True
+    folder: RunFolder,
+    volumes: Mapping[str, Volume],
+    out: str,
+    *,
+    same_input: bool,
+    is_outside: bool = True,
+    is_update: bool = False,
+    can_update: bool = False,
 ) -> dict[str, Identity]:
     """Return the identities of the inputs of the run in `folder`; of one that was begun, they must be as then.
+
+    For an update, which notes them when it has found what has changed, they may be others; work that `can_update` is
+    told so.
 
     Raises:
         RunError: one has changed; the message says what of it.
     """
     inputs = {what: identify(volume) for what, volume in volumes.items()}
-    if folder.journal.is_file():
+    if folder.journal.is_file() and not is_update:
         compared = inputs if is_outside else {what: each for what, each in inputs.items() if what != "volume"}
         noted = stored_fingerprint(out) if is_outside and not folder.inputs.is_file() else ""
-        check_same_inputs(folder.inputs, compared, accept=same_input, noted=noted)
+        check_same_inputs(folder.inputs, compared, accept=same_input, noted=noted, can_update=can_update)
         if same_input or not folder.inputs.is_file():
             store_identities(folder.inputs, inputs)
     return inputs

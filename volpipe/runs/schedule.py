@@ -73,17 +73,17 @@ class OutputSchedule(FedSchedule, Generic[P]):
             if reader.level == level:
                 reader.add(shard)
         if level < len(self.pyramid):
-            for coarser in self._coarser(level + 1, shard):
+            for coarser in self.coarser(level + 1, shard):
                 self.pyramid[level].offer(coarser)
 
     def _coarser_kept_back(self, lost: Set[int]) -> Iterator[tuple[Stage, int]]:
         """Yield the units of coarser levels that cannot be done without the shards of level 0 that are `lost`."""
         for level, stage in enumerate(self.pyramid, 1):
-            lost = {coarser for shard in lost for coarser in self._coarser(level, shard)}
+            lost = {coarser for shard in lost for coarser in self.coarser(level, shard)}
             yield from ((stage, shard) for shard in sorted(lost))
             lost |= stage.failed
 
-    def _coarser(self, level: int, shard: int) -> Iterable[int]:
+    def coarser(self, level: int, shard: int) -> Iterable[int]:
         """Return the shard of `level` that shows `shard` of the level before."""
         start, step = self.plan.shards(level - 1).box(shard).start, self.plan.step(level)
         corner = tuple(a // s for a, s in zip(start, step, strict=True))

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from volpipe.blockwise.journal import Kinds, read_results
+from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box
 from volpipe.inference.block_sum import BlockSum
@@ -76,16 +77,18 @@ class Recomputed:
     device: str = ""
 
 
-def written(folder: RunFolder, kinds: Kinds) -> dict[tuple[int, int], str]:
-    """Return the checksums of each shard that was written, by level and number, from a journal of `kinds`."""
-    results = read_results(folder.journal, kinds, Written)
+def written(records: Iterable[Record[Any]]) -> dict[tuple[int, int], str]:  # Any: of any kind
+    """Return the checksums of each shard that was written, by level and number, as the `records` of a journal say."""
+    results = (record.result for record in records if isinstance(record.result, Written))
     return {(level, shard): taken for result in results for level, shard, taken in result.checksums}
 
 
 def metadata_of(folder: RunFolder) -> dict[str, int]:
-    """Return the checksum of each file of metadata in the output, as the last session left it; none before."""
-    notes = list(read_results(folder.sessions, NOTES, Metadata))
-    return notes[-1].checksums if notes else {}
+    """Return the checksum of each file of metadata in the output, as the last session left it; none meanwhile."""
+    last = None
+    for record in read_records(folder.sessions, NOTES):
+        last = record.result
+    return last.checksums if isinstance(last, Metadata) else {}
 
 
 @dataclass(frozen=True)
@@ -98,13 +101,17 @@ class Shard:
     sums: str
 
 
-def check_present(output: str, shards: Sequence[Shard]) -> None:
+def check_present(output: str, shards: Sequence[Shard], *, is_thorough: bool = False) -> None:
     """Refuse an output that has lost files, as far as a look at some of its shards tells; `verify` reads them all.
+
+    One that `is_thorough` looks at all of those on a disk.
 
     Raises:
         RunError: with one that is gone, and how many of those that were looked at.
     """
-    rng, most = np.random.default_rng(0), LOOKS if isinstance(paths.locate(output), Path) else REMOTE_LOOKS
+    rng, most = np.random.default_rng(0), REMOTE_LOOKS
+    if isinstance(paths.locate(output), Path):
+        most = len(shards) if is_thorough else LOOKS
     chosen = rng.choice(len(shards), size=min(most, len(shards)), replace=False)
     files = [file for i in sorted(chosen) for file, _ in _files(output, shards[i])]
     gone = [file for file in files if not paths.exists(file)]

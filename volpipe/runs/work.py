@@ -20,7 +20,7 @@ import numpy as np
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.heartbeat import listening
-from volpipe.blockwise.journal import Journal, JournalReader, Kinds, Record, Totals, read_records
+from volpipe.blockwise.journal import Attempt, Journal, JournalReader, Kinds, Record, Totals, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
 from volpipe.blockwise.pool import Submit, WorkerPool
@@ -51,6 +51,7 @@ from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.updates import Updated
 from volpipe.runs.verify import (
     Recomputed,
     Shard,
@@ -86,6 +87,10 @@ class Options:
         tolerated: share of units that may fail; see `Phase`.
         same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
         is_outside: whether others may change the volume: not that which earlier work of ours writes.
+        update: compute again what rests on voxels of the input that have changed.
+        measure_again: with `update`, measure the volume again, and compute everything.
+        adopt: with `update`, blocks to be computed and compared before an output is taken as made of the input as it
+            is now, where an earlier version did not note what blocks read; 0: it is computed again.
     """
 
     fresh: bool = False
@@ -95,6 +100,9 @@ class Options:
     tolerated: float = TOLERATED_SHARE
     same_input: bool = False
     is_outside: bool = True
+    update: bool = False
+    measure_again: bool = False
+    adopt: int = 0
 
 
 @dataclass(frozen=True)
@@ -151,6 +159,9 @@ class JournalAccount:
             RunError: its journal is damaged, or of another version.
         """
         for record in self._reader.records():
+            if isinstance(record.result, Updated):
+                self._take_anew()
+                break
             self._add(record)
         schedule = self._schedule
         for stage in schedule.stages:
@@ -161,15 +172,29 @@ class JournalAccount:
         is_complete = self.work.journal == self.work.folder.journal and schedule.is_complete
         return JournalProgress(schedule, latest, self._totals, is_complete, self._has_output)
 
+    def _take_anew(self) -> None:
+        """Take what the journal has, in which an update took units back, until nothing more has come meanwhile."""
+        num_new = 1
+        while num_new:
+            self._begin()
+            for record in self.work.records():
+                self._add(record)
+            num_new = sum(1 for _ in self._reader.records())
+
     def _add(self, record: Record[Any]) -> None:  # Any: one of the journal's kinds
         self._has_output = self._has_output or isinstance(record.result, Written)
-        if record.done:
+        if is_counted(record):
             self._totals.setdefault(record.stage, Totals()).add(record)
         self._reasons |= {(record.stage, number): reason for number, reason in record.failed}
         for name, number in record.units:
             self._reasons.pop((name, number), None)
             if name in self._schedule.by_name:
                 self._schedule.by_name[name].mark(number)
+
+
+def is_counted(record: Record[Any]) -> bool:  # Any: one of its journal's kinds
+    """Return whether its usage is of units that were done, those included that an update took back since."""
+    return bool(record.done or record.usage.seconds) and not isinstance(record.result, Attempt)
 
 
 class HeldWork(ABC, Generic[R]):
@@ -258,7 +283,7 @@ class FolderWork(HeldWork[R]):
 
     def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
-        self.readers, self.was_begun = list[Feed](), False
+        self.readers, self.was_begun, self._is_noted = list[Feed](), False, False
 
     def grids(self) -> Mapping[str, Grid]:
         """Return the stages whose units are the cells of a grid, for the map of blocks."""
@@ -329,13 +354,17 @@ class FolderWork(HeldWork[R]):
         with Journal(self.folder.journal, self.kinds) as journal:
             return (yield from self.session_steps(WorkSession(self, name, presence, journal)))
 
+    def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
+        """Yield what the journal has, oldest first, less what an update took back."""
+        return read_records(self.journal, self.kinds)
+
     def resumed(self) -> tuple[Schedule, dict[str, Totals], dict[tuple[str, int], str]]:
         """Return the schedule less what the journal has, the totals of its tasks, and the reasons of failures."""
         schedule, totals, reasons = self.schedule(), dict[str, Totals](), dict[tuple[str, int], str]()
 
         def units() -> Iterator[Unit]:
-            for record in read_records(self.journal, self.kinds):
-                if record.done:
+            for record in self.records():
+                if is_counted(record):
                     totals.setdefault(record.stage, Totals()).add(record)
                 for unit, reason in record.failed:
                     reasons[record.stage, unit] = reason
@@ -367,7 +396,12 @@ class FolderWork(HeldWork[R]):
 
     def taken(self, tally: Tally | None = None, prefix: str = "", maps: Mapping[str, BlockMap] | None = None) -> Taken:
         """Return what the journals say for a report; arguments as of `Taken.read`."""
-        return Taken.read(self.folder, self.schedule(), [*self.earlier_journals, self.journal], tally, prefix, maps)
+        journals = [*self.earlier_journals, self.journal]
+        return Taken.read(self.folder, self.schedule(), journals, tally, prefix, maps, self.standing_units())
+
+    def standing_units(self) -> Iterator[Unit] | None:
+        """Return the units that are done where the journal has others besides, which an update took back; else None."""
+        return None
 
     def page(self, *, with_pictures: bool = True) -> Page:
         """Return the report of the work; see `HeldWork`."""
@@ -391,8 +425,10 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     Attributes:
         what, goes_on: the work and its command, in refusals.
+        can_update: whether it can tell what rests on an input that has changed.
     """
 
+    can_update: ClassVar[bool] = False
     what: ClassVar[str]
     goes_on: ClassVar[str]
 
@@ -438,7 +474,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def shards(self) -> list[Shard]:
         """Return the shards that were written, by the journal, with their checksums."""
-        sums = written(self.folder, self.kinds)
+        sums = written(self.records())
         boxes = {(level, number): self.plan.shards(level).box(number) for level, number in sums}
         return [Shard(key[0], box, self.stored_box(box), sums[key]) for key, box in boxes.items()]
 
@@ -549,8 +585,25 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             shards = self.plan.shards(reader.level)
             reader.open(shards, range(len(shards)))
 
+    def note_session(self) -> None:
+        """Note that this session works on the output, which is not sealed from then on."""
+        if not self._is_noted:
+            begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
+            self._is_noted = True
+
+    def update_steps(self, session: WorkSession) -> Steps[None]:
+        """Take back what rests on an input that has changed.
+
+        Raises:
+            RunError: it cannot be told what that is.
+        """
+        raise RunError(f"--update is for runs of a net, not for {self.what}s; use --fresh to make it again")
+        yield
+
     def session_steps(self, session: WorkSession) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
+        if self.options.update and self.was_begun:
+            yield from self.update_steps(session)
         if self.is_complete:
             check_present(self.plan.out, self.shards())
             self.open_readers()
@@ -559,7 +612,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         pool: WorkerPool = yield POOL
         self.folder.store(self.plan)
         store_identities(self.folder.inputs, self.inputs)
-        begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
+        self.note_session()
         report = yield from self.phases(pool, session)
         yield RELEASED
         return self.closed(session, report)
@@ -578,7 +631,13 @@ class OutputWork(FolderWork[R], Generic[P, R]):
                 f"the journal in {self.folder.path} speaks of an output that is gone; use --fresh to start over"
             )
         self.inputs = recognise(
-            self.folder, self.volumes(), self.plan.out, same_input=options.same_input, is_outside=options.is_outside
+            self.folder,
+            self.volumes(),
+            self.plan.out,
+            same_input=options.same_input,
+            is_outside=options.is_outside,
+            is_update=options.update,
+            can_update=self.can_update,
         )
 
     def check_free(self) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -25,16 +25,20 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine, Tally
 from volpipe.inference.plan import Plan, load_plan
 from volpipe.inference.scratch import PARTS, Tensors
-from volpipe.inference.selection import Selection, load_selection
+from volpipe.inference.selection import Selection, load_due, load_selection
 from volpipe.inference.selection import scan as scan_block
 from volpipe.inference.statistics import Statistics, is_finite, join
 from volpipe.inference.statistics import measure as measure_voxels
 from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource
+from volpipe.runs.updates import SEEN, Number, Updated
+from volpipe.volumes.file_states import read_known
 from volpipe.volumes.node_cache import through_cache
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.volume import AS_STORED, View, Volume, open_volume
 
-SELECTION_FILE = "wanted.npy"
+V = TypeVar("V")
+
+SELECTION_FILE, DUE_FILE = "wanted.npy", "due.npy"
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Job:
         shift, scale: the normalisation, once it is known.
         bins: ends of the histogram of a second measuring pass, where there is one.
         cells: fingerprint of the wanted cells in the folder, once they are known; "" where all are wanted.
+        due: fingerprint of the flags in the folder of the shards that are still to be written; "" where all are.
         session: what the folder's lock says while the driver that sends this holds it; "" asks for no such lock.
     """
 
@@ -56,6 +61,7 @@ class Job:
     bins: tuple[float, float] | None = None
     session: str = ""
     cells: str = ""
+    due: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -64,7 +70,8 @@ class Job:
     @property
     def selection(self) -> Selection:
         folder = Path(self.folder)
-        return load_selection(str(folder / Plan.FILE), self.identity, str(folder / SELECTION_FILE), self.cells)
+        selection = load_selection(str(folder / Plan.FILE), self.identity, str(folder / SELECTION_FILE), self.cells)
+        return replace(selection, due=load_due(str(folder / DUE_FILE), self.due)) if self.due else selection
 
     @property
     def normalise(self) -> Affine:
@@ -96,21 +103,49 @@ class Cells:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """Result of a task that reads the input of blocks: the number of each, and the fingerprint of what was read."""
+
+    seen: tuple[tuple[int, str], ...] = ()
+
+    def kept(self, number: Number, stage: str) -> Seen:
+        """Return what of it still counts; see `runs.updates`."""
+        return Seen(_kept(self.seen, partial(number, SEEN)))
+
+
+@dataclass(frozen=True)
 class Written:
     """Result of a task that writes shards of an output.
 
     Attributes:
         checksums: level, number and checksums (`checksums.take`) of each shard.
         clipped: voxels that were clipped to the type of the output.
+        clipped_shards: the same by shard of level 0; those of which there are none are left out.
     """
 
     checksums: tuple[tuple[int, int, str], ...] = ()
     clipped: int = 0
+    clipped_shards: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def joined(cls, parts: Sequence[Written]) -> Written:
         """Return all `parts` as one."""
-        return cls(tuple(entry for part in parts for entry in part.checksums), sum(part.clipped for part in parts))
+        return cls(
+            tuple(entry for part in parts for entry in part.checksums),
+            sum(part.clipped for part in parts),
+            tuple(entry for part in parts for entry in part.clipped_shards),
+        )
+
+    def kept(self, number: Number, stage: str) -> Self:
+        """Return what of it still counts; see `runs.updates`."""
+        numbers = ((level, number(f"s{level}", shard), sums) for level, shard, sums in self.checksums)
+        clipped = _kept(self.clipped_shards, partial(number, "s0"))
+        return replace(
+            self,
+            checksums=tuple((level, shard, sums) for level, shard, sums in numbers if shard is not None),
+            clipped=sum(count for _, count in clipped) if self.clipped_shards else self.clipped,
+            clipped_shards=clipped,
+        )
 
 
 @dataclass(frozen=True)
@@ -121,18 +156,37 @@ class Inferred(Written):
         shared: those of the shards that other blocks add to as well.
         nonfinite: block, number of NaN and number of infinite voxels of each block where the net gave some, and they
             were kept.
+        seen: block and fingerprint of what it read, where it read the volume.
     """
 
     shared: tuple[int, ...] = ()
     nonfinite: tuple[tuple[int, int, int], ...] = ()
+    seen: tuple[tuple[int, str], ...] = ()
 
     @property
     def finished(self) -> Iterator[tuple[str, int]]:
         """Shards that need no reassembly, being written."""
         return (("reassemble", shard) for shard in self.shared)
 
+    def kept(self, number: Number, stage: str) -> Self:
+        """Return what of it still counts; see `runs.updates`."""
+        shared = (number("s0", shard) for shard in self.shared)
+        bad = ((number(stage, block), nan, infinite) for block, nan, infinite in self.nonfinite)
+        return replace(
+            super().kept(number, stage),
+            shared=tuple(shard for shard in shared if shard is not None),
+            nonfinite=tuple((block, nan, infinite) for block, nan, infinite in bad if block is not None),
+            seen=_kept(self.seen, partial(number, SEEN)),
+        )
 
-RESULTS = (Cells, Statistics, Written, Inferred)
+
+def _kept(entries: Sequence[tuple[int, V]], number: Callable[[int], int | None]) -> tuple[tuple[int, V], ...]:
+    """Return those of `entries` whose unit still has a `number`, with that."""
+    numbers = ((number(unit), value) for unit, value in entries)
+    return tuple((unit, value) for unit, value in numbers if unit is not None)
+
+
+RESULTS = (Cells, Statistics, Written, Inferred, Seen, Updated)
 
 
 def measure(job: Job, units: Sequence[int]) -> Record[Statistics]:
@@ -175,16 +229,26 @@ def scan(job: Job, units: Sequence[int]) -> Record[Cells]:
     return work_each("scan", units, one, lambda cells: Cells(tuple(cells)), job.check_session, beater)
 
 
-def factor(job: Job, units: Sequence[int]) -> Record[None]:
+def factor(job: Job, units: Sequence[int]) -> Record[Seen]:
     """Write the window tensors of the given blocks."""
     from volpipe.inference.factor import factor as factor_block
 
-    def one(block: int) -> None:
-        factor_block(job.selection, open_source(job), job.normalise, job.tensors, block)
+    def one(block: int) -> tuple[int, str]:
+        return block, factor_block(job.selection, open_source(job), job.normalise, job.tensors, block)
 
-    return work_each(
-        "factor", units, one, check=job.check_session, beater=job.beater(lambda block: job.plan.sum_box(block))
-    )
+    beater = job.beater(lambda block: job.plan.sum_box(block))
+    return work_each("factor", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
+
+
+def look(job: Job, units: Sequence[int], what: str) -> Record[Seen]:
+    """Return the fingerprints of what the given blocks would read now; `what` for, the driver knows."""
+
+    def one(block: int) -> tuple[int, str]:
+        reader = open_source(job).open(session=job.session, live=True)
+        return block, read_known(reader, job.selection.input_box(block))[1]
+
+    beater = job.beater(job.selection.input_box)
+    return work_each(f"look {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
 
 
 def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
@@ -194,7 +258,8 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
     shared: list[int] = []
     bad: list[tuple[int, int, int]] = []
     sums: list[tuple[int, int, str]] = []
-    tally = Tally()
+    seen: list[tuple[int, str]] = []
+    clipped: list[tuple[int, int]] = []
 
     def num_windows() -> int:
         return sum(len(job.selection.windows_of(block)) for block in units)
@@ -211,13 +276,16 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
                 continue
             shared.extend(outcome.shared)
             sums.extend((0, shard, crcs) for shard, crcs in outcome.checksums.items())
-            tally.clipped += outcome.clipped
+            clipped.extend((shard, count) for shard, count in outcome.clipped.items() if count)
+            if outcome.fingerprint:
+                seen.append((block, outcome.fingerprint))
             if outcome.bad.total:
                 bad.append((block, outcome.bad.nan, outcome.bad.infinite))
             yield block, None
 
     def result() -> Inferred:
-        return Inferred(tuple(sums), tally.clipped, tuple(sorted(shared)), tuple(bad))
+        total = sum(count for _, count in clipped)
+        return Inferred(tuple(sums), total, tuple(clipped), tuple(sorted(shared)), tuple(bad), tuple(seen))
 
     return work("infer", units, outcomes(), result, beater)
 
@@ -229,7 +297,8 @@ def reassemble(job: Job, units: Sequence[int]) -> Record[Written]:
     def one(shard: int) -> Written:
         tally = Tally()
         sums = reassemble_shard(job.selection, job.normalise, job.tensors, shard, tally)
-        return Written(((0, shard, sums),), tally.clipped)
+        clipped = ((shard, tally.clipped),) if tally.clipped else ()
+        return Written(((0, shard, sums),), tally.clipped, clipped)
 
     beater = job.beater(lambda shard: job.plan.shards().box(shard))
     return work_each("reassemble", units, one, Written.joined, job.check_session, beater)

@@ -249,7 +249,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
         """Yield random blocks, cut into fragments again; see `OutputWork`."""
-        blocks = sorted(block for level, block in written(self.folder, self.kinds) if level == 0)
+        blocks = sorted(block for level, block in written(self.records()) if level == 0)
         yield from recompute_labels(self.plan, blocks, num_blocks, seed)
 
     def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[SegmentationResult]:

@@ -22,6 +22,8 @@ from volpipe.errors import RunError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.updates import Updated
+from volpipe.runs.verify import written
 from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.volumes.storage import paths
@@ -104,6 +106,8 @@ class Watch:
                 self._note(Record.from_line(line, self.work.kinds))
 
     def _note(self, record: Record[Any]) -> None:
+        if isinstance(record.result, Updated):  # it took some back
+            self._done = {shard for level, shard in written(self.work.records()) if level == 0}
         if isinstance(record.result, Written):
             self._done |= {shard for level, shard, _ in record.result.checksums if level == 0}
         for unit in record.units:

@@ -212,7 +212,15 @@ def store_identities(file: Path, identities: Mapping[str, Identity]) -> None:
     paths.write(file, json.dumps(trees, indent=1).encode())
 
 
-def check_same_inputs(file: Path, now: Mapping[str, Identity], *, accept: bool, noted: str = "") -> None:
+def has_moved(noted: Identity, volume: Volume) -> bool:
+    """Return whether files of `volume` that are `noted` in its identity are in other states; no voxel is read."""
+    root, _ = _files(volume)
+    return any(not paths.is_same(stamp, paths.stamp(root / name)) for name, stamp in noted.files.items())
+
+
+def check_same_inputs(
+    file: Path, now: Mapping[str, Identity], *, accept: bool, noted: str = "", can_update: bool = False
+) -> None:
     """Refuse to go on with volumes that have changed since they were noted in `file`.
 
     Args:
@@ -220,16 +228,17 @@ def check_same_inputs(file: Path, now: Mapping[str, Identity], *, accept: bool, 
         now: the volumes by what they are, such as "volume" and "mask".
         accept: whether files of other times or sizes will do where the voxels that are compared are the same.
         noted: "" where there is none.
+        can_update: whether the work has an --update, which takes an input that has changed.
 
     Raises:
         RunError: with what differs, and what to do.
     """
-    before = read_identities(file)
+    before, update = read_identities(file), "use --update to compute what has changed, " if can_update else ""
     if before is None:
         if noted and noted != now["volume"].fingerprint:
             raise RunError(
                 f"the volume {now['volume'].name} is not the one that this output was made of: its metadata or the "
-                "voxels of 16 boxes differ; put it back, choose another --out, or use --fresh to start over"
+                f"voxels of 16 boxes differ; put it back, {update}choose another --out, or use --fresh to start over"
             )
         return
     for what, identity in now.items():
@@ -238,8 +247,9 @@ def check_same_inputs(file: Path, now: Mapping[str, Identity], *, accept: bool, 
         alike = is_alike(before[what], identity)
         if alike and accept:
             continue
-        touched = "If it was only copied or touched, --same-input goes on with it; else use --fresh to start over"
-        other = "Put the old one back, choose another --out, or use --fresh to start over"
+        choices = f"{update}or use --fresh to start over" if update else "use --fresh to start over"
+        touched = f"If it was only copied or touched, --same-input goes on with it; else {choices}"
+        other = f"Put the old one back, {update}choose another --out, or use --fresh to start over"
         raise RunError(
             f"the {what} {identity.name} has changed since this output was begun: {'; '.join(differences)}. "
             f"{touched if alike else other}"

@@ -42,6 +42,7 @@ VARIABLE = "VOLPIPE_NODE_DIRECTORY"
 # Of a cached file: chunk files are fetched whole, and of a larger shard a block needs only a part.
 LARGEST_BYTES = 64 * 2**20
 
+MOST_STATES = 2**16  # of files that a process remembers
 FETCHERS = 16  # files of a box at a time
 
 _warnings: dict[str, bool] = {}  # for the driver, and whether each was taken
@@ -165,8 +166,8 @@ class CachedVolume(Volume):
     base: str
     run: str
 
-    def open(self, *, cache_bytes: int = 0, session: str = "") -> Reader:
-        reader = super().open(cache_bytes=cache_bytes, session=session)
+    def open(self, *, cache_bytes: int = 0, session: str = "", live: bool = False) -> Reader:
+        reader = super().open(cache_bytes=cache_bytes, session=session, live=live)
 
         def cached(header: Header, array: tensorstore.StoredArray) -> tensorstore.StoredArray:
             is_cached = isinstance(array, tensorstore.TensorStoreArray)  # others are read by zarr-python alone
@@ -180,8 +181,9 @@ class CachedArray:
     """An array read through a node's cache, or directly where the cache fails."""
 
     def __init__(self, header: Header, array: tensorstore.StoredArray, volume: CachedVolume, cache_bytes: int) -> None:
-        self._header, self._array, self._volume = header, array, volume
+        self._header, self._array, self._volume, self._cache_bytes = header, array, volume, cache_bytes
         self._here = tensorstore.ArrayInMemory(header, cache_bytes)
+        self._states: dict[str, str] = {}  # of the files whose chunks may be in memory
         self._lock = threading.Lock()  # one thread may read what another drops from memory
 
     def read(self, index: tensorstore.Index) -> np.ndarray:
@@ -195,20 +197,33 @@ class CachedArray:
 
     def _read(self, names: list[str], index: tensorstore.Index) -> np.ndarray:
         cache = node_cache(self._volume.base, self._volume.run)
-        contents = fetchers().map(lambda name: cache.get(name, lambda: self._fetch(name)), names)
+        states = dict(zip(names, fetchers().map(self._state, names), strict=True))
+        kept = {name: f"{name}@{state}" for name, state in states.items()}  # what has changed is another file
+        contents = fetchers().map(lambda name: cache.get(kept[name], lambda: self._fetch(name)), names)
         stored = [(name, data) for name, data in zip(names, contents, strict=True) if data is not None]
         with self._lock:
+            self._remember(states)
             try:
                 for name, data in stored:
                     self._here.put(name, data)
                 return self._here.read(index)
             except ValueError:  # a chunk that cannot be decoded
                 for name in names:
-                    cache.drop(name)
+                    cache.drop(kept[name])
                 raise
             finally:
                 for name, _ in stored:
                     self._here.put(name, None)
+
+    def _state(self, name: str) -> str:
+        state = paths.file_state(self._header.folder / name)
+        return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
+
+    def _remember(self, states: dict[str, str]) -> None:
+        """Forget the chunks in memory if one of the files in these `states` has changed since it was read."""
+        if len(self._states) > MOST_STATES or any(self._states.get(name, now) != now for name, now in states.items()):
+            self._here, self._states = tensorstore.ArrayInMemory(self._header, self._cache_bytes), {}
+        self._states |= states
 
     def _fetch(self, name: str) -> bytes | None:
         data = paths.read(self._header.folder / name, LARGEST_BYTES + 1)

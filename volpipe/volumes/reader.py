@@ -254,26 +254,27 @@ class Volume:
         """The array's own attributes, as they are stored now."""
         return read_attributes(self.folder)
 
-    def open(self, *, cache_bytes: int = 0, session: str = "") -> Reader:
+    def open(self, *, cache_bytes: int = 0, session: str = "", live: bool = False) -> Reader:
         """Return this process's reader of the volume; the same one each time.
 
         Args:
             cache_bytes: decoded chunks kept in memory, shared by the readers of this process with the same number.
                 Only for arrays that nobody writes to.
             session: of whoever reads; another one's first look compares chunks in memory with their files once more.
+            live: whether each look does.
 
         Raises:
             VolumeError: the array is gone or has changed since the reference was made.
         """
         folder = self.folder
-        purpose = (self, cache_bytes, session)
-        return once(folder, purpose, lambda: Reader(self, cache_bytes), has_slices=self.format == "tiff")
+        purpose = (self, cache_bytes, session, live)
+        return once(folder, purpose, lambda: Reader(self, cache_bytes, live=live), has_slices=self.format == "tiff")
 
 
 class Reader:
     """An open array; it may be used by several threads, and pickles as the volume that it reads."""
 
-    def __init__(self, volume: Volume, cache_bytes: int = 0) -> None:
+    def __init__(self, volume: Volume, cache_bytes: int = 0, *, live: bool = False) -> None:
         folder = volume.folder
         header = read_header(folder)
         if header is None:
@@ -285,10 +286,10 @@ class Reader:
             )
         self.volume = volume
         self.shape, self.dtype, self.ndim = volume.shape, volume.dtype, volume.ndim
-        self._cache_bytes = cache_bytes
+        self._cache_bytes, self._live = cache_bytes, live
         damage.check_chunk(header)
         self._header = header
-        self._array = _open_for_reading(header, cache_bytes)
+        self._array = _open_for_reading(header, cache_bytes, live=live)
         self._through: tensorstore.StoredArray | None = None
 
     def read_through(self, wrap: Callable[[Header, tensorstore.StoredArray], tensorstore.StoredArray]) -> None:
@@ -297,7 +298,7 @@ class Reader:
             self._through = self._through or wrap(self._header, self._array)
 
     def __reduce__(self) -> tuple[Callable[[], Reader], tuple[()]]:
-        return partial(self.volume.open, cache_bytes=self._cache_bytes), ()
+        return partial(self.volume.open, cache_bytes=self._cache_bytes, live=self._live), ()
 
     def read(self, box: Box) -> np.ndarray:
         """Return the voxels of `box` (z, y, x), which lies in the volume, as (c, z, y, x).
@@ -471,13 +472,13 @@ def state(folder: Location, *, has_slices: bool = False) -> tuple[object, ...]:
     return tuple(entry for root in precomputed.roots(folder) for entry in paths.state(root, [precomputed.FILE]))
 
 
-def _open_for_reading(header: Header, cache_bytes: int) -> tensorstore.StoredArray:
+def _open_for_reading(header: Header, cache_bytes: int, *, live: bool) -> tensorstore.StoredArray:
     """Return the array through its format, or through tensorstore, or zarr-python what tensorstore does not know."""
     if header.format in single_file.FORMATS:
         return single_file.open_array(header, cache_bytes)
     try:
         if not header.unsupported:
-            return tensorstore.open_array(header, cache_bytes=cache_bytes)
+            return tensorstore.open_array(header, cache_bytes=cache_bytes, live=live)
     except ValueError as error:
         if header.format == "n5":
             raise VolumeError(f"{header.folder}: {error}") from error

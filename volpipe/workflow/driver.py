@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from volpipe.blockwise.journal import Journal, Kinds
+from volpipe.blockwise.journal import Kinds, Record
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pace import Prospect
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Schedule
+from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.blockwise.work import POOL, Errand, Steps
 from volpipe.errors import PlanError, RunError, VolpipeError
@@ -33,26 +33,30 @@ from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated,
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
-from volpipe.inference.output import check_name, check_output, create_output, stored_box, write_displays
+from volpipe.inference.output import check_name, check_output, create_output, grow_output, stored_box, write_displays
 from volpipe.inference.plan import Plan, check_thickness, make_plan
 from volpipe.inference.runner import loaded_runner
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
+from volpipe.inference.statistics import needs_measuring
 from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
 from volpipe.reporting.comparison import Subject
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
+from volpipe.runs.growth import follow, grids_of, grown_plan
 from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
-from volpipe.runs.prepasses import measured, scan_stage, scanned
-from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
+from volpipe.runs.prepasses import known_normalisation, measured, scan_stage, scanned
+from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal, stored_fingerprint, unseal
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, profile_items, seam_scores
-from volpipe.runs.verify import Recomputed, Shard, recompute
+from volpipe.runs.update import Update, with_due
+from volpipe.runs.updates import Updated, standing_records, updates_in
+from volpipe.runs.verify import Recomputed, Shard, check_present, recompute
 from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkSession
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
 from volpipe.segmentation.driver import SegmentationResult
@@ -78,6 +82,7 @@ class Report(WorkReport):
         num_held: blocks that were to be left alone in this session.
         clipped: voxels of the output, of all sessions, that were clipped to its type, and their share of it.
         normalise: how grey levels were mapped; None where nothing was done.
+        updates: that the volume had grown, and what else had changed; none where nothing had, or nobody asked.
     """
 
     num_held: int = 0
@@ -86,6 +91,7 @@ class Report(WorkReport):
     kept: Nonfinite = ALL_FINITE
     clipped: tuple[int, float] = (0, 0.0)
     normalise: Affine | None = None
+    updates: tuple[Updated, ...] = ()
     seams: list[Score] = field(default_factory=list)
 
     def facts(self) -> dict[str, object]:
@@ -161,6 +167,8 @@ class RunWork(OutputWork[Plan, Report]):
     what: ClassVar[str] = "run"
     goes_on: ClassVar[str] = "volpipe run"
     kinds: ClassVar[Kinds] = RESULTS
+    can_update: ClassVar[bool] = True
+    updates: tuple[Updated, ...] = ()  # of this session
 
     def volumes(self) -> dict[str, Volume]:
         """Return volume and mask."""
@@ -170,6 +178,16 @@ class RunWork(OutputWork[Plan, Report]):
     @property
     def journal(self) -> Path:
         return self.folder.journal if self._selection() is not None else self.folder.scan
+
+    def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
+        """Yield what the journal has that no update took back, numbered as the plan has it; see `FolderWork`."""
+        return standing_records(self.journal, self.kinds, self.plan.identity, grids_of(self.plan))
+
+    def standing_units(self) -> Iterator[Unit] | None:
+        """Return the units that are done where an update took others back; see `FolderWork`."""
+        if not updates_in(self.journal, self.kinds, self.plan.identity):
+            return None
+        return (unit for record in self.records() for unit in record.units)
 
     @property
     def earlier_journals(self) -> Sequence[Path]:
@@ -234,8 +252,10 @@ class RunWork(OutputWork[Plan, Report]):
         )
 
     def grids(self) -> dict[str, Grid]:
-        """Return the blocks of the scan, or those of the run; see `FolderWork`."""
+        """Return the blocks of the scan, or of the run; none of a volume that has grown: they had other numbers."""
         selection = self._selection()
+        if any(update.grids for _, update in updates_in(self.folder.journal, self.kinds, self.plan.identity)):
+            return {}
         if selection is None:
             return {"scan": self.plan.blocks}
         stages = ("factor", "infer") if self.plan.mode == "stored" else ("infer",)
@@ -272,6 +292,9 @@ class RunWork(OutputWork[Plan, Report]):
 
     def claim(self) -> None:
         """Make sure that folder and output are this plan's to write; see `OutputWork`."""
+        self._check_update()
+        if self.options.update:
+            self._grow()
         super().claim()
         self._agree_on_tensors()
 
@@ -284,6 +307,52 @@ class RunWork(OutputWork[Plan, Report]):
                 f"the run in {self.folder.path} was started without --keep-tensors and some tensors are gone; "
                 "go on without, or use --fresh to start over"
             )
+
+    def _check_update(self) -> None:
+        """Refuse an update that cannot be told from its options."""
+        options = self.options
+        if (options.measure_again or options.adopt) and not options.update:
+            raise RunError("--measure-again and --adopt say how --update goes; give that as well")
+        if not options.update:
+            return
+        if options.keep_tensors:
+            raise RunError(
+                "--update writes tensors of what has changed alone, so that --keep-tensors would keep some of two "
+                "inputs; leave it out, or use --fresh"
+            )
+        if self.plan.needs_scan and self.is_begun:
+            raise RunError(
+                f"the run in {self.folder.path} leaves out what its mask or input.empty says, which may be other parts "
+                "of an input that has changed; --update cannot tell yet, use --fresh to start over"
+            )
+        if options.measure_again and not needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype)):
+            raise RunError(
+                "--measure-again: nothing is measured in this run, the recipe or the type of the voxels says how grey "
+                "levels are mapped; leave it out"
+            )
+
+    def _grow(self) -> None:
+        """Follow a volume that has grown, if its run can."""
+        old, grown = self.folder.load(Plan), grown_plan(self.plan)
+        if old is not None and grown is not None and grown.identity == self.plan.identity:
+            self.updates = (follow(self, type(self)(old, self.options, folder=self.folder)),)
+
+    def update_steps(self, session: WorkSession) -> Steps[None]:
+        """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""
+        selection, shards = self._selected(), self.shards()
+        if shards:
+            check_present(self.plan.out, shards, is_thorough=True)
+        update = yield from Update(self, selection, session).steps()
+        self.updates += () if update is None else (update,)
+        is_other = stored_fingerprint(self.plan.out) not in ("", self.inputs["volume"].fingerprint)
+        if self.updates or is_other:
+            self.note_session()
+            if shards:
+                unseal(self.plan, self.plan.array_format, self.updates)
+        normalise = known_normalisation(self)
+        if not self.updates and is_other and normalise is not None and shards:
+            self._create_output(selection, normalise)
+        store_identities(self.folder.inputs, self.inputs)
 
     def announce(self) -> None:
         """Say what is about to run, and note in the log what a user should know of net and volume."""
@@ -301,7 +370,7 @@ class RunWork(OutputWork[Plan, Report]):
         if selection is None:
             selection = yield from scanned(self, session, pool, job)
         schedule = self._schedule(selection)
-        schedule.resume(unit for record in session.journal.records() for unit in record.units)
+        schedule.resume(unit for record in self.records() for unit in record.units)
         self._limit(schedule, selection)
         forecast = yield from forecast_run(
             selection, folder, pool, schedule.share_left, is_pending=self.feed is not None
@@ -314,8 +383,12 @@ class RunWork(OutputWork[Plan, Report]):
         normalise = yield from measured(self, session, pool, job)
         self._create_output(selection, normalise)
         schedule.open_readers()
-        job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale)
+        _, due = with_due(selection, self, folder)
+        job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale, due=due)
+        if self._has_grown and not job.tensors.is_fitting:  # a kill kept those of before, which nothing rests on
+            job.tensors.remove()
         job.tensors.create()
+        job.tensors.forget_sums(schedule.infer.done)
         num_windows, num_voxels = selection.num_windows, selection.num_voxels
         beats = folder.path if pool.is_here else None
         prospect = Prospect(forecast.estimate.seconds_per_unit, num_windows, num_voxels, beats)
@@ -334,6 +407,7 @@ class RunWork(OutputWork[Plan, Report]):
             most_scratch_bytes=phase.progress.most_scratch_bytes,
             estimate=forecast.estimate,
             normalise=normalise,
+            updates=self.updates,
         )
 
     def _store_planned(self, estimate: Estimate) -> None:
@@ -366,14 +440,21 @@ class RunWork(OutputWork[Plan, Report]):
             )
         schedule.limit(only)
 
+    @property
+    def _has_grown(self) -> bool:
+        """Whether the volume has grown since the run was begun."""
+        return any(update.grids for _, update in updates_in(self.folder.journal, RESULTS, self.plan.identity))
+
     def _create_output(self, selection: Selection, normalise: Affine) -> None:
+        if self._has_grown:
+            grow_output(self.plan)
         create_output(self.plan, origin(selection, normalise, self.inputs["volume"].fingerprint))
 
     def closed(self, session: WorkSession, report: Report | None) -> Report:
         """Return the report, after scratch was deleted and the output was given what it says of how its run ended."""
         selection, was_complete = self._selected(), report is None
         report = report or Report(self.plan, self.folder.path)
-        report.kept, report.clipped = kept_in(session.journal), clipped_in(session.journal, selection)
+        report.kept, report.clipped = kept_in(self.records()), clipped_in(self.records(), selection)
         is_whole = not (report.missing or report.num_held)
         if is_whole:
             self.clean()
@@ -409,7 +490,9 @@ def execute(plan: Plan, start: Start, *, listener: Listener = SILENT, **options:
         RunError: another run's folder or output is in the way, or too much fails.
         SiteError: the site cannot be used.
     """
-    work = RunWork(plan, Options(**options), listener)
+    asked = Options(**options)
+    grown = grown_plan(plan) if asked.update else None
+    work = RunWork(grown or plan, asked, listener)
     return perform(work, partial(start, work.folder.parsl))
 
 
@@ -453,13 +536,13 @@ def _findings(report: Report) -> dict[str, object]:
     }
 
 
-def kept_in(journal: Journal) -> Nonfinite:
+def kept_in(records: Iterable[Record[Any]]) -> Nonfinite:  # Any: of a run
     """Return how many voxels of all sessions are not finite, and were kept."""
-    entries = (entry for result in journal.results(Inferred) for entry in result.nonfinite)
+    entries = (entry for record in records if isinstance(record.result, Inferred) for entry in record.result.nonfinite)
     return sum((Nonfinite(nan, infinite) for _, nan, infinite in entries), ALL_FINITE)
 
 
-def clipped_in(journal: Journal, selection: Selection) -> tuple[int, float]:
+def clipped_in(records: Iterable[Record[Any]], selection: Selection) -> tuple[int, float]:  # Any: of a run
     """Return how many voxels of all sessions were clipped to the output's type, and their share of what is wanted."""
-    num = sum(result.clipped for result in journal.results(Written))
+    num = sum(record.result.clipped for record in records if isinstance(record.result, Written))
     return num, num / (selection.num_voxels * selection.plan.net.out_channels)

@@ -15,12 +15,15 @@ from typing import Any, Literal
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
-from volpipe.errors import RemoteError, RunError
+from volpipe.errors import RemoteError, RunError, VolumeError
 from volpipe.evaluation.driver import EVALUATION_FILE
+from volpipe.geometry.grid import Triple, triple
 from volpipe.inference.plan import Plan
+from volpipe.inference.selection import Selection
 from volpipe.recipes.training import LOSSES
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.update import compare
 from volpipe.runs.work import JournalAccount, OutputWork
 from volpipe.runs.worker import SELECTION_FILE
 from volpipe.segmentation.plan import SegmentPlan
@@ -30,13 +33,42 @@ from volpipe.training.search.grid import SWEEP_FILE
 from volpipe.training.search.optuna import STUDY
 from volpipe.training.search.trials import TABLE as TRIALS_TABLE
 from volpipe.training.task import TRAINING_FILE, Training
+from volpipe.units import count
+from volpipe.volumes.identity import has_moved, read_identities
 from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import TABLE, DatasetRow, batch_folder, find_batch, note_of, read_table
+from volpipe.workflow.driver import RunWork
 from volpipe.workflow.entries import Entry, find_entries, find_work
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
 KINDS: dict[str, Kind] = {"run": "run", "segmentation": "labels", "label": "labels", "evaluate": "evaluation"}
+REMEDY = "`volpipe status --changes` counts the blocks, `volpipe run --update` computes what rests on them"
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How much an update of an output may compute, as the states of the input's files tell.
+
+    Attributes:
+        changed: blocks whose files are not as they were; voxels were not compared.
+        blocks: of the run.
+        grown: voxels (z, y, x) by which the volume is longer than it was.
+    """
+
+    changed: int
+    blocks: int
+    grown: Triple = (0, 0, 0)
+
+    def __str__(self) -> str:
+        longer = ", ".join(f"{axis} by {n:,}" for axis, n in zip("zyx", self.grown, strict=True) if n)
+        grown = f"its input has grown along {longer}; " if longer else ""
+        if not self.changed:
+            return f"{grown}its input has not changed"
+        return (
+            f"{grown}{self.changed:,} of {count(self.blocks, 'block')} read files that have changed; `volpipe run "
+            "--update` compares their voxels, and computes what rests on others"
+        )
 
 
 @dataclass(frozen=True)
@@ -47,6 +79,7 @@ class Status:
         output: that is made, or the folder of a training.
         totals: what their tasks took, over all sessions.
         missing: what failed when it was last tried.
+        changes: what an update would find, where that was asked for.
         parts: the stages of several, in their order.
         datasets: of a batch; `at_work` has the status of those that are under way, by number.
         folder: of the run, where its workers leave their signs of life.
@@ -62,6 +95,7 @@ class Status:
     totals: dict[str, Totals] = field(default_factory=dict)
     missing: list[Missing] = field(default_factory=list)
     remark: str = ""
+    changes: Changes | None = None
     parts: tuple[Status, ...] = ()
     datasets: tuple[DatasetRow, ...] = ()
     at_work: Mapping[int, Status] = field(default_factory=dict)
@@ -109,19 +143,25 @@ class Status:
             "loss": self.pace.loss if self.pace is not None else None,
             "steps_per_second": self.pace.speed if self.pace is not None else None,
             "stages": {name: asdict(stage) for name, stage in self.stages.items()},
+            "changes": None if self.changes is None else asdict(self.changes),
             "missing": [asdict(part) | {"box": str(part.box)} for part in self.missing],
             "parts": [part.to_json() for part in self.parts],
             "datasets": [asdict(row) for row in self.datasets],
         }
 
 
-def find_status(output: str) -> Status:
+def find_status(output: str, *, with_changes: bool = False) -> Status:
     """Return the status of `output`, or of what is made in the folder of that name.
 
+    Args:
+        output: as the command names it.
+        with_changes: whether to look at all files of the input of a run.
+
     Raises:
-        RunError: nobody began anything there, or what is stored is damaged.
+        RunError: nobody began anything there, what is stored is damaged, or it is no run whose input can be compared.
     """
-    return Observer(output).look()
+    status = Observer(output).look()
+    return _with_changes(status) if with_changes else status
 
 
 @dataclass(frozen=True)
@@ -299,6 +339,33 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def _with_changes(status: Status) -> Status:
+    """Return `status` with what an update of that run would find."""
+    work = find_work(RunFolder.find(status.output))
+    if not isinstance(work, RunWork) or work.plan.needs_scan:
+        raise RunError(
+            f"{status.output}: --changes is for runs of a net without a mask and input.empty; leave it out, or name "
+            "such a run"
+        )
+    selection = Selection(work.plan)
+    source = work.plan.source
+    now = zip(source.volume().spatial_shape, source.shape, strict=True)
+    grown = triple(n - before for n, before in now)
+    changes = Changes(compare(work, selection).num_open, selection.num_blocks, grown)
+    return replace(status, changes=changes, remark=str(changes))
+
+
+def _has_moved(work: RunWork) -> bool:
+    """Return whether the few files that the identity of the input names are in other states; on a disk alone."""
+    noted, source = (read_identities(work.folder.inputs) or {}).get("volume"), work.plan.source
+    try:
+        if noted is None or not isinstance(paths.locate(source.path), Path):
+            return False
+        return has_moved(noted, source.volume())
+    except VolumeError:  # it is not there at the moment
+        return False
+
+
 def _of_work(account: JournalAccount, driver: Driver) -> Status:
     progress, work = account.look(), account.work
     assert isinstance(work, OutputWork)
@@ -306,6 +373,8 @@ def _of_work(account: JournalAccount, driver: Driver) -> Status:
     notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in progress.schedule.shown}
     stages, is_whole = _with_flights(notes, driver), progress.is_complete
     remark = work.remark if is_whole else ""
+    if is_whole and isinstance(work, RunWork) and _has_moved(work):
+        remark = f"but its input has changed since: {REMEDY}"
     try:
         if not driver.is_at_work and progress.has_output and not paths.exists(paths.locate(out)):
             is_whole, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"

@@ -122,20 +122,21 @@ class Handler(BaseHTTPRequestHandler):
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after = query.get("continuation-token", query.get("start-after", ""))
         with self.bucket.lock:
-            files = {key: len(data) for key, data in self.bucket.files.items() if key.startswith(prefix)}
-        entries: dict[str, int | None] = {}
-        for key, size in sorted(files.items()):
+            files = {key: data for key, data in self.bucket.files.items() if key.startswith(prefix)}
+        entries: dict[str, bytes | None] = {}
+        for key, data in sorted(files.items()):
             inner, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
-            entries |= {f"{prefix}{inner}{delimiter}": None} if found else {key: size}
+            entries |= {f"{prefix}{inner}{delimiter}": None} if found else {key: data}
         left = [name for name in sorted(entries) if name > after]
         page = left[: min(PAGE, int(query.get("max-keys", PAGE)))]
         xml = [f"<Name>{self.bucket.name}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"]
         for name in page:
-            if entries[name] is None:
+            if (stored := entries[name]) is None:
                 xml.append(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>")
             else:
                 time = "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-                xml.append(f"<Contents><Key>{escape(name)}</Key>{time}<Size>{entries[name]}</Size></Contents>")
+                known = f"<ETag>{escape(etag(stored))}</ETag><Size>{len(stored)}</Size>"
+                xml.append(f"<Contents><Key>{escape(name)}</Key>{time}{known}</Contents>")
         more = len(left) > len(page)
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
         return (

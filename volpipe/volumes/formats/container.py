@@ -244,6 +244,16 @@ def create_array(
             merge_json(folder / name, tree)
 
 
+def grow_array(path: str | os.PathLike[str] | object_store.Remote, key: str, spec: ArraySpec, format: str) -> None:
+    """Give the array `key` in the container at `path`, if there is one, the shape of `spec`; no voxel is touched."""
+    documents = n5.documents(spec) if format == "n5" else zarr.documents(spec, int(format[-1]))
+    for name, tree in documents.items():
+        file = absolute(path) / key / name
+        shape: Tree = {what: tree[what] for what in ("shape", "dimensions") if what in tree}
+        if shape and paths.is_file(file):
+            merge_json(file, shape)
+
+
 def _check_same(old: Tree, new: Tree, file: Location) -> None:
     """Raise unless the metadata `old` in `file` say all that `new` does; they may say more."""
     pairs = [(key, old.get(key), value) for key, value in new.items() if key != "attributes"]

@@ -239,6 +239,14 @@ def _header(file: Path, key: str, dataset: h5py.Dataset) -> Header:
     )
 
 
+def is_alone(header: Header) -> bool:
+    """Return whether all voxels of the dataset of `header` lie in its own file."""
+    file = header.known["file"]
+    with _opened(file) as opened:
+        dataset = opened[header.known["key"]]
+        return not dataset.is_virtual and not dataset.external and dataset.file.filename == str(file)
+
+
 def _check_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = ()) -> None:
     """Raise where a file that a dataset is made of is missing or lies elsewhere, or a dataset is made of itself.
 

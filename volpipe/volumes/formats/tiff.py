@@ -97,6 +97,14 @@ def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | PagedArray:
         return PagedArray(_pages(series, file), _layout(series, stored), cache_bytes)
 
 
+def is_alone(header: Header) -> bool:
+    """Return whether all voxels of `header` lie in its own file."""
+    file = header.known["file"]
+    with _opened(file, checked=True) as tif:
+        series = tif.series[header.known["series"]].levels[header.known["level"]]
+        return _is_flat(series) or {page.file for page in _pages(series, file)} == {file.resolve()}
+
+
 @contextmanager
 def _opened(file: Path, *, checked: bool = False) -> Iterator[TiffFile]:
     from tifffile import TiffFile

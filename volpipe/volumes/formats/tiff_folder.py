@@ -18,6 +18,7 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.volumes.formats import tiff
+from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.tensorstore import Index, StoredArray
 
@@ -143,17 +144,21 @@ class SliceArray:
     def read(self, index: Index) -> np.ndarray:
         first, *rest = index
         if isinstance(first, int):
-            return self._open(self._files[first]).read(tuple(rest))
+            return self._slice(self._files[first]).read(tuple(rest))
         files = self._files[first]
         sizes = zip(rest, self._header.shape[1:], strict=True)
         shape = [len(range(*i.indices(n))) for i, n in sizes if not isinstance(i, int)]
         out = np.empty((len(files), *shape), self._header.dtype)
         for z, file in enumerate(files):
-            out[z] = self._open(file).read(tuple(rest))
+            out[z] = self._slice(file).read(tuple(rest))
         return out
 
+    def _slice(self, file: Path) -> StoredArray:
+        return self._open(file, paths.file_state(file))
 
-def _open_slice(stack: Header, cache_bytes: int, file: Path) -> StoredArray:
+
+def _open_slice(stack: Header, cache_bytes: int, file: Path, state: paths.State) -> StoredArray:
+    """Return the slice in `file`, which is in this `state`: one that was written again is opened again."""
     header = _slice_header(file)
     if header.shape != stack.shape[1:] or header.dtype != stack.dtype:
         raise VolumeError(

@@ -312,10 +312,13 @@ def stamp(file: Remote) -> Stamp | None:
     import obstore
 
     with _explained(file, missing_ok=True):
-        metadata = obstore.head(client(file), file.key)
-        changed = metadata["last_modified"]
-        return Stamp(int(metadata["size"]), int(changed.timestamp()) * 10**9, metadata["e_tag"] or "")
+        return _stamp(obstore.head(client(file), file.key))
     return None
+
+
+def _stamp(metadata: Any) -> Stamp:  # Any: obstore's, which has no type for it at run time
+    changed = metadata["last_modified"]
+    return Stamp(int(metadata["size"]), int(changed.timestamp()) * 10**9, metadata["e_tag"] or "")
 
 
 def write(file: Remote, data: bytes) -> None:
@@ -379,6 +382,16 @@ def list_files(folder: Remote) -> Iterator[tuple[str, int]]:
     with _explained(folder):
         for entry in itertools.chain.from_iterable(obstore.list(client(folder), folder.key, chunk_size=1000)):
             yield entry["path"].removeprefix(f"{folder.key}/"), entry["size"]
+
+
+def list_stamps(folder: Remote) -> Iterator[tuple[str, Stamp]]:
+    """Yield every file under `folder`: its key there, and its stamp; see `list_files`."""
+    import obstore
+
+    _check_listable(folder)
+    with _explained(folder):
+        for entry in itertools.chain.from_iterable(obstore.list(client(folder), folder.key, chunk_size=1000)):
+            yield entry["path"].removeprefix(f"{folder.key}/"), _stamp(entry)
 
 
 def exists(folder: Remote) -> bool:

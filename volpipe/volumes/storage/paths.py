@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import logging
 import os
@@ -27,6 +28,10 @@ Location = Path | Remote
 
 DELETE_ATTEMPTS, DELETE_PAUSE_SECONDS = 20, 0.1
 PARTIAL = r"\..+\.[0-9a-f]{32}"  # names that `whole_file` gives
+
+State = tuple[int, int, int, int]  # of a file, for equality alone
+ABSENT: State = (-1, -1, -1, -1)
+UNTOLD: State = (-2, -2, -2, -2)  # its store gives neither a time nor a tag
 
 _num_changes = itertools.count(1)
 _last_change = 0  # to files in remote places, by this process
@@ -133,6 +138,28 @@ def stamp(file: Location) -> Stamp | None:
     except OSError:
         return None
     return Stamp(status.st_size, status.st_mtime_ns)
+
+
+def file_state(file: Location | str) -> State:
+    """Return the state of `file`: number, times and bytes on a disk, tag and bytes in a bucket."""
+    if isinstance(file, Remote):
+        known = object_store.stamp(file)
+        return ABSENT if known is None else stamp_state(known)
+    try:
+        status = os.stat(file)  # noqa: PTH116  # millions are asked for by their names
+    except (FileNotFoundError, NotADirectoryError):
+        return ABSENT
+    except OSError as error:
+        raise VolumeError(f"{file} cannot be looked at: {error.strerror}") from error
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
+
+def stamp_state(stamp: Stamp) -> State:
+    """Return the state that a server's `stamp` of a file gives; a tag, which says what is in it, counts before time."""
+    if stamp.tag:
+        tag = hashlib.sha256(stamp.tag.strip('"').encode()).digest()
+        return int.from_bytes(tag[:8], "little", signed=True), 0, 0, stamp.num_bytes
+    return (0, stamp.time_ns, 0, stamp.num_bytes) if stamp.time_ns else UNTOLD
 
 
 def is_same(old: Stamp | None, new: Stamp | None) -> bool:

@@ -93,7 +93,7 @@ class TensorStoreArray:
 
 
 def open_array(
-    header: Header, *, write: bool = False, cache_bytes: int = 0, kvstore: Tree | None = None
+    header: Header, *, write: bool = False, cache_bytes: int = 0, live: bool = False, kvstore: Tree | None = None
 ) -> TensorStoreArray:
     """Return the array of `header`; its metadata on disk is not read again.
 
@@ -101,6 +101,7 @@ def open_array(
         header: as read by the format's own file.
         write: whether it will be written to.
         cache_bytes: decoded chunks kept in memory, shared by all arrays of the process opened with the same number.
+        live: whether a chunk in memory is compared with its file each time, 2 µs on a disk; else at the first read.
         kvstore: tensorstore's name for the folder of its chunk files, where that is not the header's.
 
     Raises:
@@ -118,7 +119,7 @@ def open_array(
     known = dict(header.known) if is_precomputed else {"metadata": dict(header.known)}
     spec = {"driver": DRIVERS[header.format], "kvstore": kvstore, **known}
     if cache_bytes:
-        spec["recheck_cached_data"] = "open"  # a chunk in memory is not compared with its file
+        spec["recheck_cached_data"] = True if live else "open"
     own = context(cache_bytes)
     try:
         array = ts.open(spec, open=True, assume_metadata=True, read=True, write=write, context=own).result()

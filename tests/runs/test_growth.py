@@ -1,0 +1,192 @@
+"""A volume that grows: the output grows with it, and is that of a fresh run, byte for byte; no more is computed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import Give, giver, set_each
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from inline import Inline, Stopped
+from test_update import (
+    FLOATS,
+    MEASURED,
+    assert_fresh,
+    divisions,
+    edit,
+    edits,
+    planned,
+    ran,
+    write_n5,
+    write_slices,
+    write_zarr,
+)
+from volumes import noise, windowed, write_volume
+
+from volpipe.errors import RunError
+from volpipe.runs.provenance import read_provenance
+from volpipe.runs.run_folder import RunFolder
+from volpipe.volumes.volume import open_volume
+from volpipe.workflow.driver import execute
+from volpipe.workflow.status import find_status
+
+SLOW = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+CORES = ("net.name=identity", *windowed((8, 16, 16), (0, 0, 0), (1, 1, 1), "crop"))  # blocks of 8 slices
+
+
+def grow(volume: Path, data: np.ndarray, chunk: int) -> None:
+    """Make `data`, which begins with the voxels of `volume`, its voxels; chunks that are as they were stay so."""
+    new = write_volume(volume.with_name("new.n5"), data, chunk=chunk)
+    for file in filter(Path.is_file, new.rglob("*")):
+        old = volume / file.relative_to(new)
+        if not old.exists() or old.read_bytes() != file.read_bytes():
+            old.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(old)
+    shutil.rmtree(new)
+
+
+@SLOW
+@given(st.data(), divisions(), st.sampled_from(["stored", "streamed"]), st.integers(0, 2), st.integers(0, 2**16))
+def test_the_output_of_a_grown_volume_is_that_of_a_fresh_run(
+    data: st.DataObject, drawn: tuple[tuple[int, ...], list[str]], mode: str, levels: int, seed: int
+) -> None:
+    """Grown along any axes and edited, interrupted anywhere, also before the first run was complete."""
+    shape, division = drawn
+    more = [*FLOATS, "net.name=smooth.py:smooth", f"tensors.mode={mode}", f"output.levels={levels}", *division]
+    rng = np.random.default_rng(seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        volume = write_volume(folder / "in.n5", noise(shape), chunk=5)
+        for _ in range(data.draw(st.integers(1, 4))):
+            with contextlib.suppress(Stopped):
+                execute(planned(folder, *more), Inline(seed, 2, int(rng.integers(0, 60))).start, update=True)
+            before = open_volume(volume).open()[...]
+            shape = tuple(n + data.draw(st.integers(0, 7)) for n in shape)
+            after = noise(shape, seed=len(shape))
+            after[tuple(map(slice, before.shape))] = before
+            grow(volume, after, chunk=5)
+            for box, other in data.draw(edits(shape)):
+                edit(volume, box, other)
+        plan = ran(planned(folder, *more), Inline(seed, 2), update=True).plan
+        assert plan.source.shape == shape
+        assert ran(planned(folder, *more), update=True).was_complete
+        assert_fresh(plan)
+
+
+@pytest.mark.parametrize("kind", ["n5", "shards", "slices"])
+def test_only_new_blocks_and_the_one_at_the_old_face_are_computed(tmp_path: Path, kind: str) -> None:
+    """Three blocks, the last of which is cut; then five."""
+    write: Any = {"n5": write_n5, "shards": write_zarr("zarr3", shards=(8, 16, 16)), "slices": write_slices}[kind]
+    data = noise((40, 16, 16))
+    name = write(tmp_path, data[:20])
+    ran(planned(tmp_path, *CORES, volume=name))
+    if kind == "n5":
+        grow(tmp_path / "in.n5", data, chunk=8)
+    else:
+        write(tmp_path, data)
+    report = ran(planned(tmp_path, *CORES, volume=name), update=True)
+    lines = (RunFolder.from_output(Path(report.plan.out)).journal).read_text().splitlines()
+    marked = [json.loads(line)["done"] for line in lines if json.loads(line)["stage"] == "infer"]
+    assert sorted(unit for done in marked for unit in done) == [0, 1, 2, 2, 3, 4]
+    assert str(report.updates[0]).startswith(
+        "the volume has grown from 20 × 16 × 16 to 40 × 16 × 16: 1 block lay at a face"
+    )
+    np.testing.assert_array_equal(open_volume(report.plan.out).open()[...], data)
+    assert_fresh(report.plan)
+
+
+def test_a_driver_killed_between_journal_and_plan_leaves_the_old_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers in the journal are those of the plan that is stored; twice, and then it grows."""
+    data = noise((40, 24, 24))
+    write_n5(tmp_path, data[:20, :20, :20])
+    more = ("net.name=identity", *windowed((8, 8, 8), (4, 4, 4), (1, 1, 1), "hann"))
+    old = ran(planned(tmp_path, *more)).plan
+    grow(tmp_path / "in.n5", data, chunk=8)
+
+    def killed(folder: RunFolder, plan: object) -> None:
+        raise Stopped
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "store", killed)
+        for _ in range(2):
+            with pytest.raises(Stopped):
+                ran(planned(tmp_path, *more), update=True)
+            assert find_status(old.out).is_complete
+            assert find_status(old.out).stages["infer"].done == find_status(old.out).stages["infer"].all
+    assert_fresh(ran(planned(tmp_path, *more), update=True).plan)
+
+
+def test_levels_are_added_and_sizes_stay(tmp_path: Path) -> None:
+    """A fresh run would choose other blocks for the larger volume; the output goes on in those that it has."""
+    data = noise((64, 64, 150))
+    write_n5(tmp_path, data[..., :60])
+    before = ran(planned(tmp_path, "net.name=identity")).plan
+    grow(tmp_path / "in.n5", data, chunk=8)
+    alone = planned(tmp_path, "net.name=identity")
+    report = ran(alone, update=True)
+    assert (report.plan.block, report.plan.shard) == (before.block, before.shard) != (alone.block, alone.shard)
+    assert len(report.plan.factors) > len(before.factors)
+    assert_fresh(report.plan)
+
+
+def test_statistics_of_a_smaller_volume_are_kept(tmp_path: Path) -> None:
+    data = noise((16, 16, 48))
+    write_n5(tmp_path, data[..., :20])
+    ran(planned(tmp_path, *MEASURED, *FLOATS[:2]))
+    grow(tmp_path / "in.n5", data, chunk=8)
+    before = read_provenance(tmp_path / "out.zarr")["normalise"]
+    ran(planned(tmp_path, *MEASURED, *FLOATS[:2]), update=True)
+    assert read_provenance(tmp_path / "out.zarr")["normalise"] == before
+    assert open_volume(tmp_path / "out.zarr").shape == data.shape
+
+
+def test_a_volume_that_shrank_or_is_of_another_type_is_refused(tmp_path: Path) -> None:
+    data = noise((20, 16, 16))
+    write_n5(tmp_path, data)
+    ran(planned(tmp_path, *CORES))
+    write_n5(tmp_path, data[:18])
+    with pytest.raises(RunError, match=r"axis z: the volume .* had 20 voxels and has 18; --update follows a volume"):
+        ran(planned(tmp_path, *CORES), update=True)
+    write_n5(tmp_path, np.pad(data, ((0, 4), (0, 0), (0, 0))).astype(np.uint16))
+    with pytest.raises(RunError, match=r"source\.dtype: uint8 -> uint16"):
+        ran(planned(tmp_path, *CORES), update=True)
+    write_n5(tmp_path, data)
+    assert ran(planned(tmp_path, *CORES), update=True).was_complete
+
+
+def test_precomputed_does_not_grow(tmp_path: Path) -> None:
+    data = noise((40, 16, 16))
+    write_n5(tmp_path, data[:20])
+    more = (*CORES, "output.format=precomputed", "input.voxel_size_nm=[1,1,1]")
+    ran(planned(tmp_path, *more))
+    grow(tmp_path / "in.n5", data, chunk=8)
+    with pytest.raises(RunError, match="is precomputed, which numbers its chunks by the shape"):
+        ran(planned(tmp_path, *more), update=True)
+
+
+def test_a_folder_of_slices_grows_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give: Give = giver(tmp_path, monkeypatch, capsys)
+    data = noise((120, 16, 16))
+    write_slices(tmp_path, data[:20])
+    command = ("run", "--config", "threads", *set_each(*CORES), "-o", "out.zarr", "slices", "--update")
+    assert give(*command).code == 0
+    for z in range(30, 121, 50):
+        write_slices(tmp_path, data[:z])
+        said = " ".join(give("status", "--changes", "out.zarr").out.split())
+        assert f"its input has grown along z by {10 if z == 30 else 50}" in said
+        ended = give(*command)
+        assert ended.code == 0, ended.err
+        assert f"to {z} × 16 × 16" in " ".join(ended.out.split())
+    np.testing.assert_array_equal(open_volume(tmp_path / "out.zarr").open()[...], data[:80])
+    assert give("verify", "out.zarr").code == 0

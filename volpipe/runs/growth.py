@@ -1,0 +1,148 @@
+"""Growth: a volume that has become longer along an axis, and what of its output is as it was.
+
+Not here: what else has changed in it (update). Windows, blocks and shards keep the sizes that they had, so that a block
+keeps its place, and is numbered anew. What lay at the old face is made again: blocks that saw it mirrored,
+or whose windows weigh otherwise beside new ones, and shards that it cut::
+
+    before   |  0  |  1  |  2 ┊                 the face
+    now      |  0  |  1  |  2  |  3  |  4 ┊     2 is computed again, 3 and 4 for the first time
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+
+from volpipe.blockwise.journal import Journal, Record
+from volpipe.errors import RunError
+from volpipe.geometry.blend import span
+from volpipe.geometry.grid import Grid
+from volpipe.inference.plan import AXES, Plan
+from volpipe.inference.selection import Selection
+from volpipe.inference.statistics import needs_measuring
+from volpipe.runs.prepasses import Work, known_normalisation
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.schedule import RunSchedule
+from volpipe.runs.update import Again, rests_on
+from volpipe.runs.updates import BLOCKS, STAGE, Updated, to_ranges
+from volpipe.runs.verify import written
+from volpipe.runs.worker import RESULTS
+from volpipe.volumes.storage import paths
+
+log = logging.getLogger(__name__)
+
+SIZES = ("window", "overlap", "block", "shard", "chunk")
+
+
+def grids_of(plan: Plan) -> dict[str, tuple[int, int, int]]:
+    """Return the numbers of blocks and of shards (z, y, x) by which a journal's records are numbered."""
+    grids: dict[str, Grid] = {BLOCKS: plan.blocks} | {f"s{i}": plan.shards(i) for i in range(len(plan.factors))}
+    return {name: (grid.counts[0], grid.counts[1], grid.counts[2]) for name, grid in grids.items()}
+
+
+def grown_plan(plan: Plan) -> Plan | None:
+    """Return `plan` with the sizes of a run that was begun before the volume grew; None where nothing grew.
+
+    Raises:
+        RunError: the volume has shrunk, or its output cannot grow.
+    """
+    old = RunFolder.from_output(paths.locate(plan.out)).load(Plan)
+    if old is None or old.source.shape == plan.source.shape:
+        return None
+    grown = plan.changed(**{name: getattr(old, name) for name in SIZES})
+    longer = old.source.model_copy(update={"shape": plan.source.shape})
+    if old.changed(source=longer, roi=grown.roi, factors=grown.factors).identity != grown.identity:
+        return None  # something else differs too, which is refused with what that is
+    _check_growth(old, grown)
+    return grown
+
+
+def _check_growth(old: Plan, new: Plan) -> None:
+    for axis, before, now in zip(AXES, old.source.shape, new.source.shape, strict=True):
+        if now < before:
+            raise RunError(
+                f"axis {axis}: the volume {new.source.path} had {before} voxels and has {now}; --update follows a "
+                "volume that grows, not one that shrinks: use --fresh to start over"
+            )
+    num = len(old.factors)
+    if new.factors[:num] != old.factors:
+        raise RunError(
+            f"the output of the volume {new.source.path}, which has grown, would have other levels: {old.factors}, now "
+            f"{new.factors}; set output.levels={num - 1}, or use --fresh to start over"
+        )
+    if new.array_format == "precomputed":
+        raise RunError(
+            f"{new.out} is precomputed, which numbers its chunks by the shape, so that all would move; the volume has "
+            "grown: use --fresh to start over"
+        )
+
+
+def follow(work: Work, old: Work) -> Updated:
+    """Note in the journal that the volume has grown since the plan of `old`, and store that of `work`.
+
+    A kill before the plan is stored leaves the old one, for which the journal is as it was.
+    """
+    selection, normalise = Selection(work.plan), known_normalisation(old)
+    again = _made_again(work.plan, old)
+    is_measured = needs_measuring(work.plan.recipe.normalise, np.dtype(work.plan.source.dtype))
+    taken = again.taken(work.plan) | {"factor": to_ranges(range(len(work.plan.blocks)))}
+    if is_measured and normalise is None:
+        taken |= dict.fromkeys(("measure", "histogram"), taken["factor"])
+    kept = (normalise.shift, normalise.scale) if is_measured and normalise is not None else ()
+    shapes = (" × ".join(map(str, each.plan.source.shape)) for each in (old, work))
+    update = Updated(
+        time.time(), len(again.changed), len(again.blocks), selection.num_blocks, taken, kept,
+        "the volume has grown from {} to {}".format(*shapes), old.plan.identity, work.plan.identity, grids_of(old.plan),
+    )  # fmt: skip
+    with Journal(work.folder.journal, RESULTS) as journal:
+        journal.append(Record(STAGE, (), result=update))
+    work.folder.store(work.plan)
+    log.info("%s", update)
+    return update
+
+
+def _made_again(plan: Plan, old: Work) -> Again:
+    """Return what of the output of `old` is to be made again, numbered as `plan` has it."""
+    before, selection = old.plan, Selection(plan)
+    schedule = RunSchedule(plan, selection)
+    blocks = _touching(before.blocks, plan.blocks, [_moved_blocks(before, plan, axis) for axis in range(3)])
+    shards = set(_touching(before.shards(), plan.shards(), [_moved_shards(before, plan, axis) for axis in range(3)]))
+    there = {shard for level, shard in written(old.records()) if level == 0}
+    for shard in range(len(before.shards())):  # sums of blocks that wait for it are not kept
+        if shard not in there and not before.is_direct(shard):
+            shards.add(plan.shards().number(before.shards().index(shard)))
+    changed = [block for block in blocks if selection.has_block(block)]
+    return rests_on(changed, schedule, selection, filter(selection.is_due, shards))
+
+
+def _touching(before: Grid, now: Grid, along: list[list[bool]]) -> list[int]:
+    """Return the cells of `before`, ascending and numbered as `now` has them, that are flagged along some axis."""
+    flags = np.zeros(before.counts, bool)
+    for axis, moved in enumerate(along):
+        shape = [1, 1, 1]
+        shape[axis] = -1
+        flags |= np.asarray(moved, bool).reshape(shape)
+    return sorted(now.number(tuple(place)) for place in np.argwhere(flags).tolist())
+
+
+def _moved_blocks(before: Plan, now: Plan, axis: int) -> list[bool]:
+    """Return for each place along `axis` of the blocks of `before` whether their windows, or weights, differ now."""
+    return [_windows(before, axis, k) != _windows(now, axis, k) for k in range(before.blocks.counts[axis])]
+
+
+def _windows(plan: Plan, axis: int, block: int) -> list[tuple[int, bytes]]:
+    """Return the weights along `axis` of each window of the blocks at `block`."""
+    lattice, blend, scale = plan.lattice, plan.recipe.windows.blend, plan.net.scale[axis]
+    spans = (span(blend, lattice, axis, i, scale) for i in lattice.windows_along(axis, block))
+    return [(each.start, each.weights.tobytes()) for each in spans]
+
+
+def _moved_shards(before: Plan, now: Plan, axis: int) -> list[bool]:
+    """Return for each place along `axis` of the shards of `before` whether their voxels, or blocks, are others now."""
+
+    def facts(plan: Plan, i: int) -> tuple[int, range]:
+        return min((i + 1) * plan.shard[axis], plan.out_shape[axis]), plan.blocks_along(axis, i)
+
+    return [facts(before, i) != facts(now, i) for i in range(before.shards().counts[axis])]

@@ -1,0 +1,243 @@
+"""The states of a volume's files, which change when one is written, and fingerprints of boxes that were read.
+
+Not here: the identity of a whole volume (identity), or what follows from a change (runs.update). States are compared
+for equality alone, since clocks may jump. A fingerprint is two hashes: of the states of the files that hold a box, ""
+where their store tells none, and of the voxels that were read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.geometry.grid import Box, Index, Shape, cells, mirrored
+from volpipe.volumes.formats import hdf5, single_file, tiff
+from volpipe.volumes.formats.container import read_header
+from volpipe.volumes.node_cache import warn
+from volpipe.volumes.reader import Reader, Volume, once
+from volpipe.volumes.storage import object_store
+from volpipe.volumes.storage.chunk_files import ChunkFiles
+from volpipe.volumes.storage.damage import CHUNKED
+from volpipe.volumes.storage.metadata import Header
+from volpipe.volumes.storage.object_store import Remote
+from volpipe.volumes.storage.paths import ABSENT, UNTOLD, Location, State, file_state, stamp_state
+
+NOT_ASKED = -3
+ASKED_AT_ONCE, SLOW_SECONDS, LOOKS = 16, 100e-6, 16  # files of a store that never answered faster in so many looks
+MOST_REREADS = 3
+SHAPES = ("shape", "dimensions", "scale_metadata")  # metadata that change as an array grows
+
+
+class FileStates:
+    """The states of the files of `volume`, by the boxes of voxels that they hold; each is looked at each time."""
+
+    def __init__(self, volume: Volume) -> None:
+        header = read_header(volume.folder)
+        if header is None:
+            raise VolumeError(f"no array at {volume.folder} any more")
+        self._volume, self._header = volume, header
+        self._layout = _layout(header)
+        self._description = _description(header)
+        self._lately: deque[float] = deque(maxlen=LOOKS)  # seconds that a file took
+
+    def hash(self, box: Box) -> str:
+        """Return a hash of the states of the files that hold `box` (z, y, x), mirrored at the volume's faces.
+
+        "" where the store does not tell enough.
+        """
+        if self._layout is None:
+            return ""
+        shown = mirrored(box, self._volume.spatial_shape)
+        states = self._states(self._files(shown, self._layout.cell))
+        if (states == UNTOLD).all(axis=-1).any():
+            return ""
+        place = np.array([box.start, box.stop, shown.start, shown.stop], np.int64)
+        return _hash(self._description, place.tobytes(), states.tobytes()).hex()
+
+    def _files(self, box: Box, cell: Shape) -> Box:
+        """Return the files of `cell` voxels that hold `box` (z, y, x), by their places along the stored axes."""
+        volume, ranges = self._volume, []
+        for axis, n, size in zip(volume.axes, volume.shape, cell, strict=True):
+            start, stop = 0, n
+            if axis in "zyx":
+                start, stop = box.start["zyx".index(axis)], box.stop["zyx".index(axis)]
+            elif axis == "c" and volume.view.channel is not None:
+                start, stop = int(volume.view.channel), int(volume.view.channel) + 1
+            elif axis == "t" and volume.view.time is not None:
+                start, stop = volume.view.time, volume.view.time + 1
+            ranges.append((start // size, -(-stop // size)))
+        return Box(tuple(a for a, _ in ranges), tuple(b for _, b in ranges))
+
+    def _states(self, files: Box) -> np.ndarray:
+        """Return the states of `files`, (…, 4), int64."""
+        states = self._ask(list(cells(files, (1,) * len(files.start))))
+        return np.array(states, np.int64).reshape(*files.shape, 4)
+
+    def _ask(self, places: Sequence[Index]) -> list[State]:
+        """Return the states of the files at `places`; from where answers take long, many at a time."""
+        assert self._layout is not None
+        files = [self._layout.file(place) for place in places]
+        is_slow = len(self._lately) == LOOKS and min(self._lately) > SLOW_SECONDS
+        if is_slow or isinstance(self._header.folder, Remote):
+            return list(_pool().map(_state, files))
+        started = time.perf_counter()
+        states = list(map(_state, files))
+        self._lately.append((time.perf_counter() - started) / len(files))
+        return states
+
+
+class KnownStates(FileStates):
+    """The states of all files of a volume, for boxes in the order of blocks: each file is looked at once.
+
+    Those of a bucket are listed. 32 bytes are kept of each file: of all that were listed, or of axes in another order
+    than z first; else of a slab of blocks.
+    """
+
+    def __init__(self, volume: Volume) -> None:
+        super().__init__(volume)
+        self._rows: dict[int, np.ndarray] = {}  # by their places along the first stored axis
+        folder = self._header.folder
+        self._is_listed = isinstance(folder, Remote) and folder.is_s3 and volume.format in CHUNKED
+        if self._is_listed:
+            self._list()
+
+    def _states(self, files: Box) -> np.ndarray:
+        """Return the states of `files`, (…, 4), int64; see `FileStates`."""
+        rows = range(files.start[0], files.stop[0])
+        inner = Box(files.start[1:], files.stop[1:])
+        for row in rows:
+            unknown = np.argwhere(self._row(row)[inner.slices][..., 0] == NOT_ASKED)
+            if len(unknown):
+                places = [(row, *map(int, place)) for place in unknown + inner.start]
+                for place, state in zip(places, self._ask(places), strict=True):
+                    self._rows[row][place[1:]] = state
+        if self._volume.axes[0] == "z" and not self._is_listed:
+            for row in [row for row in self._rows if row < rows.start]:
+                del self._rows[row]
+        return np.stack([self._rows[row][inner.slices] for row in rows])
+
+    def _row(self, row: int) -> np.ndarray:
+        if row not in self._rows:
+            assert self._layout is not None
+            sizes = zip(self._header.shape[1:], self._layout.cell[1:], strict=True)
+            state = ABSENT if self._is_listed else (NOT_ASKED,) * 4
+            self._rows[row] = np.full((*(-(-n // c) for n, c in sizes), 4), state, np.int64)
+        return self._rows[row]
+
+    def _list(self) -> None:
+        folder, files = self._header.folder, ChunkFiles(self._header)
+        assert isinstance(folder, Remote)
+        for name, stamp in object_store.list_stamps(folder):
+            place = files.index(name)
+            if place is not None:
+                self._row(place[0])[place[1:]] = stamp_state(stamp)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Voxels of a file along the stored axes, and the file at a place; None where it is not known which that is."""
+
+    cell: Shape
+    file: Callable[[Index], Location | str | None]
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    """Return this process's threads that look at files; they mostly wait."""
+    return ThreadPoolExecutor(ASKED_AT_ONCE, "volpipe-states")
+
+
+def _state(file: Location | str | None) -> State:
+    return UNTOLD if file is None else file_state(file)
+
+
+def _layout(header: Header) -> _Layout | None:
+    """Return where the files of the array of `header` lie; None where its voxels may come from any files."""
+    if "names" in header.known:  # slices
+        return _Layout((1, *header.shape[1:]), lambda place: header.folder / str(header.known["names"][place[0]]))
+    if header.format in CHUNKED or header.format == "precomputed":
+        files = ChunkFiles(header)
+
+        def file(place: Index) -> Location | str | None:
+            name, folder = files.name(place), header.folder
+            if not name:
+                return None
+            return folder / name if isinstance(folder, Remote) else f"{folder}/{name}"
+
+        return _Layout(header.write_unit, file)
+    within = single_file.split(header.folder)
+    is_alone = {"hdf5": hdf5.is_alone, "tiff": tiff.is_alone}.get(header.format)
+    if within is None or (is_alone is not None and not is_alone(header)):
+        return None
+    return _Layout(header.shape, lambda place: within[0])
+
+
+def _description(header: Header) -> bytes:
+    """Return a hash of what decides how files become voxels, the same for an array that has grown."""
+    known = {name: value for name, value in header.known.items() if name not in SHAPES} if _is_json(header) else {}
+    tree = [header.format, str(header.dtype), header.chunks, header.shards, header.codec, known]
+    return _hash(json.dumps(tree, sort_keys=True, default=str).encode())
+
+
+def _is_json(header: Header) -> bool:
+    return header.format in CHUNKED
+
+
+def _hash(*parts: bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def hash_voxels(voxels: np.ndarray) -> str:
+    """Return a hash of `voxels`, which lie in C order: 16 digits.
+
+    Half of it is CRC-32C, the rest a sum of words: together 2 ms for 13 MB, where blake2b takes 10 (2026-11-23).
+    """
+    import google_crc32c
+
+    data = np.ascontiguousarray(voxels).reshape(-1).view(np.uint8)
+    words = data[: data.size // 8 * 8].view(np.uint64)
+    total = int(np.add.reduce(words, dtype=np.uint64)) + int(np.add.reduce(data[words.nbytes :], dtype=np.uint64))
+    kind = f"{voxels.dtype.str} {voxels.shape}".encode()
+    crc = google_crc32c.extend(google_crc32c.value(kind), data.tobytes())
+    return f"{crc:08x}{(total ^ total >> 32) & 0xFFFFFFFF:08x}"
+
+
+def read_known(reader: Reader, box: Box) -> tuple[np.ndarray, str]:
+    """Return the voxels of `box` as `Reader.read_mirrored` does, and their fingerprint.
+
+    A box whose files change meanwhile is read again.
+
+    Raises:
+        VolumeError: they do not stop changing.
+    """
+    volume = reader.volume
+    files = once(volume.folder, ("files", volume), lambda: FileStates(volume))
+    before = files.hash(box)
+    for _ in range(MOST_REREADS + 1):
+        voxels = reader.read_mirrored(box)
+        after = files.hash(box)
+        if after == before:
+            return voxels, f"{after}:{hash_voxels(voxels)}"
+        before = after
+        warn(f"{volume} changed while its voxels {box} were read; they are read again")
+    raise VolumeError(
+        f"{volume} changed {MOST_REREADS + 1} times while its voxels {box} were read; let whoever writes it come to an "
+        "end, and give the same command again"
+    )
+
+
+def is_same(old: str, new: str) -> bool:
+    """Return whether two fingerprints are of the same voxels."""
+    return old.partition(":")[2] == new.partition(":")[2]
