@@ -510,7 +510,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def _written(self) -> dict[tuple[int, int], str]:
         """Return the checksums of shards; none where the journal is damaged, which its tally says."""
         try:
-            return written(self.folder, self.kinds)
+            return written(self.records())
         except RunError:
             return {}
 

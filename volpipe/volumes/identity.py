@@ -214,7 +214,7 @@ def store_identities(file: Path, identities: Mapping[str, Identity]) -> None:
 
 def has_moved(noted: Identity, volume: Volume) -> bool:
     """Return whether files of `volume` that are `noted` in its identity are in other states; no voxel is read."""
-    root, _ = _files(volume)
+    root, _ = _files(volume, read_header(volume.folder))
     return any(not paths.is_same(stamp, paths.stamp(root / name)) for name, stamp in noted.files.items())
 
 
