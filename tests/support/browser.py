@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +30,14 @@ PANELS = """return [...document.querySelectorAll(".neuroglancer-rendered-data-pa
 
 @dataclass(frozen=True)
 class Browser:
-    """A browser of 1280 × 800."""
+    """A browser of 1280 × 800.
+
+    Attributes:
+        requests: addresses that the file which was opened last asked for, data in the address itself left out.
+    """
 
     driver: Any  # selenium's, which is imported where there is one
+    requests: list[str] = field(default_factory=list)
 
     def open(self, url: str, *, seconds: float = 60) -> None:
         """Show `url`, without lines and bars, when all of it is drawn."""
@@ -39,6 +46,33 @@ class Browser:
         self.wait("return window.viewer !== undefined && viewer.layerManager.managedLayers.length > 0", seconds)
         self.driver.execute_script("viewer.showAxisLines.value = false; viewer.showScaleBar.value = false;")
         self.settle(seconds)
+
+    def open_file(self, file: Path, *, seconds: float = 30) -> list[str]:
+        """Show a report whose charts are drawn, and return what it asked for; fail on an error in the console."""
+        self.driver.get("about:blank")
+        self._take_logs()
+        self.driver.get(file.as_uri())
+        self.wait("return document.body.dataset.drawn === 'yes' || !document.scripts.length", seconds)
+        complaints = self._take_logs()
+        assert complaints == [], complaints
+        return self.requests
+
+    def _take_logs(self) -> list[str]:
+        """Return the errors of the console since the last call, and keep what was asked for since then."""
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        self.requests[:] = [url for url in asked if not url.startswith("data:")]
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+    def drawn_pixels(self) -> int:
+        """Return how many pixels the emptiest of the charts has."""
+        return int(
+            self.driver.execute_script("""return Math.min(...[...document.querySelectorAll(".drawing")].map((place) => {
+              const canvas = place.querySelector("canvas");
+              const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+              return data.filter((value, i) => i % 4 === 3 && value > 0).length;
+            }));""")
+        )
 
     def settle(self, seconds: float = 60) -> None:
         """Wait until everything is loaded and drawn."""
@@ -95,6 +129,7 @@ def chromium() -> Iterator[Browser]:
     options.binary_location = binary
     for switch in SWITCHES:
         options.add_argument(switch)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     started = webdriver.Chrome(options=options, service=Service(driver))
     try:
         command = "Emulation.setDeviceMetricsOverride"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -27,6 +27,7 @@ from volpipe.errors import RunError
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import remove_leftovers
 from volpipe.inference.output_plan import OutputPlan
+from volpipe.reporting.page import Draft
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
 from volpipe.runs.run_folder import RunFolder
@@ -105,6 +106,10 @@ class HeldWork(ABC, Generic[R]):
     def name(self) -> str:
         """The folder, or the output."""
         return str(self.folder.path)
+
+    def pictures(self) -> Sequence[Draft]:
+        """Return the pictures and charts of voxels for the report, each to be made on its own."""
+        return ()
 
     @abstractmethod
     def claim(self) -> None:

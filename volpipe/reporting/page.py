@@ -1,0 +1,170 @@
+"""What stands on a report: sections of facts, tables, pictures, charts and sentences, as values.
+
+Not here: HTML (render), or where the numbers come from (tasks, and the works of runs that answer for themselves).
+Texts are plain: the template escapes every one of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from volpipe.errors import VolpipeError
+from volpipe.resolve import describe_error
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values, a line for each.
+
+    Attributes:
+        entries: what lists (a sequence of texts) as value is shown a line each.
+    """
+
+    title: str
+    entries: Mapping[str, str | Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cell of a table that leads to another report.
+
+    Attributes:
+        target: path of a file, relative to the folder of the report; never an address.
+        image: picture above the text, with its type; empty where there is none.
+    """
+
+    text: str
+    target: str
+    image: bytes = field(default=b"", repr=False)
+    media_type: str = "image/png"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table: a cell is a text, a number, None or a `Link`; numbers stand to the right.
+
+    Attributes:
+        names: of its columns.
+    """
+
+    title: str
+    names: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as a file has it; PNG, or JPEG or WebP where that is much smaller.
+
+    Attributes:
+        is_pixelated: whether its pixels are shown as squares when it is enlarged: voxels are not to be smoothed.
+    """
+
+    title: str
+    caption: str
+    image: bytes = field(repr=False)
+    media_type: str = "image/png"
+    is_pixelated: bool = True
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart by Vega-Lite.
+
+    Attributes:
+        kind: names charts/KIND.json, a specification without its data.
+        data: columns of one length: lists or arrays of numbers, texts and None; a number that is not finite is none.
+        height: of the chart in pixels, instead of that of the specification; 0: as that says.
+        changes: keys of the specification that differ for this chart, such as titles of axes; they are merged into it.
+    """
+
+    title: str
+    caption: str
+    kind: str
+    data: Mapping[str, Sequence[object]] = field(repr=False)
+    height: int = 0
+    changes: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence, marked if it is a warning."""
+
+    text: str
+    kind: Literal["remark", "warning"] = "remark"
+
+
+Item = Facts | Sheet | Picture | Chart | Note
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Items that have still to be made, by reading voxels, say: where that fails, a sentence stands in their place.
+
+    Attributes:
+        title: of what is made, for that sentence.
+        make: returns the items; none where there is nothing to show.
+        section: title of the section that they stand in, with those of other drafts of the same one.
+    """
+
+    title: str
+    make: Callable[[], Sequence[Item]]
+    section: str = "Pictures"
+
+
+@dataclass(frozen=True)
+class Section:
+    """Items below one title.
+
+    Attributes:
+        is_side_by_side: whether items that follow each other share a line where the window is wide enough.
+    """
+
+    title: str
+    items: Sequence[Item]
+    is_side_by_side: bool = False
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report.
+
+    Attributes:
+        title: what was made.
+        state: one word or a few: complete, running, interrupted, 3 parts missing.
+        is_well: whether that is how it should be.
+        line: one sentence below the title.
+    """
+
+    title: str
+    state: str
+    sections: Sequence[Section]
+    is_well: bool = True
+    line: str = ""
+
+
+def sections_of(drafts: Iterable[Draft]) -> list[Section]:
+    """Return the sections of `drafts`, each made, in their order; an error of one ends that one alone."""
+    items: dict[str, list[Item]] = {}
+    for draft in drafts:
+        items.setdefault(draft.section, []).extend(_items_of(draft))
+    return [Section(title, inner) for title, inner in items.items() if inner]
+
+
+def _items_of(draft: Draft) -> Sequence[Item]:
+    try:
+        return draft.make()
+    except Exception as error:  # whatever it is, the rest of the report is worth having
+        log.info("%s: cannot be made for the report", draft.title, exc_info=True)
+        return [Note(f"{draft.title}: it cannot be made ({reason_of(error)}).", "warning")]
+
+
+def reason_of(error: Exception) -> str:
+    """Return why something cannot be shown, on one line."""
+    return str(error) if isinstance(error, VolpipeError) else describe_error(error)
