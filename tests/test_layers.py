@@ -74,7 +74,7 @@ HEAVY = {
     "zarr": (set(), {"volumes.formats"}),
     "h5py": (set(), {"volumes.formats"}),
     "tifffile": (set(), {"volumes.formats"}),
-    "PIL": (set(), {"evaluation", "notebook"}),
+    "PIL": (set(), {"evaluation", "notebook", "reporting"}),
     "anywidget": (set(), {"notebook"}),
     "matplotlib": (set(), {"notebook"}),
     "jinja2": (set(), {"reporting"}),

@@ -20,7 +20,8 @@ from volumes import noise, write_volume
 import volpipe as vp
 from volpipe.notebook import cuts
 from volpipe.notebook.cuts import AXES, Plane, Region, Stack
-from volpipe.notebook.explore import ADVICE, colours
+from volpipe.notebook.explore import ADVICE
+from volpipe.reporting.shades import colours
 from volpipe.volumes.reader import Reader, View, Volume
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale
 

@@ -16,7 +16,8 @@ from PIL import Image
 from volumes import noise, write_volume
 
 import volpipe as vp
-from volpipe.notebook.pictures import BAR, CAPTION, MARGIN, Panel, bar_nm, panels_png
+from volpipe.notebook.pictures import BAR, CAPTION, MARGIN, Panel, panels_png
+from volpipe.reporting.shades import bar_nm
 from volpipe.volumes.volume import View, open_volume
 
 

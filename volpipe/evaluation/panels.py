@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.evaluation.evaluate import Evaluation, voxels
-from volpipe.evaluation.pictures import diverge, grey, panel
+from volpipe.evaluation.pictures import panel
 from volpipe.geometry.grid import Box
+from volpipe.reporting.shades import diverge, grey
 
 EDGE = 256  # voxels of a slice to show at most, from the middle
 SHOWN = ("nearest", "cubic", "output")

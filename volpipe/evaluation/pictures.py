@@ -14,16 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.reporting.shades import Image2D, diverge, grey
 
 if TYPE_CHECKING:
     from volpipe.volumes.volume import Volume
-
-Image2D = np.ndarray[Any, Any]  # (y, x) grey or (y, x, 3) red, green, blue; uint8
 
 MARGIN = 8
 CAPTION = 22
@@ -115,25 +114,6 @@ def draw_comparison(
         images.append((f"{titles[1]}, {place}, same greys", grey(new, limits)))
         images.append((f"difference: {scale}", diverge(change, largest)))
     panel(Path(path), images)
-
-
-def grey(image: np.ndarray, limits: tuple[float, float]) -> Image2D:
-    """Return `image` (y, x) as uint8, from black at and below the lower limit to white at the upper."""
-    low, high = limits
-    scaled: Image2D = (image.astype(np.float64) - low) * (255 / (high - low))
-    np.clip(scaled, 0, 255, out=scaled)
-    shown: Image2D = np.rint(scaled)
-    return shown.astype(np.uint8)
-
-
-def diverge(change: np.ndarray, largest: float) -> Image2D:
-    """Return `change` (y, x) as (y, x, 3) uint8: blue at -largest, white at 0, red at +largest."""
-    share = change / largest if largest > 0 else np.zeros(change.shape)
-    red = 1 + np.clip(share, -1, 0)
-    blue = 1 - np.clip(share, 0, 1)
-    colour = np.stack([red, np.minimum(red, blue), blue], axis=-1)
-    shown: Image2D = np.rint(colour * 255)
-    return shown.astype(np.uint8)
 
 
 def _middle_slices(shape: tuple[int, ...]) -> list[tuple[str, tuple[int | slice, ...]]]:

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import VolpipeError
-from volpipe.evaluation.pictures import grey, panel
+from volpipe.evaluation.pictures import panel
 from volpipe.geometry.grid import triple
 from volpipe.notebook.cuts import AXES, Cut, Plane, Region, Stack
+from volpipe.reporting.shades import colours, grey
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.storage.paths import shown
 from volpipe.volumes.volume import Volume
@@ -231,33 +232,6 @@ def _colours(cut: Cut, *, background: bool = False) -> np.ndarray:
     shown: np.ndarray = table[places.reshape(cut.data[0].shape)]
     shown[~cut.is_known] = 0
     return shown
-
-
-def colours(labels: np.ndarray) -> np.ndarray:
-    """Return the colour of each of `labels`, (n, 3), uint8, as Neuroglancer has it: a hash of the number."""
-    numbers = labels.astype(np.uint64)
-    state = np.zeros(len(numbers), np.uint32)
-    for word in (numbers & np.uint64(0xFFFFFFFF), numbers >> np.uint64(32)):
-        state = _hashed(state, word.astype(np.uint32))
-    hue, saturation = (state & 0xFF) / 255.0, 0.5 + 0.5 * ((state >> 8) & 0xFF) / 255.0
-    sector, rest = np.divmod(hue * 6, 1)
-    low, down, up = 1 - saturation, 1 - saturation * rest, 1 - saturation * (1 - rest)
-    one, number = np.ones_like(low), sector.astype(int) % 6
-    red = np.choose(number, [one, down, low, low, up, one])
-    green = np.choose(number, [up, one, one, down, low, low])
-    blue = np.choose(number, [low, low, up, one, one, down])
-    shown: np.ndarray = np.rint(np.stack([red, green, blue], axis=-1) * 255)
-    return shown.astype(np.uint8)
-
-
-def _hashed(state: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Return Neuroglancer's hashCombine (src/gpu_hash/hash_function.ts), uint32."""
-    value = value * np.uint32(0xCC9E2D51)
-    value = (value << np.uint32(15)) | (value >> np.uint32(17))
-    state = state ^ (value * np.uint32(0x1B873593))
-    state = (state << np.uint32(13)) | (state >> np.uint32(19))
-    mixed: np.ndarray = state * np.uint32(5) + np.uint32(0xE6546B64)
-    return mixed
 
 
 def _still(image: Stack, labels: Stack | None, region: Region, shades: Range) -> np.ndarray:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from volpipe.errors import VolpipeError
+from volpipe.reporting.shades import bar_nm, length_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -192,15 +193,8 @@ def _draw(figure: Figure, panel: Panel, total: tuple[int, int], top: int, left: 
     length = bar_nm(BAR_SHARE * width * panel.voxel_nm[1])
     bar = np.zeros((3, max(1, round(length / panel.voxel_nm[1])), 3), np.uint8)
     figure.figimage(bar, left, bottom - 10, origin="upper")
-    name = f"{length / 1000:g} µm" if length >= 1000 else f"{length:g} nm"
     place = (left + bar.shape[1] + 4) / total[1], (bottom - 8) / total[0]
-    figure.text(*place, name, fontsize=FONT, va="center", ha="left")
-
-
-def bar_nm(most: float) -> float:
-    """Return the largest of 1, 2 and 5 times a power of ten that is at most `most`."""
-    power = 10.0 ** np.floor(np.log10(most))
-    return float(max(step * power for step in (1, 2, 5) if step * power <= most * (1 + 1e-9)))
+    figure.text(*place, length_text(length), fontsize=FONT, va="center", ha="left")
 
 
 def _stretched(panel: Panel, shortest: float) -> Panel:

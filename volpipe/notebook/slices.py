@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from volpipe.evaluation.pictures import diverge, grey
 from volpipe.geometry.grid import Shape
 from volpipe.notebook.pictures import Panel
+from volpipe.reporting.shades import diverge, grey
 from volpipe.volumes.storage.metadata import Lengths
 
 SHALLOW = 8  # slices, below which a box has no xz slice worth seeing

@@ -17,9 +17,9 @@ from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box, triple
 from volpipe.viewer.objects import Objects, find_objects
 from volpipe.viewer.progress import Watch, outputs_of, watch
-from volpipe.viewer.raster import Raster
 from volpipe.viewer.sources import Chunks, Folder, Source, as_files, decoded, difference, public_url
 from volpipe.volumes.formats.container import read_attributes
+from volpipe.volumes.raster import Raster
 from volpipe.volumes.storage import paths
 from volpipe.volumes.survey import measure_intensities
 from volpipe.volumes.volume import Volume, absolute, open_volume

@@ -25,8 +25,8 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, triple
-from volpipe.viewer.raster import Raster, factors_between, levels_of, rasters_of
 from volpipe.volumes.formats.container import read_attributes
+from volpipe.volumes.raster import Raster, factors_between, levels_of, rasters_of
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.metadata import read_json
 from volpipe.volumes.volume import View, Volume, absolute

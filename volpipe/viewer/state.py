@@ -14,8 +14,8 @@ from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Triple
 from volpipe.viewer.layers import Layer, Scene
 from volpipe.viewer.progress import DONE, FAILED, RUNNING
-from volpipe.viewer.raster import extent_nm
 from volpipe.viewer.sources import NOTHING
+from volpipe.volumes.raster import extent_nm
 
 State = dict[str, Any]  # Any: Neuroglancer's JSON
 WINDOW = (680, 1240)  # pixels (y, x) for all panels in a window of 1280 × 800

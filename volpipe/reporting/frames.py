@@ -1,0 +1,107 @@
+"""Frames: an image of voxels as a picture of a report, with square pixels, hatched holes and a scale bar below it.
+
+Not here: what the image shows (comparison), or greys (shades). A frame in pixels::
+
+    +--------------------+
+    | image              |
+    |                    |
+    +--------------------+
+    | ===== 500 nm       |  STRIP high, so that the bar hides no voxel
+    +--------------------+
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+
+from volpipe.geometry.grid import Box
+from volpipe.reporting.shades import Image2D, bar_nm, length_text
+
+STRIP, MIN_WIDTH, FONT = 18, 132, 12  # pixels
+BAR_SHARE, BAR_HEIGHT = 0.3, 4  # of an image's width, at most; pixels
+STRIPE, STRIPES = 6, ((236, 152, 40), (52, 48, 44))  # pixels, colours of what is missing
+FRAME = (255, 214, 10)
+MOST_BYTES = 40_000  # of a picture; fifteen of them are 0.8 MB in base64
+QUALITIES = (92, 85, 75, 60, 40)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a pixel of an image shows: a length in nm, or of voxels where their size is not known."""
+
+    pixel: float
+    is_known: bool = True
+
+    def text(self, length: float) -> str:
+        """Return a length for people."""
+        return length_text(length) if self.is_known else f"{length:g} voxel{'s' * (length != 1)}"
+
+
+def resized(image: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Return `image` (y, x) or (y, x, 3) with `shape` pixels, each that of the voxel in which its centre lies."""
+    down, across = (
+        np.minimum(((np.arange(n) + 0.5) * m / n).astype(int), m - 1)
+        for n, m in zip(shape, image.shape[:2], strict=True)
+    )
+    pixels: np.ndarray = image[down][:, across]
+    return pixels
+
+
+def in_colour(image: Image2D) -> Image2D:
+    """Return a grey image (y, x) as red, green and blue; one of colours as it is."""
+    return image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=-1)
+
+
+def hatched(image: Image2D, is_known: np.ndarray) -> Image2D:
+    """Return `image` with stripes where it is not known, (y, x); as it is where all of it is."""
+    if is_known.all():
+        return image
+    down, across = np.indices(is_known.shape)
+    stripes = np.array(STRIPES, np.uint8)[(down + across) // STRIPE % 2]
+    return np.where(is_known[..., None], in_colour(image), stripes)
+
+
+def outlined(image: Image2D, part: Box) -> Image2D:
+    """Return `image` with a frame around `part` (y, x)."""
+    shown = in_colour(image).copy()
+    (top, left), (bottom, right) = part.start, (b - 1 for b in part.stop)
+    for thickness in (0, 1):
+        a, b, c, d = (max(0, top - thickness), bottom + thickness, max(0, left - thickness), right + thickness)
+        shown[[a, min(b, len(shown) - 1)], c : d + 1] = FRAME
+        shown[a : b + 1, [c, min(d, shown.shape[1] - 1)]] = FRAME
+    return shown
+
+
+def framed(image: Image2D, scale: Scale) -> Image2D:
+    """Return `image` with a strip below it that has the scale bar."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    height, width = image.shape[:2]
+    length = bar_nm(max(BAR_SHARE * max(width, MIN_WIDTH) * scale.pixel, 1e-9))
+    canvas = Image.new("RGB" if image.ndim == 3 else "L", (max(width, MIN_WIDTH), height + STRIP))
+    canvas.paste(Image.fromarray(image), (0, 0))
+    draw, pixels = ImageDraw.Draw(canvas), max(1, round(length / scale.pixel))
+    top = height + (STRIP - BAR_HEIGHT) // 2
+    draw.rectangle((6, top, 5 + pixels, top + BAR_HEIGHT - 1), fill="white")
+    draw.text((12 + pixels, height + STRIP // 2), scale.text(length), "white", ImageFont.load_default(FONT), "lm")
+    shown: Image2D = np.asarray(canvas)
+    return shown
+
+
+def encoded(image: Image2D, most: int = MOST_BYTES) -> tuple[bytes, str]:
+    """Return `image` as a file and its media type: PNG, or JPEG where a PNG takes more than `most` bytes."""
+    from PIL import Image
+
+    picture, data = Image.fromarray(image), io.BytesIO()
+    picture.save(data, format="PNG", compress_level=3)
+    if data.tell() <= most:
+        return data.getvalue(), "image/png"
+    for quality in QUALITIES:
+        data = io.BytesIO()
+        picture.save(data, format="JPEG", quality=quality, subsampling=0)
+        if data.tell() <= most:
+            break
+    return data.getvalue(), "image/jpeg"

@@ -1,0 +1,69 @@
+"""Shades: values of voxels as greys and colours, and the length of a scale bar.
+
+Not here: pictures of them (frames here, evaluation.pictures and notebook.pictures above), or which voxels (slices).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Image2D = np.ndarray[Any, Any]  # (y, x) grey or (y, x, 3) red, green, blue; uint8
+
+
+def grey(image: np.ndarray, limits: tuple[float, float]) -> Image2D:
+    """Return `image` (y, x) as uint8, from black at and below the lower limit to white at the upper."""
+    low, high = limits
+    scaled: Image2D = (image.astype(np.float64) - low) * (255 / (high - low))
+    np.clip(scaled, 0, 255, out=scaled)
+    shown: Image2D = np.rint(scaled)
+    return shown.astype(np.uint8)
+
+
+def diverge(change: np.ndarray, largest: float) -> Image2D:
+    """Return `change` (y, x) as (y, x, 3) uint8: blue at -largest, white at 0, red at +largest."""
+    share = change / largest if largest > 0 else np.zeros(change.shape)
+    red = 1 + np.clip(share, -1, 0)
+    blue = 1 - np.clip(share, 0, 1)
+    colour = np.stack([red, np.minimum(red, blue), blue], axis=-1)
+    shown: Image2D = np.rint(colour * 255)
+    return shown.astype(np.uint8)
+
+
+def colours(labels: np.ndarray) -> np.ndarray:
+    """Return the colour of each of `labels`, (n, 3), uint8, as Neuroglancer has it: a hash of the number."""
+    numbers = labels.astype(np.uint64)
+    state = np.zeros(len(numbers), np.uint32)
+    for word in (numbers & np.uint64(0xFFFFFFFF), numbers >> np.uint64(32)):
+        state = _hashed(state, word.astype(np.uint32))
+    hue, saturation = (state & 0xFF) / 255.0, 0.5 + 0.5 * ((state >> 8) & 0xFF) / 255.0
+    sector, rest = np.divmod(hue * 6, 1)
+    low, down, up = 1 - saturation, 1 - saturation * rest, 1 - saturation * (1 - rest)
+    one, number = np.ones_like(low), sector.astype(int) % 6
+    red = np.choose(number, [one, down, low, low, up, one])
+    green = np.choose(number, [up, one, one, down, low, low])
+    blue = np.choose(number, [low, low, up, one, one, down])
+    shown: np.ndarray = np.rint(np.stack([red, green, blue], axis=-1) * 255)
+    return shown.astype(np.uint8)
+
+
+def _hashed(state: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Return Neuroglancer's hashCombine (src/gpu_hash/hash_function.ts), uint32."""
+    value = value * np.uint32(0xCC9E2D51)
+    value = (value << np.uint32(15)) | (value >> np.uint32(17))
+    state = state ^ (value * np.uint32(0x1B873593))
+    state = (state << np.uint32(13)) | (state >> np.uint32(19))
+    mixed: np.ndarray = state * np.uint32(5) + np.uint32(0xE6546B64)
+    return mixed
+
+
+def bar_nm(most: float) -> float:
+    """Return the largest of 1, 2 and 5 times a power of ten that is at most `most`."""
+    power = 10.0 ** np.floor(np.log10(most))
+    return float(max(step * power for step in (1, 2, 5) if step * power <= most * (1 + 1e-9)))
+
+
+def length_text(nm: float) -> str:
+    """Return a length for people: 500 nm, 2 µm."""
+    return f"{nm / 1000:g} µm" if nm >= 1000 else f"{nm:g} nm"

@@ -1,0 +1,238 @@
+"""Slices of stored volumes for a report: which voxels, read with few chunks, and which of them are missing.
+
+Not here: their greys and colours (shades), or pictures (frames, comparison). Boxes are in voxels (z, y, x). Of each
+volume three slices are read that meet in one voxel; a box that would touch too many chunks loses the outermost ones::
+
+    chunks    |----|----|----|----|----|
+    wanted        |----------x----------|          five chunks along this axis, x the middle
+    read           |---------x------|              four
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from volpipe.errors import RemoteError, VolumeError
+from volpipe.geometry.grid import Box, Grid, Triple, triple
+from volpipe.units import size
+from volpipe.volumes.storage.metadata import Lengths
+from volpipe.volumes.volume import Volume
+
+PLANES = {"xy": 0, "xz": 1, "yz": 2}  # and the axis that each cuts; of the other two the first goes down
+MOST_BYTES = 20 * 2**20  # of decoded chunks that the three slices of a volume touch
+MOST_CHANNELS = 3  # that are read, to be shown as red, green and blue
+
+IsMissing = Callable[[Box], np.ndarray | None]  # of each voxel of a box whether it is not written, None where all are
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Voxels of a box.
+
+    Attributes:
+        data: (c, z, y, x), at most MOST_CHANNELS channels; zeros where they are not known.
+        is_known: (z, y, x), False where a voxel is not written yet or cannot be read.
+        problem: why the first of those that cannot be read cannot, "" where all can.
+    """
+
+    box: Box
+    data: np.ndarray
+    is_known: np.ndarray
+    problem: str = ""
+
+    def crop(self, box: Box) -> Patch:
+        """Return the part in `box`, which lies in the patch."""
+        inner = box.relative_to(self.box.start).slices
+        return Patch(box, self.data[:, *inner], self.is_known[inner], self.problem)
+
+    def values(self) -> np.ndarray:
+        """Return the values that are known and finite, (n,), of all channels."""
+        known = self.data[:, self.is_known]
+        finite: np.ndarray = known[np.isfinite(known)] if known.dtype.kind == "f" else known.ravel()
+        return finite
+
+
+@dataclass
+class Sight:
+    """A volume as a report sees it: within MOST_BYTES of its chunks.
+
+    Attributes:
+        most_bytes: of chunks that three slices may touch, decoded.
+        is_missing: tells which voxels are not written; None where all are.
+    """
+
+    volume: Volume
+    is_missing: IsMissing | None = None
+    most_bytes: int = MOST_BYTES
+    _held: Patch | None = field(default=None, init=False, repr=False)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk, decoded, as often as it is read for the channels that are shown."""
+        volume = self.volume
+        return math.prod(volume.chunks) * volume.dtype.itemsize * min(volume.num_channels, MOST_CHANNELS)
+
+    def within_reach(self, whole: Box) -> Box:
+        """Return the part of `whole` around its middle whose slices may be read: of huge chunks a single one.
+
+        Raises:
+            VolumeError: a chunk alone is too large.
+        """
+        if 3 * self.chunk_bytes <= self.most_bytes:
+            return whole
+        if self.chunk_bytes > self.most_bytes:
+            raise VolumeError(
+                f"{self.volume} has chunks of {size(self.chunk_bytes)}, of which a report reads none: it reads up to "
+                f"{size(self.most_bytes)} of a volume"
+            )
+        grid = Grid(self.volume.spatial_shape, self.volume.spatial_chunks)
+        return grid.box(next(grid.touching(middle_voxel(whole)))) & whole
+
+    def affordable(self, box: Box, axis: int) -> Box:
+        """Return the part of a slice across `axis` whose chunks may be read."""
+        return fewer_chunks(box, self.volume.spatial_chunks, self.most_bytes // (3 * self.chunk_bytes), axis)
+
+    def hold(self, whole: Box) -> None:
+        """Read `whole`, which a single huge chunk holds, at once: a chunk is read for each slice otherwise."""
+        if 3 * self.chunk_bytes > self.most_bytes:
+            self._held = self.read(whole)
+
+    def read(self, box: Box) -> Patch:
+        """Return the voxels of `box`; what is damaged or not written is not known.
+
+        Raises:
+            VolumeError: none of its chunks can be read.
+        """
+        if self._held is not None:
+            return self._held.crop(box)
+        patch = read_known(self.volume, box)
+        missing = None if self.is_missing is None else self.is_missing(box)
+        return patch if missing is None else replace(patch, is_known=patch.is_known & ~missing)
+
+
+def read_known(volume: Volume, box: Box) -> Patch:
+    """Return the voxels of `box`, chunk by chunk where not all can be read.
+
+    Raises:
+        VolumeError: none can be read, or its server does not answer.
+    """
+    channels = [*_channels(volume)]
+    try:
+        return Patch(box, _read(channels, box), np.ones(box.shape, bool))
+    except RemoteError:
+        raise
+    except VolumeError as error:
+        return _by_chunks(volume, channels, box, error)
+
+
+def _by_chunks(volume: Volume, channels: list[Volume], box: Box, error: VolumeError) -> Patch:
+    data, is_known = np.zeros((len(channels), *box.shape), volume.dtype), np.zeros(box.shape, bool)
+    grid = Grid(volume.spatial_shape, volume.spatial_chunks)
+    for part in (grid.box(number) & box for number in grid.touching(box)):
+        inner = part.relative_to(box.start).slices
+        try:
+            data[:, *inner] = _read(channels, part)
+        except RemoteError:
+            raise
+        except VolumeError:
+            continue
+        is_known[inner] = True
+    if not is_known.any():
+        raise error
+    return Patch(box, data, is_known, str(error))
+
+
+def _read(channels: list[Volume], box: Box) -> np.ndarray:
+    return np.concatenate([channel.open().read(box) for channel in channels])
+
+
+def _channels(volume: Volume) -> Iterator[Volume]:
+    """Yield the channels that are shown, each as a volume; of a single one the volume itself."""
+    if volume.num_channels == 1:
+        yield volume
+        return
+    for number in range(min(volume.num_channels, MOST_CHANNELS)):
+        yield replace(volume, view=replace(volume.view, channel=number))
+
+
+def middle_voxel(box: Box) -> Box:
+    """Return the voxel in the middle of `box`."""
+    start = tuple((a + b) // 2 for a, b in zip(box.start, box.stop, strict=True))
+    return Box(start, tuple(a + 1 for a in start))
+
+
+def middle_slice(box: Box, axis: int) -> Box:
+    """Return the slice across `axis` through the middle of `box`."""
+    at = middle_voxel(box)
+    sides = [(at if i == axis else box) for i in range(3)]
+    return Box(tuple(s.start[i] for i, s in enumerate(sides)), tuple(s.stop[i] for i, s in enumerate(sides)))
+
+
+def middle_part(whole: Box, voxel: Lengths, pixel: float, most: int) -> Box:
+    """Return the middle of `whole` that `most` pixels show along each axis, at least a voxel.
+
+    Args:
+        voxel: lengths of a voxel, in the unit of `pixel`.
+        pixel: length that one pixel shows.
+    """
+    sizes = [min(n, max(1, int(most * pixel / v * 1.000001))) for n, v in zip(whole.shape, voxel, strict=True)]
+    start = tuple(a + (n - s) // 2 for a, n, s in zip(whole.start, whole.shape, sizes, strict=True))
+    return Box(start, tuple(a + s for a, s in zip(start, sizes, strict=True)))
+
+
+def fewer_chunks(box: Box, chunks: Triple, most: int, axis: int) -> Box:
+    """Return the part of `box`, a slice across `axis`, that touches at most `most` chunks, but for its thickness."""
+    middle = [(a + b) / 2 for a, b in zip(box.start, box.stop, strict=True)]
+    start, stop = list(box.start), list(box.stop)
+    while True:
+        counts = [(b - 1) // c - a // c + 1 for a, b, c in zip(start, stop, chunks, strict=True)]
+        longest = max((i for i in range(3) if i != axis), key=lambda i: counts[i])
+        if math.prod(counts) <= max(1, most) or counts[longest] == 1:
+            return Box(tuple(start), tuple(stop))
+        if middle[longest] - start[longest] > stop[longest] - middle[longest]:
+            start[longest] = (start[longest] // chunks[longest] + 1) * chunks[longest]
+        else:
+            stop[longest] = (stop[longest] - 1) // chunks[longest] * chunks[longest]
+
+
+def flat(data: np.ndarray, axis: int) -> np.ndarray:
+    """Return a slab `data` (…, z, y, x) across `axis` as its middle slice (…, down, across)."""
+    along = data.ndim - 3 + axis
+    image: np.ndarray = data.take(data.shape[along] // 2, along)
+    return image
+
+
+def averaged(data: np.ndarray, factor: Triple) -> np.ndarray:
+    """Return the means, float64, of boxes of `factor` voxels of `data` (z, y, x), whose shape is a multiple of it."""
+    (a, b, c), (z, y, x) = factor, data.shape
+    means: np.ndarray = data.reshape(z // a, a, y // b, b, x // c, c).mean(axis=(1, 3, 5), dtype=np.float64)
+    return means
+
+
+def inside(box: Box, factor: Triple) -> Box:
+    """Return the coarser voxels, `factor` finer ones each, that lie whole in `box`; at least the first that it meets.
+
+    In the direction of no axis more than `box` has are left out.
+    """
+    start = triple(-(-a // f) for a, f in zip(box.start, factor, strict=True))
+    stop = triple(b // f for b, f in zip(box.stop, factor, strict=True))
+    pairs = [(a, b) if a < b else (s // f, s // f + 1) for a, b, s, f in zip(start, stop, box.start, factor, strict=True)]
+    return Box(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
+
+
+def missing_in(shards: Grid, is_missing: Callable[[int], bool]) -> IsMissing:
+    """Return what tells which voxels of a box are in a shard that is missing."""
+
+    def mask(box: Box) -> np.ndarray | None:
+        boxes = [shards.box(number) & box for number in shards.touching(box) if is_missing(number)]
+        flags = np.zeros(box.shape, bool) if boxes else None
+        for part in boxes:
+            assert flags is not None
+            flags[part.relative_to(box.start).slices] = True
+        return flags
+
+    return mask
