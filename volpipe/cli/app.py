@@ -102,7 +102,7 @@ app.command("sweep")(search.sweep)
 app.command("tune")(search.tune)
 for command in (
     data.info, data.convert, data.sample, viewer.view, shipped.recipes, shipped.nets, train.train, evaluate.evaluate,
-    batch.batch, segment.segment, net.net, outputs.verify, outputs.reproduce,
+    evaluate.compare, batch.batch, segment.segment, net.net, outputs.verify, outputs.reproduce,
 ):  # fmt: skip
     app.command()(command)
 

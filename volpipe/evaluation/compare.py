@@ -1,0 +1,347 @@
+"""Compare: two outputs of one input, block by block on workers: how much differs, and where most.
+
+Not here: the sums and the matching of labels (differences), how both outputs were made (origins), or printing (cli). No
+process holds more than a block of both; a block returns a few numbers of each channel, or the table of its labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.task import work_each
+from volpipe.errors import PlanError
+from volpipe.evaluation.block_work import ByBlock
+from volpipe.evaluation.differences import (
+    DifferenceSums,
+    ImageDifference,
+    LabelDifference,
+    Pairs,
+    PlainDifference,
+    by_number,
+    difference_sums,
+    label_difference,
+    matches,
+)
+from volpipe.evaluation.evaluate import read_block, refuse_image
+from volpipe.evaluation.label_scores import PlainOverlaps, overlaps, total
+from volpipe.evaluation.origins import Making, check_same_input, makings_of
+from volpipe.geometry.grid import Box, Grid
+from volpipe.inference.roi import find_roi
+from volpipe.units import shape
+from volpipe.volumes.volume import Volume, open_volume
+
+AXES = "zyx"
+BLOCK, SMALL_BLOCK = (128,) * 3, (64,) * 3  # voxels per axis; of many channels the small one
+MANY_CHANNELS = 4
+MOST_BOXES = 10  # boxes that are named, of those that differ most
+HALF = 0.5  # of a voxel, by which two outputs may lie apart
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two outputs of one input, and the box in which they are compared.
+
+    Attributes:
+        a, b: the volumes, of one shape (z, y, x) and as many channels.
+        box: the part to compare, in voxels (z, y, x) of both.
+        kind: "image", "labels" of objects, whose numbers mean nothing, or "classes", whose numbers do.
+        why: what tells the kind, for people.
+        data_range: of images, the greatest value less the least that there may be; None where nobody knows.
+        made_a, made_b: how they were made, and what they were made of, the output itself first; () where it says
+            nothing.
+        notes: what a user should know of how both were made, in sentences.
+    """
+
+    a: Volume
+    b: Volume
+    box: Box
+    kind: str
+    why: str
+    data_range: float | None
+    made_a: tuple[Making, ...] = ()
+    made_b: tuple[Making, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def blocks(self) -> Grid:
+        return Grid(self.box.shape, BLOCK if self.a.num_channels <= MANY_CHANNELS else SMALL_BLOCK)
+
+    def own_box(self, block: int) -> Box:
+        """Return the voxels of both volumes that are compared in `block`."""
+        return self.blocks.box(block).shift(self.box.start)
+
+    def read_box(self, block: int) -> Box:
+        """Return the voxels of both volumes that are read to compare `block`."""
+        return self.own_box(block)
+
+    def describe(self) -> dict[str, object]:
+        """Return the volumes and the box, as JSON values."""
+        return {
+            "a": str(self.a),
+            "b": str(self.b),
+            "kind": self.kind,
+            "box": str(self.box),
+            "data_range": self.data_range,
+            "block": self.blocks.cell,
+        }
+
+
+def plan_comparison(
+    a: Volume | str,
+    b: Volume | str,
+    *,
+    labels: bool = False,
+    roi: str | None = None,
+    data_range: float | None = None,
+    any_input: bool = False,
+) -> Comparison:
+    """Return the comparison of the outputs `a` and `b`, checked against both.
+
+    Args:
+        a, b: the volumes, or their locations.
+        labels: whether both hold labels, whatever they say of themselves; 0 is none.
+        roi: box z0:z1,y0:y1,x0:x1 of both; all without it.
+        data_range: of images, the greatest value less the least that there may be; None for that of whole numbers of 8
+            and 16 bits, of others there is no PSNR.
+        any_input: whether they may have been made of different inputs, or show different parts of it.
+
+    Raises:
+        PlanError: they do not fit each other, or were not made of the same input.
+    """
+    first, second = (each if isinstance(each, Volume) else open_volume(each) for each in (a, b))
+    _check_shapes(first, second)
+    made = makings_of(first), makings_of(second)
+    kind, why = _kind(first, second, made, labels=labels, is_grey=data_range is not None)
+    _check_types(first, second, kind, why)
+    if data_range is not None and (kind != "image" or not 0 < data_range < math.inf):
+        wrong = "labels have none" if kind != "image" else f"{data_range:g} is no difference of two values"
+        raise PlanError(f"data_range is of grey levels: {wrong}; leave it out, or give a number above 0")
+    notes: list[str] = []
+    if not any_input:
+        _check_place(first, second)
+        notes = check_same_input(first, second, *made)
+    comparison = Comparison(
+        first, second, find_roi(roi, first), kind, why, _range(kind, first, data_range), *made, tuple(notes)
+    )
+    for volume, makings in zip((first, second), made, strict=True):
+        if kind == "labels" and not (makings and makings[0].kind == "labels"):
+            refuse_image(volume, comparison.box)
+    return comparison
+
+
+def _check_shapes(a: Volume, b: Volume) -> None:
+    for what, one, other in (
+        ("voxels (z, y, x)", shape(a.spatial_shape), shape(b.spatial_shape)),
+        ("channels", a.num_channels, b.num_channels),
+    ):
+        if one != other:
+            raise PlanError(
+                f"A has {one} {what}, B {other}: {a} and {b}; compare outputs of the same input by nets of one kind"
+            )
+
+
+def _kind(
+    a: Volume, b: Volume, made: tuple[tuple[Making, ...], tuple[Making, ...]], *, labels: bool, is_grey: bool
+) -> tuple[str, str]:
+    """Return the kind of both, and what tells that."""
+    if labels:
+        return "labels", "as --labels says"
+    kinds = [making[0].kind if making else "" for making in made]
+    if all(kinds) and kinds[0] != kinds[1]:
+        words = {"labels": "labels of `volpipe segment`", "image": "an image of a net", "classes": "classes of a net"}
+        raise PlanError(f"A is {words[kinds[0]]}, B {words[kinds[1]]}: {a} and {b}; compare two of a kind")
+    if kinds[0] or kinds[1]:
+        return kinds[0] or kinds[1], "as its attributes say" if not all(kinds) else "as their attributes say"
+    is_wide = all(volume.dtype.kind in "iu" and volume.dtype.itemsize > 2 for volume in (a, b))
+    if is_wide and not is_grey:
+        return "labels", f"as voxels are {a.dtype}; --data-range compares grey levels"
+    return "image", f"as voxels are {a.dtype}; --labels compares labels"
+
+
+def _check_types(a: Volume, b: Volume, kind: str, why: str) -> None:
+    """Refuse voxels whose numbers do not mean the same, and labels that are none."""
+    if kind != "image":
+        for name, volume in (("A", a), ("B", b)):
+            if volume.dtype.kind not in "iu" or volume.num_channels > 1:
+                raise PlanError(
+                    f"{name} has {volume.dtype} voxels and {volume.num_channels} channels, labels ({why}) are whole "
+                    f"numbers of one channel: {volume}; leave --labels out, or name the labels"
+                )
+        return
+    if a.dtype != b.dtype and not a.dtype.kind == b.dtype.kind == "f":
+        raise PlanError(
+            f"A has {a.dtype} voxels, B {b.dtype}: {a} and {b}; a grey level of one is none of the other: run one of "
+            "them again with the output.dtype of the other, or `volpipe convert` it"
+        )
+
+
+def _check_place(a: Volume, b: Volume) -> None:
+    """Refuse outputs that lie elsewhere, or have voxels of another size, as far as that is known."""
+    if a.voxel_size_nm is None or b.voxel_size_nm is None:
+        return
+    sizes = zip(AXES, a.voxel_size_nm, b.voxel_size_nm, a.origin_nm, b.origin_nm, strict=True)
+    for axis, one, other, at, there in sizes:
+        if not math.isclose(one, other, rel_tol=1e-3):
+            raise PlanError(
+                f"axis {axis}: voxels of A are {one:g} nm long, of B {other:g} nm: {a} and {b}; give --any-input to "
+                "compare them voxel by voxel all the same"
+            )
+        if abs(at - there) > HALF * one:
+            raise PlanError(
+                f"axis {axis}: A begins at {at:g} nm, B at {there:g} nm: {a} and {b} show other parts; give "
+                "--any-input to compare them voxel by voxel all the same"
+            )
+
+
+def _range(kind: str, volume: Volume, data_range: float | None) -> float | None:
+    if data_range is not None or kind != "image" or volume.dtype.kind not in "iu" or volume.dtype.itemsize > 2:
+        return data_range
+    info = np.iinfo(volume.dtype)
+    return float(info.max) - float(info.min)
+
+
+@dataclass(frozen=True)
+class BlockDifferences(ByBlock):
+    """Result of comparing blocks: sums of each channel, or tables of labels, by block; as plain values."""
+
+    sums: dict[int, list[PlainDifference]] = field(default_factory=dict)
+    tables: dict[int, PlainOverlaps] = field(default_factory=dict)
+
+
+RESULTS = (BlockDifferences,)
+
+
+def compare_blocks(comparison: Comparison, units: Sequence[int], session: str = "") -> Record[BlockDifferences]:
+    """Return what differs in blocks `units`, by block; on a worker, for a `session`."""
+
+    def one(block: int) -> BlockDifferences:
+        box = comparison.own_box(block)
+        a, b = (read_block(volume, box, session) for volume in (comparison.a, comparison.b))
+        if comparison.kind != "image":
+            return BlockDifferences(tables={block: overlaps(labels=b[0], truth=a[0]).tolist()})
+        return BlockDifferences({block: [difference_sums(*pair).to_list() for pair in zip(a, b, strict=True)]})
+
+    return work_each("compare", units, one, BlockDifferences.joined)
+
+
+@dataclass(frozen=True)
+class WorstBox:
+    """A box that differs: how much does; of labels also those that are matched in it."""
+
+    box: Box
+    difference: ImageDifference | LabelDifference
+    pairs: Pairs | None = field(default=None, compare=False, repr=False)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the same as JSON values."""
+        return {"box": str(self.box), **self.difference.to_json()}
+
+
+@dataclass(frozen=True)
+class Differences:
+    """How two outputs differ, over the blocks that could be compared.
+
+    Attributes:
+        together: all channels.
+        channels: each of several, () of one and of labels.
+        worst: boxes that differ most, the worst first; none that is the same.
+        num_boxes, num_boxes_differ: that were compared, and of these those that differ.
+        nonfinite_at: the first box with voxels that are NaN or infinite, None without.
+    """
+
+    together: ImageDifference | LabelDifference
+    channels: tuple[ImageDifference, ...]
+    worst: tuple[WorstBox, ...]
+    num_boxes: int
+    num_boxes_differ: int
+    nonfinite_at: Box | None = None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether no voxel differs; of labels, whether the objects are the same, whatever their numbers."""
+        difference = self.together
+        return difference.num_differ == 0 if isinstance(difference, LabelDifference) else not difference.sums.num_differ
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """How much differs: the greater, the more."""
+        return self.together.rank
+
+    def to_json(self) -> dict[str, object]:
+        """Return the same as JSON values; infinity and NaN are None."""
+        return {
+            "identical": is_identical(self.together),
+            "together": self.together.to_json(),
+            "channels": [channel.to_json() for channel in self.channels],
+            "boxes": self.num_boxes,
+            "boxes_that_differ": self.num_boxes_differ,
+            "worst": [box.to_json() for box in self.worst],
+            "nonfinite_first_in": None if self.nonfinite_at is None else str(self.nonfinite_at),
+        }
+
+
+def is_identical(difference: ImageDifference | LabelDifference) -> bool:
+    """Return whether every voxel is the same."""
+    if isinstance(difference, LabelDifference):
+        return difference.num_renumbered == 0
+    return difference.sums.num_differ == 0
+
+
+def sum_differences(comparison: Comparison, results: Iterable[BlockDifferences]) -> Differences | None:
+    """Return what blocks gave, added up in their order: floats add up to another sum in another; None without any."""
+    parts = BlockDifferences.joined(results)
+    if comparison.kind != "image":
+        return _label_differences(comparison, parts.tables) if parts.tables else None
+    return _image_differences(comparison, parts.sums) if parts.sums else None
+
+
+def _image_differences(comparison: Comparison, sums: dict[int, list[PlainDifference]]) -> Differences:
+    channels = [DifferenceSums() for _ in range(comparison.a.num_channels)]
+    boxes, nonfinite = list[WorstBox](), list[Box]()
+    for block, plain in sorted(sums.items()):
+        parts = [DifferenceSums(*values) for values in plain]
+        channels = [whole + part for whole, part in zip(channels, parts, strict=True)]
+        whole = _together(parts)
+        if whole.num_differ:
+            boxes.append(WorstBox(comparison.own_box(block), ImageDifference(whole, comparison.data_range)))
+        if whole.num_nonfinite_a or whole.num_nonfinite_b:
+            nonfinite.append(comparison.own_box(block))
+    each = tuple(ImageDifference(channel, comparison.data_range) for channel in channels)
+    together = ImageDifference(_together(channels), comparison.data_range)
+    at = nonfinite[0] if nonfinite else None
+    return Differences(together, each if len(each) > 1 else (), _worst(boxes), len(sums), len(boxes), at)
+
+
+def _together(parts: Sequence[DifferenceSums]) -> DifferenceSums:
+    return sum(parts[1:], parts[0])
+
+
+def _label_differences(comparison: Comparison, tables: dict[int, PlainOverlaps]) -> Differences:
+    whole = total(tables.values())  # whole numbers, which add in any order
+    pairs = matches(whole) if comparison.kind == "labels" else by_number(whole)
+    boxes = list[WorstBox]()
+    for block, plain in sorted(tables.items()):
+        part = label_difference(np.array(plain, np.uint64), pairs)
+        if part.num_differ:
+            boxes.append(WorstBox(comparison.own_box(block), part))
+    worst = [replace(box, pairs=_pairs_in(box.box, comparison, tables, pairs)) for box in _worst(boxes)]
+    return Differences(label_difference(whole, pairs), (), tuple(worst), len(tables), len(boxes))
+
+
+def _pairs_in(box: Box, comparison: Comparison, tables: dict[int, PlainOverlaps], pairs: Pairs) -> Pairs:
+    """Return those of `pairs` whose labels of A are in `box`, which is a block's."""
+    blocks = comparison.blocks
+    first = box.relative_to(comparison.box.start).start
+    number = blocks.number(tuple(a // n for a, n in zip(first, blocks.cell, strict=True)))
+    inside: Pairs = pairs[:, np.isin(pairs[0], np.array(tables[number][0], np.uint64))]
+    return inside
+
+
+def _worst(boxes: Sequence[WorstBox]) -> tuple[WorstBox, ...]:
+    """Return the boxes that differ most, of equal ones the first."""
+    return tuple(sorted(boxes, key=lambda box: box.difference.rank, reverse=True)[:MOST_BOXES])
