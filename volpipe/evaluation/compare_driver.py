@@ -26,8 +26,10 @@ from volpipe.evaluation.compare_lines import (
     summary,
     worst_lines,
 )
+from volpipe.evaluation.compare_page import page_of
 from volpipe.evaluation.limits import Limit, violations
 from volpipe.evaluation.origins import differing
+from volpipe.reporting.render import write_page
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import SILENT, FolderWork, Listener, Options, WorkSession
@@ -113,9 +115,6 @@ class ComparisonResult(WorkReport):
 
     def write_page(self, file: str | Path) -> None:
         """Write the page, with pictures of the boxes that differ most, to `file`, whole or not at all."""
-        from volpipe.evaluation.compare_page import page_of
-        from volpipe.reporting.render import write_page
-
         write_page(page_of(self), Path(file))
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
+from volpipe.blockwise.failures import Missing, last_line
 from volpipe.errors import VolpipeError
-from volpipe.evaluation.compare import Comparison, WorstBox
-from volpipe.evaluation.compare_driver import ComparisonResult, ComparisonRow
+from volpipe.evaluation.compare import Comparison, Differences, WorstBox
 from volpipe.evaluation.compare_lines import (
     CHANNEL_COLUMNS,
     ROW_COLUMNS,
@@ -38,7 +39,41 @@ FULL = 99.5  # percentile of |B - A| that is full blue or red
 RED, WHITE = (200, 30, 30), (255, 255, 255)
 
 
-def page_of(result: ComparisonResult) -> Page:
+class Result(Protocol):
+    """How two outputs differ; see `compare_driver.ComparisonResult`."""
+
+    plan: Any  # a Comparison
+    missing: list[Missing]
+    differences: Differences | None
+
+    @property
+    def is_whole(self) -> bool: ...
+    @property
+    def is_same(self) -> bool: ...
+    @property
+    def is_within(self) -> bool: ...
+    @property
+    def summary(self) -> list[str]: ...
+    @property
+    def violations(self) -> list[str]: ...
+    @property
+    def made_otherwise(self) -> list[tuple[str, str, str]]: ...
+
+
+class Row(Protocol):
+    """One of many pairs; see `compare_driver.ComparisonRow`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def result(self) -> Result | None: ...
+    @property
+    def rank(self) -> tuple[float, ...]: ...
+    @property
+    def line(self) -> tuple[str, ...]: ...
+
+
+def page_of(result: Result) -> Page:
     """Return the page of one comparison."""
     plan: Comparison = result.plan
     facts = {"A": str(plan.a), "B": str(plan.b), "compared as": f"{plan.kind} ({plan.why})", "box": str(plan.box)}
@@ -48,12 +83,12 @@ def page_of(result: ComparisonResult) -> Page:
     sections = [Section("Comparison", [*items, *_sheets(result)])]
     sections += [Section("Made otherwise", [_made(result)]), *sections_of(_drafts("", result, MOST_SHOWN))]
     if result.missing:
-        rows = [(str(part.box), part.reason.strip().splitlines()[-1]) for part in result.missing]
+        rows = [(str(part.box), last_line(part.reason)) for part in result.missing]
         sections.append(Section("Not compared", [Sheet("Boxes", ("box z,y,x", "reason"), rows)]))
     return Page("Comparison of two outputs", _state(result), sections, result.is_within, result.summary[0])
 
 
-def _state(result: ComparisonResult) -> str:
+def _state(result: Result) -> str:
     if not result.is_whole:
         return "not whole"
     if result.violations:
@@ -61,7 +96,7 @@ def _state(result: ComparisonResult) -> str:
     return "the same" if result.is_same else "they differ"
 
 
-def _sheets(result: ComparisonResult) -> Iterator[Item]:
+def _sheets(result: Result) -> Iterator[Item]:
     kind, differences = result.plan.kind, result.differences
     if differences is None:
         return
@@ -70,7 +105,7 @@ def _sheets(result: ComparisonResult) -> Iterator[Item]:
         yield Sheet("Boxes that differ most", WORST_COLUMNS[kind], list(worst_lines(differences)))
 
 
-def _made(result: ComparisonResult) -> Item:
+def _made(result: Result) -> Item:
     if rows := result.made_otherwise:
         return Sheet("What both say of how they were made, where it differs", ("", "A", "B"), rows)
     if result.plan.made_a and result.plan.made_b:
@@ -81,7 +116,7 @@ def _made(result: ComparisonResult) -> Item:
 def page_of_many(
     a: str,
     b: str,
-    rows: Sequence[ComparisonRow],
+    rows: Sequence[Row],
     only_a: Sequence[str],
     only_b: Sequence[str],
     violations: Sequence[str],
@@ -103,7 +138,7 @@ def page_of_many(
     ], is_well, line)  # fmt: skip
 
 
-def _drafts(name: str, result: ComparisonResult, most: int) -> Iterator[Draft]:
+def _drafts(name: str, result: Result, most: int) -> Iterator[Draft]:
     worst = () if result.differences is None else result.differences.worst
     for box in worst[:most]:
         yield Draft(f"{name}box {box.box}", partial(_pictures, name, result.plan, box), "Boxes that differ most")

@@ -21,7 +21,9 @@ from volpipe.errors import PlanError
 from volpipe.evaluation.compare import Comparison
 from volpipe.evaluation.compare_driver import ComparisonResult, ComparisonRow, ComparisonWork, write_json
 from volpipe.evaluation.compare_lines import ROW_COLUMNS
+from volpipe.evaluation.compare_page import page_of_many
 from volpipe.evaluation.limits import Limit
+from volpipe.reporting.render import write_page
 from volpipe.runs.presence import Presence
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
@@ -276,9 +278,6 @@ class ComparisonTable:
 
     def write_page(self, file: str | Path) -> None:
         """Write the page, with pictures of what changed most, to `file`, whole or not at all."""
-        from volpipe.evaluation.compare_page import page_of_many
-        from volpipe.reporting.render import write_page
-
         page = page_of_many(self.a, self.b, self.rows, self.only_a, self.only_b, self.violations)
         write_page(page, Path(file))
 
