@@ -30,13 +30,13 @@ from volpipe.evaluation.differences import (
 from volpipe.evaluation.evaluate import read_block, refuse_image
 from volpipe.evaluation.label_scores import PlainOverlaps, overlaps, total
 from volpipe.evaluation.origins import Making, check_same_input, makings_of
-from volpipe.geometry.grid import Box, Grid
+from volpipe.geometry.grid import Box, Grid, Triple
 from volpipe.inference.roi import find_roi
 from volpipe.units import shape
 from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"
-BLOCK, SMALL_BLOCK = (128,) * 3, (64,) * 3  # voxels per axis; of many channels the small one
+BLOCK, SMALL_BLOCK = (128, 128, 128), (64, 64, 64)  # voxels per axis; of many channels the small one
 MANY_CHANNELS = 4
 MOST_BOXES = 10  # boxes that are named, of those that differ most
 HALF = 0.5  # of a voxel, by which two outputs may lie apart
@@ -52,6 +52,7 @@ class Comparison:
         kind: "image", "labels" of objects, whose numbers mean nothing, or "classes", whose numbers do.
         why: what tells the kind, for people.
         data_range: of images, the greatest value less the least that there may be; None where nobody knows.
+        block: voxels (z, y, x) that are compared at once.
         made_a, made_b: how they were made, and what they were made of, the output itself first; () where it says
             nothing.
         notes: what a user should know of how both were made, in sentences.
@@ -63,13 +64,14 @@ class Comparison:
     kind: str
     why: str
     data_range: float | None
+    block: Triple
     made_a: tuple[Making, ...] = ()
     made_b: tuple[Making, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def blocks(self) -> Grid:
-        return Grid(self.box.shape, BLOCK if self.a.num_channels <= MANY_CHANNELS else SMALL_BLOCK)
+        return Grid(self.box.shape, self.block)
 
     def own_box(self, block: int) -> Box:
         """Return the voxels of both volumes that are compared in `block`."""
@@ -87,7 +89,7 @@ class Comparison:
             "kind": self.kind,
             "box": str(self.box),
             "data_range": self.data_range,
-            "block": self.blocks.cell,
+            "block": self.block,
         }
 
 
@@ -125,8 +127,9 @@ def plan_comparison(
     if not any_input:
         _check_place(first, second)
         notes = check_same_input(first, second, *made)
+    block = BLOCK if first.num_channels <= MANY_CHANNELS else SMALL_BLOCK
     comparison = Comparison(
-        first, second, find_roi(roi, first), kind, why, _range(kind, first, data_range), *made, tuple(notes)
+        first, second, find_roi(roi, first), kind, why, _range(kind, first, data_range), block, *made, tuple(notes)
     )
     for volume, makings in zip((first, second), made, strict=True):
         if kind == "labels" and not (makings and makings[0].kind == "labels"):
