@@ -4,7 +4,7 @@ from .api.explore import explore
 from .api.labels import evaluate, segment
 from .api.nets import load_net, net_report
 from .api.notebook import blends, seams, side_by_side, try_net, windows
-from .api.outputs import reproduce, status, verify
+from .api.outputs import report, reproduce, status, verify
 from .api.runs import estimate, plan, run
 from .api.training import sweep, train, tune
 from .api.volumes import convert, info, list_arrays, open, sample
@@ -69,6 +69,7 @@ __all__ = [
     "net_report",
     "open",
     "plan",
+    "report",
     "reproduce",
     "run",
     "sample",

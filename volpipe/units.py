@@ -34,6 +34,11 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+def brief(seconds: float) -> str:
+    """Return a time that may be short for people: 3 ms, else as `duration` has it."""
+    return f"{1000 * seconds:.0f} ms" if 0 < seconds < 0.1 else duration(seconds)
+
+
 def count(number: int, noun: str) -> str:
     """Return a number with its noun: 1 task, 1,200 tasks."""
     return f"{number:,} {noun if number == 1 else plural(noun)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -74,3 +74,8 @@ def test_a_stage_without_a_net_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     with measured("factor"):
         pass
     assert cuda.num_asked == 0
+
+
+def test_a_task_beside_one_that_imports_torch_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # as it is while a thread imports it
+    assert sample_gpu() is None

@@ -23,7 +23,8 @@ from volpipe.runs.provenance import read_origin
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
 from volpipe.workflow.driver import execute, prepare
-from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow, find_entries, is_done
+from volpipe.workflow.entries import find_entries, is_done
+from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
 from volpipe.workflow.plan import FlowPlan, plan_flow
 
 SHAPE = (16, 24, 16)

@@ -96,6 +96,7 @@ def evaluate(
     data_range: float | None = None,
     site: str | Path | WorkerPool = "local",
     tolerate: float = 0.1,
+    report: str | Path | None = None,
     progress: bool | None = None,
     on_progress: Show | None = None,
 ) -> EvaluationResult:
@@ -112,6 +113,7 @@ def evaluate(
         data_range: greatest value less least; by default of the type.
         site: a shipped name, a Python file, or a pool that is started.
         tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
+        report: HTML file for the report, which goes with the work's folder otherwise.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second.
 
@@ -132,8 +134,9 @@ def evaluate(
     name = "_".join(["volpipe", Path(str(output)).stem, Path(str(reference)).stem, "scores.run"])
     with progress_shown(progress, on_progress) as show:
         return evaluation_driver.evaluate(
-            evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=show), tolerated=tolerate
-        )
+            evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=show), tolerated=tolerate,
+            report_file=None if report is None else Path(report),
+        )  # fmt: skip
 
 
 def _input_of(output: str) -> str | None:

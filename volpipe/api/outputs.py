@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.errors import RunError
+from volpipe.reporting.page import REPORT
+from volpipe.reporting.render import write_page
 from volpipe.runs.provenance import Origin, command_of, read_origin, to_toml
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import Difference, Recomputed, Verdict
 from volpipe.segmentation.output import read_label_origin
 from volpipe.volumes.storage import paths
-from volpipe.workflow.execute import find_entries, find_work
+from volpipe.workflow.entries import find_entries, find_work
+from volpipe.workflow.pages import find_page
 from volpipe.workflow.status import Status, find_status
 
 
@@ -72,6 +75,26 @@ def status(output: str | Path) -> Status:
         RunError: nobody began anything there, or what is stored is damaged.
     """
     return find_status(str(output))
+
+
+def report(output: str | Path, file: str | Path | None = None) -> Path:
+    """Write the report of `output` as one HTML file, and return where that is; also while it is made, or after a kill.
+
+    Args:
+        output: of a run, a segmentation or a flow, the folder of a training, or a batch's file or folder.
+        file: by default report.html in the run's folder.
+
+    Raises:
+        RunError: nobody began anything there, what is stored cannot be understood, or the file cannot be written.
+    """
+    page, folder = find_page(str(output))
+    target = folder / REPORT if file is None else Path(file)
+    try:
+        write_page(page, target)
+    except OSError as error:
+        advice = "name another file: `volpipe report OUT -o FILE`, vp.report(out, file)"
+        raise RunError(f"the report cannot be written to {target}: {error.strerror or error}; {advice}") from error
+    return target
 
 
 def verify(

@@ -25,9 +25,11 @@ class GpuSample:
 def sample_gpu() -> GpuSample | None:
     """Return how the current GPU is now; None without a GPU, or where NVML cannot be asked."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    if torch is None:
         return None
     try:
+        if not torch.cuda.is_available():  # an AttributeError, while another thread imports it
+            return None
         return GpuSample(float(torch.cuda.utilization()), int(torch.cuda.device_memory_used()))
     except Exception:  # no nvidia-ml-py, a part of a GPU (MIG), a driver without NVML: each has an error of its own
         return None

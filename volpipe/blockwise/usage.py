@@ -141,7 +141,7 @@ def _size(file: Path) -> int:
 @contextmanager
 def measured(stage: str) -> Iterator[Meter]:
     """Give a meter that has, at the end, what was taken meanwhile."""
-    meter, is_net = Meter(), stage == "infer"
+    meter, is_net = Meter(), stage in ("infer", "train")
     _shares.begin()
     started, clock, cpu, gpu = time.time(), time.perf_counter(), _cpu_seconds(), GpuSamples()
     try:

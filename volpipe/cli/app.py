@@ -36,6 +36,7 @@ from volpipe.display.console import (
     measuring_shown,
     out,
     rendered,
+    tell_report,
 )
 from volpipe.display.plans import (
     alternatives_table,
@@ -102,7 +103,7 @@ app.command("sweep")(search.sweep)
 app.command("tune")(search.tune)
 for command in (
     data.info, data.convert, data.sample, viewer.view, shipped.recipes, shipped.nets, train.train, evaluate.evaluate,
-    evaluate.compare, batch.batch, segment.segment, net.net, outputs.verify, outputs.reproduce,
+    evaluate.compare, batch.batch, segment.segment, net.net, outputs.report, outputs.verify, outputs.reproduce,
 ):  # fmt: skip
     app.command()(command)
 
@@ -186,6 +187,7 @@ def run(
         out.print(f"{planned.out} is complete already; nothing to do (--fresh starts over)")
         return
     _tell(report)
+    tell_report(report.folder)
     if report.missing:
         raise typer.Exit(INCOMPLETE)
     out.print(f"wrote {f'the part {only} of ' if report.num_held else ''}{planned.out}")

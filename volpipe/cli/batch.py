@@ -15,7 +15,7 @@ import typer
 import volpipe
 from volpipe.cli.options import Parents, RecipeFile, SameInput, Settings, Site, Trust, complete_volumes, positive, share
 from volpipe.display.batches import mistake_table, plan_table, result_table, showing_rows, tally, why_table
-from volpipe.display.console import INCOMPLETE, REFUSED, err, interruptible, measuring_shown, out
+from volpipe.display.console import INCOMPLETE, REFUSED, err, interruptible, measuring_shown, out, tell_report
 from volpipe.errors import BatchError
 from volpipe.units import duration
 
@@ -119,5 +119,6 @@ def _tell(report: BatchReport) -> None:
         return
     out.print(result_table(report.rows))
     out.print(f"{duration(report.seconds)} in all; the table is {report.folder}/batch.csv and batch.json", markup=False)
+    tell_report(report.folder)
     if not report.is_complete:
         err.print("the same command again goes on with what is not done")

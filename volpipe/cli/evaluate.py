@@ -62,6 +62,9 @@ def evaluate(
     strict: Strict = False,
     json_out: JsonFile = None,
     picture: Annotated[Path | None, typer.Option(metavar="PNG", help="Write slices and errors to this PNG.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="HTML", help="Write the report of the evaluation to this file.")
+    ] = None,
     parents: Parents = False,
 ) -> None:
     """Score OUTPUT against REFERENCE, block by block on the site's workers.
@@ -74,12 +77,13 @@ def evaluate(
         volpipe.open(location)  # refused before heavy packages are loaded
     check_target("--json", json_out, parents=parents)
     check_target("--picture", picture, parents=parents)
+    check_target("--report", report, parents=parents)
     if picture is not None and picture.suffix.lower() != ".png":
         raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
     with interruptible(), showing() as show:
         result = volpipe.evaluate(
             output, reference, labels=labels, given=given, roi=roi, margin=_sizes(margin), data_range=data_range,
-            site=config, tolerate=0 if strict else tolerate, on_progress=show(),
+            site=config, tolerate=0 if strict else tolerate, report=report, on_progress=show(),
         )  # fmt: skip
     if result.scores is None:
         print_missing(result)

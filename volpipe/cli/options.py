@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter  # typer's own copy of click, which has no other name
 
 GROUPS = {
-    "Process": ("run", "plan", "batch", "segment", "status", "verify", "reproduce"),
+    "Process": ("run", "plan", "batch", "segment", "status", "report", "verify", "reproduce"),
     "Look": ("info", "view", "evaluate", "compare", "net", "nets", "recipes"),
     "Prepare": ("convert", "sample"),
     "Train": ("train", "sweep", "tune"),

@@ -1,4 +1,4 @@
-"""`volpipe status`, `verify` and `reproduce`: how far an output is, whether it is as it was written, how to repeat it.
+"""`volpipe status`, `report`, `verify`, `reproduce`: how far an output is, whether it is as written, how to repeat it.
 
 Not here: the comparing, or what outputs say of themselves (api.outputs). Exit codes as in app.
 """
@@ -79,6 +79,24 @@ def reproduce(
     check_target("--recipe-out", recipe_out, parents=parents)
     recipe_out.write_text(again.recipe, encoding="utf-8")
     typer.echo(again.command_with(recipe_out))
+
+
+def report(
+    output: Annotated[
+        str,
+        typer.Argument(
+            metavar="OUTPUT", help="An output, its run's folder, the folder of a training, or a batch's file or folder."
+        ),
+    ],
+    file: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="HTML file; by default report.html in the run's folder."),
+    ] = None,
+    parents: Parents = False,
+) -> None:
+    """Write the report of OUTPUT, one HTML file that opens offline; also while it is made, or after a kill."""
+    check_target("--out", file, parents=parents)
+    typer.echo(f"wrote {vp.report(output, file)}")
 
 
 def show_status(status: Status, most: int | None) -> None:

@@ -14,7 +14,7 @@ import typer
 
 import volpipe
 from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe
-from volpipe.display.console import INCOMPLETE, bars, check_folder, columns, err, interruptible, out
+from volpipe.display.console import INCOMPLETE, bars, check_folder, columns, err, interruptible, out, tell_report
 
 if TYPE_CHECKING:
     from volpipe.training.search.trials import TrialResult
@@ -47,6 +47,7 @@ def command(kind: str, help: str) -> Callable[..., None]:
                 recipe, out=folder, site=config, settings=settings or [], fresh=fresh, on_progress=on_progress
             )  # fmt: skip
         show_results(results)
+        tell_report(folder)
         if not tell(results, folder):
             raise typer.Exit(INCOMPLETE)
 

@@ -21,6 +21,7 @@ from volpipe.display.console import (
     complete_already,
     interruptible,
     out,
+    tell_report,
 )
 from volpipe.display.progress import showing
 from volpipe.display.reports import print_missing
@@ -89,12 +90,15 @@ def segment(
         )  # fmt: skip
     if result.missing:
         print_missing(result)
+        tell_report(result.folder)
         raise typer.Exit(INCOMPLETE)
     if json_out is not None:
         facts = {"out": result.out, "table": str(result.table), "objects": result.num_objects}
         facts["seconds"] = result.stage_seconds
         json_out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     out.print(complete_already(result.out) if result.was_complete else summary(result, *times))
+    if not result.was_complete:
+        tell_report(result.folder)
 
 
 def summary(result: SegmentationResult, planned: SegmentTimes | None = None) -> str:

@@ -12,7 +12,7 @@ import typer
 
 import volpipe
 from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe
-from volpipe.display.console import bars, check_folder, interruptible, out
+from volpipe.display.console import bars, check_folder, interruptible, out, tell_report
 
 
 def train(
@@ -52,4 +52,6 @@ def train(
         out.print(line, markup=False)
     if result.curve is not None:
         out.print(f"the curve is in {result.curve}", markup=False)
+    if not result.was_complete:
+        tell_report(folder)
     out.print(f"use the weights: {result.run_command}", markup=False)

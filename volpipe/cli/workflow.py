@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import volpipe
 from volpipe.cli import segment
-from volpipe.display.console import columns, err, out
+from volpipe.display.console import columns, err, out, tell_report
 from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.display.reports import print_missing
 from volpipe.display.scores import score_table
@@ -72,6 +72,7 @@ def run(
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
         return True
     out.print(report_table(report, cost))
+    tell_report(plan.folder.path)
     if not report.is_whole:
         begun = {each.stage.name for each in report.stages}
         partial = ", ".join(each.stage.name for each in report.stages if not each.report.is_whole)

@@ -25,6 +25,7 @@ from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.pace import Pace, Reading
 from volpipe.display.cell import Cell
 from volpipe.errors import VolpipeError
+from volpipe.reporting.page import REPORT
 from volpipe.units import plural
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3  # exit codes beside INTERRUPTED; AT_WORK is of `volpipe status`
@@ -97,6 +98,12 @@ def measuring_shown() -> Iterator[None]:
         logger.setLevel(level)
         if handler.status is not None:
             handler.status.stop()
+
+
+def tell_report(folder: Path) -> None:
+    """Print where the report of the work in `folder` is, if one could be written."""
+    if (folder / REPORT).is_file():
+        out.print(f"report: {folder / REPORT}", markup=False)
 
 
 def check_target(option: str, path: Path | None, *, parents: bool) -> None:

@@ -113,6 +113,10 @@ class BlockWork(FolderWork[R]):
         Without a `schedule` all was done before.
         """
 
+    def grids(self) -> dict[str, Grid]:
+        """Return the blocks of the one stage; see `FolderWork`."""
+        return {self.stage: self.subject.blocks}
+
     def described(self) -> dict[str, object]:
         """Return what is looked at, as it is read back from a file."""
         described: dict[str, object] = json.loads(json.dumps(self.subject.describe()))

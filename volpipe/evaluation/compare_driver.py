@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import volpipe
-from volpipe.blockwise.journal import Kinds
+from volpipe.blockwise.journal import Kinds, read_results
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
 from volpipe.evaluation.block_work import BlockSchedule, BlockWork
@@ -29,7 +29,9 @@ from volpipe.evaluation.compare_lines import (
 from volpipe.evaluation.compare_page import page_of
 from volpipe.evaluation.limits import Limit, violations
 from volpipe.evaluation.origins import differing
+from volpipe.reporting.page import Note
 from volpipe.reporting.render import write_page
+from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import SILENT, FolderWork, Listener, Options, WorkSession
@@ -193,6 +195,14 @@ class ComparisonWork(BlockWork[ComparisonResult]):
     def volumes(self) -> dict[str, Volume | None]:
         """Return both outputs."""
         return {"a": self.comparison.a, "b": self.comparison.b}
+
+    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
+        """Return what is compared, and how both differ as far as they are; see `FolderWork`."""
+        facts = {key: str(value) for key, value in self.described().items() if value is not None}
+        results = read_results(self.folder.journal, self.kinds, BlockDifferences)
+        differences = sum_differences(self.comparison, results)
+        items = [Note(line) for line in summary(self.comparison, differences, len(taken.missing))]
+        return Parts(f"Comparison of {self.name}", "The comparison of two outputs.", facts, items)
 
     def report(self, schedule: BlockSchedule | None, session: WorkSession, **facts: Any) -> ComparisonResult:
         """Return how both differ, over the blocks that could be compared."""

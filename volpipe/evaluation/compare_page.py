@@ -117,16 +117,25 @@ def page_of_many(
     a: str,
     b: str,
     rows: Sequence[Row],
-    only_a: Sequence[str],
-    only_b: Sequence[str],
+    *,
+    only: tuple[Sequence[str], Sequence[str]],
     violations: Sequence[str],
+    most: int = MOST_SHOWN,
 ) -> Page:
-    """Return the page of many comparisons: names, how each ended, and why one was not compared or not whole."""
+    """Return the page of many comparisons.
+
+    Args:
+        a, b: the batches.
+        only: names of what each of them has alone.
+        violations: sentences on limits.
+        most: outputs with a picture.
+    """
+    only_a, only_b = only
     items: list[Item] = [Facts("Batches", {"A": a, "B": b, "in A only": list(only_a), "in B only": list(only_b)})]
     items += [Note(f"Limit violated: {sentence}", "warning") for sentence in violations]
     items.append(Sheet("Outputs, those that differ most first", ROW_COLUMNS, [row.line for row in rows]))
     compared = [(row.name, row.result) for row in rows if row.result is not None and row.rank]
-    differing = [(name, result) for name, result in compared if not result.is_same][:MOST_SHOWN]
+    differing = [(name, result) for name, result in compared if not result.is_same][:most]
     drafts = [draft for name, result in differing for draft in _drafts(f"{name}, ", result, 1)]
     sections = [Section("Comparison", items)]
     if compared:

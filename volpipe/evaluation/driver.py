@@ -6,6 +6,8 @@ Not here: what is compared, or how a block is scored (evaluate).
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.journal import Kinds
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
+from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.work import Steps
 from volpipe.evaluation.block_work import BlockSchedule, BlockWork
 from volpipe.evaluation.evaluate import (
@@ -29,7 +32,9 @@ from volpipe.evaluation.evaluate import (
     check_labels,
     sum_scores,
 )
-from volpipe.evaluation.panels import draw
+from volpipe.evaluation.panels import comparison_items, draw
+from volpipe.reporting.page import REPORT, Draft, Item, Note, Sheet
+from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkSession
@@ -118,10 +123,32 @@ class EvaluationWork(BlockWork[EvaluationResult]):
     ) -> None:
         super().__init__(evaluation, folder, options, listener, feed)
         self.evaluation, self.to = evaluation, to
+        self.scores: Scores | None = None
 
     @property
     def name(self) -> str:
         return str(self.to or self.evaluation.output)
+
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
+        """Return slices of both volumes, once all is compared; see `FolderWork`."""
+
+        def compared() -> Sequence[Item]:
+            if not (schedule.is_complete or self.is_complete):
+                return [Note("Slices are compared once all blocks are scored.")]
+            return [*comparison_items(self.evaluation)]
+
+        return [Draft("Comparison", compared, "Comparison")]
+
+    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
+        """Return what is compared, and the scores once they are there; see `FolderWork`."""
+        tree = read_json(self.to) if self.to is not None else None
+        if tree is None and self.scores is not None:
+            tree = self.evaluation.describe_scores(self.scores)
+        return evaluation_parts(self.described(), tree)
+
+    def witnesses(self) -> Sequence[Path]:
+        """Return the journal, and the file of the scores; see `HeldWork`."""
+        return [*super().witnesses(), *([self.to] if isinstance(self.to, Path) else [])]
 
     @property
     def needs_all(self) -> bool:
@@ -172,14 +199,37 @@ class EvaluationWork(BlockWork[EvaluationResult]):
         report = EvaluationResult(self.evaluation, self.folder.path, **facts)
         if schedule is not None and report.is_whole:
             parts = BlockScores.joined(session.journal.results(BlockScores))
-            report.scores = sum_scores(self.evaluation, parts)
+            report.scores = self.scores = sum_scores(self.evaluation, parts)
             if self.to is not None:
                 write_json(self.to, self.evaluation.describe_scores(report.scores))
         return report
 
 
+def evaluation_parts(described: Mapping[str, object], tree: Mapping[str, Any] | None) -> Parts:  # Any: JSON
+    """Return what the report says of an evaluation: what was compared, and the `tree` of its scores if it is there."""
+    facts = {key: str(value) for key, value in described.items() if value is not None and key != FINGERPRINT}
+    scores = (tree or {}).get("scores")
+    items: list[Item] = [Note("There are no scores yet: they need all blocks.")]
+    if isinstance(scores, Mapping) and scores:
+        names = [key for key, value in next(iter(scores.values())).items() if not isinstance(value, list | dict)]
+        rows = [(name, *(_score(entry.get(key)) for key in names)) for name, entry in scores.items()]
+        items = [Sheet("Scores", ("", *(name.replace("_", " ") for name in names)), rows)]
+    title = f"Scores of {Path(str(described.get('output', ''))).name}"
+    return Parts(title, f"The evaluation against {described.get('reference')}.", facts, items)
+
+
+def _score(value: object) -> str:
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
 def evaluate(
-    evaluation: Evaluation, start: Start, folder: RunFolder, *, listener: Listener = SILENT, **options: Any
+    evaluation: Evaluation,
+    start: Start,
+    folder: RunFolder,
+    *,
+    listener: Listener = SILENT,
+    report_file: Path | None = None,
+    **options: Any,
 ) -> EvaluationResult:
     """Score all blocks, and return how that ended; `folder`, which holds what is done, goes when all is.
 
@@ -187,12 +237,15 @@ def evaluate(
         evaluation: from `plan_evaluation`.
         start: starts the workers in a folder for their files, and stops them on every way out.
         folder, listener, options: as of `FolderWork`.
+        report_file: where the report is kept, which lies in `folder`; None where nobody wants it.
 
     Raises:
         PlanError: the labels look like an image.
         RunStopped: too many blocks cannot be scored.
     """
     report = perform(EvaluationWork(evaluation, folder, Options(**options), listener), partial(start, folder.parsl))
+    if report_file is not None and (folder.path / REPORT).is_file():
+        shutil.copyfile(folder.path / REPORT, report_file)
     if report.is_whole:
         delete(folder.path)
     return report

@@ -14,7 +14,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.seams import THRESHOLD, Profile, Score, seam_profiles, seam_scores
 from volpipe.tables import html_table
 from volpipe.workflow.driver import Report, RunWork
-from volpipe.workflow.execute import find_work
+from volpipe.workflow.entries import find_work
 
 AXES = "zyx"
 

@@ -18,6 +18,7 @@ from volpipe.recipes.toml import Section, Sizes, differences, load_tree, typed
 
 CHECKPOINTS, LOSSES, EVENTS = "checkpoints", "losses.jsonl", "events"  # in a training's folder
 WEIGHTS = "weights.safetensors"
+TENSORS, TRUTH_KEY = "tensors.n5", "tensors/truth"  # predictions of held-out windows, and what they should be
 STOP = "stop"  # a file that asks a training to end at the next step where it validates or writes a checkpoint
 VARIED = ("sweep", "tune")  # tables of a recipe that say what to vary; one training has no use for them
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean

@@ -20,7 +20,8 @@ import numpy as np
 from volpipe.geometry.grid import Box
 from volpipe.reporting.shades import Image2D, bar_nm, length_text
 
-STRIP, MIN_WIDTH, FONT = 18, 132, 12  # pixels
+EDGE = 368  # pixels of a picture, at most: three are side by side
+STRIP, MIN_WIDTH, FONT = 18, 84, 12  # pixels
 BAR_SHARE, BAR_HEIGHT = 0.3, 4  # of an image's width, at most; pixels
 STRIPE, STRIPES = 6, ((236, 152, 40), (52, 48, 44))  # pixels, colours of what is missing
 FRAME = (255, 214, 10)
@@ -89,6 +90,22 @@ def framed(image: Image2D, scale: Scale) -> Image2D:
     draw.text((12 + pixels, height + STRIP // 2), scale.text(length), "white", ImageFont.load_default(FONT), "lm")
     shown: Image2D = np.asarray(canvas)
     return shown
+
+
+def drawn(
+    image: Image2D, sides: tuple[float, float], pixel: float, *, is_known: bool = True, edge: int = EDGE
+) -> tuple[bytes, str]:
+    """Return an image as a file with a scale bar, and its media type; small ones are enlarged by a whole factor.
+
+    Args:
+        sides: lengths (down, across) of the image.
+        pixel: length that a pixel shows before it is enlarged.
+        is_known: whether lengths are in nm; else they are in voxels.
+        edge: pixels of the longer side, at most.
+    """
+    zoom = max(1, int(edge * pixel / max(sides) * 1.000001))
+    down, across = (max(1, round(side / pixel * zoom)) for side in sides)
+    return encoded(framed(resized(image, (down, across)), Scale(pixel / zoom, is_known)))
 
 
 def encoded(image: Image2D, most: int = MOST_BYTES) -> tuple[bytes, str]:

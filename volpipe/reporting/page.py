@@ -16,6 +16,8 @@ from volpipe.resolve import describe_error
 
 log = logging.getLogger(__name__)
 
+REPORT = "report.html"  # the file, in the folder of a run
+
 
 @dataclass(frozen=True)
 class Facts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ MOST_PICTURES = 1_200_000  # of these, of all pictures in base64
 MOST_CHARTS = 600_000  # of the data of all charts
 MOST_TEXT = 300_000  # of the cells of tables and facts
 MOST_CELL = 2_000  # characters of one
+NUMBER = re.compile(
+    r"[≈≤<+−-]* ?(\d[\d,.]*(e[+-]?\d+)?|nan|inf)( ?(%|×|[KMGTP]?iB|B|m?s|dB|days|years|h \d+ min|min \d+ s))?"
+)
 
 
 @dataclass
@@ -49,7 +53,7 @@ class _Budget:
 
 @dataclass(frozen=True)
 class _Cell:
-    """A cell of a table as the template shows it."""
+    """A cell of a table as the template shows it; the head of a column says whether that has numbers."""
 
     text: str
     is_number: bool = False
@@ -65,7 +69,7 @@ class _View:
     title: str = ""
     caption: str = ""
     lines: Sequence[Any] = ()  # Any: of facts, names and their values; of a table, rows of cells
-    names: Sequence[str] = ()
+    heads: Sequence[_Cell] = ()
     image: str = ""
     is_pixelated: bool = False
     spec: Mapping[str, object] = field(default_factory=dict)
@@ -98,6 +102,7 @@ def _template() -> Any:  # Any: jinja2.Template, which is imported where it is u
     return Environment(loader=loader, autoescape=True, **options).get_template("page.html")
 
 
+@cache
 def _scripts() -> list[tuple[str, str]]:
     """Return licence and code of each script; none of them holds what would end its element."""
     files = [(FOLDER / "vega" / f"LICENSE.{name}", FOLDER / "vega" / f"{name}.min.js") for name in SCRIPTS]
@@ -140,7 +145,15 @@ def _table(sheet: Sheet, budget: _Budget) -> _View:
         rows.append(cells)
     more = len(sheet.rows) - len(rows)
     caption = f"{sheet.caption} {more:,} more lines are not shown: the page would be too large.".strip()
-    return _View("table", sheet.title, caption if more else sheet.caption, lines=rows, names=sheet.names)
+    columns = [[row[i] for row in rows] for i in range(len(sheet.names))]
+    heads = [_Cell(name, is_number=_is_numeric(cells)) for name, cells in zip(sheet.names, columns, strict=True)]
+    return _View("table", sheet.title, caption if more else sheet.caption, lines=rows, heads=heads)
+
+
+def _is_numeric(cells: Sequence[_Cell]) -> bool:
+    """Return whether a column has numbers, and beside them nothing."""
+    texts = [cell.text for cell in cells if cell.text]
+    return bool(texts) and all(NUMBER.fullmatch(text) for text in texts)
 
 
 def _cell(value: object, budget: _Budget) -> _Cell:
@@ -150,7 +163,7 @@ def _cell(value: object, budget: _Budget) -> _Cell:
         return _Cell(_clipped(value.text), target=quote(value.target), image=image if fits else "")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return _Cell("" if value is None else _clipped(str(value)))
-    return _Cell(f"{value:,}" if isinstance(value, int) else f"{value:,.4g}", is_number=True)
+    return _Cell(f"{value:,}" if isinstance(value, int) else f"{value:,.4g}")
 
 
 def _clipped(text: str) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
-from volpipe.geometry.grid import Box, Grid, Triple, triple
+from volpipe.geometry.grid import Box, Grid, Index, Triple, triple
 from volpipe.units import size
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import Volume
@@ -49,9 +49,9 @@ class Patch:
         inner = box.relative_to(self.box.start).slices
         return Patch(box, self.data[:, *inner], self.is_known[inner], self.problem)
 
-    def values(self) -> np.ndarray:
-        """Return the values that are known and finite, (n,), of all channels."""
-        known = self.data[:, self.is_known]
+    def values(self, channel: int | None = None) -> np.ndarray:
+        """Return the values that are known and finite, (n,), of a channel, or of all that were read."""
+        known = (self.data if channel is None else self.data[channel : channel + 1])[:, self.is_known]
         finite: np.ndarray = known[np.isfinite(known)] if known.dtype.kind == "f" else known.ravel()
         return finite
 
@@ -69,6 +69,7 @@ class Sight:
     is_missing: IsMissing | None = None
     most_bytes: int = MOST_BYTES
     _held: Patch | None = field(default=None, init=False, repr=False)
+    _problem: str = field(default="", init=False, repr=False)  # a volume that cannot be read is not read again
 
     @property
     def chunk_bytes(self) -> int:
@@ -76,8 +77,8 @@ class Sight:
         volume = self.volume
         return math.prod(volume.chunks) * volume.dtype.itemsize * min(volume.num_channels, MOST_CHANNELS)
 
-    def within_reach(self, whole: Box) -> Box:
-        """Return the part of `whole` around its middle whose slices may be read: of huge chunks a single one.
+    def within_reach(self, whole: Box, at: Index) -> Box:
+        """Return the part of `whole` around the voxel `at` whose slices may be read: of huge chunks a single one.
 
         Raises:
             VolumeError: a chunk alone is too large.
@@ -90,11 +91,11 @@ class Sight:
                 f"{size(self.most_bytes)} of a volume"
             )
         grid = Grid(self.volume.spatial_shape, self.volume.spatial_chunks)
-        return grid.box(next(grid.touching(middle_voxel(whole)))) & whole
+        return grid.box(next(grid.touching(voxel_at(at)))) & whole
 
-    def affordable(self, box: Box, axis: int) -> Box:
-        """Return the part of a slice across `axis` whose chunks may be read."""
-        return fewer_chunks(box, self.volume.spatial_chunks, self.most_bytes // (3 * self.chunk_bytes), axis)
+    def affordable(self, box: Box, axis: int, at: Index) -> Box:
+        """Return the part around the voxel `at` of a slice across `axis` whose chunks may be read."""
+        return fewer_chunks(box, self.volume.spatial_chunks, self.most_bytes // (3 * self.chunk_bytes), axis, at)
 
     def hold(self, whole: Box) -> None:
         """Read `whole`, which a single huge chunk holds, at once: a chunk is read for each slice otherwise."""
@@ -102,16 +103,20 @@ class Sight:
             self._held = self.read(whole)
 
     def read(self, box: Box) -> Patch:
-        """Return the voxels of `box`; what is damaged or not written is not known.
-
-        Raises:
-            VolumeError: none of its chunks can be read.
-        """
+        """Return the voxels of `box`; what is damaged or not written is not known."""
         if self._held is not None:
             return self._held.crop(box)
-        patch = read_known(self.volume, box)
+        try:
+            patch = self._unread(box) if self._problem else read_known(self.volume, box)
+        except VolumeError as error:
+            self._problem = str(error)
+            patch = self._unread(box)
         missing = None if self.is_missing is None else self.is_missing(box)
         return patch if missing is None else replace(patch, is_known=patch.is_known & ~missing)
+
+    def _unread(self, box: Box) -> Patch:
+        shape = (min(self.volume.num_channels, MOST_CHANNELS), *box.shape)
+        return Patch(box, np.zeros(shape, self.volume.dtype), np.zeros(box.shape, bool), self._problem)
 
 
 def read_known(volume: Volume, box: Box) -> Patch:
@@ -159,44 +164,68 @@ def _channels(volume: Volume) -> Iterator[Volume]:
         yield replace(volume, view=replace(volume.view, channel=number))
 
 
-def middle_voxel(box: Box) -> Box:
-    """Return the voxel in the middle of `box`."""
-    start = tuple((a + b) // 2 for a, b in zip(box.start, box.stop, strict=True))
-    return Box(start, tuple(a + 1 for a in start))
+def voxel_at(at: Index) -> Box:
+    """Return the box of one voxel."""
+    return Box(at, tuple(a + 1 for a in at))
 
 
-def middle_slice(box: Box, axis: int) -> Box:
-    """Return the slice across `axis` through the middle of `box`."""
-    at = middle_voxel(box)
-    sides = [(at if i == axis else box) for i in range(3)]
+def slice_at(box: Box, axis: int, at: Index) -> Box:
+    """Return the slice of `box` across `axis` that the voxel `at` is in."""
+    sides = [voxel_at(at) if i == axis else box for i in range(3)]
     return Box(tuple(s.start[i] for i, s in enumerate(sides)), tuple(s.stop[i] for i, s in enumerate(sides)))
 
 
-def middle_part(whole: Box, voxel: Lengths, pixel: float, most: int) -> Box:
-    """Return the middle of `whole` that `most` pixels show along each axis, at least a voxel.
+def part_around(whole: Box, at: Index, voxel: Lengths, pixel: float, most: int) -> Box:
+    """Return the part of `whole` around the voxel `at` that `most` pixels show along each axis, at least a voxel.
 
     Args:
         voxel: lengths of a voxel, in the unit of `pixel`.
         pixel: length that one pixel shows.
     """
     sizes = [min(n, max(1, int(most * pixel / v * 1.000001))) for n, v in zip(whole.shape, voxel, strict=True)]
-    start = tuple(a + (n - s) // 2 for a, n, s in zip(whole.start, whole.shape, sizes, strict=True))
+    start = tuple(min(max(a, c - s // 2), b - s) for a, b, c, s in zip(whole.start, whole.stop, at, sizes, strict=True))
     return Box(start, tuple(a + s for a, s in zip(start, sizes, strict=True)))
 
 
-def fewer_chunks(box: Box, chunks: Triple, most: int, axis: int) -> Box:
-    """Return the part of `box`, a slice across `axis`, that touches at most `most` chunks, but for its thickness."""
-    middle = [(a + b) / 2 for a, b in zip(box.start, box.stop, strict=True)]
+def fewer_chunks(box: Box, chunks: Triple, most: int, axis: int, at: Index) -> Box:
+    """Return the part around the voxel `at` of `box`, a slice across `axis`, that touches at most `most` chunks.
+
+    It is as thick as it was, whatever that takes.
+    """
     start, stop = list(box.start), list(box.stop)
     while True:
         counts = [(b - 1) // c - a // c + 1 for a, b, c in zip(start, stop, chunks, strict=True)]
-        longest = max((i for i in range(3) if i != axis), key=lambda i: counts[i])
-        if math.prod(counts) <= max(1, most) or counts[longest] == 1:
+        i = max((i for i in range(3) if i != axis), key=lambda i: counts[i])
+        if math.prod(counts) <= max(1, most) or counts[i] == 1:
             return Box(tuple(start), tuple(stop))
-        if middle[longest] - start[longest] > stop[longest] - middle[longest]:
-            start[longest] = (start[longest] // chunks[longest] + 1) * chunks[longest]
+        own, first, last = at[i] // chunks[i], start[i] // chunks[i], (stop[i] - 1) // chunks[i]
+        if own == last or (own > first and at[i] - start[i] > stop[i] - at[i]):
+            start[i] = (first + 1) * chunks[i]
         else:
-            stop[longest] = (stop[longest] - 1) // chunks[longest] * chunks[longest]
+            stop[i] = last * chunks[i]
+
+
+def middle_of_done(grid: Grid, done: np.ndarray) -> Index:
+    """Return the voxel in the middle of the cells of `grid` that are done, a flag for each, or of the nearest of these.
+
+    It is the middle of the grid where none is, or all are.
+    """
+    flags = done.reshape(grid.counts)
+    if not flags.any():
+        flags = np.ones_like(flags)
+    sides = [np.flatnonzero(flags.any(axis=tuple({0, 1, 2} - {axis}))) for axis in range(3)]
+    box = Box(tuple(int(s[0]) for s in sides), tuple(int(s[-1]) + 1 for s in sides)).scaled(grid.cell)
+    middle = _middle(box & Box.from_shape(grid.shape))
+    cell = tuple(m // c for m, c in zip(middle, grid.cell, strict=True))
+    if flags[cell]:
+        return middle
+    places = np.argwhere(flags)
+    nearest = places[np.square(places - cell).sum(axis=1).argmin()]
+    return _middle(grid.box(grid.number(tuple(nearest.tolist()))))
+
+
+def _middle(box: Box) -> Index:
+    return tuple((a + b) // 2 for a, b in zip(box.start, box.stop, strict=True))
 
 
 def flat(data: np.ndarray, axis: int) -> np.ndarray:
@@ -220,7 +249,9 @@ def inside(box: Box, factor: Triple) -> Box:
     """
     start = triple(-(-a // f) for a, f in zip(box.start, factor, strict=True))
     stop = triple(b // f for b, f in zip(box.stop, factor, strict=True))
-    pairs = [(a, b) if a < b else (s // f, s // f + 1) for a, b, s, f in zip(start, stop, box.start, factor, strict=True)]
+    pairs = [
+        (a, b) if a < b else (s // f, s // f + 1) for a, b, s, f in zip(start, stop, box.start, factor, strict=True)
+    ]
     return Box(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
 
 

@@ -59,6 +59,10 @@ class OutputSchedule(FedSchedule, Generic[P]):
                 shards, (n for n in range(len(shards)) if not self._is_due(level, n) or self._is_written(level, n))
             )
 
+    def is_missing(self, level: int, shard: int) -> bool:
+        """Return whether `shard` of `level` is still to be written."""
+        return self._is_due(level, shard) and not self._is_written(level, shard)
+
     def _is_due(self, level: int, shard: int) -> bool:
         """Return whether `shard` of `level` is written in the end."""
         flags = self.due[level]

@@ -10,9 +10,11 @@ the net's stride times its scale, one voxel for most. A score is the ratio of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +23,8 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.output import read_voxels
 from volpipe.inference.plan import AXES, Plan
 from volpipe.inference.selection import Selection
+from volpipe.reporting.page import Chart, Item, Note
+from volpipe.units import size
 
 T = TypeVar("T")
 
@@ -33,6 +37,11 @@ SEED = 0
 # On an invented EM volume of 96 × 160 × 160 voxels (2026-11-21), z, y, x: unet3d with its halo 1.00, 1.09, 1.00; hann
 # 1.00, 1.09, 1.00; identity 1.00, 1.06, 1.01; unet3d with halo 0 1.22, 1.29, 1.59.
 THRESHOLD = 1.2
+REPORT_BYTES, REPORT_SAMPLES = 12 * 2**20, 12  # of decoded chunks that a report reads for its profiles; per axis
+PROFILE_CAPTION = (
+    "How much neighbouring voxels differ (root of the mean square) by their distance from the faces between windows, 0 "
+    "the pair across a face: a seam is a peak, or a dip, at 0. From a sample of the output."
+)
 ROUNDING = 1 / 6  # energy of a difference of two rounded numbers, 1/12 each
 
 
@@ -77,6 +86,28 @@ def seam_profiles(selection: Selection) -> list[Profile]:
     return _by_axis(selection, _profile)
 
 
+def profile_items(selection: Selection) -> list[Item]:
+    """Return the chart of profiles for a report, from as few samples as it may read; nothing of labels."""
+    plan = selection.plan
+    if plan.recipe.output.kind == "labels":
+        return []
+    sample = 2 * math.prod(plan.chunk) * plan.num_channels * plan.dtype.itemsize  # a face may lie between two chunks
+    most = min(REPORT_SAMPLES, REPORT_BYTES // (3 * sample))
+    if most == 0:
+        return [
+            Note(f"No profile across the faces of windows: chunks of {size(sample / 2)} are too much to read for it.")
+        ]
+    profiles = _by_axis(selection, partial(_profile, most_samples=most))
+    if not profiles:
+        return [Note("No profile across the faces of windows: there are none, or too few voxels at them.")]
+    columns: dict[str, list[object]] = {"axis": [], "distance": [], "difference": []}
+    for profile in profiles:
+        columns["axis"] += [f"along {profile.axis}"] * len(profile.distances)
+        columns["distance"] += profile.distances
+        columns["difference"] += [float(f"{value**0.5:.5g}") for value in profile.differences]
+    return [Chart("Profiles across the faces of windows", PROFILE_CAPTION, "seams", columns)]
+
+
 def _by_axis(selection: Selection, judge: Callable[[Selection, int, np.random.Generator], T | None]) -> list[T]:
     if selection.plan.recipe.output.kind == "labels":
         return []
@@ -95,10 +126,12 @@ def _score(selection: Selection, axis: int, rng: np.random.Generator) -> Score |
     return Score(AXES[axis], float((across / num_pairs + least) / (inside / num_pairs + least)), num_pairs)
 
 
-def _profile(selection: Selection, axis: int, rng: np.random.Generator) -> Profile | None:
+def _profile(
+    selection: Selection, axis: int, rng: np.random.Generator, most_samples: int = MOST_SAMPLES
+) -> Profile | None:
     plan, step = selection.plan, _step(selection.plan, axis)
     reach = max(step, min(MOST_REACH, plan.lattice.stride[axis] * plan.net.scale[axis] // 2))
-    sums, counts, _ = _squares(selection, axis, reach, rng)
+    sums, counts, _ = _squares(selection, axis, reach, rng, most_samples)
     if counts[reach] < FEWEST:
         return None
     known = np.flatnonzero(counts)
@@ -112,7 +145,7 @@ def _step(plan: Plan, axis: int) -> int:
 
 
 def _squares(
-    selection: Selection, axis: int, reach: int, rng: np.random.Generator
+    selection: Selection, axis: int, reach: int, rng: np.random.Generator, most_samples: int = MOST_SAMPLES
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Return the sums (2 * reach + 1,) of squared differences of pairs from -`reach` to `reach` off the faces.
 
@@ -120,7 +153,7 @@ def _squares(
     """
     plan, step = selection.plan, _step(selection.plan, axis)
     faces = [face for face in _faces(plan, axis) if step < face < plan.out_shape[axis] - step]
-    chosen = [int(face) for face in rng.choice(faces, size=MOST_SAMPLES)] if faces else []
+    chosen = [int(face) for face in rng.choice(faces, size=most_samples)] if faces else []
     samples = [(face, box) for face in chosen if _is_selected(selection, box := _sample(plan, axis, face, step, rng))]
     boxes = [_longer(selection, axis, box, reach - step) for _, box in samples]
     sums, counts, level = np.zeros(2 * reach + 1), np.zeros(2 * reach + 1, np.int64), 0.0
@@ -166,10 +199,10 @@ def _faces(plan: Plan, axis: int) -> list[int]:
 def _sample(plan: Plan, axis: int, face: int, step: int, rng: np.random.Generator) -> Box:
     """Return a random box that reaches a step and a voxel to both sides of `face`, and else touches few chunks."""
     start, stop = [], []
-    for other, (size, chunk) in enumerate(zip(plan.out_shape, plan.chunk, strict=True)):
-        first = int(rng.integers(max(1, size - EDGE + 1)))
+    for other, (length, chunk) in enumerate(zip(plan.out_shape, plan.chunk, strict=True)):
+        first = int(rng.integers(max(1, length - EDGE + 1)))
         within = first % chunk
         first -= min(within, max(0, within + EDGE - chunk))
         start.append(face - 1 - step if other == axis else first)
-        stop.append(face + 1 + step if other == axis else min(first + EDGE, size))
+        stop.append(face + 1 + step if other == axis else min(first + EDGE, length))
     return Box(tuple(start), tuple(stop))

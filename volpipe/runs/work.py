@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -24,10 +25,27 @@ from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import remove_leftovers
 from volpipe.inference.output_plan import OutputPlan
-from volpipe.reporting.page import Draft
+from volpipe.reporting.block_map import BlockMap, slowest_maps
+from volpipe.reporting.comparison import Subject, slices_of
+from volpipe.reporting.overview import main_picture, overview_of, small_picture
+from volpipe.reporting.page import REPORT, Draft, Item, Note, Page, Picture, reason_of
+from volpipe.reporting.render import write_page
+from volpipe.reporting.tally import Tally
+from volpipe.runs.pages import (
+    Parts,
+    Taken,
+    is_current,
+    output_line,
+    page_of,
+    planned_sheet,
+    provenance_facts,
+    recipe_facts,
+    volume_line,
+)
+from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
 from volpipe.runs.run_folder import RunFolder
@@ -41,6 +59,7 @@ log = logging.getLogger(__name__)
 
 P = TypeVar("P", bound=OutputPlan)
 R = TypeVar("R")
+QUICK_BYTES = 32 << 20  # of a journal that is read within seconds
 
 
 @dataclass(frozen=True)
@@ -107,10 +126,6 @@ class HeldWork(ABC, Generic[R]):
         """The folder, or the output."""
         return str(self.folder.path)
 
-    def pictures(self) -> Sequence[Draft]:
-        """Return the pictures and charts of voxels for the report, each to be made on its own."""
-        return ()
-
     @abstractmethod
     def claim(self) -> None:
         """Make sure that folder and output are this work's to write, emptied if the user asked for a fresh start.
@@ -118,6 +133,40 @@ class HeldWork(ABC, Generic[R]):
         Raises:
             RunError: they are not.
         """
+
+    @abstractmethod
+    def page(self, *, with_pictures: bool = True) -> Page:
+        """Return the report of the work, as it stands in its folder."""
+
+    def witnesses(self) -> Sequence[Path]:
+        """Return the files that grow when something is done; none where the report is always made anew."""
+        return ()
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Write the report when what is done meanwhile ends, however it ends; it is never a reason to fail.
+
+        Who interrupts does not wait for pictures, nor for a journal that takes more than a moment to read.
+        """
+        was_current, before = is_current(self.folder.path, self.witnesses()), list(map(paths.size, self.witnesses()))
+        try:
+            yield
+        except Exception:
+            self._write_report()
+            raise
+        except BaseException:  # interrupted
+            journal = self.folder.journal
+            if not journal.is_file() or journal.stat().st_size <= QUICK_BYTES:
+                self._write_report(with_pictures=False)
+            raise
+        if not (was_current and before == list(map(paths.size, self.witnesses()))):
+            self._write_report()
+
+    def _write_report(self, *, with_pictures: bool = True) -> None:
+        try:
+            write_page(self.page(with_pictures=with_pictures), self.folder.path / REPORT)
+        except Exception as error:
+            log.warning("no report was written to %s: %s", self.folder.path / REPORT, reason_of(error))
 
     @abstractmethod
     def held_steps(self, name: str, presence: Presence) -> Steps[R]:
@@ -132,7 +181,7 @@ class HeldWork(ABC, Generic[R]):
         """
         with self.folder.locked() as name:
             self.claim()
-            with logging_to(self.folder.log), present(self.folder.path, name) as presence:
+            with logging_to(self.folder.log), self.reporting(), present(self.folder.path, name) as presence:
                 return (yield from self.held_steps(name, presence))
 
 
@@ -153,6 +202,14 @@ class FolderWork(HeldWork[R]):
     def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
         self.readers, self.was_begun = list[Feed](), False
+
+    def grids(self) -> Mapping[str, Grid]:
+        """Return the stages whose units are the cells of a grid, for the map of blocks."""
+        return {}
+
+    def voxel_pictures(self, schedule: Schedule) -> Sequence[Draft]:
+        """Return the pictures of voxels; `schedule` has what is done and what is missing."""
+        return ()
 
     @property
     def needs_all(self) -> bool:
@@ -242,6 +299,37 @@ class FolderWork(HeldWork[R]):
             schedule.by_name[name].failed.add(unit)
         return JournalProgress(schedule, latest, totals)
 
+    def witnesses(self) -> Sequence[Path]:
+        """Return the journals; see `HeldWork`."""
+        return [self.folder.journal, self.folder.sessions]
+
+    @property
+    def earlier_journals(self) -> Sequence[Path]:
+        """Journals of passes before those of `journal`."""
+        return ()
+
+    @abstractmethod
+    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
+        """Return what this work says of itself in its report."""
+
+    def is_all(self, taken: Taken) -> bool:
+        """Whether all is done, as far as the journal says, which was read already."""
+        return taken.schedule.is_complete
+
+    def taken(self, tally: Tally | None = None, prefix: str = "", maps: Mapping[str, BlockMap] | None = None) -> Taken:
+        """Return what the journals say for a report; arguments as of `Taken.read`."""
+        return Taken.read(self.folder, self.schedule(), [*self.earlier_journals, self.journal], tally, prefix, maps)
+
+    def page(self, *, with_pictures: bool = True) -> Page:
+        """Return the report of the work; see `HeldWork`."""
+        maps = {stage: BlockMap(stage, grid) for stage, grid in self.grids().items()}
+        taken = self.taken(maps=maps)
+        is_complete = self.is_all(taken)
+        parts = self.parts(taken, is_complete=is_complete)
+        blocks = Draft("Map of blocks", lambda: [*slowest_maps(maps, taken.schedule)], "Blocks")
+        pictures = [*self.voxel_pictures(taken.schedule), blocks] if with_pictures else ()
+        return page_of(self.folder, taken, replace(parts, pictures=pictures), is_complete=is_complete)
+
     def phase(self, session: WorkSession, schedule: Schedule, submit: Submit, **options: Any) -> Phase:  # Any: of Phase
         """Return a phase of `schedule` in the work's journal, of which listeners are told."""
         return Phase(
@@ -284,6 +372,21 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """What else there is to say of it when it is complete."""
         return ""
 
+    def facts(self) -> dict[str, str]:
+        """Return what there is to say in the report's summary of how the output is made."""
+        return {}
+
+    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
+        """Return what this work says of itself in its report; see `FolderWork`."""
+        plan, remark = self.plan, self.remark if is_complete else ""
+        planned = Planned.load(self.folder.path, plan.identity)
+        summary: list[Item] = [planned_sheet(planned, taken.tally, plan, is_complete=is_complete)]
+        facts = {"input": volume_line(plan.source), "output": output_line(plan), **self.facts()}
+        if remark:
+            facts["remark"] = remark
+        origin = [recipe_facts(plan), *provenance_facts(plan)]
+        return Parts(paths.locate(plan.out).name, f"The {self.what} of {plan.source.path}.", facts, summary, (), origin)
+
     def shards(self) -> list[Shard]:
         """Return the shards that were written, by the journal, with their checksums."""
         sums = written(self.folder, self.kinds)
@@ -297,6 +400,34 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def due(self, level: int) -> np.ndarray | None:
         """Return a flag for each shard of `level`, whether it is written in the end; None where all are."""
         return None
+
+    @abstractmethod
+    def subject(self, schedule: Schedule) -> Subject | None:
+        """Return output and input for pictures, with what `schedule` says is missing; None before it is known."""
+
+    def main_picture(self, title: str) -> Picture | None:
+        """Return a slice of the whole output, as far as it is written; None before there is one."""
+        subject = self.subject(self.taken().schedule)
+        return None if subject is None else main_picture(subject, title)
+
+    def thumbnail(self, edge: int) -> tuple[bytes, str] | None:
+        """Return a small slice of the whole output, which is complete, and its media type; None where there is none."""
+        subject = self.subject(self.schedule())
+        if subject is None:
+            return None
+        return small_picture(replace(subject, is_missing=lambda level, shard: False), edge)
+
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
+        """Return slices of input and output; see `FolderWork`."""
+
+        def drawn(draw: Callable[[Subject], Sequence[Item]]) -> Sequence[Item]:
+            subject = self.subject(schedule)
+            return draw(subject) if subject is not None else [Note("Nothing is computed yet.")]
+
+        return [
+            Draft("Slices", lambda: drawn(slices_of), "Slices"),
+            Draft("Overview", lambda: drawn(overview_of), "Overview"),
+        ]
 
     @abstractmethod
     def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:

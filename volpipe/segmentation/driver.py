@@ -12,6 +12,7 @@ import csv
 import dataclasses
 import heapq
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -25,13 +26,18 @@ from volpipe.blockwise.feed import Feed, fed
 from volpipe.blockwise.journal import Journal, Kinds, Record, read_results
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Stage
+from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation.limits import check_access, check_apart
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import check_output, create_output
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.reporting.comparison import Subject
+from volpipe.reporting.histogram import sizes_chart
+from volpipe.reporting.page import Draft, Item, Note
+from volpipe.reporting.slices import middle_of_done
+from volpipe.runs.planned import Planned
 from volpipe.runs.provenance import is_sealed, seal, stored_offsets
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
@@ -56,6 +62,7 @@ from volpipe.segmentation.tasks import (
 )
 from volpipe.segmentation.verify import recompute_labels
 from volpipe.tables import html_table
+from volpipe.units import shape
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import open_volume
@@ -200,6 +207,34 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             return ""
         return f"{result.num_objects:,} objects; what each is, is in {self.folder.path / TABLE}"
 
+    def grids(self) -> dict[str, Grid]:
+        """Return the blocks; see `FolderWork`."""
+        return dict.fromkeys(("pieces", "edges", "paint"), self.plan.blocks)
+
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
+        """Return the sizes of objects as well; see `OutputWork`."""
+        return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._sizes, "Objects")]
+
+    def subject(self, schedule: Schedule) -> Subject | None:
+        """Return the labels and their input for pictures; see `OutputWork`."""
+        assert isinstance(schedule, SegmentSchedule)
+        at = middle_of_done(self.plan.blocks, schedule.paint.done)
+        return Subject(self.plan, self.plan.box, at, is_alike=False, is_missing=schedule.is_missing)
+
+    def _sizes(self) -> list[Item]:
+        objects = objects_of(self.folder)
+        if objects is None:
+            return [Note("The objects are not known yet.")]
+        if not objects.num_objects:
+            return [Note("There are no objects.", "warning")]
+        return [sizes_chart(self.folder.path / TABLE, objects.num_objects)]
+
+    def facts(self) -> dict[str, str]:
+        """Return how objects are found, and in which blocks."""
+        plan = self.plan
+        method = f"{plan.recipe.input.kind}, {plan.recipe.objects.method}"
+        return {"objects by": method, "blocks": f"{len(plan.blocks):,} of {shape(plan.block)} voxels"}
+
     def schedule(self) -> SegmentSchedule:
         """Return the stages of the segmentation."""
         return SegmentSchedule(self.plan, self.feed, self.readers)
@@ -242,9 +277,16 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         return self._report(session, schedule.missing(session.reasons), time.perf_counter() - began)
 
     def _estimate(self, pool: WorkerPool) -> Steps[None]:
+        planned = Planned(
+            self.plan.identity, memory_bytes=self.plan.task_bytes, scratch_bytes=self.plan.scratch_bytes,
+            output_bytes=sum(math.prod(self.plan.level_shape(i)) for i in range(len(self.plan.factors)))
+            * self.plan.dtype.itemsize,
+        )  # fmt: skip
+        planned.store(self.folder.path)
         if self.listener.on_estimate is not None and self.feed is None:
             for times in (yield from forecast_labels(self.plan, pool)):
                 self.listener.on_estimate(times)
+                dataclasses.replace(planned, seconds=times.seconds).store(self.folder.path)
 
     def _report(self, session: WorkSession, missing: list[Missing], seconds: float) -> SegmentationResult:
         _, totals, _ = self.resumed()

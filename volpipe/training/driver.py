@@ -8,29 +8,32 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import volpipe
-from volpipe.blockwise.failures import message_of
+from volpipe.blockwise.failures import last_line, message_of
 from volpipe.blockwise.interrupts import INTERRUPTS
-from volpipe.blockwise.journal import Record
+from volpipe.blockwise.journal import Attempt, Journal, Record
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
+from volpipe.blockwise.usage import Usage
 from volpipe.blockwise.work import POOL, RELEASED, Steps, numbered
 from volpipe.errors import RecipeError, RunError, RunStopped, SiteError
 from volpipe.nets.files import PACKAGE, is_program, kind_of
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.toml import Section
-from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, TrainRecipe, check_same
+from volpipe.recipes.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe, check_same
+from volpipe.reporting.page import REPORT, Draft, Page
 from volpipe.runs.presence import FILE as NOTE_FILE
 from volpipe.runs.presence import Presence, StageNote
 from volpipe.runs.run_folder import RunFolder
@@ -38,13 +41,15 @@ from volpipe.runs.work import HeldWork
 from volpipe.tables import html_facts
 from volpipe.training.data.volumes import check_data
 from volpipe.training.logs import last_step
+from volpipe.training.pages import training_page
+from volpipe.training.pictures import curves, held_out_pictures
 from volpipe.training.rank_info import ABANDONED, RankInfo
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training
 from volpipe.volumes.storage.paths import shown
 
 log = logging.getLogger(__name__)
 
-BOOKKEEPING = ("lock", "parsl", "volpipe.log", NOTE_FILE)  # files of a folder in which no training has begun
+BOOKKEEPING = ("lock", "parsl", "volpipe.log", NOTE_FILE, REPORT)  # files of a folder in which no training has begun
 
 R = TypeVar("R")
 OnStep = Callable[[int], None]
@@ -170,6 +175,15 @@ class TrainingWork(LearningWork[TrainingResult]):
     on_step: OnStep = lambda step: None
     file = TRAINING_FILE
 
+    def page(self, *, with_pictures: bool = True) -> Page:
+        """Return the report of the training; see `HeldWork`."""
+        pictures = self.pictures() if with_pictures else ()
+        return training_page(self.folder, newest_step(self.folder.path), pictures)
+
+    def witnesses(self) -> Sequence[Path]:
+        """Return the log of losses, and the journal of attempts; see `HeldWork`."""
+        return [self.folder.path / LOSSES, self.folder.journal]
+
     def claim(self) -> None:
         """Refuse the folder of another recipe's training as well.
 
@@ -199,6 +213,14 @@ class TrainingWork(LearningWork[TrainingResult]):
         log.info("%s after step %d", "stopped, as was asked," if stopped else "done", newest_step(folder))
         return TrainingResult(folder / WEIGHTS, newest_step(folder), was_stopped=stopped)
 
+    def pictures(self) -> Sequence[Draft]:
+        """Return losses and scores over the steps, and predictions of held-out windows, for its report."""
+        folder, recipe = self.folder.path, self.training.recipe
+        return [
+            Draft("Losses and scores", lambda: [*curves(folder)], "Losses and scores"),
+            Draft("Held-out windows", lambda: [*held_out_pictures(folder, recipe)], "Held-out windows"),
+        ]
+
     def trained(self, session: str, tell: OnStep = lambda step: None) -> Steps[None]:
         """Take the steps that are left, unless a file "stop" ends them before.
 
@@ -224,7 +246,7 @@ class TrainingWork(LearningWork[TrainingResult]):
             tell(last_step(folder))
 
         stage = Stage(STAGE, 1, label="gpu", marked=False, most=1, num_workers=ranks, forgives=attempts.came_further)
-        phase = Phase(Schedule(stage), attempts.submit, show=show, tolerated=0, on_record=attempts.log_failures)
+        phase = Phase(Schedule(stage), attempts.submit, show=show, tolerated=0, on_record=attempts.note)
         try:
             yield phase
         except RunStopped as error:
@@ -244,12 +266,13 @@ class _Attempts:
     pool: WorkerPool
     session: str
     num_sent: int = 0
+    sent: float = 0.0  # when the newest was, seconds since 1970
     reached: int = 0
     tasks: Sequence[Task] = ()
 
     def submit(self, stage: str, units: Sequence[int]) -> Task:
         """Send a task for each rank, and return what comes of all."""
-        self.num_sent += 1
+        self.num_sent, self.sent = self.num_sent + 1, time.time()
         attempt, step = f"attempt {self.num_sent} of {self.session}", newest_step(self.folder)
         beginning = f"goes on from the checkpoint after step {step}" if step else "begins at step 0"
         log.info("%s: attempt %d with train.ranks=%d %s", self.folder.name, self.num_sent, self.ranks, beginning)
@@ -262,12 +285,32 @@ class _Attempts:
         before, self.reached = self.reached, newest_step(self.folder)
         return self.reached > before
 
-    def log_failures(self, units: Sequence[int], record: Record[RankResult]) -> None:
-        """Log why ranks of the newest attempt failed, a line each."""
+    def note(self, units: Sequence[int], record: Record[RankResult]) -> None:
+        """Note what ranks of the newest attempt took, in a journal, and log why they failed, a line each."""
+        try:
+            with Journal(RunFolder(self.folder).journal, (RankResult,)) as journal:
+                for rank, task in enumerate(self.tasks):
+                    journal.append(self._line_of(rank, task))
+        except OSError as error:  # nothing rests on it but the report
+            log.warning("%s: what its tasks took cannot be noted: %s", self.folder.name, error)
         for rank, task in enumerate(self.tasks):
             if _blame(task):
                 reason = task.exception() or message_of(task.result().failed[0][1])
                 log.warning("%s: rank %d of %d failed: %s", self.folder.name, rank, self.ranks, reason)
+
+    def _line_of(self, rank: int, task: Task) -> Record[Any]:  # Any: a result, or an attempt
+        """Return the line of a journal for what a rank did in the newest attempt."""
+        error = task.exception()
+        if error is not None:  # its worker was lost
+            usage, reason = (
+                Usage(started=self.sent, seconds=time.time() - self.sent),
+                f"{type(error).__name__}: {error}",
+            )
+        elif task.result().done:
+            return task.result()
+        else:
+            usage, reason = task.result().usage, last_line(task.result().failed[0][1])
+        return Record(STAGE, (), result=Attempt((rank,), reason, self.num_sent), usage=usage)
 
     def _abandon(self, attempt: str) -> None:
         """Let ranks of an attempt that still run end, and those that wait for a worker not begin."""

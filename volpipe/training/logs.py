@@ -9,6 +9,7 @@ Not here: the entries (loop). An event file is a row of records, each a message 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -50,6 +51,24 @@ def read_log(folder: Path, accepts: Callable[[str], bool] = bool) -> list[dict[s
         return []
     with path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.endswith("\n") and accepts(line)]
+
+
+def sampled_log(folder: Path, most: int, accepts: Callable[[bytes], bool]) -> Iterator[dict[str, float]]:
+    """Yield about `most` entries of a training's log, evenly spread, and all whose lines are accepted.
+
+    Lines that are not whole or damaged are left out.
+    """
+    path = folder / LOSSES
+    if not path.is_file():
+        return
+    with path.open("rb") as lines:
+        every = -(-sum(1 for _ in lines) // most)
+        lines.seek(0)
+        for number, line in enumerate(lines):
+            if number % every and not accepts(line):
+                continue
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
 
 
 def last_step(folder: Path) -> int:

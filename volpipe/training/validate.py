@@ -25,15 +25,13 @@ from volpipe.inference.selection import Selection
 from volpipe.inference.windows import StreamedWindows, batches
 from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Infer, Output, Recipe
-from volpipe.recipes.training import TrainRecipe
+from volpipe.recipes.training import TENSORS, TRUTH_KEY, TrainRecipe
 from volpipe.training.data.samples import Sampler, SampleSource
 from volpipe.training.data.targets import accuracy, histograms, roc_auc
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 EDGE = 160  # longest edge, in voxels of the truth, of the validated middle of a held-out box
 INPUTS = "validation.zarr"
-TENSORS = "tensors.n5"
-TRUTH_KEY = "tensors/truth"
 NUM_WINDOWS = 4  # predicted
 
 

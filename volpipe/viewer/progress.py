@@ -26,7 +26,7 @@ from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.volumes.storage import paths
 from volpipe.workflow.driver import RunWork
-from volpipe.workflow.execute import find_work
+from volpipe.workflow.entries import find_work
 from volpipe.workflow.status import find_status
 
 WAITING, RUNNING, DONE, FAILED = range(4)  # of a cell

@@ -24,6 +24,7 @@ from volpipe.inference.plan import Plan
 from volpipe.nets.load import remembering
 from volpipe.recipes.batch import Dataset, Mistake
 from volpipe.recipes.workflow import VOLUME
+from volpipe.reporting.page import Page
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import HeldWork, Listener, Options
@@ -33,6 +34,7 @@ from volpipe.volumes.storage.paths import Location
 from volpipe.workflow.batch_table import BatchReport, DatasetRow, Table, read_table
 from volpipe.workflow.execute import work_for
 from volpipe.workflow.output_state import CHANGED, find_state, findings, share_left
+from volpipe.workflow.pages import batch_page
 from volpipe.workflow.plan import FlowPlan, stages_of
 
 AT_ONCE = 8  # datasets at work at a time, where nobody says: the tail of one is filled by the next
@@ -308,6 +310,10 @@ class BatchWork(HeldWork[BatchReport]):
     ) -> None:  # fmt: skip
         self.plan, self.prepare, self.options, self.folder = plan, prepare, options, plan.folder
         self.on_begin, self.on_end, self.on_progress = on_begin, on_end, on_progress
+
+    def page(self, *, with_pictures: bool = True) -> Page:
+        """Return the report of all datasets; see `HeldWork`."""
+        return batch_page(self.folder, with_pictures=with_pictures)
 
     def claim(self) -> None:
         """Write the table, as it is before anything runs."""

@@ -21,8 +21,9 @@ from volpipe.errors import PlanError
 from volpipe.evaluation.compare import Comparison
 from volpipe.evaluation.compare_driver import ComparisonResult, ComparisonRow, ComparisonWork, write_json
 from volpipe.evaluation.compare_lines import ROW_COLUMNS
-from volpipe.evaluation.compare_page import page_of_many
+from volpipe.evaluation.compare_page import MOST_SHOWN, page_of_many
 from volpipe.evaluation.limits import Limit
+from volpipe.reporting.page import Page
 from volpipe.reporting.render import write_page
 from volpipe.runs.presence import Presence
 from volpipe.runs.provenance import read_provenance
@@ -34,7 +35,7 @@ from volpipe.volumes.storage.metadata import write_json as store
 from volpipe.volumes.storage.paths import delete
 from volpipe.volumes.volume import absolute, open_volume
 from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
-from volpipe.workflow.execute import Entry, find_entries, find_work, is_done
+from volpipe.workflow.entries import Entry, find_entries, find_work, is_done
 
 AT_ONCE = 8  # pairs at work at a time: the tail of one is filled by the next
 MOST_NAME = 60  # characters of a place in the name of a folder
@@ -276,10 +277,14 @@ class ComparisonTable:
         """Write what `to_json` returns to `file`, whole or not at all."""
         write_json(file, self.to_json())
 
+    def page(self, most: int = MOST_SHOWN) -> Page:
+        """Return the page, with pictures of the `most` outputs that changed most."""
+        only = (self.only_a, self.only_b)
+        return page_of_many(self.a, self.b, self.rows, only=only, violations=self.violations, most=most)
+
     def write_page(self, file: str | Path) -> None:
         """Write the page, with pictures of what changed most, to `file`, whole or not at all."""
-        page = page_of_many(self.a, self.b, self.rows, self.only_a, self.only_b, self.violations)
-        write_page(page, Path(file))
+        write_page(self.page(), Path(file))
 
 
 Plan = Callable[[str, str], Comparison]  # of two outputs
@@ -318,6 +323,11 @@ class PairsWork(HeldWork[ComparisonTable]):
     ) -> None:  # fmt: skip
         self.a, self.b, self.pairs, self.plan, self.folder = a, b, pairs, plan, folder
         self.options, self.limits, self.on_pair = options, limits, on_pair
+        self.rows: dict[str, ComparisonRow] = {}
+
+    def page(self, *, with_pictures: bool = True) -> Page:
+        """Return the page of what is compared so far; see `HeldWork`."""
+        return self._table().page(MOST_SHOWN if with_pictures else 0)
 
     def claim(self) -> None:
         """Refuse a folder of other work."""
@@ -326,20 +336,21 @@ class PairsWork(HeldWork[ComparisonTable]):
 
     def held_steps(self, name: str, presence: Presence) -> Steps[ComparisonTable]:
         """Compare what is not compared yet; see `HeldWork`."""
-        rows: dict[str, ComparisonRow] = {}
 
         def keep(ended: Ended[Any]) -> None:  # Any: how two outputs differ
             assert isinstance(ended.work, PairWork)
             pair, result = ended.work.pair, ended.result
             reason = result.open_reason if result is not None else str(ended.error)
-            rows[pair.name] = ComparisonRow(pair.name, pair.a, pair.b, result, reason)
-            self.on_pair(len(rows), len(self.pairs.pairs))
+            self.rows[pair.name] = ComparisonRow(pair.name, pair.a, pair.b, result, reason)
+            self.on_pair(len(self.rows), len(self.pairs.pairs))
 
         yield Together(self._works(), keep, at_once=AT_ONCE)
-        rows |= {name: ComparisonRow(name, reason=why) for name, why in self.pairs.incomplete}
-        return ComparisonTable(
-            self.a, self.b, _most_first(list(rows.values())), self.pairs.only_a, self.pairs.only_b, self.limits
-        )
+        return self._table()
+
+    def _table(self) -> ComparisonTable:
+        incomplete = [ComparisonRow(name, reason=why) for name, why in self.pairs.incomplete]
+        rows = _most_first([*self.rows.values(), *incomplete])
+        return ComparisonTable(self.a, self.b, rows, self.pairs.only_a, self.pairs.only_b, self.limits)
 
     def _works(self) -> Iterator[PairWork]:
         for number, pair in enumerate(self.pairs.pairs, 1):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +32,7 @@ from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.estimate import Estimate
 from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated, forecast_run
 from volpipe.estimation.limits import check_access, check_apart
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
 from volpipe.inference.output import check_name, check_output, create_output, stored_box, write_displays
 from volpipe.inference.plan import Plan, check_thickness, make_plan
@@ -42,15 +42,21 @@ from volpipe.inference.selection import Selection
 from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
+from volpipe.reporting.comparison import Subject
+from volpipe.reporting.page import Draft, Item, Note
+from volpipe.reporting.slices import middle_of_done
+from volpipe.runs.pages import Taken
+from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import measured, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.seams import Score, seam_scores
+from volpipe.runs.seams import Score, profile_items, seam_scores
 from volpipe.runs.verify import Recomputed, Shard, recompute
 from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkSession
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
+from volpipe.units import count, shape
 from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
@@ -135,6 +141,25 @@ class RunWork(OutputWork[Plan, Report]):
     def journal(self) -> Path:
         return self.folder.journal if self._selection() is not None else self.folder.scan
 
+    @property
+    def earlier_journals(self) -> Sequence[Path]:
+        """The journal of the scan, once that has told what is selected."""
+        return [] if self._selection() is None else [self.folder.scan]
+
+    def is_all(self, taken: Taken) -> bool:
+        """Whether all that is selected is done; see `FolderWork`."""
+        return self._selection() is not None and super().is_all(taken)
+
+    def facts(self) -> dict[str, str]:
+        """Return net, windows and blocks."""
+        plan, blend = self.plan, self.plan.recipe.windows.blend
+        invariant = "" if plan.net.tile_invariant else "; not tile-invariant: overlaps are blended, not exact"
+        return {
+            "net": f"{plan.net.label}, {count(plan.net.num_parameters, 'parameter')}{invariant}",
+            "windows": f"{shape(plan.window)} voxels, overlap {shape(plan.overlap)}, blend {blend}, {plan.mode}",
+            "blocks": f"{plan.num_active:,} of {shape(plan.block)} windows",
+        }
+
     def _selection(self) -> Selection | None:
         return self.folder.load_selection(self.plan)
 
@@ -176,6 +201,37 @@ class RunWork(OutputWork[Plan, Report]):
             "net, input, packages and device are as they were; the files changed after the run (see above), "
             "or the net gives other numbers each time",
         )
+
+    def grids(self) -> dict[str, Grid]:
+        """Return the blocks of the scan, or those of the run; see `FolderWork`."""
+        selection = self._selection()
+        if selection is None:
+            return {"scan": self.plan.blocks}
+        stages = ("factor", "infer") if self.plan.mode == "stored" else ("infer",)
+        return dict.fromkeys(stages, self.plan.blocks)
+
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
+        """Return profiles across the faces of windows as well; see `OutputWork`."""
+        return [*super().voxel_pictures(schedule), Draft("Seams", lambda: self._seams(schedule), "Seams")]
+
+    def _seams(self, schedule: Schedule) -> Sequence[Item]:
+        selection = self._selection()
+        if selection is None or not schedule.is_complete:
+            return [Note("Seams are looked for once the output is complete.")]
+        return profile_items(selection)
+
+    def subject(self, schedule: Schedule) -> Subject | None:
+        """Return the output and its input for pictures; see `OutputWork`."""
+        plan = self.plan
+        if not isinstance(schedule, RunSchedule):
+            return None
+        middle = middle_of_done(plan.blocks, schedule.infer.done)
+        at = zip(middle, plan.roi_box.start, plan.roi_box.stop, strict=True)
+        return Subject(
+            plan, plan.roi_box, tuple(min(max(m, a), b - 1) for m, a, b in at), plan.net.scale,
+            is_alike=plan.intensity == "same" and plan.num_channels == plan.source.num_channels == 1,
+            is_missing=schedule.is_missing,
+        )  # fmt: skip
 
     def _selected(self) -> Selection:
         selection = self._selection()
@@ -223,6 +279,7 @@ class RunWork(OutputWork[Plan, Report]):
             if self.listener.on_estimate is not None:
                 self.listener.on_estimate(forecast)
             forecast.check(schedule.share_left)
+            self._store_planned(forecast.estimate)
             job = dataclasses.replace(job, cells=selection.fingerprint)
             normalise = yield from measured(self, session, pool, job)
             self._create_output(selection, normalise)
@@ -246,6 +303,24 @@ class RunWork(OutputWork[Plan, Report]):
             estimate=forecast.estimate,
             normalise=normalise,
         )
+
+    def _store_planned(self, estimate: Estimate) -> None:
+        """Keep what is planned for the report, unless more was known when an earlier session began."""
+        old = Planned.load(self.folder.path, self.plan.identity)
+        if old is not None and (old.seconds is not None or estimate.seconds is None):
+            return
+        Planned(
+            self.plan.identity,
+            estimate.seconds,
+            estimate.memory_bytes or None,
+            estimate.read_bytes,
+            estimate.written_bytes,
+            estimate.output_bytes,
+            estimate.output_files,
+            estimate.scratch_bytes,
+            estimate.is_measured,
+            {stage.name: stage.seconds for stage in estimate.stages if stage.seconds},
+        ).store(self.folder.path)
 
     def _limit(self, schedule: RunSchedule, selection: Selection) -> None:
         """Leave out of `schedule` what the box of the output that alone is asked for does not need."""

@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
@@ -24,23 +22,20 @@ from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until
 from volpipe.errors import RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
+from volpipe.reporting.page import Page
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
-from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, Options
-from volpipe.segmentation.driver import SegmentWork
-from volpipe.segmentation.plan import SegmentPlan
 from volpipe.tables import html_table
 from volpipe.units import duration, size
-from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.metadata import read_json, write_json
+from volpipe.volumes.storage.metadata import write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import RunWork
+from volpipe.workflow.entries import FLOW_FILE, Entry
+from volpipe.workflow.pages import flow_page
 from volpipe.workflow.plan import FlowPlan
 from volpipe.workflow.stages import StagePlan
-
-FLOW_FILE = "flow.json"
 
 
 @dataclass(frozen=True)
@@ -117,22 +112,6 @@ class FlowListener:
 QUIET = FlowListener()
 
 
-class Entry(BaseModel):
-    """A stage, as the flow's folder remembers it."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    kind: str
-    out: str
-    folder: str
-
-    @property
-    def run(self) -> RunFolder:
-        """The folder of the run that writes the output."""
-        return RunFolder(Path(self.folder))
-
-
 class StageWork:
     """The work of a stage, begun when what it reads has begun to be written."""
 
@@ -172,6 +151,10 @@ class FlowWork(HeldWork[FlowReport]):
     @property
     def name(self) -> str:
         return str(self.plan.out)
+
+    def page(self, *, with_pictures: bool = True) -> Page:
+        """Return the report of all stages; see `HeldWork`."""
+        return flow_page(self.folder, str(self.plan.out), with_pictures=with_pictures)
 
     def held_steps(self, name: str, presence: Presence) -> Steps[FlowReport]:
         """Do what is not done yet, and return how that ended; see `HeldWork`."""
@@ -290,42 +273,3 @@ def _check_given(stage: StagePlan) -> None:
             f"its input {volume} is {volume.dtype} {volume.shape} and was to be {stage.given.dtype} "
             f"{stage.given.shape}; something else wrote it: use --fresh to start over"
         )
-
-
-def find_entries(output: str | Path) -> list[Entry] | None:
-    """Return the stages of the flow whose outputs lie in `output`, or whose folder it is; None where there is none.
-
-    Raises:
-        RunError: what is stored there is damaged.
-    """
-    place = paths.locate(output)
-    is_folder = isinstance(place, Path) and (place / FLOW_FILE).is_file()
-    path = place / FLOW_FILE if is_folder else RunFolder.for_stages(place).path / FLOW_FILE
-    tree = read_json(path)
-    if tree is None:
-        return None
-    try:
-        return [Entry.model_validate(entry) for entry in tree["stages"]]
-    except (ValidationError, KeyError, TypeError) as error:
-        raise RunError(f"{path} cannot be understood (written by another version?)") from error
-
-
-def is_done(entry: Entry) -> bool:
-    """Return whether the stage `entry` is complete."""
-    if entry.kind == "evaluate":
-        return paths.is_file(paths.locate(entry.out))
-    work = find_work(entry.run)
-    return work is not None and work.is_complete
-
-
-def find_work(folder: RunFolder) -> RunWork | SegmentWork | None:
-    """Return the work whose plan lies in `folder`, None where there is none.
-
-    Raises:
-        RunError: what is stored there is damaged.
-    """
-    plan, labels = folder.load(Plan), folder.load(SegmentPlan)
-    work = SegmentWork(labels) if labels is not None else RunWork(plan) if plan is not None else None
-    if work is not None:
-        work.folder = folder  # both may have been moved
-    return work

@@ -27,7 +27,7 @@ from volpipe.training.task import Training
 from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import DatasetRow, find_batch, note_of, read_table
 from volpipe.workflow.driver import RunWork
-from volpipe.workflow.execute import Entry, find_entries, find_work, is_done
+from volpipe.workflow.entries import Entry, find_entries, find_work, is_done
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
 KINDS: dict[str, Kind] = {"run": "run", "segmentation": "labels", "label": "labels", "evaluate": "evaluation"}

@@ -21,9 +21,11 @@ from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Steps, Togethe
 from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.training import TrainRecipe, check_same
+from volpipe.reporting.page import Page
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.driver import LearningWork, TrainingFailed, TrainingWork, check_slots, is_complete, newest_step
 from volpipe.training.logs import read_log
+from volpipe.training.search.pages import trials_page
 from volpipe.training.task import Training
 
 log = logging.getLogger(__name__)
@@ -185,6 +187,10 @@ class TrialsWork(LearningWork[list[TrialResult]]):
     on_end: OnEnd
     running: dict[str, Trial] = field(default_factory=dict)
 
+    def page(self, *, with_pictures: bool = True) -> Page:
+        """Return the report of the trials; see `HeldWork`."""
+        return trials_page(self.folder, with_pictures=with_pictures)
+
     @abstractmethod
     def keep(self, result: TrialResult) -> None:
         """Take note of the result of a trial; what this raises stops the others."""
@@ -214,7 +220,8 @@ class TrialsWork(LearningWork[list[TrialResult]]):
             work.claim()
             log.info("trial %s begins: %s", trial.name, format_values(trial.values))
             self.running[trial.name] = trial
-            yield from work.trained(session)
+            with work.reporting():
+                yield from work.trained(session)
 
     def _end(self, ended: Ended[None]) -> None:
         """Hand on how a trial ended."""

@@ -1,0 +1,488 @@
+"""Reports of a clean run, one with failures, a flow, a training, a batch and others: numbers of their journals, opened
+in Chromium from their files without a network.
+
+The numbers are added up here by json and plain arithmetic, line by line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import Browser, chromium
+from command import giver
+from trainings import make_folder
+from volumes import noise, windowed, write_volume
+
+import volpipe as vp
+from volpipe.errors import RunError
+from volpipe.reporting import render
+from volpipe.reporting.page import REPORT, Chart, Draft, Facts, Item, Link, Note, Page, Sheet
+from volpipe.runs.pages import log_notes
+from volpipe.runs.presence import COMMAND
+from volpipe.runs.work import HeldWork
+from volpipe.units import brief, size
+from volpipe.workflow.driver import RunWork
+from volpipe.workflow.pages import find_page
+
+SHAPE = (8, 16, 32)
+EVIL = "<script>alert(1)</script>"
+# A net that fails once over a bright block, and always over a grey one.
+NET = """
+import torch
+from pathlib import Path
+class Net(torch.nn.Module):
+    in_channels, out_channels, scale, stride, halo = 1, 1, (1, 1, 1), (1, 1, 1), (0, 0, 0)
+    window, intensity = (8, 8, 8), "raw"
+    def forward(self, x):
+        if (x == 255).all() and not Path("tried").exists():
+            Path("tried").touch()
+            raise ValueError("the bright block fails once")
+        if (x == 7).all():
+            raise ValueError("the grey block always fails <b>")
+        return x
+def build():
+    return Net()
+"""
+FAILING = ["net.name=net.py:build", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"), "normalise.method=none"]
+IDENTITY = ["net.name=identity", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop")]
+SMALL = ["output.shard=[8,8,8]", "output.chunk=[8,8,8]"]
+FLOW = """
+[[stage]]
+name = "first"
+net = { name = "identity" }
+windows = { shape = [8, 8, 8], overlap = [0, 0, 0], block = [1, 1, 1] }
+
+[[stage]]
+name = "objects"
+kind = "label"
+input = { stage = "first", kind = "foreground" }
+objects = { method = "components", threshold = 0.5 }
+
+[[stage]]
+name = "scores"
+kind = "evaluate"
+input = "first"
+reference = "in.n5"
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the outputs and reports of five works, whose input has a name that is a script."""
+    folder = tmp_path_factory.mktemp("reports")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        data = noise(SHAPE)
+        write_volume(folder / "in.n5", data, chunk=8)
+        write_volume(folder / "ev<script>alert(1)<" / "script>.n5", data, chunk=8)
+        data[:, 8:, 24:], data[:, :8, 24:] = 7, 255
+        write_volume(folder / "bad.n5", data, chunk=8)
+        (folder / "net.py").write_text(NET)
+        (folder / "flow.toml").write_text(FLOW)
+        vp.run(f"ev{EVIL}.n5/raw", out="clean.zarr", site="threads", settings=[*IDENTITY, *SMALL, "output.levels=2"])
+        vp.run("bad.n5/raw", out="failed.zarr", site="threads", settings=[*FAILING, *SMALL], tolerate=1.0)
+        vp.run("in.n5/raw", "flow.toml", out="flow", site="threads")
+        vp.batch(["in.n5", "bad.n5"], out="many/{stem}.zarr", site="threads", settings=[*FAILING, *SMALL], tolerate=1.0)
+        make_folder(folder)
+        vp.train("recipe.toml", out="trained", site="threads")
+        yield folder
+
+
+REPORTS = {
+    "clean": "clean.zarr.run", "failed": "failed.zarr.run", "flow": "flow.run", "training": "trained",
+    "batch": "many.batch", "stage": "flow/first.zarr.run", "labels": "flow/objects.zarr.run",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+def lines_of(*journals: Path) -> list[dict[str, Any]]:
+    """Return the lines of journals."""
+    return [json.loads(line) for journal in journals for line in journal.read_text().splitlines()]
+
+
+def items(page: Page) -> list[Item]:
+    return [item for section in page.sections for item in section.items]
+
+
+def sheet(page: Page, title: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of a table by their first cell, each by its columns."""
+    found = next(item for item in items(page) if isinstance(item, Sheet) and item.title == title)
+    return {
+        row[0].text if isinstance(row[0], Link) else str(row[0]): dict(zip(found.names, row, strict=True))
+        for row in found.rows
+    }
+
+
+def check_sums(rows: dict[str, dict[str, Any]], lines: list[dict[str, Any]], stage: str) -> None:
+    """Compare the line of `stage` in the table of stages with those of a journal."""
+    own = [line for line in lines if line["stage"] == stage or stage == "all"]
+    done, failed = [e for e in own if e["done"]], [e for e in own if e.get("result") == "Attempt"]
+    row = {name: value for name, value in rows[stage].items() if value != ""}
+    assert row.pop("tasks") == len(done)
+    assert row.pop("wall") == brief(sum(e["seconds"] for e in done))
+    assert row.pop("read", "0 B") == size(sum(e.get("read_bytes", 0) for e in done))
+    assert row.pop("written", "0 B") == size(sum(e.get("written_bytes", 0) for e in done))
+    assert row.pop("peak memory") == size(max(e["peak_bytes"] for e in done))
+    cpu, wall = sum(e.get("cpu_seconds", 0.0) for e in done), sum(e["seconds"] for e in done)
+    assert row.pop("CPU") == f"{100 * cpu / wall:.0f} %"
+    assert row.pop("failed attempts", 0) == len(failed)
+    queued = sum(e.get("queued_seconds", 0.0) for e in done)
+    assert row.pop("queued", brief(0)) == brief(queued / len(done))
+
+
+def test_numbers_of_a_clean_run_are_those_of_its_journal(place: Path) -> None:
+    page, folder = find_page(str(place / "clean.zarr"))
+    lines = lines_of(folder / "journal.jsonl")
+    assert (page.title, page.state, page.is_well) == ("clean.zarr", "complete", True)
+    rows = sheet(page, "By stage")
+    assert set(rows) == {line["stage"] for line in lines} | {"all"}
+    for stage in rows:
+        check_sums(rows, lines, stage)
+    assert rows["infer"]["units"] == "8"
+    planned = sheet(page, "Planned and taken")
+    on_disk = [file.stat().st_size for file in (place / "clean.zarr").rglob("*") if file.is_file()]
+    assert planned["output"]["taken"] == size(sum(on_disk))
+    assert planned["files of the output"]["taken"] == f"{len(on_disk):,}"
+    assert planned["files of the output"]["planned"] == f"≤ {len(on_disk):,}"
+    assert planned["memory of a worker"]["taken"] == size(max(line["peak_bytes"] for line in lines))
+
+
+def test_a_timeline_has_a_bar_for_each_task_where_it_ran(place: Path) -> None:
+    page, folder = find_page(str(place / "failed.zarr"))
+    lines = [line for line in lines_of(folder / "journal.jsonl") if line.get("started")]
+    chart = next(item for item in items(page) if isinstance(item, Chart) and item.kind == "timeline")
+    began = sorted(round(1000 * line["started"]) for line in lines)
+    assert sorted(chart.data["began"]) == began
+    colours = list(chart.data["colour"])
+    assert colours.count("failed attempt") == sum(line.get("result") == "Attempt" for line in lines) == 4
+    first = next(line for line in lines if line["done"] and line["stage"] == "infer")
+    places = zip(chart.data["stage"], chart.data["units"], chart.data["failed"], strict=True)
+    number = list(places).index(("infer", str(first["done"][0]), None))
+    k, j, i = 0, first["done"][0] // 4, first["done"][0] % 4
+    box = f"{8 * k}:{8 * k + 8},{8 * j}:{8 * j + 8},{8 * i}:{8 * i + 8}"
+    assert (chart.data["box"][number], chart.data["read"][number]) == (box, size(first["read_bytes"]))
+
+
+def test_failures_are_counted_explained_and_placed(place: Path) -> None:
+    page, folder = find_page(str(place / "failed.zarr"))
+    lines = lines_of(folder / "journal.jsonl")
+    rows = sheet(page, "By stage")
+    check_sums(rows, lines, "infer")
+    assert rows["infer"]["units"] == "7 of 8" and rows["infer"]["set aside"] == 1
+    assert (page.state, page.is_well) == ("1 part missing", False)
+    reasons = {row["reason"]: row["attempts"] for row in sheet(page, "Why tasks failed").values()}
+    assert reasons == {
+        "ValueError: the grey block always fails <b>": 3,
+        "ValueError: the bright block fails once": 1,
+    }
+    missing = next(i for i in items(page) if isinstance(i, Sheet) and i.title == "Missing")
+    assert missing.rows[0] == ("infer", 7, "0:8,8:16,24:32", "ValueError: the grey block always fails <b>")
+    assert any("the same command again tries it once more." in i.text for i in items(page) if isinstance(i, Note))
+
+
+def test_a_flow_adds_up_its_stages_and_leads_to_their_reports(place: Path) -> None:
+    page, folder = find_page(str(place / "flow"))
+    entries = json.loads((folder / "flow.json").read_text())["stages"]
+    assert page.state == "complete"
+    stages, tasks = sheet(page, "Stages"), sheet(page, "By stage")
+    everything = []
+    for entry in entries:
+        lines = lines_of(Path(entry["folder"]) / "journal.jsonl")
+        everything += lines
+        assert stages[entry["name"]]["tasks"] == sum(bool(line["done"]) for line in lines)
+        for stage in {line["stage"] for line in lines}:
+            check_sums({stage: tasks[f"{entry['name']}: {stage}"]}, lines, stage)
+        link = stages[entry["name"]]["stage"]
+        assert (folder / link.target).resolve() == (Path(entry["folder"]) / REPORT).resolve()
+    check_sums(tasks, everything, "all")
+
+
+def test_a_training_has_the_numbers_of_its_log_and_the_tasks_of_its_ranks(place: Path) -> None:
+    page, folder = find_page(str(place / "trained"))
+    log = lines_of(folder / "losses.jsonl")
+    assert page.state == "complete"
+    scores = sheet(page, "Losses and scores")
+    assert scores["loss"]["last"] == f"{log[-1]['loss']:.4g} (step {log[-1]['step']})"
+    low = min(log, key=lambda entry: entry["loss"])
+    assert scores["loss"]["best"] == f"{low['loss']:.4g} (step {low['step']})"
+    facts = next(item for item in items(page) if isinstance(item, Facts) and "steps" in item.entries)
+    assert facts.entries["steps"] == "6 of 6; newest checkpoint after step 6"
+    assert facts.entries["time of steps"] == brief(sum(entry["seconds"] for entry in log))
+    check_sums(sheet(page, "By stage"), lines_of(folder / "journal.jsonl"), "train")
+
+
+def test_a_batch_has_a_line_for_each_dataset_and_leads_to_its_report(place: Path) -> None:
+    page, folder = find_page(str(place / "many.batch"))
+    table = json.loads((folder / "batch.json").read_text())["datasets"]
+    rows = sheet(page, "")
+    assert [rows[Path(entry["volume"]).name]["ended"] for entry in table] == ["done", "incomplete"]
+    journals = []
+    for entry in table:
+        run = Path(entry["out"] + ".run")
+        journals.append(run / "journal.jsonl")
+        row = next(row for row in rows.values() if row["output"] == entry["out"])
+        assert (folder / row["dataset"].target).resolve() == run / REPORT
+        assert row["written"] == size(sum(line.get("written_bytes", 0) for line in lines_of(journals[-1])))
+    check_sums(sheet(page, "By stage"), lines_of(*journals), "infer")
+    assert (page.state, page.is_well) == ("not complete", False)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_opens_offline(place: Path, browser: Browser, name: str) -> None:
+    file = (place / REPORTS[name] / REPORT).resolve()
+    assert file.stat().st_size < render.MOST_BYTES / 2
+    assert browser.open_file(file) == [file.as_uri()]
+    assert browser.drawn_pixels() > 100
+    rows = browser.driver.execute_script(
+        """return [...document.querySelectorAll("figure.table")].filter((f) => f.textContent.includes("By stage"))
+        .flatMap((f) => [...f.querySelectorAll("tbody tr")].map((row) => [...row.cells].map((c) => c.textContent)));"""
+    )
+    shown = {row[0]: row[2] for row in rows}
+    expected = sheet(find_page(str(file.parent))[0], "By stage")
+    assert shown == {stage: f"{row['tasks']:,}" for stage, row in expected.items()}
+
+
+@pytest.mark.browser
+def test_names_and_reasons_are_text_in_a_browser(place: Path, browser: Browser) -> None:
+    browser.open_file(place / REPORTS["clean"] / REPORT)
+    assert EVIL in browser.driver.find_element("tag name", "body").text
+    browser.open_file(place / REPORTS["failed"] / REPORT)
+    assert "always fails <b>" in browser.driver.find_element("tag name", "body").text
+
+
+@pytest.mark.browser
+def test_the_pointer_on_a_bar_tells_of_its_task(place: Path, browser: Browser) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    browser.open_file(place / REPORTS["clean"] / REPORT)
+    canvas = browser.driver.find_element("xpath", "//figure[h3='Workers and their tasks']//canvas")
+    browser.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    width, height = canvas.size["width"], canvas.size["height"]
+    for share in np.linspace(-0.35, 0.45, 25):
+        ActionChains(browser.driver).move_to_element_with_offset(canvas, int(share * width), 0).perform()
+        tip = browser.driver.find_element("id", "vg-tooltip-element").text
+        if "box z,y,x" in tip:
+            break
+    assert height and all(word in tip for word in ("stage", "seconds", "read", "peak memory", "began"))
+
+
+def run_again(folder: Path, out: str, **options: Any) -> Any:
+    return vp.run(str(folder / "in.n5/raw"), out=folder / out, site="threads", settings=IDENTITY, **options)
+
+
+@pytest.fixture
+def own(place: Path, tmp_path: Path) -> Path:
+    """A run and its output, to be broken."""
+    for name in ("clean.zarr", "clean.zarr.run"):
+        shutil.copytree(place / name, tmp_path / name)
+    return tmp_path
+
+
+def test_a_damaged_journal_is_reported_with_a_sentence(own: Path) -> None:
+    journal = own / "clean.zarr.run" / "journal.jsonl"
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join([lines[0], "{damaged", *lines[2:], '{"stage":"infer","done":[99999]}']) + "\n")
+    page, _ = find_page(str(own / "clean.zarr.run"))
+    assert any("the first is line 2 of" in item.text for item in items(page) if isinstance(item, Note))
+    assert page.state == "not complete"
+
+
+def test_a_run_without_its_output_is_reported(own: Path) -> None:
+    shutil.rmtree(own / "clean.zarr")
+    plan = json.loads((own / "clean.zarr.run" / "plan.json").read_text()) | {"out": str(own / "clean.zarr")}
+    (own / "clean.zarr.run" / "plan.json").write_text(json.dumps(plan))
+    page, _ = find_page(str(own / "clean.zarr"))
+    assert any("The output is not there" in item.text for item in items(page) if isinstance(item, Note))
+
+
+def test_a_folder_of_another_version_and_one_of_nothing_are_refused(own: Path) -> None:
+    (own / "clean.zarr.run" / "plan.json").write_text('{"from": "the future"}')
+    with pytest.raises(RunError, match="another version"):
+        vp.report(own / "clean.zarr")
+    with pytest.raises(RunError, match="there is nothing to report of"):
+        vp.report(own / "nothing.zarr")
+
+
+def test_a_folder_that_may_only_be_read_gives_its_report_elsewhere(own: Path) -> None:
+    folder = own / "clean.zarr.run"
+    (folder / REPORT).unlink()
+    folder.chmod(0o555)
+    try:
+        if os.access(folder, os.W_OK):
+            pytest.skip("this user may write anywhere")
+        with pytest.raises(RunError, match="name another file"):
+            vp.report(own / "clean.zarr")
+        assert vp.report(own / "clean.zarr", own / "mine.html").is_file()
+    finally:
+        folder.chmod(0o755)
+
+
+def test_a_place_that_cannot_be_written_is_named(own: Path) -> None:
+    with pytest.raises(RunError, match=r"cannot be written to .*No such file or directory; name another file"):
+        vp.report(own / "clean.zarr", own / "nowhere" / "mine.html")
+    (own / "clean.zarr.run" / REPORT).unlink()
+    (own / "clean.zarr.run" / REPORT).mkdir()
+    with pytest.raises(RunError, match=r"cannot be written to .*report.html: Is a directory; name another file"):
+        vp.report(own / "clean.zarr")
+
+
+@pytest.mark.parametrize("fault", ["full disk", "no template", "bug"])
+def test_a_report_that_fails_is_a_warning_and_no_failed_run(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def fail(*arguments: object, **options: object) -> Any:
+        raise OSError(28, "No space left on device") if fault == "full disk" else ZeroDivisionError("a bug")
+
+    if fault == "full disk":
+        monkeypatch.setattr("volpipe.runs.work.write_page", fail)
+    elif fault == "bug":
+        monkeypatch.setattr(RunWork, "page", fail)
+    else:
+        render._template.cache_clear()
+        monkeypatch.setattr(render, "FOLDER", tmp_path)
+    report = run_again(place, f"{fault}.zarr")
+    render._template.cache_clear()
+    assert report.is_whole and vp.status(place / f"{fault}.zarr").state == "complete"
+    folder = place / f"{fault}.zarr.run"
+    assert not (folder / REPORT).exists()
+    assert (
+        f"WARNING volpipe.runs.work no report was written to {folder / REPORT}" in (folder / "volpipe.log").read_text()
+    )
+
+
+def test_a_picture_that_fails_leaves_a_sentence_in_the_report(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> list[Item]:
+        raise RuntimeError("no colours")
+
+    monkeypatch.setattr(RunWork, "voxel_pictures", lambda self, schedule: [Draft("Slices", fail)])
+    assert run_again(place, "picture.zarr").is_whole
+    text = (place / "picture.zarr.run" / REPORT).read_text()
+    assert "Slices: it cannot be made (RuntimeError: no colours" in text
+
+
+def test_a_report_is_written_when_work_stops_or_is_interrupted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, state in ((KeyboardInterrupt(), "interrupted"), (RunError("it cannot go on"), "stopped")):
+
+        def fail(*arguments: object, error: BaseException = error) -> Any:
+            raise error
+
+        with monkeypatch.context() as patch, pytest.raises(type(error)):
+            patch.setattr(RunWork, "phases", fail)
+            run_again(place, f"{state}.zarr")
+        assert f'<span class="state bad">{state}</span>' in (place / f"{state}.zarr.run" / REPORT).read_text()
+        run_again(place, f"{state}.zarr")
+        assert '<span class="state well">complete</span>' in (place / f"{state}.zarr.run" / REPORT).read_text()
+
+
+def test_a_report_tells_of_work_under_way(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = []
+
+    def look(work: RunWork, *arguments: Any) -> Any:
+        states.append(find_page(str(place / "busy.zarr"))[0].state)
+        return closed(work, *arguments)
+
+    closed = RunWork.closed
+    monkeypatch.setattr(RunWork, "closed", look)
+    run_again(place, "busy.zarr")
+    assert states[0].startswith("running")
+
+
+def test_a_complete_run_given_again_keeps_its_report(place: Path) -> None:
+    run_again(place, "again.zarr")
+    file = place / "again.zarr.run" / REPORT
+    before = file.stat().st_mtime_ns
+    run_again(place, "again.zarr")
+    assert file.stat().st_mtime_ns == before
+    file.unlink()
+    run_again(place, "again.zarr")
+    assert file.is_file()
+
+
+def test_a_sweep_leads_to_the_reports_of_its_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path, '[sweep]\n"train.seed" = [1, 2]\n')
+    vp.sweep("recipe.toml", out="swept", site="threads")
+    page, folder = find_page("swept")
+    rows = sheet(page, "")
+    assert {row["trial"].text: row["train.seed"] for row in rows.values()} == {"000": "1", "001": "2"}
+    assert all((folder / row["trial"].target).is_file() for row in rows.values())
+    assert browser.open_file(folder / REPORT) == [(folder / REPORT).as_uri()]
+
+
+def test_the_command_writes_the_report_and_says_where(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(COMMAND, "line", "")
+    give = giver(place, monkeypatch, capsys)
+    ended = give("report", "clean.zarr", "-o", tmp_path / "mine.html")
+    assert (ended.code, ended.out) == (0, f"wrote {tmp_path / 'mine.html'}\n")
+    assert give("report", "clean.zarr").out == f"wrote {place / 'clean.zarr.run' / REPORT}\n"
+    nothing = give("report", "nothing.zarr")
+    assert nothing.code and "there is nothing to report of nothing.zarr" in nothing.err
+    settings = [part for setting in IDENTITY for part in ("--set", setting)]
+    ran = give("run", "--config", "threads", *settings, "-o", "told.zarr", "in.n5/raw")
+    assert f"report: {place / 'told.zarr.run' / REPORT}" in ran.out.splitlines()
+
+
+def test_an_evaluation_leaves_its_report_where_it_is_asked_for(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give = giver(place, monkeypatch, capsys)
+    file, scores = tmp_path / "scores.html", tmp_path / "scores.json"
+    ended = give("evaluate", "--config", "threads", "clean.zarr", "in.n5/raw", "--report", file, "--json", scores)
+    assert ended.code == 0, ended.err
+    text = file.read_text()
+    for score in json.loads(scores.read_text())["scores"]["output"].values():
+        if isinstance(score, float):
+            assert f">{score:.4f}</td>" in text
+    assert ">complete</span>" in text and not list(place.glob("volpipe_*_scores.run"))
+
+
+def test_every_work_has_a_page() -> None:
+    import volpipe.evaluation.driver
+    import volpipe.training.search.optuna
+    import volpipe.workflow.batch
+    import volpipe.workflow.execute  # noqa: F401
+
+    def kinds(kind: type) -> Iterator[type]:
+        for sub in kind.__subclasses__():
+            yield sub
+            yield from kinds(sub)
+
+    names = {kind.__name__ for kind in kinds(HeldWork) if not getattr(kind, "__abstractmethods__", None)}
+    assert names >= {"RunWork", "SegmentWork", "EvaluationWork", "FlowWork", "TrainingWork", "SweepWork", "TuneWork",
+                     "BatchWork"}  # fmt: skip
+    assert logging.getLogger("volpipe.runs.work")
+
+
+def test_warnings_of_a_log_are_told_once_with_the_end_of_a_traceback(tmp_path: Path) -> None:
+    log = tmp_path / "volpipe.log"
+    log.write_text(
+        "2026-11-23 07:11:37,123 INFO volpipe.a nothing\n"
+        "2026-11-23 07:11:37,124 WARNING volpipe.b the net warns\n"
+        "2026-11-23 07:11:37,125 WARNING volpipe.b the net warns\n"
+        "2026-11-23 07:11:37,126 WARNING volpipe.blockwise.phase infer 7 failed (attempt 1): Traceback (most rec\n"
+        "ValueError: no\n"
+        "2026-11-23 07:11:37,127 ERROR volpipe.c the work stopped\nTraceback (most recent call last):\n"
+        "  File x\nKeyError: 3\n"
+        "2026-11-23 07:11:37,128 INFO volpipe.a over\n"
+    )
+    texts = [item.text for item in log_notes(log) if isinstance(item, Note)]
+    assert texts == ["warning: the net warns", "error: the work stopped: KeyError: 3"]
+    assert log_notes(tmp_path / "none") == []

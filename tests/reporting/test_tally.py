@@ -1,0 +1,212 @@
+"""Sums of journals: those of json and plain arithmetic, of damaged lines, of many lines in little memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from volpipe.reporting.page import Chart, Page, Section, Sheet
+from volpipe.reporting.render import MOST_BYTES, render
+from volpipe.reporting.tally import MOST_TASKS, NUM_BINS, Tally
+from volpipe.reporting.tasks import damage_note, task_sections
+
+BEGAN = 1_700_000_000.0
+
+
+def line(stage: str = "infer", done: list[int] | None = None, **fields: object) -> dict[str, Any]:
+    usage = {"started": BEGAN, "seconds": 1.0, "cpu_seconds": 0.5, "peak_bytes": 100, "host": "a", "pid": 1}
+    return {"stage": stage, "done": [0] if done is None else done} | usage | fields
+
+
+def attempt(stage: str = "infer", units: tuple[int, ...] = (0,), **fields: object) -> dict[str, Any]:
+    return line(stage, [], result="Attempt", units=units, reason="OSError: no", number=1, **fields)
+
+
+def written(path: Path, *lines: dict[str, Any] | str) -> Path:
+    texts = [entry if isinstance(entry, str) else json.dumps(entry) for entry in lines]
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return path
+
+
+def random_lines(num: int, num_workers: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Return lines of workers that do one task after the other, some of which fail."""
+    rng, clocks, lines = random.Random(seed), [BEGAN] * num_workers, []
+    for number in range(num):
+        worker, seconds = rng.randrange(num_workers), rng.random() * 9
+        fields: dict[str, Any] = {
+            "started": clocks[worker], "seconds": seconds, "cpu_seconds": 2 * seconds, "host": f"n{worker % 3}",
+            "pid": worker, "read_bytes": rng.randrange(999), "written_bytes": rng.randrange(99),
+            "peak_bytes": rng.randrange(9999), "queued_seconds": rng.random(),
+        }  # fmt: skip
+        clocks[worker] += seconds
+        if number % 10 == 9:
+            lines.append(attempt(units=(number,), **fields))
+        else:
+            lines.append(line(rng.choice(["factor", "infer"]), [2 * number, 2 * number + 1], **fields))
+    return lines
+
+
+def sheet(sections: list[Section], title: str) -> dict[str, dict[str, object]]:
+    """Return the rows of a table by their first cell, each by its columns."""
+    found = next(item for part in sections for item in part.items if isinstance(item, Sheet) and item.title == title)
+    return {str(row[0]): dict(zip(found.names, row, strict=True)) for row in found.rows}
+
+
+def charts(sections: list[Section]) -> dict[str, Chart]:
+    return {item.kind: item for part in sections for item in part.items if isinstance(item, Chart)}
+
+
+def test_sums_are_those_of_the_lines(tmp_path: Path) -> None:
+    lines = random_lines(700, 5)
+    tally = Tally()
+    units = list(tally.units(written(tmp_path / "a", *lines)))
+    done = [entry for entry in lines if entry["done"]]
+    assert units == [(entry["stage"], unit) for entry in done for unit in entry["done"]]
+    for name, groups in (("stage", tally.stages), ("host", tally.nodes)):
+        for key, sums in groups.items():
+            own = [entry for entry in done if entry[name] == key]
+            assert sums.tasks == len(own) and sums.units == 2 * len(own)
+            for field in ("seconds", "cpu_seconds", "queued_seconds", "read_bytes", "written_bytes"):
+                assert getattr(sums, field) == pytest.approx(sum(entry[field] for entry in own))
+            assert sums.peak_bytes == max(entry["peak_bytes"] for entry in own)
+    assert tally.all.attempts == sum(not entry["done"] for entry in lines) == 70
+    assert tally.all.lost_seconds == pytest.approx(sum(entry["seconds"] for entry in lines if not entry["done"]))
+    assert set(tally.workers) == {(f"n{w % 3}", w) for w in range(5)}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bins_hold_every_second_of_every_task(tmp_path: Path, seed: int) -> None:
+    lines = random_lines(2000, 4, seed)
+    random.Random(seed).shuffle(lines)  # also where the first line is not the first in time
+    tally = Tally()
+    tally.read(written(tmp_path / "a", *lines))
+    total = sum(map(sum, tally.bins.rows.values()))
+    assert total == pytest.approx(sum(entry["seconds"] for entry in lines))
+    for pid in range(4):
+        own = [entry for entry in lines if entry["pid"] == pid]
+        middle = (tally.bins.first + NUM_BINS // 4) * tally.bins.seconds
+        early = sum(max(0.0, min(e["started"] + e["seconds"], middle) - e["started"]) for e in own)
+        binned = sum(sum(row[: NUM_BINS // 4]) for (_, (_, key)), row in tally.bins.rows.items() if key == pid)
+        assert binned == pytest.approx(early)
+
+
+def test_tasks_of_each_session_are_its_own(tmp_path: Path) -> None:
+    lines = [line(started=BEGAN + t) for t in (1, 2, 11, 12, 13)] + [attempt(started=BEGAN + 14)]
+    tally = Tally([BEGAN, BEGAN + 10])
+    tally.read(written(tmp_path / "a", *lines))
+    assert [(sums.tasks, sums.attempts) for sums in tally.by_session] == [(2, 0), (3, 1)]
+    rows = sheet(task_sections(tally, sites=[("slurm", BEGAN), ("local", BEGAN + 10)]), "By session")
+    assert [(row["site"], row["tasks"], row["failed attempts"]) for row in rows.values()] == [
+        ("slurm", 2, ""),
+        ("local", 3, 1),
+    ]
+
+
+DAMAGED = [
+    "no json", '{"stage": "infer"', "[1]", "null", '{"done": [1]}', '{"stage": 7, "done": [1]}',
+    '{"stage": "infer", "done": 3}', json.dumps(line(seconds="long")), json.dumps(line(seconds=-1)),
+    json.dumps(line(peak_bytes=None)), '{"stage":"infer","done":[1],"seconds":NaN}',
+    '{"stage":"infer","done":[1],"started":Infinity}', '{"stage":"infer","done":["one"]}', "\x00\x00",
+    '{"stage":"infer","done":[],"result":"Attempt"}', "1" * 5000,
+]  # fmt: skip
+
+
+def test_a_damaged_line_is_left_out_and_named(tmp_path: Path) -> None:
+    whole, broken = Tally(), Tally()
+    whole.read(written(tmp_path / "a", line(), line(done=[1])))
+    broken.read(written(tmp_path / "b", line(), *DAMAGED, line(done=[1])))
+    assert broken.stages == whole.stages and whole.num_damaged == 0
+    assert broken.num_damaged == len(DAMAGED)
+    note = damage_note(broken)
+    assert note is not None and damage_note(whole) is None
+    assert f"{len(DAMAGED)} lines of the journal cannot be understood" in note.text
+    assert f"the first is line 2 of {tmp_path / 'b'}" in note.text
+
+
+def test_the_last_line_may_still_be_written(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", line(), line(done=[1]))
+    path.write_bytes(path.read_bytes()[:-9])
+    tally = Tally()
+    tally.read(path)
+    assert tally.all.tasks == 1 and tally.num_damaged == 0
+    tally.read(tmp_path / "none")
+    assert tally.all.tasks == 1
+
+
+def test_tasks_that_overlap_in_one_process_get_lanes_of_their_own(tmp_path: Path) -> None:
+    lines = [line(started=BEGAN + t, seconds=10.0) for t in (0, 1, 2, 10.5, 11.5)] + [attempt(started=BEGAN + 20)]
+    tally = Tally()
+    tally.read(written(tmp_path / "a", *lines))
+    data = charts(task_sections(tally))["timeline"].data
+    bars = sorted(zip(data["worker"], data["began"], data["ended"], data["colour"], strict=True))
+    assert {bar[0] for bar in bars} == {"process 1", "process 1 #2", "process 1 #3"}
+    assert [bar[3] for bar in bars].count("failed attempt") == 1
+    for one, other in itertools.pairwise(bars):
+        assert one[0] != other[0] or one[2] <= other[1]
+
+
+def test_a_lost_worker_has_a_lane_of_its_own_that_says_when(tmp_path: Path) -> None:
+    lost = {"stage": "infer", "done": [], "result": "Attempt", "units": [3], "reason": "WorkerLost: gone", "number": 1}
+    tally = Tally()
+    tally.read(written(tmp_path / "a", line(), lost | {"started": BEGAN, "seconds": 5.0}))
+    data = charts(task_sections(tally))["timeline"].data
+    number = list(data["worker"]).index("lost workers")
+    assert (data["ended"][number] - data["began"][number], data["failed"][number]) == (5000, "WorkerLost: gone")  # type: ignore[operator]
+    assert sheet(task_sections(tally), "Failed attempts")
+
+
+def test_a_slow_node_has_a_pace_above_one(tmp_path: Path) -> None:
+    lines = [
+        line(done=[i], host="slow" if i % 2 else "fast", pid=i % 2, seconds=3.0 if i % 2 else 1.0) for i in range(20)
+    ]
+    tally = Tally()
+    tally.read(written(tmp_path / "a", *lines))
+    rows = sheet(task_sections(tally), "By node")
+    assert (rows["slow"]["pace"], rows["fast"]["pace"]) == ("1.50 ×", "0.50 ×")
+
+
+def test_gpu_and_waiting_are_weighted_by_time(tmp_path: Path) -> None:
+    gpu = {"device": "A100", "device_percent": 90.0, "device_used_bytes": 3 << 30, "device_seconds": 0.5}
+    other = gpu | {"device_percent": 30.0, "seconds": 3.0, "device_seconds": 1.5, "queued_seconds": 4.0}
+    tally = Tally()
+    tally.read(written(tmp_path / "a", line(**gpu), line(done=[1], **other), line("pyramid 1")))
+    rows = sheet(task_sections(tally), "By stage")
+    assert rows["infer"]["GPU"] == "45 %" and rows["infer"]["GPU memory"] == "3.0 GiB"
+    assert rows["infer"]["net on device"] == "50 %" and rows["infer"]["waiting"] == "50 %"
+    assert rows["pyramid 1"]["GPU"] == ""
+
+
+def test_many_tasks_become_tiles_in_bounded_memory(tmp_path: Path) -> None:
+    """Three times the lines take no more memory, and the page of a million would not be larger."""
+    peaks, sizes = [], []
+    for num in (20_000, 60_000):
+        path = written(tmp_path / f"{num}", *random_lines(num, 40))
+        tracemalloc.start()
+        tally = Tally()
+        tally.read(path)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        sections = task_sections(tally)
+        sizes.append(len(render(Page("a", "b", sections)).encode()))
+        assert tally.num_tasks > MOST_TASKS and charts(sections).keys() == {"at_work", "tiles"}
+        tiles = charts(sections)["tiles"].data
+        assert len(set(tiles["worker"])) == 40
+        assert len(tiles["worker"]) <= 40 * NUM_BINS
+    assert peaks[1] < 1.2 * peaks[0] + 100_000
+    assert max(sizes) < MOST_BYTES / 2
+
+
+def test_more_workers_than_lanes_are_shown_by_node(tmp_path: Path) -> None:
+    lines = [line(done=[i], host=f"n{i % 7}", pid=i, started=BEGAN + i) for i in range(6000)]
+    tally = Tally()
+    tally.read(written(tmp_path / "a", *lines))
+    assert tally.all.tasks == 6000 and len(tally.workers) <= 2007
+    sections = task_sections(tally)
+    assert set(charts(sections)["tiles"].data["worker"]) == {f"n{i}" for i in range(7)}
+    assert sum(int(str(row["tasks"])) for row in sheet(sections, "By node").values()) == 6000

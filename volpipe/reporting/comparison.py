@@ -1,0 +1,371 @@
+"""The output of a run beside its input: three slices of each and their difference, and their histograms.
+
+Not here: reading (slices), or drawing (frames). Slices meet in one voxel of the input, and show the same place::
+
+    input     |-------|-------|-------|      one voxel here
+    output    |---|---|---|---|---|---|      is `scale` there: the input is shown enlarged, and from the mean of the
+    difference|-------|-------|-------|      output's voxels in each of the input's that one is taken
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+
+from volpipe.errors import VolpipeError
+from volpipe.geometry.grid import Box, Index, Triple, triple
+from volpipe.inference.output import planned_volume
+from volpipe.inference.output_plan import OutputPlan
+from volpipe.reporting import frames
+from volpipe.reporting.frames import EDGE
+from volpipe.reporting.histogram import histogram
+from volpipe.reporting.page import Item, Note, Picture, reason_of
+from volpipe.reporting.shades import Image2D, colours, diverge, grey
+from volpipe.reporting.slices import (
+    MOST_BYTES,
+    PLANES,
+    Patch,
+    Sight,
+    averaged,
+    flat,
+    inside,
+    missing_in,
+    part_around,
+    slice_at,
+    voxel_at,
+)
+from volpipe.volumes.storage.metadata import Lengths
+
+DARK, BRIGHT, LARGEST = 0.2, 99.8, 99.5  # percentiles shown black and white, and in full blue or red
+OPACITY = 0.55  # of labels over an image
+AXES = "zyx"
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An output and what it was made of.
+
+    Attributes:
+        region: of the input, which the output shows.
+        at: the voxel of the input in which the slices meet.
+        scale: voxels of the output per voxel of the input.
+        is_alike: whether both have the same grey levels, so that their difference says something.
+        is_missing: tells of a level of the output and a shard of that whether it is still to be written.
+    """
+
+    plan: OutputPlan
+    region: Box
+    at: Index
+    scale: Triple = (1, 1, 1)
+    is_alike: bool = True
+    is_missing: Callable[[int, int], bool] = lambda level, shard: False
+
+    @property
+    def voxel(self) -> Lengths:
+        """Lengths of a voxel of the output, in nm where they are known."""
+        size = self.plan.multiscale.voxel_size_nm
+        return size if size is not None else triple(1 / s for s in self.scale)
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether lengths are in nm."""
+        return self.plan.source.voxel_size_nm is not None
+
+    @property
+    def pixel(self) -> float:
+        """The length that a pixel shows before pictures are enlarged."""
+        return min(self.voxel)
+
+    def output(self, level: int = 0, most_bytes: int = MOST_BYTES) -> Sight:
+        """Return a level of the output."""
+        plan = self.plan
+        missing = missing_in(plan.shards(level), partial(self.is_missing, level))
+        return Sight(planned_volume(plan, level), missing, most_bytes)
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One slice of both, in voxels of the output: those of the input are repeated.
+
+    Attributes:
+        source, output: of a volume that cannot be read None.
+        change: output less input, (z, y, x), in voxels of the input; NaN where one of them is not known.
+    """
+
+    name: str
+    box: Box
+    source: Patch | None
+    output: Patch | None
+    change: np.ndarray | None
+
+    @property
+    def axis(self) -> int:
+        return PLANES[self.name]
+
+
+def slices_of(subject: Subject) -> list[Item]:
+    """Return the pictures of three slices through the middle, what could not be read, and a histogram of the rest."""
+    sights, notes = sights_of(subject)
+    planes = list(_planes(subject, sights)) if sights else []
+    patches = [patch for plane in planes for patch in (plane.source, plane.output) if patch is not None]
+    notes += damage_notes(patches)
+    return [*notes, *Drawing(subject, planes).items(), *_histograms(subject, planes)]
+
+
+def damage_notes(patches: Sequence[Patch]) -> list[Item]:
+    """Return why parts of pictures are hatched."""
+    problems = dict.fromkeys(patch.problem for patch in patches if patch.problem)
+    notes: list[Item] = [Note(f"A part cannot be read, and is hatched: {text}", "warning") for text in problems]
+    if any(not (patch.problem or patch.is_known.all()) for patch in patches):
+        notes.append(Note("What is not written yet, or was set aside, is hatched.", "warning"))
+    return notes
+
+
+def sights_of(subject: Subject) -> tuple[dict[str, Sight], list[Item]]:
+    """Return the input and the output as far as they can be opened, and a note for each that cannot."""
+    sights, notes = dict[str, Sight](), list[Item]()
+    for name in ("input", "output"):
+        try:
+            sight = Sight(subject.plan.source.volume()) if name == "input" else subject.output()
+            sight.volume.open()
+            sight.within_reach(*(_given if name == "input" else outer)(subject, subject.region))
+            sights[name] = sight
+        except (VolpipeError, OSError) as error:
+            notes.append(Note(f"The {name} cannot be shown: {reason_of(error)}", "warning"))
+    return sights, notes
+
+
+def _given(subject: Subject, box: Box) -> tuple[Box, Index]:
+    """Return `box` of the input, and the voxel in which slices meet."""
+    return box, subject.at
+
+
+def outer(subject: Subject, box: Box) -> tuple[Box, Index]:
+    """Return the voxels of the output that show `box` of the input, and the one in which slices meet."""
+    voxel = voxel_at(subject.at).relative_to(subject.region.start).scaled(subject.scale)
+    at = tuple((a + b) // 2 for a, b in zip(voxel.start, voxel.stop, strict=True))
+    return box.relative_to(subject.region.start).scaled(subject.scale), at
+
+
+def _inner(subject: Subject, box: Box) -> Box:
+    """Return the voxels of the input of which `box` of the output shows all."""
+    return inside(box, subject.scale).shift(subject.region.start)
+
+
+def field_of(subject: Subject, sights: dict[str, Sight]) -> Box:
+    """Return the part of the input that is shown."""
+    voxel = triple(v * s for v, s in zip(subject.voxel, subject.scale, strict=True))
+    field = part_around(subject.region, subject.at, voxel, subject.pixel, EDGE)
+    if "input" in sights:
+        field = sights["input"].within_reach(field, subject.at)
+    if "output" in sights:
+        field = _inner(subject, sights["output"].within_reach(*outer(subject, field)))
+    return field
+
+
+def _planes(subject: Subject, sights: dict[str, Sight]) -> Iterator[Plane]:
+    """Yield what is read for each slice."""
+    field = field_of(subject, sights)
+    source, output = sights.get("input"), sights.get("output")
+    if source is not None:
+        source.hold(field)
+    if output is not None:
+        output.hold(outer(subject, field)[0])
+    for name, axis in PLANES.items():
+        box = slice_at(field, axis, subject.at)
+        if source is not None:
+            box = source.affordable(box, axis, subject.at)
+        if output is not None:
+            shown, at = outer(subject, box)
+            box = _inner(subject, output.affordable(shown, axis, at))
+        given = None if source is None else source.read(box)
+        shown, _ = outer(subject, box)
+        result = None if output is None else output.read(shown)
+        yield Plane(name, shown, given, result, _change(subject, given, result))
+
+
+def _change(subject: Subject, source: Patch | None, output: Patch | None) -> np.ndarray | None:
+    """Return output less input of the first channel, (z, y, x), NaN where one is not known; None without both."""
+    if source is None or output is None or not subject.is_alike:
+        return None
+    known = averaged(output.is_known.astype(np.float64), subject.scale) == 1
+    with np.errstate(invalid="ignore"):  # of infinities
+        change = averaged(output.data[0].astype(np.float64), subject.scale) - source.data[0]
+    return np.where(known & source.is_known, change, np.nan)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The pictures of slices, which have one scale and the same greys."""
+
+    subject: Subject
+    planes: Sequence[Plane]
+
+    def items(self) -> Iterator[Item]:
+        """Yield what greys and colours mean, and the pictures of each plane."""
+        if self.planes:
+            yield Note(self.legend)
+        for plane in self.planes:
+            if plane.source is not None:
+                yield self._picture(plane, "Input", self._image(plane, plane.source, "input"))
+        for plane in self.planes:
+            if plane.output is not None and self.subject.plan.is_labels:
+                yield self._picture(plane, "Objects", self._objects(plane, plane.output))
+            elif plane.output is not None:
+                yield self._picture(plane, "Output", self._image(plane, plane.output, "output"))
+        for plane in self.planes:
+            if plane.change is not None:
+                yield self._difference(plane, plane.change)
+
+    def _objects(self, plane: Plane, output: Patch) -> Image2D:
+        """Return labels in colours, over the input where that is known."""
+        labels, below = flat(output.data[0], plane.axis), None
+        if plane.source is not None:
+            below = frames.resized(self._image(plane, plane.source, "input"), labels.shape)
+        return frames.hatched(coloured(labels, below), flat(output.is_known, plane.axis))
+
+    def _difference(self, plane: Plane, change: np.ndarray) -> Picture:
+        image = flat(change, plane.axis)
+        known = ~np.isnan(image)
+        finite = image[np.isfinite(image)]
+        mean = f"mean {finite.mean():+.2g}, of absolute values {np.abs(finite).mean():.2g}; " if finite.size else ""
+        shown = frames.hatched(diverge(np.where(known, image, 0.0), self.largest), known)
+        return self._picture(plane, "Difference", shown, mean)
+
+    def _picture(self, plane: Plane, title: str, image: Image2D, remark: str = "") -> Picture:
+        """Return an image of a plane, in voxels of the input or the output, as a picture with square pixels."""
+        subject = self.subject
+        lengths = [n * v for n, v in zip(plane.box.shape, subject.voxel, strict=True)]
+        file = frames.drawn(image, sides_of(lengths, plane.axis), subject.pixel, is_known=subject.is_sized)
+        return Picture(f"{title}, {plane.name}", f"{remark}{_place(plane)}", *file)
+
+    def _image(self, plane: Plane, patch: Patch, name: str) -> Image2D:
+        """Return a slice in greys, several channels in colours, and hatched where it is not known."""
+        data = flat(patch.data, plane.axis)
+        return frames.hatched(shaded(data, self.limits[name]), flat(patch.is_known, plane.axis))
+
+    @cached_property
+    def limits(self) -> dict[str, Range]:
+        """The values of black and white of the input and of the output: the same where they are alike."""
+        patches = {
+            "input": [plane.source for plane in self.planes if plane.source is not None],
+            "output": [plane.output for plane in self.planes if plane.output is not None],
+        }
+        if self.subject.is_alike:
+            return dict.fromkeys(patches, limits_of([patch for each in patches.values() for patch in each]))
+        return {name: limits_of(each) for name, each in patches.items()}
+
+    @cached_property
+    def largest(self) -> float:
+        """The difference that is full blue or red."""
+        changes = [np.abs(plane.change[np.isfinite(plane.change)]) for plane in self.planes if plane.change is not None]
+        values = np.concatenate(changes) if changes else np.zeros(0)
+        if not values.any():
+            return 0.0
+        least = 1.0 if self.subject.plan.dtype.kind in "iu" else 0.0  # less than a grey level is none
+        return max(least, float(np.percentile(values, LARGEST)) or float(values.max()))
+
+    @property
+    def legend(self) -> str:
+        """What greys and colours mean, in sentences."""
+        subject, sentences = self.subject, ["Three slices through the middle of what was computed, at full resolution."]
+        is_shown = {"input": any(p.source for p in self.planes), "output": any(p.output for p in self.planes)}
+        ranges = {name: f"{low:.4g} (black) to {high:.4g} (white)" for name, (low, high) in self.limits.items()}
+        if subject.is_alike and any(is_shown.values()):
+            sentences.append(f"Greys go from {ranges['input']}, alike in input and output.")
+        elif not subject.is_alike:
+            names = [name for name in ranges if is_shown[name] and not (name == "output" and subject.plan.is_labels)]
+            sentences += [f"Greys of the {name} go from {ranges[name]}." for name in names]
+        if subject.plan.num_channels > 1 and is_shown["output"]:
+            sentences.append(_channels(subject.plan))
+        if any(plane.change is not None for plane in self.planes):
+            mean = " × ".join(map(str, subject.scale))
+            averaged = f", of which the mean of {mean} voxels is taken," if max(subject.scale) > 1 else ""
+            colours = (
+                f"red is brighter and blue darker, full at {self.largest:.3g}" if self.largest else "there is none"
+            )
+            sentences.append(f"The difference is output{averaged} less input: {colours}.")
+        return " ".join(sentences)
+
+
+def sides_of(lengths: Sequence[float], axis: int) -> tuple[float, float]:
+    """Return the lengths (down, across) of a slice across `axis` of a box with `lengths` (z, y, x)."""
+    down, across = (length for i, length in enumerate(lengths) if i != axis)
+    return down, across
+
+
+def _channels(plan: OutputPlan) -> str:
+    """Return which channels are shown in which colour."""
+    names = plan.channel_names or [f"channel {i}" for i in range(plan.num_channels)]
+    pairs = zip(("red", "green", "blue"), names, strict=False)
+    shown = ", ".join(f"{colour} is {name}" for colour, name in pairs)
+    return f"Of the {plan.num_channels} channels of the output {shown}."
+
+
+def _place(plane: Plane) -> str:
+    """Return where a slice lies, in voxels of the output."""
+    sides = zip(AXES, plane.box.start, plane.box.stop, strict=True)
+    return ", ".join(f"{x} {(a + b) // 2}" if i == plane.axis else f"{x} {a}:{b}" for i, (x, a, b) in enumerate(sides))
+
+
+def limits_of(patches: Sequence[Patch]) -> Range:
+    """Return the values of black and white: percentiles of all that is known."""
+    values = [patch.values() for patch in patches]
+    pooled = np.concatenate(values) if values else np.zeros(0)
+    low, high = np.percentile(pooled, (DARK, BRIGHT)).tolist() if pooled.size else (0.0, 1.0)
+    return low, high if high > low else low + 1.0
+
+
+def shaded(data: np.ndarray, limits: Range) -> Image2D:
+    """Return channels (c, y, x) as an image: greys of one, red, green and blue of more; NaN and infinities are red."""
+    finite = np.isfinite(data).all(axis=0)
+    channels = [grey(np.where(finite, channel, limits[0]), limits) for channel in data[:3]]
+    if len(channels) == 1 and finite.all():
+        return channels[0]
+    channels = channels * 3 if len(channels) == 1 else channels + [np.zeros_like(channels[0])] * (3 - len(channels))
+    image = np.stack(channels, axis=-1)
+    image[~finite] = (255, 0, 0)
+    return image
+
+
+def coloured(labels: np.ndarray, below: Image2D | None = None) -> Image2D:
+    """Return labels (y, x), each in a colour of its own, over the image `below`, or over black; 0 is clear."""
+    numbers, places = np.unique(labels, return_inverse=True)
+    table = colours(numbers)
+    shown = table[places.reshape(labels.shape)].astype(np.float64)
+    base = np.zeros_like(shown) if below is None else frames.in_colour(below).astype(np.float64)
+    share = np.where(labels == 0, 0.0, 1.0 if below is None else OPACITY)[..., None]
+    image: Image2D = np.rint(base * (1 - share) + shown * share).astype(np.uint8)
+    return image
+
+
+def _histograms(subject: Subject, planes: Sequence[Plane]) -> Iterator[Item]:
+    """Yield the histograms of what the slices show: one of both where they are alike."""
+    values = {
+        "input": _series("input", [plane.source for plane in planes if plane.source is not None]),
+        "output": _series("output", [plane.output for plane in planes if plane.output is not None]),
+    }
+    if subject.plan.is_labels:
+        del values["output"]
+    groups = [values["input"] | values["output"]] if subject.is_alike else list(values.values())
+    for group in groups:
+        if any(each.size for each in group.values()):
+            yield histogram(f"Grey levels of {_listed(group)}", group)
+
+
+def _series(name: str, patches: Sequence[Patch]) -> dict[str, np.ndarray]:
+    """Return the values of each channel that is shown, by its name."""
+    if not patches:
+        return {}
+    num = len(patches[0].data)
+    names = [name] if num == 1 else [f"{name}, channel {i}" for i in range(num)]
+    return {each: np.concatenate([patch.values(i) for patch in patches]) for i, each in enumerate(names)}
+
+
+def _listed(group: dict[str, np.ndarray]) -> str:
+    return " and ".join(dict.fromkeys(name.partition(",")[0] for name in group))

@@ -1,0 +1,364 @@
+"""The tasks of journals, added up in one pass: by stage, worker, node and session, and over time in bins.
+
+Not here: tables and charts of that (tasks). A journal of 10^7 lines is read in bounded memory: sums and bins are kept,
+and single tasks only while there are few. A line that is damaged is left out and counted; whether a run can go on with
+such a journal is for `blockwise.journal` to say, which reads it strictly.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from array import array
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from volpipe.blockwise.stage import Unit
+from volpipe.reporting.block_map import BlockMap
+
+MOST_TASKS = 2_000  # that are kept one by one
+MOST_FAILURES = 200  # kept one by one, the latest
+MOST_SLOWEST = 12
+MOST_WORKERS = 2_000  # told apart; tasks of later ones count as their nodes'
+MOST_NODES = 2_000
+MOST_KINDS = 100  # of reasons
+NUM_BINS = 256
+LEAST_SECONDS = 1 / 128  # of a bin
+ATTEMPT = "Attempt"  # the class of a journal's result: a task that failed
+ANY = 0  # pid of workers that are not told apart
+
+Worker = tuple[str, int]  # host and pid
+
+
+@dataclass(slots=True)
+class Sums:
+    """What tasks took together.
+
+    Attributes:
+        seconds, cpu_seconds, queued_seconds: of tasks, and before their starts.
+        device_task_seconds: of tasks that used a device; `device_percent_seconds`: its utilisation, in % × seconds.
+        device_bytes: most memory in use on it.
+        attempts, lost_seconds: tasks that failed, or some of whose units did, and the time of those that gave nothing.
+        failed: units that were set aside.
+        began, ended: of the first and the last task, seconds since 1970; 0 where nobody says.
+    """
+
+    units: int = 0
+    tasks: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    queued_seconds: float = 0.0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    peak_bytes: int = 0
+    device_seconds: float = 0.0
+    device_task_seconds: float = 0.0
+    device_percent_seconds: float = 0.0
+    device_bytes: int = 0
+    attempts: int = 0
+    lost_seconds: float = 0.0
+    failed: int = 0
+    began: float = 0.0
+    ended: float = 0.0
+
+    def add(self, other: Sums) -> None:
+        """Add what other tasks took."""
+        for name in _ADDED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
+        self.device_bytes = max(self.device_bytes, other.device_bytes)
+        self.began = min(filter(None, (self.began, other.began)), default=0.0)
+        self.ended = max(self.ended, other.ended)
+
+    def note(self, began: float, ended: float) -> None:
+        """Take note of a task between these times."""
+        if began:
+            self.began = min(self.began, began) if self.began else began
+            self.ended = max(self.ended, ended)
+
+
+_ADDED = (
+    "units", "tasks", "seconds", "cpu_seconds", "queued_seconds", "read_bytes", "written_bytes", "device_seconds",
+    "device_task_seconds", "device_percent_seconds", "attempts", "lost_seconds", "failed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task, as a bar of a timeline; `reason` is that of one that failed, "" of others.
+
+    Attributes:
+        is_lost: whether only where its worker was lost is known: when it was sent, and until when it was waited for.
+    """
+
+    stage: str
+    units: tuple[int, ...]
+    began: float
+    seconds: float
+    queued_seconds: float
+    host: str
+    pid: int
+    read_bytes: int
+    written_bytes: int
+    peak_bytes: int
+    reason: str = ""
+
+    @property
+    def worker(self) -> Worker:
+        return self.host, self.pid
+
+    @property
+    def is_lost(self) -> bool:
+        return not self.host
+
+
+class Bins:
+    """Seconds of tasks in bins of time that become wider as the time does; one row of them for each key."""
+
+    def __init__(self) -> None:
+        self.seconds, self.first = LEAST_SECONDS, -1  # of a bin; the number of the first, counted from 1970
+        self.rows: dict[tuple[str, Worker], array[float]] = {}
+
+    def add(self, key: tuple[str, Worker], began: float, ended: float) -> None:
+        """Add the seconds between these times."""
+        low, high = int(began / self.seconds), int(ended / self.seconds)
+        if self.first < 0:
+            self.first = low
+        if low < self.first or high >= self.first + NUM_BINS:
+            self._widen(min(low, self.first), max(high, self.first + NUM_BINS - 1))
+            low, high = int(began / self.seconds), int(ended / self.seconds)
+        row = self.rows.get(key)
+        if row is None:
+            row = self.rows[key] = array("d", bytes(8 * NUM_BINS))
+        if low == high:
+            row[low - self.first] += ended - began
+            return
+        row[low - self.first] += (low + 1) * self.seconds - began
+        for number in range(low + 1, high):
+            row[number - self.first] += self.seconds
+        row[high - self.first] += ended - high * self.seconds
+
+    def _widen(self, low: int, high: int) -> None:
+        """Make bins so wide that those numbered `low` to `high` are NUM_BINS at the most."""
+        times = 0
+        while (high >> times) - (low >> times) >= NUM_BINS:
+            times += 1
+        first = low >> times
+        for key, row in self.rows.items():
+            wider = array("d", bytes(8 * NUM_BINS))
+            for number, value in enumerate(row):
+                if value:
+                    wider[(self.first + number >> times) - first] += value
+            self.rows[key] = wider
+        self.seconds, self.first = self.seconds * (1 << times), first
+
+
+@dataclass
+class Tally:
+    """The sums of journals.
+
+    Args:
+        sessions: when each began, seconds since 1970, ascending.
+        maps: of blocks, by the stages whose tasks are added to them.
+
+    Attributes:
+        sums: by stage and worker.
+        by_session: of each, those before the first counted to that; nothing where there is only one.
+        bins: of the tasks' time, with that of failed ones.
+        tasks: one by one; empty where they are more than MOST_TASKS.
+        failures: tasks that failed, the latest.
+        slowest: of all, the slowest per unit first.
+        reasons: how many tasks failed for which, as far as there are few.
+        scratch_bytes, most_scratch_bytes: as they are now, and at their highest.
+        num_damaged, first_damaged: lines that were left out, and where the first of them is.
+    """
+
+    sessions: Sequence[float] = ()
+    maps: Mapping[str, BlockMap] = field(default_factory=dict)
+    sums: dict[tuple[str, Worker], Sums] = field(default_factory=dict)
+    by_session: list[Sums] = field(init=False)
+    bins: Bins = field(default_factory=Bins)
+    tasks: list[Task] = field(default_factory=list)
+    num_tasks: int = 0
+    failures: deque[Task] = field(default_factory=lambda: deque(maxlen=MOST_FAILURES))
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+    scratch_bytes: int = 0
+    most_scratch_bytes: int = 0
+    num_damaged: int = 0
+    first_damaged: str = ""
+    set_aside: dict[Unit, str] = field(default_factory=dict)
+    _slowest: list[tuple[float, int, Task]] = field(default_factory=list)
+    _workers: set[Worker] = field(default_factory=set)
+    _nodes: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.by_session = [Sums() for _ in self.sessions or (0.0,)]
+
+    @property
+    def slowest(self) -> list[Task]:
+        return [task for _, _, task in sorted(self._slowest, reverse=True)]
+
+    @property
+    def stages(self) -> dict[str, Sums]:
+        """Sums by stage, in the order in which they came first."""
+        return self._by(lambda stage, worker: stage)
+
+    @property
+    def workers(self) -> dict[Worker, Sums]:
+        return self._by(lambda stage, worker: worker)
+
+    @property
+    def nodes(self) -> dict[str, Sums]:
+        return self._by(lambda stage, worker: worker[0])
+
+    @property
+    def all(self) -> Sums:
+        return self._by(lambda stage, worker: "").get("", Sums())
+
+    def _by(self, key: Any) -> dict[Any, Sums]:  # Any: a function of stage and worker, and what it gives
+        result: dict[Any, Sums] = {}
+        for (stage, worker), sums in self.sums.items():
+            result.setdefault(key(stage, worker), Sums()).add(sums)
+        return result
+
+    def units(self, journal: Path, prefix: str = "") -> Iterator[Unit]:
+        """Add the journal, whose stages are called with `prefix`, and yield the units that are done, as it names them.
+
+        There is nothing to add where there is no file; a last line that is not whole is still being written.
+        """
+        if not journal.is_file():
+            return
+        with journal.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    yield from self._add(json.loads(line.decode()), prefix)
+                except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+                    self.num_damaged += 1
+                    self.first_damaged = self.first_damaged or f"line {number} of {journal}"
+
+    def read(self, journal: Path, prefix: str = "") -> None:
+        """Add the journal; see `units`."""
+        for _ in self.units(journal, prefix):
+            pass
+
+    def _add(self, fields: dict[str, Any], prefix: str) -> Iterator[Unit]:  # Any: JSON
+        """Add a line; nothing of one that is no such line.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError, OverflowError: it is none.
+        """
+        get = fields.get
+        stage, done = fields["stage"], fields["done"]
+        began, seconds, queued = get("started", 0.0), get("seconds", 0.0), get("queued_seconds", 0.0)
+        cpu, peak = get("cpu_seconds", 0.0), get("peak_bytes", 0)
+        read, written, scratch = get("read_bytes", 0), get("written_bytes", 0), get("scratch_bytes", 0)
+        if not (
+            isinstance(stage, str)
+            and isinstance(done, list)
+            and 0 <= began < math.inf and 0 <= seconds < math.inf and 0 <= cpu < math.inf and 0 <= queued < math.inf
+            and read >= 0 and written >= 0 and peak >= 0
+        ):  # fmt: skip
+            raise ValueError("it is no line of a task")
+        scratch, units = int(scratch), tuple(map(int, done))
+        if get("result") == ATTEMPT:
+            self._add_attempt(prefix + stage, fields, began, seconds)
+            return
+        for unit, reason in get("failed", ()):
+            self.set_aside[prefix + stage, int(unit)] = str(reason)
+        if not units:
+            self._sums(prefix + stage, self._worker(fields)).failed += len(get("failed", ()))
+            return
+        worker = self._worker(fields)
+        for sums in self._both(prefix + stage, worker, began):
+            sums.units += len(units)
+            sums.tasks += 1
+            sums.seconds += seconds
+            sums.cpu_seconds += cpu
+            sums.queued_seconds += queued
+            sums.read_bytes += read
+            sums.written_bytes += written
+            sums.peak_bytes = max(sums.peak_bytes, peak)
+            sums.note(began, began + seconds)
+            if get("device") or get("device_percent"):
+                self._add_device(sums, fields, seconds)
+        self.scratch_bytes += scratch
+        self.most_scratch_bytes = max(self.most_scratch_bytes, self.scratch_bytes)
+        self.num_tasks += 1
+        if began:
+            self.bins.add((prefix + stage, worker), began, began + seconds)
+        if stage in self.maps:
+            self.maps[stage].add(units, seconds, worker[0])
+        pace = seconds / len(units)
+        is_slow = len(self._slowest) < MOST_SLOWEST or pace > self._slowest[0][0]
+        if is_slow or self.num_tasks <= MOST_TASKS:
+            self._keep(Task(prefix + stage, units, began, seconds, queued, *worker, read, written, peak), pace, is_slow)
+        elif self.tasks:
+            self.tasks = []
+        for unit in get("shared", ()):  # which need no reassembly; see `runs.worker.Inferred`
+            yield "reassemble", int(unit)
+        for unit in units:
+            yield stage, unit
+
+    def _add_device(self, sums: Sums, fields: dict[str, Any], seconds: float) -> None:
+        sums.device_seconds += fields.get("device_seconds", 0.0)
+        sums.device_task_seconds += seconds
+        sums.device_percent_seconds += fields.get("device_percent", 0.0) * seconds
+        used = max(fields.get("device_used_bytes", 0), fields.get("device_peak_bytes", 0))
+        sums.device_bytes = max(sums.device_bytes, used)
+
+    def _add_attempt(self, stage: str, fields: dict[str, Any], began: float, seconds: float) -> None:
+        """Add a task that failed."""
+        reason, units = str(fields["reason"]), tuple(map(int, fields["units"]))
+        worker = self._worker(fields)
+        if stage in self.maps:
+            self.maps[stage].add_attempt(units)
+        for sums in self._both(stage, worker, began):
+            sums.attempts += 1
+            sums.lost_seconds += seconds
+        task = Task(stage, units, began, seconds, 0.0, *worker, 0, 0, fields.get("peak_bytes", 0), reason or "?")
+        self.failures.append(task)
+        kind = (stage, reason)
+        if kind in self.reasons or len(self.reasons) < MOST_KINDS:
+            self.reasons[kind] += 1
+        if began and seconds and task.host:
+            self.bins.add((stage, worker), began, began + seconds)
+
+    def _keep(self, task: Task, pace: float, is_slow: bool) -> None:
+        """Keep a task that is one of the first or of the slowest."""
+        if is_slow:
+            heapq.heappush(self._slowest, (pace, self.num_tasks, task))
+            if len(self._slowest) > MOST_SLOWEST:
+                heapq.heappop(self._slowest)
+        if task.began and self.num_tasks <= MOST_TASKS:
+            self.tasks.append(task)
+
+    def _sums(self, stage: str, worker: Worker) -> Sums:
+        sums = self.sums.get((stage, worker))
+        if sums is None:
+            sums = self.sums[stage, worker] = Sums()
+        return sums
+
+    def _both(self, stage: str, worker: Worker, began: float) -> tuple[Sums, ...]:
+        """Return the sums to which a task counts: those of its stage and worker, and of its session if of several."""
+        own = self._sums(stage, worker)
+        if len(self.by_session) < 2:
+            return (own,)
+        return own, self.by_session[max(0, bisect_right(self.sessions, began) - 1)]
+
+    def _worker(self, fields: dict[str, Any]) -> Worker:
+        """Return the worker of a task, told apart from others as long as they are not too many."""
+        worker = str(fields.get("host", "")), int(fields.get("pid", 0))
+        if worker in self._workers:
+            return worker
+        if len(self._workers) < MOST_WORKERS and (worker[0] in self._nodes or len(self._nodes) < MOST_NODES):
+            self._workers.add(worker)
+            self._nodes.add(worker[0])
+            return worker
+        return (worker[0], ANY) if worker[0] in self._nodes else ("others", ANY)

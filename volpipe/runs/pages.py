@@ -1,0 +1,357 @@
+"""Parts of a report that all work has: how it stands, its command, what was planned, warnings, what is missing.
+
+Not here: which parts a kind of work has, in which order (work, and those that derive from it), tables of tasks
+(reporting.tasks), or HTML (reporting.render). Everything is read from the folder, so that a report can be made at any
+time, while a driver works or after it was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from volpipe.blockwise.failures import Missing, last_line
+from volpipe.blockwise.stage import Schedule, Unit
+from volpipe.errors import RunError, VolpipeError
+from volpipe.inference.output_plan import OutputPlan, Source
+from volpipe.reporting.block_map import BlockMap
+from volpipe.reporting.page import REPORT, Draft, Facts, Item, Note, Page, Section, Sheet, sections_of
+from volpipe.reporting.tally import Tally
+from volpipe.reporting.tasks import StageState, damage_note, moment, slowest_sheet, task_sections
+from volpipe.runs.planned import Planned
+from volpipe.runs.presence import Driver, find_driver
+from volpipe.runs.provenance import read_provenance, sessions_of, settings_of
+from volpipe.runs.run_folder import RunFolder
+from volpipe.units import bounded, brief, count, in_nm, shape, size
+from volpipe.volumes.storage import paths
+
+MOST_MISSING = 200  # lines
+MOST_WARNINGS = 40
+LOG_BYTES = 1 << 20  # that are read of the end of a log
+ENTRY_END = re.compile(r"^(?=\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ )", re.MULTILINE)
+ENTRY = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (WARNING|ERROR) \S+ ", re.MULTILINE)
+ATTEMPT = re.compile(r"^\S.* \d+ failed \(attempt \d+\): ")
+COUNT_SECONDS = 0.5  # for counting the files of an output; more are not counted
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What the journals of a folder say: sums of tasks, and the schedule with what is done and what failed.
+
+    Attributes:
+        sites: site and beginning of each session.
+        missing: what failed when it was last tried, and what cannot be done without.
+    """
+
+    tally: Tally
+    schedule: Schedule
+    sites: Sequence[tuple[str, float]]
+    missing: Sequence[Missing]
+
+    @classmethod
+    def read(
+        cls, folder: RunFolder, schedule: Schedule, journals: Sequence[Path], tally: Tally | None = None,
+        prefix: str = "", maps: Mapping[str, BlockMap] | None = None,
+    ) -> Taken:  # fmt: skip
+        """Return what `journals` say, the last of which is of the stages of `schedule`; damage is passed by.
+
+        Args:
+            schedule: of which nothing is done; it is changed.
+            tally: which is added to, with `prefix` before the names of stages; a new one where it is not given.
+            maps: of blocks, which a new one adds to.
+        """
+        sites = session_facts(folder)
+        tally = Tally([began for _, began in sites], maps or {}) if tally is None else tally
+        for journal in journals[:-1]:
+            tally.read(journal, prefix)
+        schedule.resume(_known(schedule, tally.units(journals[-1], prefix)))
+        stages = schedule.by_name
+        named = {(name.removeprefix(prefix), unit): reason for (name, unit), reason in tally.set_aside.items()}
+        failed = {(n, u): r for (n, u), r in named.items() if n in stages and 0 <= u < stages[n].size}
+        latest = {(name, unit): reason for (name, unit), reason in failed.items() if not stages[name].done[unit]}
+        for name, unit in latest:
+            stages[name].failed.add(unit)
+        return cls(tally, schedule, sites, schedule.missing(latest))
+
+    @property
+    def stages(self) -> dict[str, StageState]:
+        """How far the stages are that the journal speaks of."""
+        shown = [stage for stage in self.schedule.shown if stage.marked]
+        return {stage.name: StageState(stage.num_done, stage.num_units) for stage in shown}
+
+    def box(self, stage: str, unit: int) -> str | None:
+        """Return the box of a unit as a text; None where the stage has none."""
+        known = self.schedule.by_name.get(stage)
+        return None if known is None or unit >= known.size else str(self.schedule.box(known, unit))
+
+
+def _known(schedule: Schedule, units: Iterable[Unit]) -> Iterator[Unit]:
+    """Yield those of `units` that there are: a damaged line may name any."""
+    stages = schedule.by_name
+    return ((name, unit) for name, unit in units if name not in stages or 0 <= unit < stages[name].size)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a kind of work says of itself on its page.
+
+    Attributes:
+        title, what: its name, and what it is in a few words.
+        facts: for the summary, after the command.
+        summary: further items of it.
+        pictures: drafts of pictures and charts.
+        origin: items of recipe, versions and origin.
+    """
+
+    title: str
+    what: str
+    facts: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    summary: Sequence[Item] = ()
+    pictures: Sequence[Draft] = ()
+    origin: Sequence[Item] = ()
+
+
+def page_of(folder: RunFolder, taken: Taken, parts: Parts, *, is_complete: bool) -> Page:
+    """Return the page of work with a journal of tasks."""
+    tally = taken.tally
+    stand = standing(folder.path, folder.journal, is_complete=is_complete, num_missing=len(taken.missing))
+    facts = {**parts.facts, **times_facts(tally, len(taken.sites)), **command_facts(folder.path, stand.driver)}
+    if taken.sites:
+        facts["site"] = ", ".join(dict.fromkeys(site for site, _ in taken.sites))
+    damage, slowest = damage_note(tally), slowest_sheet(tally, taken.box)
+    summary: list[Item] = [Facts("", facts), *missing_items(taken.missing, stand.driver)]
+    summary += [*([damage] if damage else []), *parts.summary]
+    tasks = task_sections(tally, taken.stages, taken.box, taken.sites)
+    warnings = log_notes(folder.log)
+    sections = [
+        Section("Summary", summary),
+        *sections_of(parts.pictures),
+        *tasks,
+        *([Section("Slowest tasks", [slowest])] if slowest is not None else []),
+        *([Section("Warnings in the log", warnings)] if warnings else []),
+        *([Section("Recipe and origin", parts.origin)] if parts.origin else []),
+    ]
+    line = " ".join(filter(None, (parts.what, stand.sentence)))
+    return Page(parts.title, stand.state, sections, stand.is_well, line)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How work stands: in a few words, whether that is how it should be, and in a sentence."""
+
+    state: str
+    is_well: bool
+    sentence: str
+    driver: Driver
+
+
+def standing(folder: Path, journal: Path, *, is_complete: bool, num_missing: int = 0) -> Standing:
+    """Return how the work in `folder` stands; a driver that has said that it leaves is at work no more."""
+    driver = find_driver(folder, journal)
+    note = driver.note
+    if driver.is_at_work and (note is None or not note.ended):
+        part = "" if note is None or note.part is None else f", {note.part:.0%} done"
+        return Standing(f"running{part}", True, f"{driver.name} is at work.", driver)
+    if is_complete:
+        return Standing("complete", True, "", driver)
+    again = "The same command again goes on with it."
+    if num_missing:
+        return Standing(f"{count(num_missing, 'part')} missing", False, again, driver)
+    ended = note.ended if note is not None else driver.state
+    words = {
+        "interrupted": ("interrupted", "It was interrupted, and nobody works on it."),
+        "stopped": ("stopped", "An error stopped it, which its log has; nobody works on it."),
+        "unseen": ("not complete", f"{driver.name} worked on it; whether it still does cannot be seen from here."),
+        "running": ("interrupted", "It was killed, or lost its machine."),
+        "": ("interrupted", "It was killed, or lost its machine."),
+    }
+    state, sentence = words.get(ended, ("not complete", "Nobody works on it."))
+    return Standing(state, False, f"{sentence} {again}", driver)
+
+
+def command_facts(folder: Path, driver: Driver) -> dict[str, str]:
+    """Return the command, and where it was given."""
+    note = driver.note
+    facts = {"command": note.command if note is not None and note.command else "given in Python, not on a command line"}
+    if note is not None and note.folder:
+        facts["given in"] = note.folder
+    return facts | {"folder of the run": str(folder)}
+
+
+def session_facts(folder: RunFolder) -> list[tuple[str, float]]:
+    """Return site and beginning of each session; none where they cannot be read."""
+    try:
+        return [(session.site, session.began) for session in sessions_of(folder)]
+    except RunError:
+        return []
+
+
+def volume_line(source: Source) -> str:
+    """Return what a volume is: place, shape, type, voxel size."""
+    channels = f"{count(source.num_channels, 'channel')} of " if source.num_channels > 1 else ""
+    place = f"{source.path} {source.key}".strip()
+    return f"{place}: {channels}{shape(source.shape)} voxels (z, y, x), {source.dtype}, {in_nm(source.voxel_size_nm)}"
+
+
+def output_line(plan: OutputPlan) -> str:
+    """Return what an output is."""
+    channels = f"{count(plan.num_channels, 'channel')} of " if plan.num_channels > 1 else ""
+    return (
+        f"{plan.out}: {channels}{shape(plan.out_shape)} voxels (z, y, x), {plan.dtype}, "
+        f"{in_nm(plan.multiscale.voxel_size_nm)}, {plan.format}, {count(len(plan.factors), 'level')}"
+    )
+
+
+def times_facts(tally: Tally, num_sessions: int) -> dict[str, str]:
+    """Return when the tasks ran, and how long."""
+    total = tally.all
+    if not total.began:
+        return {}
+    span = f"{moment(total.began)} to {moment(total.ended)} ({brief(total.ended - total.began)})"
+    if num_sessions > 1:
+        span += f", in {num_sessions} sessions"
+    return {"tasks ran": span, "time of all workers": brief(total.seconds)}
+
+
+def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is_complete: bool) -> Sheet:
+    """Return what was planned beside what it took; what nobody planned is left empty."""
+    total, on_disk = tally.all, disk_use(plan.out)
+    planned = planned or Planned(plan.identity)
+
+    def bytes_of(value: float | None, is_measured: bool = planned.is_measured) -> str:
+        return "" if value is None else bounded(value, is_measured)
+
+    spans = tally.by_session if len(tally.by_session) > 1 else [total]
+    taken = sum(sums.ended - sums.began for sums in spans if sums.began)
+    files = "" if planned.output_files is None else f"{'' if planned.is_measured else '≤ '}{planned.output_files:,}"
+    rows = [
+        ("time, first task to last", _time(planned.seconds), brief(taken)),
+        ("time of all workers", _time(planned.worker_seconds), brief(total.seconds)),
+        ("read", bytes_of(planned.read_bytes), size(total.read_bytes)),
+        ("written, scratch included", bytes_of(planned.written_bytes), size(total.written_bytes)),
+        ("output", bytes_of(planned.output_bytes), "not counted" if on_disk is None else size(on_disk[0])),
+        ("files of the output", files, "not counted" if on_disk is None else f"{on_disk[1]:,}"),
+        ("scratch at its highest", bytes_of(planned.scratch_bytes), size(tally.most_scratch_bytes)),
+        ("memory of a worker", bytes_of(planned.memory_bytes, True), size(total.peak_bytes)),
+    ]
+    so_far = "" if is_complete else " What it took is so far."
+    caption = f"≤: an upper bound, as no block was tried before.{so_far}" if not planned.is_measured else so_far.strip()
+    return Sheet("Planned and taken", ("", "planned", "taken"), rows, caption)
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else brief(seconds)
+
+
+def disk_use(out: str) -> tuple[int, int] | None:
+    """Return bytes and files of an output on this machine's disks; None of a remote one, or one of too many files."""
+    place = paths.locate(out)
+    if not isinstance(place, Path):
+        return None
+    num_bytes, num_files, end = 0, 0, time.monotonic() + COUNT_SECONDS
+    for folder, _, names in os.walk(place):
+        for name in names:
+            try:
+                num_bytes += (Path(folder) / name).stat().st_size
+            except OSError:  # it is being replaced
+                continue
+            num_files += 1
+        if time.monotonic() > end:
+            return None
+    return num_bytes, num_files
+
+
+def missing_items(missing: Sequence[Missing], driver: Driver) -> list[Item]:
+    """Return which boxes are missing and why, and how to get them; nothing where none is."""
+    if not missing:
+        return []
+    note = driver.note
+    command = f": cd {shlex.quote(note.folder)} && {note.command}" if note is not None and note.command else ""
+    whom = "it" if len(missing) == 1 else "them"
+    rows = [(part.stage, part.unit, str(part.box), last_line(part.reason)) for part in missing[:MOST_MISSING]]
+    more = len(missing) - len(rows)
+    caption = f"{more:,} more are not shown; `volpipe status --all` lists them." if more else ""
+    return [
+        Note(
+            f"{count(len(missing), 'part')} of the output {'is' if len(missing) == 1 else 'are'} missing. Mend what "
+            f"the reasons name; the same command again tries {whom} once more{command}.",
+            "warning",
+        ),
+        Sheet("Missing", ("stage", "unit", "box z,y,x", "reason"), rows, caption),
+    ]
+
+
+def log_notes(log: Path) -> list[Item]:
+    """Return the warnings and errors at the end of a log, each once, the latest last; of a traceback its last line.
+
+    Attempts that failed are left out: a table has them.
+    """
+    data = paths.read_end(log, LOG_BYTES) if log.is_file() else None
+    texts = ENTRY.split((data or b"").decode(errors="replace"))[1:]
+    entries = zip(texts[::2], texts[1::2], strict=True)
+    lines = dict.fromkeys(f"{level.lower()}: {_shortened(text)}" for level, text in entries if not ATTEMPT.search(text))
+    notes: list[Item] = [Note(line, "warning") for line in list(lines)[-MOST_WARNINGS:]]
+    more = len(lines) - len(notes)
+    return [*notes, Note(f"{more:,} more are in {log}.")] if more else notes
+
+
+def _shortened(text: str) -> str:
+    """Return the first line of an entry of a log, and the last line of a traceback that follows."""
+    rows = ENTRY_END.split(text)[0].strip().splitlines() or [""]
+    first = rows[0].removesuffix("Traceback (most recent call last):")
+    return f"{first.rstrip(': ')}: {rows[-1]}" if len(rows) > 1 else first
+
+
+def recipe_facts(plan: OutputPlan) -> Facts:
+    """Return the keys of a recipe that differ from the defaults."""
+    settings = (setting.partition("=") for setting in settings_of(plan.recipe))
+    entries = {key: value for key, _, value in settings}
+    return Facts("Recipe: what differs from the defaults", entries or {"": "nothing"})
+
+
+def provenance_facts(plan: OutputPlan) -> list[Item]:
+    """Return versions, devices and identities that the output names; a sentence where it cannot be asked."""
+    try:
+        if not paths.exists(paths.locate(plan.out)):
+            return [Note("The output is not there (yet), so that there is nothing that it says of its origin.")]
+        said = read_provenance(plan.out)
+    except VolpipeError as error:
+        return [Note(f"What the output says of its origin cannot be read: {error}", "warning")]
+    net, run, given = (_table(said.get(key)) for key in ("net", "run", "input"))
+    packages = ", ".join(f"{name} {version}" for name, version in _table(said.get("packages")).items())
+    entries: dict[str, str | Sequence[str]] = {
+        "volpipe": str(said.get("version", "")),
+        "Python": str(said.get("python", "")),
+        "packages": packages,
+        "devices": _listed(run.get("devices")),
+        "hosts": _listed(run.get("hosts")),
+        "weights, SHA-256": str(net.get("weights_sha256") or ""),
+        "code of the net, SHA-256": str(net.get("code_sha256") or ""),
+        "input, fingerprint": str(given.get("fingerprint") or ""),
+        "plan": plan.identity,
+    }
+    return [Facts("Versions and origin", {name: value for name, value in entries.items() if value})]
+
+
+def _listed(value: object, most: int = 20) -> str:
+    names = list(map(str, value)) if isinstance(value, list) else []
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def _table(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def is_current(folder: Path, journals: Iterable[Path]) -> bool:
+    """Return whether the report in `folder` is newer than all of `journals` that there are, of which there are some."""
+    try:
+        made = (folder / REPORT).stat().st_mtime
+        times = [journal.stat().st_mtime for journal in journals if journal.is_file()]
+    except OSError:
+        return False
+    return bool(times) and made > max(times)

@@ -1,0 +1,94 @@
+"""The report of a sweep or a search: the table of its trials, the best first, each a link to its own report.
+
+Not here: the report of one training (training.pages).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from volpipe.recipes.training import LOSSES
+from volpipe.reporting.page import REPORT, Facts, Item, Link, Note, Page, Section, Sheet, sections_of
+from volpipe.reporting.tally import Tally
+from volpipe.reporting.tasks import damage_note, task_sections
+from volpipe.runs.pages import command_facts, log_notes, standing, times_facts
+from volpipe.runs.run_folder import RunFolder
+from volpipe.training.driver import newest_step
+from volpipe.training.search.pictures import trial_pictures
+from volpipe.training.task import Training
+from volpipe.units import brief, count
+
+TABLE = "table.json"
+FIXED = ("trial", "steps", "loss", "score", "seconds", "state", "reason")
+MOST_JOURNALS = 200  # of trials whose tasks are shown together
+
+
+def trials_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
+    """Return the report of the trials in `folder`, while they are trained as well."""
+    path = folder.path
+    rows = _rows(path)
+    done = sum(row["state"] == "done" for row in rows)
+    is_complete = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
+    stand = standing(path, folder.log, is_complete=is_complete)
+    tally, names = Tally(), [str(row["trial"]).zfill(3) for row in rows]
+    for name in names[:MOST_JOURNALS]:
+        tally.read(path / name / folder.journal.name, prefix=f"{name} ")
+    facts = {
+        "trials": f"{len(rows):,}, {done:,} of them done",
+        **times_facts(tally, 1),
+        **command_facts(path, stand.driver),
+    }
+    damage, warnings = damage_note(tally), log_notes(folder.log)
+    table: list[Item] = [_sheet(path, rows)] if rows else [Note("No trial has begun.")]
+    sections = [
+        Section("Summary", [Facts("", facts), *([damage] if damage else [])]),
+        Section("Trials", table),
+        *sections_of(trial_pictures(path) if with_pictures else ()),
+        *task_sections(tally),
+        *([Section("Warnings in the log", warnings)] if warnings else []),
+    ]
+    line = " ".join(filter(None, (f"{count(len(rows), 'training')} side by side.", stand.sentence)))
+    return Page(path.name, stand.state, sections, stand.is_well, line)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:  # Any: JSON
+    """Return the table that a session left, and those trials that only their folders know."""
+    try:
+        rows = json.loads((path / TABLE).read_text(encoding="utf-8"))
+        rows = [row for row in rows if isinstance(row, dict) and "trial" in row]
+    except (OSError, ValueError, TypeError):  # it is written at the end of a session
+        rows = []
+    known = {str(row["trial"]).zfill(3) for row in rows}
+    folders = sorted(entry for entry in path.glob("[0-9]*") if entry.is_dir() and entry.name not in known)
+    return rows + [_row_of(entry) for entry in folders if Training.load(entry) is not None]
+
+
+def _row_of(folder: Path) -> dict[str, Any]:
+    """Return the row of a trial that is in no table yet."""
+    state = "begun" if (folder / LOSSES).is_file() else "waiting"
+    return {"trial": int(folder.name), "steps": newest_step(folder), "state": state}
+
+
+def _sheet(path: Path, rows: Sequence[Mapping[str, Any]]) -> Sheet:
+    values = list(dict.fromkeys(key for row in rows for key in row if key not in FIXED))
+    ordered = sorted(rows, key=lambda row: (row.get("score") is None, -(row.get("score") or 0.0), row["trial"]))
+    lines = []
+    for row in ordered:
+        name = str(row["trial"]).zfill(3)
+        report = path / name / REPORT
+        trial: object = Link(name, f"{name}/{REPORT}") if report.is_file() else name
+        seconds = brief(row["seconds"]) if row.get("seconds") is not None else ""
+        own = [_text(row.get(key)) for key in values]
+        lines.append(
+            (trial, *own, row.get("steps"), _text(row.get("loss")), _text(row.get("score")), seconds, row.get("state"),
+             row.get("reason") or "")
+        )  # fmt: skip
+    names = ("trial", *values, "steps", "loss", "score", "time of steps", "state", "reason")
+    return Sheet("", names, lines, "The best score first: PSNR in dB, or area under the curve, of held-out samples.")
+
+
+def _text(value: object) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

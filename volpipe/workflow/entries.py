@@ -1,0 +1,76 @@
+"""The stages of a flow as its folder remembers them, and the work whose plan lies in a folder.
+
+Not here: making anything (execute), or how far it is (status).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from volpipe.errors import RunError
+from volpipe.inference.plan import Plan
+from volpipe.runs.run_folder import RunFolder
+from volpipe.segmentation.driver import SegmentWork
+from volpipe.segmentation.plan import SegmentPlan
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.metadata import read_json
+from volpipe.workflow.driver import RunWork
+
+FLOW_FILE = "flow.json"
+
+
+class Entry(BaseModel):
+    """A stage, as the flow's folder remembers it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    kind: str
+    out: str
+    folder: str
+
+    @property
+    def run(self) -> RunFolder:
+        """The folder of the run that writes the output."""
+        return RunFolder(Path(self.folder))
+
+
+def find_entries(output: str | Path) -> list[Entry] | None:
+    """Return the stages of the flow whose outputs lie in `output`, or whose folder it is; None where there is none.
+
+    Raises:
+        RunError: what is stored there is damaged.
+    """
+    place = paths.locate(output)
+    is_folder = isinstance(place, Path) and (place / FLOW_FILE).is_file()
+    path = place / FLOW_FILE if is_folder else RunFolder.for_stages(place).path / FLOW_FILE
+    tree = read_json(path)
+    if tree is None:
+        return None
+    try:
+        return [Entry.model_validate(entry) for entry in tree["stages"]]
+    except (ValidationError, KeyError, TypeError) as error:
+        raise RunError(f"{path} cannot be understood (written by another version?)") from error
+
+
+def is_done(entry: Entry) -> bool:
+    """Return whether the stage `entry` is complete."""
+    if entry.kind == "evaluate":
+        return paths.is_file(paths.locate(entry.out))
+    work = find_work(entry.run)
+    return work is not None and work.is_complete
+
+
+def find_work(folder: RunFolder) -> RunWork | SegmentWork | None:
+    """Return the work whose plan lies in `folder`, None where there is none.
+
+    Raises:
+        RunError: what is stored there is damaged.
+    """
+    plan, labels = folder.load(Plan), folder.load(SegmentPlan)
+    work = SegmentWork(labels) if labels is not None else RunWork(plan) if plan is not None else None
+    if work is not None:
+        work.folder = folder  # both may have been moved
+    return work

@@ -1,0 +1,279 @@
+"""Reports of flows and batches, and the report of anything that volpipe makes, found by its name.
+
+Not here: the page of one run, segmentation or evaluation (runs.pages), or of trainings (training.pages).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from volpipe.blockwise.failures import Missing
+from volpipe.blockwise.stage import Schedule
+from volpipe.errors import RunError
+from volpipe.evaluation.driver import EVALUATION_FILE, evaluation_parts
+from volpipe.reporting.page import REPORT, Draft, Facts, Item, Link, Note, Page, Section, Sheet, reason_of, sections_of
+from volpipe.reporting.tally import Tally
+from volpipe.reporting.tasks import StageState, damage_note, slowest_sheet, task_sections
+from volpipe.runs.pages import (
+    Taken,
+    command_facts,
+    log_notes,
+    missing_items,
+    page_of,
+    standing,
+    times_facts,
+)
+from volpipe.runs.planned import Planned
+from volpipe.runs.run_folder import RunFolder
+from volpipe.training.driver import TrainingWork
+from volpipe.training.search.grid import SWEEP_FILE
+from volpipe.training.search.optuna import STUDY
+from volpipe.training.search.pages import trials_page
+from volpipe.training.task import Training
+from volpipe.units import bounded, brief, count, size
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.metadata import read_json
+from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
+from volpipe.workflow.entries import FLOW_FILE, Entry, find_entries, find_work, is_done
+from volpipe.workflow.pictures import stage_pictures, thumbnails
+
+NO_IMAGE = b"", ""
+MOST_BYTES = 64 << 20  # of journals of a batch that are read for its report
+
+
+@dataclass(frozen=True)
+class _StagePart:
+    """A stage of a flow: what its journal says, and what was planned."""
+
+    entry: Entry
+    taken: Taken | None
+    tally: Tally
+    is_complete: bool
+    planned: Planned | None
+    problem: str = ""
+
+
+def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Page:
+    """Return the report of the flow whose folder this is, with a link to that of each stage, and its picture.
+
+    Raises:
+        RunError: the folder has no stages, or what it has is damaged.
+    """
+    entries = find_entries(folder.path)
+    if entries is None:
+        raise RunError(f"{folder.path} holds no stages")
+    tally = Tally()
+    parts = [_stage_part(entry, tally) for entry in entries]
+    missing = [
+        Missing(f"{part.entry.name}: {each.stage}", each.unit, each.box, each.reason)
+        for part in parts
+        if part.taken is not None
+        for each in part.taken.missing
+    ]
+    is_complete = all(part.is_complete for part in parts)
+    stand = standing(folder.path, folder.log, is_complete=is_complete, num_missing=len(missing))
+    tree = read_json(folder.path / FLOW_FILE) or {}
+    facts = {"input": str(tree.get("volume", "")), "recipe": str(tree.get("recipe", "")), "outputs in": out}
+    facts |= {**times_facts(tally, 1), **command_facts(folder.path, stand.driver)}
+    summary: list[Item] = [Facts("", facts), *missing_items(missing, stand.driver), _stage_sheet(folder.path, parts)]
+    summary += [Note(f"Stage {part.entry.name}: {part.problem}", "warning") for part in parts if part.problem]
+    stages = {
+        f"{part.entry.name}: {name}": state
+        for part in parts
+        if part.taken is not None
+        for name, state in part.taken.stages.items()
+    }
+    pictures = stage_pictures(entries) if with_pictures else ()
+    sections = _sections(folder, tally, summary, pictures, stages, parts)
+    line = " ".join(filter(None, (f"A recipe of {count(len(parts), 'stage')}.", stand.sentence)))
+    return Page(Path(out).name, stand.state, sections, stand.is_well, line)
+
+
+def _sections(
+    folder: RunFolder, tally: Tally, summary: list[Item], pictures: Sequence[Draft],
+    stages: dict[str, StageState] | None = None, parts: Sequence[_StagePart] = (),
+) -> list[Section]:  # fmt: skip
+    """Return the sections of several works together."""
+
+    def box(stage: str, unit: int) -> str | None:
+        name, _, own = stage.partition(": ")
+        taken = next((part.taken for part in parts if part.entry.name == name), None)
+        return None if taken is None else taken.box(own, unit)
+
+    damage, slowest, warnings = damage_note(tally), slowest_sheet(tally, box), log_notes(folder.log)
+    return [
+        Section("Summary", [*summary, *([damage] if damage else [])]),
+        *sections_of(pictures),
+        *task_sections(tally, stages, box),
+        *([Section("Slowest tasks", [slowest])] if slowest is not None else []),
+        *([Section("Warnings in the log", warnings)] if warnings else []),
+    ]
+
+
+def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
+    """Return what the journal of a stage says, which is added to `tally` as well."""
+    prefix, own = f"{entry.name}: ", Tally()
+    try:
+        work = find_work(entry.run)
+        if work is None:
+            own.read(entry.run.journal)
+            tally.read(entry.run.journal, prefix)
+            return _StagePart(entry, None, own, is_done(entry), None)
+        taken = work.taken(tally, prefix)
+        for journal in (*work.earlier_journals, work.journal):
+            own.read(journal)
+        return _StagePart(entry, taken, own, work.is_all(taken), Planned.load(entry.run.path, work.plan.identity))
+    except RunError as error:
+        return _StagePart(entry, None, own, is_complete=False, planned=None, problem=reason_of(error))
+
+
+def _stage_sheet(folder: Path, parts: Sequence[_StagePart]) -> Sheet:
+    """Return a line for each stage: how far it is, what it took, and what was planned."""
+    rows = []
+    for part in parts:
+        total, planned = part.tally.all, part.planned
+        span = brief(total.ended - total.began) if total.began else ""
+        missing = len(part.taken.missing) if part.taken is not None else 0
+        state = "complete" if part.is_complete else f"{missing} missing" if missing else "not complete"
+        time = brief(planned.seconds) if planned is not None and planned.seconds is not None else ""
+        room = planned.output_bytes if planned is not None else None
+        rows.append(
+            (_link(folder, part.entry.run.path, part.entry.name), part.entry.kind, state, span, time, total.tasks,
+             size(total.read_bytes), size(total.written_bytes),
+             "" if room is None or planned is None else bounded(room, planned.is_measured),
+             size(total.peak_bytes) if total.peak_bytes else "", total.attempts or "", part.entry.out)
+        )  # fmt: skip
+    names = ("stage", "kind", "state", "time", "planned", "tasks", "read", "written", "output planned", "peak memory",
+             "failed attempts", "output")  # fmt: skip
+    caption = (
+        "Stages run side by side: each as far as what it reads is written. A name leads to the stage's own report."
+    )
+    return Sheet("Stages", names, rows, caption)
+
+
+def _link(folder: Path, other: Path, text: str, image: tuple[bytes, str] = NO_IMAGE) -> object:
+    """Return a link from the report in `folder` to that in `other`, with an image; a text where there is none."""
+    if not (other / REPORT).is_file():
+        return text
+    return Link(text, os.path.relpath(other / REPORT, folder).replace(os.sep, "/"), *image)
+
+
+def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
+    """Return the report of the batch whose folder this is, with a link to that of each dataset, and its thumbnail.
+
+    Raises:
+        RunError: there is no batch, or its table is damaged.
+    """
+    rows = read_table(folder.path)
+    if rows is None:
+        raise RunError(f"{folder.path} holds no batch")
+    is_complete = all(row.is_complete for row in rows)
+    stand = standing(folder.path, folder.log, is_complete=is_complete)
+    tally, num_read = _tally_of(rows)
+    done = sum(row.is_complete for row in rows)
+    facts = {"datasets": f"{len(rows):,}, {done:,} of them complete"}
+    facts |= {**times_facts(tally, 1), **command_facts(folder.path, stand.driver)}
+    summary: list[Item] = [Facts("", facts)]
+    if num_read < len(rows):
+        summary.append(Note(f"Timeline and tables of tasks are of the first {num_read:,} datasets: all are too many."))
+    datasets = Section("Datasets", [dataset_sheet(folder.path, rows, thumbnails(rows) if with_pictures else {})])
+    first, *others = _sections(folder, tally, summary, ())
+    line = " ".join(filter(None, (f"A batch of {count(len(rows), 'dataset')}.", stand.sentence)))
+    return Page(folder.path.name, stand.state, [first, datasets, *others], stand.is_well, line)
+
+
+def _tally_of(rows: Sequence[DatasetRow]) -> tuple[Tally, int]:
+    """Return the sums of the journals of datasets, and of how many, as far as they are read in a moment."""
+    tally, left = Tally(), MOST_BYTES
+    for number, row in enumerate(rows):
+        journals = [journal for journal in _journals_of(row) if journal.is_file()]
+        left -= sum(journal.stat().st_size for journal in journals)
+        if left < 0:
+            return tally, number
+        for journal in journals:
+            tally.read(journal)
+    return tally, len(rows)
+
+
+def _journals_of(row: DatasetRow) -> Iterator[Path]:
+    try:
+        entries = find_entries(row.out)
+    except RunError:  # its own report says so
+        return
+    yield from [RunFolder.find(row.out).journal] if entries is None else [entry.run.journal for entry in entries]
+
+
+def dataset_sheet(folder: Path, rows: Sequence[DatasetRow], images: Mapping[int, tuple[bytes, str]]) -> Sheet:
+    """Return a line for each dataset, with a link to its report, and above that its image, where it has one."""
+    lines = [
+        (_link(folder, _folder_of(row), _short(row.volume), images.get(number, NO_IMAGE)), row.ended,
+         _duration(row.wall_seconds),
+         brief(row.cpu_seconds) if row.cpu_seconds else "", "×".join(map(str, row.shape)), row.num_blocks,
+         bounded(row.output_bytes, row.is_measured), size(row.read_bytes), size(row.written_bytes), row.missing or "",
+         ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()), row.recipe, row.out,
+         row.reason or row.why)
+        for number, row in enumerate(rows)
+    ]  # fmt: skip
+    names = ("dataset", "ended", "time", "CPU time", "voxels z,y,x", "blocks", "output planned", "read", "written",
+             "missing", "seams", "recipe", "output", "reason")  # fmt: skip
+    shown = [i for i in range(len(names)) if any(line[i] not in ("", None) for line in lines)]
+    rows_shown = [[line[i] for i in shown] for line in lines]
+    caption = (
+        "A name leads to the dataset's own report; its picture is a slice of the whole output. Read and written are "
+        "of all its sessions."
+    )
+    return Sheet("", [names[i] for i in shown], rows_shown, caption)
+
+
+def _folder_of(row: DatasetRow) -> Path:
+    """Return the folder of the run, or of the stages, that makes the output of a dataset."""
+    stages = RunFolder.for_stages(paths.locate(row.out)).path
+    return stages if (stages / FLOW_FILE).is_file() else RunFolder.find(row.out).path
+
+
+def _short(volume: str) -> str:
+    """Return the last two parts of a place."""
+    return "/".join(volume.rstrip("/").split("/")[-2:])
+
+
+def _duration(seconds: float | None) -> str:
+    return "" if seconds is None else brief(seconds)
+
+
+def find_page(output: str) -> tuple[Page, Path]:
+    """Return the report of `output`, or of what is made in the folder of that name, and the folder that it belongs to.
+
+    Raises:
+        RunError: nobody began anything there, or what is stored cannot be understood.
+    """
+    if (batch := find_batch(output)) is not None:
+        return batch_page(RunFolder(batch)), batch
+    if find_entries(output) is not None:
+        is_folder = (Path(output) / FLOW_FILE).is_file()
+        stages = RunFolder(Path(output).absolute()) if is_folder else RunFolder.for_stages(paths.locate(output))
+        return flow_page(stages, output.removesuffix(".run") if is_folder else output), stages.path
+    folder = RunFolder(Path(output).absolute())
+    training = Training.load(folder.path)
+    if training is not None:
+        return TrainingWork(folder=folder, training=training).page(), folder.path
+    if any((folder.path / name).is_file() for name in (SWEEP_FILE, STUDY)):
+        return trials_page(folder), folder.path
+    return _page_of_run(output)
+
+
+def _page_of_run(output: str) -> tuple[Page, Path]:
+    folder = RunFolder(RunFolder.find(output).path.absolute())
+    work = find_work(folder)
+    if work is not None:
+        return work.page(), folder.path
+    described = read_json(folder.path / EVALUATION_FILE)
+    if described is None:
+        raise RunError(
+            f"there is nothing to report of {output}: {folder.path} holds no plan; name the output of a run, a "
+            "segmentation or a flow, the folder of a training, or a batch"
+        )
+    parts = evaluation_parts(described, read_json(paths.locate(output)) if Path(output).is_file() else None)
+    return page_of(folder, Taken.read(folder, Schedule(), [folder.journal]), parts, is_complete=False), folder.path
