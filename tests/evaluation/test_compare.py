@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import make
+from bucket import Bucket
 from command import Give, giver
 from inline import Inline, Stopped
 from PIL import Image
@@ -406,6 +407,34 @@ def test_an_output_that_is_not_complete_is_refused(tmp_path: Path) -> None:
         vp.run("raw.zarr", out="b.zarr", site=Inline(most_tasks=3), settings=IDENTITY)
     with pytest.raises(PlanError, match=r"^B is not complete, its run is not done: b\.zarr; .* reads as zeros"):
         vp.compare("a.zarr", "b.zarr", site=Inline())
+
+
+def test_an_output_that_lost_a_file_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "raw.zarr", noise((16, 16, 16)))
+    run("raw.zarr", "a.zarr")
+    run("raw.zarr", "b.zarr")
+    Path("moved").mkdir()
+    for name in ("b.zarr", "b.zarr.run"):
+        Path(name).rename(f"moved/{name}")
+    same = vp.compare("a.zarr", "moved/b.zarr", site=Inline())
+    assert isinstance(same, ComparisonResult) and same.is_same
+    next(file for file in sorted(Path("moved/b.zarr/s0/c").rglob("*")) if file.is_file()).unlink()
+    with pytest.raises(vp.VolpipeError, match=r"moved/b\.zarr has lost files that its run wrote"):
+        vp.compare("a.zarr", "moved/b.zarr", site=Inline())
+
+
+def test_an_output_beside_itself_is_told(tmp_path: Path) -> None:
+    make(tmp_path / "a.zarr", noise((16, 16, 16)))
+    assert plan_comparison("a.zarr", "a.zarr").notes[0].startswith("A and B are the same volume")
+
+
+def test_outputs_in_a_bucket_are_compared(bucket: Bucket, tmp_path: Path) -> None:
+    make(tmp_path / "raw.zarr", noise((16, 16, 16)))
+    run("raw.zarr", "s3://box/old/a.zarr")
+    run("raw.zarr", "s3://box/new/a.zarr", "normalise.low=3", "normalise.high=190", "normalise.method=range")
+    result = vp.compare("s3://box/old/a.zarr", "s3://box/new/a.zarr", site=Inline(), page="p.html")
+    assert isinstance(result, ComparisonResult) and result.plan.why == "as their attributes say"
+    assert ("recipe normalise.low", "–", "3.0") in result.made_otherwise
 
 
 # ---- the command and the page

@@ -75,7 +75,7 @@ def compare(
     """
     one, other = str(a), str(b)
     chosen = tuple(dict.fromkeys(Limit.parse(text) for text in limits))
-    pairs = find_pairs(one, other)
+    pairs, (start, _) = find_pairs(one, other), site_of(site)
     plan = partial(_planned, labels=labels, roi=roi, data_range=data_range, any_input=any_input)
     folder = RunFolder(Path.cwd() / f"{default_name(one, other)}.run")
 
@@ -86,29 +86,15 @@ def compare(
             result.write_page(page)
 
     if pairs is None:
-        return _compare_one(plan(one, other), chosen, folder, site, tolerate, progress, on_progress, on_end)
-    start, _ = site_of(site)
+        comparison = plan(one, other)
+        with progress_shown(progress, on_progress) as show:
+            return compare_driver.compare(
+                comparison, start, folder,
+                listener=Listener(on_progress=show), limits=chosen, on_end=on_end, tolerated=tolerate,
+            )  # fmt: skip
     return compare_pairs(
         one, other, pairs, plan, start, folder, limits=chosen, on_pair=on_pair, on_end=on_end, tolerated=tolerate
     )
-
-
-def _compare_one(
-    comparison: Comparison,
-    limits: tuple[Limit, ...],
-    folder: RunFolder,
-    site: str | Path | WorkerPool,
-    tolerate: float,
-    progress: bool | None,
-    on_progress: Show | None,
-    on_end: Callable[[ComparisonResult], None],
-) -> ComparisonResult:
-    start, _ = site_of(site)
-    with progress_shown(progress, on_progress) as show:
-        return compare_driver.compare(
-            comparison, start, folder,
-            listener=Listener(on_progress=show), limits=limits, on_end=on_end, tolerated=tolerate,
-        )  # fmt: skip
 
 
 def _planned(a: str, b: str, *, labels: bool, roi: str | None, data_range: float | None, any_input: bool) -> Comparison:

@@ -6,8 +6,9 @@ process holds more than a block of both; a block returns a few numbers of each c
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,7 +29,7 @@ from volpipe.evaluation.differences import (
     matches,
 )
 from volpipe.evaluation.evaluate import read_block, refuse_image
-from volpipe.evaluation.label_scores import PlainOverlaps, overlaps, total
+from volpipe.evaluation.label_scores import Overlaps, PlainOverlaps, overlaps, total
 from volpipe.evaluation.origins import Making, check_same_input, makings_of
 from volpipe.geometry.grid import Box, Grid, Triple
 from volpipe.inference.roi import find_roi
@@ -38,6 +39,7 @@ from volpipe.volumes.volume import Volume, open_volume
 AXES = "zyx"
 BLOCK, SMALL_BLOCK = (128, 128, 128), (64, 64, 64)  # voxels per axis; of many channels the small one
 MANY_CHANNELS = 4
+MOST_PAIRS = 1 << 18  # of labels in tables of blocks, before they are added up
 MOST_BOXES = 10  # boxes that are named, of those that differ most
 HALF = 0.5  # of a voxel, by which two outputs may lie apart
 
@@ -123,10 +125,10 @@ def plan_comparison(
     if data_range is not None and (kind != "image" or not 0 < data_range < math.inf):
         wrong = "labels have none" if kind != "image" else f"{data_range:g} is no difference of two values"
         raise PlanError(f"data_range is of grey levels: {wrong}; leave it out, or give a number above 0")
-    notes: list[str] = []
+    notes = [f"A and B are the same volume, {first}"] if first == second else []
     if not any_input:
         _check_place(first, second)
-        notes = check_same_input(first, second, *made)
+        notes += check_same_input(first, second, *made)
     block = BLOCK if first.num_channels <= MANY_CHANNELS else SMALL_BLOCK
     comparison = Comparison(
         first, second, find_roi(roi, first), kind, why, _range(kind, first, data_range), block, *made, tuple(notes)
@@ -234,8 +236,9 @@ def compare_blocks(comparison: Comparison, units: Sequence[int], session: str = 
 
 @dataclass(frozen=True)
 class WorstBox:
-    """A box that differs: how much does; of labels also those that are matched in it."""
+    """A box that differs, and its block: how much does; of labels also those that are matched in it."""
 
+    block: int
     box: Box
     difference: ImageDifference | LabelDifference
     pairs: Pairs | None = field(default=None, compare=False, repr=False)
@@ -295,56 +298,98 @@ def is_identical(difference: ImageDifference | LabelDifference) -> bool:
     return difference.sums.num_differ == 0
 
 
-def sum_differences(comparison: Comparison, results: Iterable[BlockDifferences]) -> Differences | None:
-    """Return what blocks gave, added up in their order: floats add up to another sum in another; None without any."""
-    parts = BlockDifferences.joined(results)
-    if comparison.kind != "image":
-        return _label_differences(comparison, parts.tables) if parts.tables else None
-    return _image_differences(comparison, parts.sums) if parts.sums else None
+Results = Callable[[], Iterable[BlockDifferences]]  # what blocks gave, in any order, as often as it is called
 
 
-def _image_differences(comparison: Comparison, sums: dict[int, list[PlainDifference]]) -> Differences:
+def sum_differences(comparison: Comparison, results: Results) -> Differences | None:
+    """Return what blocks gave, added up; None without any.
+
+    Sums are exact until the end, so that neither the order of blocks nor that of workers changes a bit of them, and no
+    more than the boxes that differ most is kept of many blocks.
+    """
+    if comparison.kind == "image":
+        return _image_differences(comparison, results)
+    return _label_differences(comparison, results)
+
+
+@dataclass
+class _Boxes:
+    """The boxes that were looked at.
+
+    Attributes:
+        num, num_differ: how many, and how many differ.
+    """
+
+    comparison: Comparison
+    num: int = 0
+    num_differ: int = 0
+
+    def worst(self, blocks: Iterable[tuple[int, ImageDifference | LabelDifference]]) -> tuple[WorstBox, ...]:
+        """Return the boxes that differ most, of equal ones the first, of `blocks`, each with what differs."""
+        largest = heapq.nlargest(MOST_BOXES, self._differing(blocks), key=lambda pair: (pair[1].rank, -pair[0]))
+        return tuple(WorstBox(block, self.comparison.own_box(block), difference) for block, difference in largest)
+
+    def _differing(
+        self, blocks: Iterable[tuple[int, ImageDifference | LabelDifference]]
+    ) -> Iterator[tuple[int, ImageDifference | LabelDifference]]:
+        for block, difference in blocks:
+            self.num += 1
+            if difference.differ:
+                self.num_differ += 1
+                yield block, difference
+
+
+def _image_differences(comparison: Comparison, results: Results) -> Differences | None:
     channels = [DifferenceSums() for _ in range(comparison.a.num_channels)]
-    boxes, nonfinite = list[WorstBox](), list[Box]()
-    for block, plain in sorted(sums.items()):
-        parts = [DifferenceSums(*values) for values in plain]
-        channels = [whole + part for whole, part in zip(channels, parts, strict=True)]
-        whole = _together(parts)
-        if whole.num_differ:
-            boxes.append(WorstBox(comparison.own_box(block), ImageDifference(whole, comparison.data_range)))
-        if whole.num_nonfinite_a or whole.num_nonfinite_b:
-            nonfinite.append(comparison.own_box(block))
-    each = tuple(ImageDifference(channel, comparison.data_range) for channel in channels)
-    together = ImageDifference(_together(channels), comparison.data_range)
-    at = nonfinite[0] if nonfinite else None
-    return Differences(together, each if len(each) > 1 else (), _worst(boxes), len(sums), len(boxes), at)
+    boxes, nonfinite = _Boxes(comparison), len(comparison.blocks)
+
+    def blocks() -> Iterator[tuple[int, ImageDifference]]:
+        nonlocal channels, nonfinite
+        for block, plain in (entry for part in results() for entry in part.sums.items()):
+            parts = [DifferenceSums(*values).exact() for values in plain]
+            channels = [whole + part for whole, part in zip(channels, parts, strict=True)]
+            whole = _together(parts).rounded()
+            if whole.num_nonfinite_a or whole.num_nonfinite_b:
+                nonfinite = min(nonfinite, block)
+            yield block, ImageDifference(whole, comparison.data_range)
+
+    worst = boxes.worst(blocks())
+    each = tuple(ImageDifference(channel.rounded(), comparison.data_range) for channel in channels)
+    together = ImageDifference(_together(channels).rounded(), comparison.data_range)
+    at = comparison.own_box(nonfinite) if nonfinite < len(comparison.blocks) else None
+    result = Differences(together, each if len(each) > 1 else (), worst, boxes.num, boxes.num_differ, at)
+    return result if boxes.num else None
 
 
 def _together(parts: Sequence[DifferenceSums]) -> DifferenceSums:
     return sum(parts[1:], parts[0])
 
 
-def _label_differences(comparison: Comparison, tables: dict[int, PlainOverlaps]) -> Differences:
-    whole = total(tables.values())  # whole numbers, which add in any order
+def _label_differences(comparison: Comparison, results: Results) -> Differences | None:
+    whole = _total(table for part in results() for table in part.tables.values())
     pairs = matches(whole) if comparison.kind == "labels" else by_number(whole)
-    boxes = list[WorstBox]()
-    for block, plain in sorted(tables.items()):
-        part = label_difference(np.array(plain, np.uint64), pairs)
-        if part.num_differ:
-            boxes.append(WorstBox(comparison.own_box(block), part))
-    worst = [replace(box, pairs=_pairs_in(box.box, comparison, tables, pairs)) for box in _worst(boxes)]
-    return Differences(label_difference(whole, pairs), (), tuple(worst), len(tables), len(boxes))
+    boxes = _Boxes(comparison)
+    worst = boxes.worst(
+        (block, label_difference(np.array(table, np.uint64), pairs))
+        for part in results()
+        for block, table in part.tables.items()
+    )
+    if not boxes.num:
+        return None
+    numbers = {box.block for box in worst}
+    labels = {block: table[0] for part in results() for block, table in part.tables.items() if block in numbers}
+    shown = tuple(
+        replace(box, pairs=pairs[:, np.isin(pairs[0], np.array(labels[box.block], np.uint64))]) for box in worst
+    )
+    return Differences(label_difference(whole, pairs), (), shown, boxes.num, boxes.num_differ)
 
 
-def _pairs_in(box: Box, comparison: Comparison, tables: dict[int, PlainOverlaps], pairs: Pairs) -> Pairs:
-    """Return those of `pairs` whose labels of A are in `box`, which is a block's."""
-    blocks = comparison.blocks
-    first = box.relative_to(comparison.box.start).start
-    number = blocks.number(tuple(a // n for a, n in zip(first, blocks.cell, strict=True)))
-    inside: Pairs = pairs[:, np.isin(pairs[0], np.array(tables[number][0], np.uint64))]
-    return inside
-
-
-def _worst(boxes: Sequence[WorstBox]) -> tuple[WorstBox, ...]:
-    """Return the boxes that differ most, of equal ones the first."""
-    return tuple(sorted(boxes, key=lambda box: box.difference.rank, reverse=True)[:MOST_BOXES])
+def _total(tables: Iterable[PlainOverlaps]) -> Overlaps:
+    """Return the sum of tables, of which no more than a few are kept."""
+    whole, waiting, num_pairs = total([]), list[PlainOverlaps](), 0
+    for table in tables:
+        waiting.append(table)
+        num_pairs += len(table[0])
+        if num_pairs > max(MOST_PAIRS, whole.shape[1]):
+            whole, waiting, num_pairs = total([whole, *waiting]), [], 0
+    return total([whole, *waiting])

@@ -199,15 +199,18 @@ class ComparisonWork(BlockWork[ComparisonResult]):
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
         """Return what is compared, and how both differ as far as they are; see `FolderWork`."""
         facts = {key: str(value) for key, value in self.described().items() if value is not None}
-        results = read_results(self.folder.journal, self.kinds, BlockDifferences)
-        differences = sum_differences(self.comparison, results)
+        differences = self._differences()
         items = [Note(line) for line in summary(self.comparison, differences, len(taken.missing))]
         return Parts(f"Comparison of {self.name}", "The comparison of two outputs.", facts, items)
 
     def report(self, schedule: BlockSchedule | None, session: WorkSession, **facts: Any) -> ComparisonResult:
         """Return how both differ, over the blocks that could be compared."""
-        differences = sum_differences(self.comparison, session.journal.results(BlockDifferences))
+        differences = self._differences()
         return ComparisonResult(self.comparison, self.folder.path, **facts, differences=differences, limits=self.limits)
+
+    def _differences(self) -> Differences | None:
+        read = partial(read_results, self.folder.journal, self.kinds, BlockDifferences)
+        return sum_differences(self.comparison, read)
 
 
 def compare(

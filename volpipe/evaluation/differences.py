@@ -1,7 +1,7 @@
 """Differences of two outputs of one input: sums over blocks of images, and matches of labels; both add.
 
-Not here: blocks, and reading them (compare). What a block returns is small; the sums of all blocks, added in the order
-of their numbers, are the same whatever worker did which.
+Not here: blocks, and reading them (compare). What a block returns is small; the sums of all blocks are
+exact until the end, so that they are the same whatever worker did which, and in whatever order.
 
 Of labels A and B the numbers mean nothing, so that objects are matched first: a label of A and one of B are matched
 where each has the most voxels in the other. A voxel differs where its two labels are no match. 0 is no object, and
@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,18 @@ class DifferenceSums(ErrorSums):
     def __add__(self, other: DifferenceSums) -> DifferenceSums:
         sums: list[Any] = [a + b for a, b in zip(self.to_list(), other.to_list(), strict=True)]  # Any: of each field
         return dataclasses.replace(DifferenceSums(*sums), largest=max(self.largest, other.largest))
+
+    def exact(self) -> DifferenceSums:
+        """Return the same, with fractions in place of floats, which add up to the same in any order."""
+        return self._each(lambda value: Fraction(value) if math.isfinite(value) else value)
+
+    def rounded(self) -> DifferenceSums:
+        """Return the same, with floats in place of fractions."""
+        return self._each(float)
+
+    def _each(self, convert: Callable[[Any], Any]) -> DifferenceSums:  # Any: float or Fraction
+        sums = {name: convert(getattr(self, name)) for name in ("squares", "absolute", "signed")}
+        return dataclasses.replace(self, **sums)
 
     def to_list(self) -> PlainDifference:
         """Return plain values, to travel as JSON."""

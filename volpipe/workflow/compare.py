@@ -28,6 +28,7 @@ from volpipe.reporting.render import write_page
 from volpipe.runs.presence import Presence
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.verify import check_present
 from volpipe.runs.work import SILENT, HeldWork, Listener, Options, check_kind
 from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
@@ -185,6 +186,7 @@ def check_complete(name: str, output: str) -> None:
 
     Raises:
         PlanError: naming it, as the one that is called `name`.
+        RunError: files of it are gone.
     """
     place = absolute(open_volume(output).path)
     work = find_work(RunFolder.find(str(place)))
@@ -195,6 +197,8 @@ def check_complete(name: str, output: str) -> None:
         raise PlanError(
             f"{name} is not complete, {why}: {output}; what is missing reads as zeros: give its own command again first"
         )
+    if work is not None:
+        check_present(str(place), work.shards())  # which may have been moved
 
 
 def pair_name(a: str, b: str) -> str:
