@@ -190,6 +190,8 @@ def check_complete(name: str, output: str) -> None:
     """
     place = absolute(open_volume(output).path)
     work = find_work(RunFolder.find(str(place)))
+    if work is not None and not isinstance(place, Path) and paths.locate(work.plan.out) != place:
+        work = None  # in this folder, by the same name, of another output in a bucket
     missing = int((read_provenance(place).get("run") or {}).get("missing") or 0)
     if (work is not None and not work.is_complete) or (work is None and missing):
         parts = len(work.progress().missing) if work is not None else missing
