@@ -168,7 +168,7 @@ def _pictures(name: str, comparison: Comparison, worst: WorstBox) -> list[Item]:
     panel(data, [*source, *images], columns=4)
     of = f", channel {channel}" if comparison.a.num_channels > 1 else ""
     caption = f"xy at z {z}, y,x {rest}{of}: the slice of the box that differs most{remark}"
-    return [Picture(f"{name}box {worst.box}", caption, data.getvalue())]
+    return [Picture(f"{name}box {worst.box}", caption, data.getvalue(), is_wide=True)]
 
 
 def _amount(a: np.ndarray, b: np.ndarray, pairs: Pairs | None) -> np.ndarray:
