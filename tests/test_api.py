@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from volumes import write_volume
 import volpipe as vp
 from volpipe.geometry.grid import Box
 from volpipe.synthetic.volume import Sample
+from volpipe.volumes.convert import CODECS
 
 STUB = ast.parse((ROOT / "volpipe" / "__init__.pyi").read_text(encoding="utf-8"))
 IMPORTED = [alias.name for node in STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names]
@@ -36,6 +39,12 @@ def test_the_names_are_sorted_and_those_of_the_stub() -> None:
 def test_each_name_is_there_and_says_what_it_is(name: str) -> None:
     assert (getattr(vp, name).__doc__ or "").strip()
     assert name in dir(vp)
+    assert getattr(vp, name).__name__ == name  # that help() shows
+
+
+def test_every_format_and_codec_of_a_copy_is_described() -> None:
+    words = set(re.findall(r"[\w.-]*\w", vp.convert.__doc__ or ""))
+    assert words >= {*CODECS, *chain(*CODECS.values())}
 
 
 def test_importing_it_loads_nothing_heavy() -> None:
@@ -67,6 +76,18 @@ def test_a_sample_has_the_voxel_size_that_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(vp.VolpipeError, match="exists already, with resolution"):
         vp.sample(tmp_path / "a.n5", (16, 24, 32))
     assert vp.convert(volume, tmp_path / "b.n5", bin=(4, 1, 1)).voxel_size_nm == (40, 12, 14)
+
+
+def test_what_a_notebook_prints_is_for_people(tmp_path: Path) -> None:
+    volume = vp.sample(tmp_path / "a.n5", (16, 24, 32))
+    lines = [line.split()[0] for line in repr(vp.info(volume)).splitlines()]
+    assert lines[1:] == ["format", "shape", "voxel", "chunks", "codec", "intensity", "on", "empty"]
+    assert "files in 512³ shards" in repr(vp.info(volume, codecs=True))
+    assert repr(vp.net_report("identity")) == (
+        "<NetReport of identity: 0 parameters, scale (1, 1, 1), stride (1, 1, 1), halo (0, 0, 0)>"
+    )
+    vp.run(volume, {"net": {"name": "identity"}}, out=tmp_path / "out.zarr", site="threads")
+    assert repr(vp.reproduce(tmp_path / "out.zarr")).startswith("<Reproduction: cd ")
 
 
 def test_a_container_of_several_is_not_surveyed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from base64 import b64decode
@@ -17,7 +18,9 @@ from notebooks import FOLDER, KERNEL, executed
 
 PICTURES = {"tiles": 5, "your_net": 4, "seams": 5, "superres": 4, "segmentation": 4}  # of each notebook
 MOST_BYTES = 400_000
-NUMBER = re.compile(r"[\d.,]+(e[-+]\d+)?|never")  # also where there is none
+NUMBER = re.compile(r"\d[\d.,]*(?:e[-+]\d+)?|never")  # also where there is none
+MEASURED = re.compile(r"[\d.,]+ (?:(?:h|min) \d+ (?:min|s)|s|B|[KMG]iB)\b")  # of this machine
+LARGEST = re.compile(r"<table><caption>the largest objects.*?</table>")  # those of nearly one size may change places
 PATHS = re.compile(r"/(work|home|root|tmp|usr|var|dev)/|[A-Z]:\\|\.pyenv")
 
 
@@ -31,16 +34,56 @@ def pictures_of(notebook: Any) -> list[np.ndarray]:
     return [np.asarray(Image.open(io.BytesIO(b64decode(png))).convert("L"), np.float64) for png in pngs]
 
 
-def words_of(notebook: Any) -> list[list[str]]:
-    """Return what each cell shows, without numbers, bars and spaces: the words and the kinds of data."""
+def texts_of(notebook: Any) -> list[list[str]]:
+    """Return what each cell shows, as text and as tables, without times, bytes and spaces."""
     return [
-        [
-            " ".join(NUMBER.sub("#", str(output.get("data", {}).get("text/plain", output.get("text", "")))).split())
-            + " ".join(sorted(output.get("data", {})))
-            for output in cell.get("outputs", ())
-        ]
+        [" ".join(MEASURED.sub("…", shown(output)).split()) for output in cell.get("outputs", ())]
         for cell in notebook.cells
     ]
+
+
+def shown(output: Any) -> str:  # Any: nbformat's
+    data = output.get("data", {})
+    table = html.unescape(re.sub("<[^>]*>", " ", LARGEST.sub("", str(data.get("text/html", "")))))
+    return f"{data.get('text/plain', output.get('text', ''))} {table} {' '.join(sorted(data))}"
+
+
+def words_of(text: str) -> str:
+    return NUMBER.sub("#", text)
+
+
+def numbers_of(text: str) -> list[float]:
+    """Return the numbers of a text; a correlation that never falls is one of all frequencies, up to 0.5."""
+    matches = [match.group().rstrip(".,").replace(",", "") for match in NUMBER.finditer(text)]
+    return [0.5 if match == "never" else float(match) for match in matches if match.count(".") < 2]
+
+
+def is_near(now: float, stored: float) -> bool:
+    """Return whether two numbers are the same, but for how another machine rounds and divides work."""
+    low, high = sorted((now, stored))
+    if low == 0 or high < 1e-3:  # nothing missing is nothing; and what is rounding alone
+        return high == 0 or (low > 0 and high <= 10 * low)
+    slack = 3 if now % 1 == stored % 1 == 0 else 0  # of counts
+    return high - low <= max(0.2 * high, slack)
+
+
+@pytest.mark.parametrize(
+    ("stored", "now", "is_same"),
+    [
+        ("RMSE 2.215, PSNR 41.22 dB, largest 24", "RMSE 2.3, PSNR 41.02 dB, largest 23", True),
+        ("RMSE 2.215, PSNR 41.22 dB", "RMSE 4.43, PSNR 35.2 dB", False),
+        ("objects 38, 1,204 voxels", "objects 40, 1,199 voxels", True),
+        ("objects 38", "objects 12", False),
+        ("missing 0", "missing 1", False),
+        ("RMSE 7.31e-06", "RMSE 2.1e-05", True),
+        ("RMSE 7.31e-06", "RMSE 0.0211", False),
+        ("FSC never", "FSC 0.43", True),
+        ("FSC never", "FSC 0.2", False),
+    ],
+)
+def test_a_number_that_changes_grossly_is_noticed(stored: str, now: str, is_same: bool) -> None:
+    assert words_of(stored) == words_of(now)
+    assert all(map(is_near, numbers_of(now), numbers_of(stored))) == is_same
 
 
 def test_the_notebooks_are_those_that_are_known() -> None:
@@ -50,7 +93,11 @@ def test_the_notebooks_are_those_that_are_known() -> None:
 @pytest.mark.parametrize("name", PICTURES)
 def test_every_cell_runs_and_shows_what_is_stored(name: str, tmp_path: Path) -> None:
     stored, now = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4), executed(FOLDER / f"{name}.ipynb", tmp_path)
-    assert words_of(now) == words_of(stored)
+    for cell, before in zip(texts_of(now), texts_of(stored), strict=True):
+        assert [*map(words_of, cell)] == [*map(words_of, before)]
+        for text, past in zip(cell, before, strict=True):
+            far = [pair for pair in zip(numbers_of(text), numbers_of(past), strict=True) if not is_near(*pair)]
+            assert not far, f"{text}\nwas\n{past}"
     pictures = pictures_of(now)
     assert len(pictures) == PICTURES[name]
     for picture, before in zip(pictures, pictures_of(stored), strict=True):

@@ -92,3 +92,36 @@ def test_labels_are_scored_against_others(mask: np.ndarray, tmp_path: Path) -> N
     scores = vp.evaluate(result.out, "truth.zarr", labels=True, site=Inline()).scores
     assert not isinstance(scores, dict)
     assert (scores.split, scores.merge, scores.rand_error) == (0, 0, 0)
+
+
+@pytest.mark.usefixtures("mask")
+def test_reports_stand_for_their_outputs(tmp_path: Path) -> None:
+    volume = vp.open("f.zarr")
+    report = vp.run(volume, {"net": {"name": "identity"}}, out="out.zarr", site=Inline())
+    assert isinstance(report, vp.Report)
+    result = vp.segment(report, COMPONENTS, out="l.zarr", site=Inline())
+    assert result.num_objects == vp.segment("out.zarr", COMPONENTS, out="again.zarr", site=Inline()).num_objects
+    scores = [vp.evaluate(labels, "again.zarr", labels=True, site=Inline()).scores for labels in (result, "l.zarr")]
+    assert scores[0] == scores[1] is not None
+    explorer = vp.explore(volume, report, labels=result)
+    assert [str(image.levels[0].path) for image in explorer.images] == [
+        str(tmp_path / n) for n in ("f.zarr", "out.zarr")
+    ]
+    assert explorer.labels is not None and explorer.labels.levels[0].path == result.out
+    with vp.view(result, report) as viewer:
+        assert [layer.name for layer in viewer._service.scene.layers][:2] == ["out s0", "l s0"]
+
+
+@pytest.mark.usefixtures("mask")
+def test_what_is_no_place_of_a_volume_is_refused_by_its_name() -> None:
+    volume, other = vp.open("f.zarr"), np.zeros((4, 4, 4))
+    calls: dict[str, Any] = {
+        "affinities is ndarray; give a path, a volume, or what vp.run": lambda: vp.segment(other),  # type: ignore[arg-type]
+        "affinities is opened by workers, by its location; give '.*f.zarr'": lambda: vp.segment(volume),  # type: ignore[arg-type]
+        "reference is opened by workers": lambda: vp.evaluate("f.zarr", volume),  # type: ignore[arg-type]
+        "labels is ndarray; give a path": lambda: vp.explore(volume, labels=other),  # type: ignore[arg-type]
+        "output is int; give a path": lambda: vp.view(3),  # type: ignore[arg-type]
+    }
+    for sentence, call in calls.items():
+        with pytest.raises(VolpipeError, match=sentence):
+            call()

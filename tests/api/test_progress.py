@@ -90,6 +90,11 @@ def test_a_batch_is_a_table_with_a_line_for_each_dataset(notebook: Kernel) -> No
     assert all("&lt;script&gt;.n5" in page and "<script" not in page for page in pages)
 
 
+def test_a_table_for_the_log_is_not_shown_below_the_cell(notebook: Kernel) -> None:
+    shown = notebook.run("from volpipe.display.console import rendered\nrendered('a table')")
+    assert (shown.displays, shown.text, shown.result["text/plain"]) == ({}, "", "'a table\\n'")
+
+
 def test_nothing_is_shown_to_who_listens_or_does_not_want_it(notebook: Kernel) -> None:
     shown = notebook.run(
         "vp.run('in.n5', out='a.zarr', progress=False, **same)\n"
@@ -99,6 +104,21 @@ def test_nothing_is_shown_to_who_listens_or_does_not_want_it(notebook: Kernel) -
     )
     assert (shown.displays, shown.text) == ({}, "")
     assert shown.result["text/plain"] == "True"
+
+
+@pytest.mark.parametrize(
+    ("call", "bar"),
+    [
+        ("vp.convert('in.n5', 'told.npy', {})", "convert"),
+        ("vp.sample('told.n5', (16, 24, 24), {})", "sample"),
+    ],
+)
+def test_who_listens_and_wants_a_display_gets_both(notebook: Kernel, call: str, bar: str) -> None:
+    asked = call.format("progress=True, on_progress=lambda done, whole: seen.append((done, whole))")
+    shown = notebook.run(f"seen = []\n{asked}\nseen[-1][0] == seen[-1][1] > 0")
+    assert shown.result["text/plain"] == "True"
+    last = drawings(shown)[-1]["text/plain"]
+    assert bar in last and "100 %" in last
 
 
 def test_what_fails_leaves_its_display_where_it_stopped(notebook: Kernel) -> None:

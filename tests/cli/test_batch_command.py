@@ -149,6 +149,7 @@ def test_a_killed_or_interrupted_driver_is_gone_on_with_and_the_bytes_are_the_sa
     (tmp_path / "wait").unlink()
     ended = finish(tmp_path, process)
     assert ended.code == (4 if number == signal.SIGINT else -signal.SIGKILL)
+    assert ("raw/b.n5: interrupted; 2 left" in ended.err) == (number == signal.SIGINT)
     stopped = json.loads(give("status", "--json", "done").out)
     assert stopped["state"] == "interrupted"
     assert [row["ended"] for row in stopped["datasets"]] == ["done", "interrupted", "waiting"]

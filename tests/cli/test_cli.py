@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from command import IDENTITY, THREADS, Give, begin, finish, giver, set_each
 from conftest import ROOT
+from rich.progress import Progress as Bar
 from volumes import fingerprint, noise, windowed, write_volume
 
 import volpipe
@@ -24,6 +25,7 @@ from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
 from volpipe.display import progress as display
+from volpipe.display.console import Bars, columns
 from volpipe.display.progress import Rate, progress_line
 from volpipe.estimation import calibrate
 from volpipe.estimation.limits import Limits
@@ -197,6 +199,17 @@ def test_a_sample_is_written_and_can_be_opened(tmp_path: Path, give: Give) -> No
     assert ended.out.startswith("wrote made.n5: raw and labels, 16 × 32 × 24 voxels, seed 3, in ")
     assert open_volume(tmp_path / "made.n5", "raw").shape == (16, 32, 24)
     assert open_volume(tmp_path / "made.n5", "labels").shape == (16, 32, 24)
+
+
+def test_a_binned_copy_of_a_sample_has_the_means_and_a_larger_voxel(tmp_path: Path, give: Give) -> None:
+    assert give("sample", "made.n5", "--shape", "8,16,24", "--voxel-size-nm", "4,8,8.5").code == 0
+    ended = give("convert", "--bin", "4,1,2", "made.n5/raw", "coarse.zarr")
+    assert ended.code == 0
+    fine, coarse = open_volume(tmp_path / "made.n5", "raw"), open_volume(tmp_path / "coarse.zarr")
+    assert fine.voxel_size_nm == (4.0, 8.0, 8.5)
+    assert (coarse.voxel_size_nm, coarse.origin_nm) == ((16.0, 8.0, 17.0), (6.0, 0.0, 4.25))
+    means = fine[...].reshape(2, 4, 16, 12, 2).mean(axis=(1, 4))
+    np.testing.assert_array_equal(coarse[...], np.rint(means))
 
 
 def test_the_version_is_told(give: Give) -> None:
@@ -442,6 +455,20 @@ def test_a_plain_line_has_stages_speed_and_time_left() -> None:
     assert line == "15.0 s: infer 5/12, 50% of the windows; 1 task in flight, 0.50 Mvoxel/s, 17.5 s left"
 
 
+def test_bars_of_seconds_and_of_things_are_in_english() -> None:
+    shown = Bars(Bar(disable=True))
+    shown.show_seconds("trying blocks", 3.2, 20.0)
+    shown.show("convert", 1, 2, "box")
+    shown.show_seconds("trying blocks", 25.0, 20.0)
+    texts = [task.fields["count"] for task in shown.progress.tasks]
+    assert texts == ["20 of 20 s", "1 of 2 boxes"]
+
+
+def test_a_table_without_columns_of_text_has_none() -> None:
+    assert [column.justify for column in columns("a", "b", left=()).columns] == ["right", "right"]
+    assert [column.justify for column in columns("a", "b").columns] == ["left", "right"]
+
+
 def test_before_the_first_task_is_back_no_time_left_is_told() -> None:
     progress = Progress([Stage("infer", 12)], time.perf_counter(), totals={"infer": Totals()})
     assert progress_line(progress, Rate(5.0)).endswith("starting; 0 tasks in flight")
@@ -489,7 +516,7 @@ def test_sizes_and_times_are_for_people() -> None:
         (["sweep", "mine.toml"], "volpipe.api.training.load_sweep", ""),
         (["tune", "mine.toml"], "volpipe.api.training.load_tuning", ""),
         (["segment", *THREADS, "in.n5"], "volpipe.cli.segment.check_target", ""),
-        (["sites", "check", "threads"], "volpipe.apps.site_check.check_site", "what was started is stopped"),
+        (["sites", "check", "threads"], "volpipe.check_site", "what was started is stopped"),
         (["evaluate", "in.n5", "in.n5"], "volpipe.cli.evaluate.check_target", ""),
     ],
 )

@@ -57,6 +57,14 @@ def test_panel_enlarges_small_images_by_a_whole_factor(tmp_path: Path) -> None:
     assert (shown == np.kron(image, np.ones((80, 80), np.uint8))).all()
 
 
+def test_a_narrow_image_that_is_high_is_enlarged_no_further_than_it_fits(tmp_path: Path) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (1500, 3), dtype=np.uint8)
+    panel(tmp_path / "a.png", [("a", image)])
+    pixels = read(tmp_path / "a.png")
+    assert pixels.shape == (MARGIN + CAPTION + 2 * 1500 + MARGIN, 2 * MARGIN + 240, 3)
+    assert (tile(pixels, MARGIN, MARGIN, (3000, 6))[..., 0] == np.kron(image, np.ones((2, 2), np.uint8))).all()
+
+
 def test_pictures_have_the_same_bytes_each_time(tmp_path: Path) -> None:
     data = np.random.default_rng(0).integers(0, 256, (8, 16, 16), dtype=np.uint8)
     for name in ("a.png", "b.png"):

@@ -17,6 +17,7 @@ from zoo import SEEN, Smooth, changed, description, facts_of, out_of, sha256, sm
 
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.nets.bioimageio import PackageNet, compare
+from volpipe.nets.bioimageio_ops import EPS, Step
 from volpipe.nets.bioimageio_spec import Tolerance
 from volpipe.nets.facts import with_normalisation
 from volpipe.nets.load import build_net, describe
@@ -128,6 +129,20 @@ def test_percentiles_of_a_package_are_those_of_the_whole_volume(tmp_path: Path, 
     values = np.clip((volume - low) / (high - low), 0, 1)
     due = out_of(Smooth(), np.pad(values, 4, mode="reflect")[None, None])[0, :, 4:-4, 4:-4, 4:-4]
     np.testing.assert_allclose(found, due, atol=1e-5)
+
+
+@pytest.mark.parametrize("axes", ["zyx", "bczyx", "xz"])
+def test_percentiles_of_a_tensor_stay_where_it_is_and_take_nan_for_the_largest(axes: str) -> None:
+    values = np.random.default_rng(2).normal(100, 9, (2, 3, 4, 5, 6)).astype(np.float32)
+    values[:, :, 0, 0, 0] = np.nan
+    along = tuple("bczyx".index(axis) for axis in axes)
+    largest = np.nan_to_num(values.astype(np.float64), nan=1e9)  # in order, NaN come last
+    low, high = np.quantile(largest, (0.1, 0.4), axis=along, keepdims=True)
+    scale = Step("scale_range", (10.0,), (40.0,), axes)
+    scaled = scale(torch.from_numpy(values).requires_grad_())
+    np.testing.assert_allclose(scaled.detach().numpy(), (values - low) / (high - low + EPS), rtol=1e-4, atol=1e-4)
+    assert scaled.requires_grad
+    assert scale(torch.from_numpy(values).to("meta")).device.type == "meta"  # as on a GPU: nothing goes to the CPU
 
 
 @pytest.mark.parametrize("kind", ["zero_mean_unit_variance", "scale_range"])

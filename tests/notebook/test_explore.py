@@ -144,6 +144,22 @@ def test_of_a_large_slice_without_levels_some_chunks_are_read_each_in_its_place(
     assert len(boxes) == 1
 
 
+def test_what_helps_where_chunks_are_left_out_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuts, "MAX_BYTES", 16**3)
+    volume = placed(tmp_path / "a.n5", noise((8, 160, 160)))
+    explorer = vp.explore(volume, at=(4, 72, 72))
+    content, _ = explorer.draw(message(explorer, (200, 200), 8.0))
+    (note,) = content["notes"]
+    assert note.startswith("1 % of the chunks in sight are read") and "--set net.name=identity" in note
+    vp.run(volume, {"net": {"name": "identity"}}, out=tmp_path / "copy.zarr", site="threads")
+    copy = vp.open(tmp_path / "copy.zarr")
+    assert len(copy.levels) > len(volume.levels) and (copy[...] == volume[...]).all()
+    labels = vp.explore(placed(tmp_path / "labels.n5", noise((8, 160, 160)).astype(np.uint64)))
+    content, _ = labels.draw(message(labels, (200, 200), 8.0))
+    assert content["notes"][0].endswith("zoom in to see all")  # of labels a run makes no copy
+    assert explorer.draw(message(explorer, (8, 8), 8.0))[0]["notes"] == []
+
+
 def test_an_output_of_smaller_voxels_and_labels_lie_where_they_are(tmp_path: Path) -> None:
     before = noise((8, 16, 16))
     first = placed(tmp_path / "a.n5", before, (40.0, 10.0, 10.0), (0.0, 0.0, 0.0))
@@ -181,7 +197,7 @@ def test_a_picture_goes_with_the_widget_and_says_where_there_is_none(
     explorer = placed(tmp_path / "a.n5", data, (8.0, 8.0, 8.0), (0.0, 0.0, 0.0)).show()
     bundle, _ = explorer._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "image/png", "application/vnd.jupyter.widget-view+json"}
-    assert bundle["text/plain"].startswith("<Explorer of ")
+    assert bundle["text/plain"].startswith("<Explorer of ") and bundle["image/png"] == explorer.png()
     drawn = picture(bundle)
     margin, caption, zoom = 8, 22, 8  # 320 pixels of 40 voxels
     voxels = drawn[margin + caption + 4 :: zoom, margin + 4 :: zoom][:40, :40]
@@ -209,10 +225,30 @@ def test_channels_are_colours_and_other_types_are_stretched(tmp_path: Path) -> N
     np.testing.assert_array_equal(np.moveaxis(shown[..., :3], -1, 0), channels[:, 4])
 
 
+def test_every_question_of_a_browser_is_answered(
+    volume: tuple[Volume, np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    explorer = vp.explore(volume[0])
+    sent: list[dict[str, Any]] = []
+    widget = type("Widget", (), {"send": lambda self, content, buffers=None: sent.append(content)})()
+    good = message(explorer, (10, 10), 8.0)
+    for asked in (good | {"number": 7, "panels": [{"row": 3, "plane": "xy", "size": (9, 9)}]}, {"number": 8}):
+        explorer._answer(widget, asked, [])
+    assert [(each["kind"], each["number"]) for each in sent] == [("refusal", 7), ("refusal", 8)]
+    assert "IndexError" in sent[0]["text"] and "KeyError" in sent[1]["text"]
+    assert "Traceback" in caplog.text
+    explorer._answer(widget, good | {"shades": [(7.0, 7.0)]}, [])
+    assert sent[-1]["kind"] == "pictures"
+
+
 def test_mistakes_are_refused_with_what_to_do(tmp_path: Path) -> None:
     volume = placed(tmp_path / "a.n5", noise((8, 8, 8)))
-    with pytest.raises(vp.VolpipeError, match=r"at 8,0,0 leaves .*a\.n5.* go from 0,0,0 to 7,7,7"):
+    with pytest.raises(vp.VolpipeError, match=r"at \(8, 0, 0\): axis z of the volume has voxels 0 to 7, not 8"):
         vp.explore(volume, at=(8, 0, 0))
+    for at in ((1, 2), (1.5, 2, 3)):
+        with pytest.raises(vp.VolpipeError, match=r"give a voxel \(z, y, x\), such as .* in whole numbers"):
+            vp.explore(volume, at=at)
+    assert vp.explore(volume, at=np.array([1, 2, 3])).at == (90.0, 15.0, 124.0)
     with pytest.raises(vp.VolpipeError, match=r"b\.n5.* holds float32 .*labels are whole numbers"):
         vp.explore(volume, labels=placed(tmp_path / "b.n5", noise((8, 8, 8), "float32")))
     with pytest.raises(vp.VolpipeError, match="no volume at"):

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import re
 import sys
+import tracemalloc
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from matplotlib import pyplot
 from PIL import Image
 from volumes import noise, write_volume
 
 import volpipe as vp
 from volpipe.notebook.pictures import BAR, CAPTION, MARGIN, Panel, panels_png
-from volpipe.reporting.shades import bar_nm
+from volpipe.reporting.shades import bar_nm, grey
 from volpipe.volumes.volume import View, open_volume
 
 
@@ -85,6 +89,50 @@ def test_large_slices_are_thinned_out() -> None:
     data = noise((1100, 1200))
     pixels = decoded(panels_png([[Panel("a", data)]]))
     assert np.array_equal(tile(pixels, MARGIN, 0, (367, 400))[..., 0], data[::3, ::3])
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=3),
+    voxels=st.lists(st.tuples(st.floats(1, 60), st.floats(1, 60)), min_size=3, max_size=3),
+)
+@settings(max_examples=30, deadline=None)
+def test_panels_are_stretched_by_their_voxels_and_thinned_as_if_they_were_drawn_whole(
+    shapes: list[tuple[int, int]], voxels: list[tuple[float, float]]
+) -> None:
+    panels = [Panel("a", noise(shape), nm) for shape, nm in zip(shapes, voxels, strict=False)]
+    shortest = min(min(nm) for nm in voxels[: len(panels)])
+    whole = [
+        panel.pixels.repeat(max(1, round(y / shortest)), axis=0).repeat(max(1, round(x / shortest)), axis=1)
+        for panel, (y, x) in zip(panels, voxels, strict=False)
+    ]
+    height, width = (max(pixels.shape[axis] for pixels in whole) for axis in (0, 1))
+    step = max(math.ceil(width / 512), math.ceil(height / 1024))
+    zoom = max(1, min(math.ceil(240 / width), 1024 // height))
+    drawn = decoded(panels_png([[panel] for panel in panels]))
+    top = MARGIN
+    for pixels in whole:
+        expected = np.kron(pixels[::step, ::step], np.ones((zoom, zoom), np.uint8))
+        assert max(expected.shape) <= 1024
+        assert np.array_equal(tile(drawn, top, 0, expected.shape)[..., 0], expected)
+        top = row_below(top, len(expected))
+
+
+def test_memory_of_a_picture_is_bounded_whatever_the_voxels() -> None:
+    voxels = np.zeros((1500, 1500), np.uint8)
+    panels = [[Panel("a", voxels, (50.0, 50.0))], [Panel("b", voxels[:4], (0.5, 50.0))], [Panel("c", voxels[:, :1])]]
+    panels_png(panels)  # loads what draws
+    tracemalloc.start()
+    pixels = decoded(panels_png(panels))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(pixels) < 3 * (1024 + CAPTION + BAR + MARGIN) + MARGIN
+    assert most < 64 << 20  # stretched, the first alone is of 22 GB
+
+
+def test_an_image_of_one_value_is_drawn_black() -> None:
+    image = np.full((2, 3), 7.0)
+    for limits in ((7.0, 7.0), (7.0, 5.0)):
+        assert (grey(image, limits) == 0).all() and (grey(image + 1, limits) == 255).all()
 
 
 def test_no_figure_is_left_open_and_no_style_changed(volume: vp.Volume) -> None:

@@ -113,6 +113,41 @@ def test_trials_on_other_boxes_of_a_volume_without_voxel_sizes_are_not_mixed_up(
         vp.side_by_side(first, far)
 
 
+def test_a_box_without_voxel_sizes_lies_in_its_volume_and_in_runs_of_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    volume = vp.open(write_volume(Path("a.n5"), noise((16, 16, 16))))
+    choice = {"net": {"name": "upsample", "options": {"scale": [2, 1, 1], "mode": "nearest"}}}
+    tried = vp.try_net("identity", volume, at=(12, 12, 4), size=8)  # of which 16 voxels are a multiple
+    assert tried.box == Box((8, 8, 0), (16, 16, 8))
+    report = vp.run(volume, choice, out="out.zarr", site="threads")
+    part = vp.run(volume, choice, out="part.zarr", site="threads", settings=['input.roi="8:16,0:8,0:16"'])
+    assert vp.open("out.zarr").voxel_size_nm is None
+    for other in (volume, report, vp.try_net("identity", volume, at=(8, 8, 8), size=16)):
+        for first, second in ((tried, other), (other, tried)):
+            result = vp.side_by_side(first, second)
+            assert (result.rmse, result.a.size) == (0.0, 8**3 * (2 if other is report else 1))
+    for other in (volume, report):
+        result = vp.side_by_side(other, part)
+        assert (result.rmse, result.box) == (0.0, Box((16, 0, 0), (32, 8, 16)))
+    with pytest.raises(vp.VolpipeError, match="share no voxel"):
+        vp.side_by_side(tried, part)
+
+
+def test_a_box_beside_a_volume_of_another_unit_is_refused(tmp_path: Path) -> None:
+    path = write_volume(tmp_path / "a.n5", noise((16, 16, 16)))
+    known = vp.open(path, view=View(voxel_size_nm=(8.0, 4.0, 4.0)))
+    other = vp.open(write_volume(tmp_path / "b.n5", noise((32, 16, 16))))
+    tried, placed_box = (vp.try_net("identity", volume, size=8) for volume in (path, known))
+    for a, b in ((tried, known), (known, tried), (tried, other), (placed_box, vp.open(path)), (tried, placed_box)):
+        with pytest.raises(vp.VolpipeError, match=r"is a box of a volume, .* give both a voxel size"):
+            vp.side_by_side(a, b)
+    assert vp.side_by_side(tried, tried.input).rmse == 0  # an array alone is laid over it by its shape
+    whole = vp.try_net("identity", path, size=16)
+    assert vp.side_by_side(whole, known).rmse == vp.side_by_side(other, whole).box.start[0] == 0
+
+
 def test_channels_stay_and_must_agree() -> None:
     a, b = noise((3, 4, 5, 6)), noise((3, 4, 5, 6), seed=1)
     assert vp.side_by_side(a, b).difference.shape == (3, 4, 5, 6)

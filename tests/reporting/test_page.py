@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import Browser, chromium
+from conftest import ROOT
 from PIL import Image
 
 from volpipe.errors import VolumeError
@@ -127,3 +130,13 @@ def test_a_picture_that_cannot_be_made_leaves_a_sentence_and_the_others() -> Non
     drafts = [Draft("slices", fail), Draft("none", list, "Empty"), Draft("histogram", lambda: [remark])]
     sentence = Note("slices: it cannot be made (the volume is gone).", "warning")
     assert sections_of(drafts) == [Section("Pictures", [sentence, remark])]
+
+
+def test_the_charts_code_is_that_of_its_release_and_ends_no_element() -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "vendor_vega", "--check"], check=True)
+    files = list((ROOT / "volpipe" / "reporting" / "vega").iterdir())
+    assert len(files) == 6  # each with its licence
+    for file in files:
+        text = file.read_text(encoding="utf-8").lower()
+        assert "</script" not in text and "<!--" not in text
+        assert file.suffix == ".js" or "*/" not in text

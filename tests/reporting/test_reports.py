@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Browser, chromium
-from command import giver
+from command import begin, giver, wait_until
 from trainings import make_folder
 from volumes import noise, windowed, write_volume
 
@@ -51,6 +51,17 @@ class Net(torch.nn.Module):
 def build():
     return Net()
 """
+# A net that never comes back from a bright block.
+WAITING = (
+    NET.partition("        if (x == 255)")[0].replace("import torch", "import time, torch")
+    + """
+        while (x == 255).all():
+            time.sleep(0.02)
+        return x
+def build():
+    return Net()
+"""
+)
 FAILING = ["net.name=net.py:build", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"), "normalise.method=none"]
 IDENTITY = ["net.name=identity", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop")]
 SMALL = ["output.shard=[8,8,8]", "output.chunk=[8,8,8]"]
@@ -152,6 +163,9 @@ def test_numbers_of_a_clean_run_are_those_of_its_journal(place: Path) -> None:
     for stage in rows:
         check_sums(rows, lines, stage)
     assert rows["infer"]["units"] == "8"
+    facts = next(item for item in items(page) if isinstance(item, Facts)).entries
+    run = json.loads((place / "clean.zarr" / "run" / "zarr.json").read_text())["attributes"]["volpipe"]
+    assert all(f"{axis} {score:.2f}" in facts["seams"] for axis, score in run["seams"].items()) and run["seams"]
     planned = sheet(page, "Planned and taken")
     on_disk = [file.stat().st_size for file in (place / "clean.zarr").rglob("*") if file.is_file()]
     assert planned["output"]["taken"] == size(sum(on_disk))
@@ -237,6 +251,11 @@ def test_a_batch_has_a_line_for_each_dataset_and_leads_to_its_report(place: Path
         assert (folder / row["dataset"].target).resolve() == run / REPORT
         assert row["written"] == size(sum(line.get("written_bytes", 0) for line in lines_of(journals[-1])))
     check_sums(sheet(page, "By stage"), lines_of(*journals), "infer")
+    facts = next(item for item in items(page) if isinstance(item, Facts)).entries
+    planned = size(sum(entry["output_bytes"] for entry in table))
+    assert facts["planned"] == f"outputs of ≤ {planned} in {sum(entry['output_files'] for entry in table)} files"
+    sums = [size(sum(entry[f"{what}_bytes"] for entry in table)) for what in ("read", "written")]
+    assert facts["taken"] == f"read {sums[0]}, written {sums[1]}"
     assert (page.state, page.is_well) == ("not complete", False)
 
 
@@ -401,6 +420,29 @@ def test_a_report_tells_of_work_under_way(place: Path, monkeypatch: pytest.Monke
     assert states[0].startswith("running")
 
 
+@pytest.mark.usefixtures("_no_process_outlives_a_test")
+def test_a_run_in_another_process_is_told_of_while_it_works_and_after_a_kill(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "bad.n5", tmp_path / "in.n5")
+    (tmp_path / "net.py").write_text(WAITING)
+    settings = [part for setting in [*FAILING, *SMALL] for part in ("--set", setting)]
+    process = begin(tmp_path, "run", "--config", "threads", *settings, "-o", "out.zarr", "in.n5/raw")
+    try:
+        journal = tmp_path / "out.zarr.run" / "journal.jsonl"
+        wait_until(lambda: journal.is_file() and b'"infer"' in journal.read_bytes(), 60)
+        page, _ = find_page(str(tmp_path / "out.zarr"))
+        assert page.is_well and page.state.startswith("running") and f"process {process.pid}" in page.line
+        check_sums(sheet(page, "By stage"), lines_of(journal), "infer")
+    finally:
+        process.kill()
+        process.wait()
+    page, folder = find_page(str(tmp_path / "out.zarr"))
+    assert (page.state, page.is_well) == ("interrupted", False)
+    assert not (folder / REPORT).exists()  # a killed driver writes nothing
+    facts = next(item for item in items(page) if isinstance(item, Facts) and "command" in item.entries)
+    assert str(facts.entries["command"]).startswith("volpipe run --config threads")
+    assert vp.report(tmp_path / "out.zarr").is_file()
+
+
 def test_a_complete_run_given_again_keeps_its_report(place: Path) -> None:
     run_again(place, "again.zarr")
     file = place / "again.zarr.run" / REPORT
@@ -422,6 +464,9 @@ def test_a_sweep_leads_to_the_reports_of_its_trials(
     rows = sheet(page, "")
     assert {row["trial"].text: row["train.seed"] for row in rows.values()} == {"000": "1", "001": "2"}
     assert all((folder / row["trial"].target).is_file() for row in rows.values())
+    for name in ("000", "001"):
+        assert '<span class="state well">complete</span>' in (folder / name / REPORT).read_text()
+    assert page.state == "complete" and ">complete</span>" in (folder / REPORT).read_text()
     assert browser.open_file(folder / REPORT) == [(folder / REPORT).as_uri()]
 
 

@@ -55,7 +55,8 @@ def test_chunk_files_are_served_as_they_lie(tmp_path: Path, format: str, dtype: 
     data = noise((9, 10, 11), dtype)
     shards = {"shards": (8, 8, 8)} if format == "zarr3" else {}
     volume = make(tmp_path / f"a.{format[:4].rstrip('23')}", data, format, **shards)
-    assert isinstance(as_files(volume), Files)
+    source = as_files(volume)
+    assert isinstance(source, Files) and source.scheme == format
     with served(volume) as (_, read):
         np.testing.assert_array_equal(read.T if format == "n5" else read, data)
 
@@ -90,6 +91,7 @@ def test_what_no_browser_reads_is_decoded_here(tmp_path: Path, format: str) -> N
         data = noise((9, 70, 11), "int16").astype(format)
         volume = make(tmp_path / "a.zarr", data)
     assert as_files(volume) is None
+    assert decoded(volume, as_labels=False, is_live=False).scheme == "zarr3"
     with served(volume) as (_, read):
         np.testing.assert_array_equal(read, data)
 
@@ -169,7 +171,7 @@ def test_a_folder_of_neuroglancers_own_format_is_served_as_it_lies(tmp_path: Pat
     ts.open(spec, create=True).result()[..., 0].write(data.T).result()
     with vp.view(tmp_path / "a") as viewer:
         layer = open_scene(tmp_path / "a", ()).layers[0]
-        assert isinstance(layer.source, Folder)
+        assert isinstance(layer.source, Folder) and layer.source.scheme == "neuroglancer-precomputed"
         assert (layer.raster.voxel_size_nm, layer.raster.shape) == ((30, 6, 8), (11, 10, 9))
         assert layer.raster.origin_nm == (7.5 * 30, 6.5 * 6, 5.5 * 8)  # its corner lies at the offset
         http = {"driver": spec["driver"], "kvstore": {"driver": "http", "base_url": f"{viewer.url}still/0/"}}

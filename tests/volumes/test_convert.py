@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import h5py
 import mrcfile
@@ -87,13 +88,20 @@ def test_a_copy_has_the_voxels_and_the_place_of_the_original(tmp_path: Path, for
 
 
 @pytest.mark.parametrize("format", ["n5", "ome-zarr-0.5", "tiff"])
-@pytest.mark.parametrize("limit", [2**27, 2**10])  # bytes that are read at once: all, or slab by slab
+@pytest.mark.parametrize("limit", [2**27, 2**10, 2**9, 2**8])  # bytes that are read at once: all, slabs, rows, pieces
 def test_a_binned_copy_has_means_and_lies_in_the_same_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, limit: int
 ) -> None:
     monkeypatch.setattr(module, "MAX_BOX_BYTES", limit)
-    data = noise((40, 36, 51))
+    data, sizes, downsample = noise((40, 36, 51)), [], module.downsample
+
+    def noted(part: np.ndarray, *how: Any) -> np.ndarray:
+        sizes.append(part.nbytes)
+        return downsample(part, *how)
+
+    monkeypatch.setattr(module, "downsample", noted)
     copy = convert(make(tmp_path / "a.n5", data), place_of(tmp_path, format), Choice(format, bin=(4, 2, 1)))
+    assert max(sizes) <= limit
     expected = np.rint(data.reshape(10, 4, 18, 2, 51).mean(axis=(1, 3))).astype(np.uint8)
     np.testing.assert_array_equal(voxels(copy)[0], expected)
     assert copy.voxel_size_nm == pytest.approx((4 * SIZE[0], 2 * SIZE[1], SIZE[2]))
@@ -104,7 +112,9 @@ def test_a_binned_copy_has_means_and_lies_in_the_same_place(
 
 def test_what_has_no_mean_is_not_binned(tmp_path: Path) -> None:
     source = make(tmp_path / "a.n5", noise((40, 36, 51)))
-    with pytest.raises(VolumeError, match=r"axis x of .* has 51 voxels, which 2 does not divide"):
+    with pytest.raises(
+        VolumeError, match=r"axis x of .* has 51 voxels, which 2 does not divide; .* whole number of bins"
+    ):
         convert(source, tmp_path / "b.n5", Choice(bin=(4, 2, 2)))
     with pytest.raises(VolumeError, match=r"axis z .* which 0 does not divide"):
         convert(source, tmp_path / "b.n5", Choice(bin=(0, 1, 1)))

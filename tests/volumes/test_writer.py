@@ -60,6 +60,10 @@ def test_n5_and_zarr_v2_refuse_what_they_lack(tmp_path: Path) -> None:
         ("n5", {"fill": 1}, "fills with 0"),
         ("n5", {"attributes": {"dimensions": 1}}, "N5's own"),
         ("tiff", {}, "not known"),
+        *(
+            (format, {"codec": "compressed_segmentation", "dtype": np.dtype("u4")}, f"choose gzip or zstd for {format}")
+            for format in ("n5", "zarr2", "zarr3")
+        ),
         ("zarr3", {"attributes": {"x": object()}}, "JSON"),
     ]:
         with pytest.raises(VolumeError, match=words):

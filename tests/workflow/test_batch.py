@@ -20,6 +20,9 @@ from inline import Inline, Stopped, perform
 from volumes import fingerprint, noise, windowed, write_volume
 
 import volpipe as vp
+from volpipe.api.batch import BatchListener
+from volpipe.display.cell import Cell
+from volpipe.display.live_batches import showing_rows
 from volpipe.errors import SiteError, VolumeError
 from volpipe.estimation.limits import Limits
 from volpipe.runs import run_folder
@@ -306,6 +309,22 @@ def test_an_interrupted_batch_leaves_a_true_table_and_the_rest_is_the_same_bytes
         assert fingerprint(f"done/{name}.zarr") == fingerprint(f"whole/{name}.zarr")
 
 
+def test_an_interrupted_batch_tells_so_and_its_live_table_has_nothing_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    last: list[Any] = []
+    cell = Cell()
+    monkeypatch.setattr(cell, "draw", lambda make: last.append(make()))
+    whole = Inline()
+    give(out="whole", site=whole)
+    with showing_rows(cell) as shown, pytest.raises(Stopped):
+        listener = BatchListener(
+            on_plan=lambda plan: shown.begin(plan.rows), on_begin=shown.start, on_end=shown.end, on_progress=shown.move
+        )
+        give(listener=listener, site=Inline(most_tasks=whole.num_tasks // 2))
+    assert [row.ended for row in shown.rows] == ["done", "interrupted", "waiting"]
+    assert (shown.now, shown.num_left) == ({}, 2)
+    assert last[-1].caption == "3 datasets: 1 done, 1 interrupted, 1 waiting"
+
+
 def test_the_table_follows_while_tasks_run_and_is_not_written_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[float] = []
     store = Table.store
@@ -385,8 +404,6 @@ def test_a_plan_that_changes_before_its_turn_comes_is_not_run(raw: Path) -> None
         if number == 0:
             shutil.rmtree(raw / "b.n5")
             write_volume(raw / "b.n5", noise((8, 8, 8)))
-
-    from volpipe.api.batch import BatchListener
 
     report = give(listener=BatchListener(on_end=exchange))
     assert endings(report) == ["done", "failed", "done"]

@@ -17,6 +17,7 @@ from volpipe.api.progress import rows_shown
 from volpipe.api.runs import check, request
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RecipeError
+from volpipe.inference.output import suffix_of
 from volpipe.inference.plan import Plan
 from volpipe.recipes.batch import Batch, Dataset, home, list_datasets, load_batch
 from volpipe.recipes.inference import Recipe
@@ -92,7 +93,10 @@ def batch(
     tree, place = _batch_of(volumes, recipe, out)
     folder = RunFolder(batch_folder(place))
     start, name = site_of(site, None if dry_run else folder)
-    options = BatchOptions(fresh, replace, name, tolerate, same_input, at_once or tree.at_once or AT_ONCE)
+    options = BatchOptions(
+        fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input,
+        at_once=at_once or tree.at_once or AT_ONCE,
+    )  # fmt: skip
     prepare = partial(_plan, settings=settings, trust_model=trust_model, search_path=search_path or Path.cwd())
     with _listening(progress, listener) as hears:
         plan = _planned(tree, folder, prepare, options, hears, parents=parents)
@@ -107,7 +111,10 @@ def batch(
 def _planned(
     tree: Batch, folder: RunFolder, prepare: Prepare, options: BatchOptions, listener: BatchListener, *, parents: bool
 ) -> BatchPlan:
-    """Return the plan of all datasets of `tree`, whose folder need exist where `parents` are not made."""
+    """Return the plan of all datasets of `tree`, and tell `listener`.
+
+    Without `parents`, an output whose folder is not there is refused, but for the batch's own folder.
+    """
     datasets, mistakes = list_datasets(tree)
     plan = plan_batch(
         folder, datasets, prepare,
@@ -155,8 +162,6 @@ def _plan(dataset: Dataset, settings: Sequence[str], trust_model: bool, search_p
         trust_model=trust_model, search_path=search_path,
     )  # fmt: skip
     if isinstance(asked.work, Recipe) and paths.locate(asked.out).suffix.lower() not in SUFFIXES:
-        from volpipe.inference.output import suffix_of
-
         place, suffix = paths.locate(asked.out), suffix_of(asked.work.output.format)
         asked = dataclasses.replace(asked, out=str(place.parent / f"{place.name}{suffix}"))
     check(asked)

@@ -5,21 +5,23 @@ Not here: what is read and drawn (notebook).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from volpipe.geometry.grid import Triple
+from volpipe.segmentation.driver import SegmentationResult
 from volpipe.volumes.reader import Volume
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.driver import Report, place_of
 
 if TYPE_CHECKING:
     from volpipe.notebook.explore import Explorer
 
-Place = str | Path | Volume
+Place = str | Path | Volume | Report | SegmentationResult
 
 
 def explore(
-    volume: Place, output: Place | None = None, labels: Place | None = None, *, at: Triple | None = None
+    volume: Place, output: Place | None = None, labels: Place | None = None, *, at: Sequence[int] | None = None
 ) -> Explorer:
     """Return a view of `volume` that a notebook shows: three planes, with sliders and zoom where there are widgets.
 
@@ -27,9 +29,9 @@ def explore(
     is read: the level that fits the screen, and of a large slice without levels some chunks, evenly spread.
 
     Args:
-        volume: or its location, as `open` takes it.
+        volume: or its location, as `open` takes it, or the report of a run, for its output.
         output: shown below it, such as the output of a run over it.
-        labels: drawn over both, a colour for each object.
+        labels: drawn over both, a colour for each object; also what `segment` returned.
         at: voxel (z, y, x) of `volume` to begin at; its middle where it is not given.
 
     Raises:
@@ -37,9 +39,12 @@ def explore(
     """
     from volpipe.notebook.explore import open_explorer
 
-    others = [None if place is None else _opened(place) for place in (output, labels)]
-    return open_explorer(_opened(volume), others[0], others[1], at)
+    output, labels = (
+        None if place is None else _opened(place, name) for place, name in ((output, "output"), (labels, "labels"))
+    )
+    return open_explorer(_opened(volume, "volume"), output, labels, at)
 
 
-def _opened(place: Place) -> Volume:
+def _opened(value: Place, called: str) -> Volume:
+    place = place_of(value, called)
     return place if isinstance(place, Volume) else open_volume(place)

@@ -28,10 +28,11 @@ from volpipe.segmentation.estimate import SegmentTimes
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.driver import Report, location_of
 
 
 def segment(
-    affinities: str | Path,
+    affinities: str | Path | Report,
     recipe: SegmentRecipe | Named | Mapping[str, Any] = None,  # Any: TOML values
     *,
     out: str | Path | None = None,
@@ -49,7 +50,8 @@ def segment(
     """Make objects of affinities, the same whatever the blocks; the same call again goes on where it stopped.
 
     Args:
-        affinities: volume with a channel per offset; or one map, of foreground or membranes.
+        affinities: location of a volume with a channel per offset; or of one map, of foreground or membranes; or the
+            report of the run that made it.
         recipe: one that is loaded, a shipped name, a path, or its sections; None for the defaults.
         out: the labels, .zarr or .precomputed, also s3://; by default NAME_labels.zarr here.
         site: a shipped name, a Python file, or a pool that is started.
@@ -71,12 +73,12 @@ def segment(
         VolpipeError: the volume does not fit, `out` is in use or no place for labels, or the site cannot be used.
         RunStopped: too many blocks fail.
     """
-    chosen = load(SegmentRecipe, recipe, settings)
-    target = str(out or default_name(str(affinities), f"labels{suffix_of(chosen.output.format)}"))
+    affinities, chosen = location_of(affinities, "affinities"), load(SegmentRecipe, recipe, settings)
+    target = str(out or default_name(affinities, f"labels{suffix_of(chosen.output.format)}"))
     chosen = with_format(chosen, target)
     open_volume(affinities, chosen.input.key, chosen.input.level, view=chosen.input.view)  # refused before the site is
     start, name = site_of(site, RunFolder.from_output(paths.locate(target)))
-    plan = plan_segmentation(str(affinities), chosen, target, Path(search_path or Path.cwd()))
+    plan = plan_segmentation(affinities, chosen, target, Path(search_path or Path.cwd()))
     on_plan(plan)
     with progress_shown(progress, on_progress) as show:
         listener = Listener(on_estimate=on_estimate, on_progress=show)
@@ -86,7 +88,7 @@ def segment(
 
 
 def evaluate(
-    output: str | Path,
+    output: str | Path | Report | SegmentationResult,
     reference: str | Path,
     *,
     labels: bool = False,
@@ -105,7 +107,7 @@ def evaluate(
     Where the output has more voxels than its input, interpolations of the input are scored beside it.
 
     Args:
-        output, reference: the volumes, of one channel.
+        output, reference: locations of the volumes, of one channel; also the report of a run or a segmentation.
         labels: whether both hold labels; 0 is none.
         given: the input of `output`; by default as its attributes say.
         roi: box z0:z1,y0:y1,x0:x1 of both that is compared.
@@ -125,13 +127,14 @@ def evaluate(
         VolpipeError: the volumes do not fit each other, or the site cannot be used.
         RunStopped: too many blocks cannot be scored.
     """
-    source = str(given) if given is not None else _input_of(str(output))
+    output, reference = location_of(output, "output"), location_of(reference, "reference")
+    source = location_of(given, "given") if given is not None else _input_of(output)
     evaluation = plan_evaluation(
-        str(output), str(reference), given=source, roi=roi, margin=margin,
+        output, reference, given=source, roi=roi, margin=margin,
         kind="labels" if labels else "image", data_range=data_range,
     )  # fmt: skip
     start, _ = site_of(site)
-    name = "_".join(["volpipe", Path(str(output)).stem, Path(str(reference)).stem, "scores.run"])
+    name = "_".join(["volpipe", Path(output).stem, Path(reference).stem, "scores.run"])
     with progress_shown(progress, on_progress) as show:
         return evaluation_driver.evaluate(
             evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=show), tolerated=tolerate,

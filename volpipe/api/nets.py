@@ -15,12 +15,13 @@ from volpipe.nets.facts import NetFacts, with_normalisation
 from volpipe.nets.load import build_net, cached_geometry, describe, normalising_layers
 from volpipe.nets.net_geometry import Geometry, UnmeasurableError
 from volpipe.recipes.inference import Recipe, load_recipe
+from volpipe.units import count
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NetReport:
     """A net as it declares itself, and as it is measured; sizes in input voxels (z, y, x).
 
@@ -39,6 +40,17 @@ class NetReport:
     whole_window_layers: tuple[str, ...]
     notes: tuple[str, ...]
     recipe: Recipe
+
+    def __repr__(self) -> str:
+        facts = self.facts
+        lines = [
+            f"<NetReport of {facts.label}: {count(facts.num_parameters, 'parameter')}, scale {facts.scale}, "
+            f"stride {facts.stride}, halo {facts.halo}>",
+            f"cannot be measured: {self.problem}" if self.problem else "",
+            *self.untruths,
+            *self.notes,
+        ]
+        return "\n".join(filter(None, lines))
 
     @property
     def untruths(self) -> list[str]:

@@ -69,7 +69,8 @@ def side_by_side(a: object, b: object, *, at: Sequence[int] | None = None, size:
     """Return two images over a box, their difference b - a and how large it is; a notebook shows all three.
 
     Where both know their voxel sizes they are laid over each other by them, and the coarser is enlarged by repeating
-    its voxels; else their shapes are the same, or whole multiples.
+    its voxels; else their shapes are the same, or whole multiples. What `try_net` and `run` returned knows its place in
+    its volume in any case.
 
     Args:
         a, b: an array (y, x), (z, y, x) or (c, z, y, x); a volume or its location; the report of a run; or what
@@ -79,7 +80,8 @@ def side_by_side(a: object, b: object, *, at: Sequence[int] | None = None, size:
             are.
 
     Raises:
-        VolpipeError: the two cannot be laid over each other, or the box leaves them.
+        VolpipeError: the two cannot be laid over each other, a box of a volume beside another volume included, or the
+            box leaves them.
     """
     from volpipe.notebook.side_by_side import side_by_side
 

@@ -47,11 +47,14 @@ class Verification:
         return is_same and not self.differences and not self.num_unwritten
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reproduction:
     """How to make an output again: the command line for a shell, and its recipe."""
 
     origin: Origin
+
+    def __repr__(self) -> str:
+        return f"<Reproduction: {self.command}>"
 
     @property
     def command(self) -> str:

@@ -9,15 +9,16 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 if TYPE_CHECKING:
-    from volpipe.blockwise.phase import Progress, Show
-    from volpipe.display.batches import RowsShown
+    from volpipe.blockwise.phase import Show
     from volpipe.display.cell import Cell
+    from volpipe.display.live_batches import RowsShown
     from volpipe.inference.plan import Plan
 
-Counted = Callable[[float, float], None]
+Counted = Callable[[int, int], None]  # how many are done, of how many
+P = ParamSpec("P")
 
 
 def _is_shown(progress: bool | None, *, has_listener: bool) -> bool:
@@ -63,15 +64,16 @@ def progress_shown(progress: bool | None, on_progress: Show | None) -> Iterator[
 
 
 @contextmanager
-def count_shown(name: str, noun: str, progress: bool | None, *, has_listener: bool = False) -> Iterator[Counted]:
-    """Give a listener that shows under `name` how many of a `noun` are done, of how many; arguments as above."""
-    if not _is_shown(progress, has_listener=has_listener):
-        yield lambda done, whole: None
+def count_shown(name: str, noun: str, progress: bool | None, on_progress: Counted | None) -> Iterator[Counted]:
+    """Give a listener that tells `on_progress`, and shows under `name` how many of a `noun` are done; as above."""
+    hears = on_progress or (lambda done, whole: None)
+    if not _is_shown(progress, has_listener=on_progress is not None):
+        yield hears
         return
     from volpipe.display.console import bars
 
     with bars(_cell()) as shown:
-        yield lambda done, whole: shown.show(name, done, whole, noun)
+        yield both(hears, lambda done, whole: shown.show(name, done, whole, noun))
 
 
 @contextmanager
@@ -80,20 +82,20 @@ def rows_shown(progress: bool | None, *, has_listener: bool = False) -> Iterator
     if not _is_shown(progress, has_listener=has_listener):
         yield None
         return
-    from volpipe.display.batches import showing_rows
+    from volpipe.display.live_batches import showing_rows
 
     with showing_rows(_cell()) as shown:
         yield shown
 
 
-def both(first: Show, second: Show) -> Show:
-    """Return what tells both of progress, in this order."""
+def both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
+    """Return what tells both, in this order."""
 
-    def show(progress: Progress) -> None:
-        first(progress)
-        second(progress)
+    def tell(*arguments: P.args, **named: P.kwargs) -> None:
+        first(*arguments, **named)
+        second(*arguments, **named)
 
-    return show
+    return tell
 
 
 def voxels_per_block(plan: Plan) -> float:

@@ -218,7 +218,7 @@ def run(
         tolerate: share of the blocks begun that may fail before the run stops; 0 stops at the first.
         same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
         progress: show how far it is; None: in a notebook, below its cell, unless one of the next two is given.
-        on_progress: called at every change and every half second; of stages, for those that run a net.
+        on_progress: called at every change and every half second; of several stages, for each.
         listener: called with the plan and its forecast as well, in place of `on_progress` and of what is shown.
 
     Returns:

@@ -59,14 +59,11 @@ def train(
     chosen, folder, place = _load(recipe, settings), _folder(recipe, out, "train"), Path(search_path or Path.cwd())
     start, _ = site_of(site)
 
-    with count_shown("train", "step", progress, has_listener=on_progress is not None) as show:
-
-        def on_step(step: int) -> None:
-            if on_progress is not None:
-                on_progress(step, chosen.train.steps)
-            show(step, chosen.train.steps)
-
-        result = run_training(chosen, folder, start, search_path=place, fresh=fresh, on_step=on_step)
+    with count_shown("train", "step", progress, on_progress) as show:
+        result = run_training(
+            chosen, folder, start,
+            search_path=place, fresh=fresh, on_step=lambda step: show(step, chosen.train.steps),
+        )  # fmt: skip
     if result.was_stopped:
         return result
     return dataclasses.replace(
@@ -178,17 +175,18 @@ def _counting(
 ) -> Iterator[Callable[[TrialResult], None]]:
     """Give a listener that counts results for `on_progress`, which is called at once too, and shows how many ended."""
     num_ended = 0
-    with count_shown("trainings", "training", progress, has_listener=on_progress is not None) as show:
+    newest: TrialResult | None = None
 
-        def tell(result: TrialResult | None) -> None:
-            if on_progress is not None:
-                on_progress(num_ended, total, result)
-            show(num_ended, total)
+    def hears(done: int, whole: int) -> None:
+        assert on_progress is not None
+        on_progress(done, whole, newest)
+
+    with count_shown("trainings", "training", progress, None if on_progress is None else hears) as show:
 
         def on_end(result: TrialResult) -> None:
-            nonlocal num_ended
-            num_ended += 1
-            tell(result)
+            nonlocal num_ended, newest
+            num_ended, newest = num_ended + 1, result
+            show(num_ended, total)
 
-        tell(None)
+        show(0, total)
         yield on_end

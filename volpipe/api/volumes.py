@@ -16,13 +16,12 @@ from volpipe.volumes.convert import Choice, OnProgress
 from volpipe.volumes.convert import convert as copy
 from volpipe.volumes.reader import View, Volume
 from volpipe.volumes.survey import Footprint, Intensities, Trials, measure_footprint, measure_intensities, try_codecs
-from volpipe.volumes.volume import AS_STORED, list_arrays
-from volpipe.volumes.volume import open_volume as open
+from volpipe.volumes.volume import AS_STORED, list_arrays, open_volume
 
 __all__ = ["Info", "convert", "info", "list_arrays", "open", "sample"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Info:
     """A volume and its survey.
 
@@ -38,6 +37,38 @@ class Info:
     intensities: Intensities | None = None
     footprint: Footprint | None = None
     codecs: Trials | None = None
+
+    def __repr__(self) -> str:
+        """Return the lines that `volpipe info` prints."""
+        from volpipe.display.console import rendered
+        from volpipe.display.volumes import codec_table, footprint_lines, info_lines, intensity_line
+
+        lines = [*info_lines(self.volume)]
+        if self.intensities is not None:
+            lines.append(intensity_line(self.intensities))
+        if self.footprint is not None:
+            lines += footprint_lines(self.volume, self.footprint)
+        if self.codecs is not None and self.footprint is not None:
+            lines += ["", rendered(codec_table(self.volume, self.codecs, self.footprint.stored_share)).rstrip()]
+        return "\n".join(lines)
+
+
+def open(location: str | Path, key: str | None = None, level: int = 0, *, view: View = AS_STORED) -> Volume:
+    """Return the volume at `location`: an array, a level of a multiscale group, or the only one of these inside.
+
+    Args:
+        location: an N5, Zarr or Neuroglancer precomputed container, an HDF5, TIFF, MRC or .npy file, a folder of TIFF
+            slices, or a path into one; on a disk, containers also s3://bucket/… or https://host/… .
+        key: the array or group in it; needed where there are several.
+        level: of the multiscale group, 0 for the finest.
+        view: what is read of the array, and where it lies, in place of what it says itself, such as
+            `View(voxel_size_nm=(16, 8, 8), channel=1)`.
+
+    Raises:
+        VolumeError: nothing there, several to choose from, metadata that are broken, wrong or not supported, or a
+            channel or a point in time that there is none of.
+    """
+    return open_volume(location, key, level, view=view)
 
 
 def info(
@@ -105,7 +136,8 @@ def convert(
             suffix.
         chunk: voxels (z, y, x); None for 64 each.
         shard: voxels (z, y, x), of Zarr v3 and precomputed; None for 256 each.
-        codec: zstd, gzip or raw; "auto" takes what the format's readers all have.
+        codec: zstd, gzip, raw, or compressed_segmentation of precomputed labels; "auto" takes what the format's readers
+            all have.
         bin: voxels (z, y, x) of the volume whose mean, rounded as the type needs, is a voxel of the copy.
         workers: how many read at once.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
@@ -116,9 +148,9 @@ def convert(
             divide its voxels.
     """
     opened = volume if isinstance(volume, Volume) else open(volume)
-    with count_shown("convert", "box", progress, has_listener=on_progress is not None) as show:
+    with count_shown("convert", "box", progress, on_progress) as show:
         choice = Choice(format, chunk, shard, codec, bin)
-        return copy(opened, out, choice, workers=workers, on_progress=on_progress or show)
+        return copy(opened, out, choice, workers=workers, on_progress=show)
 
 
 def sample(
@@ -149,6 +181,6 @@ def sample(
         raise VolpipeError(f"samples are written to a disk, not to {Path(path).parts[0]}//; choose a folder")
     if Path(path).suffix.lower() != ".n5":
         raise VolpipeError(f"{path}: a sample is an N5 container; give a name that ends in .n5, such as sample.n5")
-    with count_shown("sample", "box", progress, has_listener=on_progress is not None) as show:
-        write_sample(Path(path), Sample(shape, seed, voxel_size_nm), workers=workers, on_progress=on_progress or show)
+    with count_shown("sample", "box", progress, on_progress) as show:
+        write_sample(Path(path), Sample(shape, seed, voxel_size_nm), workers=workers, on_progress=show)
     return open(path, "raw")

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 import volpipe
+from volpipe.api.progress import voxels_per_block
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.cli import batch, data, evaluate, k8s, net, outputs, search, segment, shipped, train, viewer, workflow
 from volpipe.cli.options import Grouped, Parents, RecipeFile, SameInput, Settings, Site, Strict, Tolerate, Trust
@@ -240,10 +241,7 @@ def plan(
             return
         out.print(plan_summary(planned))
         with bars() as shown:
-
-            def on_try(seconds: float, most: float) -> None:
-                shown.show_with("trying blocks", min(seconds, most), most, "s", seconds_left=None)
-
+            on_try = partial(shown.show_seconds, "trying blocks")
             found = volpipe.estimate(planned, site=None if quick else config, on_try=on_try)
     assert not isinstance(found, FlowCost)
     out.print(forecast_summary(found, config))
@@ -350,7 +348,7 @@ def _listener(plan: Plan, config: str, details: bool, show: Callable[..., Show],
     def on_plan(plan: Plan, folder: RunFolder) -> None:
         out.print(plan_summary(plan))
 
-    return Listener(on_plan, on_estimate, show(name, math.prod(plan.out_shape) / plan.num_active))
+    return Listener(on_plan, on_estimate, show(name, voxels_per_block(plan)))
 
 
 def _request(

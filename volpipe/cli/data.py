@@ -16,7 +16,7 @@ import volpipe as vp
 from volpipe.cli.options import Parents, positive, whole
 from volpipe.display.console import bars, check_folder, out
 from volpipe.display.volumes import arrays_table, codec_table, footprint_lines, info_lines, intensity_line
-from volpipe.errors import SeveralVolumesError, VolpipeError
+from volpipe.errors import RecipeError, SeveralVolumesError, VolpipeError
 from volpipe.units import duration
 
 if TYPE_CHECKING:
@@ -94,17 +94,26 @@ def sample(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Where to write, such as sample.n5.")],
     shape: Annotated[str, typer.Option(metavar="Z,Y,X", help="Voxels.")] = "128,256,256",
     seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="The same seed gives the same bytes.")] = 0,
+    voxel_size_nm: Annotated[
+        str, typer.Option(metavar="Z,Y,X", help="Lengths of a voxel; tissue is recognised from about 2 to 40.")
+    ] = "16,8,8",
     workers: Annotated[int, typer.Option(metavar="N", parser=positive, help="Processes.")] = 1,
     parents: Parents = False,
 ) -> None:
     """Write an invented electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
     check_folder(path, path if "://" in path else Path(path), parents=parents)
     from volpipe.volumes.convert import parse_sizes
+    from volpipe.volumes.storage.metadata import lengths
 
-    sizes = parse_sizes(shape, "--shape")
+    sizes, voxel = parse_sizes(shape, "--shape"), lengths(f"{voxel_size_nm} nm")
+    if voxel is None:
+        raise RecipeError(f"--voxel-size-nm {voxel_size_nm!r}: write three lengths z,y,x in nm, such as 16,8,8")
     started = time.perf_counter()
     with bars() as shown:
-        vp.sample(path, sizes, seed=seed, workers=workers, on_progress=partial(shown.show, "sample", noun="box"))
+        vp.sample(
+            path, sizes, seed=seed, voxel_size_nm=voxel, workers=workers,
+            on_progress=partial(shown.show, "sample", noun="box"),
+        )  # fmt: skip
     took = duration(time.perf_counter() - started)
     out.print(f"wrote {path}: raw and labels, {' × '.join(map(str, sizes))} voxels, seed {seed}, in {took}")
 
@@ -125,6 +134,10 @@ def convert(
     chunk: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels; one number for all three.")] = None,
     shard: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels, of Zarr v3 and precomputed.")] = None,
     codec: Annotated[str, typer.Option(metavar="CODEC", help="zstd, gzip, raw or compressed_segmentation.")] = "auto",
+    bin: Annotated[
+        str,
+        typer.Option(metavar="Z,Y,X", help="Voxels of VOLUME whose mean is a voxel of OUT; one number for all three."),
+    ] = "1,1,1",
     workers: Annotated[int, typer.Option(metavar="N", parser=positive, help="How many read at once.")] = 1,
     level: LevelOption = 0,
     channel: ChannelOption = None,
@@ -144,11 +157,12 @@ def convert(
     view = typed_view(channel=channel, time=time_point, voxel_size=voxel_size, origin=origin)
     check_folder(target, container_of(target), parents=parents)
     sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
+    binned = parse_sizes(bin, "--bin")
     started = time.perf_counter()
     with bars() as shown:
         copy = vp.convert(
             vp.open(volume, level=level, view=view), target, format=format, chunk=sizes[0], shard=sizes[1], codec=codec,
-            workers=workers, on_progress=partial(shown.show, "convert", noun="box"),
+            bin=binned, workers=workers, on_progress=partial(shown.show, "convert", noun="box"),
         )  # fmt: skip
     out.print(f"wrote {target} in {duration(time.perf_counter() - started)}")
     for line in info_lines(copy):

@@ -58,7 +58,7 @@ def complete_already(place: object) -> str:
 def rendered(*parts: RenderableType) -> str:
     """Return tables as plain text, for the log."""
     text = io.StringIO()
-    console = Console(width=PLAIN_WIDTH, file=text, soft_wrap=True)
+    console = Console(width=PLAIN_WIDTH, file=text, soft_wrap=True, force_jupyter=False)  # else below a cell
     for part in parts:
         console.print(part)
     return text.getvalue()
@@ -169,14 +169,20 @@ class Bars:
         """Move a bar whose time left is known from elsewhere; None shows none."""
         row = self._row(name, done, whole)
         speed = (done - row.first) / max(1e-3, time.monotonic() - row.began)
-        self.progress.update(
-            row.task,
-            completed=done,
-            total=whole,
+        self._move(
+            row, done, whole,
             count=f"{int(done):,} of {whole:,.0f} {noun if whole == 1 else plural(noun)}",
             speed=_per_time(speed, noun) if done < whole else "",
             left=f"{_clock(seconds_left)} left" if seconds_left is not None and done < whole else "",
-        )
+        )  # fmt: skip
+
+    def show_seconds(self, name: str, seconds: float, most: float) -> None:
+        """Move a bar of what takes `most` seconds, and less where it is over sooner."""
+        seconds = min(seconds, most)
+        self._move(self._row(name, 0, most), seconds, most, count=f"{seconds:.0f} of {most:.0f} s")
+
+    def _move(self, row: _Row, done: float, whole: float, count: str, speed: str = "", left: str = "") -> None:
+        self.progress.update(row.task, completed=done, total=whole, count=count, speed=speed, left=left)
         self.draw(self.progress.get_renderable)
 
     def _row(self, name: str, done: float, whole: float) -> _Row:
@@ -234,7 +240,8 @@ out, err = console(stderr=False), console(stderr=True)
 
 def columns(*names: str, left: Collection[str] | None = None, fold: bool = False, caption: str | None = None) -> Table:
     """Return an empty table without lines: columns `left`, by default the first, are of text, the others of numbers."""
-    table, texts = Table(box=None, pad_edge=False, caption=caption, caption_justify="left"), left or names[:1]
+    table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
+    texts = names[:1] if left is None else left
     for name in names:
         table.add_column(name, justify="left" if name in texts else "right", overflow="fold" if fold else "ellipsis")
     return table

@@ -29,7 +29,7 @@ CAPTION = 22
 FONT_SIZE = 14
 CURVE_WIDTH, CURVE_HEIGHT, LINE = 640, 240, 2
 FEW_POINTS = 60  # marked one by one
-MIN_WIDTH = 240  # smaller images are enlarged by a whole factor, so that their captions fit
+MIN_WIDTH, MAX_HEIGHT = 240, 4096  # smaller images are enlarged by a whole factor, so that their captions fit
 
 
 def panel(path: Path | BinaryIO, images: Sequence[tuple[str, Image2D]], *, columns: int = 3) -> None:
@@ -38,18 +38,19 @@ def panel(path: Path | BinaryIO, images: Sequence[tuple[str, Image2D]], *, colum
     Args:
         path: the file to write, whose folder exists, or one that is open.
         images: captions and images (y, x) or (y, x, 3), uint8. All are enlarged by one whole factor where the
-            widest is narrower than MIN_WIDTH.
+            widest is narrower than MIN_WIDTH, and none becomes higher than MAX_HEIGHT.
         columns: images per row.
     """
     from PIL import Image, ImageDraw, ImageFont
 
     for caption, image in images:
         _refuse_unpaintable(caption, image)
-    zoom = max(1, -(-MIN_WIDTH // max(image.shape[1] for _, image in images)))
+    tallest, widest = (max(image.shape[axis] for _, image in images) for axis in (0, 1))
+    zoom = max(1, min(-(-MIN_WIDTH // widest), MAX_HEIGHT // tallest))
     shown = [image.repeat(zoom, axis=0).repeat(zoom, axis=1) for _, image in images]
     rows = [shown[i : i + columns] for i in range(0, len(shown), columns)]
     heights = [max(image.shape[0] for image in row) for row in rows]
-    width = max(image.shape[1] for image in shown)
+    width = max(MIN_WIDTH, *(image.shape[1] for image in shown))
     total_width = MARGIN + min(columns, len(shown)) * (width + MARGIN)
     total_height = MARGIN + sum(CAPTION + MARGIN + h for h in heights)
     canvas = Image.new("RGB", (total_width, total_height), "white")
@@ -139,9 +140,7 @@ def _limits(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
     """Return the values of black and white: 0 and 255 for bytes, else the extremes of both arrays."""
     if before.dtype == after.dtype == np.uint8:
         return 0.0, 255.0
-    low = float(min(before.min(), after.min()))
-    high = float(max(before.max(), after.max()))
-    return low, high if high > low else low + 1.0
+    return float(min(before.min(), after.min())), float(max(before.max(), after.max()))
 
 
 def _refuse_unpaintable(caption: str, image: Image2D) -> None:

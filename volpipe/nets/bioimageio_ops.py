@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from volpipe.errors import VolpipeError
 from volpipe.recipes.inference import Normalise
 
@@ -64,15 +62,26 @@ class Step:
         return (data - shift) / (scale + self.eps)
 
     def _statistics(self, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        import torch
-
         dims = tuple(LETTERS.index(letter) for letter in self.axes)
         if self.kind == "zero_mean_unit_variance":
             return data.mean(dims, keepdim=True), data.std(dims, correction=0, keepdim=True)
-        shares = (self.first[0] / 100, self.second[0] / 100)  # torch's own quantile stops at 2^24 values
-        numbers = np.quantile(data.double().numpy(), shares, axis=dims, keepdims=True)
-        low, high = torch.from_numpy(numbers).to(data.dtype)
+        others = [i for i in range(5) if i not in dims]
+        ordered = data.permute(*others, *dims).flatten(len(others)).double().sort(-1).values
+        shape = [1 if i in dims else n for i, n in enumerate(data.shape)]
+        low, high = (_quantile(ordered, q[0] / 100).reshape(shape).to(data.dtype) for q in (self.first, self.second))
         return low, high - low
+
+
+def _quantile(ordered: torch.Tensor, share: float) -> torch.Tensor:
+    """Return the quantile along the last, sorted axis, between the two nearest; NaN are the largest.
+
+    torch's own stops at 2^24 values and numpy's at the first NaN; numpy's wants a tensor of the CPU without gradients.
+    """
+    place = share * (ordered.shape[-1] - 1)
+    below = int(place)
+    above = min(below + 1, ordered.shape[-1] - 1)
+    low, high = ordered[..., below], ordered[..., above]
+    return low + (high - low) * (place - below)
 
 
 def _by_channel(values: Sequence[float], data: torch.Tensor) -> torch.Tensor:

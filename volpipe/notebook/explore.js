@@ -42,7 +42,12 @@ class Planes {
   async receive(message, buffers) {
     if (message.kind === "scene" && !this.scene) this.build(message);
     if (message.kind === "refusal") this.refuse(message);
-    if (message.kind === "pictures") await this.take(message, buffers);
+    if (message.kind !== "pictures") return;
+    try {
+      await this.take(message, buffers);
+    } catch (error) {
+      this.refuse({ text: String(error) });
+    }
   }
 
   build(scene) {
@@ -209,6 +214,7 @@ class Planes {
     this.pictures = new Map(
       message.pictures.map((picture, i) => [`${picture.row} ${picture.plane} ${picture.what}`, { ...picture, bitmap: drawings[i] }])
     );
+    this.notes = message.notes;
     this.answered();
     this.tell();
     this.draw();
@@ -229,16 +235,8 @@ class Planes {
   }
 
   tell() {
-    const lines = [...this.scene.notes];
+    const lines = [...this.scene.notes, ...this.notes];
     const images = [...this.pictures.values()].filter((picture) => picture.what === "image");
-    const sparse = images.filter((picture) => picture.share < 1);
-    if (sparse.length) {
-      const share = Math.min(...sparse.map((picture) => picture.share));
-      lines.push(
-        `${(100 * share).toPrecision(2)} % of the chunks in sight are read, each in its place; zoom in to see all, ` +
-          "or let a copy with coarser levels be made (volpipe convert)"
-      );
-    }
     const levels = [...new Set(images.map((picture) => picture.level))].sort();
     if (images.length) lines.push(`level ${levels.join(", ")}; wheel: zoom, shift + wheel: next slice, drag: move`);
     this.status.textContent = lines.join("\n");

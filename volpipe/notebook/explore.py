@@ -7,6 +7,7 @@ that the browser gets small PNGs. Messages to it and from it are plain values, w
 from __future__ import annotations
 
 import io
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,14 @@ import numpy as np
 from volpipe.errors import VolpipeError
 from volpipe.evaluation.pictures import panel
 from volpipe.geometry.grid import triple
+from volpipe.notebook.boxes import checked_at
 from volpipe.notebook.cuts import AXES, Cut, Plane, Region, Stack
 from volpipe.reporting.shades import colours, grey
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.storage.paths import shown
 from volpipe.volumes.volume import Volume
+
+log = logging.getLogger(__name__)
 
 PLANES: tuple[Plane, ...] = ("xy", "xz", "yz")
 STILL = 320  # pixels of the longer edge of each plane in the picture
@@ -30,6 +34,7 @@ MOST_PIXELS = 4096  # of a panel, whatever a browser asks for
 DARK, BRIGHT = 0.5, 99.5  # percentiles of the first slice that are black and white, but of bytes
 OPACITY = 0.5  # of labels on an image
 ADVICE = "A picture only: pip install 'volpipe[notebook]' brings planes that move."
+LEVELS = "a copy with coarser levels (volpipe run VOLUME --set net.name=identity -o COPY.zarr)"  # convert makes none
 
 Range = tuple[float, float]
 Message = dict[str, Any]  # Any: JSON
@@ -70,7 +75,7 @@ class Explorer:
         values = np.zeros(0) if cut is None else cut.data[:, cut.is_known]
         values = values[np.isfinite(values)]
         low, high = np.percentile(values, (DARK, BRIGHT)).tolist() if values.size else (0.0, 1.0)
-        return (low, high) if low < high else (low, low + 1)
+        return low, high
 
     def _whole(self, plane: Plane, image: Stack) -> Region:
         """Return the region of all of `image`, as coarse as the picture shows it."""
@@ -81,7 +86,7 @@ class Explorer:
     def __repr__(self) -> str:
         return f"<Explorer of {', '.join(shown(image.levels[0]) for image in self.images)}>"
 
-    def picture(self) -> bytes:
+    def png(self) -> bytes:
         """Return a PNG of the three planes of each image, with labels over them, and what should be known."""
         panels = []
         for image, shades in zip(self.images, self.shades, strict=True):
@@ -96,7 +101,7 @@ class Explorer:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[Message, Message]:
         """Return the picture, and beside it the widget where there can be one; Any: names, unused."""
-        bundle: Message = {"text/plain": repr(self), "image/png": self.picture()}
+        bundle: Message = {"text/plain": repr(self), "image/png": self.png()}
         if _has_widgets():
             bundle = dict(self._started()._repr_mimebundle_()[0]) | bundle
         return bundle, {}
@@ -112,15 +117,19 @@ class Explorer:
         return self._widget
 
     def _answer(self, widget: Any, message: Message, buffers: Any) -> None:  # Any: ipywidgets', buffers unused
-        """Send what the browser asks for; what cannot be read is told there."""
+        """Send what the browser asks for, which waits for an answer: also for why there is none."""
         try:
             if message["kind"] == "open":
                 widget.send(self.scene())
             else:
                 content, pictures = self.draw(message)
                 widget.send(content, pictures)
-        except (VolpipeError, OSError) as error:
-            widget.send({"kind": "refusal", "number": message.get("number", 0), "text": str(error)})
+        except Exception as error:
+            is_ours = isinstance(error, VolpipeError | OSError)
+            if not is_ours:
+                log.exception("vp.explore has no answer to %s", message)
+            text = str(error) if is_ours else f"{type(error).__name__}: {error}"
+            widget.send({"kind": "refusal", "number": message.get("number", 0), "text": text})
 
     def scene(self) -> Message:
         """Return what the browser knows before it asks for pictures: names, faces, voxels, greys."""
@@ -147,7 +156,7 @@ class Explorer:
 
         `message` has at and pixel in nm, level, shades of each image, and panels: a row, its plane and its pixels.
         """
-        pictures, buffers = [], []
+        pictures, buffers, sparse = [], [], list[tuple[float, Stack]]()
         for asked in message["panels"]:
             image, region = self.images[int(asked["row"])], _region(message, asked)
             shades = message["shades"][int(asked["row"])]
@@ -159,16 +168,19 @@ class Explorer:
                     place = {"low": cut.low, "high": cut.high, "level": cut.level, "index": cut.index}
                     place |= {"steps": cut.steps, "share": cut.share}
                     pictures.append({"row": asked["row"], "plane": asked["plane"], "what": what, **place})
-        return {"kind": "pictures", "number": message["number"], "pictures": pictures}, buffers
+                    if cut.share < 1:
+                        sparse.append((cut.share, stack))
+        answer = {"kind": "pictures", "number": message["number"], "pictures": pictures, "notes": _sparse_notes(sparse)}
+        return answer, buffers
 
 
 def open_explorer(
-    volume: Volume, output: Volume | None = None, labels: Volume | None = None, at: tuple[int, int, int] | None = None
+    volume: Volume, output: Volume | None = None, labels: Volume | None = None, at: Sequence[int] | None = None
 ) -> Explorer:
     """Return planes of `volume` and `output` with `labels` over them, that meet at voxel `at` of `volume`.
 
     Raises:
-        VolpipeError: `at` leaves the volume, `labels` are no labels, or a volume has several points in time.
+        VolpipeError: `at` is no voxel of the volume, `labels` are no labels, or a volume has several points in time.
     """
     images = [each for each in (volume, output) if each is not None]
     if labels is not None and (labels.dtype.kind not in "ui" or labels.num_channels > 1):
@@ -176,11 +188,7 @@ def open_explorer(
             f"{labels} holds {labels.dtype} of {labels.channels}, and labels are whole numbers of one channel; give it "
             "as the output, to see it beside the volume"
         )
-    shape = volume.spatial_shape
-    middle = triple(at or (n // 2 for n in shape))
-    if not all(0 <= place < n for place, n in zip(middle, shape, strict=True)):
-        given, last = (",".join(map(str, voxel)) for voxel in (middle, (n - 1 for n in shape)))
-        raise VolpipeError(f"at {given} leaves {volume}, whose voxels go from 0,0,0 to {last} (z, y, x)")
+    middle = checked_at(at, volume.spatial_shape)
     stacks = tuple(map(Stack.from_volume, images))
     raster = stacks[0].rasters[0]
     places = zip(middle, raster.origin_nm, raster.voxel_size_nm, strict=True)
@@ -202,6 +210,15 @@ def _has_widgets() -> bool:
     return find_spec("anywidget") is not None
 
 
+def _sparse_notes(sparse: Sequence[tuple[float, Stack]]) -> list[str]:
+    """Return what to say of volumes of which only a share of the chunks in sight is read, and what helps."""
+    if not sparse:
+        return []
+    share = min(share for share, _ in sparse)
+    copy = "" if all(stack.is_labels for _, stack in sparse) else f", or make {LEVELS}"  # of labels a run makes none
+    return [f"{100 * share:.2g} % of the chunks in sight are read, each in its place; zoom in to see all{copy}"]
+
+
 def _region(message: Message, asked: Message) -> Region:
     """Return the region of a panel: `size` pixels (down, across) around the point that all planes meet."""
     z, y, x = (float(value) for value in message["at"])
@@ -216,10 +233,9 @@ def _shaded(cut: Cut, image: Stack, shades: Range) -> np.ndarray:
     """Return the colours (y, x, 4) of an image: greys, channels as red, green and blue, labels by their objects."""
     if image.is_labels:
         return _colours(cut, background=True)
-    low, high = shades if shades[0] < shades[1] else (shades[0], shades[0] + 1)
     data = cut.data[:3] if len(cut.data) > 1 else cut.data.repeat(3, axis=0)
-    values = np.where(np.isfinite(data), data, low)
-    channels = [grey(channel, (low, high)) for channel in values]
+    values = np.where(np.isfinite(data), data, shades[0])
+    channels = [grey(channel, shades) for channel in values]
     channels += [np.zeros_like(channels[0])] * (3 - len(channels))
     return np.stack([*channels, cut.is_known.astype(np.uint8) * 255], axis=-1)
 

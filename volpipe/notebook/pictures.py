@@ -2,7 +2,7 @@
 
 Not here: which voxels are shown (slices), or pictures that commands write (evaluation.pictures).
 
-A pixel of a panel is a voxel, or a whole number of pixels are::
+A pixel of a panel is a voxel, or a whole number of pixels are; no panel has more than MAX_HEIGHT by MAX_WIDTH::
 
     +--------------------------------- MARGIN ---+
     | caption (two lines)  |MARGIN| caption      |  CAPTION high
@@ -36,7 +36,8 @@ MARGIN, CAPTION, BAR = 8, 32, 18  # pixels
 FRAME = 200  # grey of the line around an image
 FONT = 7.5  # points
 DPI = 100
-MIN_WIDTH, MAX_WIDTH = 240, 512  # of an image: smaller ones are enlarged, of larger ones every k-th voxel is shown
+MIN_WIDTH = 240  # of an image: all are enlarged by one whole factor where they are narrower
+MAX_WIDTH, MAX_HEIGHT = 512, 1024  # of an image: of larger ones every k-th pixel is drawn, along both axes
 BAR_SHARE = 0.3  # of an image's width, at most
 NO_MATPLOTLIB = "pictures need matplotlib, which is not installed; pip install 'volpipe[notebook]'"
 
@@ -66,12 +67,16 @@ def panels_png(rows: Sequence[Sequence[Panel]]) -> bytes:
     Raises:
         VolpipeError: matplotlib is not installed.
     """
-    shortest = min((min(panel.voxel_nm) for row in rows for panel in row if panel.voxel_nm is not None), default=1.0)
-    rows = [[_stretched(panel, shortest) for panel in row] for row in rows]
-    widest = max(panel.pixels.shape[1] for row in rows for panel in row)
-    rows = [[_resized(panel, widest) for panel in row] for row in rows]
+    panels = [panel for row in rows for panel in row]
+    shortest = min((min(panel.voxel_nm) for panel in panels if panel.voxel_nm is not None), default=1.0)
+    tallest, widest = (
+        max(panel.pixels.shape[axis] * _repeats(panel, shortest)[axis] for panel in panels) for axis in (0, 1)
+    )
+    step = max(1, -(-widest // MAX_WIDTH), -(-tallest // MAX_HEIGHT))
+    zoom = max(1, min(-(-MIN_WIDTH // widest), MAX_HEIGHT // tallest))
+    rows = [[_fitted(panel, shortest, step, zoom) for panel in row] for row in rows]
     heights = [max(panel.pixels.shape[0] for panel in row) for row in rows]
-    width = max(panel.pixels.shape[1] for row in rows for panel in row)
+    width = max(MIN_WIDTH, *(panel.pixels.shape[1] for row in rows for panel in row))
     total = (
         MARGIN + sum(CAPTION + height + BAR + MARGIN for height in heights),
         MARGIN + max(map(len, rows)) * (width + MARGIN),
@@ -197,18 +202,22 @@ def _draw(figure: Figure, panel: Panel, total: tuple[int, int], top: int, left: 
     figure.text(*place, length_text(length), fontsize=FONT, va="center", ha="left")
 
 
-def _stretched(panel: Panel, shortest: float) -> Panel:
-    """Return `panel` with its voxels repeated to pixels of `shortest` nm, to a whole factor: one scale for all."""
-    if panel.voxel_nm is None:
-        return panel
-    y, x = (max(1, round(length / shortest)) for length in panel.voxel_nm)
-    nm = panel.voxel_nm[0] / y, panel.voxel_nm[1] / x
-    return Panel(panel.caption, panel.pixels.repeat(y, axis=0).repeat(x, axis=1), nm)
+def _repeats(panel: Panel, shortest: float) -> tuple[int, int]:
+    """Return how many pixels of `shortest` nm a voxel covers, along y and x: whole numbers, and one scale for all."""
+    y, x = panel.voxel_nm or (shortest, shortest)
+    return max(1, round(y / shortest)), max(1, round(x / shortest))
 
 
-def _resized(panel: Panel, widest: int) -> Panel:
-    """Return `panel` as it is drawn where the widest panel has `widest` pixels: all by one factor."""
-    zoom, step = max(1, -(-MIN_WIDTH // widest)), max(1, -(-widest // MAX_WIDTH))
-    pixels = panel.pixels[::step, ::step].repeat(zoom, axis=0).repeat(zoom, axis=1)
-    nm = None if panel.voxel_nm is None else (panel.voxel_nm[0] * step / zoom, panel.voxel_nm[1] * step / zoom)
-    return Panel(panel.caption, pixels, nm)
+def _fitted(panel: Panel, shortest: float, step: int, zoom: int) -> Panel:
+    """Return `panel` in pixels of `shortest` nm, of which every `step`-th is drawn, `zoom` times as large.
+
+    Voxels are picked by their numbers: an image that is stretched first could be larger than memory.
+    """
+    repeats = _repeats(panel, shortest)
+    y, x = (
+        np.arange(-(-n * times // step) * zoom) // zoom * step // times
+        for n, times in zip(panel.pixels.shape[:2], repeats, strict=True)
+    )
+    scale = [step / zoom / times for times in repeats]
+    nm = None if panel.voxel_nm is None else (panel.voxel_nm[0] * scale[0], panel.voxel_nm[1] * scale[1])
+    return Panel(panel.caption, panel.pixels[np.ix_(y, x)], nm)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.evaluation.image_scores import ImageSums, psnr
-from volpipe.geometry.grid import Box, Triple, triple
+from volpipe.geometry.grid import Box, Shape, Triple, triple
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
 from volpipe.notebook.pictures import DrawnInPanels, Panel
 from volpipe.notebook.slices import channel_note, error_panel, first_channel, grey_panel, limits_of, slices_of
@@ -50,6 +51,8 @@ class Image:
         voxel: its lengths (z, y, x).
         origin: centre of the first voxel, (z, y, x).
         read: returns the voxels of a box (z, y, x).
+        volume_shape: of the volume whose voxels are the unit; None of other units.
+        is_part: whether it is known to be a box of its volume.
     """
 
     name: str
@@ -60,6 +63,8 @@ class Image:
     voxel: Lengths
     origin: Lengths
     read: Callable[[Box], np.ndarray]
+    volume_shape: Triple | None = None
+    is_part: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -166,12 +171,9 @@ def image_of(value: object, called: str) -> Image:
     if isinstance(value, str | Path):
         return image_of(open_volume(value), called)
     if isinstance(value, Report | SegmentationResult):
-        return image_of(open_volume(value.plan.out), called)
+        return _report_image(value)
     if isinstance(value, Volume):
-        name = "/".join(str(value.folder).split("/")[-2:])
-        unit = "" if value.voxel_size_nm is None else "nm"
-        place = value.voxel_size_nm or UNPLACED, value.origin_nm
-        return Image(name, value.spatial_shape, value.num_channels, value.dtype, unit, *place, value.crop)
+        return _volume_image(value)
     if isinstance(value, TryOut):
         return _try_out_image(value)
     if not hasattr(value, "__array__"):
@@ -182,19 +184,41 @@ def image_of(value: object, called: str) -> Image:
     return _array_image(np.asarray(value), "an array")
 
 
+def _volume_image(value: Volume) -> Image:
+    """Return `value`; without a voxel size it lies in voxels of its own."""
+    name = "/".join(str(value.folder).split("/")[-2:])
+    image = Image(name, value.spatial_shape, value.num_channels, value.dtype, "", UNPLACED, UNPLACED, value.crop)
+    if value.voxel_size_nm is None:
+        return _in_voxels(image, image.shape)
+    return replace(image, unit="nm", voxel=value.voxel_size_nm, origin=value.origin_nm)
+
+
+def _report_image(report: Report | SegmentationResult) -> Image:
+    """Return the output of `report`; without a voxel size it lies in voxels of the volume that was read."""
+    image, whole = image_of(open_volume(report.plan.out), "output"), report.plan.source.shape
+    if isinstance(report, SegmentationResult):
+        return image if image.unit == "nm" else _in_voxels(image, whole)
+    image = replace(image, is_part=not report.plan.is_whole)
+    return image if image.unit == "nm" else _in_voxels(image, whole, report.plan.roi_box.start, report.plan.net.scale)
+
+
 def _try_out_image(result: TryOut) -> Image:
     """Return the output of `result`; without a voxel size it lies in voxels of its volume, as others of that do."""
-    name = f"{result.facts.net} at {result.box}"
+    image = _array_image(result.output, f"{result.facts.net} at {result.box}")
+    image = replace(image, is_part=result.box.shape != result.volume_shape)
     if result.out_voxel_size_nm is not None:
-        return _array_image(result.output, name, "nm", result.out_voxel_size_nm, result.out_origin_nm)
-    voxel = divided((1.0, 1.0, 1.0), result.facts.scale)
-    origin = triple(a + (v - 1) / 2 for a, v in zip(result.box.start, voxel, strict=True))
-    return _array_image(result.output, name, "voxels", voxel, origin)
+        return replace(image, unit="nm", voxel=result.out_voxel_size_nm, origin=result.out_origin_nm)
+    return _in_voxels(image, result.volume_shape, result.box.start, result.facts.scale)
 
 
-def _array_image(
-    data: np.ndarray, name: str, unit: str = "", voxel: Lengths = UNPLACED, origin: Lengths = UNPLACED
-) -> Image:
+def _in_voxels(image: Image, whole: Triple, start: Shape = (0, 0, 0), scale: Triple = (1, 1, 1)) -> Image:
+    """Return `image` in voxels of a volume of shape `whole`: from voxel `start` on, `scale` as fine."""
+    voxel = divided((1.0, 1.0, 1.0), scale)
+    origin = triple(a + (v - 1) / 2 for a, v in zip(start, voxel, strict=True))
+    return replace(image, unit="voxels", voxel=voxel, origin=origin, volume_shape=whole)
+
+
+def _array_image(data: np.ndarray, name: str) -> Image:
     if data.ndim not in (2, 3, 4) or not data.size or data.dtype.kind not in "iufb":
         raise VolumeError(
             f"{name}: {data.dtype} of shape {data.shape} is no image; give numbers (y, x), (z, y, x) or (c, z, y, x)"
@@ -202,18 +226,38 @@ def _array_image(
     data = data.astype(np.uint8) if data.dtype.kind == "b" else data
     full = data.reshape((1,) * (4 - data.ndim) + data.shape)
     shape = triple(full.shape[1:])
-    return Image(name, shape, len(full), full.dtype, unit, voxel, origin, lambda box: full[:, *box.slices])
+    return Image(name, shape, len(full), full.dtype, "", UNPLACED, UNPLACED, lambda box: full[:, *box.slices])
 
 
 def _lay_over(one: Image, other: Image) -> tuple[tuple[Triple, Triple], Triple]:
     """Return how often voxels of both are repeated, and at which of the repeated voxels of `one` `other` begins.
 
     Raises:
-        VolumeError: no whole factors, or the voxels lie askew.
+        VolumeError: no whole factors, or the voxels lie askew, or nothing says where a box of a volume lies.
     """
-    along = _by_place if one.unit != "" and one.unit == other.unit else _by_shape
+    units = one.unit, other.unit
+    is_placed = "" not in units and units[0] == units[1] and one.volume_shape == other.volume_shape
+    if not is_placed and "" not in units:
+        _check_whole(one, other)
+    along = _by_place if is_placed else _by_shape
     first, second, shift = zip(*(along(one, other, axis) for axis in range(3)), strict=True)
     return (triple(first), triple(second)), triple(shift)
+
+
+def _check_whole(one: Image, other: Image) -> None:
+    """Refuse a box of a volume beside an image of another unit: their corners need not coincide."""
+    for (called, image), (rest, beside) in permutations(zip(CALLED, (one, other), strict=True)):
+        if image.is_part:
+            raise VolumeError(
+                f"{called}, {image.name}, is a box of a volume, which lies {_place_of(image)}, and {rest}, "
+                f"{beside.name}, lies {_place_of(beside)}, so that it is unknown which voxels lie over each other; "
+                "give both a voxel size, by vp.open(…, view=vp.View(voxel_size_nm=(z, y, x))), or crop them to the "
+                "same box and give arrays"
+            )
+
+
+def _place_of(image: Image) -> str:
+    return "in nm" if image.volume_shape is None else f"in voxels of a volume of {shape(image.volume_shape)}"
 
 
 def _by_shape(one: Image, other: Image, axis: int) -> Triple:

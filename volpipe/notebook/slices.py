@@ -46,7 +46,7 @@ def limits_of(*arrays: np.ndarray) -> tuple[float, float]:
     finite = [array[np.isfinite(array)] for array in arrays]
     low = min((float(part.min()) for part in finite if part.size), default=0.0)
     high = max((float(part.max()) for part in finite if part.size), default=1.0)
-    return low, high if high > low else low + 1.0
+    return low, high
 
 
 def grey_panel(caption: str, image: np.ndarray, limits: tuple[float, float], nm: tuple[float, float] | None) -> Panel:

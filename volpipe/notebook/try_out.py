@@ -81,6 +81,7 @@ class TryOut(DrawnInPanels):
         input: voxels of the volume, (z, y, x), of several channels (c, z, y, x), in its type.
         output: voxels as a run writes them, (z, y, x) or (c, z, y, x), in the type of the output.
         box: of the volume, in its voxels.
+        volume_shape: of the volume, (z, y, x).
         out_box: of the output of a run over the whole volume, in voxels of that.
         facts: time, memory, windows, halo.
         voxel_size_nm: of the volume, (z, y, x); None where it is unknown.
@@ -91,6 +92,7 @@ class TryOut(DrawnInPanels):
     input: np.ndarray
     output: np.ndarray
     box: Box
+    volume_shape: Triple
     out_box: Box
     facts: TryFacts
     voxel_size_nm: Lengths | None
@@ -170,8 +172,8 @@ def try_out(
     voxel, origin = plan.source.voxel_size_nm, plan.source.origin_nm
     place = triple(o + a * v for o, a, v in zip(origin, box.start, voxel or (0.0, 0.0, 0.0), strict=True))
     return TryOut(
-        squeezed(source.crop(box)), squeezed(output), box, box.scaled(plan.net.scale), facts, voxel, place,
-        plan.intensity == "same",
+        squeezed(source.crop(box)), squeezed(output), box, plan.source.shape, box.scaled(plan.net.scale), facts, voxel,
+        place, plan.intensity == "same",
     )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from volpipe.reporting.slices import (
     averaged,
     flat,
     inside,
+    lost_in,
     missing_in,
     part_around,
     slice_at,
@@ -56,6 +57,7 @@ class Subject:
         scale: voxels of the output per voxel of the input.
         is_alike: whether both have the same grey levels, so that their difference says something.
         is_missing: tells of a level of the output and a shard of that whether it is still to be written.
+        is_lost: tells of one whether it was written, and its files are gone.
     """
 
     plan: OutputPlan
@@ -64,6 +66,7 @@ class Subject:
     scale: Triple = (1, 1, 1)
     is_alike: bool = True
     is_missing: Callable[[int, int], bool] = lambda level, shard: False
+    is_lost: Callable[[int, int], bool] = lambda level, shard: False
 
     @property
     def voxel(self) -> Lengths:
@@ -85,7 +88,8 @@ class Subject:
         """Return a level of the output."""
         plan = self.plan
         missing = missing_in(plan.shards(level), partial(self.is_missing, level))
-        return Sight(planned_volume(plan, level), missing, most_bytes)
+        lost = lost_in(plan.shards(level), partial(self.is_lost, level))
+        return Sight(planned_volume(plan, level), missing, lost, most_bytes)
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,7 @@ class Drawing:
             elif plane.output is not None:
                 yield self._picture(plane, "Output", self._image(plane, plane.output, "output"))
         for plane in self.planes:
-            if plane.change is not None:
+            if plane.change is not None and self.largest:
                 yield self._difference(plane, plane.change)
 
     def _objects(self, plane: Plane, output: Patch) -> Image2D:

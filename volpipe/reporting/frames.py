@@ -87,7 +87,13 @@ def framed(image: Image2D, scale: Scale) -> Image2D:
     draw, pixels = ImageDraw.Draw(canvas), max(1, round(length / scale.pixel))
     top = height + (STRIP - BAR_HEIGHT) // 2
     draw.rectangle((6, top, 5 + pixels, top + BAR_HEIGHT - 1), fill="white")
-    draw.text((12 + pixels, height + STRIP // 2), scale.text(length), "white", ImageFont.load_default(FONT), "lm")
+    font, x, baseline = ImageFont.load_default(FONT), 12.0 + pixels, height + STRIP - 5
+    for letter in scale.text(length):
+        plain = "u" if letter == "µ" else letter  # which the font of PIL lacks: a u with a tail
+        draw.text((x, baseline), plain, "white", font, "ls")
+        if letter == "µ":
+            draw.line((x + 1, baseline - 1, x + 1, baseline + 2), "white")
+        x += font.getlength(plain)
     shown: Image2D = np.asarray(canvas)
     return shown
 

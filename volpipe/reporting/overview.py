@@ -1,4 +1,4 @@
-"""The whole of an output, and of an input that has coarser levels, with a frame around what the slices show.
+"""The whole of an input and an output, at levels that are coarse enough, with a frame around what the slices show.
 
 Not here: the slices at full resolution (comparison).
 """
@@ -27,13 +27,14 @@ from volpipe.reporting.comparison import (
 )
 from volpipe.reporting.frames import EDGE, Scale
 from volpipe.reporting.page import Item, Note, Picture
-from volpipe.reporting.slices import PLANES, Patch, Sight, flat, slice_at
+from volpipe.reporting.slices import PLANES, Patch, Sight, flat, num_chunks, slice_at
 from volpipe.volumes.raster import levels_of
 from volpipe.volumes.volume import Volume
 
-MOST_BYTES = 6 * 2**20  # of decoded chunks that are read of each volume
+MOST_BYTES = 8 * 2**20  # of decoded chunks that are read of each volume
 MOST_SHRUNK = 3  # voxels of a level for each pixel, at most; a picture shows one of them
 SMALL_BYTES, SMALL_FILE = 2**19, 4_000  # of chunks that are read for a small picture, decoded; of its file
+FEW_KNOWN = 0.5  # of the voxels, below which a picture shows little but hatching
 NEARLY_ALL = 0.9  # of each axis: slices that show as much need no overview
 
 
@@ -58,25 +59,26 @@ class Whole:
 
     @property
     def pixel(self) -> float:
-        """The length that a pixel shows: the longest side has up to EDGE pixels."""
+        """The length that a pixel shows: a whole part of a voxel, or more where more than EDGE pixels were needed."""
         longest = max(n * v for n, v in zip(self.region.shape, self.voxel, strict=True))
-        return max(min(self.voxel), longest / EDGE)
+        zoom = max(1, int(EDGE * min(self.voxel) / longest * 1.000001))
+        return max(min(self.voxel) / zoom, longest / EDGE)
 
     def sides(self, axis: int) -> tuple[float, float]:
         """Return the lengths (down, across) of a slice across `axis`."""
         return sides_of([n * v for n, v in zip(self.region.shape, self.voxel, strict=True)], axis)
 
-    @property
-    def is_affordable(self) -> bool:
-        """Whether its slices are neither too large nor in too many chunks."""
-        if self.pixel > MOST_SHRUNK * min(self.voxel) or 3 * self.sight.chunk_bytes > self.sight.most_bytes:
+    def is_affordable(self, *axes: int) -> bool:
+        """Return whether the slices across `axes` are neither too large nor in too many chunks."""
+        if self.pixel > MOST_SHRUNK * min(self.voxel):
             return False
-        boxes = {axis: slice_at(self.region, axis, self.at) for axis in range(3)}
-        return all(self.sight.affordable(box, axis, self.at) == box for axis, box in boxes.items())
+        chunks = self.sight.volume.spatial_chunks
+        nums = [num_chunks(slice_at(self.region, axis, self.at), chunks) for axis in axes]
+        return sum(nums) * self.sight.chunk_bytes <= self.sight.most_bytes
 
 
 def overview_of(subject: Subject) -> list[Item]:
-    """Return pictures of the whole output, and of the whole input where it has levels for that; none of small ones."""
+    """Return pictures of the whole input and output, at levels that are coarse enough; none of small ones."""
     sights, _ = sights_of(subject)
     if not sights:
         return []
@@ -84,11 +86,14 @@ def overview_of(subject: Subject) -> list[Item]:
     if all(n >= NEARLY_ALL * m for n, m in zip(field.shape, subject.region.shape, strict=True)):
         return []
     chosen = [
-        next((whole for whole in wholes if whole.is_affordable), None) for wholes in _wholes(subject, sights, field)
+        next((whole for whole in wholes if whole.is_affordable(0, 1, 2)), None)
+        for wholes in _wholes(subject, sights, field)
     ]
     items = [item for whole in chosen if whole is not None for item in _pictures(subject, whole)]
     if not items:
         return [Note("There is no picture of the whole: no level of it is coarse enough to be read for a report.")]
+    if not any(isinstance(item, Picture) for item in items):
+        return items
     frame = "The yellow frame is what the slices at full resolution show. "
     return [Note(f"{frame}Coarser levels average, so that noise is weaker in them."), *items]
 
@@ -98,13 +103,12 @@ def _wholes(subject: Subject, sights: Mapping[str, Sight], field: Box) -> Iterat
     if "input" in sights:
         yield _inputs(subject, sights["input"].volume, field)
     if "output" in sights:
-        yield _outputs(subject, field)
+        yield _outputs(subject, field, MOST_BYTES)
 
 
 def main_picture(subject: Subject, title: str) -> Picture | None:
     """Return the slice xy through the whole output, None where no level of it is coarse enough to be read for it."""
-    wholes = _outputs(subject, subject.region, 3 * MOST_BYTES)  # of three slices one is read
-    whole = next((whole for whole in wholes if whole.is_affordable), None)
+    whole = next((whole for whole in _outputs(subject, subject.region, MOST_BYTES) if whole.is_affordable(0)), None)
     if whole is None:
         return None
     patch = whole.sight.read(slice_at(whole.region, 0, whole.at))
@@ -135,7 +139,7 @@ def small_picture(subject: Subject, edge: int) -> tuple[bytes, str] | None:
     return frames.encoded(frames.resized(image, (down, across)), SMALL_FILE)
 
 
-def _outputs(subject: Subject, field: Box, most_bytes: int = MOST_BYTES) -> Iterator[Whole]:
+def _outputs(subject: Subject, field: Box, most_bytes: int) -> Iterator[Whole]:
     """Yield the levels of the output, the finest first."""
     plan = subject.plan
     frame, at = outer(subject, field)
@@ -157,7 +161,7 @@ def _inputs(subject: Subject, volume: Volume, field: Box) -> Iterator[Whole]:
         region = _coarser(subject.region, ratios) & Box.from_shape(level.spatial_shape)
         at = tuple(min(int(a / r), b - 1) for a, r, b in zip(subject.at, ratios, region.stop, strict=True))
         size = tuple(v * r for v, r in zip(voxel, ratios, strict=True))
-        yield Whole("input", number, Sight(level, None, MOST_BYTES), region, at, _coarser(field, ratios), size)
+        yield Whole("input", number, Sight(level, most_bytes=MOST_BYTES), region, at, _coarser(field, ratios), size)
 
 
 def _coarser(box: Box, factor: Sequence[float]) -> Box:
@@ -170,6 +174,11 @@ def _coarser(box: Box, factor: Sequence[float]) -> Box:
 def _pictures(subject: Subject, whole: Whole) -> Iterator[Item]:
     """Yield the three slices of a volume."""
     patches = [whole.sight.read(slice_at(whole.region, axis, whole.at)) for axis in PLANES.values()]
+    known = sum(int(patch.is_known.sum()) for patch in patches)
+    if known < FEW_KNOWN * sum(patch.is_known.size for patch in patches):
+        why = patches[0].problem or "a shard of it waits for all finer ones below it, and most are not written yet"
+        yield Note(f"There is no picture of the whole {whole.name} at level {whole.level}: {why}.", "warning")
+        return
     yield from damage_notes(patches)
     is_labels = whole.name == "output" and subject.plan.is_labels
     limits = (0.0, 1.0) if is_labels else limits_of(patches)

@@ -13,9 +13,12 @@ Image2D = np.ndarray[Any, Any]  # (y, x) grey or (y, x, 3) red, green, blue; uin
 
 
 def grey(image: np.ndarray, limits: tuple[float, float]) -> Image2D:
-    """Return `image` (y, x) as uint8, from black at and below the lower limit to white at the upper."""
+    """Return `image` (y, x) as uint8, from black at and below the lower limit to white at the upper.
+
+    White is one above black where the upper limit is not above the lower, as of an image of one value.
+    """
     low, high = limits
-    scaled: Image2D = (image.astype(np.float64) - low) * (255 / (high - low))
+    scaled: Image2D = (image.astype(np.float64) - low) * (255 / (high - low if high > low else 1.0))
     np.clip(scaled, 0, 255, out=scaled)
     shown: Image2D = np.rint(scaled)
     return shown.astype(np.uint8)

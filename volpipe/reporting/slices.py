@@ -56,6 +56,10 @@ class Patch:
         return finite
 
 
+IsLost = Callable[[Patch], np.ndarray | None]  # of each voxel of a patch, None where none is
+GONE = "files that the run wrote are gone; `volpipe verify` names them all"
+
+
 @dataclass
 class Sight:
     """A volume as a report sees it: within MOST_BYTES of its chunks.
@@ -63,10 +67,12 @@ class Sight:
     Attributes:
         most_bytes: of chunks that three slices may touch, decoded.
         is_missing: tells which voxels are not written; None where all are.
+        is_lost: tells which of those that were read as zeros were written otherwise, and are gone.
     """
 
     volume: Volume
     is_missing: IsMissing | None = None
+    is_lost: IsLost | None = None
     most_bytes: int = MOST_BYTES
     _held: Patch | None = field(default=None, init=False, repr=False)
     _problem: str = field(default="", init=False, repr=False)  # a volume that cannot be read is not read again
@@ -111,6 +117,9 @@ class Sight:
         except VolumeError as error:
             self._problem = str(error)
             patch = self._unread(box)
+        lost = None if self.is_lost is None else self.is_lost(patch)
+        if lost is not None:
+            patch = replace(patch, is_known=patch.is_known & ~lost, problem=patch.problem or GONE)
         missing = None if self.is_missing is None else self.is_missing(box)
         return patch if missing is None else replace(patch, is_known=patch.is_known & ~missing)
 
@@ -185,6 +194,11 @@ def part_around(whole: Box, at: Index, voxel: Lengths, pixel: float, most: int) 
     sizes = [min(n, max(1, int(most * pixel / v * 1.000001))) for n, v in zip(whole.shape, voxel, strict=True)]
     start = tuple(min(max(a, c - s // 2), b - s) for a, b, c, s in zip(whole.start, whole.stop, at, sizes, strict=True))
     return Box(start, tuple(a + s for a, s in zip(start, sizes, strict=True)))
+
+
+def num_chunks(box: Box, chunks: Triple) -> int:
+    """Return how many chunks `box` touches."""
+    return math.prod((b - 1) // c - a // c + 1 for a, b, c in zip(box.start, box.stop, chunks, strict=True))
 
 
 def fewer_chunks(box: Box, chunks: Triple, most: int, axis: int, at: Index) -> Box:
@@ -265,5 +279,21 @@ def missing_in(shards: Grid, is_missing: Callable[[int], bool]) -> IsMissing:
             assert flags is not None
             flags[part.relative_to(box.start).slices] = True
         return flags
+
+    return mask
+
+
+def lost_in(shards: Grid, is_lost: Callable[[int], bool]) -> IsLost:
+    """Return what tells which voxels of a patch are in a shard that is lost: its files are gone, and read as zeros.
+
+    Only of shards whose voxels are all zero is asked.
+    """
+
+    def mask(patch: Patch) -> np.ndarray | None:
+        def is_zero(number: int) -> bool:
+            inner = (shards.box(number) & patch.box).relative_to(patch.box.start).slices
+            return not patch.data[:, *inner].any() and is_lost(number)
+
+        return missing_in(shards, is_zero)(patch.box)
 
     return mask

@@ -316,6 +316,8 @@ class Tally:
     def _add_attempt(self, stage: str, fields: dict[str, Any], began: float, seconds: float) -> None:
         """Add a task that failed."""
         reason, units = str(fields["reason"]), tuple(map(int, fields["units"]))
+        if not units:
+            raise ValueError("it is an attempt at nothing")
         worker = self._worker(fields)
         if stage in self.maps:
             self.maps[stage].add_attempt(units)

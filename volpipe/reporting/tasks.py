@@ -186,7 +186,7 @@ def moment(seconds: float) -> str:
 
 def timeline(tally: Tally, stages: Sequence[str], box_of: BoxOf) -> list[Item]:
     """Return what was at work when: by stage, and by worker; single tasks where they are few."""
-    if not tally.bins.rows:
+    if not any(map(any, tally.bins.rows.values())):
         return [Note("No task says when it began.")]
     colours = dict(zip(stages, (COLOURS[i % len(COLOURS)] for i in range(len(stages))), strict=True))
     items: list[Item] = [_at_work(tally, colours)]
@@ -291,11 +291,16 @@ def _tile_chart(tally: Tally, colours: Mapping[str, str]) -> Chart:
     what = "node" if of_nodes else "worker"
     caption = (
         f"{tally.num_tasks:,} tasks are too many for a bar each: a tile is {brief(bins.seconds)} of a {what}, its "
-        "colour the stage that took most of it, its strength how busy it was. Times are local. {ZOOM}"
+        "colour the stage that took most of it, its strength how busy it was. Times are local. " + ZOOM
     )
     if len(rows) > len(shown):
         caption += f" The {MOST_LANES} busiest of {len(rows):,}."
-    changes = {"encoding": {"color": _legend(colours, failed=False), "y": {"scale": {"domain": list(shown)}}}}
+    changes = {
+        "encoding": {
+            "color": _legend(colours, failed=False),
+            "y": {"scale": {"domain": [lane for lane in rows if lane in shown]}},
+        }
+    }
     title = "Nodes and their tasks" if of_nodes else "Workers and their tasks"
     return Chart(title, caption, "tiles", columns, LANE_PIXELS * len(shown), changes)
 

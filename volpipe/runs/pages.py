@@ -314,6 +314,27 @@ def recipe_facts(plan: OutputPlan) -> Facts:
     return Facts("Recipe: what differs from the defaults", entries or {"": "nothing"})
 
 
+def findings_facts(plan: OutputPlan) -> dict[str, str]:
+    """Return what the output says of seams, clipped voxels and those that are not finite; nothing before it is closed.
+
+    `provenance_facts` says where it cannot be asked.
+    """
+    try:
+        run = _table(read_provenance(plan.out).get("run"))
+    except VolpipeError:
+        return {}
+    facts, seams = dict[str, str](), _table(run.get("seams"))
+    if seams:
+        scores = ", ".join(f"{axis} {value:.2f}" for axis, value in seams.items())
+        facts["seams"] = f"voxels differ across the faces of windows {scores} times as much as inside (1 is no seam)"
+    clipped, kept = _table(run.get("clipped")), _table(run.get("kept"))
+    if clipped.get("voxels"):
+        facts["clipped to the output's type"] = f"{clipped['voxels']:,} voxels, {clipped['share']:.2%} of the output"
+    if any(kept.values()):
+        facts["kept, not finite"] = ", ".join(f"{value:,} {name}" for name, value in kept.items() if value)
+    return facts
+
+
 def provenance_facts(plan: OutputPlan) -> list[Item]:
     """Return versions, devices and identities that the output names; a sentence where it cannot be asked."""
     try:

@@ -37,7 +37,7 @@ SEED = 0
 # On an invented EM volume of 96 × 160 × 160 voxels (2026-11-21), z, y, x: unet3d with its halo 1.00, 1.09, 1.00; hann
 # 1.00, 1.09, 1.00; identity 1.00, 1.06, 1.01; unet3d with halo 0 1.22, 1.29, 1.59.
 THRESHOLD = 1.2
-REPORT_BYTES, REPORT_SAMPLES = 12 * 2**20, 12  # of decoded chunks that a report reads for its profiles; per axis
+REPORT_BYTES, REPORT_SAMPLES = 8 * 2**20, 12  # of decoded chunks that a report reads for its profiles; per axis
 PROFILE_CAPTION = (
     "How much neighbouring voxels differ (root of the mean square) by their distance from the faces between windows, 0 "
     "the pair across a face: a seam is a peak, or a dip, at 0. From a sample of the output."

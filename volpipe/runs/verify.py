@@ -115,6 +115,11 @@ def check_present(output: str, shards: Sequence[Shard]) -> None:
         )
 
 
+def has_lost_files(output: str, shard: Shard) -> bool:
+    """Return whether a file of `shard` was written and is gone; its checksums are "" where it was not written."""
+    return bool(shard.sums) and any(not paths.exists(file) for file, _ in _files(output, shard))
+
+
 def _files(output: str, shard: Shard) -> list[tuple[paths.Location, int]]:
     """Return the files of `shard` that were written, each with its checksum."""
     files = checksums.stored_files(open_writer(output, level_key(shard.level)).header, shard.stored)

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -49,7 +50,16 @@ from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.verify import Recomputed, Shard, Verdict, check_files, check_present, metadata_of, written
+from volpipe.runs.verify import (
+    Recomputed,
+    Shard,
+    Verdict,
+    check_files,
+    check_present,
+    has_lost_files,
+    metadata_of,
+    written,
+)
 from volpipe.volumes.identity import Identity, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
@@ -155,8 +165,7 @@ class HeldWork(ABC, Generic[R]):
             self._write_report()
             raise
         except BaseException:  # interrupted
-            journal = self.folder.journal
-            if not journal.is_file() or journal.stat().st_size <= QUICK_BYTES:
+            if (paths.size(self.folder.journal) or 0) <= QUICK_BYTES:
                 self._write_report(with_pictures=False)
             raise
         if not (was_current and before == list(map(paths.size, self.witnesses()))):
@@ -407,8 +416,31 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def main_picture(self, title: str) -> Picture | None:
         """Return a slice of the whole output, as far as it is written; None before there is one."""
-        subject = self.subject(self.taken().schedule)
+        subject = self._checked_subject(self.taken().schedule)
         return None if subject is None else main_picture(subject, title)
+
+    def _checked_subject(self, schedule: Schedule) -> Subject | None:
+        """Return the subject, which knows what was written and is gone."""
+        subject, files = self.subject(schedule), self.folder.journal
+        if subject is None or not files.is_file() or files.stat().st_size > QUICK_BYTES:
+            return subject
+        sums = cache(self._written)
+
+        def is_lost(level: int, number: int) -> bool:
+            return has_lost_files(self.plan.out, self._shard(level, number, sums().get((level, number), "")))
+
+        return replace(subject, is_lost=is_lost)
+
+    def _written(self) -> dict[tuple[int, int], str]:
+        """Return the checksums of shards; none where the journal is damaged, which its tally says."""
+        try:
+            return written(self.folder, self.kinds)
+        except RunError:
+            return {}
+
+    def _shard(self, level: int, number: int, sums: str) -> Shard:
+        box = self.plan.shards(level).box(number)
+        return Shard(level, box, self.stored_box(box), sums)
 
     def thumbnail(self, edge: int) -> tuple[bytes, str] | None:
         """Return a small slice of the whole output, which is complete, and its media type; None where there is none."""
@@ -421,7 +453,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """Return slices of input and output; see `FolderWork`."""
 
         def drawn(draw: Callable[[Subject], Sequence[Item]]) -> Sequence[Item]:
-            subject = self.subject(schedule)
+            subject = self._checked_subject(schedule)
             return draw(subject) if subject is not None else [Note("Nothing is computed yet.")]
 
         return [

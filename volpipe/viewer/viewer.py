@@ -15,12 +15,16 @@ from pathlib import Path
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple
+from volpipe.segmentation.driver import SegmentationResult
 from volpipe.viewer.layers import Scene, open_scene
 from volpipe.viewer.site import Service, client_folder, host_names
 from volpipe.viewer.state import check_at
 from volpipe.volumes.volume import Volume
+from volpipe.workflow.driver import Report, place_of
 
 BIND = re.compile(r"(?:(?P<address>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):)?(?P<port>\d{1,5})")
+
+Place = str | Path | Volume | Report | SegmentationResult
 
 
 class Viewer:
@@ -81,13 +85,11 @@ class Viewer:
         self._service.readers.shutdown(cancel_futures=True)
 
 
-def view(
-    output: str | Path | Volume, *volumes: str | Path | Volume, at: Triple | None = None, bind: str = "127.0.0.1:0"
-) -> Viewer:
+def view(output: Place, *volumes: Place, at: Triple | None = None, bind: str = "127.0.0.1:0") -> Viewer:
     """Return a viewer whose `url` shows `output`, `volumes` beside it, and their difference, until it is closed.
 
     Args:
-        output: of a run or a segmentation, also one that goes on; or any volume.
+        output: of a run or a segmentation, also one that goes on, or its report; or any volume.
         volumes: such as its input; or their locations, as `open` takes them.
         at: voxel (z, y, x) of the output to begin at; its centre where it is not given.
         bind: port, or address and port, to listen on; 0 is any that is free.
@@ -95,7 +97,8 @@ def view(
     Raises:
         VolpipeError: no such volume or voxel, the port is taken, or Neuroglancer is not installed.
     """
-    return Viewer(open_scene(output, volumes), at, bind)
+    places = [place_of(volume, "volume") for volume in volumes]
+    return Viewer(open_scene(place_of(output, "output"), places), at, bind)
 
 
 def parse_bind(text: str) -> tuple[str, int]:

@@ -174,7 +174,7 @@ def coarser(volume: Volume, bin: Triple) -> Volume:
         if b < 1 or n % b:
             raise VolumeError(
                 f"bin {bin}: axis {axis} of {volume} has {n} voxels, which {b} does not divide; give a number that "
-                "does, or save the part that it divides by numpy.save and copy that"
+                "does, or cut the volume to a whole number of bins first"
             )
     if volume.dtype.kind in "iu" and volume.dtype.itemsize >= 4:
         raise VolumeError(
@@ -360,17 +360,19 @@ def _end_with_parent() -> None:
 
 
 def _read(volume: Volume, bin: Triple, box: Box) -> np.ndarray:
-    """Return the voxels (c, z, y, x) of `box` of the copy, read slab by slab where each is the mean of several."""
+    """Return the voxels (c, z, y, x) of `box` of the copy, read part by part where each is the mean of several."""
     if bin == UNBINNED:
         return volume.open().read(box)
-    num_bytes = math.prod(box.shape[1:]) * math.prod(bin) * volume.dtype.itemsize * volume.num_channels
-    depth = max(1, MAX_BOX_BYTES // num_bytes)
-    slabs = (
-        Box((z, *box.start[1:]), (min(z + depth, box.stop[0]), *box.stop[1:]))
-        for z in range(box.start[0], box.stop[0], depth)
-    )
-    means = [downsample(volume.open().read(slab.scaled(bin)), (1, *bin), "mean") for slab in slabs]
-    return np.concatenate(means, axis=1)
+    out = np.empty((volume.num_channels, *box.shape), volume.dtype)
+    cell = list(box.shape)
+    for i in range(3):
+        num_bytes = math.prod(cell) // cell[i] * math.prod(bin) * volume.dtype.itemsize * volume.num_channels
+        cell[i] = max(1, min(cell[i], MAX_BOX_BYTES // num_bytes))
+    parts = Grid(box.shape, tuple(cell))
+    for part in map(parts.box, range(len(parts))):
+        data = volume.open().read(part.shift(box.start).scaled(bin))
+        out[:, *part.slices] = downsample(data, (1, *bin), "mean")
+    return out
 
 
 def _copy_box(target: Target, read: Callable[[Box], np.ndarray], boxes: Grid, number: int) -> None:

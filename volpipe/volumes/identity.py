@@ -17,11 +17,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box, Grid
-from volpipe.volumes.formats import single_file
-from volpipe.volumes.formats.container import read_header
+from volpipe.volumes.formats import precomputed, single_file
+from volpipe.volumes.formats.container import inside, read_header
 from volpipe.volumes.reader import METADATA_FILES
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.chunk_files import ChunkFiles
+from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Stamp
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume
@@ -68,14 +69,15 @@ def identify(volume: Volume) -> Identity:
         "shards": volume.shards, "codec": volume.codec, "axes": volume.axes,
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps([*metadata.values()]).encode())
-    boxes, places = _boxes(volume), _places(volume)
+    header = read_header(volume.folder)
+    root, names = _files(volume, header)
+    boxes, places = _boxes(volume), _places(volume, header, root)
     contents: dict[Box, bytes] = {}
     for box in boxes:
         if box not in contents:
             contents[box] = _content(volume, box)
         digest.update(contents[box])
     sampled = [Sampled(box=str(box), voxels=_hash(data), file=places(box)) for box, data in contents.items()]
-    root, names = _files(volume)
     names += [sample.file for sample in sampled if sample.file]
     return Identity(
         name=str(volume),
@@ -108,29 +110,33 @@ def _hash(content: bytes) -> str:
     return UNREADABLE if content == UNREADABLE.encode() else hashlib.sha256(content).hexdigest()[:16]
 
 
-def _files(volume: Volume) -> tuple[Location, list[str]]:
+def _files(volume: Volume, header: Header | None) -> tuple[Location, list[str]]:
     """Return the folder that names of the files of `volume` count from, and those of its metadata."""
-    if volume.format == "precomputed":
-        return volume.folder.parent, [METADATA_FILES[volume.format]]
+    if header is not None and header.format == "precomputed":
+        return precomputed.root_of(header), [precomputed.FILE]
+    if volume.format == "precomputed":  # it is gone
+        return volume.folder.parent, [precomputed.FILE]
     within = single_file.split(volume.folder)
     if within is not None:
         return within[0].parent, [within[0].name]
     return volume.folder, [METADATA_FILES[volume.format]] if volume.format in METADATA_FILES else []
 
 
-def _places(volume: Volume) -> Callable[[Box], str]:
-    """Return a function from a box to the file with its first voxel, "" for a volume in one file."""
-    header = read_header(volume.folder)
+def _places(volume: Volume, header: Header | None, root: Location) -> Callable[[Box], str]:
+    """Return a function from a box to the file with its first voxel, counted from `root`.
+
+    "" for a volume in one file, and where the file is not known.
+    """
     if header is None or single_file.split(volume.folder) is not None:
         return lambda box: ""
     if "names" in header.known:  # a folder of slices
         return lambda box: str(header.known["names"][box.start[0]])
-    chunk_files = ChunkFiles(header)
+    chunk_files, key = ChunkFiles(header), "/".join(inside(volume.folder, root))
 
     def name(box: Box) -> str:
         first = [box.start["zyx".index(axis)] if axis in "zyx" else 0 for axis in volume.axes]
         file = chunk_files.name(tuple(i // n for i, n in zip(first, header.write_unit, strict=True)))
-        return f"{volume.folder.name}/{file}" if volume.format == "precomputed" else file
+        return f"{key}/{file}" if key and file else file
 
     return name
 

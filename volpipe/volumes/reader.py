@@ -27,7 +27,7 @@ import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Box, mirror
-from volpipe.volumes.formats import single_file, webknossos, zarr
+from volpipe.volumes.formats import precomputed, single_file, webknossos, zarr
 from volpipe.volumes.formats.container import absolute, inside, read_attributes, read_datasets, read_header, read_place
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 MAX_NAMED = 20
 UNKNOWN_SIZE = "voxel size unknown"
-METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json", "precomputed": "info"}
+METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}  # beside the chunks
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,8 @@ class Volume:
             VolumeError: the array is gone or has changed since the reference was made.
         """
         folder = self.folder
-        return once(folder, (self, cache_bytes, session), lambda: Reader(self, cache_bytes))
+        purpose = (self, cache_bytes, session)
+        return once(folder, purpose, lambda: Reader(self, cache_bytes), has_slices=self.format == "tiff")
 
 
 class Reader:
@@ -276,7 +277,8 @@ class Reader:
         folder = volume.folder
         header = read_header(folder)
         if header is None:
-            raise VolumeError(f"no array at {folder} any more")
+            silent = ", or its server does not answer" if isinstance(folder, object_store.Remote) else ""
+            raise VolumeError(f"no array at {folder} any more{silent}")
         if header.shape != volume.shape or header.dtype != volume.dtype:
             raise VolumeError(
                 f"{folder} was {volume.dtype} {volume.shape} and is now {header.dtype} {header.shape}; open it again"
@@ -441,10 +443,10 @@ _opened: dict[tuple[int, Location, object], tuple[object, object]] = {}
 _lock = threading.Lock()
 
 
-def once(folder: Location, purpose: object, make: Callable[[], T]) -> T:
+def once(folder: Location, purpose: object, make: Callable[[], T], *, has_slices: bool = False) -> T:
     """Return this process's object for the folder and purpose, made anew if the metadata have changed."""
     place = (os.getpid(), folder, purpose)
-    now = state(folder)
+    now = state(folder, has_slices=has_slices)
     known = _opened.get(place)
     if known is None or known[0] != now:
         with _lock:
@@ -456,16 +458,17 @@ def once(folder: Location, purpose: object, make: Callable[[], T]) -> T:
     return known[1]  # type: ignore[return-value]  # the purpose decides which
 
 
-def state(folder: Location) -> tuple[object, ...]:
+def state(folder: Location, *, has_slices: bool = False) -> tuple[object, ...]:
     """Return a value that changes when an array's metadata do; those of slices are their names."""
     within = single_file.split(folder)
     if within is not None:
         return paths.state(within[0].parent, [within[0].name])
+    if has_slices:
+        return paths.state(folder.parent, [folder.name])
     states = paths.state(folder, METADATA_FILES.values())
     if states or not isinstance(folder, Path):
         return states
-    names = ("info",) if folder.parent.suffix == ".precomputed" else ("info", folder.name)
-    return paths.state(folder.parent, names)
+    return tuple(entry for root in precomputed.roots(folder) for entry in paths.state(root, [precomputed.FILE]))
 
 
 def _open_for_reading(header: Header, cache_bytes: int) -> tensorstore.StoredArray:

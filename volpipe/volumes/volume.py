@@ -62,19 +62,7 @@ AS_STORED = View()
 
 
 def open_volume(location: str | Path, key: str | None = None, level: int = 0, *, view: View = AS_STORED) -> Volume:
-    """Return the volume at `location`: an array, a level of a multiscale group, or the only one of these inside.
-
-    Args:
-        location: an N5, Zarr or Neuroglancer precomputed container, an HDF5, TIFF, MRC or .npy file, a folder of TIFF
-            slices, or a path into one; on a disk, containers also s3://bucket/… or https://host/… .
-        key: the array or group in it; needed where there are several.
-        level: of the multiscale group, 0 for the finest.
-        view: what is read of the array, and where it lies, in place of what it says itself.
-
-    Raises:
-        VolumeError: nothing there, several to choose from, metadata that are broken, wrong or not supported, or a
-            channel or a point in time that there is none of.
-    """
+    """Return the volume at `location`; arguments as of `volpipe.open`."""
     container, key = locate(location, key)
     if not isinstance(container, object_store.Remote):  # there it is asked last: not all that may be read may be listed
         single_file.probe_file(container)
@@ -86,7 +74,8 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0, *,
     count = _length(volume, "t")
     if count > 1 and view.time is None:
         raise VolumeError(
-            f"{volume} has {count} points in time; choose one, 0 to {count - 1}, by input.time in a recipe, or --time"
+            f"{volume} has {count} points in time; choose one, 0 to {count - 1}, by input.time in a recipe, --time, or "
+            "view=vp.View(time=0)"
         )
     return volume
 

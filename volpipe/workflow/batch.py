@@ -335,10 +335,12 @@ class BatchWork(HeldWork[BatchReport]):
         try:
             yield Together(left, keep, at_once=self.options.at_once, on_tick=table.keep_up)
         finally:
-            for number, row in enumerate(table.rows):
-                if row.ended == "running":
-                    table.set(number, replace(row, ended="interrupted"))
+            stopped = [number for number, row in enumerate(table.rows) if row.ended == "running"]
+            for number in stopped:
+                table.set(number, replace(table.rows[number], ended="interrupted"))
             table.store()
+            for number in stopped:
+                self.on_end(number, table.rows[number])
         return BatchReport(table.rows, self.folder.path, time.monotonic() - began, self.plan.notes)
 
 

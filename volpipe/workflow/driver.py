@@ -45,7 +45,7 @@ from volpipe.recipes.inference import Recipe
 from volpipe.reporting.comparison import Subject
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
-from volpipe.runs.pages import Taken
+from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import measured, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
@@ -56,13 +56,17 @@ from volpipe.runs.seams import Score, profile_items, seam_scores
 from volpipe.runs.verify import Recomputed, Shard, recompute
 from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkSession
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
+from volpipe.segmentation.driver import SegmentationResult
 from volpipe.units import count, shape
 from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, open_volume
 
-__all__ = ["Listener", "Options", "Report", "RunWork", "execute", "prepare", "prepare_for", "preview"]
+__all__ = [
+    "Listener", "Options", "Report", "RunWork", "execute", "location_of", "place_of", "prepare", "prepare_for",
+    "preview",
+]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +94,33 @@ class Report(WorkReport):
         seams = ", ".join(f"{score.axis} {score.value:.2f}" for score in self.seams)
         grey = {"clipped voxels": f"{self.clipped[0]:,}"} if self.clipped[0] else {}
         return {"output": paths.shown(self.plan.out), **super().facts(), **({"seams": seams} if seams else {}), **grey}
+
+
+def place_of(value: object, called: str) -> str | Path | Volume:
+    """Return a volume or its location, of a report that of the output; `called` names it in a refusal.
+
+    Raises:
+        VolpipeError: it is none of these.
+    """
+    if isinstance(value, str | Path | Volume):
+        return value
+    if isinstance(value, Report | SegmentationResult):
+        return str(value.plan.out)
+    raise VolpipeError(
+        f"{called} is {type(value).__name__}; give a path, a volume, or what vp.run or vp.segment returned"
+    )
+
+
+def location_of(value: object, called: str) -> str:
+    """Return the location of what workers open themselves; as `place_of`.
+
+    Raises:
+        VolpipeError: it is a volume that is open, with a view perhaps, or no place of one.
+    """
+    place = place_of(value, called)
+    if isinstance(place, Volume):
+        raise VolpipeError(f"{called} is opened by workers, by its location; give {place.path!r}, not the volume")
+    return str(place)
 
 
 def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
@@ -158,6 +189,7 @@ class RunWork(OutputWork[Plan, Report]):
             "net": f"{plan.net.label}, {count(plan.net.num_parameters, 'parameter')}{invariant}",
             "windows": f"{shape(plan.window)} voxels, overlap {shape(plan.overlap)}, blend {blend}, {plan.mode}",
             "blocks": f"{plan.num_active:,} of {shape(plan.block)} windows",
+            **findings_facts(plan),
         }
 
     def _selection(self) -> Selection | None:

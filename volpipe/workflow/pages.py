@@ -175,7 +175,8 @@ def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     tally, num_read = _tally_of(rows)
     done = sum(row.is_complete for row in rows)
     facts = {"datasets": f"{len(rows):,}, {done:,} of them complete"}
-    facts |= {**times_facts(tally, 1), **command_facts(folder.path, stand.driver)}
+    facts |= {"planned": _planned(rows), **times_facts(tally, 1), **command_facts(folder.path, stand.driver)}
+    facts["taken"] = f"read {size(sum(r.read_bytes for r in rows))}, written {size(sum(r.written_bytes for r in rows))}"
     summary: list[Item] = [Facts("", facts)]
     if num_read < len(rows):
         summary.append(Note(f"Timeline and tables of tasks are of the first {num_read:,} datasets: all are too many."))
@@ -183,6 +184,15 @@ def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     first, *others = _sections(folder, tally, summary, ())
     line = " ".join(filter(None, (f"A batch of {count(len(rows), 'dataset')}.", stand.sentence)))
     return Page(folder.path.name, stand.state, [first, datasets, *others], stand.is_well, line)
+
+
+def _planned(rows: Sequence[DatasetRow]) -> str:
+    """Return what was planned for all datasets: bytes and files of their outputs, and time where that was known."""
+    is_measured = all(row.is_measured for row in rows)
+    files = sum(row.output_files for row in rows)
+    room = f"outputs of {bounded(sum(row.output_bytes for row in rows), is_measured)} in {files:,} files"
+    times = [row.worker_seconds for row in rows]
+    return room if None in times else f"{room}; {brief(sum(filter(None, times)))} of workers"
 
 
 def _tally_of(rows: Sequence[DatasetRow]) -> tuple[Tally, int]:

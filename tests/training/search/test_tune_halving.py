@@ -40,17 +40,23 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _in_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have each training wait where it validates until the search has seen its score, however slow either is."""
-    seen: dict[str, int] = {}
+    """Have each training wait where it validates until the search has seen its score, however slow either is.
+
+    The search looks when the training waits: a look between the score and the waiting would stop it a rung early.
+    """
+    written, seen = dict[str, int](), dict[str, int]()
     watch, write = Study.watch, TrainLog.write
 
     def watching(study: Study, trial: Trial) -> None:
         scores = trials.read_scores(study.folder / trial.name)
+        if scores and scores[-1][0] > written.get(trial.name, 0):
+            return
         watch(study, trial)
         seen[trial.name] = scores[-1][0] if scores else 0
 
     def writing(train_log: TrainLog, state: TrainState, entry: Mapping[str, float]) -> bool:
         stops = write(train_log, state, entry)
+        written[train_log.folder.name] = state.step
         deadline = time.monotonic() + 60
         while state.step % 2 == 0 and state.step < STEPS and not stops:
             if seen.get(train_log.folder.name, 0) >= state.step:

@@ -21,9 +21,19 @@ from volpipe.geometry.grid import Box
 from volpipe.volumes.convert import Choice, convert
 from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import read_header
+from volpipe.volumes.identity import changes, identify
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.metadata import Level, Multiscale
-from volpipe.volumes.volume import ArraySpec, View, Volume, create_array, create_multiscale, open_volume, with_view
+from volpipe.volumes.volume import (
+    ArraySpec,
+    View,
+    Volume,
+    create_array,
+    create_multiscale,
+    open_volume,
+    open_writer,
+    with_view,
+)
 
 SIZE, ORIGIN = (30.0, 6.0, 8.0), (15.0, 63.0, 84.0)  # nm: the centres of voxels 0, 10 and 10
 LABELS = precomputed.SEGMENTATION
@@ -268,6 +278,7 @@ def test_a_name_of_another_format_is_refused(tmp_path: Path, give: Give) -> None
         ({"scales": [{"encoding": "jxl"}]}, "encoding 'jxl' is not read; volpipe reads raw, jpeg, png"),
         ({"scales": [{"key": "../outside"}]}, "the key '../outside' of a level is no folder inside"),
         ({"scales": [{"voxel_offset": [0.5, 0, 0]}]}, "voxel_offset .* is not three integers"),
+        ({"scales": [{"voxel_offset": [True, 0, 0]}]}, "voxel_offset .* is not three integers"),
         ({"scales": [{"sharding": {"preshift_bits": -1}}]}, "the bits of its sharding"),
     ],
 )
@@ -285,3 +296,59 @@ def test_a_file_named_info_of_something_else_is_left_alone(tmp_path: Path) -> No
     convert(made_by_tensorstore(tmp_path / "image", noise((8, 8, 8))), tmp_path / "b.zarr")
     np.save(tmp_path / "a.npy", noise((8, 8, 8)))
     assert open_volume(tmp_path / "b.zarr").shape == open_volume(tmp_path / "a.npy").shape == (8, 8, 8)
+
+
+def test_a_file_named_info_of_something_else_stands_in_nobodys_way(tmp_path: Path) -> None:
+    data = noise((8, 8, 8))
+    for name in ("a.n5", "b.zarr"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "info").write_text('{"microscope": "3"}')
+    np.save(tmp_path / "a.npy", data)
+    for name in ("a.n5/raw", "b.zarr/raw"):
+        np.testing.assert_array_equal(convert(open_volume(tmp_path / "a.npy"), tmp_path / name)[...], data)
+    made_by_tensorstore(tmp_path / "c", data)
+    with pytest.raises(VolumeError, match="c is precomputed; zarr3 cannot be written into it"):
+        create_array(tmp_path / "c", "raw", ArraySpec(data.shape, data.dtype, (8, 8, 8)), "zarr3")
+
+
+def change_info(folder: Path, **scale: Any) -> None:  # Any: JSON
+    info = json.loads((folder / "info").read_text())
+    info["scales"][0] |= scale
+    (folder / "info").write_text(json.dumps(info))
+
+
+@pytest.mark.parametrize("key", ["em", "em/8_6_30"])
+@pytest.mark.parametrize("name", ["image", "a.precomputed", "A.Precomputed"])
+def test_changes_of_its_description_are_seen(tmp_path: Path, key: str, name: str) -> None:
+    volume = made_by_tensorstore(tmp_path / name, noise((8, 9, 10)), key=key)
+    reader, before = volume.open(), identify(volume)
+    (tmp_path / name / key / "8-16_0-1_0-1").write_bytes(b"")  # as by a run that writes there
+    assert volume.open() is reader
+    change_info(tmp_path / name, size=[10, 9, 7])
+    with pytest.raises(VolumeError, match="and is now uint8"):
+        volume.open()
+    assert any(change.startswith("info was") for change in changes(before, identify(open_volume(tmp_path / name))))
+
+
+@pytest.mark.parametrize("key", ["em", "em/8_6_30"])
+def test_its_identity_names_the_files_of_the_voxels_it_compares(tmp_path: Path, key: str) -> None:
+    files = identify(made_by_tensorstore(tmp_path / "a", noise((8, 9, 10)), key=key)).files
+    assert set(files) == {"info", f"{key}/10-18_10-18_0-8"}
+    assert None not in files.values()
+    hashed = identify(made_by_tensorstore(tmp_path / "b", noise((8, 9, 10)), key=key, sharding=HASHED))
+    assert set(hashed.files) == {"info"}
+    assert [sample.file for sample in hashed.boxes] == [""]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ['{"scales": [], "data_type": "uint8"}', '{"scales": [7, {"key": "c"}], "data_type": "uint8"}', "notes"],
+)
+@pytest.mark.parametrize("name", ["b.zarr", "B.ZARR", "b"])
+def test_a_broken_description_beside_other_volumes_is_left_alone(tmp_path: Path, broken: str, name: str) -> None:
+    data = noise((8, 8, 8))
+    create_array(tmp_path / name, "c/raw", ArraySpec(data.shape, data.dtype, (8, 8, 8)))
+    open_writer(tmp_path / name, "c/raw").write(Box.from_shape(data.shape), data)
+    (tmp_path / "info").write_text(broken)
+    assert np.array_equal(open_volume(tmp_path / name)[...], data)
+    assert open_volume(tmp_path / name / "c").shape == data.shape

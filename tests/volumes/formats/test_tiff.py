@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import json
@@ -20,6 +21,7 @@ from volumes import noise
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
+from volpipe.volumes import reader
 from volpipe.volumes.formats import tiff
 from volpipe.volumes.storage.metadata import Place
 from volpipe.volumes.volume import ArraySpec, list_arrays, open_volume
@@ -396,3 +398,21 @@ def test_real_stacks_have_the_hashes_that_were_noted(shared: Path, folder: str) 
         assert (list(data.shape), data.dtype.name) == (entry["shape"], entry["dtype"])
         assert hashlib.sha256(data.tobytes()).hexdigest() == entry["sha256_array"]
     assert len(noted) >= 2
+
+
+@pytest.mark.parametrize("kind", ["files", "slices"])
+def test_many_compressed_files_do_not_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(reader, "MOST_OPENED", 4)
+    files = [tmp_path / f"{i}/a.tif" for i in range(30)]
+    for file in files:
+        file.parent.mkdir()
+        write(file, noise((9, 10)), compression="zlib")
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for file in files:
+            assert open_volume(file if kind == "files" else file.parent)[...].shape[-2:] == (9, 10)
+        assert len(list(Path("/proc/self/fd").iterdir())) - before <= 4
+    finally:
+        gc.enable()

@@ -144,3 +144,14 @@ def test_numbers_that_lack_a_slice_are_noted(names: list[str], note: str, tmp_pa
     notes = " ".join(open_volume(write(tmp_path / "raw", noise((len(names), 8, 8)), names)).notes)
     assert note in notes
     assert ("no slice" in notes) == bool(note)
+
+
+@pytest.mark.parametrize("other", ["info", "attributes.json", "zarr.json"])
+def test_new_names_of_slices_count_whatever_lies_beside_them(tmp_path: Path, other: str) -> None:
+    data = noise((4, 12, 13))
+    folder = write(tmp_path / "raw", data)
+    (folder / other).write_text('{"zarr_format": 3, "node_type": "group"}')
+    volume = open_volume(folder)
+    assert np.array_equal(volume.open()[...], data)
+    (folder / "slice_0.tif").rename(folder / "slice_9.tif")
+    assert np.array_equal(volume.open()[...], np.roll(data, -1, axis=0))

@@ -77,10 +77,16 @@ def download(bucket: Bucket, folder: Path) -> None:
 
 
 @contextmanager
-def web_server(folder: Path) -> Iterator[str]:
-    """Serve `folder` as Python's own web server does, and give its address."""
+def web_server(folder: Path, gone: str = "") -> Iterator[str]:
+    """Serve `folder` as Python's own web server does, and give its address; the path `gone` is answered with 410."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
+        def send_head(self) -> Any:  # Any: as the library has it
+            if self.path == gone:
+                self.send_error(http.HTTPStatus.GONE)
+                return None
+            return super().send_head()
+
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
@@ -131,6 +137,41 @@ def test_a_simple_web_server_serves_all_but_shards(tmp_path: Path) -> None:
             assert np.array_equal(open_volume(f"{address}/{layout}/raw").open()[...], DATA)
         with pytest.raises(VolumeError, match="sends whole files alone, and sharded arrays are read in parts"):
             open_volume(f"{address}/shards/raw").open()[...]
+
+
+@pytest.mark.parametrize("name", ["a.zarr", "a"])
+def test_a_server_that_says_nothing_of_a_neighbour_serves_volumes(tmp_path: Path, name: str) -> None:
+    make_group(tmp_path / "x" / name, "ome-zarr-0.5")
+    with web_server(tmp_path, gone="/x/info") as address:
+        assert np.array_equal(open_volume(f"{address}/x/{name}").open()[...], DATA)
+
+
+def test_a_level_whose_key_has_two_parts_is_read_from_s3(bucket: Bucket, tmp_path: Path) -> None:
+    spec = ArraySpec(DATA.shape, DATA.dtype, (8, 8, 8), (32, 32, 32), codec="gzip")
+    create_array(tmp_path / "a.precomputed", "em/s0", spec, "precomputed")
+    open_writer(tmp_path / "a.precomputed", "em/s0").write(Box.from_shape(DATA.shape), DATA)
+    upload(tmp_path / "a.precomputed", bucket, "x/a.precomputed")
+    for location in ("s3://cells/x/a.precomputed", "s3://cells/x/a.precomputed/em/s0"):
+        assert np.array_equal(open_volume(location).open()[...], DATA)
+
+
+def test_a_server_that_says_nothing_of_a_volume_is_named(tmp_path: Path) -> None:
+    create_array(
+        tmp_path / "a.precomputed", "s0", ArraySpec(DATA.shape, DATA.dtype, (8, 8, 8), codec="gzip"), "precomputed"
+    )
+    with (
+        web_server(tmp_path, gone="/a.precomputed/info") as address,
+        pytest.raises(VolumeError, match=r"a\.precomputed/info.*410"),
+    ):
+        open_volume(f"{address}/a.precomputed/s0")
+
+
+@pytest.mark.parametrize("name", ["a.zarr", "A.ZARR"])
+def test_no_description_is_sought_above_a_container(bucket: Bucket, tmp_path: Path, name: str) -> None:
+    make_group(tmp_path / name, "ome-zarr-0.5")
+    upload(tmp_path / name, bucket, f"x/{name}")
+    open_volume(f"s3://cells/x/{name}")
+    assert "/cells/x/info" not in {path for _, path in bucket.requests}
 
 
 @pytest.mark.parametrize("format", GROUPS)

@@ -22,11 +22,12 @@ from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.training import TrainRecipe, check_same
 from volpipe.reporting.page import Page
+from volpipe.runs.presence import StageNote, present
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.driver import LearningWork, TrainingFailed, TrainingWork, check_slots, is_complete, newest_step
 from volpipe.training.logs import read_log
 from volpipe.training.search.pages import trials_page
-from volpipe.training.task import Training
+from volpipe.training.task import STAGE, Training
 
 log = logging.getLogger(__name__)
 
@@ -220,8 +221,9 @@ class TrialsWork(LearningWork[list[TrialResult]]):
             work.claim()
             log.info("trial %s begins: %s", trial.name, format_values(trial.values))
             self.running[trial.name] = trial
-            with work.reporting():
-                yield from work.trained(session)
+            steps = trial.recipe.train.steps
+            with work.reporting(), present(work.folder.path, session) as presence:
+                yield from work.trained(session, lambda step: presence.tell({STAGE: StageNote(step, steps)}))
 
     def _end(self, ended: Ended[None]) -> None:
         """Hand on how a trial ended."""

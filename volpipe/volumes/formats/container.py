@@ -27,8 +27,13 @@ from volpipe.volumes.storage.metadata import (
 )
 from volpipe.volumes.storage.paths import Location
 
-MARKS = {"n5": ("attributes.json",), "zarr2": (".zarray", ".zgroup"), "zarr3": ("zarr.json",), "precomputed": ("info",)}
-SUFFIXES = (".n5", ".zarr", ".precomputed")
+MARKS = {
+    "n5": ("attributes.json",),
+    "zarr2": (".zarray", ".zgroup"),
+    "zarr3": ("zarr.json",),
+    "precomputed": (),  # its `info` is a name that other files may have
+}
+SUFFIXES = precomputed.CONTAINERS
 ARRAY_FORMATS = {  # of the arrays in a folder, by its format
     **{name: name for name in ("n5", "zarr2", "zarr3", "precomputed")},
     "ome-zarr-0.4": "zarr2",
@@ -87,8 +92,7 @@ def _root(path: Location) -> Location:
 
 def _is_group(folder: Location) -> bool:
     """Return whether `folder` says that it is a group; on the web, where each file costs a request, of N5 or Zarr."""
-    marks = [name for format, names in MARKS.items() for name in names if format != "precomputed"]
-    if any(paths.is_file(folder / name) for name in marks):
+    if any(paths.is_file(folder / name) for names in MARKS.values() for name in names):
         return True
     return isinstance(folder, Path) and precomputed.read_info(folder) is not None
 
@@ -223,6 +227,11 @@ def create_array(
         create_groups(container, key, format)
         precomputed.create_array(container, key, spec)
         return
+    if spec.codec == precomputed.SEGMENTATION:
+        raise VolumeError(
+            f"codec {spec.codec} is precomputed's alone; choose gzip or zstd for {format}, or write to a name that "
+            "ends in .precomputed"
+        )
     documents = n5.documents(spec) if format == "n5" else zarr.documents(spec, int(format[-1]))
     folder = container / key
     for name, tree in documents.items():
@@ -256,8 +265,8 @@ def create_groups(container: Location, key: str, format: str) -> None:
     parts = PurePosixPath(key).parts
     for depth in range(len(parts) + 1):
         folder = container.joinpath(*parts[:depth])
-        for other, marks in MARKS.items():
-            if other != format and any(paths.is_file(folder / mark) for mark in marks):
+        for other in MARKS:
+            if other != format and _is_of(other, folder):
                 raise VolumeError(f"{folder} is {other}; {format} cannot be written into it: choose another place")
         if depth == len(parts):
             return
@@ -266,6 +275,13 @@ def create_groups(container: Location, key: str, format: str) -> None:
         for name, tree in _group_documents(format, depth == 0).items():
             if not paths.is_file(folder / name):
                 write_json(folder / name, tree)
+
+
+def _is_of(format: str, folder: Location) -> bool:
+    """Return whether `folder` is an array or a group of `format`."""
+    if format == "precomputed":
+        return precomputed.read_info(folder) is not None
+    return any(paths.is_file(folder / mark) for mark in MARKS[format])
 
 
 def _group_documents(format: str, is_root: bool) -> dict[str, Tree]:

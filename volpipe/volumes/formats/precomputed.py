@@ -7,6 +7,7 @@ github.com/google/neuroglancer, src/datasource/precomputed: volume.md and sharde
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -17,7 +18,7 @@ import numpy as np
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Triple
 from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.storage.chunk_files import morton_bits
+from volpipe.volumes.storage.chunk_files import axis_bits, morton_bits
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
     Header,
@@ -37,8 +38,11 @@ from volpipe.volumes.storage.metadata import (
 from volpipe.volumes.storage.object_store import Remote
 from volpipe.volumes.storage.paths import Location
 
+log = logging.getLogger(__name__)
+
 FILE = "info"
 SUFFIX = ".precomputed"
+CONTAINERS = (".n5", ".zarr", SUFFIX)  # how names of folders with arrays end, in any case
 TYPE = "neuroglancer_multiscale_volume"
 SHARDING = "neuroglancer_uint64_sharded_v1"
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")
@@ -69,7 +73,7 @@ def read_info(folder: Location) -> Tree | None:
     except RemoteError:
         raise
     except VolumeError:
-        if folder.suffix == SUFFIX:
+        if folder.suffix.lower() == SUFFIX:
             raise
         return None  # a file of that name may be anybody's
     is_volume = tree is not None and isinstance(tree.get("scales"), list) and "data_type" in tree
@@ -82,14 +86,39 @@ def read_header(folder: Location) -> Header | None:
     Raises:
         VolumeError: its metadata are broken, or say what volpipe cannot read.
     """
-    depth = 1 if isinstance(folder, Remote) else KEY_PARTS  # each costs a request there
-    for root in folder.parents[:depth]:
-        info = read_info(root)
+    for root in roots(folder):
+        info = _read_info_around(root)
         parts = folder.parts[len(root.parts) :]
-        for scale in _scales(info, root) if info is not None else ():
-            if PurePosixPath(str(scale.get("key"))).parts == parts:
+        for scale in info["scales"] if info is not None else ():
+            if isinstance(scale, dict) and _parts(scale) == parts:
+                _scales(info or {}, root)
                 return _header(folder, root, info or {}, scale)
     return None
+
+
+def roots(folder: Location) -> Sequence[Location]:
+    """Return the folders whose file `info` may name the level at `folder`, nearest first."""
+    if folder.suffix.lower() in CONTAINERS:
+        return ()
+    around: tuple[Location, ...] = tuple(folder.parents[:KEY_PARTS])
+    named = [root for root in around if root.suffix.lower() == SUFFIX]
+    return named[:1] or (around[:1] if isinstance(folder, Remote) else around)  # each costs a request there
+
+
+def _read_info_around(root: Location) -> Tree | None:
+    """Return what `read_info` does; None where a server gives no answer about a folder that may be no volume's."""
+    try:
+        return read_info(root)
+    except RemoteError as error:
+        if root.suffix.lower() == SUFFIX:
+            raise
+        log.info("%s", error)
+        return None
+
+
+def root_of(header: Header) -> Location:
+    """Return the folder with the file `info` that names the level of `header`."""
+    return header.folder.parents[len(_parts(header.known["scale_metadata"])) - 1]
 
 
 def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
@@ -111,6 +140,10 @@ def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
 def read_attributes(folder: Location) -> Tree:
     """Return what the volume at `folder` says of itself, beside its levels; {} where there is none."""
     return {key: value for key, value in (read_info(folder) or {}).items() if key != "scales"}
+
+
+def _parts(scale: Mapping[str, Any]) -> tuple[str, ...]:
+    return PurePosixPath(str(scale.get("key"))).parts
 
 
 def _is_inner(key: str) -> bool:
@@ -173,7 +206,8 @@ def _codec(encoding: str, sharding: Tree | None) -> str:
 
 def _offset(scale: Tree, file: Location) -> tuple[int, ...]:
     offset = scale.get("voxel_offset", [0, 0, 0])
-    if not isinstance(offset, list) or len(offset) != 3 or not all(isinstance(n, int) for n in offset):
+    is_offset = isinstance(offset, list) and len(offset) == 3
+    if not is_offset or not all(isinstance(n, int) and not isinstance(n, bool) for n in offset):
         raise VolumeError(f"{file}: voxel_offset {str(offset)[:60]} is not three integers")
     return tuple(offset)
 
@@ -195,7 +229,7 @@ def shard_box(size: Sequence[int], chunk: Sequence[int], sharding: Mapping[str, 
     A chunk's number interleaves the bits of its place along x, y and z. Where it is not hashed, a shard has the chunks
     whose numbers share all but the lowest bits: along each axis a power of two of them.
     """
-    per_axis = [(-(-n // c) - 1).bit_length() for n, c in zip(size, chunk, strict=True)]
+    per_axis = axis_bits(size, chunk)
     low, high = sharding["preshift_bits"] + sharding["minishard_bits"], sharding["shard_bits"]
     if high and (sharding.get("hash") != "identity" or low + high < sum(per_axis)):
         return None
@@ -313,7 +347,7 @@ def stored_shards(spec: ArraySpec) -> tuple[int, ...]:
 
 def _scale(spec: ArraySpec, key: str) -> Tree:
     shape, chunks = spec.shape[-3:], spec.chunks[-3:]
-    per_axis = [(-(-n // c) - 1).bit_length() for n, c in zip(shape, chunks, strict=True)]
+    per_axis = axis_bits(shape, chunks)
     k = shard_exponent(spec)
     inside = sum(min(k, bits) for bits in per_axis)
     preshift = min(inside, MINISHARD_BITS)

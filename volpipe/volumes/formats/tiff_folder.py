@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -137,8 +137,8 @@ class SliceArray:
     def __init__(self, header: Header, cache_bytes: int) -> None:
         self._header = header
         self._files = [header.folder / name for name in header.known["names"]]
-        self._cache_bytes = cache_bytes
-        self._open = lru_cache(maxsize=OPEN_SLICES)(self._open_slice)
+        # no method of self: a cycle would keep the files open until the collector comes by
+        self._open = lru_cache(maxsize=OPEN_SLICES)(partial(_open_slice, header, cache_bytes // OPEN_SLICES))
 
     def read(self, index: Index) -> np.ndarray:
         first, *rest = index
@@ -152,11 +152,11 @@ class SliceArray:
             out[z] = self._open(file).read(tuple(rest))
         return out
 
-    def _open_slice(self, file: Path) -> StoredArray:
-        header = _slice_header(file)
-        if header.shape != self._header.shape[1:] or header.dtype != self._header.dtype:
-            raise VolumeError(
-                f"{file} is {header.dtype} {header.shape}, and the other slices are {self._header.dtype} "
-                f"{self._header.shape[1:]}"
-            )
-        return tiff.open_array(header, self._cache_bytes // OPEN_SLICES)
+
+def _open_slice(stack: Header, cache_bytes: int, file: Path) -> StoredArray:
+    header = _slice_header(file)
+    if header.shape != stack.shape[1:] or header.dtype != stack.dtype:
+        raise VolumeError(
+            f"{file} is {header.dtype} {header.shape}, and the other slices are {stack.dtype} {stack.shape[1:]}"
+        )
+    return tiff.open_array(header, cache_bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,8 @@ class PagedArray:
         self._dtype = voxel_dtype(layout.stored, "a page")
         self._open = lru_cache(maxsize=OPEN_FILES)(RawFile)
         most = cache_bytes // (math.prod(layout.segment) * layout.stored.itemsize)
-        self._segment = lru_cache(maxsize=most)(self._decode)
+        # no method of self: a cycle would keep the files open until the collector comes by
+        self._segment = lru_cache(maxsize=most)(partial(_decode, pages, layout, self._open))
 
     def read(self, index: Index) -> np.ndarray:
         """Return the voxels at `index`, in native byte order; page by page."""
@@ -121,35 +122,37 @@ class PagedArray:
                 _paste(out, box, data, [i * s for i, s in zip(index, layout.segment, strict=True)])
         return out
 
-    def _decode(self, page_number: int, number: int) -> np.ndarray | None:
-        """Return one strip or tile (1, depth, length, width, samples), None where the file leaves it out."""
-        page = self._pages[page_number]
-        if not page.counts[number]:
-            return None
-        text = self._open(page.file).read(page.offsets[number], page.counts[number])
-        values = decoded_size.count_values(text)
-        if values is not None and values > MOST_GROWTH * math.prod(self._layout.segment):
-            raise VolumeError(
-                f"{page.file}: the strip or tile at byte {page.offsets[number]} unpacks to {values} values and has "
-                f"{math.prod(self._layout.segment)}: it is damaged"
-            )
-        try:
-            data, _, _ = self._layout.decode(
-                text, number, jpegtables=page.jpegtables, jpegheader=self._layout.jpegheader
-            )
-        except Exception as error:  # each codec has errors of its own
-            raise VolumeError(f"{page.file}: the strip or tile at byte {page.offsets[number]}: {error}") from error
-        return None if data is None else self._checked(np.asarray(data), page, number)[np.newaxis]
 
-    def _checked(self, data: np.ndarray, page: Page, number: int) -> np.ndarray:
-        """Return `data`, a strip or tile; raise where a picture in it has other voxels than the page says."""
-        stored = self._layout.stored.newbyteorder("=")
-        is_bilevel = stored.kind == "b" and (data.dtype.kind == "b" or not (data > 1).any())
-        if data.dtype != stored and not is_bilevel:
-            raise VolumeError(
-                f"{page.file}: the strip or tile at byte {page.offsets[number]} holds {data.dtype} instead of {stored}"
-            )
-        return data
+def _decode(
+    pages: list[Page], layout: Layout, open_file: Callable[[Path], RawFile], page_number: int, number: int
+) -> np.ndarray | None:
+    """Return one strip or tile (1, depth, length, width, samples), None where the file leaves it out."""
+    page = pages[page_number]
+    if not page.counts[number]:
+        return None
+    text = open_file(page.file).read(page.offsets[number], page.counts[number])
+    values = decoded_size.count_values(text)
+    if values is not None and values > MOST_GROWTH * math.prod(layout.segment):
+        raise VolumeError(
+            f"{page.file}: the strip or tile at byte {page.offsets[number]} unpacks to {values} values and has "
+            f"{math.prod(layout.segment)}: it is damaged"
+        )
+    try:
+        data, _, _ = layout.decode(text, number, jpegtables=page.jpegtables, jpegheader=layout.jpegheader)
+    except Exception as error:  # each codec has errors of its own
+        raise VolumeError(f"{page.file}: the strip or tile at byte {page.offsets[number]}: {error}") from error
+    return None if data is None else _checked(np.asarray(data), layout, page, number)[np.newaxis]
+
+
+def _checked(data: np.ndarray, layout: Layout, page: Page, number: int) -> np.ndarray:
+    """Return `data`, a strip or tile; raise where a picture in it has other voxels than the page says."""
+    stored = layout.stored.newbyteorder("=")
+    is_bilevel = stored.kind == "b" and (data.dtype.kind == "b" or not (data > 1).any())
+    if data.dtype != stored and not is_bilevel:
+        raise VolumeError(
+            f"{page.file}: the strip or tile at byte {page.offsets[number]} holds {data.dtype} instead of {stored}"
+        )
+    return data
 
 
 def _paste(out: np.ndarray, box: Box, data: np.ndarray, corner: list[int]) -> None:

@@ -124,10 +124,15 @@ def _precomputed_name(header: Header, index: tuple[int, ...]) -> str:
     if header.shards is None:
         return ""
     bits, chunk = scale["sharding"], scale["chunk_size"]
-    per_axis = [(-(-n // c) - 1).bit_length() for n, c in zip(scale["size"], chunk, strict=True)]
+    per_axis = axis_bits(scale["size"], chunk)
     chunks = [i * n // c for i, n, c in zip(place, header.shards[::-1], chunk, strict=False)]
     number = morton(chunks, per_axis) >> bits["preshift_bits"] + bits["minishard_bits"] if bits["shard_bits"] else 0
     return f"{number:0{-(-bits['shard_bits'] // 4)}x}.shard"
+
+
+def axis_bits(size: Sequence[int], chunk: Sequence[int]) -> list[int]:
+    """Return how many bits the place of a chunk has along each axis of an array of `size` voxels."""
+    return [(-(-n // c) - 1).bit_length() for n, c in zip(size, chunk, strict=True)]
 
 
 def morton(place: Sequence[int], per_axis: Sequence[int]) -> int:
