@@ -179,8 +179,10 @@ def _picture(picture: Picture, budget: _Budget) -> _View:
     url = _data_url(picture.image, picture.media_type)
     if not budget.takes("pictures", len(url)):
         return _left_out(picture, "as the page would be too large")
-    shown = {"is_pixelated": picture.is_pixelated, "is_wide": picture.is_wide}
-    return _View("picture", picture.title, picture.caption, image=url, **shown)
+    return _View(
+        "picture", picture.title, picture.caption,
+        image=url, is_pixelated=picture.is_pixelated, is_wide=picture.is_wide,
+    )  # fmt: skip
 
 
 def _chart(chart: Chart, budget: _Budget) -> _View:
