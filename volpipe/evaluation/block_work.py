@@ -117,6 +117,10 @@ class BlockWork(FolderWork[R]):
         """Return the blocks of the one stage; see `FolderWork`."""
         return {self.stage: self.subject.blocks}
 
+    def sent(self) -> Blocks:
+        """Return what travels to workers with each task: the subject, or what they need of it."""
+        return self.subject
+
     def described(self) -> dict[str, object]:
         """Return what is looked at, as it is read back from a file."""
         described: dict[str, object] = json.loads(json.dumps(self.subject.describe()))
@@ -165,11 +169,11 @@ class BlockWork(FolderWork[R]):
         if self.is_complete:
             return self.report(None, session, was_complete=True)
         pool: WorkerPool = yield POOL
-        began, schedule = time.perf_counter(), self.schedule_left()
+        began, schedule, sent = time.perf_counter(), self.schedule_left(), self.sent()
         self.listener.on_plan(self.subject, self.folder)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
-            return pool.submit(self.app, self.subject, list(units), session.name)
+            return pool.submit(self.app, sent, list(units), session.name)
 
         phase = yield from session.finish(self.phase(session, schedule, submit))
         return self.report(

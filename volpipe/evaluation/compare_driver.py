@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -191,6 +191,10 @@ class ComparisonWork(BlockWork[ComparisonResult]):
 
     def check_source(self, source: FolderWork[Any], called: str) -> None:
         """Nothing else makes what is compared."""
+
+    def sent(self) -> Comparison:
+        """Return the comparison without what both say of how they were made, which may be long."""
+        return replace(self.comparison, made_a=(), made_b=(), notes=())
 
     def volumes(self) -> dict[str, Volume | None]:
         """Return both outputs."""
