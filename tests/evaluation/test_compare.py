@@ -400,6 +400,19 @@ def test_labels_of_two_nets_have_one_input_through_what_they_were_made_of(tmp_pa
         vp.compare("old_labels.zarr", "new.zarr", site=Inline(), any_input=True)
 
 
+def test_classes_of_a_net_are_compared_by_their_numbers(tmp_path: Path) -> None:
+    classes = noise((16, 16, 16)) % 3
+    make(tmp_path / "a_raw.zarr", classes)
+    make(tmp_path / "b_raw.zarr", np.array([0, 2, 1], np.uint8)[classes])
+    for name in "ab":
+        run(f"{name}_raw.zarr", f"{name}.zarr", "output.kind=labels", "normalise.method=none")
+    result = vp.compare("a.zarr", "b.zarr", site=Inline(), any_input=True, page="p.html")
+    assert isinstance(result, ComparisonResult) and result.plan.kind == "classes"
+    assert of_labels(result).num_differ == int((classes != 0).sum())
+    assert of_labels(result).voi == 0 and not result.is_same
+    assert result.summary[0].endswith("voxels have another class")
+
+
 def test_an_output_that_is_not_complete_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "raw.zarr", noise((16, 16, 16)))
     run("raw.zarr", "a.zarr")
