@@ -31,6 +31,7 @@ from volpipe.geometry.grid import Box
 from volpipe.reporting.frames import resized
 from volpipe.reporting.page import Draft, Facts, Item, Note, Page, Picture, Section, Sheet, sections_of
 from volpipe.reporting.shades import Image2D, colours, diverge, grey
+from volpipe.units import count
 from volpipe.volumes.volume import Volume
 
 MOST_SHOWN = 6  # boxes with pictures
@@ -130,21 +131,22 @@ def page_of_many(
         violations: sentences on limits.
         most: outputs with a picture.
     """
-    only_a, only_b = only
-    items: list[Item] = [Facts("Batches", {"A": a, "B": b, "in A only": list(only_a), "in B only": list(only_b)})]
+    alone = {f"in {name} only": list(names) for name, names in zip("AB", only, strict=True) if names}
+    items: list[Item] = [Facts("Batches", {"A": a, "B": b, **alone})]
     items += [Note(f"Limit violated: {sentence}", "warning") for sentence in violations]
     items.append(Sheet("Outputs, those that differ most first", ROW_COLUMNS, [row.line for row in rows]))
     compared = [(row.name, row.result) for row in rows if row.result is not None and row.rank]
-    differing = [(name, result) for name, result in compared if not result.is_same][:most]
-    drafts = [draft for name, result in differing for draft in _drafts(f"{name}, ", result, 1)]
+    differing = [(name, result) for name, result in compared if not result.is_same]
+    drafts = [draft for name, result in differing[:most] for draft in _drafts(f"{name}, ", result, 1)]
     sections = [Section("Comparison", items)]
     if compared:
         sections.append(Section("Made otherwise", [_made(compared[0][1]), Note(f"This is of {compared[0][0]}.")]))
-    is_well = not violations and len(compared) == len(rows) and not only_a and not only_b
-    line = f"{len(compared):,} outputs compared, {len(rows) - len(compared):,} not"
-    return Page("Comparison of many outputs", "within its limits" if is_well else "look at it", [
-        *sections, *sections_of(drafts)
-    ], is_well, line)  # fmt: skip
+    num_open = sum(row.result is None or not row.result.is_whole for row in rows)
+    is_whole = not num_open and not alone
+    state = "not all compared" if not is_whole else "limit violated" if violations else "within its limits"
+    line = f"{count(len(compared), 'output')} compared, of which {len(differing):,} differ; {num_open:,} not, or in part"
+    sections += sections_of(drafts)
+    return Page("Comparison of many outputs", state, sections, is_whole and not violations, line)
 
 
 def _drafts(name: str, result: Result, most: int) -> Iterator[Draft]:
