@@ -144,7 +144,7 @@ def page_of_many(
     num_open = sum(row.result is None or not row.result.is_whole for row in rows)
     is_whole = not num_open and not alone
     state = "not all compared" if not is_whole else "limit violated" if violations else "within its limits"
-    line = f"{count(len(compared), 'output')} compared, of which {len(differing):,} differ; {num_open:,} not, or in part"
+    line = f"{count(len(compared), 'output')} compared, of which {len(differing):,} differ; {num_open:,} not all of it"
     sections += sections_of(drafts)
     return Page("Comparison of many outputs", state, sections, is_whole and not violations, line)
 
