@@ -4,12 +4,12 @@ READY := $(VENV)/.ready
 
 SLURM := slurmctld slurmd slurm-client munge slurmdbd mariadb-server
 
-.PHONY: demo test check slurm browser kubernetes clean
+.PHONY: demo test check slurm browser prometheus kubernetes clean
 
 demo: $(READY)
 	$(VENV)/bin/python scripts/demo
 
-test: $(READY) slurm browser kubernetes
+test: $(READY) slurm browser prometheus kubernetes
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test
 
@@ -33,6 +33,15 @@ browser:
 		>/dev/null 2>&1; \
 	then exit 0; fi; \
 	echo "no Chromium could be installed; its tests are skipped"
+
+# For the test that lets a real Prometheus scrape a run, which is skipped without; installed where apt and its rights are there.
+prometheus:
+	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && (apt-get update -qq && \
+		RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends prometheus) \
+		>/dev/null 2>&1; \
+	then exit 0; fi; \
+	echo "no Prometheus could be installed; its tests are skipped"
 
 # Which cluster the tests use beside their double; they skip what the environment does not name.
 kubernetes:

@@ -73,6 +73,12 @@ class ParslPool:
         self.worker_threads, self.on_gpu = _worker_threads(for_nets), all(map(_has_gpu, for_nets))
         self._apps = {kind: python_app(perform, executors=chosen) for kind, chosen in self.labels.items()}
 
+    def num_connected(self) -> int:
+        """Return how many workers are ready now; threads always are."""
+        executors = self.watch.executors
+        connected = [e.num_connected() for e in executors if isinstance(e, ResilientExecutor)]
+        return sum(connected) + sum(_num_workers(e) for e in executors if isinstance(e, ThreadPoolExecutor))
+
     def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:  # Any: the app's own
         """Return the future record of the app of that name; its errors are translated for the user.
 

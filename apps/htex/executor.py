@@ -271,6 +271,15 @@ class ResilientExecutor(HighThroughputExecutor):
         cancelled = self.provider.cancel([self.blocks_to_job_id[block] for block in idle])
         return [block for block, done in zip(idle, cancelled, strict=True) if done]
 
+    def num_connected(self) -> int:
+        """Return how many workers are connected now, 0 where the interchange does not say."""
+        if self._is_closed:
+            return 0
+        try:
+            return sum(int(manager["worker_count"]) for manager in self.connected_managers())
+        except (lost.CommandClientBadError, lost.CommandClientTimeoutError, zmq.ZMQError):
+            return 0
+
     def idle_blocks(self) -> dict[str, float]:
         """Return the seconds for which each connected block without a task has been idle, the longest first."""
         seconds: dict[str, float] = {}

@@ -73,7 +73,9 @@ def service(namespace: str) -> Manifest:
     return _manifest("Service", SERVICE, namespace, spec=spec)
 
 
-def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape, *, folder: str) -> Manifest:
+def driver_job(
+    command: Sequence[str], image: str, namespace: str, shape: Shape, *, folder: str, metrics_port: int | None = None
+) -> Manifest:
     """Return the job that gives `command` in the cluster, again where it was cut short: a run then goes on.
 
     Args:
@@ -81,11 +83,15 @@ def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape,
         image: of driver and workers.
         shape: claims, user, environment and pull secrets.
         folder: in which the command is given.
+        metrics_port: at which the driver serves metrics, for a Prometheus that looks for pods by their annotations;
+            None where it serves none.
     """
     # A queue takes a job by its label.
     metadata = client.V1ObjectMeta(labels={**LABELS, **shape.labels}, annotations=dict(shape.annotations) or None)
+    found_by = {**_found_by(metrics_port), **shape.annotations}
+    of_pod = client.V1ObjectMeta(labels=metadata.labels, annotations=found_by or None)
     pod = client.V1PodSpec(
-        containers=[_driver(command, image, shape, folder)],
+        containers=[_driver(command, image, shape, folder, metrics_port)],
         restart_policy="Never",
         service_account_name=ACCOUNT,
         security_context=pod_security(shape),
@@ -98,10 +104,16 @@ def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape,
     spec = {
         "backoffLimit": ATTEMPTS_AGAIN,
         "podFailurePolicy": _failure_policy([REFUSED] if command[0] == "run" else [INCOMPLETE, REFUSED]),
-        "template": {"metadata": metadata, "spec": pod},
+        "template": {"metadata": of_pod, "spec": pod},
         "ttlSecondsAfterFinished": KEPT_SECONDS,
     }
     return _manifest("Job", _job_name(command), namespace, metadata, spec=spec)
+
+
+def _found_by(port: int | None) -> dict[str, str]:
+    """Return the annotations by which Prometheus finds the metrics of a pod."""
+    prefix = "prometheus.io"
+    return {f"{prefix}/scrape": "true", f"{prefix}/port": str(port), f"{prefix}/path": "/metrics"} if port else {}
 
 
 def _failure_policy(hopeless: Sequence[int]) -> Manifest:
@@ -120,7 +132,9 @@ def _failure_policy(hopeless: Sequence[int]) -> Manifest:
     }
 
 
-def _driver(command: Sequence[str], image: str, shape: Shape, folder: str) -> client.V1Container:
+def _driver(
+    command: Sequence[str], image: str, shape: Shape, folder: str, metrics_port: int | None
+) -> client.V1Container:
     downward = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in DOWNWARD.items()]
     env = {"LOGNAME": USER, **shape.env}
     amounts = {"cpu": DRIVER_CORES, "memory": DRIVER_MEMORY}
@@ -128,6 +142,7 @@ def _driver(command: Sequence[str], image: str, shape: Shape, folder: str) -> cl
         name="driver",
         image=image,
         command=["volpipe", *command],
+        ports=[client.V1ContainerPort(container_port=metrics_port, name="metrics")] if metrics_port else None,
         working_dir=folder,
         env_from=secret_variables(shape) or None,
         env=[*downward, *({"name": name, "value": value} for name, value in env.items())],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from volpipe.blockwise.loop import perform
 from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.usage import Usage
-from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Steps, Together, Until, Work
+from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Observer, Steps, Together, Until, Work, observing
 from volpipe.errors import PlanError, RunError, RunStopped, SiteError, VolpipeError
 from volpipe.runs.presence import present, read_note
 
@@ -433,3 +434,68 @@ def test_errors_are_of_one_kind_with_those_of_a_work_alone() -> None:
     with pytest.raises(VolpipeError, match="every part task fails alike"):
         perform(Part("alone", pool), pool.start)
     assert not pool.is_open
+
+
+# ---- observers
+
+
+class Diary(Observer):
+    """Writes down what it hears: which work began, how many units of it were done at most, how it ended; the pool."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.done: Counter[str] = Counter()
+        self.ended: dict[str, object] = {}
+        self.pools: list[bool] = []
+
+    def begin(self, place: tuple[int, ...], works: Sequence[Work[Any]]) -> None:
+        assert len(works) == len(place) + 1
+        self.begun.append("/".join(work.name for work in works))
+
+    def use(self, pool: Any) -> None:
+        self.pools.append(pool is not None and pool.is_open)
+
+    def move(self, place: tuple[int, ...], works: Sequence[Work[Any]], progress: Progress) -> None:
+        name = works[-1].name
+        assert name not in self.ended and f"all/{name}" in self.begun
+        self.done[name] = max(self.done[name], progress.stages[0].num_done)
+
+    def end(self, place: tuple[int, ...], works: Sequence[Work[Any]], result: object, error: object) -> None:
+        assert works[-1].name not in self.ended
+        self.ended[works[-1].name] = result if error is None else error
+
+
+def test_an_observer_hears_of_every_work_once_and_of_the_pool() -> None:
+    pool, diary = Pool(bad=("w1",)), Diary()
+    with observing(diary):
+        perform_all(pool, [Part(f"w{n}", pool, 5) for n in range(3)])
+    perform_all(pool, [Part("later", pool)])
+    assert diary.begun == ["all", "all/w0", "all/w1", "all/w2"]
+    assert (diary.done["w0"], diary.done["w2"]) == (5, 5)
+    assert (diary.ended["w0"], diary.ended["w2"], diary.ended["all"]) == (5, 5, None)
+    assert isinstance(diary.ended["w1"], RunStopped)
+    assert diary.pools == [True, False]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SiteError("no workers"), ValueError("a fault")])
+def test_an_observer_hears_that_all_were_left(error: BaseException) -> None:
+    pool, diary = Pool(), Diary()
+    works = [Part("a", pool), Part("b", pool, before=raises(error))]
+    with observing(diary), pytest.raises(type(error)):
+        perform_all(pool, works)
+    assert set(diary.ended) == {"a", "b", "all"} and diary.ended["b"] is error
+
+
+def test_an_observer_that_fails_ends_no_work_and_is_told_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Diary):
+        def move(self, *arguments: object) -> None:
+            raise RuntimeError("a fault of its own")
+
+    pool, broken, diary = Pool(), Broken(), Diary()
+    with observing(broken), observing(diary):
+        ended = perform_all(pool, [Part("a", pool)])
+    assert ended["a"].result == 8 and diary.ended == {"a": 8, "all": None}
+    assert broken.ended == {}
+    assert [record.message for record in caplog.records if "is told no more" in record.message] == [
+        "Broken fails, and is told no more"
+    ]

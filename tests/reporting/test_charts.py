@@ -19,6 +19,7 @@ from volumes import noise, windowed, write_volume
 
 import volpipe as vp
 from volpipe.blockwise.stage import Stage
+from volpipe.evaluation.driver import evaluation_parts
 from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.evaluation.panels import comparison_items
 from volpipe.geometry.grid import Grid
@@ -126,6 +127,12 @@ def test_an_evaluation_shows_what_it_compares(tmp_path: Path) -> None:
     expected = np.rint((data[7].astype(float) - low) / (high - low) * 255)
     np.testing.assert_allclose(image[zoom // 2 :: zoom, zoom // 2 :: zoom], expected, atol=1)
     assert "xz output" in shown and sum(title.startswith("error") for title in shown) >= 1
+
+
+def test_the_table_of_scores_has_numbers_alone() -> None:
+    scores = {"output": {"psnr": 34.5, "half": None, "curve": (1.0, 0.5)}}
+    sheets = [item for item in evaluation_parts({"output": "a"}, {"scores": scores}).summary if isinstance(item, Sheet)]
+    assert [(sheet.names, sheet.rows) for sheet in sheets] == [(("", "psnr", "half"), [("output", "34.5000", "")])]
 
 
 def test_labels_of_an_evaluation_are_coloured_alike(tmp_path: Path) -> None:

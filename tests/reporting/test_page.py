@@ -66,6 +66,10 @@ def test_a_page_opens_from_its_file_without_a_network(browser: Browser, tmp_path
     assert browser.driver.find_element("link text", EVIL).get_attribute("href").endswith("/b%20c/%231%20%3Cx%3E.html")
     assert browser.driver.execute_script("return document.querySelector('figure.picture img').naturalWidth") == 40
     assert browser.drawn_pixels() > 100
+    for number, scheme in ((0, "blob:"), (1, "data:image/png")):  # save as SVG, as PNG
+        link = f"document.querySelectorAll('.vega-actions a')[{number}]"
+        browser.driver.execute_script(f"{link}.dispatchEvent(new MouseEvent('mousedown'))")
+        browser.wait(f"return {link}.href.startsWith('{scheme}')", 5)
 
 
 @pytest.mark.browser

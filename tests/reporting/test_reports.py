@@ -222,6 +222,10 @@ def test_a_flow_adds_up_its_stages_and_leads_to_their_reports(place: Path) -> No
         link = stages[entry["name"]]["stage"]
         assert (folder / link.target).resolve() == (Path(entry["folder"]) / REPORT).resolve()
     check_sums(tasks, everything, "all")
+    scores = json.loads((place / "flow" / "scores.json").read_text())["scores"]["output"]
+    for name in ("flow/scores.json", "flow/scores.json.run"):
+        page, _ = find_page(str(place / name))
+        assert (page.state, sheet(page, "Scores")["output"]["ssim"]) == ("complete", f"{scores['ssim']:.4f}")
 
 
 def test_a_training_has_the_numbers_of_its_log_and_the_tasks_of_its_ranks(place: Path) -> None:
@@ -309,6 +313,25 @@ def own(place: Path, tmp_path: Path) -> Path:
     for name in ("clean.zarr", "clean.zarr.run"):
         shutil.copytree(place / name, tmp_path / name)
     return tmp_path
+
+
+def test_what_was_planned_stands_beside_what_it_took(own: Path) -> None:
+    folder = own / "clean.zarr.run"
+    planned = json.loads((folder / "planned.json").read_text())
+    assert planned["output_bytes"] == 8 * 16 * 32 + 4 * 8 * 16 + 2 * 4 * 8 and planned["memory_bytes"] > 1e8
+    known = {"seconds": 7300.0, "stage_seconds": {"infer": 100.0, "pyramid 1": 20.0}, "is_measured": True}
+    (folder / "planned.json").write_text(json.dumps(planned | known))
+    rows = sheet(find_page(str(folder))[0], "Planned and taken")
+    lines = lines_of(folder / "journal.jsonl")
+    assert (rows["time, first task to last"]["planned"], rows["time of all workers"]["planned"]) == (
+        "2 h 01 min",
+        "2 min 00 s",
+    )
+    assert rows["… infer"]["planned"] == "1 min 40 s"
+    assert rows["… infer"]["taken"] == brief(sum(e["seconds"] for e in lines if e["stage"] == "infer"))
+    assert rows["output"]["planned"] == size(planned["output_bytes"])  # no bound any more
+    (folder / "planned.json").write_text(json.dumps(planned | {"identity": "of another plan"}))
+    assert sheet(find_page(str(folder))[0], "Planned and taken")["output"]["planned"] == ""
 
 
 def test_a_damaged_journal_is_reported_with_a_sentence(own: Path) -> None:

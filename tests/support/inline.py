@@ -65,6 +65,9 @@ class Inline:
         self._changed = threading.Condition()
         self._started = self._stopped = False
 
+    def num_connected(self) -> int:
+        return self.slots["cpu"]
+
     def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:
         """Do what the app does: in its turn in a thread, at once where none was started."""
         if self._most_tasks is not None and self.num_tasks >= self._most_tasks:

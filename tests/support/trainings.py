@@ -81,6 +81,9 @@ class Threads:
         with ThreadPoolExecutor(self.slots["gpu"]) as self._pool:
             yield self
 
+    def num_connected(self) -> int:
+        return self.slots["gpu"]
+
     def submit(self, app: str, *arguments: Any) -> Future[Any]:
         folder = Path(arguments[0]).name
         self.sent.append(folder)

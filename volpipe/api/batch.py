@@ -19,6 +19,7 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RecipeError
 from volpipe.inference.output import suffix_of
 from volpipe.inference.plan import Plan
+from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.batch import Batch, Dataset, home, list_datasets, load_batch
 from volpipe.recipes.inference import Recipe
 from volpipe.runs.run_folder import RunFolder
@@ -61,6 +62,7 @@ def batch(
     search_path: Path | None = None,
     progress: bool | None = None,
     listener: BatchListener | None = None,
+    metrics: str | int | Path | None = None,
 ) -> BatchReport:
     """Run a recipe over many volumes; the same call again goes on, and leaves alone what is complete and unchanged.
 
@@ -82,6 +84,7 @@ def batch(
         search_path: folder that relative names in recipes count from; the current one where None.
         progress: show how far each dataset is; None: in a notebook, below its cell, unless there is a `listener`.
         listener: whom to tell, in place of what is shown.
+        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
 
     Returns:
         A row for each dataset; those that failed say why.
@@ -98,7 +101,7 @@ def batch(
         at_once=at_once or tree.at_once or AT_ONCE,
     )  # fmt: skip
     prepare = partial(_plan, settings=settings, trust_model=trust_model, search_path=search_path or Path.cwd())
-    with _listening(progress, listener) as hears:
+    with monitored(metrics, "batch", recipe), _listening(progress, listener) as hears:
         plan = _planned(tree, folder, prepare, options, hears, parents=parents)
         if dry_run:
             return BatchReport(plan.rows, plan.folder.path, notes=plan.notes)

@@ -17,16 +17,19 @@ from volpipe.evaluation import compare_driver
 from volpipe.evaluation.compare import Comparison, plan_comparison
 from volpipe.evaluation.compare_driver import ComparisonResult
 from volpipe.evaluation.limits import Limit
+from volpipe.monitoring.exposition import monitored
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Listener
+from volpipe.segmentation.driver import SegmentationResult
 from volpipe.workflow.compare import ComparisonTable, check_complete, compare_pairs, find_pairs, pair_name
+from volpipe.workflow.driver import Report, location_of
 
 COMPARE = "compare"  # the end of names of its folder and its page
 
 
 def compare(
-    a: str | Path,
-    b: str | Path,
+    a: str | Path | Report | SegmentationResult,
+    b: str | Path | Report | SegmentationResult,
     *,
     labels: bool = False,
     roi: str | None = None,
@@ -40,6 +43,7 @@ def compare(
     progress: bool | None = None,
     on_progress: Show | None = None,
     on_pair: Callable[[int, int], None] = lambda done, num: None,
+    metrics: str | int | Path | None = None,
 ) -> ComparisonResult | ComparisonTable:
     """Compare two outputs of one input, or those of two batches, block by block on the site's workers.
 
@@ -48,8 +52,9 @@ def compare(
     mean nothing. The same call again goes on where an interrupted one stopped.
 
     Args:
-        a, b: volumes of one shape; or files, folders or folders of outputs of two batches; or outputs of two flows,
-            whose stages are compared. Datasets of batches are paired by their volume.
+        a, b: volumes of one shape, also as reports of runs and segmentations; or files, folders or folders of outputs
+            of two batches; or outputs of two flows, whose stages are compared. Datasets of batches are paired by their
+            volume.
         labels: compare both as labels of objects, whatever they say; 0 is none.
         roi: box z0:z1,y0:y1,x0:x1 of both that is compared.
         data_range: greatest grey level less least, for the PSNR; by default of whole numbers of 8 and 16 bits.
@@ -63,6 +68,7 @@ def compare(
         progress: show how far one comparison is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second; of many comparisons not.
         on_pair: of many comparisons, called with how many are done, and of how many.
+        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
 
     Returns:
         How they differ; boxes that could not be compared are its `missing`, and the same call again tries them.
@@ -73,7 +79,7 @@ def compare(
         VolpipeError: there is no volume, or the site cannot be used.
         RunStopped: too many blocks cannot be compared.
     """
-    one, other = str(a), str(b)
+    one, other = location_of(a, "a"), location_of(b, "b")
     chosen = tuple(dict.fromkeys(Limit.parse(text) for text in limits))
     pairs, (start, _) = find_pairs(one, other), site_of(site)
     plan = partial(_planned, labels=labels, roi=roi, data_range=data_range, any_input=any_input)
@@ -87,14 +93,15 @@ def compare(
 
     if pairs is None:
         comparison = plan(one, other)
-        with progress_shown(progress, on_progress) as show:
+        with monitored(metrics, COMPARE), progress_shown(progress, on_progress) as show:
             return compare_driver.compare(
                 comparison, start, folder,
                 listener=Listener(on_progress=show), limits=chosen, on_end=on_end, tolerated=tolerate,
             )  # fmt: skip
-    return compare_pairs(
-        one, other, pairs, plan, start, folder, limits=chosen, on_pair=on_pair, on_end=on_end, tolerated=tolerate
-    )
+    with monitored(metrics, COMPARE):
+        return compare_pairs(
+            one, other, pairs, plan, start, folder, limits=chosen, on_pair=on_pair, on_end=on_end, tolerated=tolerate
+        )
 
 
 def _planned(a: str, b: str, *, labels: bool, roi: str | None, data_range: float | None, any_input: bool) -> Comparison:

@@ -18,6 +18,7 @@ from volpipe.evaluation import driver as evaluation_driver
 from volpipe.evaluation.driver import EvaluationResult
 from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.inference.output import suffix_of, with_format
+from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
@@ -46,6 +47,7 @@ def segment(
     on_estimate: Callable[[SegmentTimes], None] | None = None,
     progress: bool | None = None,
     on_progress: Show | None = None,
+    metrics: str | int | Path | None = None,
 ) -> SegmentationResult:
     """Make objects of affinities, the same whatever the blocks; the same call again goes on where it stopped.
 
@@ -64,6 +66,7 @@ def segment(
         on_estimate: called with the times that blocks tried on the site predict; without it, none are tried.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second.
+        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
 
     Returns:
         How it ended; its `missing` names the boxes that could not be done.
@@ -80,7 +83,7 @@ def segment(
     start, name = site_of(site, RunFolder.from_output(paths.locate(target)))
     plan = plan_segmentation(affinities, chosen, target, Path(search_path or Path.cwd()))
     on_plan(plan)
-    with progress_shown(progress, on_progress) as show:
+    with monitored(metrics, "segment", recipe), progress_shown(progress, on_progress) as show:
         listener = Listener(on_estimate=on_estimate, on_progress=show)
         return segmentation.segment(
             plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input
@@ -101,6 +104,7 @@ def evaluate(
     report: str | Path | None = None,
     progress: bool | None = None,
     on_progress: Show | None = None,
+    metrics: str | int | Path | None = None,
 ) -> EvaluationResult:
     """Score a volume against a reference, block by block on the site's workers.
 
@@ -118,6 +122,7 @@ def evaluate(
         report: HTML file for the report, which goes with the work's folder otherwise.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second.
+        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
 
     Returns:
         How it ended; where blocks could not be scored, its `missing` names them, and there are no scores. The same call
@@ -135,7 +140,7 @@ def evaluate(
     )  # fmt: skip
     start, _ = site_of(site)
     name = "_".join(["volpipe", Path(output).stem, Path(reference).stem, "scores.run"])
-    with progress_shown(progress, on_progress) as show:
+    with monitored(metrics, "evaluate"), progress_shown(progress, on_progress) as show:
         return evaluation_driver.evaluate(
             evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=show), tolerated=tolerate,
             report_file=None if report is None else Path(report),

@@ -24,6 +24,7 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.output import FOLDERS, check_name, suffix_of, with_format
 from volpipe.inference.plan import Plan
 from volpipe.inference.roi import find_part
+from volpipe.monitoring.exposition import monitored
 from volpipe.nets.facts import check_named
 from volpipe.nets.files import label_of
 from volpipe.recipes.inference import Recipe
@@ -205,6 +206,7 @@ def run(
     progress: bool | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     listener: Listener | FlowListener | None = None,
+    metrics: str | int | Path | None = None,
 ) -> Report | FlowReport:
     """Run a net over `volume`, or the stages of a recipe; the same call again goes on where an interrupted one stopped.
 
@@ -220,6 +222,7 @@ def run(
         progress: show how far it is; None: in a notebook, below its cell, unless one of the next two is given.
         on_progress: called at every change and every half second; of several stages, for each.
         listener: called with the plan and its forecast as well, in place of `on_progress` and of what is shown.
+        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
 
     Returns:
         How the run ended; its `missing` names the boxes that could not be computed.
@@ -234,7 +237,7 @@ def run(
     options: dict[str, Any] = {  # Any: as `execute` takes them
         "fresh": fresh, "keep_tensors": keep_tensors, "site": name, "tolerated": tolerate, "same_input": same_input,
     }  # fmt: skip
-    with _listening(progress, on_progress, listener) as hears:
+    with monitored(metrics, "run", recipe), _listening(progress, on_progress, listener) as hears:
         if isinstance(planned, FlowPlan):
             if only is not None:
                 raise PlanError("only is for one net; leave it out, or give the stages a roi")

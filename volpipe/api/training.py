@@ -15,6 +15,7 @@ from volpipe.api.arguments import site_of, with_settings
 from volpipe.api.progress import count_shown
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import VolpipeError
+from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.toml import typed
 from volpipe.recipes.training import VARIED, TrainRecipe, load_training
 from volpipe.training.driver import TrainingResult, run_training
@@ -39,6 +40,7 @@ def train(
     search_path: str | Path | None = None,
     progress: bool | None = None,
     on_progress: OnStep | None = None,
+    metrics: str | int | Path | None = None,
 ) -> TrainingResult:
     """Train a net; the same call again goes on from the newest checkpoint.
 
@@ -51,6 +53,7 @@ def train(
         search_path: the folder that relative names in the recipe count from; by default the current one.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called now and then with the number of steps taken and of all.
+        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
 
     Raises:
         RecipeError: no such recipe, an invalid one, or another than that of the training in the folder.
@@ -59,7 +62,8 @@ def train(
     chosen, folder, place = _load(recipe, settings), _folder(recipe, out, "train"), Path(search_path or Path.cwd())
     start, _ = site_of(site)
 
-    with count_shown("train", "step", progress, on_progress) as show:
+    shown = count_shown("train", "step", progress, on_progress)
+    with monitored(metrics, "train", recipe), shown as show:
         result = run_training(
             chosen, folder, start,
             search_path=place, fresh=fresh, on_step=lambda step: show(step, chosen.train.steps),
@@ -84,6 +88,7 @@ def sweep(
     search_path: str | Path | None = None,
     progress: bool | None = None,
     on_progress: OnTrial | None = None,
+    metrics: str | int | Path | None = None,
 ) -> list[TrialResult]:
     """Train with every combination of the lists in [sweep]; the same call again does what is missing.
 
@@ -93,6 +98,7 @@ def sweep(
         site, settings, fresh, search_path: as of `train`.
         progress: show how many ended; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called with the number of trainings that ended and of all, and the newest result, at first None.
+        metrics: as of `train`.
 
     Returns: the result of each combination, by number.
 
@@ -104,7 +110,10 @@ def sweep(
     else:
         chosen = sweep_of(_tree(recipe, settings), NO_NAME, settings)
     folder, (start, _) = _folder(recipe, out, "sweep"), site_of(site)
-    with _counting(len(chosen.recipes), progress, on_progress) as on_end:
+    with (
+        monitored(metrics, "sweep", recipe),
+        _counting(len(chosen.recipes), progress, on_progress) as on_end,
+    ):
         return run_sweep(chosen, folder, start, search_path=Path(search_path or Path.cwd()), fresh=fresh, on_end=on_end)
 
 
@@ -118,6 +127,7 @@ def tune(
     search_path: str | Path | None = None,
     progress: bool | None = None,
     on_progress: OnTrial | None = None,
+    metrics: str | int | Path | None = None,
 ) -> list[TrialResult]:
     """Search the ranges in [tune] for the best values; the same call again goes on.
 
@@ -125,7 +135,7 @@ def tune(
         recipe: a path, or its sections.
         out: the search's folder; by default NAME.tune here, for a recipe that has a name.
         site, settings, fresh, search_path: as of `train`.
-        progress, on_progress: as of `sweep`.
+        progress, on_progress, metrics: as of `sweep`.
 
     Returns: the results of all trials, the best first; its recipe is best.toml in the folder.
 
@@ -138,7 +148,10 @@ def tune(
         chosen = tuning_of(_tree(recipe, settings), NO_NAME, settings)
     folder, (start, _) = _folder(recipe, out, "tune"), site_of(site)
     place = Path(search_path or Path.cwd())
-    with _counting(chosen.search.trials, progress, on_progress) as on_end:
+    with (
+        monitored(metrics, "tune", recipe),
+        _counting(chosen.search.trials, progress, on_progress) as on_end,
+    ):
         return run_tuning(chosen, folder, start, search_path=place, fresh=fresh, on_end=on_end)
 
 

@@ -205,7 +205,10 @@ def _whole_bytes(path: Path) -> int:
 
 @dataclass
 class Totals:
-    """What the tasks of one stage took, added up; peak is the highest of any worker."""
+    """What the tasks of one stage took, added up; peaks are the highest of any worker.
+
+    `device_busy_seconds` are those of GPUs at work, by NVML, of any process.
+    """
 
     units: int = 0
     tasks: int = 0
@@ -214,6 +217,11 @@ class Totals:
     peak_bytes: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
+    queued_seconds: float = 0.0
+    device_seconds: float = 0.0
+    device_busy_seconds: float = 0.0
+    device_peak_bytes: int = 0
+    device_used_bytes: int = 0
 
     def add(self, record: Record[object]) -> None:
         usage = record.usage
@@ -224,3 +232,8 @@ class Totals:
         self.peak_bytes = max(self.peak_bytes, usage.peak_bytes)
         self.read_bytes += usage.read_bytes
         self.written_bytes += usage.written_bytes
+        self.queued_seconds += usage.queued_seconds
+        self.device_seconds += usage.device_seconds
+        self.device_busy_seconds += usage.device_percent / 100 * usage.seconds
+        self.device_peak_bytes = max(self.device_peak_bytes, usage.device_peak_bytes)
+        self.device_used_bytes = max(self.device_used_bytes, usage.device_used_bytes)

@@ -31,6 +31,11 @@ def speaking(place: tuple[int, ...]) -> Iterator[None]:
         _speaker.reset(before)
 
 
+def speaker() -> tuple[int, ...]:
+    """Return the place of the work that speaks now, () where none does."""
+    return _speaker.get(())
+
+
 class LogFile(logging.FileHandler):
     """A log that ends where its disk is full: what the work says of that reaches the user another way."""
 

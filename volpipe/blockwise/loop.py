@@ -7,6 +7,7 @@ gave between their steps.
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections import Counter
@@ -23,14 +24,29 @@ from volpipe.blockwise.logs import speaking
 from volpipe.blockwise.phase import Phase
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Stage
-from volpipe.blockwise.work import POOL, RELEASED, Ended, Step, Steps, Together, Until, Work
+from volpipe.blockwise.work import (
+    POOL,
+    RELEASED,
+    Ended,
+    Observer,
+    Place,
+    Step,
+    Steps,
+    Together,
+    Until,
+    Work,
+    Works,
+    observers,
+)
 from volpipe.errors import RunError, SiteError, VolpipeError
 from volpipe.resolve import describe_error
 
 TICK_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
+
 R = TypeVar("R")
 Arrived = tuple["_Node", Phase, Stage, list[int], "Future[Record[Any]]"]
-Place = tuple[int, ...]  # of a work: that of the work that it belongs to, and its number among its siblings
 
 
 def perform(work: Work[R], start: Callable[[], AbstractContextManager[WorkerPool]]) -> R:
@@ -75,6 +91,27 @@ class _Node:
     is_idle: bool = False
     is_released: bool = False
 
+    @property
+    def works(self) -> Works:
+        """The work, and before it those that it belongs to."""
+        return [*(() if self.parent is None else self.parent.works), self.work]
+
+
+class _Audience:
+    """The observers that listen now; one that raises is told no more."""
+
+    def __init__(self) -> None:
+        self._observers = list(observers())
+
+    def tell(self, say: Callable[[Observer], None]) -> None:
+        """Call `say` with each of them."""
+        for observer in list(self._observers):
+            try:
+                say(observer)
+            except Exception:
+                self._observers.remove(observer)
+                log.warning("%s fails, and is told no more", type(observer).__name__, exc_info=True)
+
 
 class _Loop:
     """One session over a work and those that belong to it; see `perform`."""
@@ -88,10 +125,11 @@ class _Loop:
         self._reported: set[str] = set()
         self._ended: Ended[Any] | None = None
         self._ticked = 0.0
+        self._audience = _Audience()
 
     def run(self, work: Work[R]) -> Ended[R]:
         """Step `work` and all that belongs to it to their ends."""
-        self._nodes.append(_Node(work, work.steps()))
+        self._open(_Node(work, work.steps()))
         try:
             while self._nodes:
                 with self._patience():
@@ -162,8 +200,14 @@ class _Loop:
 
     def _started(self) -> WorkerPool:
         if self._pool is None:
-            self._pool = self._stack.enter_context(self._start())
+            pool = self._pool = self._stack.enter_context(self._start())
+            self._audience.tell(lambda observer: observer.use(pool))
+            self._stack.callback(lambda: self._audience.tell(lambda observer: observer.use(None)))
         return self._pool
+
+    def _open(self, node: _Node) -> None:
+        self._nodes.append(node)
+        self._audience.tell(lambda observer: observer.begin(node.place, node.works))
 
     def _open_next(self, node: _Node, step: Together) -> bool:
         """Open the next work of `node` if there is room for its tasks; return whether there was one.
@@ -175,7 +219,7 @@ class _Loop:
             return False
         number = -node.num_begun if step.latest_first else node.num_begun
         node.num_begun, node.num_open = node.num_begun + 1, node.num_open + 1
-        self._nodes.append(_Node(work, work.steps(), (*node.place, number), node))
+        self._open(_Node(work, work.steps(), (*node.place, number), node))
         self._look_ahead(node)
         return True
 
@@ -201,8 +245,9 @@ class _Loop:
                 step = go_on()
         except StopIteration as end:
             self._end(node, Ended(node.work, end.value))
-        except SiteError:
+        except SiteError as error:
             self._nodes.remove(node)
+            self._tell_end(node, None, error)
             raise
         except VolpipeError as error:
             self._end(node, Ended(node.work, error=error))
@@ -227,6 +272,7 @@ class _Loop:
     def _end(self, node: _Node, ended: Ended[Any]) -> None:
         """Close `node`, and hand over how it ended."""
         self._nodes.remove(node)
+        self._tell_end(node, ended.result, ended.error)
         if node.parent is None:
             self._ended = ended
             return
@@ -241,6 +287,7 @@ class _Loop:
                 self._nodes.remove(other)
                 with speaking(other.place):
                     other.steps.close()
+                self._tell_end(other, None, error)
         node.num_open, node.coming = 0, None
         self._resume(node, lambda: node.steps.throw(error))
 
@@ -291,13 +338,23 @@ class _Loop:
             self._call(node, phase.come_back, stage, units, future)
         self._fill()
         if node in self._nodes and node.step is phase:
-            self._call(node, phase.tell)
+            self._tell(node, phase)
 
     def _tick(self) -> None:
         """Tell of progress, nothing having come back for a while."""
         for node in list(self._nodes):
             if isinstance(node.step, Phase):
-                self._call(node, node.step.tell)
+                self._tell(node, node.step)
+
+    def _tell(self, node: _Node, phase: Phase) -> None:
+        """Tell the work's own listener and observers how far `phase` is."""
+        self._call(node, phase.tell)
+        if node not in self._nodes or node.step is not phase:  # which its listener ended
+            return
+        self._audience.tell(lambda observer: observer.move(node.place, node.works, phase.progress))
+
+    def _tell_end(self, node: _Node, result: object, error: BaseException | None) -> None:
+        self._audience.tell(lambda observer: observer.end(node.place, node.works, result, error))
 
     def _tick_together(self) -> None:
         """Let works that wait for others look at them."""
@@ -314,6 +371,7 @@ class _Loop:
                     node.steps.throw(error)
             except BaseException as raised:
                 error = raised if node.parent is None else error
+            self._tell_end(node, None, error)
         return error
 
 

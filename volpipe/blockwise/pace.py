@@ -26,12 +26,13 @@ class Prospect:
 
     Attributes:
         planned: seconds of a worker per unit, by stage, where blocks were tried.
-        num_windows: for the net, 0 where they are not counted.
+        num_windows, num_voxels: for the net, and of the output that it makes; 0 where they are not counted.
         beats: the folder in which workers say how far they are, None where they do not.
     """
 
     planned: Mapping[str, float] = field(default_factory=dict)
     num_windows: int = 0
+    num_voxels: int = 0
     beats: Path | None = None
 
 

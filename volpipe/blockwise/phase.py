@@ -46,19 +46,24 @@ class Progress:
     Attributes:
         first_task: when the first task began, seconds since 1970; 0 before one is back.
         parts: units of tasks under way that are done, parts of one included, by stage; as their workers say.
-        num_windows: that the net is given in all, 0 where nobody counts them.
+        units_running: units of the tasks under way, by stage.
+        retries: failures of a unit after which it was tried again, by stage.
+        num_windows, num_voxels: that the net is given in all, and that it makes of the output; 0 where nobody counts.
         seconds_left: None while that is not known.
     """
 
     stages: Sequence[Stage]
     started: float
     running: Counter[str] = field(default_factory=Counter)
+    units_running: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
     totals: dict[str, Totals] = field(default_factory=dict)
     first_task: float = 0.0
     scratch_bytes: int = 0
     most_scratch_bytes: int = 0
     parts: dict[str, float] = field(default_factory=dict)
     num_windows: int = 0
+    num_voxels: int = 0
     seconds_left: float | None = None
 
     @property
@@ -107,14 +112,18 @@ class Phase:
     def __post_init__(self) -> None:
         schedule = self.schedule
         self.stages = [stage for stage in schedule.stages if not self.only or stage.name in self.only]
-        self.progress = Progress(schedule.shown, time.perf_counter(), num_windows=self.prospect.num_windows)
+        self.progress = Progress(
+            schedule.shown,
+            time.perf_counter(),
+            num_windows=self.prospect.num_windows,
+            num_voxels=self.prospect.num_voxels,
+        )
         self.progress.totals = {stage.name: Totals() for stage in (*schedule.shown, *schedule.stages)}
         self.reasons: dict[tuple[str, int], str] = {}
         self.num_in_flight = 0
         self._attempts: Counter[tuple[str, int]] = Counter()
         self._costs: defaultdict[tuple[str, int], float] = defaultdict(float)
         self._broken: defaultdict[str, Counter[str]] = defaultdict(Counter)  # units set aside, by stage and kind
-        self._units_in_flight: Counter[str] = Counter()
         self._pace: dict[str, float] = {}  # seconds per unit and stage, the latest tasks above all
         self._forecast = Pace(self.prospect.planned)
         self._looked, self._beats = 0.0, dict[int, Beat]()
@@ -141,7 +150,7 @@ class Phase:
     def send(self, stage: Stage, units: list[int]) -> Future[Record[Any]]:
         """Submit a task of `units`."""
         self.num_in_flight += 1
-        self._units_in_flight[stage.name] += len(units)
+        self.progress.units_running[stage.name] += len(units)
         self.progress.running[stage.name] += 1
         self._flights.add(stage.label, stage.name, units[0], len(units), time.time())
         return self.submit(stage.name, units)
@@ -153,7 +162,7 @@ class Phase:
             RunStopped: a stage fails alike everywhere, so that going on would only burn time.
         """
         self.num_in_flight -= 1
-        self._units_in_flight[stage.name] -= len(units)
+        self.progress.units_running[stage.name] -= len(units)
         self.progress.running[stage.name] -= 1
         sent = self._flights.remove(stage.label, stage.name, units[0], time.time())
         error = future.exception()
@@ -222,7 +231,7 @@ class Phase:
         if pace is None or (stage.ready and self._attempts[stage.name, stage.ready[0]]):
             return 1
         size = min(stage.most, bundle_size(pace, stage.row, self._slots[stage.label]))
-        num_left = stage.num_left - self._units_in_flight[stage.name]
+        num_left = stage.num_left - self.progress.units_running[stage.name]
         share = num_left / (2 * self._slots[stage.label]) if stage.marked else LARGEST_BUNDLE
         return max(1, min(size, math.ceil(share)))
 
@@ -260,8 +269,10 @@ class Phase:
         self.reasons[key] = reason
         text = last_line(reason) if kind in self._reported else reason
         self._reported.add(kind)
-        log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], text)
+        extra = {"stage": stage.name}
+        log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], text, extra=extra)
         if self._costs[key] <= RETRIES:
+            self.progress.retries[stage.name] += 1
             stage.give_back(unit)
             return
         stage.failed.add(unit)

@@ -40,6 +40,9 @@ class WorkerPool(Protocol):
     is_here: bool
     address: str
 
+    def num_connected(self) -> int:
+        """Return how many workers are ready now; from any thread, which may have to wait for the answer."""
+
     def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:  # Any: the app's own
         """Return the record to come of the app of that name (see apps/), on a worker.
 

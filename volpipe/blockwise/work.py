@@ -9,13 +9,17 @@ a segmentation, an evaluation, a training, a rehearsal, or many of them together
     yield Until(condition)        other work has come as far
     yield RELEASED                workers are needed no more
     return report
+
+Observers hear of all that the loop does, whatever the work: metrics, logs, notifications.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -23,7 +27,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from volpipe.blockwise.failures import message_of
 from volpipe.blockwise.journal import Record
-from volpipe.blockwise.phase import Phase, Show
+from volpipe.blockwise.phase import Phase, Progress, Show
 from volpipe.blockwise.pool import WorkerPool, followed
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.errors import RunStopped, VolpipeError
@@ -104,6 +108,47 @@ class Errand(Generic[R]):
 
     name: str
     steps: Callable[[], Steps[R]]
+
+
+Place = tuple[int, ...]  # of a work: that of the work that it belongs to, and its number among its siblings
+Works = Sequence[Work[Any]]  # a work, the last, and those that it belongs to, the outermost first
+
+
+class Observer:
+    """Hears what the loop does, in its thread, and does nothing; a method that is overridden must be quick.
+
+    Unlike a listener, which belongs to one work, it ends no work by what it raises.
+    """
+
+    def begin(self, place: Place, works: Works) -> None:
+        """Hear that a work is opened."""
+
+    def use(self, pool: WorkerPool | None) -> None:
+        """Hear that the pool was started, or, None, that it is about to be stopped."""
+
+    def move(self, place: Place, works: Works, progress: Progress) -> None:
+        """Hear how far the phase is that a work waits for."""
+
+    def end(self, place: Place, works: Works, result: object, error: BaseException | None) -> None:
+        """Hear how a work ended: with a result, or by an error."""
+
+
+_observers: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
+
+
+def observers() -> tuple[Observer, ...]:
+    """Return who observes the work of this thread."""
+    return _observers.get()
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Let `observer` hear of all work that this thread performs meanwhile."""
+    token = _observers.set((*observers(), observer))
+    try:
+        yield
+    finally:
+        _observers.reset(token)
 
 
 def each(

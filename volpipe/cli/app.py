@@ -22,7 +22,18 @@ import volpipe
 from volpipe.api.progress import voxels_per_block
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.cli import batch, data, evaluate, k8s, net, outputs, search, segment, shipped, train, viewer, workflow
-from volpipe.cli.options import Grouped, Parents, RecipeFile, SameInput, Settings, Site, Strict, Tolerate, Trust
+from volpipe.cli.options import (
+    Grouped,
+    Parents,
+    RecipeFile,
+    SameInput,
+    Settings,
+    Site,
+    Strict,
+    Tolerate,
+    Trust,
+    monitored,
+)
 from volpipe.cli.slurm import slurm
 from volpipe.display.console import (
     AT_WORK,
@@ -50,6 +61,7 @@ from volpipe.display.plans import (
 from volpipe.display.progress import showing
 from volpipe.display.reports import MOST_ROWS, clipped_line, print_missing, report_table, seam_line, seam_warning
 from volpipe.errors import RunStopped, VolpipeError
+from volpipe.monitoring.command import current, watched
 from volpipe.resolve import describe_error
 from volpipe.runs.presence import COMMAND
 from volpipe.sites.find import name_user
@@ -143,6 +155,7 @@ FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete this output a
 
 
 @app.command()
+@monitored("run")
 def run(
     volume: VolumeArgument,
     config: Site = "local",
@@ -307,21 +320,24 @@ def main(began: float | None = None) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as in the background, and under nohup
             signal.signal(number, _interrupt)
     logging.getLogger("volpipe").addHandler(Notices())
-    try:
-        app(prog_name="volpipe")
-    except RunStopped as error:
-        from volpipe.blockwise.failures import is_user_error
+    with watched() as watch:
+        try:
+            app(prog_name="volpipe")
+        except RunStopped as error:
+            from volpipe.blockwise.failures import is_user_error
 
-        if error.detail and not is_user_error(error.detail):
-            err.print(error.detail, markup=False)
-        _fail(str(error), INCOMPLETE)
-    except VolpipeError as error:
-        _fail(str(error), REFUSED)
-    except OSError as error:
-        _fail(describe_error(error), REFUSED)
+            if error.detail and not is_user_error(error.detail):
+                err.print(error.detail, markup=False)
+            watch.is_stopped = True
+            _fail(str(error), INCOMPLETE)
+        except VolpipeError as error:
+            _fail(str(error), REFUSED)
+        except OSError as error:
+            _fail(describe_error(error), REFUSED)
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
+    current().sentence = sentence
     err.print(f"volpipe: {sentence}", markup=False)
     sys.exit(code)
 
@@ -329,7 +345,7 @@ def _fail(sentence: str, code: int) -> NoReturn:
 def _interrupt(signum: int, frame: Any) -> None:  # Any: a frame, unused
     if INTERRUPTS.ask():
         # Not through the console: what was interrupted may be printing.
-        os.write(sys.stderr.fileno(), STOPPING.encode())
+        os.write(sys.stderr.fileno(), current().as_printed(STOPPING))
 
 
 def _listener(plan: Plan, config: str, details: bool, show: Callable[..., Show], name: str = "") -> Listener:

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe
-from volpipe.cli.options import Parents, RecipeFile, SameInput, Settings, Site, Trust, complete_volumes, positive, share
+from volpipe.cli.options import (
+    Parents,
+    RecipeFile,
+    SameInput,
+    Settings,
+    Site,
+    Trust,
+    complete_volumes,
+    monitored,
+    positive,
+    share,
+)
 from volpipe.display.batches import mistake_table, plan_table, result_table, tally, why_table
 from volpipe.display.console import INCOMPLETE, REFUSED, err, interruptible, measuring_shown, out, tell_report
 from volpipe.display.live_batches import showing_rows
@@ -26,6 +37,7 @@ if TYPE_CHECKING:
     from volpipe.workflow.batch_table import BatchReport
 
 
+@monitored("batch")
 def batch(
     volumes: Annotated[
         list[str],

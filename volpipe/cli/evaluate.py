@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe
-from volpipe.cli.options import Parents, Site, Strict, Tolerate, number
+from volpipe.cli.options import Parents, Site, Strict, Tolerate, monitored, number
 from volpipe.display.comparisons import channel_table, made_table, row_table, worst_table
 from volpipe.display.console import INCOMPLETE, PLAIN_LINE_SECONDS, check_target, err, interruptible, out
 from volpipe.display.progress import showing
@@ -40,6 +40,7 @@ OtherOutput = Annotated[
 ]
 
 
+@monitored("evaluate")
 def evaluate(
     output: Annotated[
         str, typer.Argument(metavar="OUTPUT", help="The volume that is judged, such as an output of `volpipe run`.")
@@ -106,6 +107,7 @@ def _sizes(text: str) -> tuple[int, int, int]:
     return z, y, x
 
 
+@monitored("compare")
 def compare(
     a: Output,
     b: OtherOutput,

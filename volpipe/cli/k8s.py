@@ -15,6 +15,7 @@ import typer
 from volpipe.cli.job import check_command, command_options, warn
 from volpipe.cli.options import Whole
 from volpipe.errors import SiteError, VolpipeError
+from volpipe.monitoring.targets import EVERYWHERE, Port, parse_target
 
 if TYPE_CHECKING:
     from volpipe.apps.kubernetes.pod_spec import Claim
@@ -25,6 +26,7 @@ OF_A_DRIVER_OUTSIDE = ("address", "kubeconfig", "context", "uid")
 USER = 1000  # of pods where the site is told none; the image's own
 DEFAULT_SITE = "k8s_htex"
 PARTS = ("rights", "claims", "service", "job")
+WATCHED = ("run", "batch", "segment", "evaluate", "train", "sweep", "tune")  # commands that take --metrics
 CHECKED = ("run", "plan", "segment", "train")
 OF_RANKS = ("train", "sweep", "tune")  # commands that may send several ranks
 
@@ -121,7 +123,8 @@ def _parts(
     yield "service: once, for trainings of several ranks", [service(told.namespace)]
     if command:
         _check(context, command, claims)
-        job = driver_job(command, told.image, told.namespace, shape, folder=_folder(claims))
+        command, port = _with_metrics(context, command)
+        job = driver_job(command, told.image, told.namespace, shape, folder=_folder(claims), metrics_port=port)
         yield "job: the run; the same job again goes on from where it was", [job]
 
 
@@ -134,6 +137,24 @@ def _check(context: typer.Context, command: Sequence[str], claims: Sequence[Clai
     if volume.startswith("/") and not any(Path(volume).is_relative_to(claim.path) for claim in claims):
         warn(f"{volume} lies on none of the claims, {', '.join(claim.path for claim in claims)}: pods will not see it")
     check_command(command[0], given, Path(_folder(claims)))
+
+
+def _with_metrics(context: typer.Context, command: Sequence[str]) -> tuple[list[str], int | None]:
+    """Return COMMAND, whose --metrics PORT is to be reached from outside of its pod, and that port; None without."""
+    words = list(command)
+    asked = command_options(context, command)["metrics"] if command[0] in WATCHED else None
+    target = None if asked is None else parse_target(asked)
+    if not isinstance(target, Port):
+        return words, None
+    if not target.number:
+        raise VolpipeError("--metrics 0: nobody would know the port in the pod; give a number, such as 9100")
+    if not target.has_host:
+        place = next(i for i, word in enumerate(words) if word.partition("=")[0] == "--metrics")
+        words[place : place + (1 if "=" in words[place] else 2)] = ["--metrics", f"{EVERYWHERE}:{target.number}"]
+    elif target.is_loopback:
+        warn(f"--metrics {asked}: only the driver's own pod reaches it; give the port alone for a Prometheus elsewhere")
+        return words, None
+    return words, target.number
 
 
 def _fits(part: str, command: Sequence[str]) -> bool:

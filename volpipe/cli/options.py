@@ -5,16 +5,20 @@ Not here: any command. What Tab asks for is read from names of files and types o
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 from typer.models import OptionInfo
 
 import volpipe as vp
+from volpipe.display.console import err
+from volpipe.monitoring.command import current
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -193,3 +197,52 @@ Tolerate = Annotated[
     typer.Option(metavar="SHARE", help="Share of the blocks begun that may fail before the work stops.", parser=share),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first block that fails for good.")]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="PORT|HOST:PORT|FILE",
+        help="Let Prometheus read how far it is: at a port of this machine, of HOST for others, or in FILE.prom.",
+    ),
+]
+LogJsonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--log-json",
+        metavar="FILE|-",
+        help="Append the log to FILE as JSON lines; -: to standard error, in place of all else there.",
+    ),
+]
+NotifyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--notify",
+        metavar="URL",
+        envvar="VOLPIPE_NOTIFY",
+        help="Post a JSON object there at the end, also where it stops or is refused.",
+    ),
+]
+WATCHED = {"metrics": MetricsOption, "log_json": LogJsonOption, "notify": NotifyOption}
+
+
+def monitored(command: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives `command` the options by which machines watch it."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def run(*arguments: Any, **named: Any) -> None:  # Any: the command's own
+            options = [named.pop(name) for name in WATCHED]
+            place = current().begin(command, named.get("recipe"), *options)
+            if place:
+                err.print(f"metrics are at {place}", markup=False)
+            function(*arguments, **named)
+
+        signature = inspect.signature(function, eval_str=True)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        added = [inspect.Parameter(name, kind, default=None, annotation=option) for name, option in WATCHED.items()]
+        parameters = [*signature.parameters.values(), *added]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
+        return run
+
+    return decorate

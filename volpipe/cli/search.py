@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe
-from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe
+from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe, monitored
 from volpipe.display.console import INCOMPLETE, bars, check_folder, columns, err, interruptible, out, tell_report
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def command(kind: str, help: str) -> Callable[..., None]:
             raise typer.Exit(INCOMPLETE)
 
     trials.__doc__ = help
-    return trials
+    return monitored(kind)(trials)
 
 
 def _tell_sweep(results: Sequence[TrialResult], folder: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe
-from volpipe.cli.options import LabelSettings, Parents, SameInput, Site, Strict, Tolerate, complete_recipe
+from volpipe.cli.options import LabelSettings, Parents, SameInput, Site, Strict, Tolerate, complete_recipe, monitored
 from volpipe.display.console import (
     INCOMPLETE,
     check_folder,
@@ -42,6 +42,7 @@ SegmentRecipeFile = Annotated[
 ]
 
 
+@monitored("segment")
 def segment(
     affinities: Annotated[
         str,

@@ -11,10 +11,11 @@ from typing import Annotated
 import typer
 
 import volpipe
-from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe
+from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe, monitored
 from volpipe.display.console import bars, check_folder, interruptible, out, tell_report
 
 
+@monitored("train")
 def train(
     recipe: Annotated[
         Path,

@@ -211,7 +211,9 @@ def evaluation_parts(described: Mapping[str, object], tree: Mapping[str, Any] | 
     scores = (tree or {}).get("scores")
     items: list[Item] = [Note("There are no scores yet: they need all blocks.")]
     if isinstance(scores, Mapping) and scores:
-        names = [key for key, value in next(iter(scores.values())).items() if not isinstance(value, list | dict)]
+        names = [
+            key for key, value in next(iter(scores.values())).items() if not isinstance(value, list | tuple | dict)
+        ]
         rows = [(name, *(_score(entry.get(key)) for key in names)) for name, entry in scores.items()]
         items = [Sheet("Scores", ("", *(name.replace("_", " ") for name in names)), rows)]
     title = f"Scores of {Path(str(described.get('output', ''))).name}"

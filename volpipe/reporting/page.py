@@ -153,6 +153,13 @@ class Page:
     line: str = ""
 
 
+def filled(sheet: Sheet) -> Sheet:
+    """Return `sheet` without columns that are empty in every line; the first stays."""
+    shown = [i for i in range(len(sheet.names)) if not i or any(row[i] not in ("", None) for row in sheet.rows)]
+    rows = [[row[i] for i in shown] for row in sheet.rows]
+    return Sheet(sheet.title, [sheet.names[i] for i in shown], rows, sheet.caption)
+
+
 def sections_of(drafts: Iterable[Draft]) -> list[Section]:
     """Return the sections of `drafts`, each made, in their order; an error of one ends that one alone."""
     items: dict[str, list[Item]] = {}

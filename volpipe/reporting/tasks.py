@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from volpipe.blockwise.failures import message_of
-from volpipe.reporting.page import Chart, Item, Note, Section, Sheet
+from volpipe.reporting.page import Chart, Item, Note, Section, Sheet, filled
 from volpipe.reporting.tally import ANY, MOST_SLOWEST, MOST_WORKERS, NUM_BINS, Sums, Tally, Task, Worker
 from volpipe.units import brief, count, size
 
@@ -176,7 +176,7 @@ def _session_sheet(tally: Tally, sites: Sequence[tuple[str, float]]) -> list[She
         rows.append((number, site, moment(began), first, span, own.units, own.tasks, own.attempts or ""))
     names = ("session", "site", "began", "first task after", "last task after", "units", "tasks", "failed attempts")
     caption = "A session is one driver's time on this work: the command, and each time that it was given again."
-    return [Sheet("By session", names, rows, caption)]
+    return [filled(Sheet("By session", names, rows, caption))]
 
 
 def moment(seconds: float) -> str:
@@ -333,7 +333,7 @@ def _failure_items(tally: Tally, box_of: BoxOf) -> list[Item]:
         names = ("when", "stage", "units", "box z,y,x", "worker", "after", "reason")
         more = tally.all.attempts - len(latest)
         caption = f"The latest {len(latest)}; {more:,} more are in the journal." if more else ""
-        items.append(Sheet("Failed attempts", names, lines, caption))
+        items.append(filled(Sheet("Failed attempts", names, lines, caption)))
     return items
 
 
@@ -356,7 +356,7 @@ def slowest_sheet(tally: Tally, box_of: BoxOf) -> Sheet | None:
     ]  # fmt: skip
     names = ("stage", "first unit", "box z,y,x", "per unit", "units", "worker", "began")
     caption = f"Of {tally.num_tasks:,} tasks. A first task of a worker loads the net as well."
-    return Sheet("The slowest tasks", names, rows, caption)
+    return filled(Sheet("The slowest tasks", names, rows, caption))
 
 
 def damage_note(tally: Tally) -> Note | None:

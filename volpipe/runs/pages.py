@@ -232,6 +232,10 @@ def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is
     rows = [
         ("time, first task to last", _time(planned.seconds), brief(taken)),
         ("time of all workers", _time(planned.worker_seconds), brief(total.seconds)),
+        *(
+            (f"… {name}", brief(seconds), brief(_seconds(tally, name)))
+            for name, seconds in planned.stage_seconds.items()
+        ),
         ("read", bytes_of(planned.read_bytes), size(total.read_bytes)),
         ("written, scratch included", bytes_of(planned.written_bytes), size(total.written_bytes)),
         ("output", bytes_of(planned.output_bytes), "not counted" if on_disk is None else size(on_disk[0])),
@@ -242,6 +246,11 @@ def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is
     so_far = "" if is_complete else " What it took is so far."
     caption = f"≤: an upper bound, as no block was tried before.{so_far}" if not planned.is_measured else so_far.strip()
     return Sheet("Planned and taken", ("", "planned", "taken"), rows, caption)
+
+
+def _seconds(tally: Tally, stage: str) -> float:
+    sums = tally.stages.get(stage)
+    return 0.0 if sums is None else sums.seconds
 
 
 def _time(seconds: float | None) -> str:

@@ -22,6 +22,7 @@ from volpipe.volumes.storage.paths import whole_file
 
 FILE = "progress.json"
 SECONDS = 2.0  # between two writings, at least
+NOTIFY = "--notify"
 FRESH_SECONDS = 60.0  # a sign of life that is older says nothing
 HOLDER = re.compile(r"process (\d+) on (\S+) since ([\d-]+ [\d:]+)")
 
@@ -33,7 +34,8 @@ unseen: it was on another machine, and this one cannot know · ended: it came to
 class _Command:
     """The command of this process, as a shell takes it to go on, and when it was given, seconds since 1970.
 
-    The line is "" where there is none, as in a notebook.
+    The line is "" where there is none, as in a notebook. It is stored and shown: whom to notify is left out, as an
+    address that may be posted to is a secret.
     """
 
     line = ""
@@ -41,7 +43,9 @@ class _Command:
 
     def give(self, arguments: Sequence[str], began: float | None) -> None:
         """Take note of the command that begins."""
-        self.line = shlex.join(["volpipe", *(argument for argument in arguments if argument != "--fresh")])
+        pairs = zip(("", *arguments), arguments, strict=False)
+        kept = [now for before, now in pairs if before != NOTIFY and now.partition("=")[0] not in ("--fresh", NOTIFY)]
+        self.line = shlex.join(["volpipe", *kept])
         self.began = time.time() if began is None else began
 
 

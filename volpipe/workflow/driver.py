@@ -318,7 +318,8 @@ class RunWork(OutputWork[Plan, Report]):
             schedule.open_readers()
             job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale)
             job.tensors.create()
-            prospect = Prospect(forecast.estimate.seconds_per_unit, selection.num_windows, beats)
+            num_voxels = selection.num_voxels
+            prospect = Prospect(forecast.estimate.seconds_per_unit, selection.num_windows, num_voxels, beats)
             phase = yield from session.finish(self.phase(session, schedule, submitter(pool, job), prospect=prospect))
         first_tasks = filter(None, (forecast.first_task, session.first_task))
         return Report(

@@ -14,7 +14,20 @@ from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.stage import Schedule
 from volpipe.errors import RunError
 from volpipe.evaluation.driver import EVALUATION_FILE, evaluation_parts
-from volpipe.reporting.page import REPORT, Draft, Facts, Item, Link, Note, Page, Section, Sheet, reason_of, sections_of
+from volpipe.reporting.page import (
+    REPORT,
+    Draft,
+    Facts,
+    Item,
+    Link,
+    Note,
+    Page,
+    Section,
+    Sheet,
+    filled,
+    reason_of,
+    sections_of,
+)
 from volpipe.reporting.tally import Tally
 from volpipe.reporting.tasks import StageState, damage_note, slowest_sheet, task_sections
 from volpipe.runs.pages import (
@@ -151,7 +164,7 @@ def _stage_sheet(folder: Path, parts: Sequence[_StagePart]) -> Sheet:
     caption = (
         "Stages run side by side: each as far as what it reads is written. A name leads to the stage's own report."
     )
-    return Sheet("Stages", names, rows, caption)
+    return filled(Sheet("Stages", names, rows, caption))
 
 
 def _link(folder: Path, other: Path, text: str, image: tuple[bytes, str] = NO_IMAGE) -> object:
@@ -175,8 +188,9 @@ def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     tally, num_read = _tally_of(rows)
     done = sum(row.is_complete for row in rows)
     facts = {"datasets": f"{len(rows):,}, {done:,} of them complete"}
-    facts |= {"planned": _planned(rows), **times_facts(tally, 1), **command_facts(folder.path, stand.driver)}
-    facts["taken"] = f"read {size(sum(r.read_bytes for r in rows))}, written {size(sum(r.written_bytes for r in rows))}"
+    taken = f"read {size(sum(r.read_bytes for r in rows))}, written {size(sum(r.written_bytes for r in rows))}"
+    facts |= {"planned": _planned(rows), "taken": taken}
+    facts |= {**times_facts(tally, 1), **command_facts(folder.path, stand.driver)}
     summary: list[Item] = [Facts("", facts)]
     if num_read < len(rows):
         summary.append(Note(f"Timeline and tables of tasks are of the first {num_read:,} datasets: all are too many."))
@@ -229,13 +243,12 @@ def dataset_sheet(folder: Path, rows: Sequence[DatasetRow], images: Mapping[int,
     ]  # fmt: skip
     names = ("dataset", "ended", "time", "CPU time", "voxels z,y,x", "blocks", "output planned", "read", "written",
              "missing", "seams", "recipe", "output", "reason")  # fmt: skip
-    shown = [i for i in range(len(names)) if any(line[i] not in ("", None) for line in lines)]
-    rows_shown = [[line[i] for i in shown] for line in lines]
     caption = (
         "A name leads to the dataset's own report; its picture is a slice of the whole output. Read and written are "
         "of all its sessions."
     )
-    return Sheet("", [names[i] for i in shown], rows_shown, caption)
+    order = [0, 1, 13, 2, 9, *range(3, 9), 10, 11, 12]  # why a dataset failed and what is missing before the rest
+    return filled(Sheet("", [names[i] for i in order], [[line[i] for i in order] for line in lines], caption))
 
 
 def _folder_of(row: DatasetRow) -> Path:
@@ -285,5 +298,8 @@ def _page_of_run(output: str) -> tuple[Page, Path]:
             f"there is nothing to report of {output}: {folder.path} holds no plan; name the output of a run, a "
             "segmentation or a flow, the folder of a training, or a batch"
         )
-    parts = evaluation_parts(described, read_json(paths.locate(output)) if Path(output).is_file() else None)
-    return page_of(folder, Taken.read(folder, Schedule(), [folder.journal]), parts, is_complete=False), folder.path
+    scores = folder.path.with_name(folder.path.name.removesuffix(".run"))
+    tree = read_json(scores) if scores.is_file() else None
+    taken = Taken.read(folder, Schedule(), [folder.journal])
+    is_complete = bool((tree or {}).get("scores"))
+    return page_of(folder, taken, evaluation_parts(described, tree), is_complete=is_complete), folder.path

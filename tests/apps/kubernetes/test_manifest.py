@@ -126,6 +126,36 @@ def test_the_job_gives_the_same_command_with_the_same_settings(give: Give) -> No
     assert spec["enableServiceLinks"] is False  # VOLPIPE_K8S_SERVICE_PORT of a service volpipe-k8s is no setting
 
 
+@pytest.mark.parametrize("option", [("--metrics", "9100"), ("--metrics=9100",), ("--metrics", "0.0.0.0:9100")])
+def test_prometheus_finds_the_pod_of_a_driver_that_serves_metrics(give: Give, option: tuple[str, ...]) -> None:
+    (job,) = documents(give("k8s", "manifest", "--only", "job", *RUN[:3], *option, *RUN[3:]))
+    assert faults(job) == []
+    template = job["spec"]["template"]
+    assert template["metadata"]["annotations"] == {
+        "prometheus.io/scrape": "true", "prometheus.io/port": "9100", "prometheus.io/path": "/metrics",
+    }  # fmt: skip
+    (driver,) = template["spec"]["containers"]
+    assert driver["command"] == ["volpipe", *RUN[:3], "--metrics", "0.0.0.0:9100", *RUN[3:]]
+    assert driver["ports"] == [{"containerPort": 9100, "name": "metrics"}]
+    assert "annotations" not in job["metadata"]
+
+
+def test_a_pod_that_serves_no_metrics_to_others_is_not_found(give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    for option in ((), ("--metrics", "/scratch/m.prom"), ("--metrics", "127.0.0.1:9100")):
+        ended = give("k8s", "manifest", "--only", "job", *RUN, *option)
+        (job,) = documents(ended)
+        assert "annotations" not in job["spec"]["template"]["metadata"]
+        (driver,) = job["spec"]["template"]["spec"]["containers"]
+        assert "ports" not in driver and driver["command"] == ["volpipe", *RUN, *option]
+        assert ("only the driver's own pod reaches it" in ended.err) == ("127.0.0.1:9100" in option)
+    ended = give("k8s", "manifest", *RUN, "--metrics", "0")
+    assert ended.code == 2 and "nobody would know the port in the pod" in ended.err
+    assert give("k8s", "manifest", *RUN, "--metrics", "9100m").code == 2
+    monkeypatch.setenv("VOLPIPE_K8S_ANNOTATIONS", "prometheus.io/scrape=false")
+    (job,) = documents(give("k8s", "manifest", "--only", "job", *RUN, "--metrics", "9100"))
+    assert job["spec"]["template"]["metadata"]["annotations"]["prometheus.io/scrape"] == "false"  # the user's own
+
+
 def test_the_same_command_is_the_same_job(give: Give) -> None:
     def name(*command: str) -> str:
         (job,) = documents(give("k8s", "manifest", "--only", "job", *command))

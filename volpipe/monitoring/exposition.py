@@ -1,0 +1,160 @@
+"""Where metrics are read: at a port of this machine, or in a file that node_exporter's textfile collector reads.
+
+Not here: the metrics. Once they are to be had, no fault of port, file or network ends a work.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from volpipe.blockwise.work import observing
+from volpipe.errors import NOTICE, VolpipeError
+from volpipe.monitoring.metrics import Metrics
+from volpipe.monitoring.targets import Port, check_file, parse_target
+from volpipe.volumes.storage.paths import whole_file
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+PERIOD = 5.0  # seconds between two writings of a file
+ASK_PERIOD = 2.0  # between two looks at the workers
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def exposed(target: Port | Path, metrics: Metrics) -> Iterator[str]:
+    """Let the metrics of what this thread performs meanwhile be read at `target`, and give their address.
+
+    Nothing of it stays open.
+
+    Raises:
+        VolpipeError: the port is taken, or the file cannot be written.
+    """
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    publisher = _served if isinstance(target, Port) else _written
+    with publisher(target, registry) as place, _asking(metrics), observing(metrics):  # type: ignore[arg-type]
+        yield place
+
+
+@contextmanager
+def monitored(target: str | int | Path | None, command: str, recipe: object = None) -> Iterator[None]:
+    """Let metrics be read meanwhile at `target`, as a user names it; None: nowhere. Arguments as of `Metrics`."""
+    if target is None:
+        yield
+        return
+    with exposed(parse_target(str(target)), Metrics(command, name_of(recipe))):
+        yield
+
+
+def name_of(recipe: object) -> str:
+    """Return the name of a recipe that is given by one, "" of any other."""
+    return Path(recipe).stem if isinstance(recipe, str | Path) else ""
+
+
+@contextmanager
+def _served(port: Port, registry: CollectorRegistry) -> Iterator[str]:
+    """Serve the metrics at a port."""
+    from prometheus_client import start_http_server
+
+    try:
+        server, thread = start_http_server(port.number, port.host, registry)
+    except OSError as error:
+        raise VolpipeError(f"--metrics {port}: {_why(error, port)}") from error
+    thread.name = "volpipe-metrics"
+    try:
+        yield port.at(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _why(error: OSError, port: Port) -> str:
+    """Return why a port cannot be listened at, and what to do."""
+    if error.errno == errno.EADDRINUSE:
+        return f"another process listens at port {port.number} of {port.host}; give another port"
+    if error.errno == errno.EACCES:
+        return f"port {port.number} is the system's; give one from 1024 up"
+    return f"{error.strerror or error}; give a port, or the address of this machine with one"
+
+
+@contextmanager
+def _written(path: Path, registry: CollectorRegistry) -> Iterator[str]:
+    """Write the metrics to a file now and then, and at the end."""
+    writer = _Writer(check_file("--metrics", path), registry)
+    try:
+        writer.write()
+    except OSError as error:
+        raise VolpipeError(f"--metrics {path}: it cannot be written ({error.strerror}); give another file") from error
+    with _repeating("volpipe-metrics-file", PERIOD, writer.try_writing):
+        yield str(path)
+    writer.try_writing()
+
+
+class _Writer:
+    """Writes metrics to a file, whole or not at all; says once that it cannot."""
+
+    def __init__(self, path: Path, registry: CollectorRegistry) -> None:
+        self.path, self.registry, self._has_told = path, registry, False
+
+    def write(self) -> None:
+        from prometheus_client import generate_latest
+
+        text = generate_latest(self.registry)
+        with whole_file(self.path, lasting=False) as partial:
+            partial.write_bytes(text)
+
+    def try_writing(self) -> None:
+        """Write; a fault of any kind is a warning, once."""
+        try:
+            self.write()
+        except Exception as error:
+            if not self._has_told:
+                reason = getattr(error, "strerror", None) or error
+                log.warning("metrics cannot be written to %s: %s", self.path, reason, extra=NOTICE)
+            self._has_told = True
+
+
+@contextmanager
+def _asking(metrics: Metrics) -> Iterator[None]:
+    """Ask the pool now and then how many workers are connected, in a thread: the answer may take a while."""
+
+    def ask() -> None:
+        pool = metrics.pool
+        if pool is not None:
+            num_connected = pool.num_connected()
+            metrics.num_connected = num_connected if metrics.pool is pool else None
+
+    with _repeating("volpipe-metrics-workers", ASK_PERIOD, ask):
+        yield
+
+
+@contextmanager
+def _repeating(name: str, seconds: float, act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` each time that so many seconds are over, in a thread; one that raises is called no more."""
+    stopped = threading.Event()
+
+    def repeat() -> None:
+        try:
+            while not stopped.wait(seconds):
+                act()
+        except Exception:
+            log.warning("%s ends by a fault; the work goes on", name, exc_info=True)
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join(PERIOD)
