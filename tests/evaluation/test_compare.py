@@ -109,6 +109,7 @@ def test_the_boxes_that_differ_most_are_named_the_worst_first() -> None:
     boxes = ["16:21,32:40,16:30", "8:16,16:32,16:30", "0:8,0:16,0:16"]
     assert [str(box.box) for box in result.differences.worst] == boxes
     assert (result.differences.num_boxes, result.differences.num_boxes_differ) == (3 * 3 * 2, 3)
+    assert all(f"<td>{box}</td>" in result._repr_html_() for box in boxes)
     part = compared(a, b, roi="2:21,:,:")
     assert part.differences is not None and str(part.differences.worst[0].box) == "18:21,32:40,16:30"
     assert of_images(part).sums.num_voxels == 19 * 40 * 30
@@ -350,22 +351,24 @@ def test_a_limit_of_one_channel_is_not_hidden_by_the_others(tmp_path: Path) -> N
 # ---- how both were made
 
 
-def run(volume: str, out: str, *settings: str, **options: Any) -> None:
-    vp.run(volume, out=out, site=Inline(), settings=[*IDENTITY, *settings], **options)
+def run(volume: str, out: str, *settings: str) -> vp.Report:
+    report = vp.run(volume, out=out, site=Inline(), settings=[*IDENTITY, *settings])
+    assert isinstance(report, vp.Report)
+    return report
 
 
 def test_what_was_done_otherwise_stands_beside_it(tmp_path: Path) -> None:
     make(tmp_path / "raw.zarr", noise((16, 16, 16)))
     run("raw.zarr", "a.zarr")
     run("raw.zarr", "b.zarr", "normalise.low=3", "normalise.high=190", "normalise.method=range")
-    run("raw.zarr", "again.zarr")
+    again = run("raw.zarr", "again.zarr")
     result = vp.compare("a.zarr", "b.zarr", site=Inline())
     assert isinstance(result, ComparisonResult)
     rows = {what: (a, b) for what, a, b in result.made_otherwise}
     assert rows["recipe normalise.low"] == ("–", "3.0")
     assert rows["normalised by"][0] == "shift 127.5, scale 127.5"
     assert set(rows) == {"normalised by", *(f"recipe normalise.{key}" for key in ("method", "low", "high"))}
-    alike = vp.compare("a.zarr", "again.zarr", site=Inline())
+    alike = vp.compare("a.zarr", again, site=Inline())
     assert isinstance(alike, ComparisonResult)
     assert (alike.made_otherwise, alike.is_same, alike.plan.why) == ([], True, "as their attributes say")
 

@@ -133,11 +133,13 @@ def test_what_one_has_alone_and_what_is_not_complete_is_named_and_the_rest_is_co
 
 def test_two_batches_that_are_the_same_are_within_any_limit(give: Give) -> None:
     batch("old")
-    batch("new")
-    ended = give("compare", "old", "new", "--config", "threads", "--limit", "differ=0")
+    Path("new.toml").write_text('out = "made/{stem}.zarr"\nvolumes = "raw/*.n5/raw"\n')
+    vp.batch("new.toml", site=Inline(), settings=IDENTITY)
+    ended = give("compare", "old", "new.toml", "--config", "threads", "--limit", "differ=0")
     assert ended.code == 0, ended.err
     assert ended.out.count("infinite") == 3
     assert "Comparison of many outputs" in Path("volpipe_old_new_compare.html").read_text()
+    assert table_of("old", "new.toml")._repr_html_().count("<td>infinite</td>") == 3
 
 
 def test_an_interrupted_comparison_goes_on_with_what_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
