@@ -68,6 +68,11 @@ def test_a_gpu_that_nobody_can_ask_costs_no_task(monkeypatch: pytest.MonkeyPatch
     assert (meter.usage.device_percent, meter.usage.device_used_bytes) == (0.0, 0)
 
 
+def test_a_torch_that_another_thread_imports_just_now_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # has no attributes yet
+    assert sample_gpu() is None
+
+
 def test_a_stage_without_a_net_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from volpipe.blockwise.heartbeat import FOLDER, Beat, beating, listening, read_beats
+from volpipe.blockwise.heartbeat import Beat
 from volpipe.blockwise.pace import LEAST_SECONDS, Flights, Pace, Reading
 
 # Of ts1_raw.tif (250³, 8 blocks of 8 windows), seconds at which blocks ended, on a busy machine with two workers.
@@ -78,35 +77,9 @@ def test_tasks_under_way_count_by_their_time_where_nobody_says_how_far_they_are(
     assert seconds == pytest.approx(10 * done)
 
 
-def test_a_beat_says_how_far_a_task_is_and_the_latest_counts(tmp_path: Path) -> None:
+def test_a_beat_says_how_far_a_task_is_and_an_earlier_attempts_does_not_count() -> None:
     flights = Flights({"gpu": 1})
     flights.add("gpu", "infer", 3, 4, now=100.0)
-    with listening(tmp_path, wanted=True) as folder:
-        assert folder is not None
-        (folder / "lost").write_bytes(Beat(3, 3.5, 50.0, 90.0).to_line())  # of a worker that was lost
-        (folder / "new").write_bytes(Beat(3, 1.5, 6.0, 106.0).to_line())
-        (folder / "torn").write_bytes(b"3 2")
-        assert flights.parts(110.0, 100.0, {"infer": 9.0}, read_beats(folder)) == {"infer": (1.5, 6.0)}
-    assert not folder.exists()
-
-
-def test_a_worker_counts_windows_where_somebody_listens_and_nowhere_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("volpipe.blockwise.heartbeat.SECONDS", 0.0)
-
-    def never() -> int:
-        raise AssertionError("windows are counted where nobody listens")
-
-    with beating(tmp_path, [7, 8], never) as beater:
-        beater.add(1)
-    assert list(tmp_path.iterdir()) == []
-    with listening(tmp_path, wanted=True) as folder, beating(tmp_path, [7, 8], lambda: 16) as beater:
-        assert folder is not None
-        beater.add(4)
-        beater.add(4)
-        beats = read_beats(folder)
-    assert (list(beats), beats[7].done) == ([7], 1.0)
-    with listening(tmp_path, wanted=False) as folder:
-        assert folder is None
-        assert not (tmp_path / FOLDER).exists()
+    assert flights.parts(110.0, 100.0, {"infer": 9.0}, {3: Beat(1.5, 6.0, 106.0)}) == {"infer": (1.5, 6.0)}
+    lost = flights.parts(110.0, 100.0, {"infer": 9.0}, {3: Beat(3.5, 50.0, 90.0)})["infer"]
+    assert lost == pytest.approx((10 / 9, 10.0))  # by the time that has passed

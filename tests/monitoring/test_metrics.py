@@ -26,6 +26,7 @@ from volpipe.blockwise.journal import Record, Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
 from volpipe.blockwise.usage import Usage
+from volpipe.cli.k8s import WATCHED
 from volpipe.monitoring import exposition
 from volpipe.monitoring.metrics import MOST_FLOW_STAGES, OTHER, Metrics
 from volpipe.runs.run_folder import RunFolder
@@ -311,9 +312,17 @@ def test_a_training_counts_steps_and_a_sweep_its_trainings(tmp_path: Path, monke
     assert dict(next(iter(found["volpipe_info"])))["recipe"] == "recipe"
 
 
+@pytest.mark.parametrize("command", WATCHED)
+def test_every_command_that_works_has_the_options(command: str, give: Give) -> None:
+    text = give(command, "--help").out
+    assert all(f"  {option} " in text for option in ("--metrics", "--log-json", "--notify"))
+
+
 @pytest.mark.parametrize(
     ("target", "sentence"),
     [
+        ("nine", "write a port such as 9100, HOST:PORT, or a file whose name ends in .prom"),
+        ("٣", "write a port such as 9100, HOST:PORT, or a file whose name ends in .prom"),
         ("99999", "ports end at 65535, and this is 99999"),
         (":9100", "there is no host before the colon; write 9100, or 0.0.0.0:9100"),
         ("metrics.txt", "write a port such as 9100, HOST:PORT, or a file whose name ends in .prom"),

@@ -432,4 +432,5 @@ def test_the_listener_hears_of_each_stage_in_order(folder: Path) -> None:
         lambda stage: heard.append(f"+{stage.name}"), lambda done: heard.append(f"-{done.stage.name}")
     )
     execute_flow(flow_plan(folder, TWO), Counted().start, listener=listener)
-    assert heard == ["+first", "+second", "-first", "-second"]  # the second begins when something is there to read
+    # The second begins when something is there to read, which on a slow machine may be all of it.
+    assert heard in (["+first", "+second", "-first", "-second"], ["+first", "-first", "+second", "-second"])

@@ -27,8 +27,8 @@ def sample_gpu() -> GpuSample | None:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    try:
-        if not torch.cuda.is_available():  # an AttributeError, while another thread imports it
+    try:  # another thread may be importing it
+        if not torch.cuda.is_available():
             return None
         return GpuSample(float(torch.cuda.utilization()), int(torch.cuda.device_memory_used()))
     except Exception:  # no nvidia-ml-py, a part of a GPU (MIG), a driver without NVML: each has an error of its own

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -175,13 +175,70 @@ def read_records(path: Path, kinds: Kinds) -> Iterator[Record[Any]]:  # Any: one
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):  # a crash cut it off
                 return
-            try:
-                yield Record.from_line(line, kinds)
-            except ValueError as error:
-                raise RunError(
-                    f"line {number} of {path} is damaged, or another version wrote it; restore the file to go on, or "
-                    "use --fresh to start over"
-                ) from error
+            yield _parse(line, kinds, number, path)
+
+
+def _parse(line: bytes, kinds: Kinds, number: int, path: Path) -> Record[Any]:  # Any: one of `kinds`
+    try:
+        return Record.from_line(line, kinds)
+    except ValueError as error:
+        raise RunError(
+            f"line {number} of {path} is damaged, or another version wrote it; restore the file to go on, or "
+            "use --fresh to start over"
+        ) from error
+
+
+@dataclass
+class JournalReader:
+    """A journal that is read on from where it was read last, while its driver writes to it.
+
+    Attributes:
+        on_anew: called before the first record of a journal that is not the one that was read: it was deleted,
+            shortened or replaced.
+    """
+
+    path: Path
+    kinds: Kinds
+    on_anew: Callable[[], None]
+    _file: tuple[int, int] | None = None  # device and inode
+    _offset: int = 0
+    _number: int = 0  # of lines
+    _last: bytes = b""  # line that was read
+
+    def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
+        """Yield the whole records that were not read yet, oldest first; none where there is no file.
+
+        Raises:
+            RunError: as `read_records`.
+        """
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            self._begin_anew(None)
+            return
+        with file:
+            if not self._goes_on(file.fileno()):
+                status = os.fstat(file.fileno())
+                self._begin_anew((status.st_dev, status.st_ino))
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):  # it is being written
+                    return
+                record = _parse(line, self.kinds, self._number + 1, self.path)
+                self._offset, self._number, self._last = self._offset + len(line), self._number + 1, line
+                yield record
+
+    def _goes_on(self, fd: int) -> bool:
+        """Return whether the file is the one that was read: an inode may be another file's, so the last line counts."""
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != self._file or status.st_size < self._offset:
+            return False
+        return os.pread(fd, len(self._last), self._offset - len(self._last)) == self._last
+
+    def _begin_anew(self, file: tuple[int, int] | None) -> None:
+        if self._file is not None:
+            self.on_anew()
+        self._file, self._offset, self._number, self._last = file, 0, 0, b""
 
 
 def read_results(path: Path, kinds: Kinds, kind: type[T]) -> Iterator[T]:

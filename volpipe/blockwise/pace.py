@@ -27,7 +27,7 @@ class Prospect:
     Attributes:
         planned: seconds of a worker per unit, by stage, where blocks were tried.
         num_windows, num_voxels: for the net, and of the output that it makes; 0 where they are not counted.
-        beats: the folder in which workers say how far they are, None where they do not.
+        beats: the run's folder, if its workers say there how far they are; None where nobody is to look.
     """
 
     planned: Mapping[str, float] = field(default_factory=dict)

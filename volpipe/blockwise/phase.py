@@ -205,7 +205,8 @@ class Phase:
         """Follow tasks under way, and the time left that comes of it."""
         now, progress = time.time(), self.progress
         if self.prospect.beats is not None:
-            self._beats = read_beats(self.prospect.beats)
+            beats_of_all = read_beats(self.prospect.beats)
+            self._beats = {u: beat for (name, u), beat in beats_of_all.items() if name == "infer" and beat.done}
         beats = self._beats
         begun = progress.first_task or min((beat.at - beat.seconds for beat in beats.values()), default=0.0)
         if not begun:

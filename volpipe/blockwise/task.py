@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.malloc import share_heap
 from volpipe.blockwise.usage import is_alone, measured
@@ -22,18 +23,27 @@ R = TypeVar("R")
 
 
 def work(
-    stage: str, units: Sequence[int], outcomes: Outcomes, result: Callable[[], R | None] = lambda: None
+    stage: str,
+    units: Sequence[int],
+    outcomes: Outcomes,
+    result: Callable[[], R | None] = lambda: None,
+    beater: Beater | None = None,
 ) -> Record[R]:
-    """Return the record of a task that goes through the `outcomes` of its `units`; its `result` is asked at the end."""
+    """Return the record of a task that goes through the `outcomes` of its `units`; its `result` is asked at the end.
+
+    `beater` tells of it meanwhile.
+    """
+    beater = beater or Beater()
     if is_alone():
         share_heap()
     done: list[int] = []
     failed: dict[int, str] = {}
     permanent: list[int] = []
     fatal = False
-    with measured(stage) as meter:
+    with measured(stage) as meter, beater.beating(stage, units):
         try:
             for unit, error in outcomes:
+                beater.finish()
                 if error is None:
                     done.append(unit)
                     continue
@@ -62,6 +72,7 @@ def work_each(
     function: Callable[[int], P],
     joined: Callable[[list[P]], R | None] = lambda results: None,
     check: Callable[[], None] = lambda: None,
+    beater: Beater | None = None,
 ) -> Record[R]:
     """Return the record of a task that does `function` for each of its `units`.
 
@@ -69,6 +80,7 @@ def work_each(
         function: returns what a unit gives.
         joined: returns the result of the task from those of the units that did not fail.
         check: called before each unit; what it raises is that unit's failure.
+        beater: tells of it meanwhile.
     """
     results: list[P] = []
 
@@ -82,12 +94,16 @@ def work_each(
             else:
                 yield unit, None
 
-    return work(stage, units, outcomes(), lambda: joined(results))
+    return work(stage, units, outcomes(), lambda: joined(results), beater)
 
 
-def work_once(stage: str, unit: int, function: Callable[[], R]) -> Record[R]:
+def work_once(stage: str, unit: int, function: Callable[[], R], beater: Beater | None = None) -> Record[R]:
     """Return the record of a task of one unit, which `function` does; its result is what that returns."""
-    return work_each(stage, [unit], lambda unit: function(), lambda results: results[0] if results else None)
+
+    def first(results: list[R]) -> R | None:
+        return results[0] if results else None
+
+    return work_each(stage, [unit], lambda unit: function(), first, beater=beater)
 
 
 def _reason(error: Exception) -> str:

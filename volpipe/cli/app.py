@@ -33,10 +33,10 @@ from volpipe.cli.options import (
     Tolerate,
     Trust,
     monitored,
+    seconds,
 )
 from volpipe.cli.slurm import slurm
 from volpipe.display.console import (
-    AT_WORK,
     DONE,
     INCOMPLETE,
     REFUSED,
@@ -115,8 +115,9 @@ for group, name in ((slurm, "slurm"), (k8s.app, "k8s"), (shipped.sites_app, "sit
 app.command("sweep")(search.sweep)
 app.command("tune")(search.tune)
 for command in (
-    data.info, data.convert, data.sample, viewer.view, shipped.recipes, shipped.nets, train.train, evaluate.evaluate,
-    evaluate.compare, batch.batch, segment.segment, net.net, outputs.report, outputs.verify, outputs.reproduce,
+    data.info, data.convert, data.sample, viewer.view, shipped.recipes, shipped.nets, train.train, batch.batch,
+    evaluate.evaluate, evaluate.compare, segment.segment, net.net, outputs.top, outputs.report, outputs.verify,
+    outputs.reproduce,
 ):  # fmt: skip
     app.command()(command)
 
@@ -272,7 +273,7 @@ def _print_details(found: Forecast) -> None:
     out.print(alternatives_table(found.alternatives()))
 
 
-@app.command()
+@app.command(cls=outputs.Watchable)
 def status(
     output: Annotated[
         str,
@@ -281,15 +282,24 @@ def status(
         ),
     ],
     every: Annotated[bool, typer.Option("--all", help="List all boxes that failed, not the first of them.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-) -> None:
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead; with --watch one a line at each look.")
+    ] = False,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            metavar="[SECONDS]", parser=seconds,
+            help="Show it until the work ends, looking every so many seconds; it writes nothing, and stops nothing.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
     """Print how far a run, its stages, labels, a training or a batch is, who is at work on it, and what failed."""
-    found = volpipe.status(output)
+    found = volpipe.status(output) if watch is None else outputs.watched(output, watch or None, as_json=as_json)
     if as_json:
-        out.print(json.dumps(found.to_json(), indent=1), markup=False)
+        out.print(json.dumps(found.to_json(), indent=1 if watch is None else None), markup=False)
     else:
         outputs.show_status(found, None if every else MOST_ROWS)
-    raise typer.Exit({"complete": DONE, "running": AT_WORK}.get(found.state, INCOMPLETE))
+    raise typer.Exit(outputs.code_of(found))
 
 
 def version(wanted: bool) -> None:

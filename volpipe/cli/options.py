@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter  # typer's own copy of click, which has no other name
 
 GROUPS = {
-    "Process": ("run", "plan", "batch", "segment", "status", "report", "verify", "reproduce"),
+    "Process": ("run", "plan", "batch", "segment", "status", "top", "report", "verify", "reproduce"),
     "Look": ("info", "view", "evaluate", "compare", "net", "nets", "recipes"),
     "Prepare": ("convert", "sample"),
     "Train": ("train", "sweep", "tune"),
     "Sites": ("sites", "slurm", "k8s"),
 }
+LEAST_SECONDS = 0.1  # between two looks at work
 Choices = Iterator[tuple[str, str]]  # what may stand there, each with a word about it
 
 
@@ -178,6 +179,14 @@ def amount(text: str) -> float:
     value = number(text)
     if value < 0:
         raise typer.BadParameter(f"{text} is not a number from 0")
+    return value
+
+
+def seconds(text: str) -> float:
+    """Return `text` as seconds between two looks; 0 for as often as is sensible."""
+    value = amount(text)
+    if 0 < value < LEAST_SECONDS:
+        raise typer.BadParameter(f"{text} is less than {LEAST_SECONDS:g} s; give more")
     return value
 
 

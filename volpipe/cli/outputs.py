@@ -5,21 +5,32 @@ Not here: the comparing, or what outputs say of themselves (api.outputs). Exit c
 
 from __future__ import annotations
 
+import json
+import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperCommand
 
 import volpipe as vp
-from volpipe.cli.options import Parents, whole
+from volpipe.blockwise.heartbeat import AWAY_SECONDS, SECONDS
+from volpipe.blockwise.interrupts import INTERRUPTED
+from volpipe.cli.options import Parents, seconds, whole
 from volpipe.display.batches import MOST_DATASETS, result_table
-from volpipe.display.console import check_target, out
+from volpipe.display.console import AT_WORK, DONE, INCOMPLETE, check_target, err, out
 from volpipe.display.reports import driver_line, missing_table, standing_table
+from volpipe.display.watching import drawing, follow
+from volpipe.display.workers import roster_view
 from volpipe.errors import RunError
 
 if TYPE_CHECKING:
+    from typer._click import Context  # typer's own copy of click, which has no other name
+
     from volpipe.runs.verify import Recomputed, Verdict
-    from volpipe.workflow.status import Status
+    from volpipe.workflow.roster import Roster
+    from volpipe.workflow.status import Observer, Status
 
 OutputArgument = Annotated[
     str, typer.Argument(metavar="OUTPUT", help="An output of `volpipe run`, or labels of `volpipe segment`.")
@@ -99,6 +110,88 @@ def report(
     typer.echo(f"wrote {vp.report(output, file)}")
 
 
+class Watchable(TyperCommand):
+    """A command whose option --watch may stand without its value."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Give --watch the value 0 where what follows it is no number."""
+        for place in reversed([n for n, argument in enumerate(args) if argument == "--watch"]):
+            following = args[place + 1] if place + 1 < len(args) else ""
+            if not re.fullmatch(r"-?[\d.]+(e-?\d+)?|-?inf|nan", following):
+                args = [*args[: place + 1], "0", *args[place + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+def watched(output: str, pause: float | None, *, as_json: bool) -> Status:
+    """Show the work on `output` until it ends, and return its status then."""
+    from volpipe.workflow.status import Observer
+
+    def print_line(status: Status) -> None:
+        typer.echo(json.dumps(status.to_json()))
+
+    try:
+        return follow(Observer(output).look, out, pause, print_line if as_json else None)
+    except KeyboardInterrupt:
+        err.print("volpipe: stopped watching; the work goes on", markup=False)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def top(
+    output: Annotated[
+        str, typer.Argument(metavar="OUTPUT", help="As of `volpipe status`: an output, a folder, a batch's file.")
+    ],
+    once: Annotated[bool, typer.Option("--once", help="Print all workers once, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and end.")] = False,
+    every: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", parser=seconds, help="Look every so many seconds, where not each 2 s."),
+    ] = None,
+) -> None:
+    """Show the workers of a run: the CPU, memory and GPU that each takes now, and the task that it does."""
+    from volpipe.workflow.roster import Roster
+    from volpipe.workflow.status import Observer
+
+    observer, roster = Observer(output), Roster()
+    try:
+        if as_json or once or not out.is_terminal:
+            found = _print_workers(observer, roster, as_json=as_json)
+        else:
+            with drawing(out) as draw:
+                found = follow(
+                    observer.look, out, every or None,
+                    lambda status: draw(roster_view(status, roster.look(status), out.width, out.height)),
+                )  # fmt: skip
+            out.print(status_line(found))
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    raise typer.Exit(code_of(found))
+
+
+def _print_workers(observer: Observer, roster: Roster, *, as_json: bool) -> Status:
+    """Print the workers that there are now; one that seems silent gets the time for another sign."""
+    status = observer.look()
+    workers = roster.look(status)
+    silent = [worker.sign.every for worker in workers if not worker.is_alive and not worker.is_left]
+    if silent and status.state == "running":
+        time.sleep(min(max(silent), AWAY_SECONDS) + SECONDS)
+        status = observer.look()
+        workers = roster.look(status)
+    if as_json:
+        typer.echo(json.dumps({"output": status.output, "state": status.state} | {
+            "workers": [worker.to_json() for worker in workers]
+        }, indent=1))  # fmt: skip
+    elif status.state == "running":
+        out.print(roster_view(status, workers, out.width))
+    else:
+        out.print(status_line(status))
+    return status
+
+
+def code_of(status: Status) -> int:
+    """Return the exit code for `status`."""
+    return {"complete": DONE, "running": AT_WORK}.get(status.state, INCOMPLETE)
+
+
 def show_status(status: Status, most: int | None) -> None:
     """Print `status`, with no more than `most` of the boxes that failed; None prints all."""
     if status.datasets:
@@ -121,4 +214,6 @@ def status_line(status: Status) -> str:
         return f"{status.output}: complete" + (f", {status.remark}" if status.remark else "")
     if status.remark and status.state != "running":
         return f"{status.output}: not complete; {status.remark}"
-    return driver_line(status.output, status.driver, status.is_complete, len(status.missing))
+    return driver_line(
+        status.output, status.driver, status.is_complete, len(status.missing), seconds_left=status.seconds_left
+    )

@@ -130,11 +130,13 @@ def standing_table(totals: dict[str, Totals], stages: Mapping[str, StageNote], s
     return table
 
 
-def driver_line(output: str, driver: Driver, is_complete: bool, num_missing: int = 0) -> str:
+def driver_line(
+    output: str, driver: Driver, is_complete: bool, num_missing: int = 0, seconds_left: float | None = None
+) -> str:
     """Return how far the work on `output` is, whether somebody works on it, and how it goes on."""
     note = driver.note
     how_far = "" if note is None or note.part is None else f", {note.part:.0%} done"
-    left = "" if note is None or note.seconds_left is None else f", about {duration(note.seconds_left)} left"
+    left = "" if seconds_left is None else f", about {duration(seconds_left)} left"
     if driver.state == "running":
         return f"{output}: {driver.name} is at work{how_far}{left}"
     if is_complete:

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.phase import Progress, Show
 from volpipe.blockwise.task import work_once
@@ -205,7 +206,8 @@ def _mean(rates: list[UnitCosts]) -> UnitCosts:
 
 def try_blocks(job: Job, units: Sequence[int]) -> Record[UnitCosts]:
     """Run blocks `units` in the job's folder; the record speaks of the first for all."""
-    return work_once("rehearse", units[0], lambda: _try(job, units))
+    beater = Beater(Path(job.folder).parents[1])  # the run's folder, in which `calibrate` makes that of the job
+    return work_once("rehearse", units[0], lambda: _try(job, units), beater)
 
 
 def _try(job: Job, units: Sequence[int]) -> UnitCosts:

@@ -173,7 +173,7 @@ class BlockWork(FolderWork[R]):
         self.listener.on_plan(self.subject, self.folder)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
-            return pool.submit(self.app, sent, list(units), session.name)
+            return pool.submit(self.app, sent, list(units), session.name, str(self.folder.path))
 
         phase = yield from session.finish(self.phase(session, schedule, submit))
         return self.report(

@@ -10,9 +10,11 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
+from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import work_each
 from volpipe.errors import PlanError
@@ -221,8 +223,15 @@ class BlockDifferences(ByBlock):
 RESULTS = (BlockDifferences,)
 
 
-def compare_blocks(comparison: Comparison, units: Sequence[int], session: str = "") -> Record[BlockDifferences]:
-    """Return what differs in blocks `units`, by block; on a worker, for a `session`."""
+def compare_blocks(
+    comparison: Comparison, units: Sequence[int], session: str = "", run: str | None = None
+) -> Record[BlockDifferences]:
+    """Return what differs in blocks `units`, by block; on a worker.
+
+    Args:
+        session: of the driver.
+        run: folder of the comparison, where the worker's sign of life goes.
+    """
 
     def one(block: int) -> BlockDifferences:
         box = comparison.own_box(block)
@@ -231,7 +240,8 @@ def compare_blocks(comparison: Comparison, units: Sequence[int], session: str = 
             return BlockDifferences(tables={block: overlaps(labels=b[0], truth=a[0]).tolist()})
         return BlockDifferences({block: [difference_sums(*pair).to_list() for pair in zip(a, b, strict=True)]})
 
-    return work_each("compare", units, one, BlockDifferences.joined)
+    beater = Beater(None if run is None else Path(run), session, comparison.own_box)
+    return work_each("compare", units, one, BlockDifferences.joined, beater=beater)
 
 
 @dataclass(frozen=True)

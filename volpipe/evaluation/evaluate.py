@@ -10,9 +10,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import work_each
 from volpipe.errors import PlanError
@@ -288,8 +290,15 @@ def refuse_image(volume: Volume, box: Box) -> None:
         )
 
 
-def score(evaluation: Evaluation, units: Sequence[int], session: str = "") -> Record[BlockScores]:
-    """Return the sums of each candidate in blocks `units`, or their tables of labels; on a worker, for a `session`."""
+def score(
+    evaluation: Evaluation, units: Sequence[int], session: str = "", run: str | None = None
+) -> Record[BlockScores]:
+    """Return the sums of each candidate in blocks `units`, or their tables of labels; on a worker.
+
+    Args:
+        session: of the driver.
+        run: folder of the evaluation, where the worker's sign of life goes.
+    """
 
     def one(block: int) -> BlockScores:
         if evaluation.kind == "labels":
@@ -299,7 +308,8 @@ def score(evaluation: Evaluation, units: Sequence[int], session: str = "") -> Re
         sums = _image_sums(evaluation, block, session)
         return BlockScores({block: {name: part.to_list() for name, part in sums.items()}})
 
-    return work_each("evaluate", units, one, BlockScores.joined)
+    beater = Beater(None if run is None else Path(run), session, evaluation.own_box)
+    return work_each("evaluate", units, one, BlockScores.joined, beater=beater)
 
 
 def _image_sums(evaluation: Evaluation, block: int, session: str) -> dict[str, ImageSums]:

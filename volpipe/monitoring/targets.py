@@ -50,7 +50,7 @@ def parse_target(text: str) -> Port | Path:
         VolpipeError: it names neither.
     """
     host, colon, number = text.rpartition(":")
-    if number.isdecimal() and "/" not in host:
+    if number.isascii() and number.isdecimal() and "/" not in host:
         if colon and not host:
             raise VolpipeError(
                 f"--metrics {text}: there is no host before the colon; write {number}, or 0.0.0.0:{number}"

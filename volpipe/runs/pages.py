@@ -12,6 +12,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from volpipe.reporting.tally import Tally
 from volpipe.reporting.tasks import StageState, damage_note, moment, slowest_sheet, task_sections
 from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Driver, find_driver
-from volpipe.runs.provenance import read_provenance, sessions_of, settings_of
+from volpipe.runs.provenance import METADATA_NAMES, read_provenance, sessions_of, settings_of
 from volpipe.runs.run_folder import RunFolder
 from volpipe.units import bounded, brief, count, in_nm, shape, size
 from volpipe.volumes.storage import paths
@@ -238,7 +239,11 @@ def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is
         ),
         ("read", bytes_of(planned.read_bytes), size(total.read_bytes)),
         ("written, scratch included", bytes_of(planned.written_bytes), size(total.written_bytes)),
-        ("output", bytes_of(planned.output_bytes), "not counted" if on_disk is None else size(on_disk[0])),
+        (
+            "output, without metadata",
+            bytes_of(planned.output_bytes),
+            "not counted" if on_disk is None else size(on_disk[0]),
+        ),
         ("files of the output", files, "not counted" if on_disk is None else f"{on_disk[1]:,}"),
         ("scratch at its highest", bytes_of(planned.scratch_bytes), size(tally.most_scratch_bytes)),
         ("memory of a worker", bytes_of(planned.memory_bytes, True), size(total.peak_bytes)),
@@ -258,18 +263,20 @@ def _time(seconds: float | None) -> str:
 
 
 def disk_use(out: str) -> tuple[int, int] | None:
-    """Return bytes and files of an output on this machine's disks; None of a remote one, or one of too many files."""
+    """Return bytes of voxels and number of files of an output on this machine's disks.
+
+    None of a remote one, or of one with too many files to look at.
+    """
     place = paths.locate(out)
     if not isinstance(place, Path):
         return None
     num_bytes, num_files, end = 0, 0, time.monotonic() + COUNT_SECONDS
     for folder, _, names in os.walk(place):
         for name in names:
-            try:
-                num_bytes += (Path(folder) / name).stat().st_size
-            except OSError:  # it is being replaced
-                continue
             num_files += 1
+            if name not in METADATA_NAMES:
+                with suppress(OSError):  # it is being replaced
+                    num_bytes += (Path(folder) / name).stat().st_size
         if time.monotonic() > end:
             return None
     return num_bytes, num_files

@@ -24,7 +24,7 @@ FILE = "progress.json"
 SECONDS = 2.0  # between two writings, at least
 NOTIFY = "--notify"
 FRESH_SECONDS = 60.0  # a sign of life that is older says nothing
-HOLDER = re.compile(r"process (\d+) on (\S+) since ([\d-]+ [\d:]+)")
+HOLDER = re.compile(r"process (\d+) on (\S+) since ([\d-]+ [\d:]+)(?: \((\d+)\))?")
 
 State = Literal["running", "stopped", "interrupted", "unseen", "ended"]
 """running: a driver holds the folder · stopped: the last one met an error · interrupted: it was stopped, or killed ·
@@ -148,6 +148,8 @@ class Driver:
         process, host, since: which it is or was; "" where nobody says.
         note: what it said last, None where it said nothing.
         silent_seconds: since its last sign of life, None where there was none.
+        began: when it began, seconds since 1970; 0 where nobody says.
+        session: its whole name, as its workers know it; "" where there was none.
     """
 
     state: State
@@ -156,6 +158,8 @@ class Driver:
     since: str = ""
     note: Note | None = None
     silent_seconds: float | None = None
+    began: float = 0.0
+    session: str = ""
 
     @property
     def is_at_work(self) -> bool:
@@ -178,8 +182,9 @@ def find_driver(folder: Path, journal: Path) -> Driver:
     if note is not None and note.session != holder.name:
         note = None
     words = HOLDER.match(holder.name)
-    process, host, since = words.groups() if words else ("", "", "")
-    return Driver(_state(holder.is_held, host, note), process, host, since, note, _silence(note, journal))
+    process, host, since, began = words.groups() if words else ("", "", "", None)
+    state, silence = _state(holder.is_held, host, note), _silence(note, journal)
+    return Driver(state, process, host, since, note, silence, int(began or 0) / 1e9, holder.name)
 
 
 def _state(is_held: bool | None, host: str, note: Note | None) -> State:

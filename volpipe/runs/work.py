@@ -19,7 +19,8 @@ import numpy as np
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.feed import Feed
-from volpipe.blockwise.journal import Journal, Kinds, Totals, read_records
+from volpipe.blockwise.heartbeat import listening
+from volpipe.blockwise.journal import Journal, JournalReader, Kinds, Record, Totals, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
 from volpipe.blockwise.pool import Submit, WorkerPool
@@ -60,6 +61,7 @@ from volpipe.runs.verify import (
     metadata_of,
     written,
 )
+from volpipe.runs.worker import Written
 from volpipe.volumes.identity import Identity, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
@@ -115,15 +117,59 @@ class JournalProgress:
         schedule: with the units that are done, and those that failed when they were last tried.
         reasons: of these, by stage and unit.
         totals: what tasks took over all sessions, by stage.
+        is_complete: whether nothing is left to do, as far as the journal says.
+        has_output: whether something of the output was written.
     """
 
     schedule: Schedule
     reasons: Mapping[tuple[str, int], str]
     totals: dict[str, Totals]
+    is_complete: bool
+    has_output: bool
 
     @property
     def missing(self) -> list[Missing]:
         return self.schedule.missing(self.reasons)
+
+
+class JournalAccount:
+    """How far `work` is, whoever does it; at each look its journal is read on from where it was read last."""
+
+    def __init__(self, work: FolderWork[Any]) -> None:  # Any: its report
+        self.work = work
+        self._reader = JournalReader(work.journal, work.kinds, self._begin)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._schedule, self._totals = self.work.schedule(), dict[str, Totals]()
+        self._reasons, self._has_output = dict[Unit, str](), False
+
+    def look(self) -> JournalProgress:
+        """Return how far it is now.
+
+        Raises:
+            RunError: its journal is damaged, or of another version.
+        """
+        for record in self._reader.records():
+            self._add(record)
+        schedule = self._schedule
+        for stage in schedule.stages:
+            stage.failed.clear()
+        latest = {unit: reason for unit, reason in self._reasons.items() if unit[0] in schedule.by_name}
+        for name, number in latest:
+            schedule.by_name[name].failed.add(number)
+        is_complete = self.work.journal == self.work.folder.journal and schedule.is_complete
+        return JournalProgress(schedule, latest, self._totals, is_complete, self._has_output)
+
+    def _add(self, record: Record[Any]) -> None:  # Any: one of the journal's kinds
+        self._has_output = self._has_output or isinstance(record.result, Written)
+        if record.done:
+            self._totals.setdefault(record.stage, Totals()).add(record)
+        self._reasons |= {(record.stage, number): reason for number, reason in record.failed}
+        for name, number in record.units:
+            self._reasons.pop((name, number), None)
+            if name in self._schedule.by_name:
+                self._schedule.by_name[name].mark(number)
 
 
 class HeldWork(ABC, Generic[R]):
@@ -190,7 +236,9 @@ class HeldWork(ABC, Generic[R]):
         """
         with self.folder.locked() as name:
             self.claim()
-            with logging_to(self.folder.log), self.reporting(), present(self.folder.path, name) as presence:
+            path = self.folder.path
+            log_file, reports = logging_to(self.folder.log), self.reporting()
+            with log_file, reports, present(path, name) as presence, listening(path):
                 return (yield from self.held_steps(name, presence))
 
 
@@ -298,15 +346,7 @@ class FolderWork(HeldWork[R]):
 
     def progress(self) -> JournalProgress:
         """Return how far the work is, and what failed when it was last tried."""
-        schedule, totals, reasons = self.resumed()
-        latest = {
-            (name, unit): reason
-            for (name, unit), reason in reasons.items()
-            if name in schedule.by_name and not schedule.by_name[name].done[unit]
-        }
-        for name, unit in latest:
-            schedule.by_name[name].failed.add(unit)
-        return JournalProgress(schedule, latest, totals)
+        return JournalAccount(self).look()
 
     def witnesses(self) -> Sequence[Path]:
         """Return the journals; see `HeldWork`."""

@@ -7,7 +7,7 @@ stop the driver's result thread. Marks are the driver's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from volpipe.blockwise.heartbeat import Beater, beating
+from volpipe.blockwise.heartbeat import Beater, no_box
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.task import Outcomes, work, work_each
@@ -73,6 +73,10 @@ class Job:
     @property
     def tensors(self) -> Tensors:
         return Tensors(self.plan, Path(self.folder))
+
+    def beater(self, box: Callable[[int], Box] | None = None, num_windows: Callable[[], int] | None = None) -> Beater:
+        """Return what tells of a task, whose units have such a box (z, y, x), in the sign of its worker."""
+        return Beater(Path(self.folder), self.session, box or no_box, num_windows)
 
     def check_session(self) -> None:
         """Refuse to write for a driver whose place another has taken: workers outlive a killed driver for a while.
@@ -139,7 +143,8 @@ def measure(job: Job, units: Sequence[int]) -> Record[Statistics]:
         data = open_source(job).open().read(box)
         return measure_voxels(data if is_finite(data) else _finite(job.selection, box, data), job.bins)
 
-    return work_each("histogram" if job.bins else "measure", units, one, join, job.check_session)
+    stage, beater = "histogram" if job.bins else "measure", job.beater(lambda block: job.plan.blocks.box(block))
+    return work_each(stage, units, one, join, job.check_session, beater)
 
 
 def _finite(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
@@ -166,7 +171,8 @@ def scan(job: Job, units: Sequence[int]) -> Record[Cells]:
         mask = None if laid is None else _open_volume(job.identity, laid.path, laid.key)
         return block, scan_block(job.plan, open_source(job), mask, block)
 
-    return work_each("scan", units, one, lambda cells: Cells(tuple(cells)), job.check_session)
+    beater = job.beater(lambda block: job.plan.blocks.box(block))
+    return work_each("scan", units, one, lambda cells: Cells(tuple(cells)), job.check_session, beater)
 
 
 def factor(job: Job, units: Sequence[int]) -> Record[None]:
@@ -176,7 +182,9 @@ def factor(job: Job, units: Sequence[int]) -> Record[None]:
     def one(block: int) -> None:
         factor_block(job.selection, open_source(job), job.normalise, job.tensors, block)
 
-    return work_each("factor", units, one, check=job.check_session)
+    return work_each(
+        "factor", units, one, check=job.check_session, beater=job.beater(lambda block: job.plan.sum_box(block))
+    )
 
 
 def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
@@ -191,11 +199,9 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
     def num_windows() -> int:
         return sum(len(job.selection.windows_of(block)) for block in units)
 
-    def outcomes() -> Outcomes:
-        with beating(Path(job.folder), units, num_windows) as beater:
-            yield from blocks(beater)
+    beater = job.beater(lambda block: job.plan.sum_box(block), num_windows)
 
-    def blocks(beater: Beater) -> Outcomes:
+    def outcomes() -> Outcomes:
         for block, outcome in infer_blocks(
             job.selection, job.normalise, job.tensors, window_source(job), units,
             before_write=job.check_session, on_windows=beater.add,
@@ -213,7 +219,7 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
     def result() -> Inferred:
         return Inferred(tuple(sums), tally.clipped, tuple(sorted(shared)), tuple(bad))
 
-    return work("infer", units, outcomes(), result)
+    return work("infer", units, outcomes(), result, beater)
 
 
 def reassemble(job: Job, units: Sequence[int]) -> Record[Written]:
@@ -225,7 +231,8 @@ def reassemble(job: Job, units: Sequence[int]) -> Record[Written]:
         sums = reassemble_shard(job.selection, job.normalise, job.tensors, shard, tally)
         return Written(((0, shard, sums),), tally.clipped)
 
-    return work_each("reassemble", units, one, Written.joined, job.check_session)
+    beater = job.beater(lambda shard: job.plan.shards().box(shard))
+    return work_each("reassemble", units, one, Written.joined, job.check_session, beater)
 
 
 def coarsen(job: Job, units: Sequence[int], level: int) -> Record[Written]:
@@ -235,7 +242,8 @@ def coarsen(job: Job, units: Sequence[int], level: int) -> Record[Written]:
     def one(shard: int) -> Written:
         return Written(((level, shard, coarsen_shard(job.plan, level, shard)),))
 
-    return work_each(f"pyramid {level}", units, one, Written.joined, job.check_session)
+    beater = job.beater(lambda shard: job.plan.shards(level).box(shard))
+    return work_each(f"pyramid {level}", units, one, Written.joined, job.check_session, beater)
 
 
 def discard(job: Job, units: Sequence[int], what: str) -> Record[None]:
@@ -247,7 +255,7 @@ def discard(job: Job, units: Sequence[int], what: str) -> Record[None]:
         else:
             job.tensors.discard_sum(*divmod(unit, len(PARTS)))
 
-    return work_each(f"discard {what}", units, one, check=job.check_session)
+    return work_each(f"discard {what}", units, one, check=job.check_session, beater=job.beater())
 
 
 def submitter(pool: WorkerPool, job: Job) -> Submit:

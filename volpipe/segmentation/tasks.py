@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import work_each, work_once
 from volpipe.geometry.affinities import Offset
@@ -62,6 +63,10 @@ class SegmentJob:
     def check_session(self) -> None:
         """Refuse to write for a driver that another has replaced."""
         check_holder(self.path, self.session)
+
+    def beater(self, box: Callable[[int], Box]) -> Beater:
+        """Return what tells of a task, whose units have such a box (z, y, x), in the sign of its worker."""
+        return Beater(self.path, self.session, box)
 
     def reader(self) -> Reader:
         """Return a reader of the input volume."""
@@ -130,7 +135,8 @@ def fragments(job: SegmentJob, units: Sequence[int]) -> Record[FragmentCounts]:
         save(job.file(FRAGMENTS, block), joins=result.joins, table=result.table)
         return FragmentCounts(len(result.table), len(result.joins))
 
-    return work_each("pieces", units, one, FragmentCounts.joined, job.check_session)
+    beater = job.beater(lambda block: job.plan.blocks.box(block))
+    return work_each("pieces", units, one, FragmentCounts.joined, job.check_session, beater)
 
 
 def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
@@ -144,7 +150,9 @@ def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
         save(job.file(EDGES, block), joins=joins, pairs=near.global_ids(result.pairs), sums=result.sums)
         return EdgeCounts(len(joins), len(result.pairs))
 
-    return work_each("edges", units, one, EdgeCounts.joined, job.check_session)
+    return work_each(
+        "edges", units, one, EdgeCounts.joined, job.check_session, job.beater(lambda block: job.plan.blocks.box(block))
+    )
 
 
 _NO_EDGES = (np.zeros((0, 2), np.int64), np.zeros((0, 4), np.int64))
@@ -188,7 +196,7 @@ def graph(job: SegmentJob, units: Sequence[int]) -> Record[Objects]:
         save(job.path / NAMES, labels=solution.labels.astype(plan.dtype), bases=whole.bases)
         return Objects(len(solution.objects), checksums.checksum(job.path / TABLE))
 
-    return work_once("graph", units[0], do)
+    return work_once("graph", units[0], do, job.beater(lambda unit: job.plan.box))
 
 
 def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
@@ -222,7 +230,8 @@ def _write(stage: str, job: SegmentJob, units: Sequence[int], labels: Callable[[
         sums = write_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard), data)
         return Written(((job.level, shard, sums),))
 
-    return work_each(stage, units, one, Written.joined, job.check_session)
+    beater = job.beater(lambda shard: job.plan.shards(job.level).box(shard))
+    return work_each(stage, units, one, Written.joined, job.check_session, beater)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 import volpipe
 from volpipe.blockwise.failures import last_line, message_of
+from volpipe.blockwise.heartbeat import FOLDER as SIGNS
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Attempt, Journal, Record
 from volpipe.blockwise.loop import perform
@@ -49,7 +50,7 @@ from volpipe.volumes.storage.paths import shown
 
 log = logging.getLogger(__name__)
 
-BOOKKEEPING = ("lock", "parsl", "volpipe.log", NOTE_FILE, REPORT)  # files of a folder in which no training has begun
+BOOKKEEPING = ("lock", "parsl", "volpipe.log", NOTE_FILE, REPORT, SIGNS)  # files where no training has begun
 
 R = TypeVar("R")
 OnStep = Callable[[int], None]

@@ -14,6 +14,7 @@ import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.recipes.training import EVENTS, LOSSES
@@ -23,6 +24,7 @@ EVENT_FILE = "events.out.tfevents.0.volpipe"
 MASK = 0xA282EAD8  # of TensorFlow's checksums
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 VERSION = b"brain.Event:2"
+PACE_BYTES, PACE_SECONDS = 1 << 16, 120.0  # of the end of the log, by which the speed is told
 
 Write = Callable[[Mapping[str, float]], None]  # of an entry
 
@@ -73,13 +75,39 @@ def sampled_log(folder: Path, most: int, accepts: Callable[[bytes], bool]) -> It
 
 def last_step(folder: Path) -> int:
     """Return the last step in the log of a training, 0 without one; only the end of the file is read."""
+    entries = _last_entries(folder, 4096)
+    return int(entries[-1]["step"]) if entries else 0
+
+
+@dataclass(frozen=True)
+class TrainingPace:
+    """How far a training is by its log: its last step, the loss of that, and steps per second; None where unknown."""
+
+    step: int
+    loss: float
+    speed: float | None
+
+
+def read_pace(folder: Path) -> TrainingPace | None:
+    """Return the pace of the training in `folder`, None before its first step; only the end of its log is read."""
+    entries = _last_entries(folder, PACE_BYTES)
+    if not entries:
+        return None
+    last = entries[-1]
+    recent = [entry for entry in entries if last["time"] - entry["time"] < PACE_SECONDS]
+    seconds = (last["time"] - recent[0]["time"]) / (len(recent) - 1) if len(recent) > 1 else last["seconds"]
+    return TrainingPace(int(last["step"]), float(last["loss"]), 1 / seconds if seconds > 0 else None)
+
+
+def _last_entries(folder: Path, num_bytes: int) -> list[dict[str, float]]:
+    """Return the whole entries in the last `num_bytes` of a training's log, oldest first."""
     path = folder / LOSSES
     if not path.is_file():
-        return 0
+        return []
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 4096))
-        lines = [line for line in file.read().split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")]
-    return int(json.loads(lines[-1])["step"]) if lines else 0
+        file.seek(max(0, path.stat().st_size - num_bytes))
+        lines = file.read().split(b"\n")[:-1]
+    return [json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}")]
 
 
 def write_events(folder: Path, entries: Iterable[Mapping[str, float]]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import Outcomes, work
 from volpipe.errors import RunError
@@ -83,4 +84,4 @@ def train_task(folder: str, session: str, info: RankInfo) -> Record[RankResult]:
             raise
         yield info.rank, None
 
-    return work(STAGE, [info.rank], outcomes(), lambda: RankResult(peer_lost))
+    return work(STAGE, [info.rank], outcomes(), lambda: RankResult(peer_lost), Beater(Path(folder), session))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from volpipe.blockwise.heartbeat import FOLDER, read_beats
+from volpipe.blockwise.heartbeat import read_beats
 from volpipe.blockwise.journal import Record
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box, Grid
@@ -113,8 +113,8 @@ class Watch:
     def _boxes_under_way(self) -> Iterator[Box]:
         """Yield the boxes of tasks whose workers say how far they are; others are counted in the sentence alone."""
         if isinstance(self.work, RunWork):
-            with suppress(FileNotFoundError):
-                yield from map(self.work.plan.sum_box, read_beats(self.folder.path / FOLDER))
+            beats = read_beats(self.folder.path)
+            yield from (self.work.plan.sum_box(unit) for stage, unit in beats if stage == "infer")
 
     def _box(self, name: str, unit: int) -> Box:
         """Return the box (z, y, x) of the output that a unit makes; none of a coarser level."""

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from volpipe.blockwise.heartbeat import listening
 from volpipe.blockwise.journal import Journal, Kinds
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
@@ -297,30 +296,30 @@ class RunWork(OutputWork[Plan, Report]):
     def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[Report]:
         """Scan, measure, and run the net over the blocks that are left."""
         plan, folder, asked = self.plan, self.folder, time.time()
-        with listening(folder.path, wanted=pool.is_here) as beats:
-            job = Job(str(folder.path), plan.identity, session=session.name)
-            selection = self._selection()
-            if selection is None:
-                selection = yield from scanned(self, session, pool, job)
-            schedule = self._schedule(selection)
-            schedule.resume(unit for record in session.journal.records() for unit in record.units)
-            self._limit(schedule, selection)
-            forecast = yield from forecast_run(
-                selection, folder, pool, schedule.share_left, is_pending=self.feed is not None
-            )
-            if self.listener.on_estimate is not None:
-                self.listener.on_estimate(forecast)
-            forecast.check(schedule.share_left)
-            self._store_planned(forecast.estimate)
-            job = dataclasses.replace(job, cells=selection.fingerprint)
-            normalise = yield from measured(self, session, pool, job)
-            self._create_output(selection, normalise)
-            schedule.open_readers()
-            job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale)
-            job.tensors.create()
-            num_voxels = selection.num_voxels
-            prospect = Prospect(forecast.estimate.seconds_per_unit, selection.num_windows, num_voxels, beats)
-            phase = yield from session.finish(self.phase(session, schedule, submitter(pool, job), prospect=prospect))
+        job = Job(str(folder.path), plan.identity, session=session.name)
+        selection = self._selection()
+        if selection is None:
+            selection = yield from scanned(self, session, pool, job)
+        schedule = self._schedule(selection)
+        schedule.resume(unit for record in session.journal.records() for unit in record.units)
+        self._limit(schedule, selection)
+        forecast = yield from forecast_run(
+            selection, folder, pool, schedule.share_left, is_pending=self.feed is not None
+        )
+        if self.listener.on_estimate is not None:
+            self.listener.on_estimate(forecast)
+        forecast.check(schedule.share_left)
+        self._store_planned(forecast.estimate)
+        job = dataclasses.replace(job, cells=selection.fingerprint)
+        normalise = yield from measured(self, session, pool, job)
+        self._create_output(selection, normalise)
+        schedule.open_readers()
+        job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale)
+        job.tensors.create()
+        num_windows, num_voxels = selection.num_windows, selection.num_voxels
+        beats = folder.path if pool.is_here else None
+        prospect = Prospect(forecast.estimate.seconds_per_unit, num_windows, num_voxels, beats)
+        phase = yield from session.finish(self.phase(session, schedule, submitter(pool, job), prospect=prospect))
         first_tasks = filter(None, (forecast.first_task, session.first_task))
         return Report(
             plan,

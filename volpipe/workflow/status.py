@@ -6,7 +6,9 @@ Not here: printing (cli.status). Nothing is written and no lock is taken for lon
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,20 +16,23 @@ from typing import Any, Literal
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
 from volpipe.errors import RemoteError, RunError
+from volpipe.evaluation.driver import EVALUATION_FILE
+from volpipe.inference.plan import Plan
 from volpipe.recipes.training import LOSSES
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
-from volpipe.segmentation.driver import SegmentWork
+from volpipe.runs.work import JournalAccount, OutputWork
+from volpipe.runs.worker import SELECTION_FILE
+from volpipe.segmentation.plan import SegmentPlan
 from volpipe.training.driver import newest_step
-from volpipe.training.logs import last_step
+from volpipe.training.logs import TrainingPace, read_pace
 from volpipe.training.search.grid import SWEEP_FILE
 from volpipe.training.search.optuna import STUDY
-from volpipe.training.search.trials import TABLE
-from volpipe.training.task import Training
+from volpipe.training.search.trials import TABLE as TRIALS_TABLE
+from volpipe.training.task import TRAINING_FILE, Training
 from volpipe.volumes.storage import paths
-from volpipe.workflow.batch_table import DatasetRow, find_batch, note_of, read_table
-from volpipe.workflow.driver import RunWork
-from volpipe.workflow.entries import Entry, find_entries, find_work, is_done
+from volpipe.workflow.batch_table import TABLE, DatasetRow, batch_folder, find_batch, note_of, read_table
+from volpipe.workflow.entries import Entry, find_entries, find_work
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
 KINDS: dict[str, Kind] = {"run": "run", "segmentation": "labels", "label": "labels", "evaluate": "evaluation"}
@@ -43,7 +48,10 @@ class Status:
         totals: what their tasks took, over all sessions.
         missing: what failed when it was last tried.
         parts: the stages of several, in their order.
-        datasets: of a batch.
+        datasets: of a batch; `at_work` has the status of those that are under way, by number.
+        folder: of the run, where its workers leave their signs of life.
+        name: of one of several stages or trials.
+        pace: of a training that has taken a step.
     """
 
     kind: Kind
@@ -56,6 +64,10 @@ class Status:
     remark: str = ""
     parts: tuple[Status, ...] = ()
     datasets: tuple[DatasetRow, ...] = ()
+    at_work: Mapping[int, Status] = field(default_factory=dict)
+    folder: Path | None = None
+    name: str = ""
+    pace: TrainingPace | None = None
 
     @property
     def state(self) -> State:
@@ -70,12 +82,21 @@ class Status:
             return "interrupted"
         return "incomplete" if self.stages or self.parts else "not begun"
 
+    @property
+    def seconds_left(self) -> float | None:
+        """The time that it still takes, as its driver said last, or as its steps were fast; None where unknown."""
+        if self.pace is not None and self.pace.speed and self.driver.is_at_work:
+            stage = self.stages["train"]
+            return (stage.all - stage.done) / self.pace.speed
+        return None if self.driver.note is None else self.driver.note.seconds_left
+
     def to_json(self) -> dict[str, Any]:  # Any: plain values
         """Return the same in plain values; the keys are those of docs/faults.md."""
         driver, note = self.driver, self.driver.note
         return {
             "kind": self.kind,
             "output": self.output,
+            "name": self.name or None,
             "state": self.state,
             "process": int(driver.process) if driver.process else None,
             "host": driver.host or None,
@@ -84,7 +105,9 @@ class Status:
             "command": (note.command or None) if note is not None else None,
             "folder": (note.folder or None) if note is not None else None,
             "done": note.part if note is not None else None,
-            "seconds_left": note.seconds_left if note is not None else None,
+            "seconds_left": self.seconds_left,
+            "loss": self.pace.loss if self.pace is not None else None,
+            "steps_per_second": self.pace.speed if self.pace is not None else None,
             "stages": {name: asdict(stage) for name, stage in self.stages.items()},
             "missing": [asdict(part) | {"box": str(part.box)} for part in self.missing],
             "parts": [part.to_json() for part in self.parts],
@@ -98,90 +121,205 @@ def find_status(output: str) -> Status:
     Raises:
         RunError: nobody began anything there, or what is stored is damaged.
     """
-    batch = find_batch(output)
-    if batch is not None:
-        return _of_batch(output, batch)
-    return _of_stages(output) or _of_training(output) or _of_trials(output) or _of_run(output)
+    return Observer(output).look()
 
 
-def _of_batch(output: str, folder: Path) -> Status:
-    """Return the status of a batch; a dataset that its driver left is one that was interrupted."""
-    driver, rows = find_driver(folder, RunFolder(folder).log), read_table(folder) or []
-    if not driver.is_at_work and driver.state != "unseen":
-        rows = [replace(row, ended="interrupted") if row.ended == "running" else row for row in rows]
-    note = note_of(rows)
-    return Status("batch", output, note.done == len(rows), driver, {"datasets": note}, datasets=tuple(rows))
+@dataclass(frozen=True)
+class _Held:
+    """What was read of a file, or of a run's folder, and what the files were then."""
+
+    marks: tuple[object, ...]
+    content: Any  # what each kind has
 
 
-def _of_run(output: str | Path) -> Status:
-    folder = RunFolder.find(output)
-    driver = find_driver(folder.path, folder.journal)
-    work = find_work(folder)
-    if work is not None:
-        return _of_work(work, driver)
-    if driver.state == "running":  # its site is being started
-        return Status("run", str(output), is_complete=False, driver=driver)
-    raise RunError(f"no run of {output} was started: {folder.path} holds no plan")
+@dataclass(frozen=True)
+class _Sign:
+    """A driver's sign of life, since when it is there by our own clock, and whether another one was there before."""
+
+    content: tuple[object, ...]
+    since: float
+    is_moving: bool = False
 
 
-def _of_work(work: RunWork | SegmentWork, driver: Driver) -> Status:
-    progress, out = work.progress(), work.plan.out
+@dataclass
+class Observer:
+    """Looks at the work on `output` as often as it is asked; journals are read on from where they were read last."""
+
+    output: str
+    _held: dict[Path, _Held] = field(default_factory=dict)
+    _datasets: dict[str, Observer] = field(default_factory=dict)  # of a batch, under way, by output
+    _signs: dict[Path, _Sign] = field(default_factory=dict)  # of drivers
+    _is_evaluation: bool = False  # what was seen at the last look
+
+    def look(self) -> Status:
+        """Return how far the work is now; nothing is written.
+
+        Raises:
+            RunError: nobody began anything there, or what is stored is damaged.
+        """
+        try:
+            batch = find_batch(self.output)
+            if batch is not None:
+                return self._of_batch(batch)
+            return self._of_stages() or self._of_training(Path(self.output)) or self._of_trials() or self._of_run()
+        except PermissionError as error:
+            raise RunError(
+                f"{error.filename} may not be read: {error.strerror}; ask its owner for the right"
+            ) from error
+
+    def _driver(self, folder: Path, journal: Path) -> Driver:
+        """Return the driver in `folder`; of one that was seen before, a new sign counts, not what its clock says."""
+        driver = find_driver(folder, journal)
+        size = journal.stat().st_size if journal.is_file() else 0
+        sign = (driver.process, driver.host, driver.began, None if driver.note is None else driver.note.at, size)
+        now = time.monotonic()
+        seen = self._signs.get(folder, _Sign(sign, now))
+        if sign != seen.content:
+            seen = _Sign(sign, now, is_moving=True)
+        self._signs[folder] = seen
+        if driver.silent_seconds is None:
+            return driver
+        silence = now - seen.since
+        return replace(driver, silent_seconds=silence if seen.is_moving else max(silence, driver.silent_seconds))
+
+    def _kept(self, path: Path, files: Sequence[Path], read: Callable[[], Any]) -> Any:  # Any: what each kind has
+        """Return what `read` gave of `path` when its `files` were last changed."""
+        marks = tuple(map(_mark, files))
+        held = self._held.get(path)
+        if held is None or held.marks != marks:
+            held = self._held[path] = _Held(marks, read())
+        return held.content
+
+    def _account(self, folder: RunFolder) -> JournalAccount | None:
+        """Return the account of the work whose plan lies in `folder`, None where there is none."""
+        names = (Plan.FILE, SegmentPlan.FILE, SELECTION_FILE)
+
+        def begin() -> JournalAccount | None:
+            work = find_work(folder)
+            return None if work is None else JournalAccount(work)
+
+        account: JournalAccount | None = self._kept(folder.path, [folder.path / name for name in names], begin)
+        return account
+
+    def _of_batch(self, folder: Path) -> Status:
+        """Return the status of a batch; a dataset that its driver left is one that was interrupted."""
+        driver = self._driver(folder, RunFolder(folder).log)
+        rows = self._kept(folder, [folder / f"{TABLE}.json"], lambda: read_table(folder)) or []
+        if not driver.is_at_work and driver.state != "unseen":
+            rows = [replace(row, ended="interrupted") if row.ended == "running" else row for row in rows]
+        note, at_work = note_of(rows), self._at_work(rows)
+        is_whole = note.done == len(rows)
+        stages = {"datasets": note}
+        return Status(
+            "batch", self.output, is_whole, driver, stages, datasets=tuple(rows), at_work=at_work, folder=folder
+        )
+
+    def _at_work(self, rows: Sequence[DatasetRow]) -> dict[int, Status]:
+        """Return the status of each dataset that is under way and has begun."""
+        outputs = {number: row.out for number, row in enumerate(rows) if row.ended == "running"}
+        self._datasets = {out: self._datasets.get(out) or Observer(out) for out in outputs.values()}
+        at_work = {}
+        for number, out in outputs.items():
+            with suppress(RunError):  # its folder is not there yet, or not any more
+                at_work[number] = self._datasets[out].look()
+        return at_work
+
+    def _of_run(self) -> Status:
+        if self.output.lower().endswith(".toml"):
+            raise RunError(
+                f"no batch of {self.output} was begun: there is no {batch_folder(paths.locate(self.output))}; "
+                f"`volpipe batch {self.output}` begins one, and of other work name the output"
+            )
+        folder = RunFolder.find(self.output)
+        driver, account = self._driver(folder.path, folder.journal), self._account(folder)
+        if account is not None:
+            return _of_work(account, driver)
+        if (folder.path / EVALUATION_FILE).is_file():
+            self._is_evaluation = True
+            return Status("evaluation", self.output, False, driver, _noted(driver), folder=folder.path)
+        if self._is_evaluation:  # its folder goes when all is scored
+            return Status("evaluation", self.output, is_complete=True, driver=driver)
+        if driver.state == "running":  # its site is being started
+            return Status("run", self.output, is_complete=False, driver=driver, folder=folder.path)
+        raise RunError(f"no run of {self.output} was started: {folder.path} holds no plan")
+
+    def _of_stages(self) -> Status | None:
+        entries = find_entries(self.output)
+        if entries is None:
+            return None
+        own = RunFolder.for_stages(paths.locate(self.output))
+        folder = own.path if own.path.is_dir() else Path(self.output)
+        parts = tuple(map(self._of_entry, entries))
+        driver = self._driver(folder, RunFolder(folder).log)
+        is_whole = all(part.is_complete for part in parts)
+        return Status("stages", self.output, is_whole, driver, parts=parts, folder=folder)
+
+    def _of_entry(self, entry: Entry) -> Status:
+        driver, account = self._driver(entry.run.path, entry.run.journal), self._account(entry.run)
+        if account is not None:
+            return replace(_of_work(account, driver), name=entry.name)
+        is_whole = entry.kind == "evaluate" and paths.is_file(paths.locate(entry.out))
+        stages = {} if is_whole else _noted(driver)
+        return Status(KINDS[entry.kind], entry.out, is_whole, driver, stages, folder=entry.run.path, name=entry.name)
+
+    def _of_training(self, folder: Path) -> Status | None:
+        training = self._kept(folder, [folder / TRAINING_FILE], lambda: Training.load(folder))
+        if training is None:
+            return None
+        steps, newest = training.recipe.train.steps, newest_step(folder)
+        driver, pace = self._driver(folder, folder / LOSSES), read_pace(folder)
+        done = max(newest, 0 if pace is None else pace.step)
+        stages = {"train": StageNote(min(done, steps), steps)}
+        return Status("training", str(folder), newest >= steps, driver, stages, folder=folder, pace=pace)
+
+    def _of_trials(self) -> Status | None:
+        folder = Path(self.output)
+        if not any((folder / name).is_file() for name in (SWEEP_FILE, STUDY)):
+            return None
+        parts = tuple(
+            replace(part, name=path.name)
+            for path in sorted(folder.glob("[0-9]*"))
+            if path.is_dir() and (part := self._of_training(path)) is not None
+        )
+        driver = self._driver(folder, folder / "volpipe.log")
+        try:
+            rows = json.loads((folder / f"{TRIALS_TABLE}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # it is written at the end of a session
+            rows = []
+        is_whole = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
+        return Status("trials", self.output, is_whole, driver, parts=parts, folder=folder)
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with the content of a file that is replaced as a whole; None where there is none."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _of_work(account: JournalAccount, driver: Driver) -> Status:
+    progress, work = account.look(), account.work
+    assert isinstance(work, OutputWork)
+    out = work.plan.out
     notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in progress.schedule.shown}
-    stages, is_whole = _with_flights(notes, driver), work.is_complete
+    stages, is_whole = _with_flights(notes, driver), progress.is_complete
     remark = work.remark if is_whole else ""
     try:
-        if not paths.exists(paths.locate(out)) and work.shards():
+        if not driver.is_at_work and progress.has_output and not paths.exists(paths.locate(out)):
             is_whole, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"
     except RemoteError as error:
         remark = f"so its journal says; whether the output is there cannot be seen: {error}"
-    return Status(KINDS[work.what], out, is_whole, driver, stages, progress.totals, progress.missing, remark)
+    return Status(
+        KINDS[work.what], out, is_whole, driver, stages, progress.totals, progress.missing, remark,
+        folder=work.folder.path,
+    )  # fmt: skip
 
 
-def _of_stages(output: str) -> Status | None:
-    entries = find_entries(output)
-    if entries is None:
-        return None
-    own = RunFolder.for_stages(paths.locate(output))
-    folder = own.path if own.path.is_dir() else Path(output)
-    parts = tuple(map(_of_entry, entries))
-    driver = find_driver(folder, RunFolder(folder).log)
-    return Status("stages", output, all(part.is_complete for part in parts), driver, parts=parts)
-
-
-def _of_entry(entry: Entry) -> Status:
-    work, driver = find_work(entry.run), find_driver(entry.run.path, entry.run.journal)
-    if work is not None:
-        return _of_work(work, driver)
-    return Status(KINDS[entry.kind], entry.out, is_done(entry), driver)
-
-
-def _of_training(output: str) -> Status | None:
-    folder = Path(output)
-    training = Training.load(folder)
-    if training is None:
-        return None
-    steps = training.recipe.train.steps
-    done = max(newest_step(folder), last_step(folder))
-    driver = find_driver(folder, folder / LOSSES)
-    is_whole = newest_step(folder) >= steps
-    return Status("training", output, is_whole, driver, {"train": StageNote(min(done, steps), steps)})
-
-
-def _of_trials(output: str) -> Status | None:
-    folder = Path(output)
-    if not any((folder / name).is_file() for name in (SWEEP_FILE, STUDY)):
-        return None
-    parts = tuple(
-        part
-        for path in sorted(folder.glob("[0-9]*"))
-        if path.is_dir() and (part := _of_training(str(path))) is not None
-    )
-    try:
-        rows = json.loads((folder / f"{TABLE}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # it is written at the end of a session
-        rows = []
-    is_whole = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
-    return Status("trials", output, is_whole, find_driver(folder, folder / "volpipe.log"), parts=parts)
+def _noted(driver: Driver) -> Mapping[str, StageNote]:
+    """Return the stages as their driver told of them last; of work whose plan is not stored."""
+    return {} if driver.note is None else driver.note.stages
 
 
 def _with_flights(stages: dict[str, StageNote], driver: Driver) -> dict[str, StageNote]:

@@ -25,6 +25,8 @@ from real_cluster import RealCluster, find_cluster, folder_on
 from volumes import fingerprint
 
 from volpipe.blockwise.interrupts import INTERRUPTED
+from volpipe.workflow.roster import Roster
+from volpipe.workflow.status import Observer
 
 AnyCluster = Cluster | RealCluster
 
@@ -127,10 +129,11 @@ def test_a_run_goes_on_whatever_happens_to_one_pod_after_another(
     for harm in OFTEN:
         cluster.check(HARMS[harm].method)
     slow = SlowPods(base / "often", seconds=0.2, cluster=cluster)
-    log = slow.run / "volpipe.log"
+    log, observer, roster = slow.run / "volpipe.log", Observer(str(slow.out)), Roster()
     slow.begin()
     for harm in OFTEN:
         slow.wait_for_calls(len(slow.calls(1)) + 10)
+        wait_until(lambda: any(each.is_alive and each.tasks for each in roster.look(observer.look())), SOON)
         (name,) = cluster.names("Running")
         known = len(log.read_text())
         getattr(cluster, HARMS[harm].method)(name)

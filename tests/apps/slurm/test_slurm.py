@@ -22,6 +22,8 @@ from volumes import fingerprint
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import read_records
 from volpipe.runs.worker import RESULTS
+from volpipe.workflow.roster import Roster, Worker
+from volpipe.workflow.status import Observer
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
@@ -29,6 +31,9 @@ SETTINGS = {
     "PARTITION": "main", "CORES": "1", "MEM_GB": "1", "GPUS": "0", "MAX_JOBS": "2", "WALLTIME": "00:10:00",
     "LONGEST_TASK": "30", "START_SECONDS": "30", "ADDRESS": "127.0.0.1", "HEARTBEAT": "2", "POLL_SECONDS": "1",
 }  # fmt: skip
+
+
+STAGES = {"rehearse", "factor", "infer", "reassemble", "discard windows", "discard sum"}  # of a run's tasks
 
 
 def new_slurm(factory: pytest.TempPathFactory, *, accounting: bool) -> Iterator[Slurm]:
@@ -426,6 +431,30 @@ def test_tasks_that_the_walltime_cut_off_are_done_by_the_next_job(place: Path, s
     check_gone(slow, slurm)
     assert slurm.jobs("TIMEOUT")
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
+
+
+def test_the_workers_of_jobs_are_seen_with_what_they_take(place: Path, slurm: Slurm) -> None:
+    slow = on_slurm(place / "watched", slurm, 0.2)
+    slow.begin()
+    observer, roster = Observer(str(slow.out)), Roster()
+
+    def workers() -> list[Worker]:
+        status = observer.look() if (slow.run / "plan.json").is_file() else None
+        return [] if status is None else [each for each in roster.look(status) if each.is_alive and each.tasks]
+
+    wait_until(lambda: len(workers()) == 2, 120)
+    seen, pools_of_jobs = workers(), pools(slow)
+    assert len({worker.sign.pid for worker in seen}) == 2
+    for worker in seen:
+        process = psutil.Process(worker.sign.pid)
+        assert set(process.parents()) & set(pools_of_jobs)
+        assert worker.sign.memory_bytes == pytest.approx(process.memory_info().rss, rel=0.5)
+        assert 0 <= worker.sign.cpu_percent < 100 * psutil.cpu_count() + 100
+        assert {task.sign.stage for task in worker.tasks} <= STAGES
+    press_ctrl_c(slow, slurm)
+    slow.finish()
+    check_gone(slow, slurm)
+    assert not (slow.run / "beats").exists()
 
 
 def test_jobs_that_slurm_refuses_end_the_run_in_its_words(place: Path, slurm: Slurm) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from volpipe.blockwise.heartbeat import listening
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Steps, Together
 from volpipe.errors import RecipeError
@@ -217,7 +218,7 @@ class TrialsWork(LearningWork[list[TrialResult]]):
         """Begin or resume the training of `trial`."""
         training = Training(recipe=trial.recipe, search_path=str(self.search_path))
         work = TrainingWork(folder=RunFolder(self.folder.path / trial.name), training=training)
-        with work.folder.locked() as session:
+        with work.folder.locked() as session, listening(work.folder.path):
             work.claim()
             log.info("trial %s begins: %s", trial.name, format_values(trial.values))
             self.running[trial.name] = trial
