@@ -298,7 +298,7 @@ def refusals() -> dict[str, tuple[dict[str, np.ndarray], dict[str, Any], str]]:
         "shape": ({"a": byte, "b": byte[1:]}, {}, r"A has 21 × 40 × 30 voxels \(z, y, x\), B 20 × 40 × 30"),
         "type": ({"a": byte, "b": byte.astype(np.uint16)}, {}, "A has uint8 voxels, B uint16"),
         "float": ({"a": byte, "b": byte.astype(np.float32)}, {}, "A has uint8 voxels, B float32"),
-        "labels": ({"a": byte.astype(np.float32), "b": wide}, {"labels": True}, "A has float32 voxels and 1 channels"),
+        "labels": ({"a": byte.astype(np.float32), "b": wide}, {"labels": True}, "A has float32 voxels and 1 channel, "),
         "image": ({"a": byte, "b": byte}, {"labels": True}, "looks like an image, not like labels"),
         "range": ({"a": byte, "b": byte}, {"data_range": 0.0}, "0 is no difference of two values"),
         "range of labels": ({"a": wide, "b": wide}, {"labels": True, "data_range": 1.0}, "labels have none"),

@@ -35,7 +35,7 @@ from volpipe.evaluation.label_scores import Overlaps, PlainOverlaps, overlaps, t
 from volpipe.evaluation.origins import Making, check_same_input, makings_of
 from volpipe.geometry.grid import Box, Grid, Triple
 from volpipe.inference.roi import find_roi
-from volpipe.units import shape
+from volpipe.units import count, shape
 from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"
@@ -175,9 +175,10 @@ def _check_types(a: Volume, b: Volume, kind: str, why: str) -> None:
     if kind != "image":
         for name, volume in (("A", a), ("B", b)):
             if volume.dtype.kind not in "iu" or volume.num_channels > 1:
+                channels = count(volume.num_channels, "channel")
                 raise PlanError(
-                    f"{name} has {volume.dtype} voxels and {volume.num_channels} channels, labels ({why}) are whole "
-                    f"numbers of one channel: {volume}; leave --labels out, or name the labels"
+                    f"{name} has {volume.dtype} voxels and {channels}, labels ({why}) are whole numbers of one channel: "
+                    f"{volume}; leave --labels out, or name the labels"
                 )
         return
     if a.dtype != b.dtype and not a.dtype.kind == b.dtype.kind == "f":
