@@ -177,8 +177,8 @@ def _check_types(a: Volume, b: Volume, kind: str, why: str) -> None:
             if volume.dtype.kind not in "iu" or volume.num_channels > 1:
                 channels = count(volume.num_channels, "channel")
                 raise PlanError(
-                    f"{name} has {volume.dtype} voxels and {channels}, labels ({why}) are whole numbers of one channel: "
-                    f"{volume}; leave --labels out, or name the labels"
+                    f"{name} has {volume.dtype} voxels and {channels}, labels ({why}) are whole numbers of one "
+                    f"channel: {volume}; leave --labels out, or name the labels"
                 )
         return
     if a.dtype != b.dtype and not a.dtype.kind == b.dtype.kind == "f":
