@@ -149,14 +149,14 @@ def test_an_interrupted_comparison_goes_on_with_what_is_not_compared(monkeypatch
     first, second = Counted(most_tasks=9), Counted()
     with pytest.raises(Stopped):
         table_of("old", "new", site=first)
-    assert Path("volpipe_old_new_compare.run").is_dir()
+    assert Path("volpipe_old_new_compare_all.run").is_dir()
     table = table_of("old", "new", site=second)
     assert len(first.blocks) + len(second.blocks) - len(set(first.blocks) & set(second.blocks)) == 24
     assert len(second.blocks) < 24 and set(first.blocks) | set(second.blocks) == {
         (f"{name}.zarr", block) for name in "abc" for block in range(8)
     }
     assert table.to_json() == table_of("old", "new").to_json()
-    assert not Path("volpipe_old_new_compare.run").exists()
+    assert not Path("volpipe_old_new_compare_all.run").exists()
 
 
 def test_one_dataset_that_cannot_be_compared_stops_no_other() -> None:

@@ -83,7 +83,7 @@ def compare(
     chosen = tuple(dict.fromkeys(Limit.parse(text) for text in limits))
     pairs, (start, _) = find_pairs(one, other), site_of(site)
     plan = partial(_planned, labels=labels, roi=roi, data_range=data_range, any_input=any_input)
-    folder = RunFolder(Path.cwd() / f"{default_name(one, other)}.run")
+    folder = RunFolder(Path.cwd() / f"{default_name(one, other)}{'' if pairs is None else '_all'}.run")
 
     def on_end(result: ComparisonResult | ComparisonTable) -> None:
         if json_file is not None:
@@ -113,5 +113,5 @@ def _planned(a: str, b: str, *, labels: bool, roi: str | None, data_range: float
 
 
 def default_name(a: str, b: str) -> str:
-    """Return the name of the folder and of the page of a comparison, in the current folder, without a suffix."""
+    """Return the name of the page of a comparison in the current folder, without a suffix; its folder's begins so."""
     return f"volpipe_{pair_name(a, b)}_{COMPARE}"

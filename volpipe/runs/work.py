@@ -664,6 +664,7 @@ MARKS = {
     "label.json": "a segmentation",
     "evaluation.json": "an evaluation",
     "comparison.json": "a comparison",
+    "comparisons.json": "comparisons of many outputs",
 }
 
 
