@@ -29,6 +29,7 @@ from volpipe.blockwise.usage import Usage
 from volpipe.cli.k8s import WATCHED
 from volpipe.monitoring import exposition
 from volpipe.monitoring.metrics import MOST_FLOW_STAGES, OTHER, Metrics
+from volpipe.reporting.page import Page
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import HeldWork
 from volpipe.training.driver import newest_step
@@ -269,6 +270,9 @@ class Held(HeldWork[None]):
     folder = RunFolder(Path("b.batch"))
 
     def claim(self) -> None:
+        raise AssertionError
+
+    def page(self, *, with_pictures: bool = True) -> Page:
         raise AssertionError
 
     def held_steps(self, name: str, presence: object) -> Any:
