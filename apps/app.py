@@ -53,6 +53,8 @@ APPS = {
     # an evaluation: scores of blocks
     "score": App("volpipe.evaluation.evaluate:score", "cpu"),
     "try_scoring": App("volpipe.evaluation.estimate:try_block", "cpu"),
+    # a comparison of two outputs: differences of blocks
+    "compare": App("volpipe.evaluation.compare:compare_blocks", "cpu"),
 }
 
 

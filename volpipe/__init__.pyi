@@ -1,4 +1,5 @@
 from .api.batch import batch
+from .api.compare import compare
 from .api.explore import explore
 from .api.labels import evaluate, segment
 from .api.nets import load_net, net_report
@@ -9,6 +10,7 @@ from .api.training import sweep, train, tune
 from .api.volumes import convert, info, list_arrays, open, sample
 from .apps.site_check import check_site
 from .errors import BatchError, VolpipeError
+from .evaluation.compare_driver import ComparisonResult
 from .evaluation.driver import EvaluationResult
 from .evaluation.pictures import draw_comparison
 from .geometry.grid import Box
@@ -25,6 +27,7 @@ from .training.search.trials import TrialResult
 from .viewer.viewer import Viewer, view
 from .volumes.reader import View, Volume
 from .workflow.batch_table import BatchReport
+from .workflow.compare import ComparisonTable
 from .workflow.driver import Report
 
 __version__: str
@@ -34,6 +37,8 @@ __all__ = [
     "BatchReport",
     "Box",
     "ChunkSampler",
+    "ComparisonResult",
+    "ComparisonTable",
     "EvaluationResult",
     "Explorer",
     "Plan",
@@ -52,6 +57,7 @@ __all__ = [
     "batch",
     "blends",
     "check_site",
+    "compare",
     "convert",
     "draw_comparison",
     "estimate",

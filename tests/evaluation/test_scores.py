@@ -226,6 +226,17 @@ def test_label_scores_are_those_of_scikit_image_whatever_the_blocks(labelled: tu
     assert scored.rand_error == pytest.approx(metrics.adapted_rand_error(truth, found)[0])
 
 
+@pytest.mark.parametrize("above", [0, 2**32 - 20, 2**40])
+def test_a_table_counts_the_voxels_of_each_pair_whatever_the_size_of_its_numbers(
+    labelled: tuple[np.ndarray, np.ndarray], above: int
+) -> None:
+    found, truth = (data.astype(np.uint64) + np.uint64(above) for data in labelled)
+    pairs, counts = np.unique(np.stack([truth.ravel(), found.ravel()]), axis=1, return_counts=True)
+    np.testing.assert_array_equal(overlaps(found, truth), np.vstack([pairs, counts.astype(np.uint64)]))
+    halves = [overlaps(found[:9], truth[:9]), overlaps(found[9:], truth[9:])]
+    np.testing.assert_array_equal(total(halves), overlaps(found, truth))
+
+
 def test_object_scores_are_those_of_every_pair_compared(labelled: tuple[np.ndarray, np.ndarray]) -> None:
     found, truth = labelled
     scored = label_scores(overlaps(found, truth))

@@ -21,6 +21,8 @@ from works import BAD, CHUNK_FILE, WORKS, Kind, prepare
 
 from volpipe.blockwise import task as task_module
 from volpipe.blockwise.interrupts import INTERRUPTED
+from volpipe.evaluation import compare as compare_module
+from volpipe.evaluation import compare_driver
 from volpipe.evaluation import driver as evaluation_driver
 from volpipe.evaluation import evaluate as evaluate_module
 from volpipe.geometry.grid import Box
@@ -57,7 +59,8 @@ def folder(place: Place) -> Path:
 
 @pytest.fixture
 def give(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
-    monkeypatch.setattr(evaluate_module, "BLOCK", (16, 16, 16))
+    for module in (evaluate_module, compare_module):
+        monkeypatch.setattr(module, "BLOCK", (16, 16, 16))
     return giver(folder, monkeypatch, capsys)
 
 
@@ -191,7 +194,8 @@ def test_on_a_disk_that_is_full_it_ends_with_a_sentence_and_goes_on_when_there_i
 ) -> None:
     """Attributes say where the input lies, so that it is made on the disk once before."""
     with small_disk(tmp_path / "disk", "size=8m"):
-        monkeypatch.setattr(evaluate_module, "BLOCK", (8, 8, 8))  # whose records fill what is left of a page
+        for module in (evaluate_module, compare_module):
+            monkeypatch.setattr(module, "BLOCK", (8, 8, 8))  # whose records fill what is left of a page
         place, filler = tmp_path / "disk", tmp_path / "disk" / "filler"
         prepare(place)
         give = giver(place, monkeypatch, capsys)
@@ -226,8 +230,9 @@ def test_ctrl_c_lets_tasks_finish_and_the_same_command_goes_on(
     notes = [read_note(folder / name) for name in kind.folders]
     assert {note.ended for note in notes if note is not None} == {"interrupted"}
     again: list[tuple[str, str, int]] = []
-    with monkeypatch.context() as patch:  # the folder of an evaluation goes when all is done
-        patch.setattr(evaluation_driver, "delete", lambda folder: again.extend(kind.units(folder)))
+    with monkeypatch.context() as patch:  # the folder of an evaluation or a comparison goes when all is done
+        for driver in (evaluation_driver, compare_driver):
+            patch.setattr(driver, "delete", lambda folder: again.extend(kind.units(folder)))
         check_mended(give, kind, folder, whole)
     after = again or kind.units(folder)
     assert after[: len(before)] == before or set(before) <= set(after)

@@ -13,6 +13,7 @@ from workers import happened, lay
 from works import WORKS, Kind, prepare
 
 from volpipe.blockwise.interrupts import INTERRUPTED
+from volpipe.evaluation import compare as compare_module
 from volpipe.evaluation import evaluate as evaluate_module
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
@@ -20,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 # As the site of this machine; scores are taken in small blocks, and it is noticed soon that a driver is gone.
 SITE = """
 from volpipe.configs import local
-from volpipe.evaluation import evaluate
+from volpipe.evaluation import compare, evaluate
 
-evaluate.BLOCK = (8, 8, 8)
+evaluate.BLOCK = compare.BLOCK = (8, 8, 8)
 
 def config(run_dir):
     made = local.config(run_dir)
@@ -33,13 +34,14 @@ def config(run_dir):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["segment", "flow", "evaluate"])
+@pytest.mark.parametrize("name", ["segment", "flow", "evaluate", "compare"])
 def test_after_lost_workers_a_killed_driver_and_ctrl_c_the_bytes_are_those_of_one_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     kind = WORKS[name]
     prepare(tmp_path)
-    monkeypatch.setattr(evaluate_module, "BLOCK", (8, 8, 8))
+    for module in (evaluate_module, compare_module):
+        monkeypatch.setattr(module, "BLOCK", (8, 8, 8))
     whole = giver(tmp_path, monkeypatch, capsys)(*kind.command())
     assert whole.code == 0, whole.err
     known = kind.fingerprints(tmp_path)
@@ -68,7 +70,7 @@ def test_after_lost_workers_a_killed_driver_and_ctrl_c_the_bytes_are_those_of_on
     ended = start().end()
     assert ended.code == 0, ended.err
     assert kind.fingerprints(tmp_path) == known
-    after = kind.units(tmp_path)  # none of an evaluation, whose folder goes
+    after = kind.units(tmp_path)  # none of an evaluation or a comparison, whose folder goes
     assert len(after) == len(set(after))
     assert not after or set(between) <= set(after)
     wait_until(lambda: not processes_in(tmp_path), 25)

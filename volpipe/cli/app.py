@@ -118,8 +118,9 @@ for group, name in ((slurm, "slurm"), (k8s.app, "k8s"), (shipped.sites_app, "sit
 app.command("sweep")(search.sweep)
 app.command("tune")(search.tune)
 for command in (
-    data.info, data.convert, data.sample, viewer.view, shipped.recipes, shipped.nets, train.train, evaluate.evaluate,
-    batch.batch, segment.segment, net.net, outputs.top, outputs.report, outputs.verify, outputs.reproduce,
+    data.info, data.convert, data.sample, viewer.view, shipped.recipes, shipped.nets, train.train, batch.batch,
+    evaluate.evaluate, evaluate.compare, segment.segment, net.net, outputs.top, outputs.report, outputs.verify,
+    outputs.reproduce,
 ):  # fmt: skip
     app.command()(command)
 

@@ -1,29 +1,43 @@
-"""`volpipe evaluate`: an output against a reference, as a table, as JSON and as a picture.
+"""`volpipe evaluate` and `compare`: an output against a reference or another output, as tables, as JSON, as pictures.
 
-Not here: the comparing (api.labels, evaluation). Exit codes as in app.
+Not here: the comparing (api.labels, api.compare, evaluation). Exit codes as in app; 1 also where a limit of `compare`
+is violated.
 """
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import volpipe
 from volpipe.cli.options import Parents, Site, Strict, Tolerate, monitored, number
-from volpipe.display.console import INCOMPLETE, check_target, interruptible, out
+from volpipe.display.comparisons import channel_table, made_table, row_table, worst_table
+from volpipe.display.console import INCOMPLETE, PLAIN_LINE_SECONDS, check_target, err, interruptible, out
 from volpipe.display.progress import showing
 from volpipe.display.reports import print_missing
 from volpipe.display.scores import score_table
 from volpipe.errors import VolpipeError
 
+if TYPE_CHECKING:
+    from volpipe.evaluation.compare_driver import ComparisonResult
+    from volpipe.workflow.compare import ComparisonTable
+
 DataRange = Annotated[
     float | None,
     typer.Option(metavar="NUMBER", parser=number, help="Greatest value less least; by default of the type."),
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the scores to this file.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this file.")]
+Output = Annotated[
+    str, typer.Argument(metavar="A", help="An output, such as of the old net; or a batch's file or folder.")
+]
+OtherOutput = Annotated[
+    str, typer.Argument(metavar="B", help="Another of the same input, such as of the new net; or another batch.")
+]
 
 
 @monitored("evaluate")
@@ -91,3 +105,108 @@ def _sizes(text: str) -> tuple[int, int, int]:
     if min(z, y, x) < 0:
         raise VolpipeError(f"--margin {text!r}: give numbers from 0 up")
     return z, y, x
+
+
+@monitored("compare")
+def compare(
+    a: Output,
+    b: OtherOutput,
+    config: Site = "local",
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Both hold labels, whatever they say of themselves; 0 is none.")
+    ] = False,
+    roi: Annotated[
+        str | None, typer.Option(metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 of both that is compared.")
+    ] = None,
+    data_range: DataRange = None,
+    any_input: Annotated[
+        bool, typer.Option("--any-input", help="Compare outputs of different inputs, or of different parts of one.")
+    ] = False,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=NUMBER",
+            help="Exit code 1 where it is violated: psnr=40 (dB, at least), differ=0.01 (share of voxels), mean=2, "
+            "largest=9 (grey levels), voi=0.1 (bits); may be given several times.",
+        ),
+    ] = None,
+    tolerate: Tolerate = 0.1,
+    strict: Strict = False,
+    json_out: JsonFile = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html", help="The page with pictures; by default volpipe_A_B_compare.html in this folder."
+        ),
+    ] = None,
+    parents: Parents = False,
+) -> None:
+    """Compare outputs A and B of one input, or two batches: how much differs, where most, and what was done otherwise.
+
+    Labels and images are told apart by what they say of themselves. The same command again goes on.
+    """
+    from volpipe.api.compare import default_name
+
+    target = page or Path(f"{default_name(a, b)}.html")
+    check_target("--json", json_out, parents=parents)
+    check_target("--page", target, parents=parents)
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise VolpipeError(f"--page {target}: an HTML page is written; give a name that ends in .html")
+    with interruptible(), showing() as show:
+        result = volpipe.compare(
+            a, b, labels=labels, roi=roi, data_range=data_range, any_input=any_input, limits=limit or (), site=config,
+            tolerate=0 if strict else tolerate, json_file=json_out, page=target, on_progress=show(),
+            on_pair=_line_now_and_then(),
+        )  # fmt: skip
+    if isinstance(result, volpipe.ComparisonResult):
+        _tell(result)
+    else:
+        _tell_many(result)
+    for sentence in result.violations:
+        err.print(f"limit violated: {sentence}", markup=False)
+    out.print(f"the page is {target}", markup=False)
+    if not result.is_within:
+        raise typer.Exit(INCOMPLETE)
+
+
+def _line_now_and_then() -> Callable[[int, int], None]:
+    """Return what prints how many outputs of many are compared, not more often than now and then."""
+    last = time.monotonic()
+
+    def on_pair(done: int, num: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PLAIN_LINE_SECONDS:
+            last = time.monotonic()
+            err.print(f"{done:,} of {num:,} outputs compared")
+
+    return on_pair
+
+
+def _tell(result: ComparisonResult) -> None:
+    """Print how two outputs differ."""
+    plan = result.plan
+    out.print(f"A  {plan.a}\nB  {plan.b}\ncompared as {plan.kind} ({plan.why}), box {plan.box}", markup=False)
+    for note in plan.notes:
+        err.print(f"note: {note}", markup=False)
+    if (made := made_table(result)) is not None:
+        out.print(made)
+    elif plan.made_a and plan.made_b:
+        out.print("made alike: by the same recipe, net, weights and versions")
+    if result.differences is not None:
+        out.print(channel_table(result))
+    if (worst := worst_table(result)) is not None:
+        out.print(worst)
+    for sentence in result.summary:
+        out.print(sentence, markup=False)
+    print_missing(result)
+
+
+def _tell_many(table: ComparisonTable) -> None:
+    """Print how the outputs of two batches differ, and what was not compared."""
+    out.print(f"A  {table.a}\nB  {table.b}", markup=False)
+    out.print(row_table(table))
+    for name, names in (("A", table.only_a), ("B", table.only_b)):
+        if names:
+            err.print(f"in {name} only: {', '.join(names)}", markup=False)
+    if any(row.result is None or not row.result.is_whole for row in table.rows):
+        err.print("not all was compared; the same command again goes on with what was not")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "Process": ("run", "plan", "batch", "segment", "status", "top", "report", "verify", "reproduce"),
-    "Look": ("info", "view", "evaluate", "net", "nets", "recipes"),
+    "Look": ("info", "view", "evaluate", "compare", "net", "nets", "recipes"),
     "Prepare": ("convert", "sample"),
     "Train": ("train", "sweep", "tune"),
     "Sites": ("sites", "slurm", "k8s"),

@@ -18,7 +18,7 @@ from volpipe.units import count, duration, voxel_rate
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.blockwise.phase import Progress, Show
 
-OF_BLOCKS = ("scan", "measure", "histogram", "factor", "infer", "pieces", "edges", "paint", "evaluate")
+OF_BLOCKS = ("scan", "measure", "histogram", "factor", "infer", "pieces", "edges", "paint", "evaluate", "compare")
 
 
 @contextmanager

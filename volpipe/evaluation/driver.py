@@ -6,23 +6,20 @@ Not here: what is compared, or how a block is scored (evaluate).
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from volpipe.blockwise.feed import FedSchedule, Feed, fed
-from volpipe.blockwise.journal import Kinds, Record
+from volpipe.blockwise.feed import Feed
+from volpipe.blockwise.journal import Kinds
 from volpipe.blockwise.loop import perform
-from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Schedule, Stage
-from volpipe.blockwise.work import POOL, Steps
-from volpipe.errors import RunError
+from volpipe.blockwise.pool import Start
+from volpipe.blockwise.stage import Schedule
+from volpipe.blockwise.work import Steps
+from volpipe.evaluation.block_work import BlockSchedule, BlockWork
 from volpipe.evaluation.evaluate import (
     FINGERPRINT,
     RESULTS,
@@ -36,14 +33,12 @@ from volpipe.evaluation.evaluate import (
     sum_scores,
 )
 from volpipe.evaluation.panels import comparison_items, draw
-from volpipe.geometry.grid import Box, Grid
 from volpipe.reporting.page import REPORT, Draft, Item, Note, Sheet
 from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkSession, check_kind
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkSession
 from volpipe.tables import html_table
-from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.paths import Location, delete, delete_file, exists, shown
 from volpipe.volumes.volume import Volume
@@ -103,20 +98,7 @@ def _cuts(scores: ImageScores) -> list[str]:
     return ["never" if cut is None else f"{cut:.3f}" for cut in cuts]
 
 
-class EvaluationSchedule(FedSchedule):
-    """The one stage of an evaluation, whose units are blocks; `feed` is the output, where other work still writes."""
-
-    def __init__(self, evaluation: Evaluation, feed: Feed | None = None) -> None:
-        self.evaluation = evaluation
-        stage = Stage("evaluate", len(evaluation.blocks))
-        super().__init__(fed(stage, feed, evaluation.read_box), feed=feed)
-
-    def box(self, stage: Stage, unit: int) -> Box:
-        """Return the voxels (z, y, x) of both volumes that block `unit` compares."""
-        return self.evaluation.own_box(unit)
-
-
-class EvaluationWork(FolderWork[EvaluationResult]):
+class EvaluationWork(BlockWork[EvaluationResult]):
     """An evaluation, block by block; what its blocks gave is kept in its folder.
 
     Args:
@@ -127,6 +109,8 @@ class EvaluationWork(FolderWork[EvaluationResult]):
     """
 
     kinds: ClassVar[Kinds] = RESULTS
+    mark, stage, app = EVALUATION_FILE, "evaluate", "score"
+    passing: ClassVar[tuple[str, ...]] = (FINGERPRINT,)
 
     def __init__(
         self,
@@ -137,17 +121,13 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         feed: Feed | None = None,
         to: Location | None = None,
     ) -> None:
-        super().__init__(folder, options, listener, feed)
+        super().__init__(evaluation, folder, options, listener, feed)
         self.evaluation, self.to = evaluation, to
         self.scores: Scores | None = None
 
     @property
     def name(self) -> str:
         return str(self.to or self.evaluation.output)
-
-    def grids(self) -> dict[str, Grid]:
-        """Return the blocks that are compared; see `FolderWork`."""
-        return {"evaluate": self.evaluation.blocks}
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
         """Return slices of both volumes, once all is compared; see `FolderWork`."""
@@ -164,7 +144,7 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         tree = read_json(self.to) if self.to is not None else None
         if tree is None and self.scores is not None:
             tree = self.evaluation.describe_scores(self.scores)
-        return evaluation_parts(self._described(), tree)
+        return evaluation_parts(self.described(), tree)
 
     def witnesses(self) -> Sequence[Path]:
         """Return the journal, and the file of the scores; see `HeldWork`."""
@@ -177,40 +157,14 @@ class EvaluationWork(FolderWork[EvaluationResult]):
 
     @property
     def is_begun(self) -> bool:
-        return self.folder.journal.is_file() or (self.to is not None and exists(self.to))
+        return super().is_begun or (self.to is not None and exists(self.to))
 
     @property
     def is_complete(self) -> bool:
         """Whether the scores are there, and are those of this evaluation."""
         scores = None if self.to is None else read_json(self.to)
-        expected = self._described()
+        expected = self.described()
         return scores is not None and {key: scores.get(key) for key in expected} == expected
-
-    def _described(self) -> dict[str, object]:
-        described: dict[str, object] = json.loads(json.dumps(self.evaluation.describe()))
-        return described
-
-    def schedule(self) -> EvaluationSchedule:
-        """Return the one stage of the evaluation."""
-        return EvaluationSchedule(self.evaluation, self.feed)
-
-    def claim(self) -> None:
-        """Forget what was scored of other volumes, or otherwise: scores cost little, and are made again.
-
-        Raises:
-            RunError: the folder is that of other work.
-        """
-        self.check_free()
-        mark, states = self.folder.path / EVALUATION_FILE, self._states()
-        given = {key: value for key, value in self._described().items() if key != FINGERPRINT}
-        if self.options.fresh or read_json(mark) != given or self._has_changed(states):
-            self.clear()
-            write_json(mark, given)
-        store_identities(self.folder.inputs, states)
-
-    def check_free(self) -> None:
-        """Refuse a folder that other work made."""
-        check_kind(self.folder, EVALUATION_FILE)
 
     def check_source(self, source: FolderWork[Any], called: str) -> None:
         """Forget the scores of an output that is made anew, and of one that is not complete the whole."""
@@ -223,23 +177,13 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         """Delete the scores; see `FolderWork`."""
         if self.to is not None:
             delete_file(self.to)
-        self.folder.clear()
+        super().clear()
 
-    def _states(self) -> dict[str, Identity]:
-        """Return the present state of what is read, but for what other work of ours writes, whose voxels stay."""
+    def volumes(self) -> dict[str, Volume | None]:
+        """Return what it reads, but for what other work of ours writes, whose voxels stay."""
         evaluation = self.evaluation
-        volumes: dict[str, Volume | None] = {"reference": evaluation.reference}
-        if self.options.is_outside:
-            volumes |= {"output": evaluation.output, "given": evaluation.given}
-        return {name: identify(volume) for name, volume in volumes.items() if volume is not None}
-
-    def _has_changed(self, now: Mapping[str, Identity]) -> bool:
-        """Return whether volumes differ from those that were scored, but for parts that could not be read."""
-        try:
-            before = read_identities(self.folder.inputs) or {}
-        except RunError:  # damaged
-            return True
-        return before.keys() != now.keys() or any(changes(before[name], state) for name, state in now.items())
+        outside = {"output": evaluation.output, "given": evaluation.given} if self.options.is_outside else {}
+        return {"reference": evaluation.reference, **outside}
 
     def steps(self) -> Steps[EvaluationResult]:
         """Score what is not scored yet, and return how that ended; see `FolderWork`.
@@ -250,24 +194,11 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         check_labels(self.evaluation)  # before anything is written; a flow has all of them by now
         return (yield from super().steps())
 
-    def session_steps(self, session: WorkSession) -> Steps[EvaluationResult]:
-        """Score the blocks that are left, and add up what all gave."""
-        if self.is_complete:
-            return EvaluationResult(self.evaluation, self.folder.path, was_complete=True)
-        pool: WorkerPool = yield POOL
-        began, schedule = time.perf_counter(), self.resumed()[0]
-        self.listener.on_plan(self.evaluation, self.folder)
-
-        def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
-            return pool.submit("score", self.evaluation, list(units), session.name, str(self.folder.path))
-
-        phase = yield from session.finish(self.phase(session, schedule, submit))
-        report = EvaluationResult(
-            self.evaluation, self.folder.path, schedule.missing(phase.reasons), session.totals,
-            time.perf_counter() - began, first_task=session.first_task,
-        )  # fmt: skip
-        if report.is_whole:
-            parts = BlockScores.joined(list(session.journal.results(BlockScores)))
+    def report(self, schedule: BlockSchedule | None, session: WorkSession, **facts: Any) -> EvaluationResult:
+        """Return how it ended, with the scores where no block is missing."""
+        report = EvaluationResult(self.evaluation, self.folder.path, **facts)
+        if schedule is not None and report.is_whole:
+            parts = BlockScores.joined(session.journal.results(BlockScores))
             report.scores = self.scores = sum_scores(self.evaluation, parts)
             if self.to is not None:
                 write_json(self.to, self.evaluation.describe_scores(report.scores))

@@ -19,6 +19,7 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import work_each
 from volpipe.errors import PlanError
 from volpipe.evaluation import image_scores
+from volpipe.evaluation.block_work import ByBlock
 from volpipe.evaluation.image_scores import ImageSums, PlainSums
 from volpipe.evaluation.interpolate import METHODS, interpolated
 from volpipe.evaluation.label_scores import LabelScores, PlainOverlaps, label_scores, overlaps, total
@@ -239,19 +240,11 @@ def _check_factors(evaluation: Evaluation) -> None:
 
 
 @dataclass(frozen=True)
-class BlockScores:
+class BlockScores(ByBlock):
     """Result of scoring blocks: sums of each candidate by its name, or tables of labels, by block; as plain values."""
 
     sums: dict[int, dict[str, PlainSums]] = field(default_factory=dict)
     tables: dict[int, PlainOverlaps] = field(default_factory=dict)
-
-    @classmethod
-    def joined(cls, parts: Sequence[BlockScores]) -> BlockScores:
-        """Return all `parts` as one."""
-        return cls(
-            {block: entry for part in parts for block, entry in part.sums.items()},
-            {block: entry for part in parts for block, entry in part.tables.items()},
-        )
 
 
 RESULTS = (BlockScores,)
@@ -275,11 +268,15 @@ def check_labels(evaluation: Evaluation) -> None:
     """
     if evaluation.kind == "labels":
         for volume in (evaluation.output, evaluation.reference):
-            _refuse_image(volume, evaluation.box)
+            refuse_image(volume, evaluation.box)
 
 
-def _refuse_image(volume: Volume, box: Box) -> None:
-    """Refuse an image, by the middle of `box`: voxels of an object are like their neighbours, grey levels seldom."""
+def refuse_image(volume: Volume, box: Box) -> None:
+    """Refuse an image, by the middle of `box`: voxels of an object are like their neighbours, grey levels seldom.
+
+    Raises:
+        PlanError: naming the volume.
+    """
     start = tuple(max(a, (a + b - SAMPLE_EDGE) // 2) for a, b in zip(box.start, box.stop, strict=True))
     part = Box(start, tuple(min(a + SAMPLE_EDGE, b) for a, b in zip(start, box.stop, strict=True)))
     data = volume.open().read(part)[0]
@@ -332,9 +329,14 @@ def _check_finite(volume: Volume, data: np.ndarray, box: Box) -> None:
         raise PlanError(f"{volume} has NaN or infinite voxels in {box}, which no score takes; leave them out by --roi")
 
 
+def read_block(volume: Volume, box: Box, session: str = "") -> np.ndarray:
+    """Return the voxels (c, z, y, x) of `volume` in `box`, as they are in this session."""
+    return np.asarray(volume.open(cache_bytes=CACHE_BYTES, session=session).read(box))
+
+
 def _read(volume: Volume, box: Box, session: str) -> np.ndarray:
-    """Return the voxels of `volume` in `box` (z, y, x), as they are in this session."""
-    return np.asarray(volume.open(cache_bytes=CACHE_BYTES, session=session).read(box)[0])
+    """Return the voxels (z, y, x) of `volume`, of one channel, in `box`."""
+    return np.asarray(read_block(volume, box, session)[0])
 
 
 def voxels(evaluation: Evaluation, name: str, box: Box, session: str = "") -> np.ndarray:

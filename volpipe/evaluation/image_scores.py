@@ -27,18 +27,27 @@ PlainSums = tuple[int, float, int, float, list[list[list[float]]]]  # the fields
 
 
 @dataclass(frozen=True)
-class ImageSums:
-    """Sums over the blocks of an image.
+class ErrorSums:
+    """Sums of errors.
 
     Attributes:
         num, squares: voxels, and the sum of their squared errors.
+    """
+
+    num: int = 0
+    squares: float = 0.0
+
+
+@dataclass(frozen=True)
+class ImageSums(ErrorSums):
+    """Sums over the blocks of an image.
+
+    Attributes:
         num_windows, similarity: windows of SSIM, and its sum over them.
         spectra: (2, 3, shells): of all directions, and within CONE of z; the sums over each shell of the real part of
             the cross spectrum, and of both power spectra.
     """
 
-    num: int = 0
-    squares: float = 0.0
     num_windows: int = 0
     similarity: float = 0.0
     spectra: Floats = field(default_factory=lambda: np.zeros((2, 3, CUBE // 2 + 1)))
@@ -71,8 +80,10 @@ def image_sums(data: np.ndarray, truth: np.ndarray, own: tuple[slice, ...], data
     return ImageSums(truth.size, squares, similar.size, float(similar.sum()), spectra)
 
 
-def psnr(sums: ImageSums, data_range: float) -> float:
-    """Return the peak signal-to-noise ratio in dB; infinite where nothing differs."""
+def psnr(sums: ErrorSums, data_range: float) -> float:
+    """Return the peak signal-to-noise ratio in dB; infinite where nothing differs, not a number of no voxels."""
+    if not sums.num:
+        return math.nan
     return 10 * math.log10(data_range**2 * sums.num / sums.squares) if sums.squares else math.inf
 
 

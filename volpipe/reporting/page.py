@@ -66,6 +66,7 @@ class Picture:
 
     Attributes:
         is_pixelated: whether its pixels are shown as squares when it is enlarged: voxels are not to be smoothed.
+        is_wide: whether it has a line of its own.
     """
 
     title: str
@@ -73,6 +74,7 @@ class Picture:
     image: bytes = field(repr=False)
     media_type: str = "image/png"
     is_pixelated: bool = True
+    is_wide: bool = False
 
 
 @dataclass(frozen=True)

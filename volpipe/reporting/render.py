@@ -72,6 +72,7 @@ class _View:
     heads: Sequence[_Cell] = ()
     image: str = ""
     is_pixelated: bool = False
+    is_wide: bool = False
     spec: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -178,7 +179,10 @@ def _picture(picture: Picture, budget: _Budget) -> _View:
     url = _data_url(picture.image, picture.media_type)
     if not budget.takes("pictures", len(url)):
         return _left_out(picture, "as the page would be too large")
-    return _View("picture", picture.title, picture.caption, image=url, is_pixelated=picture.is_pixelated)
+    return _View(
+        "picture", picture.title, picture.caption,
+        image=url, is_pixelated=picture.is_pixelated, is_wide=picture.is_wide,
+    )  # fmt: skip
 
 
 def _chart(chart: Chart, budget: _Budget) -> _View:

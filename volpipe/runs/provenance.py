@@ -252,7 +252,7 @@ def read_origin(output: str | Path) -> RunOrigin:
     return parse_origin(RunOrigin, attributes, output)
 
 
-def read_provenance(output: str | Path) -> dict[str, Any]:  # Any: JSON
+def read_provenance(output: str | paths.Location) -> dict[str, Any]:  # Any: JSON
     """Return what the attributes of `output` say of where it comes from, and under "run" those of its group RUN_KEY.
 
     Raises:

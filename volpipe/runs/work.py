@@ -718,7 +718,13 @@ class WorkSession:
         return phase
 
 
-MARKS = {"plan.json": "the run of a net", "label.json": "a segmentation", "evaluation.json": "an evaluation"}
+MARKS = {
+    "plan.json": "the run of a net",
+    "label.json": "a segmentation",
+    "evaluation.json": "an evaluation",
+    "comparison.json": "a comparison",
+    "comparisons.json": "comparisons of many outputs",
+}
 
 
 def check_kind(folder: RunFolder, mark: str) -> None:

@@ -1,0 +1,117 @@
+"""Outputs compared with each other: of an old and a new net over the same input.
+
+Not here: the work (evaluation, workflow.compare), or printing (cli).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from volpipe.api.arguments import site_of
+from volpipe.api.progress import progress_shown
+from volpipe.blockwise.phase import Show
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.evaluation import compare_driver
+from volpipe.evaluation.compare import Comparison, plan_comparison
+from volpipe.evaluation.compare_driver import ComparisonResult
+from volpipe.evaluation.limits import Limit
+from volpipe.monitoring.exposition import monitored
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.work import Listener
+from volpipe.segmentation.driver import SegmentationResult
+from volpipe.workflow.compare import ComparisonTable, check_complete, compare_pairs, find_pairs, pair_name
+from volpipe.workflow.driver import Report, location_of
+
+COMPARE = "compare"  # the end of names of its folder and its page
+
+
+def compare(
+    a: str | Path | Report | SegmentationResult,
+    b: str | Path | Report | SegmentationResult,
+    *,
+    labels: bool = False,
+    roi: str | None = None,
+    data_range: float | None = None,
+    any_input: bool = False,
+    limits: Sequence[str] = (),
+    site: str | Path | WorkerPool = "local",
+    tolerate: float = 0.1,
+    json_file: str | Path | None = None,
+    page: str | Path | None = None,
+    progress: bool | None = None,
+    on_progress: Show | None = None,
+    on_pair: Callable[[int, int], None] = lambda done, num: None,
+    metrics: str | int | Path | None = None,
+) -> ComparisonResult | ComparisonTable:
+    """Compare two outputs of one input, or those of two batches, block by block on the site's workers.
+
+    What they say of themselves tells labels from images: those of `segment` are labels, those of `run` what its recipe
+    says; of other volumes, whole numbers of more than 16 bits are labels. Labels are compared as objects: their numbers
+    mean nothing. The same call again goes on where an interrupted one stopped.
+
+    Args:
+        a, b: volumes of one shape, also as reports of runs and segmentations; or files, folders or folders of outputs
+            of two batches; or outputs of two flows, whose stages are compared. Datasets of batches are paired by their
+            volume.
+        labels: compare both as labels of objects, whatever they say; 0 is none.
+        roi: box z0:z1,y0:y1,x0:x1 of both that is compared.
+        data_range: greatest grey level less least, for the PSNR; by default of whole numbers of 8 and 16 bits.
+        any_input: compare outputs of different inputs, or of different parts of one, voxel by voxel all the same.
+        limits: how much they may differ, NAME=NUMBER: psnr (dB, at least), differ (share of voxels), mean, largest
+            (grey levels), voi (bits). What violates one is told by `violations` and `is_within`.
+        site: a shipped name, a Python file, or a pool that is started.
+        tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
+        json_file: file for the result as JSON.
+        page: file for a page with pictures of the boxes that differ most, HTML.
+        progress: show how far one comparison is; None: in a notebook, below its cell, unless `on_progress` is given.
+        on_progress: called at every change and every half second; of many comparisons not.
+        on_pair: of many comparisons, called with how many are done, and of how many.
+        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
+
+    Returns:
+        How they differ; boxes that could not be compared are its `missing`, and the same call again tries them.
+
+    Raises:
+        PlanError: they do not fit each other, are not complete or of different inputs, or have nothing that a limit is
+            of; the message has both values.
+        VolpipeError: there is no volume, or the site cannot be used.
+        RunStopped: too many blocks cannot be compared.
+    """
+    one, other = location_of(a, "a"), location_of(b, "b")
+    chosen = tuple(dict.fromkeys(Limit.parse(text) for text in limits))
+    pairs, (start, _) = find_pairs(one, other), site_of(site)
+    plan = partial(_planned, labels=labels, roi=roi, data_range=data_range, any_input=any_input)
+    folder = RunFolder(Path.cwd() / f"{default_name(one, other)}{'' if pairs is None else '_all'}.run")
+
+    def on_end(result: ComparisonResult | ComparisonTable) -> None:
+        if json_file is not None:
+            result.write_json(json_file)
+        if page is not None:
+            result.write_page(page)
+
+    if pairs is None:
+        comparison = plan(one, other)
+        with monitored(metrics, COMPARE), progress_shown(progress, on_progress) as show:
+            return compare_driver.compare(
+                comparison, start, folder,
+                listener=Listener(on_progress=show), limits=chosen, on_end=on_end, tolerated=tolerate,
+            )  # fmt: skip
+    with monitored(metrics, COMPARE):
+        return compare_pairs(
+            one, other, pairs, plan, start, folder, limits=chosen, on_pair=on_pair, on_end=on_end, tolerated=tolerate
+        )
+
+
+def _planned(a: str, b: str, *, labels: bool, roi: str | None, data_range: float | None, any_input: bool) -> Comparison:
+    """Return the comparison of two outputs that are complete."""
+    comparison = plan_comparison(a, b, labels=labels, roi=roi, data_range=data_range, any_input=any_input)
+    check_complete("A", a)
+    check_complete("B", b)
+    return comparison
+
+
+def default_name(a: str, b: str) -> str:
+    """Return the name of the page of a comparison in the current folder, without a suffix; its folder's begins so."""
+    return f"volpipe_{pair_name(a, b)}_{COMPARE}"

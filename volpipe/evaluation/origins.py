@@ -1,0 +1,202 @@
+"""How two outputs were made, by what they say of themselves: whether of one input, and what was done otherwise.
+
+Not here: what outputs say (runs.provenance, segmentation.output), or their voxels (compare). An output may be made of
+another one, and that of another: labels of affinities, these of a volume::
+
+    A  labels  ─ made of ─  affinities of the old net  ─ made of ─  raw          one input: both end at raw, whose
+    B  labels  ─ made of ─  affinities of the new net  ─ made of ─  raw          fingerprint both name
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from volpipe.errors import PlanError, VolpipeError
+from volpipe.geometry.grid import Box, triple
+from volpipe.nets.files import short_hash
+from volpipe.recipes.toml import leaves
+from volpipe.runs.provenance import read_provenance
+from volpipe.segmentation.output import RECIPE_KEY
+from volpipe.volumes.storage.paths import Location, locate
+from volpipe.volumes.volume import View, Volume, absolute, open_volume
+
+MOST_MAKINGS = 16  # outputs of outputs that are looked at
+ABSENT = "–"
+Row = tuple[str, str, str]  # what it is, and what A and B have
+
+
+@dataclass(frozen=True)
+class Making:
+    """What an output says of how it was made.
+
+    Attributes:
+        place: of the output.
+        shape: of it (z, y, x).
+        said: its attributes under "volpipe", and under "run" those of its run.
+    """
+
+    place: str
+    shape: tuple[int, int, int]
+    said: Mapping[str, Any]  # Any: JSON
+
+    @property
+    def kind(self) -> str:
+        """One of "labels" of objects, "classes", whose numbers mean the same in every output, and "image"."""
+        if RECIPE_KEY in self.said:
+            return "labels"
+        return "classes" if _of(self.said, "recipe", "output", "kind") == "labels" else "image"
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the input; "" where it does not say."""
+        return str(_of(self.said, "input", "fingerprint") or "")
+
+    @property
+    def input(self) -> str:
+        """The place of the input, "" where it does not say."""
+        path, key = _of(self.said, "input", "path"), _of(self.said, "input", "key")
+        return "" if not path else str(locate(str(path)) / str(key)) if key else str(path)
+
+    @property
+    def roi(self) -> Box:
+        """The part of the input that the output shows, in voxels of that; all where it does not say."""
+        roi, whole = self.said.get("roi"), _of(self.said, "input", "shape") or self.shape
+        return Box(tuple(roi["start"]), tuple(roi["stop"])) if roi else Box.from_shape(tuple(whole))
+
+    def open_input(self) -> Volume:
+        """Return the input, as it is now.
+
+        Raises:
+            VolpipeError: it is gone.
+        """
+        source = self.said["input"]
+        view = View(**source.get("view") or {})
+        return open_volume(source["path"], source["key"], view=view)
+
+    def input_box(self, box: Box) -> Box:
+        """Return the voxels of the input that `box` of the output shows."""
+        roi = self.roi
+        factors = triple(max(1, n // m) for n, m in zip(self.shape, roi.shape, strict=True))
+        start = (a // f + r for a, f, r in zip(box.start, factors, roi.start, strict=True))
+        stop = (-(-b // f) + r for b, f, r in zip(box.stop, factors, roi.start, strict=True))
+        return Box(tuple(start), tuple(stop))
+
+    def facts(self) -> dict[str, str]:
+        """Return everything that may differ of how an output was made, as texts."""
+        said, run = self.said, self.said.get("run") or {}
+        net = said.get("net") or {}
+        values = {
+            "made by": "volpipe segment" if self.kind == "labels" else "volpipe run",
+            "net": net.get("label"),
+            "weights SHA-256": net and short_hash(str(net.get("weights_sha256") or "")),
+            "code of the net SHA-256": net and short_hash(str(net.get("code_sha256") or "")),
+            "input": self.input,
+            "normalised by": _pairs(said.get("normalise")),
+            "recipe": dict(leaves(said.get("recipe") or said.get(RECIPE_KEY) or {})),
+            "version": {"volpipe": said.get("version"), "python": said.get("python"), **(said.get("packages") or {})},
+            "devices": ", ".join(run.get("devices") or []),
+        }
+        return dict(_texts(values))
+
+
+def _pairs(values: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in (values or {}).items())
+
+
+def _texts(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:  # Any: JSON
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _texts(value, f"{prefix}{name} ")
+        elif value not in (None, ""):
+            yield f"{prefix}{name}", str(value)
+
+
+def _of(tree: Any, *keys: str) -> Any:  # Any: JSON
+    """Return what stands under `keys` in `tree`, one inside the other; None where there is nothing."""
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def makings_of(volume: Volume) -> tuple[Making, ...]:
+    """Return how `volume` was made, and what it was made of, itself first; () where it says nothing."""
+    makings: list[Making] = []
+    current: Volume | None = volume
+    while current is not None and len(makings) < MOST_MAKINGS:
+        making = _making(current)
+        if making is None:
+            break
+        makings.append(making)
+        try:
+            current = making.open_input() if making.input else None
+        except (VolpipeError, OSError, TypeError):  # gone, or described by another version
+            current = None
+    return tuple(makings)
+
+
+def _making(volume: Volume) -> Making | None:
+    """Return how a volume was made, by the innermost group around it that says so."""
+    for place in _groups(volume):
+        said = read_provenance(place)
+        if "input" in said and ("recipe" in said or RECIPE_KEY in said):
+            return Making(str(place), volume.spatial_shape, said)
+    return None
+
+
+def _groups(volume: Volume) -> Iterator[Location]:
+    """Yield the array's own folder and those around it, up to the container."""
+    place, container = volume.folder, absolute(volume.path)
+    yield place
+    while place != container and place.parent != place:
+        place = place.parent
+        yield place
+
+
+def check_same_input(a: Volume, b: Volume, made_a: Sequence[Making], made_b: Sequence[Making]) -> list[str]:
+    """Refuse outputs of different inputs, or of other parts of one; return what cannot be known, in sentences.
+
+    Raises:
+        PlanError: with what both were made of.
+    """
+    for name, volume, made in (("A", a, made_a), ("B", b, made_b)):
+        if not made or not made[0].fingerprint:
+            return [f"{name} says nothing of its input, so that both may be of different ones: {volume}"]
+    of_a, of_b = ([making.fingerprint for making in made] for made in (made_a, made_b))
+    if not set(of_a) & set(of_b):
+        raise PlanError(
+            f"A was made of {made_a[-1].input}, B of {made_b[-1].input}, and these are not the same: fingerprints "
+            f"{short_hash(of_a[-1])} and {short_hash(of_b[-1])}; compare outputs of one input, or give --any-input"
+        )
+    for one, other in zip(made_a, made_b, strict=False):
+        if one.roi != other.roi and one.fingerprint == other.fingerprint:
+            raise PlanError(
+                f"A shows the box {one.roi} of its input, B {other.roi}: {a} and {b}; give --any-input to compare "
+                "them voxel by voxel all the same"
+            )
+    return []
+
+
+def shared_input(made_a: Sequence[Making], made_b: Sequence[Making]) -> int | None:
+    """Return which making of A names the input that both have, the last one; None where there is none."""
+    of_b = {making.fingerprint for making in made_b}
+    return next((i for i in reversed(range(len(made_a))) if made_a[i].fingerprint in of_b), None)
+
+
+def differing(made_a: Sequence[Making], made_b: Sequence[Making]) -> list[Row]:
+    """Return what was done otherwise: what it is, and what A and B say; of what they were made of too, if not alike.
+
+    Where one says nothing, all that the other says differs.
+    """
+    rows: list[Row] = []
+    for depth, (one, other) in enumerate(zip_longest(made_a, made_b)):
+        if one is not None and other is not None and one.place == other.place:
+            break  # from here on both are the same
+        prefix = "its input: " * depth
+        of_a, of_b = ({} if making is None else making.facts() for making in (one, other))
+        names = list(dict.fromkeys([*of_a, *of_b]))
+        pairs = ((f"{prefix}{name}", of_a.get(name, ABSENT), of_b.get(name, ABSENT)) for name in names)
+        rows += [row for row in pairs if row[1] != row[2]]
+    return rows

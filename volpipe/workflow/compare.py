@@ -1,0 +1,409 @@
+"""Outputs to compare, one with one or many with many: those of two batches, or of the stages of two flows.
+
+Not here: how two outputs are compared (evaluation.compare_driver). Of an output that is not complete nothing is
+compared: what is not written yet reads as zeros.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import volpipe
+from volpipe.blockwise.loop import perform
+from volpipe.blockwise.pool import Start
+from volpipe.blockwise.work import Ended, Steps, Together
+from volpipe.errors import PlanError
+from volpipe.evaluation.compare import Comparison
+from volpipe.evaluation.compare_driver import ComparisonResult, ComparisonRow, ComparisonWork, write_json
+from volpipe.evaluation.compare_lines import ROW_COLUMNS
+from volpipe.evaluation.compare_page import MOST_SHOWN, page_of_many
+from volpipe.evaluation.limits import Limit
+from volpipe.reporting.page import Page
+from volpipe.reporting.render import write_page
+from volpipe.runs.presence import Presence
+from volpipe.runs.provenance import read_provenance
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.verify import check_present
+from volpipe.runs.work import SILENT, HeldWork, Listener, Options, check_kind
+from volpipe.tables import html_table
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.metadata import write_json as store
+from volpipe.volumes.storage.paths import delete
+from volpipe.volumes.volume import absolute, open_volume
+from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
+from volpipe.workflow.entries import Entry, find_entries, find_work, is_done
+
+AT_ONCE = 8  # pairs at work at a time: the tail of one is filled by the next
+MOST_NAME = 60  # characters of a place in the name of a folder
+COMPARISONS_FILE = "comparisons.json"  # in the folder of many comparisons: what is compared
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two outputs to compare, by the name of their dataset or stage."""
+
+    name: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Outputs of two batches or flows.
+
+    Attributes:
+        pairs: complete in both.
+        only_a, only_b: names of what one of them has alone.
+        incomplete: names of what both have, and why it cannot be compared.
+    """
+
+    pairs: tuple[Pair, ...] = ()
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+    incomplete: tuple[tuple[str, str], ...] = ()
+
+
+def find_pairs(a: str, b: str) -> Pairs | None:
+    """Return the pairs of two batches, or of the stages of two flows; None where `a` and `b` are outputs themselves.
+
+    Raises:
+        PlanError: one is a batch or a flow and the other is not, or datasets cannot be told apart.
+    """
+    batches = [find_batch(place) for place in (a, b)]
+    for place, batch in zip((a, b), batches, strict=True):
+        if batch is None and place.lower().endswith(".toml") and "://" not in place:
+            raise PlanError(f"{place}: no batch of that name was begun; `volpipe batch {place}` runs it")
+    if batches[0] is not None and batches[1] is not None:
+        return _of_batches(read_table(batches[0]) or [], read_table(batches[1]) or [])
+    entries = [find_entries(place) if batch is None else None for place, batch in zip((a, b), batches, strict=True)]
+    if entries[0] is not None and entries[1] is not None:
+        return _of_stages("", entries[0], entries[1])
+    words = [
+        "a batch" if batch is not None else "a folder of stages" if stages is not None else ""
+        for batch, stages in zip(batches, entries, strict=True)
+    ]
+    if words[0] or words[1]:
+        one, other = (word or "one output" for word in words)
+        raise PlanError(f"A is {one}, B {other}: {a} and {b}; compare two of a kind")
+    return None
+
+
+def _of_batches(rows_a: Sequence[DatasetRow], rows_b: Sequence[DatasetRow]) -> Pairs:
+    """Return the pairs of datasets with the same input, or else the same name of the output."""
+    named = _named(rows_a, rows_b)
+    if named is None:
+        raise PlanError(
+            "datasets cannot be told apart: several of a batch have one volume, one recipe and one name of the output; "
+            "compare their outputs one by one"
+        )
+    of_a, of_b = named
+    result = Pairs()
+    for name in of_a.keys() & of_b.keys():
+        result = _joined(result, _of_rows(name, of_a[name], of_b[name]))
+    only = Pairs(only_a=tuple(sorted(of_a.keys() - of_b)), only_b=tuple(sorted(of_b.keys() - of_a)))
+    return _sorted(_joined(result, only))
+
+
+def _named(
+    rows_a: Sequence[DatasetRow], rows_b: Sequence[DatasetRow]
+) -> tuple[dict[str, DatasetRow], dict[str, DatasetRow]] | None:
+    """Return the datasets of both by names that tell them apart; None where there are none."""
+    for key in (_by_volume, _by_recipe, _by_output):
+        of_a, of_b = ({key(row): row for row in rows} for rows in (rows_a, rows_b))
+        if len(of_a) == len(rows_a) and len(of_b) == len(rows_b):
+            return of_a, of_b
+    return None
+
+
+def _by_volume(row: DatasetRow) -> str:
+    return str(paths.locate(row.volume))
+
+
+def _by_recipe(row: DatasetRow) -> str:
+    return f"{_by_volume(row)} ({row.recipe})"
+
+
+def _by_output(row: DatasetRow) -> str:
+    return f"{_by_volume(row)} ({paths.locate(row.out).name})"
+
+
+def _of_rows(name: str, a: DatasetRow, b: DatasetRow) -> Pairs:
+    reasons = [
+        f"{which} is not complete: {row.ended}{f', {row.reason}' if row.reason else ''}"
+        for which, row in (("A", a), ("B", b))
+        if not row.is_complete
+    ]
+    if reasons:
+        return Pairs(incomplete=((name, "; ".join(reasons)),))
+    entries = find_entries(a.out), find_entries(b.out)
+    if entries[0] is not None and entries[1] is not None:
+        return _of_stages(f"{name} ", entries[0], entries[1])
+    return Pairs((Pair(name, a.out, b.out),))
+
+
+def _of_stages(prefix: str, stages_a: Sequence[Entry], stages_b: Sequence[Entry]) -> Pairs:
+    """Return the pairs of the stages of one name that make a volume."""
+    of_a, of_b = ({e.name: e for e in stages if e.kind != "evaluate"} for stages in (stages_a, stages_b))
+    pairs, incomplete = list[Pair](), list[tuple[str, str]]()
+    for name in of_a.keys() & of_b.keys():
+        lacking = [which for which, entry in (("A", of_a[name]), ("B", of_b[name])) if not is_done(entry)]
+        if lacking:
+            incomplete.append((f"{prefix}{name}", f"{' and '.join(lacking)} {_is(lacking)} not complete"))
+        else:
+            pairs.append(Pair(f"{prefix}{name}", of_a[name].out, of_b[name].out))
+    only = [
+        tuple(f"{prefix}{name}" for name in one.keys() - other.keys()) for one, other in ((of_a, of_b), (of_b, of_a))
+    ]
+    return _sorted(Pairs(tuple(pairs), only[0], only[1], tuple(incomplete)))
+
+
+def _is(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _joined(one: Pairs, other: Pairs) -> Pairs:
+    return Pairs(
+        one.pairs + other.pairs, one.only_a + other.only_a, one.only_b + other.only_b,
+        one.incomplete + other.incomplete,
+    )  # fmt: skip
+
+
+def _sorted(pairs: Pairs) -> Pairs:
+    """Return `pairs` in the order of their names, whatever that of the sets they came from."""
+    return Pairs(
+        tuple(sorted(pairs.pairs, key=lambda pair: pair.name)), tuple(sorted(pairs.only_a)),
+        tuple(sorted(pairs.only_b)), tuple(sorted(pairs.incomplete)),
+    )  # fmt: skip
+
+
+def check_complete(name: str, output: str) -> None:
+    """Refuse an output that is not complete, as far as its run or its attributes say.
+
+    Raises:
+        PlanError: naming it, as the one that is called `name`.
+        RunError: files of it are gone.
+    """
+    place = absolute(open_volume(output).path)
+    work = find_work(RunFolder.find(str(place)))
+    if work is not None and not isinstance(place, Path) and paths.locate(work.plan.out) != place:
+        work = None  # in this folder, by the same name, of another output in a bucket
+    missing = int((read_provenance(place).get("run") or {}).get("missing") or 0)
+    if (work is not None and not work.is_complete) or (work is None and missing):
+        parts = len(work.progress().missing) if work is not None else missing
+        why = f"{parts:,} of its parts failed" if parts else "its run is not done"
+        raise PlanError(
+            f"{name} is not complete, {why}: {output}; what is missing reads as zeros: give its own command again first"
+        )
+    if work is not None:
+        check_present(str(place), work.shards())  # which may have been moved
+
+
+def pair_name(a: str, b: str) -> str:
+    """Return a name of two places, by the parts at their ends that tell them apart."""
+    one, other = ([place.stem, *(parent.name for parent in place.parents)] for place in map(paths.locate, (a, b)))
+    depth = next((i for i, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), 0)
+    names = ["_".join(reversed(parts[: depth + 1])) for parts in (one, other)]
+    return "_".join(re.sub(r"[^\w.-]+", "_", name)[-MOST_NAME:] for name in dict.fromkeys(names))
+
+
+# ---- many
+
+
+@dataclass(repr=False)
+class ComparisonTable:
+    """How the outputs of two batches, or of the stages of two flows, differ.
+
+    Attributes:
+        a, b: the batches.
+        rows: those that were compared, images and labels each in the order of how much differs, the most first; then
+            those that were not.
+        only_a, only_b: names of what one has alone.
+        limits: that were given.
+    """
+
+    a: str
+    b: str
+    rows: list[ComparisonRow]
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every output of both was compared."""
+        return bool(self.rows) and not self.only_a and not self.only_b and all(self._is_whole(row) for row in self.rows)
+
+    @staticmethod
+    def _is_whole(row: ComparisonRow) -> bool:
+        return row.result is not None and row.result.is_whole
+
+    @property
+    def violations(self) -> list[str]:
+        """A sentence for each limit that is violated, with the dataset, and for each that no dataset has."""
+        sentences = [f"{row.name}: {line}" for row in self.rows if row.result for line in row.result.violations]
+        used = {limit for row in self.rows if row.result for limit in row.result.limits}
+        return sentences + [f"{limit}: nothing that was compared has it" for limit in self.limits if limit not in used]
+
+    @property
+    def is_within(self) -> bool:
+        """Whether all was compared, and no limit is violated."""
+        return self.is_whole and not self.violations
+
+    def __repr__(self) -> str:
+        return f"<ComparisonTable: A {self.a}, B {self.b}, {len(self.rows)} outputs>"
+
+    def _repr_html_(self) -> str:
+        return html_table(ROW_COLUMNS, (row.line for row in self.rows))
+
+    def to_json(self) -> dict[str, object]:
+        """Return the same as JSON values; infinity and NaN are None."""
+        rows = [
+            {"name": row.name, "reason": row.reason, "a": row.a, "b": row.b}
+            | ({} if row.result is None else {"comparison": row.result.to_json()})
+            for row in self.rows
+        ]
+        return {
+            "version": volpipe.__version__,
+            "a": self.a,
+            "b": self.b,
+            "outputs": rows,
+            "only_a": list(self.only_a),
+            "only_b": list(self.only_b),
+            "limits": [str(limit) for limit in self.limits],
+            "violations": self.violations,
+            "is_within": self.is_within,
+        }
+
+    def write_json(self, file: str | Path) -> None:
+        """Write what `to_json` returns to `file`, whole or not at all."""
+        write_json(file, self.to_json())
+
+    def page(self, most: int = MOST_SHOWN) -> Page:
+        """Return the page, with pictures of the `most` outputs that changed most."""
+        only = (self.only_a, self.only_b)
+        return page_of_many(self.a, self.b, self.rows, only=only, violations=self.violations, most=most)
+
+    def write_page(self, file: str | Path) -> None:
+        """Write the page, with pictures of what changed most, to `file`, whole or not at all."""
+        write_page(self.page(), Path(file))
+
+
+Plan = Callable[[str, str], Comparison]  # of two outputs
+
+
+@dataclass
+class PairWork:
+    """The comparison of one pair; it is planned when its turn comes."""
+
+    pair: Pair
+    plan: Plan
+    folder: RunFolder
+    options: Options
+    limits: tuple[Limit, ...]
+    listener: Listener = SILENT
+
+    @property
+    def name(self) -> str:
+        return self.pair.name
+
+    def steps(self) -> Steps[ComparisonResult]:
+        """Compare what is not compared yet, and return how both differ; limits that others have are left out."""
+        comparison = self.plan(self.pair.a, self.pair.b)
+        limits = tuple(limit for limit in self.limits if comparison.kind in limit.measure.kinds)
+        for limit in limits:
+            limit.check(comparison)
+        return (yield from ComparisonWork(comparison, self.folder, self.options, self.listener, limits).steps())
+
+
+class PairsWork(HeldWork[ComparisonTable]):
+    """The comparisons of many pairs, side by side on one pool; an error of one stops no other."""
+
+    def __init__(
+        self, a: str, b: str, pairs: Pairs, plan: Plan, folder: RunFolder, options: Options,
+        limits: tuple[Limit, ...], on_pair: Callable[[int, int], None],
+    ) -> None:  # fmt: skip
+        self.a, self.b, self.pairs, self.plan, self.folder = a, b, pairs, plan, folder
+        self.options, self.limits, self.on_pair = options, limits, on_pair
+        self.rows: dict[str, ComparisonRow] = {}
+
+    def page(self, *, with_pictures: bool = True) -> Page:
+        """Return the page of what is compared so far; see `HeldWork`."""
+        return self._table().page(MOST_SHOWN if with_pictures else 0)
+
+    def claim(self) -> None:
+        """Refuse a folder of other work."""
+        check_kind(self.folder, COMPARISONS_FILE)
+        store(self.folder.path / COMPARISONS_FILE, {"a": self.a, "b": self.b})
+
+    def held_steps(self, name: str, presence: Presence) -> Steps[ComparisonTable]:
+        """Compare what is not compared yet; see `HeldWork`."""
+
+        def keep(ended: Ended[Any]) -> None:  # Any: how two outputs differ
+            assert isinstance(ended.work, PairWork)
+            pair, result = ended.work.pair, ended.result
+            reason = result.open_reason if result is not None else str(ended.error)
+            self.rows[pair.name] = ComparisonRow(pair.name, pair.a, pair.b, result, reason)
+            self.on_pair(len(self.rows), len(self.pairs.pairs))
+
+        yield Together(self._works(), keep, at_once=AT_ONCE)
+        return self._table()
+
+    def _table(self) -> ComparisonTable:
+        incomplete = [ComparisonRow(name, reason=why) for name, why in self.pairs.incomplete]
+        rows = _most_first([*self.rows.values(), *incomplete])
+        return ComparisonTable(self.a, self.b, rows, self.pairs.only_a, self.pairs.only_b, self.limits)
+
+    def _works(self) -> Iterator[PairWork]:
+        for number, pair in enumerate(self.pairs.pairs, 1):
+            folder = RunFolder(self.folder.path / f"{number:05}.run")
+            yield PairWork(pair, self.plan, folder, self.options, self.limits)
+
+
+def _most_first(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """Return `rows` of each kind in the order of how much differs, those that were not compared last."""
+
+    def key(row: ComparisonRow) -> tuple[object, ...]:
+        kind = row.result.plan.kind if row.result is not None and row.rank else "~"
+        return kind, tuple(-value for value in row.rank), row.name
+
+    return sorted(rows, key=key)  # of a kind, ranks are alike
+
+
+def compare_pairs(
+    a: str,
+    b: str,
+    pairs: Pairs,
+    plan: Plan,
+    start: Start,
+    folder: RunFolder,
+    *,
+    limits: tuple[Limit, ...] = (),
+    on_pair: Callable[[int, int], None] = lambda done, num: None,
+    on_end: Callable[[ComparisonTable], None] = lambda table: None,
+    **options: Any,
+) -> ComparisonTable:
+    """Compare all pairs on one pool, and return how they differ; `folder` goes when all is compared.
+
+    Args:
+        plan: returns the comparison of two outputs.
+        start: starts the workers once, and stops them on every way out.
+        folder, options: as of `FolderWork`, for each pair.
+        limits: how much any two may differ; each counts for those that have it.
+        on_pair: called with the number of pairs that are done, and of all.
+        on_end: called with the result before the folder goes.
+
+    Raises:
+        RunError: another driver is at work on it.
+        SiteError: the site cannot be used.
+    """
+    work = PairsWork(a, b, pairs, plan, folder, Options(**options), limits, on_pair)
+    table = perform(work, partial(start, folder.parsl))
+    on_end(table)
+    if all(row.result is None or row.result.is_whole for row in table.rows):
+        delete(folder.path)
+    return table
