@@ -426,6 +426,15 @@ def test_a_folder_with_another_run_is_refused(folder: Path) -> None:
         run(flow_plan(folder, TWO))
 
 
+def test_a_volume_that_changed_is_refused_and_no_update_is_offered_that_stages_do_not_have(folder: Path) -> None:
+    run(flow_plan(folder, TWO))
+    shutil.rmtree(folder / "in.n5")
+    write_volume(folder / "in.n5", noise(SHAPE, seed=5), chunk=8)
+    with pytest.raises(RunError, match="has changed since this output was begun") as refused:
+        run(flow_plan(folder, TWO))
+    assert "--update" not in str(refused.value)
+
+
 def test_the_listener_hears_of_each_stage_in_order(folder: Path) -> None:
     heard: list[str] = []
     listener = FlowListener(

@@ -87,7 +87,7 @@ class Options:
         tolerated: share of units that may fail; see `Phase`.
         same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
         is_outside: whether others may change the volume: not that which earlier work of ours writes.
-        update: compute again what rests on voxels of the input that have changed.
+        update: compute again what rests on voxels of the input that have changed; None where the command has no update.
         measure_again: with `update`, measure the volume again, and compute everything.
         adopt: with `update`, blocks to be computed and compared before an output is taken as made of the input as it
             is now, where an earlier version did not note what blocks read; 0: it is computed again.
@@ -100,7 +100,7 @@ class Options:
     tolerated: float = TOLERATED_SHARE
     same_input: bool = False
     is_outside: bool = True
-    update: bool = False
+    update: bool | None = None
     measure_again: bool = False
     adopt: int = 0
 
@@ -425,10 +425,8 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     Attributes:
         what, goes_on: the work and its command, in refusals.
-        can_update: whether it can tell what rests on an input that has changed.
     """
 
-    can_update: ClassVar[bool] = False
     what: ClassVar[str]
     goes_on: ClassVar[str]
 
@@ -447,6 +445,11 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     @property
     def name(self) -> str:
         return self.plan.out
+
+    @property
+    def can_update(self) -> bool:
+        """Whether the command could update what rests on an input that has changed."""
+        return False
 
     def volumes(self) -> dict[str, Volume]:
         """Return what the work reads, by what it is."""
@@ -636,7 +639,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             self.plan.out,
             same_input=options.same_input,
             is_outside=options.is_outside,
-            is_update=options.update,
+            is_update=bool(options.update),
             can_update=self.can_update,
         )
 

@@ -167,7 +167,6 @@ class RunWork(OutputWork[Plan, Report]):
     what: ClassVar[str] = "run"
     goes_on: ClassVar[str] = "volpipe run"
     kinds: ClassVar[Kinds] = RESULTS
-    can_update: ClassVar[bool] = True
     updates: tuple[Updated, ...] = ()  # of this session
 
     def volumes(self) -> dict[str, Volume]:
@@ -182,6 +181,11 @@ class RunWork(OutputWork[Plan, Report]):
     def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
         """Yield what the journal has that no update took back, numbered as the plan has it; see `FolderWork`."""
         return standing_records(self.journal, self.kinds, self.plan.identity, grids_of(self.plan))
+
+    @property
+    def can_update(self) -> bool:
+        """Whether the command could update it; see `OutputWork`."""
+        return self.options.update is not None and not self.plan.needs_scan
 
     def standing_units(self) -> Iterator[Unit] | None:
         """Return the units that are done where an update took others back; see `FolderWork`."""
