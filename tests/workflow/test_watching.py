@@ -38,7 +38,7 @@ from volpipe.runs.worker import Inferred
 from volpipe.training.logs import TrainingPace, read_pace
 from volpipe.volumes.storage.lock import held
 from volpipe.workflow.batch_table import DatasetRow, Table
-from volpipe.workflow.execute import find_work
+from volpipe.workflow.entries import find_work
 from volpipe.workflow.status import Observer, Status, find_status
 
 NET = """

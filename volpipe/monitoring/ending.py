@@ -11,6 +11,7 @@ from typing import Literal
 
 from volpipe.blockwise.work import Observer, Place, Works
 from volpipe.errors import RunStopped, VolpipeError
+from volpipe.reporting.page import REPORT
 from volpipe.runs.report import WorkReport
 from volpipe.runs.work import HeldWork
 from volpipe.training.driver import TrainingResult
@@ -22,7 +23,6 @@ from volpipe.workflow.execute import FlowReport
 State = Literal["running", "complete", "incomplete", "stopped", "interrupted", "refused", "failed"]
 """complete: nothing is missing of what was asked for · incomplete: it came to its end, and parts are missing · stopped:
 too much failed · interrupted: somebody stopped it · refused: nothing began · failed: a fault that nobody foresaw."""
-REPORT = "report.html"  # in the folder of a work
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from disturbance import Slow
 
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.inference.output import LEFT_BEHIND
+from volpipe.reporting.page import REPORT
 
 END_SECONDS = 240
 GONE_SECONDS = 25  # orphans end after a heartbeat's threshold of 10 s
@@ -110,6 +111,8 @@ class Round:
         """Run one session on a disk that has too little, or may not be written any more."""
         self._end_session()
         used = DISKS[what].format(self.dice.randint(180, 300) if what == "full disk" else self.dice.randint(45, 80))
+        for run in self.slow.runs:  # it alone is larger than the disk is to be
+            (run / REPORT).unlink(missing_ok=True)
         with contextlib.suppress(subprocess.CalledProcessError):  # it holds more already
             remount(used)
         self._session(what)
