@@ -23,8 +23,9 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, gather, store_selection
 from volpipe.inference.statistics import Statistics, affine, join, needs_histogram, needs_measuring
+from volpipe.runs.output_work import OutputWork
 from volpipe.runs.updates import updates_in
-from volpipe.runs.work import OutputWork, WorkSession
+from volpipe.runs.work import WorkSession
 from volpipe.runs.worker import RESULTS, Cells, Job, submitter
 
 Work = OutputWork[Plan, Any]  # Any: the report of a run

@@ -37,13 +37,14 @@ from volpipe.reporting.comparison import Subject
 from volpipe.reporting.histogram import sizes_chart
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
+from volpipe.runs.output_work import OutputWork
 from volpipe.runs.planned import Planned
 from volpipe.runs.provenance import is_sealed, seal, stored_offsets
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import OutputSchedule
 from volpipe.runs.verify import Recomputed, Verdict, judge, written
-from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkSession
+from volpipe.runs.work import SILENT, Listener, Options, WorkSession
 from volpipe.segmentation import tasks
 from volpipe.segmentation.agglomerate import bytes_needed
 from volpipe.segmentation.estimate import forecast_labels

@@ -46,6 +46,7 @@ from volpipe.reporting.comparison import Subject
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.growth import follow, grids_of, grown_plan
+from volpipe.runs.output_work import OutputWork
 from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import known_normalisation, measured, scan_stage, scanned
@@ -57,7 +58,7 @@ from volpipe.runs.seams import Score, profile_items, seam_scores
 from volpipe.runs.update import Update, with_due
 from volpipe.runs.updates import Updated, standing_records, updates_in
 from volpipe.runs.verify import Recomputed, Shard, check_present, recompute
-from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkSession
+from volpipe.runs.work import SILENT, Listener, Options, WorkSession
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.units import count, shape

@@ -15,10 +15,10 @@ from volpipe.blockwise.journal import Totals, read_records
 from volpipe.errors import RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
+from volpipe.runs.output_work import OutputWork
 from volpipe.runs.provenance import RUN_KEY, is_sealed, read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import check_present
-from volpipe.runs.work import OutputWork
 from volpipe.volumes.identity import changes, identify, is_alike, read_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume

@@ -26,8 +26,9 @@ from volpipe.evaluation.evaluate import Evaluation
 from volpipe.inference.output import planned_volume
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME
+from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, OutputWork
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options
 from volpipe.segmentation.driver import SegmentWork, check_memory
 from volpipe.segmentation.estimate import SegmentTimes, SegmentTrial, calibrate_segmentation
 from volpipe.segmentation.plan import SegmentPlan

@@ -21,10 +21,11 @@ from volpipe.geometry.grid import Triple, triple
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.training import LOSSES
+from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.update import compare
-from volpipe.runs.work import JournalAccount, OutputWork
+from volpipe.runs.work import JournalAccount
 from volpipe.runs.worker import SELECTION_FILE
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.training.driver import newest_step

@@ -1,0 +1,332 @@
+"""Work that makes the volume of a plan: its output and folder claimed, begun, closed, verified and shown alike.
+
+Not here: work in general (work), or what makes the voxels (workflow.driver, segmentation.driver).
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from volpipe.blockwise.feed import Feed
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.stage import Schedule
+from volpipe.blockwise.work import POOL, RELEASED, Steps
+from volpipe.errors import RunError
+from volpipe.geometry.grid import Box
+from volpipe.inference.output import remove_leftovers
+from volpipe.inference.output_plan import OutputPlan
+from volpipe.reporting.comparison import Subject, slices_of
+from volpipe.reporting.overview import main_picture, overview_of, small_picture
+from volpipe.reporting.page import Draft, Item, Note, Picture
+from volpipe.runs.pages import (
+    Parts,
+    Taken,
+    output_line,
+    planned_sheet,
+    provenance_facts,
+    recipe_facts,
+    volume_line,
+)
+from volpipe.runs.planned import Planned
+from volpipe.runs.provenance import begin_session, recognise
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.verify import (
+    Recomputed,
+    Shard,
+    Verdict,
+    check_files,
+    check_present,
+    has_lost_files,
+    metadata_of,
+    written,
+)
+from volpipe.runs.work import (
+    PLAIN,
+    QUICK_BYTES,
+    SILENT,
+    FolderWork,
+    Listener,
+    Options,
+    WorkSession,
+    check_kind,
+)
+from volpipe.volumes.identity import Identity, store_identities
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.object_store import Remote, try_writing
+from volpipe.volumes.volume import Volume
+
+log = logging.getLogger(__name__)
+
+P = TypeVar("P", bound=OutputPlan)
+R = TypeVar("R")
+
+
+class OutputWork(FolderWork[R], Generic[P, R]):
+    """Work that makes the volume of a plan; arguments as of `FolderWork`.
+
+    Attributes:
+        what, goes_on: the work and its command, in refusals.
+    """
+
+    what: ClassVar[str]
+    goes_on: ClassVar[str]
+
+    def __init__(
+        self,
+        plan: P,
+        options: Options = PLAIN,
+        listener: Listener = SILENT,
+        feed: Feed | None = None,
+        folder: RunFolder | None = None,
+    ) -> None:
+        super().__init__(folder or RunFolder.from_output(paths.locate(plan.out)), options, listener, feed)
+        self.plan = plan
+        self.inputs: dict[str, Identity] = {}
+
+    @property
+    def name(self) -> str:
+        return self.plan.out
+
+    @property
+    def can_update(self) -> bool:
+        """Whether the command could update what rests on an input that has changed."""
+        return False
+
+    def volumes(self) -> dict[str, Volume]:
+        """Return what the work reads, by what it is."""
+        return {"volume": self.plan.source.volume()}
+
+    @property
+    def remark(self) -> str:
+        """What else there is to say of it when it is complete."""
+        return ""
+
+    def facts(self) -> dict[str, str]:
+        """Return what there is to say in the report's summary of how the output is made."""
+        return {}
+
+    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
+        """Return what this work says of itself in its report; see `FolderWork`."""
+        plan, remark = self.plan, self.remark if is_complete else ""
+        planned = Planned.load(self.folder.path, plan.identity)
+        summary: list[Item] = [planned_sheet(planned, taken.tally, plan, is_complete=is_complete)]
+        facts = {"input": volume_line(plan.source), "output": output_line(plan), **self.facts()}
+        if remark:
+            facts["remark"] = remark
+        origin = [recipe_facts(plan), *provenance_facts(plan)]
+        return Parts(paths.locate(plan.out).name, f"The {self.what} of {plan.source.path}.", facts, summary, (), origin)
+
+    def shards(self) -> list[Shard]:
+        """Return the shards that were written, by the journal, with their checksums."""
+        sums = written(self.records())
+        boxes = {(level, number): self.plan.shards(level).box(number) for level, number in sums}
+        return [Shard(key[0], box, self.stored_box(box), sums[key]) for key, box in boxes.items()]
+
+    def stored_box(self, box: Box) -> Box:
+        """Return `box` of the output (z, y, x) in the axes of its arrays."""
+        return box
+
+    def due(self, level: int) -> np.ndarray | None:
+        """Return a flag for each shard of `level`, whether it is written in the end; None where all are."""
+        return None
+
+    @abstractmethod
+    def subject(self, schedule: Schedule) -> Subject | None:
+        """Return output and input for pictures, with what `schedule` says is missing; None before it is known."""
+
+    def main_picture(self, title: str) -> Picture | None:
+        """Return a slice of the whole output, as far as it is written; None before there is one."""
+        subject = self._checked_subject(self.taken().schedule)
+        return None if subject is None else main_picture(subject, title)
+
+    def _checked_subject(self, schedule: Schedule) -> Subject | None:
+        """Return the subject, which knows what was written and is gone."""
+        subject, files = self.subject(schedule), self.folder.journal
+        if subject is None or not files.is_file() or files.stat().st_size > QUICK_BYTES:
+            return subject
+        sums = cache(self._written)
+
+        def is_lost(level: int, number: int) -> bool:
+            return has_lost_files(self.plan.out, self._shard(level, number, sums().get((level, number), "")))
+
+        return replace(subject, is_lost=is_lost)
+
+    def _written(self) -> dict[tuple[int, int], str]:
+        """Return the checksums of shards; none where the journal is damaged, which its tally says."""
+        try:
+            return written(self.records())
+        except RunError:
+            return {}
+
+    def _shard(self, level: int, number: int, sums: str) -> Shard:
+        box = self.plan.shards(level).box(number)
+        return Shard(level, box, self.stored_box(box), sums)
+
+    def thumbnail(self, edge: int) -> tuple[bytes, str] | None:
+        """Return a small slice of the whole output, which is complete, and its media type; None where there is none."""
+        subject = self.subject(self.schedule())
+        if subject is None:
+            return None
+        return small_picture(replace(subject, is_missing=lambda level, shard: False), edge)
+
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
+        """Return slices of input and output; see `FolderWork`."""
+
+        def drawn(draw: Callable[[Subject], Sequence[Item]]) -> Sequence[Item]:
+            subject = self._checked_subject(schedule)
+            return draw(subject) if subject is not None else [Note("Nothing is computed yet.")]
+
+        return [
+            Draft("Slices", lambda: drawn(slices_of), "Slices"),
+            Draft("Overview", lambda: drawn(overview_of), "Overview"),
+        ]
+
+    @abstractmethod
+    def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
+        """Yield random blocks that were computed again, compared with the output as it is stored."""
+
+    def suspects(self) -> tuple[str, ...]:
+        """Return what differs from when the output was made and may be why recomputed blocks differ."""
+        return ()
+
+    def verify(self) -> Verdict:
+        """Read every file of the output, and compare it with what its task noted.
+
+        Raises:
+            RunError: there is no journal, or nothing was written yet.
+        """
+        if not self.folder.journal.is_file():
+            raise RunError(
+                f"{self.folder.path} holds no journal, which alone knows what the output's files should hold; restore "
+                "the folder, or give the command with --fresh to make both again"
+            )
+        shards = self.shards()
+        if not shards:
+            raise RunError(
+                f"the {self.what} in {self.folder.path} has not written anything yet; `{self.goes_on}` goes on"
+            )
+        verdict = check_files(self.plan.out, shards, metadata_of(self.folder), len(self.plan.factors))
+        levels = [(self.due(level), len(self.plan.shards(level))) for level in range(len(self.plan.factors))]
+        num_due = sum(num if due is None else int(due.sum()) for due, num in levels)
+        verdict.num_unwritten = num_due - len(shards)
+        return verdict
+
+    @abstractmethod
+    def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[R]:
+        """Do what is not done yet, and return how that ended."""
+
+    @abstractmethod
+    def closed(self, session: WorkSession, report: R | None) -> R:
+        """Return the report of the session, None where all was done before, after the output is closed."""
+
+    def announce(self) -> None:
+        """Tell of what begins."""
+        self.listener.on_plan(self.plan, self.folder)
+
+    def open_readers(self) -> None:
+        """Let other work read an output that is whole."""
+        for reader in self.readers:
+            shards = self.plan.shards(reader.level)
+            reader.open(shards, range(len(shards)))
+
+    def note_session(self) -> None:
+        """Note that this session works on the output, which is not sealed from then on."""
+        if not self._is_noted:
+            begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
+            self._is_noted = True
+
+    def update_steps(self, session: WorkSession) -> Steps[None]:
+        """Take back what rests on an input that has changed.
+
+        Raises:
+            RunError: it cannot be told what that is.
+        """
+        raise RunError(f"--update is for runs of a net, not for {self.what}s; use --fresh to make it again")
+        yield
+
+    def session_steps(self, session: WorkSession) -> Steps[R]:
+        """Do what is not done yet, and return how that ended."""
+        if self.options.update and self.was_begun:
+            yield from self.update_steps(session)
+        if self.is_complete:
+            check_present(self.plan.out, self.shards())
+            self.open_readers()
+            return self.closed(session, None)
+        self.announce()
+        pool: WorkerPool = yield POOL
+        self.folder.store(self.plan)
+        store_identities(self.folder.inputs, self.inputs)
+        self.note_session()
+        report = yield from self.phases(pool, session)
+        yield RELEASED
+        return self.closed(session, report)
+
+    def claim(self) -> None:
+        """Make sure that folder, output and input are those of this plan; see `FolderWork`."""
+        out, options = paths.locate(self.plan.out), self.options
+        self.check_free()
+        if isinstance(out, Remote):
+            try_writing(out)
+        if options.fresh:
+            self.clear()
+        self.check_same()
+        if not paths.exists(out) and self.shards():
+            raise RunError(
+                f"the journal in {self.folder.path} speaks of an output that is gone; use --fresh to start over"
+            )
+        self.inputs = recognise(
+            self.folder,
+            self.volumes(),
+            self.plan.out,
+            same_input=options.same_input,
+            is_outside=options.is_outside,
+            is_update=bool(options.update),
+            can_update=self.can_update,
+        )
+
+    def check_free(self) -> None:
+        """Refuse a folder or an output that other work made; see `FolderWork`."""
+        check_kind(self.folder, self.plan.FILE)
+        out = paths.locate(self.plan.out)
+        if paths.exists(out) and not self.is_begun:
+            raise RunError(f"{out} exists and no {self.what} in {self.folder.path} made it; choose another --out")
+
+    def check_same(self) -> None:
+        """Refuse to go on with another recipe or input: two outputs would be mixed."""
+        self.folder.check_same(self.plan, self.what)
+
+    def check_source(self, source: FolderWork[Any], called: str) -> None:
+        """Refuse an output that was made of one that is gone: it would be of another input."""
+        if self.is_begun and not source.is_begun:
+            raise RunError(
+                f"it is not complete, but stage {called}, which needs it, was begun: {source.name} or its run was "
+                f"taken away; put it back, delete {self.plan.out} and {self.folder.path} as well, or use --fresh to "
+                "start all stages over"
+            )
+
+    def clear(self) -> None:
+        """Delete the output, and then what the folder has of it: without, nobody would know any more whose it is."""
+        paths.delete(paths.locate(self.plan.out))
+        self.folder.clear()
+
+    @property
+    def is_begun(self) -> bool:
+        return (self.folder.path / self.plan.FILE).is_file()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do, as far as the journal says."""
+        old = self.folder.load(type(self.plan))
+        return old is not None and old.identity == self.plan.identity and self.resumed()[0].is_complete
+
+    def clean(self) -> None:
+        """Delete what killed writers left in the output."""
+        for path in remove_leftovers(paths.locate(self.plan.out)):
+            log.info("deleted %s, which a killed writer left", path)
