@@ -20,13 +20,13 @@ from inline import Inline, Stopped, perform
 from volumes import fingerprint, noise, windowed, write_volume
 
 import volpipe as vp
-from volpipe.api.batch import BatchListener
 from volpipe.display.cell import Cell
 from volpipe.display.live_batches import showing_rows
 from volpipe.errors import SiteError, VolumeError
 from volpipe.estimation.limits import Limits
 from volpipe.runs import run_folder
 from volpipe.workflow import batch
+from volpipe.workflow.batch import BatchListener
 from volpipe.workflow.batch_table import BatchReport, DatasetRow, Table, read_table
 
 SHAPE = (16, 24, 16)

@@ -6,9 +6,8 @@ Not here: the work (workflow.batch), or printing (cli).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,22 +25,11 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import SUFFIXES
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
-from volpipe.workflow.batch import AT_ONCE, BatchOptions, BatchPlan, OnRow, OnWork, Prepare, execute_batch, plan_batch
+from volpipe.workflow.batch import AT_ONCE, BatchListener, BatchOptions, BatchPlan, Prepare, execute_batch, plan_batch
 from volpipe.workflow.batch_table import BatchReport, batch_folder
 from volpipe.workflow.plan import FlowPlan
 
 Volumes = str | Path | Sequence[str | Path]
-
-
-@dataclass(frozen=True)
-class BatchListener:
-    """Whom a batch tells: of the number of datasets that are planned, of all rows, and how each goes on."""
-
-    on_dataset: Callable[[int, int], None] = lambda number, count: None
-    on_plan: Callable[[BatchPlan], None] = lambda plan: None
-    on_begin: OnRow = lambda number, row: None
-    on_end: OnRow = lambda number, row: None
-    on_progress: OnWork = lambda number, stage, progress: None
 
 
 def batch(
@@ -86,29 +74,24 @@ def batch(
         listener: whom to tell, in place of what is shown.
         metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
 
-    Returns:
-        A row for each dataset; those that failed say why.
+    Returns: a row for each dataset; those that failed say why.
 
     Raises:
         BatchError: with all that is wrong with any of the datasets; nothing was written.
         SiteError, RunError: the site cannot be used; another driver is at work on the batch.
     """
-    tree, place = _batch_of(volumes, recipe, out)
-    folder = RunFolder(batch_folder(place))
+    tree, folder = _batch_of(volumes, recipe, out)
     start, name = site_of(site, None if dry_run else folder)
     options = BatchOptions(
-        fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input,
         at_once=at_once or tree.at_once or AT_ONCE,
+        fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input,
     )  # fmt: skip
     prepare = partial(_plan, settings=settings, trust_model=trust_model, search_path=search_path or Path.cwd())
     with monitored(metrics, "batch", recipe), _listening(progress, listener) as hears:
         plan = _planned(tree, folder, prepare, options, hears, parents=parents)
         if dry_run:
             return BatchReport(plan.rows, plan.folder.path, notes=plan.notes)
-        return execute_batch(
-            plan, start, prepare,
-            options=options, on_begin=hears.on_begin, on_end=hears.on_end, on_progress=hears.on_progress,
-        )  # fmt: skip
+        return execute_batch(plan, start, prepare, options, hears)
 
 
 def _planned(
@@ -140,8 +123,8 @@ def _listening(progress: bool | None, listener: BatchListener | None) -> Iterato
             yield BatchListener(shown.plan, lambda plan: shown.begin(plan.rows), shown.start, shown.end, shown.move)
 
 
-def _batch_of(volumes: Volumes, recipe: str | Path | None, out: str | Path | None) -> tuple[Batch, Location]:
-    """Return the batch that the arguments describe, and the place that it is named after."""
+def _batch_of(volumes: Volumes, recipe: str | Path | None, out: str | Path | None) -> tuple[Batch, RunFolder]:
+    """Return the batch that the arguments describe, and its folder."""
     given = [str(volumes)] if isinstance(volumes, str | Path) else [str(volume) for volume in volumes]
     files = [name for name in given if name.endswith(".toml") and "://" not in name]
     if files and len(given) > 1:
@@ -150,11 +133,11 @@ def _batch_of(volumes: Volumes, recipe: str | Path | None, out: str | Path | Non
     changes = {key: value for key, value in changes.items() if value is not None}
     if files:
         file = Path(files[0]).expanduser()
-        return load_batch(file).model_copy(update=changes), paths.locate(file)
+        return load_batch(file).model_copy(update=changes), RunFolder(batch_folder(paths.locate(file)))
     if out is None:
         raise RecipeError("a batch needs a place for its outputs; give a folder or a name with {stem}: -o restored/")
     tree = Batch(volumes=tuple(given), **changes)
-    return tree, home(tree.out)
+    return tree, RunFolder(batch_folder(home(tree.out)))
 
 
 def _plan(dataset: Dataset, settings: Sequence[str], trust_model: bool, search_path: Path) -> Plan | FlowPlan:

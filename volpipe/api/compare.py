@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from volpipe.api.arguments import site_of
 from volpipe.api.progress import progress_shown
@@ -47,14 +48,12 @@ def compare(
 ) -> ComparisonResult | ComparisonTable:
     """Compare two outputs of one input, or those of two batches, block by block on the site's workers.
 
-    What they say of themselves tells labels from images: those of `segment` are labels, those of `run` what its recipe
-    says; of other volumes, whole numbers of more than 16 bits are labels. Labels are compared as objects: their numbers
-    mean nothing. The same call again goes on where an interrupted one stopped.
+    Outputs say themselves whether they hold labels; of other volumes, whole numbers of more than 16 bits are. Labels
+    are compared as objects: their numbers mean nothing. The same call again goes on where one was interrupted.
 
     Args:
-        a, b: volumes of one shape, also as reports of runs and segmentations; or files, folders or folders of outputs
-            of two batches; or outputs of two flows, whose stages are compared. Datasets of batches are paired by their
-            volume.
+        a, b: volumes of one shape, or reports of runs and segmentations; files, folders or folders of outputs of two
+            batches, whose datasets are paired by their volume; or outputs of two flows, whose stages are compared.
         labels: compare both as labels of objects, whatever they say; 0 is none.
         roi: box z0:z1,y0:y1,x0:x1 of both that is compared.
         data_range: greatest grey level less least, for the PSNR; by default of whole numbers of 8 and 16 bits.
@@ -63,45 +62,40 @@ def compare(
             (grey levels), voi (bits). What violates one is told by `violations` and `is_within`.
         site: a shipped name, a Python file, or a pool that is started.
         tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
-        json_file: file for the result as JSON.
-        page: file for a page with pictures of the boxes that differ most, HTML.
+        json_file, page: files for the result as JSON, and for an HTML page with pictures of the boxes that differ most.
         progress: show how far one comparison is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second; of many comparisons not.
         on_pair: of many comparisons, called with how many are done, and of how many.
         metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
 
-    Returns:
-        How they differ; boxes that could not be compared are its `missing`, and the same call again tries them.
+    Returns: how they differ; boxes that could not be compared are its `missing`, and the same call again tries them.
 
     Raises:
-        PlanError: they do not fit each other, are not complete or of different inputs, or have nothing that a limit is
-            of; the message has both values.
-        VolpipeError: there is no volume, or the site cannot be used.
-        RunStopped: too many blocks cannot be compared.
+        PlanError: they do not fit each other, are not complete or of one input, or have nothing that a limit is of.
+        VolpipeError, RunStopped: no volume is there, or the site cannot be used; too many blocks cannot be compared.
     """
     one, other = location_of(a, "a"), location_of(b, "b")
-    chosen = tuple(dict.fromkeys(Limit.parse(text) for text in limits))
+    options: dict[str, Any] = {  # Any: as both kinds take them
+        "limits": tuple(dict.fromkeys(map(Limit.parse, limits))),
+        "on_end": partial(_write, json_file, page), "tolerated": tolerate,
+    }  # fmt: skip
     pairs, (start, _) = find_pairs(one, other), site_of(site)
     plan = partial(_planned, labels=labels, roi=roi, data_range=data_range, any_input=any_input)
     folder = RunFolder(Path.cwd() / f"{default_name(one, other)}{'' if pairs is None else '_all'}.run")
-
-    def on_end(result: ComparisonResult | ComparisonTable) -> None:
-        if json_file is not None:
-            result.write_json(json_file)
-        if page is not None:
-            result.write_page(page)
-
-    if pairs is None:
-        comparison = plan(one, other)
-        with monitored(metrics, COMPARE), progress_shown(progress, on_progress) as show:
-            return compare_driver.compare(
-                comparison, start, folder,
-                listener=Listener(on_progress=show), limits=chosen, on_end=on_end, tolerated=tolerate,
-            )  # fmt: skip
     with monitored(metrics, COMPARE):
-        return compare_pairs(
-            one, other, pairs, plan, start, folder, limits=chosen, on_pair=on_pair, on_end=on_end, tolerated=tolerate
-        )
+        if pairs is not None:
+            return compare_pairs(one, other, pairs, plan, start, folder, on_pair=on_pair, **options)
+        comparison = plan(one, other)
+        with progress_shown(progress, on_progress) as show:
+            return compare_driver.compare(comparison, start, folder, listener=Listener(on_progress=show), **options)
+
+
+def _write(json_file: str | Path | None, page: str | Path | None, result: ComparisonResult | ComparisonTable) -> None:
+    """Write `result` to the files that are asked for."""
+    if json_file is not None:
+        result.write_json(json_file)
+    if page is not None:
+        result.write_page(page)
 
 
 def _planned(a: str, b: str, *, labels: bool, roi: str | None, data_range: float | None, any_input: bool) -> Comparison:

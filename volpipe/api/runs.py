@@ -224,15 +224,13 @@ def run(
         same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
         update: compute again what rests on voxels of the volume that have changed, and nothing else.
         measure_again: with `update`, measure the volume again, and compute everything.
-        adopt: with `update`, for an output whose run did not note what blocks read: take it as made of the volume as it
-            is now, after computing so many blocks again and comparing them.
+        adopt: with `update`, of a run that did not note what blocks read: so many are computed and compared, not all.
         progress: show how far it is; None: in a notebook, below its cell, unless one of the next two is given.
         on_progress: called at every change and every half second; of several stages, for each.
         listener: called with the plan and its forecast as well, in place of `on_progress` and of what is shown.
         metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
 
-    Returns:
-        How the run ended; its `missing` names the boxes that could not be computed.
+    Returns: how the run ended; its `missing` names the boxes that could not be computed.
 
     Raises:
         RunError, RunStopped, SiteError: another run's output is in the way; too much fails; no such site.
@@ -240,21 +238,26 @@ def run(
     planned = volume
     if not isinstance(planned, Plan | FlowPlan):
         planned = plan(planned, recipe, out=out, settings=settings, search_path=search_path)
+    changes = {"update": update, "measure_again": measure_again, "adopt": adopt}
     start, name = site_of(site)
     options: dict[str, Any] = {  # Any: as `execute` takes them
         "fresh": fresh, "keep_tensors": keep_tensors, "site": name, "tolerated": tolerate, "same_input": same_input,
     }  # fmt: skip
     with monitored(metrics, "run", recipe), _listening(progress, on_progress, listener) as hears:
         if isinstance(planned, FlowPlan):
-            if only is not None:
-                raise PlanError("only is for one net; leave it out, or give the stages a roi")
-            if update or measure_again or adopt:
-                raise PlanError("update is for one net; leave it out, or run the stages with fresh=True")
+            _check_stages(only, changes)
             of_stages = listener if isinstance(listener, FlowListener) else FlowListener(of_stage=hears)
             return execute_flow(planned, start, listener=of_stages, **options)
         box = find_part(only, planned.out_shape) if isinstance(only, str) else only
-        options |= {"update": update, "measure_again": measure_again, "adopt": adopt}
-        return execute(planned, start, only=box, listener=hears(planned), **options)
+        return execute(planned, start, only=box, listener=hears(planned), **options, **changes)
+
+
+def _check_stages(only: str | Box | None, changes: Mapping[str, object]) -> None:
+    """Refuse for a recipe of stages what runs of one net have alone."""
+    if only is not None:
+        raise PlanError("only is for one net; leave it out, or give the stages a roi")
+    if any(changes.values()):
+        raise PlanError("update is for one net; leave it out, or run the stages with fresh=True")
 
 
 @contextmanager

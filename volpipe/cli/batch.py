@@ -32,8 +32,7 @@ from volpipe.errors import BatchError
 from volpipe.units import duration
 
 if TYPE_CHECKING:
-    from volpipe.api.batch import BatchListener
-    from volpipe.workflow.batch import BatchPlan
+    from volpipe.workflow.batch import BatchListener, BatchPlan
     from volpipe.workflow.batch_table import BatchReport
 
 
@@ -101,7 +100,7 @@ def batch(
 @contextmanager
 def _listening(*, dry_run: bool, as_json: bool) -> Iterator[BatchListener]:
     """Give a listener that prints the plan, a line as each dataset ends, and on a terminal a bar."""
-    from volpipe.api.batch import BatchListener
+    from volpipe.workflow.batch import BatchListener
 
     with showing_rows() as shown:
 

@@ -270,15 +270,30 @@ def check_changed(plan: BatchPlan, options: BatchOptions) -> None:
         )
 
 
+@dataclass(frozen=True)
+class BatchListener:
+    """Whom a batch tells: of the number of datasets that are planned, of all rows, and how each goes on.
+
+    Attributes:
+        on_dataset: called with how many are planned, and of how many.
+        on_plan: called with the plan, before anything runs.
+        on_begin, on_end: called with the number and the row of a dataset.
+        on_progress: called with the number of a dataset, its stage, "" where it has no several, and how far that is.
+    """
+
+    on_dataset: Callable[[int, int], None] = lambda number, count: None
+    on_plan: Callable[[BatchPlan], None] = lambda plan: None
+    on_begin: OnRow = lambda number, row: None
+    on_end: OnRow = lambda number, row: None
+    on_progress: OnWork = lambda number, stage, progress: None
+
+
 def execute_batch(
     plan: BatchPlan,
     start: Start,
     prepare: Prepare,
-    *,
     options: BatchOptions,
-    on_begin: OnRow = lambda number, row: None,
-    on_end: OnRow = lambda number, row: None,
-    on_progress: OnWork = lambda number, stage, progress: None,
+    listener: BatchListener,
 ) -> BatchReport:
     """Run the datasets of `plan` that are not complete on one pool of workers, and return how each ended.
 
@@ -287,8 +302,6 @@ def execute_batch(
     Args:
         start: starts the workers once, where anything is to be done; it is given a folder for their files.
         prepare: returns the plan of a dataset, when its turn comes.
-        on_begin, on_end: called with the number and the row of a dataset.
-        on_progress: called with the number of a dataset, its stage, "" where it has no several, and how far that is.
 
     Raises:
         BatchError: an output was made otherwise.
@@ -296,7 +309,7 @@ def execute_batch(
         SiteError: the site cannot be used.
     """
     check_changed(plan, options)
-    work = BatchWork(plan, prepare, options, on_begin, on_end, on_progress)
+    work = BatchWork(plan, prepare, options, listener)
     with remembering():
         return perform(work, partial(start, plan.folder.parsl))
 
@@ -304,12 +317,9 @@ def execute_batch(
 class BatchWork(HeldWork[BatchReport]):
     """The datasets of a plan that are not complete, side by side; arguments as of `execute_batch`."""
 
-    def __init__(
-        self, plan: BatchPlan, prepare: Prepare, options: BatchOptions, on_begin: OnRow, on_end: OnRow,
-        on_progress: OnWork,
-    ) -> None:  # fmt: skip
-        self.plan, self.prepare, self.options, self.folder = plan, prepare, options, plan.folder
-        self.on_begin, self.on_end, self.on_progress = on_begin, on_end, on_progress
+    def __init__(self, plan: BatchPlan, prepare: Prepare, options: BatchOptions, listener: BatchListener) -> None:
+        self.plan, self.prepare, self.options, self.listener = plan, prepare, options, listener
+        self.folder = plan.folder
 
     def page(self, *, with_pictures: bool = True) -> Page:
         """Return the report of all datasets; see `HeldWork`."""
@@ -328,7 +338,7 @@ class BatchWork(HeldWork[BatchReport]):
             dataset = ended.work
             assert isinstance(dataset, DatasetWork)
             table.set(dataset.number, dataset.row_after(ended))
-            self.on_end(dataset.number, table.rows[dataset.number])
+            self.listener.on_end(dataset.number, table.rows[dataset.number])
             presence.tell({"datasets": table.note}, table.note.done / table.note.all)
 
         left = (DatasetWork(self, number) for number, row in enumerate(table.rows) if not row.is_complete)
@@ -340,7 +350,7 @@ class BatchWork(HeldWork[BatchReport]):
                 table.set(number, replace(table.rows[number], ended="interrupted"))
             table.store()
             for number in stopped:
-                self.on_end(number, table.rows[number])
+                self.listener.on_end(number, table.rows[number])
         return BatchReport(table.rows, self.folder.path, time.monotonic() - began, self.plan.notes)
 
 
@@ -356,7 +366,7 @@ class DatasetWork:
         """Do what is left, and return what the dataset's row says of that."""
         batch, self.began = self.batch, time.monotonic()
         batch.table.set(self.number, replace(self.row, ended="running"))
-        batch.on_begin(self.number, batch.table.rows[self.number])
+        batch.listener.on_begin(self.number, batch.table.rows[self.number])
         plan = _planned_again(batch.plan, self.number, batch.prepare)
         options = Options(
             fresh=batch.options.fresh or self.row.state in CHANGED, site=batch.options.site,
@@ -366,7 +376,7 @@ class DatasetWork:
         return {"ended": "incomplete" if reason else "done", "reason": reason, **findings(plan)}
 
     def _listener(self, stage: str) -> Listener:
-        return Listener(on_progress=partial(self.batch.on_progress, self.number, stage))
+        return Listener(on_progress=partial(self.batch.listener.on_progress, self.number, stage))
 
     def row_after(self, ended: Ended[Any]) -> DatasetRow:
         """Return the row of the dataset, which `ended` so."""
