@@ -13,7 +13,8 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.workflow.driver import execute, prepare
+from volpipe.workflow.driver import execute
+from volpipe.workflow.prepare import prepare
 
 pytestmark = pytest.mark.real
 

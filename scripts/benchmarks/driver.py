@@ -43,7 +43,7 @@ def drive(folder: Path, side: int) -> dict[str, float]:
     from volpipe.recipes.inference import load_recipe
     from volpipe.runs.schedule import RunSchedule
     from volpipe.volumes.volume import ArraySpec, create_array
-    from volpipe.workflow.driver import prepare
+    from volpipe.workflow.prepare import prepare
 
     window = 64
     shape = (side * window,) * 3

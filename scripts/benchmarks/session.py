@@ -22,7 +22,8 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import VolpipeError
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.storage.paths import delete
-from volpipe.workflow.driver import Report, execute, prepare
+from volpipe.workflow.driver import Report, execute
+from volpipe.workflow.prepare import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = ROOT / "configs" / "default.toml"

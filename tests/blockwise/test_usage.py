@@ -22,7 +22,8 @@ from volpipe.nets.facts import bytes_per_voxel
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import RESULTS
-from volpipe.workflow.driver import prepare, preview
+from volpipe.workflow.driver import preview
+from volpipe.workflow.prepare import prepare
 
 # What importing took and gave back is no part of what is held before: the system is told to count anew.
 CODE = """

@@ -16,7 +16,8 @@ from volpipe.estimation.estimate import upper_bounds
 from volpipe.estimation.memory import array_bytes, net_bytes
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
-from volpipe.workflow.driver import prepare, preview
+from volpipe.workflow.driver import preview
+from volpipe.workflow.prepare import prepare
 
 NET = """
 import time, torch

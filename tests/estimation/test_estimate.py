@@ -32,7 +32,8 @@ from volpipe.recipes.inference import load_recipe
 from volpipe.runs.schedule import RunSchedule
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import Report, execute, prepare, preview
+from volpipe.workflow.driver import Report, execute, preview
+from volpipe.workflow.prepare import prepare
 
 FEW = settings(max_examples=60)
 ONE = Slots(1, 1, shared=True)

@@ -15,7 +15,7 @@ from volpipe.recipes.inference import load_recipe
 from volpipe.runs import worker
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Job
-from volpipe.workflow.driver import prepare
+from volpipe.workflow.prepare import prepare
 
 RECIPE = ["net.name=shift", "normalise.method=none", "output.levels=0", "output.dtype=float32"]
 

@@ -35,7 +35,7 @@ from volpipe.inference.statistics import affine
 from volpipe.inference.windows import StreamedWindows, ahead, batches
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.workflow.driver import prepare
+from volpipe.workflow.prepare import prepare
 
 
 @pytest.fixture(autouse=True)

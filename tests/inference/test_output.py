@@ -26,7 +26,8 @@ from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import Multiscale, Writer, create_multiscale, open_volume
-from volpipe.workflow.driver import Report, execute, prepare
+from volpipe.workflow.driver import Report, execute
+from volpipe.workflow.prepare import prepare
 
 FORMATS = ["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2"]
 VOXEL, ORIGIN = (16.0, 8.0, 4.0), (160.0, -80.0, 40.0)  # of the input, nm, (z, y, x)

@@ -35,7 +35,8 @@ from volpipe.volumes.volume import (
     open_volume,
     open_writer,
 )
-from volpipe.workflow.driver import execute, prepare
+from volpipe.workflow.driver import execute
+from volpipe.workflow.prepare import prepare
 from volpipe.workflow.status import find_status
 
 SOME = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])

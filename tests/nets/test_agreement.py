@@ -23,7 +23,7 @@ from volpipe.nets.load import describe
 from volpipe.nets.net_geometry import SlowNetError
 from volpipe.nets.receptive_field import Watch, measure_geometry
 from volpipe.recipes.inference import NetChoice, load_recipe
-from volpipe.workflow.driver import prepare
+from volpipe.workflow.prepare import prepare
 
 # Nets by what they say and do; each sees three voxels to each side unless its name says otherwise.
 NETS = """

@@ -27,7 +27,8 @@ from volpipe.nets.load import build_net, load_weights
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.runs import provenance
 from volpipe.runs.provenance import read_provenance
-from volpipe.workflow.driver import execute, prepare
+from volpipe.workflow.driver import execute
+from volpipe.workflow.prepare import prepare
 
 SMALL = ("net.options={features=[2,3]}", "windows.shape=[24,24,24]", "net.untrained=true")
 NETS = """

@@ -20,7 +20,8 @@ from volpipe.inference.plan import Plan
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import Report, execute, prepare
+from volpipe.workflow.driver import Report, execute
+from volpipe.workflow.prepare import prepare
 
 
 def planned(folder: Path, volume: Path, *settings_: str) -> Plan:

@@ -38,7 +38,8 @@ from volpipe.volumes import file_states, node_cache
 from volpipe.volumes.file_states import FileStates, KnownStates, read_known
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.workflow.driver import Report, RunWork, execute, prepare
+from volpipe.workflow.driver import Report, RunWork, execute
+from volpipe.workflow.prepare import prepare
 from volpipe.workflow.status import find_status
 
 SLOW = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -12,7 +12,8 @@ from inline import Inline
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import Report, execute, prepare
+from volpipe.workflow.driver import Report, execute
+from volpipe.workflow.prepare import prepare
 
 # Windows disagree: what a voxel gets depends on its place in each window that it is in. Every call is noted.
 NET = """

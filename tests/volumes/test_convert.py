@@ -36,7 +36,8 @@ from volpipe.volumes import convert as module
 from volpipe.volumes.convert import CODECS, FORMATS, Choice, convert, parse_sizes
 from volpipe.volumes.storage.quota import Quota
 from volpipe.volumes.volume import ArraySpec, View, Volume, create_array, open_volume, open_writer, with_view
-from volpipe.workflow.driver import execute, prepare
+from volpipe.workflow.driver import execute
+from volpipe.workflow.prepare import prepare
 
 SIZE, ORIGIN = (6.5, 5.0, 4.0), (30.0, 20.0, 10.0)  # nm, z y x
 ENDINGS = {

@@ -22,10 +22,11 @@ from volpipe.recipes.workflow import find_flow
 from volpipe.runs.provenance import read_origin
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
-from volpipe.workflow.driver import execute, prepare
+from volpipe.workflow.driver import execute
 from volpipe.workflow.entries import find_entries, is_done
 from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
 from volpipe.workflow.plan import FlowPlan, plan_flow
+from volpipe.workflow.prepare import prepare
 
 SHAPE = (16, 24, 16)
 NETS = """

@@ -24,10 +24,11 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.quota import Quota
 from volpipe.workflow.cost import forecast_flow
-from volpipe.workflow.driver import execute, prepare
+from volpipe.workflow.driver import execute
 from volpipe.workflow.entries import find_entries, is_done
 from volpipe.workflow.execute import FlowListener, FlowReport, FlowWork, execute_flow
 from volpipe.workflow.plan import FlowPlan, plan_flow
+from volpipe.workflow.prepare import prepare
 from volpipe.workflow.stages import StagePlan
 from volpipe.workflow.status import find_status
 

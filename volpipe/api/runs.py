@@ -36,9 +36,10 @@ from volpipe.volumes.reader import Volume
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
-from volpipe.workflow.driver import Listener, Report, execute, prepare, prepare_for, preview
+from volpipe.workflow.driver import Listener, Report, execute, preview
 from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
 from volpipe.workflow.plan import FlowPlan, plan_flow
+from volpipe.workflow.prepare import prepare, prepare_for
 from volpipe.workflow.stages import StagePlan
 
 RecipeLike = Recipe | str | Path | Mapping[str, Any] | None  # Any: TOML values

@@ -37,7 +37,7 @@ from volpipe.tables import html_facts
 from volpipe.units import count, shape
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import Volume, open_volume
-from volpipe.workflow.driver import prepare_for
+from volpipe.workflow.prepare import prepare_for
 
 MOST_MEASURED = 1 << 28  # bytes of a volume whose statistics are measured over all of it, as a run does
 SAMPLED_BOXES, SAMPLED_EDGE = 16, 64  # of larger ones: parts of random blocks, of at most so many voxels along an axis

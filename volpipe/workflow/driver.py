@@ -1,7 +1,7 @@
-"""A run of a net: opens the volume, makes the plan, measures, runs the net over the blocks, and closes the output.
+"""A run of a net: measures, runs the net over the blocks, and closes the output.
 
-Not here: printing (cli), the order of work (schedule), or the work (worker). Notebooks call `execute` as the command
-line does.
+Not here: the plan (prepare), printing (cli), the order of work (schedule), or the work (worker). Notebooks call
+`execute` as the command line does.
 """
 
 from __future__ import annotations
@@ -30,18 +30,14 @@ from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.estimate import Estimate
 from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated, forecast_run
-from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
-from volpipe.inference.output import check_name, check_output, create_output, grow_output, stored_box, write_displays
-from volpipe.inference.plan import Plan, check_thickness, make_plan
+from volpipe.inference.output import create_output, grow_output, stored_box, write_displays
+from volpipe.inference.plan import Plan
 from volpipe.inference.runner import loaded_runner
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import needs_measuring
-from volpipe.nets.facts import check_trained, with_normalisation
-from volpipe.nets.load import check_geometry, check_shapes, describe
-from volpipe.recipes.inference import Recipe
 from volpipe.reporting.comparison import Subject
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
@@ -64,13 +60,9 @@ from volpipe.segmentation.driver import SegmentationResult
 from volpipe.units import count, shape
 from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, open_volume
 
-__all__ = [
-    "Listener", "Options", "Report", "RunWork", "execute", "location_of", "place_of", "prepare", "prepare_for",
-    "preview",
-]  # fmt: skip
+__all__ = ["Listener", "Options", "Report", "RunWork", "execute", "location_of", "place_of", "preview"]
 
 log = logging.getLogger(__name__)
 
@@ -127,39 +119,6 @@ def location_of(value: object, called: str) -> str:
     if isinstance(place, Volume):
         raise VolpipeError(f"{called} is opened by workers, by its location; give {place.path!r}, not the volume")
     return str(place)
-
-
-def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
-    """Return the plan for `location`; everything that can be refused before the start is refused here."""
-    volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
-    plan = prepare_for(volume, recipe, out, search_path)
-    check_access(paths.locate(volume.path), paths.locate(out))
-    return plan
-
-
-def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
-    """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here."""
-    check_name(out)
-    net = describe(recipe.net, str(search_path))
-    check_trained(recipe.net, net)
-    recipe = with_normalisation(recipe, net)
-    mask = _open_mask(recipe.input.mask, search_path)
-    target = paths.locate(out)
-    plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask)
-    check_thickness(volume, net)
-    check_apart(target, volume, "volume")
-    if mask is not None:
-        check_apart(target, mask, "mask")
-    check_output(plan)
-    check_shapes(recipe.net, net, plan.window, str(search_path))
-    check_geometry(recipe.net, net, plan.window, str(search_path))
-    return plan
-
-
-def _open_mask(location: str | None, search_path: Path) -> Volume | None:
-    if location is None:
-        return None
-    return open_volume(location if "://" in location else search_path / Path(location).expanduser())
 
 
 class RunWork(OutputWork[Plan, Report]):

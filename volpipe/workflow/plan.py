@@ -23,7 +23,7 @@ from volpipe.segmentation.plan import check_offsets, fit
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, absolute, open_volume, with_view
-from volpipe.workflow.driver import prepare, prepare_for
+from volpipe.workflow.prepare import prepare, prepare_for
 from volpipe.workflow.stages import LabelStage, RunStage, ScoreStage, StagePlan
 
 

@@ -14,7 +14,7 @@ from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, Session, session
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
-from volpipe.workflow.driver import prepare
+from volpipe.workflow.prepare import prepare
 
 WINDOWS_IN_MEMORY = 8
 

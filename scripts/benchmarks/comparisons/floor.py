@@ -13,7 +13,7 @@ from volpipe.inference.output import create_output, write_voxels
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import prepare
+from volpipe.workflow.prepare import prepare
 
 
 def copy(plan_json: str) -> Callable[[Take], None]:

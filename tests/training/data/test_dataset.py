@@ -31,7 +31,8 @@ from volpipe.geometry.grid import Box, Lattice
 from volpipe.recipes.inference import load_recipe
 from volpipe.training.data.dataset import ChunkSampler, WindowDataset
 from volpipe.volumes.volume import ArraySpec, Reader, create_array, open_volume, open_writer
-from volpipe.workflow.driver import execute, prepare
+from volpipe.workflow.driver import execute
+from volpipe.workflow.prepare import prepare
 
 SHAPE, WINDOW, OVERLAP, BLOCK = (40, 34, 29), (16, 14, 12), (4, 7, 0), (2, 3, 2)
 

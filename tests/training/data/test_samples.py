@@ -15,7 +15,8 @@ from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import TrainRecipe
 from volpipe.training.data.degrade import context, degrade
 from volpipe.training.data.samples import Sampler
-from volpipe.workflow.driver import execute, prepare
+from volpipe.workflow.driver import execute
+from volpipe.workflow.prepare import prepare
 
 SHAPE = (24, 30, 36)
 

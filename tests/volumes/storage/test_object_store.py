@@ -37,7 +37,8 @@ from volpipe.volumes.volume import (
     open_volume,
     open_writer,
 )
-from volpipe.workflow.driver import execute, prepare
+from volpipe.workflow.driver import execute
+from volpipe.workflow.prepare import prepare
 
 DATA = np.random.default_rng(3).integers(0, 60_000, (20, 24, 28)).astype(np.uint16)
 LAYOUTS = {"n5": ("n5", None), "zarr2": ("zarr2", None), "zarr3": ("zarr3", None), "shards": ("zarr3", (16, 16, 16))}

@@ -1,0 +1,51 @@
+"""The plan of a run of one net: its volume opened, net and mask looked at, and all checked against each other.
+
+Not here: the plan itself (inference.plan), or the run (driver).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from volpipe.estimation.limits import check_access, check_apart
+from volpipe.inference.output import check_name, check_output
+from volpipe.inference.plan import Plan, check_thickness, make_plan
+from volpipe.nets.facts import check_trained, with_normalisation
+from volpipe.nets.load import check_geometry, check_shapes, describe
+from volpipe.recipes.inference import Recipe
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.volume import Volume, open_volume
+
+
+def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
+    """Return the plan for `location`; everything that can be refused before the start is refused here."""
+    volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
+    plan = prepare_for(volume, recipe, out, search_path)
+    check_access(paths.locate(volume.path), paths.locate(out))
+    return plan
+
+
+def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
+    """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here."""
+    check_name(out)
+    net = describe(recipe.net, str(search_path))
+    check_trained(recipe.net, net)
+    recipe = with_normalisation(recipe, net)
+    mask = _open_mask(recipe.input.mask, search_path)
+    target = paths.locate(out)
+    plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask)
+    check_thickness(volume, net)
+    check_apart(target, volume, "volume")
+    if mask is not None:
+        check_apart(target, mask, "mask")
+    check_output(plan)
+    check_shapes(recipe.net, net, plan.window, str(search_path))
+    check_geometry(recipe.net, net, plan.window, str(search_path))
+    return plan
+
+
+def _open_mask(location: str | None, search_path: Path) -> Volume | None:
+    if location is None:
+        return None
+    return open_volume(location if "://" in location else search_path / Path(location).expanduser())
