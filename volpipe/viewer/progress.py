@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from volpipe.blockwise.heartbeat import read_beats
-from volpipe.blockwise.journal import Record
+from volpipe.blockwise.journal import JournalReader, Record
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.runs.presence import Driver, find_driver
@@ -59,13 +58,13 @@ class Watch:
     """The work that writes an output; its journal is read on from where it was read last."""
 
     work: RunWork | SegmentWork
-    _offset: int = 0
     _done: set[int] = field(default_factory=set)  # cells
     _failed: dict[tuple[str, int], None] = field(default_factory=dict)  # stage and unit
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # several requests look at once
 
     def __post_init__(self) -> None:
         self.folder, self._schedule = self.work.folder, self.work.schedule()
+        self._reader = JournalReader(self.folder.journal, self.work.kinds, self._forget)
 
     @property
     def grid(self) -> Grid:
@@ -95,15 +94,12 @@ class Watch:
 
     def _read(self) -> None:
         """Take note of what the journal has since the last time; of all where it was begun anew."""
-        with self._lock, suppress(FileNotFoundError), self.folder.journal.open("rb") as file:
-            if file.seek(0, 2) < self._offset:
-                self._offset, self._done, self._failed = 0, set(), {}
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                self._note(Record.from_line(line, self.work.kinds))
+        with self._lock:
+            for record in self._reader.records():
+                self._note(record)
+
+    def _forget(self) -> None:
+        self._done, self._failed = set(), {}
 
     def _note(self, record: Record[Any]) -> None:
         if isinstance(record.result, Updated):  # it took some back
