@@ -5,8 +5,7 @@ Not here: what a block gives (compare), the page (compare_page), or many pairs o
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,8 @@ from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import SILENT, FolderWork, Listener, Options, WorkSession
 from volpipe.tables import html_table
-from volpipe.volumes.storage.paths import atomic_write, delete, shown
+from volpipe.volumes.storage.metadata import write_json
+from volpipe.volumes.storage.paths import delete, shown
 from volpipe.volumes.volume import Volume
 
 COMPARISON_FILE = "comparison.json"  # in the folder of a comparison: what is compared
@@ -113,7 +113,7 @@ class ComparisonResult(WorkReport):
 
     def write_json(self, file: str | Path) -> None:
         """Write what `to_json` returns to `file`, whole or not at all."""
-        write_json(file, self.to_json())
+        write_json(Path(file), self.to_json())
 
     def write_page(self, file: str | Path) -> None:
         """Write the page, with pictures of the boxes that differ most, to `file`, whole or not at all."""
@@ -150,11 +150,6 @@ class ComparisonRow:
             return row_line(self.name, "", None, self.reason)
         remark = "; ".join(filter(None, [self.reason, *self.result.violations]))
         return row_line(self.name, self.result.plan.kind, self.result.differences, remark)
-
-
-def write_json(file: str | Path, tree: Mapping[str, object]) -> None:
-    """Write `tree` to `file`, whole or not at all."""
-    atomic_write(Path(file), f"{json.dumps(tree, indent=1, allow_nan=False)}\n".encode())
 
 
 class ComparisonWork(BlockWork[ComparisonResult]):

@@ -19,7 +19,7 @@ from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Ended, Steps, Together
 from volpipe.errors import PlanError
 from volpipe.evaluation.compare import Comparison
-from volpipe.evaluation.compare_driver import ComparisonResult, ComparisonRow, ComparisonWork, write_json
+from volpipe.evaluation.compare_driver import ComparisonResult, ComparisonRow, ComparisonWork
 from volpipe.evaluation.compare_lines import ROW_COLUMNS
 from volpipe.evaluation.compare_page import MOST_SHOWN, page_of_many
 from volpipe.evaluation.limits import Limit
@@ -32,7 +32,7 @@ from volpipe.runs.verify import check_present
 from volpipe.runs.work import SILENT, HeldWork, Listener, Options, check_kind
 from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.metadata import write_json as store
+from volpipe.volumes.storage.metadata import write_json
 from volpipe.volumes.storage.paths import delete
 from volpipe.volumes.volume import absolute, open_volume
 from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
@@ -281,7 +281,7 @@ class ComparisonTable:
 
     def write_json(self, file: str | Path) -> None:
         """Write what `to_json` returns to `file`, whole or not at all."""
-        write_json(file, self.to_json())
+        write_json(Path(file), self.to_json())
 
     def page(self, most: int = MOST_SHOWN) -> Page:
         """Return the page, with pictures of the `most` outputs that changed most."""
@@ -338,7 +338,7 @@ class PairsWork(HeldWork[ComparisonTable]):
     def claim(self) -> None:
         """Refuse a folder of other work."""
         check_kind(self.folder, COMPARISONS_FILE)
-        store(self.folder.path / COMPARISONS_FILE, {"a": self.a, "b": self.b})
+        write_json(self.folder.path / COMPARISONS_FILE, {"a": self.a, "b": self.b})
 
     def held_steps(self, name: str, presence: Presence) -> Steps[ComparisonTable]:
         """Compare what is not compared yet; see `HeldWork`."""
