@@ -358,16 +358,17 @@ def main(began: float | None = None) -> None:
             if error.detail and not is_user_error(error.detail):
                 err.print(error.detail, markup=False)
             watch.is_stopped = True
-            _fail(str(error), INCOMPLETE)
+            _fail(str(error), INCOMPLETE, error)
         except VolpipeError as error:
             _fail(str(error), REFUSED)
         except OSError as error:
             _fail(describe_error(error), REFUSED)
 
 
-def _fail(sentence: str, code: int) -> NoReturn:
+def _fail(sentence: str, code: int, error: Exception | None = None) -> NoReturn:
+    """Print `sentence` and the notes of `error`, and end with `code`."""
     current().sentence = sentence
-    err.print(f"volpipe: {sentence}", markup=False)
+    err.print("\n".join((f"volpipe: {sentence}", *getattr(error, "__notes__", ()))), markup=False)
     sys.exit(code)
 
 
