@@ -502,13 +502,13 @@ def test_sizes_and_times_are_for_people() -> None:
         (
             ["run", *THREADS, *IDENTITY, "in.n5"],
             "volpipe.api.runs.execute",
-            "the same command again goes on from here",
+            "run the same command again to continue",
         ),
-        (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.apps.pool.on_site", "the same command again goes on"),
+        (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.apps.pool.on_site", "run the same command again to continue"),
         (
             ["train", "train_affinities.toml"],
             "volpipe.api.training.run_training",
-            "the same command again goes on from the newest checkpoint",
+            "run the same command again to continue from the newest checkpoint",
         ),
         (
             ["train", "mine.toml"],

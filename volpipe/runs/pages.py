@@ -166,7 +166,7 @@ def standing(folder: Path, journal: Path, *, is_complete: bool, num_missing: int
         return Standing(f"running{part}", True, f"{driver.name} is at work.", driver)
     if is_complete:
         return Standing("complete", True, "", driver)
-    again = "The same command again goes on with it."
+    again = "Run the same command again to continue."
     if num_missing:
         return Standing(f"{count(num_missing, 'part')} missing", False, again, driver)
     ended = note.ended if note is not None else driver.state
