@@ -342,7 +342,7 @@ def test_a_net_that_fails_everywhere_stops_the_run_at_once(tmp_path: Path, give:
     small = set_each("net.name=net.py:build", allowed, *windowed((4, 4, 4), (0, 0, 0), (1, 1, 1), "crop"))
     ended = give("run", *THREADS, *small, "-o", "out.zarr", "in.n5")
     assert ended.code == 1
-    warning, *traceback, sentence, report = ended.err.splitlines()
+    warning, *traceback, report, sentence = ended.err.splitlines()
     assert warning.startswith("warning: net build ")
     assert report == f"report: {tmp_path / 'out.zarr.run/report.html'}"
     assert "no such voxel please" in (tmp_path / "out.zarr.run/report.html").read_text()

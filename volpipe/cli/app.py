@@ -366,9 +366,9 @@ def main(began: float | None = None) -> None:
 
 
 def _fail(sentence: str, code: int, error: Exception | None = None) -> NoReturn:
-    """Print `sentence` and the notes of `error`, and end with `code`."""
+    """Print the notes of `error` and `sentence`, and end with `code`."""
     current().sentence = sentence
-    err.print("\n".join((f"volpipe: {sentence}", *getattr(error, "__notes__", ()))), markup=False)
+    err.print("\n".join((*getattr(error, "__notes__", ()), f"volpipe: {sentence}")), markup=False)
     sys.exit(code)
 
 
