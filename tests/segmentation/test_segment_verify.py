@@ -54,7 +54,10 @@ def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_p
         assert all(reason.startswith(f"{tmp_path}/a.zarr, voxels 0:9,5:13,5:16,") for *_, reason in missing[:2])
         assert missing[2][3] == "needs a part that failed"
     assert "l.zarr: not complete, 3 parts missing; nobody works on it. To continue: " in stopped.out
-    assert "&& volpipe segment a.zarr -o l.zarr" in stopped.out or "continue: volpipe segment a.zarr -o l.zarr" in stopped.out
+    assert (
+        "&& volpipe segment a.zarr -o l.zarr" in stopped.out
+        or "continue: volpipe segment a.zarr -o l.zarr" in stopped.out
+    )
 
     strict = give(*COMMAND, "--strict")
     assert strict.code == 1
