@@ -87,7 +87,7 @@ START = """Start here:
   volpipe sample sample.n5                    make a small volume to try things on
   volpipe info sample.n5/raw                  what a volume is
   volpipe plan sample.n5/raw                  what a run would take, before it does
-  volpipe run sample.n5/raw -o restored.zarr  run the default recipe; again after an interruption, and it goes on
+  volpipe run sample.n5/raw -o restored.zarr  run the default recipe; again, to continue after an interruption
 """
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 
@@ -142,9 +142,7 @@ OutOption = Annotated[
 ]
 RoiOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm; a bare : is all."
-    ),
+    typer.Option(metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 to compute, in voxels or as 100nm:900nm; a bare : is all."),
 ]
 OnlyOption = Annotated[
     str | None,
@@ -153,7 +151,8 @@ OnlyOption = Annotated[
     ),
 ]
 MaskOption = Annotated[
-    str | None, typer.Option(metavar="VOLUME", help="Volume of any resolution, nonzero where voxels are wanted.")
+    str | None,
+    typer.Option(metavar="VOLUME", help="Volume of any resolution, nonzero where voxels are to be computed."),
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete this output and its run, and start over.")]
 
@@ -183,7 +182,7 @@ def run(
     adopt: Adopt = 0,
     details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
 ) -> None:
-    """Run a net, or a recipe's stages, over VOLUME; the same command again goes on where an interrupted run stopped."""
+    """Run a net, or a recipe's stages, over VOLUME; again, to continue an interrupted run."""
     with interruptible():
         asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
         if asked.has_stages and only is not None:

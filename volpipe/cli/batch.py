@@ -77,7 +77,7 @@ def batch(
     trust_model: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:  # fmt: skip
-    """Run a recipe over many volumes on one pool of workers; again: goes on, and skips what is unchanged."""
+    """Run a recipe over many volumes on one pool of workers; again, to continue, without what is unchanged."""
     try:
         with interruptible(), measuring_shown(), _listening(dry_run=dry_run, as_json=as_json) as listener:
             report = volpipe.batch(

@@ -76,7 +76,7 @@ sweep = command(
     "sweep",
     "Train RECIPE with every combination of the lists in its [sweep]; the same command again does what is missing.",
 )
-tune = command("tune", "Search the ranges in the [tune] of RECIPE for the best values; the same command again goes on.")
+tune = command("tune", "Search the ranges in the [tune] of RECIPE for the best values; again, to continue a search.")
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the training in that folder, and start over.")] = False,
     parents: Parents = False,
 ) -> None:
-    """Train a net by RECIPE; the same command again goes on from the newest checkpoint."""
+    """Train a net by RECIPE; again, to continue from the newest checkpoint."""
     folder = out_path or Path(f"{recipe.stem}.train")
     check_folder(f"--out {folder}", folder, parents=parents)
     with interruptible("the same command again goes on from the newest checkpoint"), bars() as progress:
