@@ -21,10 +21,7 @@ import volpipe
 
 NOT_YET = {
     "README.md",
-    "docs/flows.md",
     "docs/segmentation.md",
-    "docs/compare.md",
-    "docs/faults.md",
     "docs/formats.md",
     "docs/kubernetes.md",
     "docs/models.md",
