@@ -126,11 +126,12 @@ def truth(page: Page) -> None:
 
 
 def raw_folder(page: Page) -> None:
-    """raw/ with thin.n5 and thick.n5, in each an array em."""
-    for seed, name in enumerate(("thin", "thick")):
+    """raw/ with thin.n5 and thick.n5, in each an array em; and more.csv, which names another volume."""
+    for seed, name in enumerate(("raw/thin.n5", "raw/thick.n5", "other.n5")):
         source = vp.open(invented("sample.n5"), "raw").open()[:48, : 48 - 8 * seed, :48]
-        path = write_volume(page.folder / "raw" / f"{name}.n5", source + np.uint8(seed))
+        path = write_volume(page.folder / name, source + np.uint8(seed))
         (path / "raw").rename(path / "em")
+    (page.folder / "more.csv").write_text("volume\nother.n5/em\n")
 
 
 def affinities(page: Page) -> None:
