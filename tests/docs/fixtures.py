@@ -169,6 +169,13 @@ def two_batches(page: Page) -> None:
         page.bash(f"volpipe batch --config threads {low} 'raw/*.n5/em' -o {name}/")
 
 
+def a_batch(page: Page) -> None:
+    """reprocess.toml, a batch over raw/ that is complete."""
+    raw_folder(page)
+    (page.folder / "reprocess.toml").write_text('volumes = ["raw/*.n5/em"]\nout = "restored"\n')
+    page.bash("volpipe batch --config threads reprocess.toml")
+
+
 def labels(page: Page) -> None:
     """labels.zarr, the objects of cells_affinities.zarr."""
     if not (page.folder / "cells_affinities.zarr").exists():

@@ -26,10 +26,8 @@ NOT_YET = {
     "docs/models.md",
     "docs/notebooks.md",
     "docs/performance.md",
-    "docs/slurm.md",
     "docs/training.md",
     "docs/update.md",
-    "docs/watching.md",
 }  # pages whose blocks are still to be marked
 MARKS = {"slurm": pytest.mark.slurm}  # of pages with a fixture
 PAGES = [
