@@ -142,9 +142,7 @@ OutOption = Annotated[
 ]
 RoiOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm; a bare : is all."
-    ),
+    typer.Option(metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 to compute, in voxels or as 100nm:900nm; a bare : is all."),
 ]
 OnlyOption = Annotated[
     str | None,
@@ -153,7 +151,8 @@ OnlyOption = Annotated[
     ),
 ]
 MaskOption = Annotated[
-    str | None, typer.Option(metavar="VOLUME", help="Volume of any resolution, nonzero where voxels are wanted.")
+    str | None,
+    typer.Option(metavar="VOLUME", help="Volume of any resolution, nonzero where voxels are to be computed."),
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete this output and its run, and start over.")]
 
