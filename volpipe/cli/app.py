@@ -87,7 +87,7 @@ START = """Start here:
   volpipe sample sample.n5                    make a small volume to try things on
   volpipe info sample.n5/raw                  what a volume is
   volpipe plan sample.n5/raw                  what a run would take, before it does
-  volpipe run sample.n5/raw -o restored.zarr  run the default recipe; again after an interruption, and it goes on
+  volpipe run sample.n5/raw -o restored.zarr  run the default recipe; repeat it to continue after an interruption
 """
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 
@@ -183,7 +183,7 @@ def run(
     adopt: Adopt = 0,
     details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
 ) -> None:
-    """Run a net, or a recipe's stages, over VOLUME; the same command again goes on where an interrupted run stopped."""
+    """Run a net, or a recipe's stages, over VOLUME; run the same command again to continue an interrupted run."""
     with interruptible():
         asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
         if asked.has_stages and only is not None:
@@ -358,16 +358,17 @@ def main(began: float | None = None) -> None:
             if error.detail and not is_user_error(error.detail):
                 err.print(error.detail, markup=False)
             watch.is_stopped = True
-            _fail(str(error), INCOMPLETE)
+            _fail(str(error), INCOMPLETE, error)
         except VolpipeError as error:
             _fail(str(error), REFUSED)
         except OSError as error:
             _fail(describe_error(error), REFUSED)
 
 
-def _fail(sentence: str, code: int) -> NoReturn:
+def _fail(sentence: str, code: int, error: Exception | None = None) -> NoReturn:
+    """Print the notes of `error` and `sentence`, and end with `code`."""
     current().sentence = sentence
-    err.print(f"volpipe: {sentence}", markup=False)
+    err.print("\n".join((*getattr(error, "__notes__", ()), f"volpipe: {sentence}")), markup=False)
     sys.exit(code)
 
 
