@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -101,10 +101,6 @@ class FollowWork(HeldWork[R]):
     def page(self, *, with_pictures: bool = True) -> Page:
         """Return the report of the work; see `HeldWork`."""
         return self.work.page(with_pictures=with_pictures)
-
-    def witnesses(self) -> Sequence[Path]:
-        """Return the files that grow when something is done; see `HeldWork`."""
-        return self.work.witnesses()
 
     def held_steps(self, name: str, presence: Presence) -> Steps[R]:
         """Do the work, and its updates, until somebody asks to stop; return how the last look ended.
