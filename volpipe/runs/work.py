@@ -79,11 +79,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Listener:
-    """Callbacks: the plan, its forecast where one is asked for, before anything runs, and progress."""
+    """Callbacks: the plan, its forecast where one is asked for, before anything runs, progress, and looks.
+
+    `on_look` is called after each look at a volume that is followed, with what came of it (workflow.follow.Look).
+    """
 
     on_plan: Callable[[Any, RunFolder], None] = lambda plan, folder: None  # Any: a plan of the work's kind
     on_estimate: Callable[[Any], None] | None = None
     on_progress: Callable[[Progress], None] = lambda progress: None
+    on_look: Callable[[Any], None] = lambda look: None
 
 
 SILENT, PLAIN = Listener(), Options()

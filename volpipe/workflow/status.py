@@ -144,6 +144,7 @@ class Status:
             "folder": (note.folder or None) if note is not None else None,
             "done": note.part if note is not None else None,
             "seconds_left": self.seconds_left,
+            "waits_until": driver.waits or None,
             "loss": self.pace.loss if self.pace is not None else None,
             "steps_per_second": self.pace.speed if self.pace is not None else None,
             "stages": {name: asdict(stage) for name, stage in self.stages.items()},
