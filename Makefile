@@ -4,7 +4,7 @@ READY := $(VENV)/.ready
 
 SLURM := slurmctld slurmd slurm-client munge slurmdbd mariadb-server
 
-.PHONY: demo test check programs lists slurm browser prometheus kubernetes clean
+.PHONY: demo docs test check programs lists slurm browser prometheus kubernetes clean
 
 demo: $(READY)
 	$(VENV)/bin/python scripts/demo
@@ -13,6 +13,10 @@ demo: $(READY)
 test:
 	$(MAKE) --no-print-directory --jobs=2 check programs
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test
+
+# The site, in build/site: open its index.html.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 
 check: $(READY)
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
@@ -67,7 +71,7 @@ kubernetes:
 $(READY): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,kubernetes,models,notebook,tune,view]'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,kubernetes,models,notebook,tune,view]'
 	touch $(READY)
 
 clean:
