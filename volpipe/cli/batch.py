@@ -67,6 +67,9 @@ def batch(
         bool, typer.Option("--replace", help="Start over with outputs of another recipe, net, input or version.")
     ] = False,
     same_input: SameInput = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="Compute again what rests on voxels of VOLUMES that have changed.")
+    ] = False,
     tolerate: Annotated[
         float,
         typer.Option(metavar="SHARE", parser=share, help="Share of a dataset's blocks that may fail before it stops."),
@@ -83,7 +86,7 @@ def batch(
             report = volpipe.batch(
                 volumes, recipe, out=out_path, site=config, settings=settings or [], at_once=at_once, fresh=fresh,
                 replace=replace, dry_run=dry_run, tolerate=0 if strict else tolerate, same_input=same_input,
-                trust_model=trust_model, parents=parents, listener=listener,
+                update=update, trust_model=trust_model, parents=parents, listener=listener,
             )  # fmt: skip
     except BatchError as error:
         err.print(mistake_table(error.mistakes))
@@ -127,7 +130,8 @@ def _tell(report: BatchReport) -> None:
     """Print how the datasets ended."""
     states = [row.ended for row in report.rows]
     if set(states) == {"unchanged"}:
-        out.print(f"{tally(states)}; nothing to do (--fresh starts over)")
+        looked = any(row.changes for row in report.rows)
+        out.print(f"{tally(states)}; {'nothing has changed' if looked else 'nothing to do (--fresh starts over)'}")
         return
     out.print(result_table(report.rows))
     out.print(f"{duration(report.seconds)} in all; the table is {report.folder}/batch.csv and batch.json", markup=False)

@@ -143,7 +143,7 @@ def compare(
 ) -> None:
     """Compare outputs A and B of one input, or two batches: how much differs, where most, and what was done otherwise.
 
-    Labels and images are told apart by what they say of themselves. Run the same command again to continue.
+    Their metadata say whether they are labels or images. Run the same command again to continue.
     """
     from volpipe.api.compare import default_name
 

@@ -55,7 +55,7 @@ def manifest(
     size: Annotated[
         list[str] | None, typer.Option(metavar="CLAIM=SIZE", help="Make a claim of this size, such as scratch=10Ti.")
     ] = None,
-    storage_class: Annotated[str | None, typer.Option(metavar="NAME", help="Storage class of these claims.")] = None,
+    storage_class: Annotated[str | None, typer.Option(metavar="NAME", help="Storage class of the claims.")] = None,
     directory: Annotated[
         Path | None,
         typer.Option(metavar="BASE", help="Write the manifests to this folder, as a base for kustomize."),

@@ -137,6 +137,9 @@ def driver_line(
     note = driver.note
     how_far = "" if note is None or note.part is None else f", {note.part:.0%} done"
     left = "" if seconds_left is None else f", about {duration(seconds_left)} left"
+    if driver.waits:
+        lacks = f", {count(num_missing, 'part')} missing" if num_missing else ""
+        return f"{output}: {'complete' if is_complete else f'not complete{lacks}'}; {waiting_line(driver)}"
     if driver.state == "running":
         return f"{output}: {driver.name} is at work{how_far}{left}"
     if is_complete:
@@ -153,6 +156,11 @@ def driver_line(
         return f"{output}: stopped by an error, which its log has; nobody works on it. {_command(note)}"
     lacks = f", {count(num_missing, 'part')} missing" if num_missing else ""
     return f"{output}: not complete{lacks}; nobody works on it. {_command(note)}"
+
+
+def waiting_line(driver: Driver) -> str:
+    """Return that a driver follows a volume, and when it looks at that next."""
+    return f"{driver.name} follows the volume, and looks again at {time.strftime('%T', time.localtime(driver.waits))}"
 
 
 def _command(note: Note | None) -> str:

@@ -20,9 +20,10 @@ from volpipe.training.search.trials import TrialResult
 from volpipe.workflow.batch_table import BatchReport
 from volpipe.workflow.execute import FlowReport
 
-State = Literal["running", "complete", "incomplete", "stopped", "interrupted", "refused", "failed"]
-"""complete: nothing is missing of what was asked for · incomplete: it came to its end, and parts are missing · stopped:
-too much failed · interrupted: somebody stopped it · refused: nothing began · failed: a fault that nobody foresaw."""
+State = Literal["running", "waiting", "complete", "incomplete", "stopped", "interrupted", "refused", "failed"]
+"""waiting: until a volume that is followed is looked at again · complete: nothing is missing of what was asked for ·
+incomplete: it came to its end, and parts are missing · stopped: too much failed · interrupted: somebody stopped it ·
+refused: nothing began · failed: a fault that nobody foresaw."""
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,9 @@ def standing(folder: Path, journal: Path, *, is_complete: bool, num_missing: int
     """Return how the work in `folder` stands; a driver that has said that it leaves is at work no more."""
     driver = find_driver(folder, journal)
     note = driver.note
+    if driver.waits and is_complete:
+        followed = f"{driver.name} follows its volume: this page is of the last look that found something."
+        return Standing("complete", True, followed, driver)
     if driver.is_at_work and (note is None or not note.ended):
         part = "" if note is None or note.part is None else f", {note.part:.0%} done"
         return Standing(f"running{part}", True, f"{driver.name} is at work.", driver)

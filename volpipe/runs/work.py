@@ -37,7 +37,7 @@ from volpipe.runs.pages import (
 )
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import Updated
+from volpipe.runs.updates import TakesBack
 from volpipe.runs.worker import Written
 from volpipe.volumes.storage import paths
 
@@ -79,11 +79,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Listener:
-    """Callbacks: the plan, its forecast where one is asked for, before anything runs, and progress."""
+    """Callbacks: the plan, its forecast where one is asked for, before anything runs, progress, and looks.
+
+    `on_look` is called after each look at a volume that is followed, with what came of it (workflow.follow.Look).
+    """
 
     on_plan: Callable[[Any, RunFolder], None] = lambda plan, folder: None  # Any: a plan of the work's kind
     on_estimate: Callable[[Any], None] | None = None
     on_progress: Callable[[Progress], None] = lambda progress: None
+    on_look: Callable[[Any], None] = lambda look: None
 
 
 SILENT, PLAIN = Listener(), Options()
@@ -131,7 +135,7 @@ class JournalAccount:
             RunError: its journal is damaged, or of another version.
         """
         for record in self._reader.records():
-            if isinstance(record.result, Updated):
+            if isinstance(record.result, TakesBack):
                 self._take_anew()
                 break
             self._add(record)
@@ -145,7 +149,7 @@ class JournalAccount:
         return JournalProgress(schedule, latest, self._totals, is_complete, self._has_output)
 
     def _take_anew(self) -> None:
-        """Take what the journal has, in which an update took units back, until nothing more has come meanwhile."""
+        """Take what the journal has, in which units were taken back, until nothing more has come meanwhile."""
         num_new = 1
         while num_new:
             self._begin()
