@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draws the figures of docs/concepts, docs/tutorials and docs/howto into docs/figures, from the code and invented tissue.
+"""Draws the figures of docs/concepts, docs/tutorials and docs/howto into docs/figures, from code and invented tissue.
 
 The curves are the weights that a run uses (volpipe/geometry/blend.py); the pictures are of runs over `volpipe sample`.
 Not here: the figures of README.md and of the front page. `scripts/figures_concepts.py NAME…` draws some alone.
@@ -21,6 +21,9 @@ from volpipe.geometry.grid import Lattice
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
 COLOURS = ("#3b6ea5", "#c8553d", "#4b8b5f", "#8a6bab", "#b8862b")
 INK, PALE, LINE = "#222222", "#e8eef5", "#8899aa"
+
+
+Points = Sequence[tuple[float, float]]
 
 
 class Drawing:
@@ -168,9 +171,7 @@ def draw_resume() -> None:
         drawing.box(510, 50 + 50 * row, 115, 34, "#cfe3d4")
     drawing.line([(362, 40), (362, 150)], COLOURS[1], 2, "5 3")
     drawing.text(362, 168, "killed", "middle", COLOURS[1])
-    drawing.text(
-        60, 205, "green: its files are whole, and a line of the journal names them with their checksums", size=12
-    )
+    drawing.text(60, 205, "green: its files are whole, and the journal names them with their checksums", size=12)
     drawing.text(60, 225, "red: under way, no line in the journal: computed again, its files written anew", size=12)
     drawing.save("resume.svg")
 
