@@ -114,6 +114,11 @@ def volume(page: Page) -> None:
     (page.folder / "volume.n5" / "attributes.json").write_text('{"n5": "2.0.0"}')
 
 
+def coarse_volume(page: Page) -> None:
+    """volume.n5, whose one array is the mean of pairs of slices of truth.n5/raw."""
+    vp.convert(vp.open(invented("sample.n5"), "raw"), page.folder / "volume.n5" / "raw", bin=(2, 1, 1))
+
+
 def truth(page: Page) -> None:
     """truth.n5 with raw and labels; truth.zarr, which are the labels."""
     path = put(page, "truth.n5")
@@ -121,11 +126,12 @@ def truth(page: Page) -> None:
 
 
 def raw_folder(page: Page) -> None:
-    """raw/ with thin.n5 and thick.n5, in each an array em."""
-    for seed, name in enumerate(("thin", "thick")):
+    """raw/ with thin.n5 and thick.n5, in each an array em; and more.csv, which names another volume."""
+    for seed, name in enumerate(("raw/thin.n5", "raw/thick.n5", "other.n5")):
         source = vp.open(invented("sample.n5"), "raw").open()[:48, : 48 - 8 * seed, :48]
-        path = write_volume(page.folder / "raw" / f"{name}.n5", source + np.uint8(seed))
+        path = write_volume(page.folder / name, source + np.uint8(seed))
         (path / "raw").rename(path / "em")
+    (page.folder / "more.csv").write_text("volume\nother.n5/em\n")
 
 
 def affinities(page: Page) -> None:
@@ -145,6 +151,29 @@ def output(page: Page) -> None:
     if not (page.folder / "cells.n5").exists():
         cells(page)
     page.bash("volpipe run --config threads -o out.zarr cells.n5/raw")
+
+
+def two_outputs(page: Page) -> None:
+    """old.zarr and new.zarr, which differ by the blend of their windows."""
+    cells(page)
+    for name, blend in (("old", "crop"), ("new", "hann")):
+        windows = f"--set windows.shape=[48,48,48] --set windows.overlap=[20,20,20] --set windows.blend={blend}"
+        page.bash(f"volpipe run --config threads {windows} -o {name}.zarr cells.n5/raw")
+
+
+def two_batches(page: Page) -> None:
+    """old/ and new/, the outputs of two batches over raw/."""
+    raw_folder(page)
+    for name, clip in (("old", 255), ("new", 128)):
+        low = f"--set net.name=identity --set normalise.high={clip} --set normalise.low=0"
+        page.bash(f"volpipe batch --config threads {low} 'raw/*.n5/em' -o {name}/")
+
+
+def a_batch(page: Page) -> None:
+    """reprocess.toml, a batch over raw/ that is complete."""
+    raw_folder(page)
+    (page.folder / "reprocess.toml").write_text('volumes = ["raw/*.n5/em"]\nout = "restored"\n')
+    page.bash("volpipe batch --config threads reprocess.toml")
 
 
 def labels(page: Page) -> None:

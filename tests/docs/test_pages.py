@@ -21,22 +21,13 @@ import volpipe
 
 NOT_YET = {
     "README.md",
-    "docs/flows.md",
-    "docs/segmentation.md",
-    "docs/compare.md",
-    "docs/faults.md",
     "docs/formats.md",
     "docs/kubernetes.md",
     "docs/models.md",
     "docs/notebooks.md",
     "docs/performance.md",
-    "docs/report.md",
-    "docs/slurm.md",
     "docs/training.md",
-    "docs/trust.md",
     "docs/update.md",
-    "docs/view.md",
-    "docs/watching.md",
 }  # pages whose blocks are still to be marked
 MARKS = {"slurm": pytest.mark.slurm}  # of pages with a fixture
 PAGES = [
