@@ -79,7 +79,7 @@ def begin(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen
         return subprocess.Popen(
             [sys.executable, "-m", "volpipe", *arguments],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "VOLPIPE_WORKERS": "1"} | environment,
+            env={"VOLPIPE_WORKERS": "1"} | os.environ | {"PYTHONPATH": str(ROOT)} | environment,
             stdout=out,
             stderr=err,
             text=True,

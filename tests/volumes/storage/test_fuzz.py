@@ -86,7 +86,7 @@ def _die(name: str, seed: int, number: int, pristine: Path, folder: Path) -> Out
     if number == 5:
         time.sleep(600)
     if number == 7:
-        np.ones(2**29, np.uint8)
+        np.ones(5 * 2**26, np.uint8)
     return Outcome("refused")
 
 
@@ -97,7 +97,7 @@ def _work(pipe: object, folder: str) -> None:
 
 
 def test_crash_hang_and_memory_are_seen_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "HANG_SECONDS", 8.0)
+    monkeypatch.setattr(main, "HANG_SECONDS", 15.0)
 
     class Context:
         """Starts `_work` in place of `work`."""
