@@ -22,9 +22,6 @@ import volpipe
 NOT_YET = {
     "README.md",
     "docs/formats.md",
-    "docs/kubernetes.md",
-    "docs/models.md",
-    "docs/notebooks.md",
     "docs/performance.md",
     "docs/training.md",
     "docs/update.md",
