@@ -193,6 +193,21 @@ def labels(page: Page) -> None:
     page.bash("volpipe segment --config threads -o labels.zarr cells_affinities.zarr")
 
 
+def training(page: Page) -> None:
+    """mine.toml, a training of four steps with a sweep and a search; and b.n5, another volume for it."""
+    from trainings import LEANING, make_folder
+
+    steps = "[train]\nsteps = 4\nwarm_up = 1\nthreads = 1\nschedule = 'constant'\nvalidate_every = 2\n"
+    more = (
+        "[sweep]\n'train.learning_rate' = [1e-3, 3e-4]\n"
+        "[tune]\ntrials = 2\n'train.learning_rate' = { low = 1e-4, high = 1e-2, log = true }\n"
+    )
+    make_folder(page.folder)
+    (page.folder / "recipe.toml").unlink()
+    (page.folder / "mine.toml").write_text(LEANING + steps + more)
+    vp.convert(vp.open(page.folder / "v.tif"), page.folder / "b.n5")
+
+
 # Nets
 
 

@@ -23,7 +23,6 @@ NOT_YET = {
     "README.md",
     "docs/formats.md",
     "docs/performance.md",
-    "docs/training.md",
     "docs/update.md",
 }  # pages whose blocks are still to be marked
 MARKS = {"slurm": pytest.mark.slurm}  # of pages with a fixture
