@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from volpipe.volumes.storage import object_store
 
@@ -18,6 +18,13 @@ from volpipe.volumes.storage import object_store
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("drawn", deadline=None, print_blob=True)
 settings.load_profile("same")
+
+
+def examples(few: int, many: int) -> settings:
+    """Return how many examples of a law are tried: `few`, as each is a run; `many` of those that are drawn anew."""
+    is_drawn = settings.get_current_profile_name() == "drawn"
+    return settings(max_examples=many if is_drawn else few, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
 
 os.environ.pop("COLUMNS", None)  # which pytest-xdist sets: tables would be as narrow
 # Commands that tests start are interrupted, also where these tests run in the background or under nohup.

@@ -22,7 +22,19 @@ from volpipe.blockwise.loop import perform
 from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.usage import Usage
-from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Observer, Steps, Together, Until, Work, observing
+from volpipe.blockwise.work import (
+    POOL,
+    RELEASED,
+    Ended,
+    Errand,
+    Observer,
+    Pause,
+    Steps,
+    Together,
+    Until,
+    Work,
+    observing,
+)
 from volpipe.errors import PlanError, RunError, RunStopped, SiteError, VolpipeError
 from volpipe.runs.presence import present, read_note
 
@@ -397,6 +409,79 @@ def test_workers_stay_while_a_work_may_still_ask_for_them() -> None:
     perform_all(pool, [first, Errand("late", late)])
     assert order == ["+first", "-first", "open True"]
     assert pool.num_starts == 1
+
+
+def test_a_pause_has_no_workers_and_later_steps_get_others() -> None:
+    pool, open_then, done = Pool(), list[bool](), list[int]()
+
+    def is_over() -> bool:
+        open_then.append(pool.is_open)
+        return len(open_then) % 4 == 0
+
+    def steps() -> Steps[None]:
+        for number in range(3):
+            part = Part(f"part {number}", pool)
+            yield from part.steps()
+            done.append(len(part.marked))
+            yield Pause(is_over)
+
+    perform(Errand("all", steps), pool.start)
+    assert done == [8] * 3
+    assert open_then == [False] * 12
+    assert pool.num_starts == 3
+
+
+def test_a_pause_waits_for_tasks_that_are_under_way() -> None:
+    """Those of a phase that failed, which would otherwise write while the next ones do."""
+    pool, left = Pool(2), list[int]()
+
+    def is_over() -> bool:
+        left.append(len(pool._in_flight))
+        if len(left) % 3 == 0 and left[-1]:
+            pool.show(None)  # type: ignore[arg-type]  # another one comes back
+        return True
+
+    def failing() -> Steps[None]:
+        part = Part("failing", pool)
+        show, num_shown = pool.show, 0
+
+        def fail(progress: Progress) -> None:
+            nonlocal num_shown
+            show(progress)
+            num_shown += 1
+            if num_shown == 3:
+                raise RunError("no more")
+
+        pool.show = fail  # type: ignore[method-assign]
+        try:
+            yield from part.steps()
+        except RunError:
+            pool.show = show  # type: ignore[method-assign]
+        assert pool.is_open and pool._in_flight
+        yield Pause(is_over)
+        assert not pool.is_open and not pool._in_flight
+
+    perform(Errand("all", failing), pool.start)
+    assert left[0] > 0
+
+
+def test_an_interrupt_ends_a_pause_at_once() -> None:
+    pool, seen = Pool(), list[BaseException]()
+
+    def is_over() -> bool:
+        INTERRUPTS.ask()
+        return False
+
+    def steps() -> Steps[None]:
+        try:
+            yield Pause(is_over)
+        except KeyboardInterrupt as error:
+            seen.append(error)
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        perform(Errand("all", steps), pool.start)
+    assert len(seen) == 1
 
 
 # ---- logs

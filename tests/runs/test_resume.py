@@ -88,7 +88,7 @@ def test_interrupted_by_a_signal_a_run_says_so_and_leaves_no_process(
         ended = slow.finish()
         assert time.monotonic() - began < 20
         assert ended.code == INTERRUPTED
-        assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
+        assert ended.err.splitlines()[-1] == "volpipe: interrupted; run the same command again to continue"
         assert "Traceback" not in ended.err
         wait_until(lambda: not processes_in(slow.folder), 3)
         assert slow.computed(slow.num_sessions).total() >= 16
@@ -121,7 +121,7 @@ def test_after_a_second_signal_no_task_is_waited_for(tmp_path: Path) -> None:
     began = time.monotonic()
     ended = endless.finish()
     assert time.monotonic() - began < GRACE_SECONDS - 5
-    assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
+    assert ended.err.splitlines()[-1] == "volpipe: interrupted; run the same command again to continue"
     wait_until(lambda: not processes_in(endless.folder), 5)
     assert endless.marked() == set()
 

@@ -45,6 +45,7 @@ def batch(
     dry_run: bool = False,
     tolerate: float = 0.1,
     same_input: bool = False,
+    update: bool = False,
     trust_model: bool = False,
     parents: bool = True,
     search_path: Path | None = None,
@@ -52,7 +53,7 @@ def batch(
     listener: BatchListener | None = None,
     metrics: str | int | Path | None = None,
 ) -> BatchReport:
-    """Run a recipe over many volumes; the same call again goes on, and leaves alone what is complete and unchanged.
+    """Run a recipe over many volumes; call it again to continue; it leaves alone what is complete and unchanged.
 
     Args:
         volumes: a batch's TOML file; or places of volumes, patterns such as "raw/*.n5/em", CSV and text files of them,
@@ -67,6 +68,7 @@ def batch(
         dry_run: say how the outputs stand, and run nothing.
         tolerate: share of a dataset's blocks begun that may fail before its run stops.
         same_input: go on with inputs whose files have other times or sizes, if the voxels that are compared agree.
+        update: of outputs of one net, compute again what rests on voxels of their volumes that have changed.
         trust_model: load a net's file that is code, TorchScript or torch.export.
         parents: make folders for the outputs, where there are none.
         search_path: folder that relative names in recipes count from; the current one where None.
@@ -85,6 +87,7 @@ def batch(
     options = BatchOptions(
         at_once=at_once or tree.at_once or AT_ONCE,
         fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input,
+        update=update,
     )  # fmt: skip
     prepare = partial(_plan, settings=settings, trust_model=trust_model, search_path=search_path or Path.cwd())
     with monitored(metrics, "batch", recipe), _listening(progress, listener) as hears:

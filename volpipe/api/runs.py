@@ -6,6 +6,7 @@ Not here: the work (workflow, runs), or printing (cli).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from volpipe.volumes.volume import open_volume
 from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
 from volpipe.workflow.driver import Listener, Report, execute, preview
 from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
+from volpipe.workflow.follow import execute_following
 from volpipe.workflow.plan import FlowPlan, plan_flow
 from volpipe.workflow.prepare import prepare, prepare_for
 from volpipe.workflow.stages import StagePlan
@@ -206,13 +208,14 @@ def run(
     update: bool = False,
     measure_again: bool = False,
     adopt: int = 0,
+    follow: float | None = None,
     search_path: Path | None = None,
     progress: bool | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     listener: Listener | FlowListener | None = None,
     metrics: str | int | Path | None = None,
 ) -> Report | FlowReport:
-    """Run a net over `volume`, or the stages of a recipe; the same call again goes on where an interrupted one stopped.
+    """Run a net over `volume`, or the stages of a recipe; call it again to continue an interrupted run.
 
     Args:
         volume: a location, a volume, or the plan that `plan` returned.
@@ -226,6 +229,8 @@ def run(
         update: compute again what rests on voxels of the volume that have changed, and nothing else.
         measure_again: with `update`, measure the volume again, and compute everything.
         adopt: with `update`, of a run that did not note what blocks read: so many are computed and compared, not all.
+        follow: as `update`, and again so many seconds after each end, until a file "stop" in the run's folder, or
+            Ctrl-C, says that it is enough; the listener's `on_look` is called each time, the report is the last.
         progress: show how far it is; None: in a notebook, below its cell, unless one of the next two is given.
         on_progress: called at every change and every half second; of several stages, for each.
         listener: called with the plan and its forecast as well, in place of `on_progress` and of what is shown.
@@ -239,7 +244,9 @@ def run(
     planned = volume
     if not isinstance(planned, Plan | FlowPlan):
         planned = plan(planned, recipe, out=out, settings=settings, search_path=search_path)
-    changes = {"update": update, "measure_again": measure_again, "adopt": adopt}
+    changes = {"update": update or follow is not None, "measure_again": measure_again, "adopt": adopt}
+    if follow is not None and not 0 < follow < math.inf:
+        raise PlanError(f"follow is {follow:g} s; give the seconds from the end of one look to the next")
     start, name = site_of(site)
     options: dict[str, Any] = {  # Any: as `execute` takes them
         "fresh": fresh, "keep_tensors": keep_tensors, "site": name, "tolerated": tolerate, "same_input": same_input,
@@ -250,7 +257,12 @@ def run(
             of_stages = listener if isinstance(listener, FlowListener) else FlowListener(of_stage=hears)
             return execute_flow(planned, start, listener=of_stages, **options)
         box = find_part(only, planned.out_shape) if isinstance(only, str) else only
-        return execute(planned, start, only=box, listener=hears(planned), **options, **changes)
+        options |= {"only": box, "listener": hears(planned), **changes}
+        return (
+            execute(planned, start, **options)
+            if follow is None
+            else execute_following(planned, start, follow, **options)
+        )
 
 
 def _check_stages(only: str | Box | None, changes: Mapping[str, object]) -> None:

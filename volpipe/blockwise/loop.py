@@ -29,6 +29,7 @@ from volpipe.blockwise.work import (
     RELEASED,
     Ended,
     Observer,
+    Pause,
     Place,
     Step,
     Steps,
@@ -156,9 +157,12 @@ class _Loop:
             self._receive()
         if time.monotonic() - self._ticked >= TICK_SECONDS:  # also where tasks come back all the time
             self._tick_together()
+        if not self._in_flight.total():
+            self._release()
         if not self._nodes or (not INTERRUPTS.is_asked and self._step()):
             return
-        if not self._in_flight.total() and not INTERRUPTS.is_asked:
+        is_pausing = any(isinstance(node.step, Pause) for node in self._nodes)
+        if not self._in_flight.total() and not INTERRUPTS.is_asked and not is_pausing:
             raise RuntimeError(f"works wait for each other: {[node.work.name for node in self._nodes]}")
         try:
             self._receive(TICK_SECONDS)
@@ -185,6 +189,8 @@ class _Loop:
             return node.is_idle
         if isinstance(step, Until):
             return step.condition()
+        if isinstance(step, Pause):  # what is under way was sent by a look that failed, and may write yet
+            return step.condition() and not self._in_flight.total()
         return not isinstance(step, Together) or (node.coming is None and not node.num_open)
 
     def _by_turn(self) -> list[_Node]:
@@ -192,6 +198,7 @@ class _Loop:
 
     def _give_pool(self, node: _Node) -> Step:
         """Let `node` go on with the pool, or by the error that there is none."""
+        node.is_released = False
         try:
             pool = self._started()
         except Exception as error:
@@ -257,17 +264,20 @@ class _Loop:
             self._wait_for(node, step)
 
     def _wait_for(self, node: _Node, step: Step) -> None:
-        node.step, node.is_idle = step, False
+        node.step, node.is_idle, node.is_released = step, False, step is RELEASED or isinstance(step, Pause)
         if isinstance(step, Phase):
             step.begin(self._started().slots, self._reported)
         elif isinstance(step, Together):
             node.waiting, node.num_begun = iter(step.works), 0
             self._look_ahead(node)
-        elif step is RELEASED:
-            node.is_released = True
-            if all(n.is_released or (isinstance(n.step, Together) and n.coming is None) for n in self._nodes):
-                self._pool = None
-                self._stack.close()
+
+    def _release(self) -> None:
+        """Stop the workers if no work needs them any more."""
+        if self._pool is None:
+            return
+        if all(node.is_released or (isinstance(node.step, Together) and node.coming is None) for node in self._nodes):
+            self._pool = None
+            self._stack.close()
 
     def _end(self, node: _Node, ended: Ended[Any]) -> None:
         """Close `node`, and hand over how it ended."""

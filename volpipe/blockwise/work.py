@@ -8,6 +8,7 @@ a segmentation, an evaluation, a training, a rehearsal, or many of them together
     yield Together(works, …)      other works are done side by side
     yield Until(condition)        other work has come as far
     yield RELEASED                workers are needed no more
+    yield Pause(condition)        time has passed, without workers
     return report
 
 Observers hear of all that the loop does, whatever the work: metrics, logs, notifications.
@@ -80,7 +81,17 @@ class Until:
     condition: Callable[[], bool]
 
 
-Step = Need | Until | Phase | Together
+@dataclass(frozen=True)
+class Pause:
+    """A step that is over when the condition holds, which time brings about, or somebody outside.
+
+    Workers are stopped meanwhile, once what they do has come back; who needs some later asks for a pool again.
+    """
+
+    condition: Callable[[], bool]
+
+
+Step = Need | Until | Pause | Phase | Together
 Steps = Generator[Step, Any, R]
 
 

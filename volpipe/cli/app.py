@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.cli import batch, data, evaluate, k8s, net, outputs, search, segment, shipped, train, viewer, workflow
 from volpipe.cli.options import (
     Adopt,
+    Follow,
     Grouped,
     MeasureAgain,
     Parents,
@@ -68,7 +70,7 @@ from volpipe.monitoring.command import current, watched
 from volpipe.resolve import describe_error
 from volpipe.runs.presence import COMMAND
 from volpipe.sites.find import name_user
-from volpipe.units import count
+from volpipe.units import count, duration
 
 if TYPE_CHECKING:
     from volpipe.api.runs import Request
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from volpipe.inference.plan import Plan
     from volpipe.runs.run_folder import RunFolder
     from volpipe.workflow.driver import Listener, Report
+    from volpipe.workflow.follow import Look
     from volpipe.workflow.plan import FlowPlan
 
 WIDTH = 120  # of help, at most
@@ -87,7 +90,7 @@ START = """Start here:
   volpipe sample sample.n5                    make a small volume to try things on
   volpipe info sample.n5/raw                  what a volume is
   volpipe plan sample.n5/raw                  what a run would take, before it does
-  volpipe run sample.n5/raw -o restored.zarr  run the default recipe; again, to continue after an interruption
+  volpipe run sample.n5/raw -o restored.zarr  run the default recipe; repeat it to continue after an interruption
 """
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 
@@ -180,14 +183,15 @@ def run(
     update: Update = False,
     measure_again: MeasureAgain = False,
     adopt: Adopt = 0,
+    follow: Follow = None,
     details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
 ) -> None:
-    """Run a net, or a recipe's stages, over VOLUME; again, to continue an interrupted run."""
+    """Run a net, or a recipe's stages, over VOLUME; run the same command again to continue an interrupted run."""
     with interruptible():
         asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
         if asked.has_stages and only is not None:
             raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
-        if asked.has_stages and (update or measure_again or adopt):
+        if asked.has_stages and (update or measure_again or adopt or follow is not None):
             raise VolpipeError("--update is for one net; leave it out, or make the stages again with --fresh")
         planned, tolerated = _plan(asked, config), 0 if strict else tolerate
         from volpipe.workflow.plan import FlowPlan
@@ -202,10 +206,15 @@ def run(
                 raise typer.Exit(DONE if is_whole else INCOMPLETE)
             report = volpipe.run(
                 planned, site=config, fresh=fresh, keep_tensors=keep_tensors, only=only, tolerate=tolerated,
-                same_input=same_input, update=update, measure_again=measure_again, adopt=adopt,
-                listener=_listener(planned, config, details, show),
+                same_input=same_input, update=update, measure_again=measure_again, adopt=adopt, follow=follow,
+                listener=_listener(planned, config, details, show, on_look=partial(_tell_look, seconds=follow or 0.0)),
             )  # fmt: skip
     assert isinstance(report, volpipe.Report)
+    if follow is not None:
+        if report.missing:
+            raise typer.Exit(INCOMPLETE)
+        out.print(f"stopped, as was asked; {planned.out} is complete, of its volume as it was then")
+        return
     if report.was_complete:
         news = ", and nothing has changed" if update else " already; nothing to do (--fresh starts over)"
         out.print(f"{planned.out} is complete{news}")
@@ -357,16 +366,17 @@ def main(began: float | None = None) -> None:
             if error.detail and not is_user_error(error.detail):
                 err.print(error.detail, markup=False)
             watch.is_stopped = True
-            _fail(str(error), INCOMPLETE)
+            _fail(str(error), INCOMPLETE, error)
         except VolpipeError as error:
             _fail(str(error), REFUSED)
         except OSError as error:
             _fail(describe_error(error), REFUSED)
 
 
-def _fail(sentence: str, code: int) -> NoReturn:
+def _fail(sentence: str, code: int, error: Exception | None = None) -> NoReturn:
+    """Print the notes of `error` and `sentence`, and end with `code`."""
     current().sentence = sentence
-    err.print(f"volpipe: {sentence}", markup=False)
+    err.print("\n".join((*getattr(error, "__notes__", ()), f"volpipe: {sentence}")), markup=False)
     sys.exit(code)
 
 
@@ -376,10 +386,27 @@ def _interrupt(signum: int, frame: Any) -> None:  # Any: a frame, unused
         os.write(sys.stderr.fileno(), current().as_printed(STOPPING))
 
 
-def _listener(plan: Plan, config: str, details: bool, show: Callable[..., Show], name: str = "") -> Listener:
+def _tell_look(look: Look[Report], seconds: float) -> None:
+    """Print what came of a look at a volume that is followed; nothing where nothing had changed."""
+    if look.report is None:
+        return  # the log has said why
+    if not look.report.was_complete:
+        _tell(look.report, None if look.number == 0 else time.time() - look.report.seconds)
+        if look.number == 0:
+            tell_report(look.report.folder)
+    if look.number == 0 or not look.report.was_complete:
+        told = "is not complete" if look.report.missing else "is complete"
+        again = f"looks again {duration(seconds)} later, and so on; Ctrl-C ends that"
+        out.print(f"{time.strftime('%F %T')} {look.report.plan.out} {told}; {again}", markup=False)
+
+
+def _listener(
+    plan: Plan, config: str, details: bool, show: Callable[..., Show], name: str = "",
+    on_look: Callable[[Look[Report]], None] = lambda look: None,
+) -> Listener:  # fmt: skip
     """Return a listener that prints the plan, all of it where `details` are asked for, and shows progress.
 
-    `name` is that of the stage, of several.
+    `name` is that of the stage, of several; `on_look` prints what came of a look at a volume that is followed.
     """
     from volpipe.workflow.driver import Listener
 
@@ -392,7 +419,7 @@ def _listener(plan: Plan, config: str, details: bool, show: Callable[..., Show],
     def on_plan(plan: Plan, folder: RunFolder) -> None:
         out.print(plan_summary(plan))
 
-    return Listener(on_plan, on_estimate, show(name, voxels_per_block(plan)))
+    return Listener(on_plan, on_estimate, show(name, voxels_per_block(plan)), on_look)
 
 
 def _request(

@@ -67,6 +67,9 @@ def batch(
         bool, typer.Option("--replace", help="Start over with outputs of another recipe, net, input or version.")
     ] = False,
     same_input: SameInput = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="Compute again what rests on voxels of VOLUMES that have changed.")
+    ] = False,
     tolerate: Annotated[
         float,
         typer.Option(metavar="SHARE", parser=share, help="Share of a dataset's blocks that may fail before it stops."),
@@ -77,13 +80,13 @@ def batch(
     trust_model: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:  # fmt: skip
-    """Run a recipe over many volumes on one pool of workers; again, to continue, without what is unchanged."""
+    """Run a recipe over many volumes on one pool of workers; repeat it to continue: unchanged ones are skipped."""
     try:
         with interruptible(), measuring_shown(), _listening(dry_run=dry_run, as_json=as_json) as listener:
             report = volpipe.batch(
                 volumes, recipe, out=out_path, site=config, settings=settings or [], at_once=at_once, fresh=fresh,
                 replace=replace, dry_run=dry_run, tolerate=0 if strict else tolerate, same_input=same_input,
-                trust_model=trust_model, parents=parents, listener=listener,
+                update=update, trust_model=trust_model, parents=parents, listener=listener,
             )  # fmt: skip
     except BatchError as error:
         err.print(mistake_table(error.mistakes))
@@ -127,10 +130,11 @@ def _tell(report: BatchReport) -> None:
     """Print how the datasets ended."""
     states = [row.ended for row in report.rows]
     if set(states) == {"unchanged"}:
-        out.print(f"{tally(states)}; nothing to do (--fresh starts over)")
+        looked = any(row.changes for row in report.rows)
+        out.print(f"{tally(states)}; {'nothing has changed' if looked else 'nothing to do (--fresh starts over)'}")
         return
     out.print(result_table(report.rows))
     out.print(f"{duration(report.seconds)} in all; the table is {report.folder}/batch.csv and batch.json", markup=False)
     tell_report(report.folder)
     if not report.is_complete:
-        err.print("the same command again goes on with what is not done")
+        err.print("run the same command again to continue with what is not done")

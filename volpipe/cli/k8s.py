@@ -125,7 +125,7 @@ def _parts(
         _check(context, command, claims)
         command, port = _with_metrics(context, command)
         job = driver_job(command, told.image, told.namespace, shape, folder=_folder(claims), metrics_port=port)
-        yield "job: the run; the same job again goes on from where it was", [job]
+        yield "job: the run; run the same job again to continue", [job]
 
 
 def _check(context: typer.Context, command: Sequence[str], claims: Sequence[Claim]) -> None:

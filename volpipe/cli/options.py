@@ -196,6 +196,13 @@ def seconds(text: str) -> float:
     return value
 
 
+def pause(text: str) -> float:
+    """Return `text` as the seconds of a pause."""
+    if not seconds(text):
+        raise typer.BadParameter(f"{text} is no pause; give {LEAST_SECONDS:g} s or more")
+    return seconds(text)
+
+
 def number(text: str) -> float:
     """Return `text` as a number, neither infinite nor nan."""
     try:
@@ -207,6 +214,15 @@ def number(text: str) -> float:
     return value
 
 
+Follow = Annotated[
+    float | None,
+    typer.Option(
+        "--follow",
+        metavar="SECONDS",
+        parser=pause,
+        help="As --update, and so long after each end once more, until Ctrl-C or a file `stop` in the run's folder.",
+    ),
+]
 Adopt = Annotated[
     int,
     typer.Option(

@@ -67,12 +67,15 @@ def mistake_table(mistakes: Sequence[tuple[str, str]], most: int | None = MOST_D
 
 def result_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> Table:
     """Return a line for each dataset: how it ended, what it took, and why it failed."""
-    table = table_of("dataset", "ended", "time", "cpu", "read", "written", "missing", "seams", "output, or why not")
+    names = ("dataset", "ended", "time", "cpu", "read", "written", "missing", "seams", "output, or why not")
+    looked = any(row.changes for row in rows)
+    table = table_of(*(*names[:2], "blocks changed", *names[2:]) if looked else names)
     for row in rows[:most]:
         took = row.cpu_seconds > 0
         table.add_row(
             escape(row.volume),
             row.ended,
+            *([row.changes] if looked else []),
             "" if row.wall_seconds is None else duration(row.wall_seconds),
             *((duration(row.cpu_seconds), size(row.read_bytes), size(row.written_bytes)) if took else ("", "", "")),
             f"{row.missing:,}" if row.missing else "",

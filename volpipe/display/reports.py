@@ -137,6 +137,9 @@ def driver_line(
     note = driver.note
     how_far = "" if note is None or note.part is None else f", {note.part:.0%} done"
     left = "" if seconds_left is None else f", about {duration(seconds_left)} left"
+    if driver.waits:
+        lacks = f", {count(num_missing, 'part')} missing" if num_missing else ""
+        return f"{output}: {'complete' if is_complete else f'not complete{lacks}'}; {waiting_line(driver)}"
     if driver.state == "running":
         return f"{output}: {driver.name} is at work{how_far}{left}"
     if is_complete:
@@ -155,12 +158,17 @@ def driver_line(
     return f"{output}: not complete{lacks}; nobody works on it. {_command(note)}"
 
 
+def waiting_line(driver: Driver) -> str:
+    """Return that a driver follows a volume, and when it looks at that next."""
+    return f"{driver.name} follows the volume, and looks again at {time.strftime('%T', time.localtime(driver.waits))}"
+
+
 def _command(note: Note | None) -> str:
     """Return how the work goes on."""
     if note is None or not note.command:
-        return "The same command again goes on with it."
+        return "Run the same command again to continue."
     place = "" if note.folder == str(Path.cwd()) else f"cd {shlex.quote(note.folder)} && "
-    return f"This command goes on with it: {place}{note.command}"
+    return f"To continue: {place}{note.command}"
 
 
 def missing_table(missing: Sequence[Missing], most: int | None = MOST_ROWS) -> Table:

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from volpipe.display.console import PLAIN_LINE_SECONDS, columns
 from volpipe.display.live_batches import Now, live_table
+from volpipe.display.reports import waiting_line
 from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def plain_line(status: Status) -> str:
     if status.pace is not None:
         parts += [f"loss {status.pace.loss:.4g}", _speed(status.pace)]
     left = "" if status.seconds_left is None else f"; about {duration(status.seconds_left)} left"
+    if status.driver.waits:
+        left = f"; {waiting_line(status.driver)}"
     return f"{status.output}: {', '.join(parts) or 'starting'}{left}"
 
 
@@ -117,7 +120,8 @@ def view(status: Status, height: int) -> RenderableType:
         table = _training_table(status, most)
     else:
         table = _stage_table(status, most)
-    return Group(Text(headline(status)), table, Text(f"{status.driver.name} is at work"))
+    last = waiting_line(status.driver) if status.driver.waits else f"{status.driver.name} is at work"
+    return Group(Text(headline(status)), table, Text(last))
 
 
 def headline(status: Status) -> str:

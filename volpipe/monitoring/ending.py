@@ -20,9 +20,10 @@ from volpipe.training.search.trials import TrialResult
 from volpipe.workflow.batch_table import BatchReport
 from volpipe.workflow.execute import FlowReport
 
-State = Literal["running", "complete", "incomplete", "stopped", "interrupted", "refused", "failed"]
-"""complete: nothing is missing of what was asked for · incomplete: it came to its end, and parts are missing · stopped:
-too much failed · interrupted: somebody stopped it · refused: nothing began · failed: a fault that nobody foresaw."""
+State = Literal["running", "waiting", "complete", "incomplete", "stopped", "interrupted", "refused", "failed"]
+"""waiting: until a volume that is followed is looked at again · complete: nothing is missing of what was asked for ·
+incomplete: it came to its end, and parts are missing · stopped: too much failed · interrupted: somebody stopped it ·
+refused: nothing began · failed: a fault that nobody foresaw."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def _of_many(reasons: Sequence[str], num_all: int, noun: str) -> Ending:
 def ending_by(error: BaseException) -> Ending:
     """Return how the work ended that raised `error`."""
     if isinstance(error, KeyboardInterrupt):
-        return Ending("interrupted", None, "interrupted; the same command again goes on from here")
+        return Ending("interrupted", None, "interrupted; run the same command again to continue")
     if isinstance(error, RunStopped):
         return Ending("stopped", None, str(error))
     if isinstance(error, VolpipeError | OSError):

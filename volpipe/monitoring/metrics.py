@@ -28,13 +28,23 @@ from volpipe.training.search.grid import SweepWork
 from volpipe.training.search.optuna import TuneWork
 from volpipe.workflow.batch import BatchWork
 from volpipe.workflow.execute import StageWork
+from volpipe.workflow.follow import FollowWork
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 log = logging.getLogger(__name__)
 
-STATES: tuple[State, ...] = ("running", "complete", "incomplete", "stopped", "interrupted", "refused", "failed")
+STATES: tuple[State, ...] = (
+    "running",
+    "waiting",
+    "complete",
+    "incomplete",
+    "stopped",
+    "interrupted",
+    "refused",
+    "failed",
+)
 MOST_FLOW_STAGES = 64  # labels of stages of flows: a batch may have a recipe for each of its datasets
 OTHER = "other"  # that of all beyond
 OF_STAGE = ("output", "flow_stage", "stage")
@@ -250,7 +260,9 @@ class Metrics(Witness):
 
         info = {"version": volpipe.__version__, "command": self.command, "recipe": self.recipe, "output": self.output}
         yield InfoMetricFamily("volpipe", "The work: version, command, recipe and output.", value=info)
-        states: dict[str, float] = {state: state == self.state for state in STATES}
+        is_waiting = self.state == "running" and isinstance(self.work, FollowWork) and self.work.waits
+        now = "waiting" if is_waiting else self.state
+        states: dict[str, float] = {state: state == now for state in STATES}
         yield from self._by_state("state", "1 for the state that the work is in, 0 for all others.", states)
         seconds = time.monotonic() - self._began
         yield from self._gauge("elapsed_seconds", "Seconds since the command began.", seconds)

@@ -210,7 +210,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         shards = self.shards()
         if not shards:
             raise RunError(
-                f"the {self.what} in {self.folder.path} has not written anything yet; `{self.goes_on}` goes on"
+                f"the {self.what} in {self.folder.path} has not written anything yet; run `{self.goes_on}` to continue"
             )
         verdict = check_files(self.plan.out, shards, metadata_of(self.folder), len(self.plan.factors))
         levels = [(self.due(level), len(self.plan.shards(level))) for level in range(len(self.plan.factors))]

@@ -161,12 +161,15 @@ def standing(folder: Path, journal: Path, *, is_complete: bool, num_missing: int
     """Return how the work in `folder` stands; a driver that has said that it leaves is at work no more."""
     driver = find_driver(folder, journal)
     note = driver.note
+    if driver.waits and is_complete:
+        followed = f"{driver.name} follows its volume: this page is of the last look that found something."
+        return Standing("complete", True, followed, driver)
     if driver.is_at_work and (note is None or not note.ended):
         part = "" if note is None or note.part is None else f", {note.part:.0%} done"
         return Standing(f"running{part}", True, f"{driver.name} is at work.", driver)
     if is_complete:
         return Standing("complete", True, "", driver)
-    again = "The same command again goes on with it."
+    again = "Run the same command again to continue."
     if num_missing:
         return Standing(f"{count(num_missing, 'part')} missing", False, again, driver)
     ended = note.ended if note is not None else driver.state
@@ -251,7 +254,11 @@ def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is
             "not counted" if on_disk is None else size(on_disk[0]),
         ),
         ("files of the output", files, "not counted" if on_disk is None else f"{on_disk[1]:,}"),
-        ("scratch at its highest", bytes_of(planned.scratch_bytes), size(tally.most_scratch_bytes)),
+        *(
+            [("scratch at its highest", bytes_of(planned.scratch_bytes), size(tally.most_scratch_bytes))]
+            if planned.scratch_bytes or tally.most_scratch_bytes
+            else []
+        ),
         ("memory of a worker", bytes_of(planned.memory_bytes, True), size(total.peak_bytes)),
     ]
     so_far = "" if is_complete else " What it took is so far."

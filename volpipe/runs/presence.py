@@ -74,6 +74,7 @@ class Note:
         part: the share of the longest stage that is done, 0 to 1, tasks under way included; None where unknown.
         seconds_left: None while that is not known.
         ended: how the driver left: "ended", "stopped" or "interrupted"; "" while it works.
+        waits: until when it waits for its input to change, seconds since 1970; 0 while it does not.
     """
 
     session: str
@@ -84,6 +85,7 @@ class Note:
     part: float | None = None
     seconds_left: float | None = None
     ended: str = ""
+    waits: float = 0.0
 
 
 @dataclass
@@ -98,13 +100,22 @@ class Presence:
         self, stages: Mapping[str, StageNote], part: float | None = None, seconds_left: float | None = None
     ) -> None:
         """Take note of how far the stages are, and write that now and then."""
-        self.note = replace(self.note, stages={**self.note.stages, **stages}, part=part, seconds_left=seconds_left)
-        if time.monotonic() - self._last >= SECONDS:
+        was_waiting = bool(self.note.waits)
+        self.note = replace(
+            self.note, stages={**self.note.stages, **stages}, part=part, seconds_left=seconds_left, waits=0.0
+        )
+        if was_waiting or time.monotonic() - self._last >= SECONDS:
+            self._write()
+
+    def wait(self, until: float) -> None:
+        """Say now and then that nothing is done until then, seconds since 1970."""
+        is_news, self.note = not self.note.waits, replace(self.note, waits=until, seconds_left=None)
+        if is_news or time.monotonic() - self._last >= SECONDS:
             self._write()
 
     def leave(self, ended: str) -> None:
         """Say how the work ended."""
-        self.note = replace(self.note, ended=ended, seconds_left=None)
+        self.note = replace(self.note, ended=ended, seconds_left=None, waits=0.0)
         self._write()
 
     def _write(self) -> None:
@@ -166,6 +177,11 @@ class Driver:
         """Whether it works, or worked a moment ago on a machine that cannot be asked."""
         fresh = self.silent_seconds is not None and self.silent_seconds < FRESH_SECONDS
         return self.state == "running" or (self.state == "unseen" and fresh)
+
+    @property
+    def waits(self) -> float:
+        """Until when a driver waits for its input to change, seconds since 1970; 0 where it does not, or is away."""
+        return self.note.waits if self.note is not None and self.is_at_work else 0.0
 
     @property
     def name(self) -> str:

@@ -25,6 +25,7 @@ from volpipe.nets.load import remembering
 from volpipe.recipes.batch import Dataset, Mistake
 from volpipe.recipes.workflow import VOLUME
 from volpipe.reporting.page import Page
+from volpipe.runs.growth import grown_plan
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import HeldWork, Listener, Options
@@ -32,8 +33,9 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import Location
 from volpipe.workflow.batch_table import BatchReport, DatasetRow, Table, read_table
-from volpipe.workflow.execute import work_for
-from volpipe.workflow.output_state import CHANGED, find_state, findings, share_left
+from volpipe.workflow.driver import Report
+from volpipe.workflow.execute import FlowReport, work_for
+from volpipe.workflow.output_state import CHANGED, State, find_state, findings, share_left
 from volpipe.workflow.pages import batch_page
 from volpipe.workflow.plan import FlowPlan, stages_of
 
@@ -45,7 +47,8 @@ Prepare = Callable[[Dataset], Plan | FlowPlan]
 class BatchOptions:
     """What holds for every dataset; as the arguments of `execute`.
 
-    `replace` makes anew what was made otherwise; no more than `at_once` datasets are at work at a time.
+    `replace` makes anew what was made otherwise, `update` what rests on voxels that have changed; no more than
+    `at_once` datasets are at work at a time.
     """
 
     fresh: bool = False
@@ -54,6 +57,11 @@ class BatchOptions:
     tolerated: float = TOLERATED_SHARE
     same_input: bool = False
     at_once: int = AT_ONCE
+    update: bool = False
+
+    def updates(self, plan: Plan | FlowPlan) -> bool:
+        """Whether the output of `plan` is updated, where it was begun."""
+        return self.update and not self.fresh and isinstance(plan, Plan)
 
 
 @dataclass
@@ -127,8 +135,8 @@ def _name(dataset: Dataset) -> str:
 
 
 def _row(dataset: Dataset, plan: Plan | FlowPlan, options: BatchOptions) -> DatasetRow:
-    state, why = find_state(plan, same_input=options.same_input)
-    is_done = state == "unchanged" and not options.fresh
+    state, why = _state(plan, options)
+    is_done = state == "unchanged" and not options.fresh and not options.updates(plan)
     stages = stages_of(plan)
     needs = [each for stage in stages if (each := stage.needs()) is not None]
     times = [seconds for _, seconds in needs]
@@ -147,6 +155,15 @@ def _row(dataset: Dataset, plan: Plan | FlowPlan, options: BatchOptions) -> Data
         warnings=tuple(plan.warnings()),
     )  # fmt: skip
     return replace(row, **findings(plan)) if is_done else row
+
+
+def _state(plan: Plan | FlowPlan, options: BatchOptions) -> tuple[State, str]:
+    """Return how the output of `plan` stands, and what differs; of one that is updated, its volume may have grown."""
+    grown = grown_plan(plan) if isinstance(plan, Plan) and options.updates(plan) else None
+    if grown is None:
+        return find_state(plan, same_input=options.same_input)
+    old = RunFolder.from_output(paths.locate(grown.out)).load(Plan)
+    return "input changed", "; ".join(old.changes(grown)) if old is not None else ""
 
 
 class _Places:
@@ -261,7 +278,12 @@ def check_changed(plan: BatchPlan, options: BatchOptions) -> None:
     Raises:
         BatchError: with each.
     """
-    changed = [(row.volume, f"{row.out}: {row.state}: {row.why}") for row in plan.rows if row.state in CHANGED]
+    taken = ("input changed",) if options.update else ()
+    changed = [
+        (row.volume, f"{row.out}: {row.state}: {row.why}")
+        for row in plan.rows
+        if row.state in CHANGED and row.state not in taken
+    ]
     if changed and not options.replace and not options.fresh:
         raise BatchError(
             f"{len(changed):,} of {len(plan.rows):,} outputs were made otherwise, and nothing was begun; --replace "
@@ -368,12 +390,28 @@ class DatasetWork:
         batch.table.set(self.number, replace(self.row, ended="running"))
         batch.listener.on_begin(self.number, batch.table.rows[self.number])
         plan = _planned_again(batch.plan, self.number, batch.prepare)
+        updates = batch.options.updates(plan) and (self.row.state == "input changed" or self.row.state not in CHANGED)
+        if isinstance(plan, Plan) and updates:
+            plan = grown_plan(plan) or plan
         options = Options(
-            fresh=batch.options.fresh or self.row.state in CHANGED, site=batch.options.site,
-            tolerated=batch.options.tolerated, same_input=batch.options.same_input,
+            fresh=batch.options.fresh or (self.row.state in CHANGED and not updates), site=batch.options.site,
+            tolerated=batch.options.tolerated, same_input=batch.options.same_input, update=updates,
         )  # fmt: skip
-        reason = (yield from work_for(plan, options, self._listener).steps()).open_reason
-        return {"ended": "incomplete" if reason else "done", "reason": reason, **findings(plan)}
+        report = yield from work_for(plan, options, self._listener).steps()
+        ended = "incomplete" if report.open_reason else "unchanged" if updates and report.was_complete else "done"
+        return {
+            "ended": ended,
+            "reason": report.open_reason,
+            **findings(plan),
+            **(self._changes(report) if updates else {}),
+        }
+
+    def _changes(self, report: Report | FlowReport) -> dict[str, int]:
+        """Return what the row says of an update; nothing of an output that was not there before."""
+        if self.row.state == "new" or not isinstance(report, Report):
+            return {}
+        computed = report.totals["infer"].units if "infer" in report.totals else 0
+        return {"changed_blocks": sum(update.changed for update in report.updates), "computed_blocks": computed}
 
     def _listener(self, stage: str) -> Listener:
         return Listener(on_progress=partial(self.batch.listener.on_progress, self.number, stage))

@@ -50,6 +50,8 @@ class DatasetRow:
         missing: parts that failed.
         warnings: about its net.
         provenance: a hash of what the output says of its origin.
+        changed_blocks, computed_blocks: by an update, those that had read voxels which changed, or lay at a face that
+            moved, and all that were computed again; None where nobody looked.
     """
 
     volume: str
@@ -76,6 +78,16 @@ class DatasetRow:
     missing: int = 0
     warnings: tuple[str, ...] = ()
     provenance: str = ""
+    changed_blocks: int | None = None
+    computed_blocks: int | None = None
+
+    @property
+    def changes(self) -> str:
+        """How many blocks had changed, of how many, and how many were computed; "" where nobody looked."""
+        if self.changed_blocks is None:
+            return ""
+        computed = f", {self.computed_blocks:,} computed" if self.computed_blocks else ""
+        return f"{self.changed_blocks:,} of {self.num_blocks:,}{computed}"
 
     @property
     def is_complete(self) -> bool:

@@ -251,7 +251,9 @@ class RunWork(OutputWork[Plan, Report]):
     def _selected(self) -> Selection:
         selection = self._selection()
         if selection is None:
-            raise RunError(f"the run in {self.folder.path} has not written anything yet; `{self.goes_on}` goes on")
+            raise RunError(
+                f"the run in {self.folder.path} has not written anything yet; run `{self.goes_on}` to continue"
+            )
         return selection
 
     def claim(self) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.stage import Schedule
-from volpipe.errors import RunError
+from volpipe.errors import RunError, VolpipeError
 from volpipe.evaluation.driver import EVALUATION_FILE, evaluation_parts
 from volpipe.reporting.page import (
     REPORT,
@@ -51,10 +52,12 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json
 from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
 from volpipe.workflow.entries import FLOW_FILE, Entry, find_entries, find_work, is_done
-from volpipe.workflow.pictures import stage_pictures, thumbnails
 
 NO_IMAGE = b"", ""
 MOST_BYTES = 64 << 20  # of journals of a batch that are read for its report
+MOST_THUMBNAILS, THUMBNAIL = 100, 128  # datasets of a batch, pixels
+MOST_STAGES = 12  # of a flow
+FLOW_SECTION = "Outputs"
 
 
 @dataclass(frozen=True)
@@ -238,16 +241,16 @@ def dataset_sheet(folder: Path, rows: Sequence[DatasetRow], images: Mapping[int,
          brief(row.cpu_seconds) if row.cpu_seconds else "", "×".join(map(str, row.shape)), row.num_blocks,
          bounded(row.output_bytes, row.is_measured), size(row.read_bytes), size(row.written_bytes), row.missing or "",
          ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()), row.recipe, row.out,
-         row.reason or row.why)
+         row.reason or row.why, row.changes)
         for number, row in enumerate(rows)
     ]  # fmt: skip
     names = ("dataset", "ended", "time", "CPU time", "voxels z,y,x", "blocks", "output planned", "read", "written",
-             "missing", "seams", "recipe", "output", "reason")  # fmt: skip
+             "missing", "seams", "recipe", "output", "reason", "blocks changed")  # fmt: skip
     caption = (
         "A name leads to the dataset's own report; its picture is a slice of the whole output. Read and written are "
         "of all its sessions."
     )
-    order = [0, 1, 13, 2, 9, *range(3, 9), 10, 11, 12]  # why a dataset failed and what is missing before the rest
+    order = [0, 1, 13, 14, 2, 9, *range(3, 9), 10, 11, 12]  # why a dataset failed and what is missing before the rest
     return filled(Sheet("", [names[i] for i in order], [[line[i] for i in order] for line in lines], caption))
 
 
@@ -264,6 +267,49 @@ def _short(volume: str) -> str:
 
 def _duration(seconds: float | None) -> str:
     return "" if seconds is None else brief(seconds)
+
+
+def stage_pictures(entries: Sequence[Entry]) -> list[Draft]:
+    """Return the main picture of each stage of a flow that makes a volume."""
+    makers = [entry for entry in entries if entry.kind != "evaluate"][:MOST_STAGES]
+    return [Draft(f"Output of stage {entry.name}", partial(_stage_picture, entry), FLOW_SECTION) for entry in makers]
+
+
+def _stage_picture(entry: Entry) -> list[Item]:
+    work = find_work(entry.run)
+    picture = None if work is None else work.main_picture(entry.name)
+    return [] if picture is None else [picture]
+
+
+def thumbnails(rows: Sequence[DatasetRow]) -> dict[int, tuple[bytes, str]]:
+    """Return a small picture, with its media type, of complete datasets by their numbers; of flows the last output.
+
+    They are of the first MOST_THUMBNAILS that have one.
+    """
+    pictures: dict[int, tuple[bytes, str]] = {}
+    for number, row in enumerate(rows):
+        if len(pictures) >= MOST_THUMBNAILS:
+            break
+        if row.is_complete and (picture := _thumbnail(row)) is not None:
+            pictures[number] = picture
+    return pictures
+
+
+def _thumbnail(row: DatasetRow) -> tuple[bytes, str] | None:
+    try:
+        works = [work for folder in _run_folders(row) if (work := find_work(folder)) is not None]
+        return works[-1].thumbnail(THUMBNAIL) if works else None
+    except (VolpipeError, OSError, ValueError):  # its own report says so
+        return None
+
+
+def _run_folders(row: DatasetRow) -> Iterator[RunFolder]:
+    """Yield the folders of the runs that make volumes of a dataset."""
+    entries = find_entries(row.out)
+    if entries is None:
+        yield RunFolder.find(row.out)
+    else:
+        yield from (entry.run for entry in entries if entry.kind != "evaluate")
 
 
 def find_page(output: str) -> tuple[Page, Path]:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.inference.output import check_name, check_output
+from volpipe.inference.output_plan import Source
 from volpipe.inference.plan import Plan, check_thickness, make_plan
+from volpipe.inference.roi import lay_mask
 from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
@@ -43,6 +45,15 @@ def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path
     check_shapes(recipe.net, net, plan.window, str(search_path))
     check_geometry(recipe.net, net, plan.window, str(search_path))
     return plan
+
+
+def prepare_again(plan: Plan) -> Plan:
+    """Return `plan` for its volume and its mask as they are now; the net is looked at only where these are others."""
+    volume = plan.source.volume()
+    laid = None if plan.mask is None else lay_mask(open_volume(plan.mask.path, plan.mask.key), volume)
+    if Source.from_volume(volume) == plan.source and laid == plan.mask:
+        return plan
+    return prepare_for(volume, plan.recipe, plan.out, Path(plan.search_path))
 
 
 def _open_mask(location: str | None, search_path: Path) -> Volume | None:

@@ -244,7 +244,9 @@ def test_a_killed_interchange_ends_the_run_in_a_sentence(base: Path, cluster: An
     interchange.kill()
     ended, sentence = finish_badly(slow)
     assert ended.code == 1
-    assert re.match("volpipe: the interchange of executor cpu ended .*; the same command again goes on", sentence)
+    assert re.match(
+        "volpipe: the interchange of executor cpu ended .*; run the same command again to continue", sentence
+    )
 
 
 def test_a_killed_driver_leaves_no_process_and_its_pods_go_when_the_run_goes_on(
@@ -313,7 +315,7 @@ def test_interrupting_a_run_removes_its_pods(base: Path, cluster: AnyCluster) ->
     slow.wait_for_calls(10)
     slow.interrupt(signal.SIGTERM)
     ended, sentence = finish_badly(slow)
-    assert (ended.code, sentence) == (INTERRUPTED, "volpipe: interrupted; the same command again goes on from here")
+    assert (ended.code, sentence) == (INTERRUPTED, "volpipe: interrupted; run the same command again to continue")
 
 
 def check_site(slow: SlowPods, wait: float = 120, out: Path | None = None) -> tuple[int, list[str]]:

@@ -474,7 +474,7 @@ def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm
     slow = disturbed(place / "stopped", slurm, press_ctrl_c)
     ended = slow.finish()
     assert ended.code == INTERRUPTED
-    assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
+    assert ended.err.splitlines()[-1] == "volpipe: interrupted; run the same command again to continue"
     check_gone(slow, slurm)
     assert slow.marked() == slow.computed(1).keys()  # nothing that was begun is lost
     assert len(slow.marked()) < NUM_BLOCKS

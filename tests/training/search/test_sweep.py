@@ -203,7 +203,9 @@ def test_a_training_that_is_asked_to_stop_says_so_and_goes_on(
         return take_step(state, *rest)
 
     monkeypatch.setattr(module, "take_step", asking)
-    assert give(*base).out == "stopped after 4 steps, as recipe.train/stop asks; the same command again goes on\n"
+    assert (
+        give(*base).out == "stopped after 4 steps, as recipe.train/stop asks; run the same command again to continue\n"
+    )
     monkeypatch.setattr(module, "take_step", take_step)
     assert give(*base).out.startswith("took 6 steps; the weights are in")
 
@@ -257,7 +259,8 @@ def test_a_sweep_that_is_told_to_stop_goes_on_to_the_same_bytes(folder: Path) ->
     ended = finish(folder, process, 60)
     assert ended.code == INTERRUPTED, ended.err
     assert (
-        ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from the newest checkpoints"
+        ended.err.splitlines()[-1]
+        == "volpipe: interrupted; run the same command again to continue from the newest checkpoints"
     )
     wait_until(lambda: not processes_in(folder), 30)
     assert not list((folder / "recipe.sweep").glob(f"*/{WEIGHTS}"))  # so that there was something left of each

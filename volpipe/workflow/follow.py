@@ -1,0 +1,216 @@
+"""Work that goes on with its volume: complete, it looks again and again for what has grown or changed meanwhile.
+
+Not here: how that is found and computed (runs.update, runs.growth), or the printing (cli). Each look is a whole session
+of an update, so that a kill at any point leaves what any update leaves. Between two looks there are no workers::
+
+    look ─ run ─┐ wait ┌ look ─ nothing ─┐ wait ┌ look ─ update ─┐ wait …
+        workers                                         workers
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from volpipe.blockwise.loop import perform
+from volpipe.blockwise.pool import Start
+from volpipe.blockwise.work import Pause, Steps
+from volpipe.errors import RunError, VolpipeError
+from volpipe.inference.plan import Plan
+from volpipe.reporting.page import Page
+from volpipe.resolve import describe_error
+from volpipe.runs.growth import grown_plan
+from volpipe.runs.presence import Presence
+from volpipe.runs.report import WorkReport
+from volpipe.runs.work import SILENT, HeldWork, Listener, Options
+from volpipe.units import duration
+from volpipe.volumes.storage.lock import check_holder
+from volpipe.workflow.driver import Report, RunWork
+from volpipe.workflow.prepare import prepare_again
+
+log = logging.getLogger(__name__)
+
+STOP = "stop"  # a file in the run's folder: one look more, and the work ends
+MOST_ALIKE, MOST_FAILED = 10, 100  # looks, one after the other, that fail by the same sentence, and by any
+
+R = TypeVar("R", bound=WorkReport)
+
+
+@dataclass(frozen=True)
+class Look(Generic[R]):
+    """One look at a volume that is followed, and what came of it.
+
+    Attributes:
+        number: the first has 0.
+        report: how the work ended that was found; None where an error ended it.
+        error: that which did.
+    """
+
+    number: int
+    report: R | None
+    error: VolpipeError | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why the output is not what the volume was when this look began; "" if it is."""
+        if self.report is None:
+            return str(self.error)
+        return self.report.open_reason
+
+
+class FollowWork(HeldWork[R]):
+    """Work that is done, and then an update of it again and again.
+
+    It ends by a signal, as any work does, or after the look that follows on a file STOP in its folder.
+
+    Args:
+        first: the work at the beginning, which may go on with what was begun.
+        again: returns its update, for the volume as it is at that moment; it is given the work of the look before.
+        seconds: from the end of a look to the next one.
+        on_look: called after each look.
+
+    Attributes:
+        waits: whether nothing is done at the moment.
+    """
+
+    def __init__(
+        self,
+        first: HeldWork[R],
+        again: Callable[[HeldWork[R]], HeldWork[R]],
+        seconds: float,
+        on_look: Callable[[Look[R]], None] = lambda look: None,
+    ) -> None:
+        self.work, self.again, self.seconds, self.on_look = first, again, seconds, on_look
+        self.folder, self.waits = first.folder, False
+        self._num_failed, self._num_alike, self._sentence = 0, 0, ""
+
+    @property
+    def name(self) -> str:
+        return self.work.name
+
+    def claim(self) -> None:
+        """Make sure that folder and output are the first work's to write; see `HeldWork`."""
+        self.work.claim()
+
+    def page(self, *, with_pictures: bool = True) -> Page:
+        """Return the report of the work; see `HeldWork`."""
+        return self.work.page(with_pictures=with_pictures)
+
+    def held_steps(self, name: str, presence: Presence) -> Steps[R]:
+        """Do the work, and its updates, until somebody asks to stop; return how the last look ended.
+
+        Raises:
+            VolpipeError: the first look failed by it, or the last of too many, or another driver holds the folder.
+        """
+        is_last = self._is_asked_to_stop  # before each look, which then sees all that was written until that moment
+        look: Look[R] = Look(0, (yield from self._steps_of(self.work, name, presence)))
+        while True:
+            self._count(look)
+            self.on_look(look)
+            is_given_up = self._num_alike >= MOST_ALIKE or self._num_failed >= MOST_FAILED
+            if look.report is not None and (is_last or is_given_up):
+                if is_last:
+                    self._stop.unlink(missing_ok=True)
+                return look.report
+            if look.error is not None and is_given_up:
+                raise look.error
+            yield from self._wait(presence)
+            check_holder(self.folder.path, name)
+            is_last = self._is_asked_to_stop
+            look = yield from self._look(look.number + 1, name, presence)
+
+    @property
+    def _stop(self) -> Path:
+        return self.folder.path / STOP
+
+    @property
+    def _is_asked_to_stop(self) -> bool:
+        return self._stop.exists()
+
+    def _steps_of(self, work: HeldWork[R], name: str, presence: Presence) -> Steps[R]:
+        """Do the work of a look, and write its report, which says that the volume is followed."""
+        with work.reporting():
+            report = yield from work.held_steps(name, presence)
+            presence.wait(time.time() + self.seconds)
+        return report
+
+    def _write_report(self, *, with_pictures: bool = True) -> bool:
+        """Write the report, unless somebody interrupts a wait: there is one, with pictures."""
+        return (with_pictures or not self.waits) and super()._write_report(with_pictures=with_pictures)
+
+    def _look(self, number: int, name: str, presence: Presence) -> Steps[Look[R]]:
+        """Look at the volume as it is now, and do what that asks for."""
+        presence.tell({})
+        try:
+            work = self.again(self.work)
+            work.claim()
+            self.work = work
+            return Look(number, (yield from self._steps_of(work, name, presence)))
+        except VolpipeError as error:
+            return Look(number, None, error)
+        except OSError as error:
+            described = VolpipeError(describe_error(error))
+            described.__cause__ = error
+            return Look(number, None, described)
+
+    def _wait(self, presence: Presence) -> Steps[None]:
+        """Let time pass without workers; a file STOP ends that early."""
+        end, until = time.monotonic() + self.seconds, time.time() + self.seconds
+
+        def is_over() -> bool:
+            presence.wait(until)
+            return time.monotonic() >= end or self._is_asked_to_stop
+
+        self.waits = True
+        yield Pause(is_over)
+        self.waits = False
+
+    def _count(self, look: Look[R]) -> None:
+        """Count looks that failed one after the other, and those that failed alike, and did nothing else."""
+        if not look.reason or (isinstance(look.report, Report) and look.report.updates):
+            self._num_failed, self._num_alike, self._sentence = 0, 0, ""
+            return
+        self._num_failed += 1
+        self._num_alike = self._num_alike + 1 if look.reason == self._sentence else 1
+        self._sentence = look.reason
+        log.warning(
+            "look %d at the volume: %s; it is tried again in %s (the same for the %d. time of %d)",
+            look.number, look.reason, duration(self.seconds), self._num_alike, MOST_ALIKE,
+        )  # fmt: skip
+
+
+def execute_following(
+    plan: Plan, start: Start, seconds: float, *, listener: Listener = SILENT, **options: Any
+) -> Report:
+    """Run `plan`, or resume it, and follow its volume until somebody asks to stop; return how the last look ended.
+
+    Args:
+        start: starts the workers for each look that finds something; it is given a folder for their files.
+        seconds: from the end of a look to the next one.
+        listener: its `on_look` is called after each look.
+        options: those of `Options`.
+
+    Raises:
+        RunError: another run's folder or output is in the way, or too much fails.
+        SiteError: the site cannot be used.
+    """
+    asked = Options(**options | {"update": True})
+    if asked.only is not None:
+        raise RunError("--follow takes all that changes in the volume, and --only leaves some out; give one of them")
+    first = RunWork(grown_plan(plan) or plan, asked, listener)
+    work = FollowWork(first, updated_again, seconds, listener.on_look)
+    return perform(work, partial(start, work.folder.parsl))
+
+
+def updated_again(work: HeldWork[Report]) -> RunWork:
+    """Return the update of a run for its volume as it is now; of its listener, who has heard of the plan, progress."""
+    assert isinstance(work, RunWork)
+    plan = prepare_again(work.plan)
+    options = dataclasses.replace(work.options, fresh=False, measure_again=False, adopt=0)
+    return RunWork(grown_plan(plan) or plan, options, Listener(on_progress=work.listener.on_progress))
