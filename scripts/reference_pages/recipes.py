@@ -99,7 +99,7 @@ def _first(model: type[BaseModel]) -> str:
 
 
 def _types(field: FieldInfo) -> str:
-    return cell(" or ".join(phrases(field.annotation, field.metadata)))
+    return cell(" or ".join(phrases(field.annotation, field.metadata)).replace("values such a value", "any values"))
 
 
 def _default(field: FieldInfo) -> str:
