@@ -94,7 +94,7 @@ def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None
 
 
 def _is_folder(place: Path) -> bool:
-    """Return whether a folder is here, so that what is missing in it is a mistake; in the root, mounts may be missing."""
+    """Return whether a folder is here, so that a name missing in it is a mistake; of the root, it may be a mount."""
     return place != Path("/") and place.exists()
 
 

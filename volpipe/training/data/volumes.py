@@ -111,8 +111,8 @@ def check_degrade(kind: str, net: str, scale: Sequence[int]) -> None:
     if kind == "none" and max(scale) > 1:
         made = " × ".join(map(str, scale))
         raise PlanError(
-            f"net {net} makes {made} voxels (z, y, x) of one, and degrade.kind is none, so that its input would be as fine "
-            "as the truth; set degrade.kind to bin, subsample or gaussian"
+            f"net {net} makes {made} voxels (z, y, x) of one, and degrade.kind is none, so that its input would be as "
+            "fine as the truth; set degrade.kind to bin, subsample or gaussian"
         )
 
 
