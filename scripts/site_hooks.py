@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shutil
+import tempfile
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
+PACKAGES = {"volpipe": "volpipe", "apps": "volpipe/apps", "models": "volpipe/models", "configs": "volpipe/configs"}
+NOT_SOURCES = shutil.ignore_patterns("__pycache__", "*.safetensors", "vega")
+TREE = tempfile.TemporaryDirectory(prefix="volpipe-site-")
 CARDS = "models/*.md"
 DOWNLOADS = ("notebooks/*.ipynb", "configs/*.json", "configs/*.py", "configs/*.toml")
 LINK = re.compile(r"(\]\()(?!\w+:)([^)#\s]+)((?:#[^)\s]*)?\))")
@@ -51,6 +57,15 @@ def moved_links(text: str, source: str, target: str) -> str:
     fences = FENCE.findall(text)
     parts = [LINK.sub(moved, part) for part in FENCE.split(text)]
     return "".join(part + fence for part, fence in zip(parts, [*fences, ""], strict=True))
+
+
+@event_priority(100)  # before mkdocstrings, which reads the path
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Lay the packages out as they install, apps, models and configs inside volpipe, where mkdocstrings looks."""
+    for name, place in PACKAGES.items():
+        shutil.copytree(ROOT / name, Path(TREE.name) / place, ignore=NOT_SOURCES, dirs_exist_ok=True)
+    config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [TREE.name]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -153,6 +153,16 @@ def output(page: Page) -> None:
     page.bash("volpipe run --config threads -o out.zarr cells.n5/raw")
 
 
+def another_output(page: Page) -> None:
+    """other.zarr, the output of a run of the identity over cells.n5."""
+    page.bash("volpipe run --config threads --set net.name=identity -o other.zarr cells.n5/raw")
+
+
+def small(page: Page) -> None:
+    """small.n5 with raw and labels, 32 × 48 × 48 voxels."""
+    put(page, "small.n5", "small.n5")
+
+
 def two_outputs(page: Page) -> None:
     """old.zarr and new.zarr, which differ by the blend of their windows."""
     cells(page)
@@ -181,6 +191,21 @@ def labels(page: Page) -> None:
     if not (page.folder / "cells_affinities.zarr").exists():
         affinities(page)
     page.bash("volpipe segment --config threads -o labels.zarr cells_affinities.zarr")
+
+
+def training(page: Page) -> None:
+    """mine.toml, a training of four steps with a sweep and a search; and b.n5, another volume for it."""
+    from trainings import LEANING, make_folder
+
+    steps = "[train]\nsteps = 4\nwarm_up = 1\nthreads = 1\nschedule = 'constant'\nvalidate_every = 2\n"
+    more = (
+        "[sweep]\n'train.learning_rate' = [1e-3, 3e-4]\n"
+        "[tune]\ntrials = 2\n'train.learning_rate' = { low = 1e-4, high = 1e-2, log = true }\n"
+    )
+    make_folder(page.folder)
+    (page.folder / "recipe.toml").unlink()
+    (page.folder / "mine.toml").write_text(LEANING + steps + more)
+    vp.convert(vp.open(page.folder / "v.tif"), page.folder / "b.n5")
 
 
 # Nets
@@ -213,6 +238,13 @@ def onnx_net(page: Page) -> None:
 
     torch.manual_seed(0)
     export_onnx(page.folder / "model.onnx", torch.nn.Conv3d(1, 1, 3, padding=1))
+
+
+def package(page: Page) -> None:
+    """affable-shark.zip, a package of bioimage.io that smooths."""
+    from zoo import smooth, zipped
+
+    zipped(smooth(page.folder.parent / "package"), page.folder / "affable-shark.zip")
 
 
 # Machines and programs
@@ -254,6 +286,14 @@ def kubectl(page: Page) -> None:
     page.shell.add_tool(
         "kubectl", KUBECTL.format(python=sys.executable, path=[str(support / "clusters"), str(support)])
     )
+
+
+def k8s_settings(page: Page) -> None:
+    """Settings of k8s_htex in the environment, as a reader's file has them."""
+    page.shell.environment |= {
+        "VOLPIPE_K8S_IMAGE": "lab/volpipe:1", "VOLPIPE_K8S_NAMESPACE": "em", "VOLPIPE_K8S_UID": "1000",
+        "VOLPIPE_K8S_CLAIMS": "em-data:/data:ro,scratch:/scratch",
+    }  # fmt: skip
 
 
 def pip(page: Page) -> None:

@@ -22,11 +22,7 @@ import volpipe
 NOT_YET = {
     "README.md",
     "docs/formats.md",
-    "docs/kubernetes.md",
-    "docs/models.md",
-    "docs/notebooks.md",
     "docs/performance.md",
-    "docs/training.md",
     "docs/update.md",
 }  # pages whose blocks are still to be marked
 MARKS = {"slurm": pytest.mark.slurm}  # of pages with a fixture
