@@ -59,7 +59,7 @@ def _command(path: str, command: Command) -> str:
     parts = [
         f"### {path}\n",
         inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n",
-        f"```text\n{usage}\n```\n",
+        f"Usage: `{usage}`\n",
     ]
     if arguments:
         parts.append(
