@@ -4,7 +4,7 @@ READY := $(VENV)/.ready
 
 SLURM := slurmctld slurmd slurm-client munge slurmdbd mariadb-server
 
-.PHONY: demo docs reference test check programs lists slurm browser prometheus kubernetes clean
+.PHONY: demo docs figures reference test check programs lists slurm browser prometheus kubernetes clean
 
 demo: $(READY)
 	$(VENV)/bin/python scripts/demo
@@ -17,6 +17,10 @@ test:
 # The site, in build/site: open its index.html.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+
+# Every figure of docs/; those of real tissue where VOLPIPE_DATA names the folder of the volumes.
+figures: $(READY)
+	$(VENV)/bin/python scripts/figures
 
 # The pages of docs/reference, from the code.
 reference: $(READY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what volpipe remembers of nets out of the user's home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let what killed processes leave of temporary files go with those of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("t")))
+        patch.setattr(tempfile, "tempdir", None)  # which is chosen once
         yield
 
 

@@ -19,7 +19,7 @@ import tifffile
 from bucket import Bucket
 from command import Give, giver, set_each
 from conftest import examples
-from disturbance import COUNTS, Slow
+from disturbance import COUNTS, Slow, in_threads
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
@@ -585,8 +585,8 @@ def test_a_driver_killed_while_it_updates_goes_on_to_the_bytes_of_a_fresh_run(
 ) -> None:
     """Killed twice by the system, while the net is at work."""
     slow = Updating(tmp_path / "updated", seconds=0.0, mode="streamed")
-    in_threads = [part if part != "local" else "threads" for part in slow.command]
-    assert giver(slow.folder, monkeypatch, capsys)(*in_threads).code == 0
+    give = giver(slow.folder, monkeypatch, capsys)
+    assert give(*in_threads(slow.command)).code == 0
     edit(tmp_path / "in.n5", Box((0, 0, 0), (2, 2, 2)))
     (slow.folder / "seconds").write_text("0.1")
     for calls in (3, 5):
@@ -603,6 +603,6 @@ def test_a_driver_killed_while_it_updates_goes_on_to_the_bytes_of_a_fresh_run(
     shutil.rmtree(slow.run)
     kept = fingerprint(slow.out)
     shutil.rmtree(slow.out)
-    ended = giver(slow.folder, monkeypatch, capsys)(*in_threads)
+    ended = give(*in_threads(slow.command))
     assert ended.code == 0, ended.err
     assert fingerprint(slow.out) == kept

@@ -219,8 +219,7 @@ def test_the_command_sweeps_on_processes_of_this_machine_one_of_which_is_killed(
     wait_until(lambda: last_step(folder / "recipe.sweep" / "001") > 7, 120)
     workers = [each for each in processes_in(folder) if "spawn_main" in " ".join(each.cmdline())]
     max(workers, key=lambda each: sum(each.cpu_times()[:2])).kill()
-    under_way = [folder / "recipe.sweep" / name / WEIGHTS for name in ("000", "001")]
-    assert not any(path.exists() for path in under_way)  # so that each worker had one of them
+    assert len(list((folder / "recipe.sweep").glob(f"*/{WEIGHTS}"))) <= 2  # of four, so that each worker had one
     ended = finish(folder, process, 200)
     assert ended.code == 0, ended.err
     lines = [line.split() for line in ended.out.splitlines()]
