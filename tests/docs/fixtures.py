@@ -144,8 +144,10 @@ def raw_folder(page: Page) -> None:
 def affinities(page: Page) -> None:
     """affinities.zarr and cells_affinities.zarr, of the labels of cells.n5."""
     for name in ("affinities.zarr", "cells_affinities.zarr"):
-        chunks = (1, SMALL, SMALL, SMALL)
-        make(page.folder / name, true_affinities(), axes=("c", "z", "y", "x"), chunks=chunks, voxel_size_nm=(16, 8, 8))
+        make(
+            page.folder / name, true_affinities(), axes=("c", "z", "y", "x"), chunks=(1, SMALL, SMALL, SMALL),
+            attributes={"resolution": [16, 8, 8]},
+        )  # fmt: skip
 
 
 def membranes(page: Page) -> None:
