@@ -72,6 +72,11 @@ def _check_growth(old: Plan, new: Plan) -> None:
             f"the output of the volume {new.source.path}, which has grown, would have other levels: {old.factors}, now "
             f"{new.factors}; set output.levels={num - 1}, or use --fresh to start over"
         )
+    if new.needs_scan:
+        raise RunError(
+            f"{new.source.path} has grown, and mask or input.empty leave out parts of it, which --update cannot tell "
+            "of a volume that grows: use --fresh to start over"
+        )
     if new.array_format == "precomputed":
         raise RunError(
             f"{new.out} is precomputed, which numbers its chunks by the shape, so that all would move; the volume has "

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from volpipe.volumes.storage.object_store import Remote
 from volpipe.volumes.storage.paths import ABSENT, UNTOLD, Location, State, file_state, stamp_state
 
 NOT_ASKED = -3
+T = TypeVar("T")
 ASKED_AT_ONCE, SLOW_SECONDS, LOOKS = 16, 100e-6, 16  # files of a store that never answered faster in so many looks
 MOST_REREADS = 3
 SHAPES = ("shape", "dimensions", "scale_metadata")  # metadata that change as an array grows
@@ -224,17 +226,31 @@ def read_known(reader: Reader, box: Box) -> tuple[np.ndarray, str]:
     """
     volume = reader.volume
     files = once(volume.folder, ("files", volume), lambda: FileStates(volume))
-    before = files.hash(box)
+    voxels, state = read_still(
+        lambda: reader.read_mirrored(box), lambda: files.hash(box), f"{volume}", f" while its voxels {box} were read"
+    )
+    return voxels, f"{state}:{hash_voxels(voxels)}"
+
+
+def read_still(
+    read: Callable[[], T], look: Callable[[], str], what: str, meanwhile: str = " while they were read"
+) -> tuple[T, str]:
+    """Return what `read` gives, and the states of files that `look` told before and after that, which are the same.
+
+    Raises:
+        VolumeError: they do not stop changing.
+    """
+    before = look()
     for _ in range(MOST_REREADS + 1):
-        voxels = reader.read_mirrored(box)
-        after = files.hash(box)
+        result = read()
+        after = look()
         if after == before:
-            return voxels, f"{after}:{hash_voxels(voxels)}"
+            return result, after
         before = after
-        warn(f"{volume} changed while its voxels {box} were read; they are read again")
+        warn(f"{what} changed{meanwhile}; they are read again")
     raise VolumeError(
-        f"{volume} changed {MOST_REREADS + 1} times while its voxels {box} were read; let whoever writes it come to an "
-        "end, and give the same command again"
+        f"{what} changed {MOST_REREADS + 1} times{meanwhile}; let whoever writes it come to an end, and give the same "
+        "command again"
     )
 
 
