@@ -30,6 +30,7 @@ from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
+from volpipe.reporting.page import Sheet
 from volpipe.runs import update
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
@@ -261,6 +262,26 @@ def test_a_volume_in_a_bucket_is_known_by_its_tags_and_listed(tmp_path: Path, bu
     assert_fresh(plan)
 
 
+def test_what_neighbours_share_in_a_bucket_is_asked_for_once_more_not_twice(tmp_path: Path, bucket: Bucket) -> None:
+    """Of six blocks in a row each reads its neighbours' chunks too; what one saw after it read is before the next."""
+    upload(write_volume(tmp_path / "in.n5", noise(SHAPE), chunk=8), bucket, "in.n5")
+    volume = open_volume("s3://cells/in.n5/raw")
+    reader, boxes = volume.open(), [Box((0, 0, 8 * x - 4), (16, 16, 8 * x + 12)) for x in range(6)]
+    bucket.requests.clear()
+    marks = [read_known(reader, box)[1] for box in boxes]
+    asked = [path for method, path in bucket.requests if method == "HEAD"]
+    assert len(asked) == 24 + 4 * 16  # each of 24 files before the first read, and after each of 16 in a row
+    assert marks == [
+        f"{FileStates(volume).hash(box)}:{mark.partition(':')[2]}" for box, mark in zip(boxes, marks, strict=True)
+    ]
+    edit(tmp_path / "in.n5", Box((0, 0, 20), (1, 1, 21)))
+    upload(tmp_path / "in.n5", bucket, "in.n5")
+    node_cache.take_warnings()
+    voxels, mark = read_known(reader, boxes[2])
+    assert mark == f"{FileStates(volume).hash(boxes[2])}:{mark.partition(':')[2]}" != marks[2]
+    np.testing.assert_array_equal(voxels, open_volume(tmp_path / "in.n5").open().read_mirrored(boxes[2]))
+
+
 def test_where_a_store_tells_nothing_voxels_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_states, "file_state", lambda file: file_states.UNTOLD)
     write_n5(tmp_path, noise(SHAPE))
@@ -484,6 +505,27 @@ def test_an_output_that_is_not_of_this_input_is_not_adopted(tmp_path: Path) -> N
         RunError, match=r"--adopt: .*out.zarr is not what the net makes of .* voxels of its box .* differ"
     ):
         ran(plan, update=True, adopt=2)
+
+
+def test_the_report_lists_updates_and_says_that_another_would_find_something(tmp_path: Path) -> None:
+    write_n5(tmp_path, noise(SHAPE))
+    plan = planned(tmp_path, *ROW)
+    ran(plan)
+    assert "Updates" not in sections(RunWork(plan))
+    for seed in (1, 2):
+        edit(tmp_path / "in.n5", Box((0, 0, 0), (1, 1, 9)), seed=seed)
+        assert "Files of the input have changed since: `volpipe status --changes`" in sections(RunWork(plan))
+        ran(plan, update=True)
+    page = sections(RunWork(plan))
+    assert "Files of the input have changed" not in page
+    (sheet,) = [item for item in RunWork(plan).page(with_pictures=False).sections[0].items if isinstance(item, Sheet)
+                and item.title == "Updates"]  # fmt: skip
+    assert [list(row[1:]) for row in sheet.rows] == [[2, 2, 6]] * 2
+
+
+def sections(work: RunWork) -> str:
+    """Return the first section of the report of `work`, as text."""
+    return str(work.page(with_pictures=False).sections[0])
 
 
 def test_clipped_voxels_are_counted_once(tmp_path: Path) -> None:

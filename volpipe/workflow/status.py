@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
-from volpipe.errors import RemoteError, RunError, VolumeError
+from volpipe.errors import RemoteError, RunError
 from volpipe.evaluation.driver import EVALUATION_FILE
 from volpipe.geometry.grid import Triple, triple
 from volpipe.inference.plan import Plan
@@ -35,15 +35,13 @@ from volpipe.training.search.optuna import STUDY
 from volpipe.training.search.trials import TABLE as TRIALS_TABLE
 from volpipe.training.task import TRAINING_FILE, Training
 from volpipe.units import count
-from volpipe.volumes.identity import has_moved, read_identities
 from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import TABLE, DatasetRow, batch_folder, find_batch, note_of, read_table
-from volpipe.workflow.driver import RunWork
+from volpipe.workflow.driver import REMEDY, RunWork
 from volpipe.workflow.entries import Entry, find_entries, find_work
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
 KINDS: dict[str, Kind] = {"run": "run", "segmentation": "labels", "label": "labels", "evaluate": "evaluation"}
-REMEDY = "`volpipe status --changes` counts the blocks, `volpipe run --update` computes what rests on them"
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
 
 
@@ -357,17 +355,6 @@ def _with_changes(status: Status) -> Status:
     return replace(status, changes=changes, remark=str(changes))
 
 
-def _has_moved(work: RunWork) -> bool:
-    """Return whether the few files that the identity of the input names are in other states; on a disk alone."""
-    noted, source = (read_identities(work.folder.inputs) or {}).get("volume"), work.plan.source
-    try:
-        if noted is None or not isinstance(paths.locate(source.path), Path):
-            return False
-        return has_moved(noted, source.volume())
-    except VolumeError:  # it is not there at the moment
-        return False
-
-
 def _of_work(account: JournalAccount, driver: Driver) -> Status:
     progress, work = account.look(), account.work
     assert isinstance(work, OutputWork)
@@ -375,7 +362,7 @@ def _of_work(account: JournalAccount, driver: Driver) -> Status:
     notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in progress.schedule.shown}
     stages, is_whole = _with_flights(notes, driver), progress.is_complete
     remark = work.remark if is_whole else ""
-    if is_whole and isinstance(work, RunWork) and _has_moved(work):
+    if is_whole and isinstance(work, RunWork) and work.has_moved:
         remark = f"but its input has changed since: {REMEDY}"
     try:
         if not driver.is_at_work and progress.has_output and not paths.exists(paths.locate(out)):
