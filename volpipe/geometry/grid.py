@@ -94,6 +94,22 @@ class Box:
         start = tuple(a * f for a, f in zip(self.start, factor, strict=True))
         return Box(start, tuple(b * f for b, f in zip(self.stop, factor, strict=True)))
 
+    def without(self, hole: Box) -> Iterator[Box]:
+        """Yield disjoint boxes that make this one together with `hole`, which lies in it or is empty."""
+        if hole.is_empty:
+            yield self
+            return
+        rest = self
+        for axis, (a, b) in enumerate(zip(hole.start, hole.stop, strict=True)):
+            for start, stop in ((rest.start[axis], a), (b, rest.stop[axis])):
+                if start < stop:
+                    yield rest.along(axis, start, stop)
+            rest = rest.along(axis, a, b)
+
+    def along(self, axis: int, start: int, stop: int) -> Box:
+        """Return the box with another start and stop on `axis`."""
+        return Box(_put(self.start, axis, start), _put(self.stop, axis, stop))
+
     def contains(self, other: Box) -> bool:
         return other.is_empty or (self & other) == other
 
@@ -292,6 +308,10 @@ class Lattice:
 
     def _window_start(self, index: Index) -> Index:
         return tuple(i * s - m for i, s, m in zip(index, self.stride, self.margin, strict=True))
+
+
+def _put(index: Index, axis: int, value: int) -> Index:
+    return (*index[:axis], value, *index[axis + 1 :])
 
 
 def cells(box: Box, cell: Shape) -> Iterator[Index]:

@@ -199,13 +199,16 @@ class Infer(Section):
     threads: of the CPU, in each worker, to compute a window, the same on every site: another number sums in another
     order, and changes last bits.
 
+    precision: of convolutions and matrices. tf32 is float32 of which GPUs, from Ampere on, multiply only the first 10
+    bits of the fraction; other devices compute it in float32.
+
     On a CPU, `exact` makes a window's bits independent of its shape, several times slower: without it oneDNN chooses
     the order of sums by shape, so that windows agree with the whole volume to about 1e-6 of float32, not to the bit.
     """
 
     batch: Annotated[int, Field(ge=1)] | Auto = "auto"
     threads: int = Field(1, ge=1, le=1024)
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
     channels_last: bool = False
     compile: bool = False
     exact: bool = False
