@@ -229,6 +229,7 @@ def test_the_thread_stops_when_nobody_takes_any_more() -> None:
 class Source:
     """Windows that hold their own number, but for those that cannot be read."""
 
+    has_blocks = False
     lattice: Lattice
     broken: frozenset[int] = frozenset()
     expected: list[int] = field(default_factory=list)

@@ -269,12 +269,12 @@ class Lattice:
 
     def window_box(self, number: int) -> Box:
         """Return what the net sees of window `number`; it reaches outside the volume at the faces."""
-        start = self._window_start(self.window_index(number))
+        start = self.window_start(self.window_index(number))
         return Box(start, tuple(a + w for a, w in zip(start, self.window, strict=True)))
 
     def input_box(self, block: int) -> Box:
         """Return the union of the windows of `block`, which holds some; it reaches outside the volume at the faces."""
-        start = self._window_start(tuple(self._first_window(a, k) for a, k in enumerate(self.blocks.index(block))))
+        start = self.window_start(tuple(self._first_window(a, k) for a, k in enumerate(self.blocks.index(block))))
         span = zip(start, self._windows_in(block), self.stride, self.overlap, strict=True)
         return Box(start, tuple(a + n * s + o for a, n, s, o in span))
 
@@ -306,7 +306,8 @@ class Lattice:
     def _windows_in(self, block: int) -> Shape:
         return tuple(len(self.windows_along(axis, k)) for axis, k in enumerate(self.blocks.index(block)))
 
-    def _window_start(self, index: Index) -> Index:
+    def window_start(self, index: Index) -> Index:
+        """Return the first voxel that the net sees of the window at `index`."""
         return tuple(i * s - m for i, s, m in zip(index, self.stride, self.margin, strict=True))
 
 

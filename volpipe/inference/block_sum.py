@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe.errors import NonfiniteError
-from volpipe.geometry.blend import Span, span
+from volpipe.geometry.blend import span
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.inference.output import finish
@@ -24,6 +24,28 @@ from volpipe.inference.selection import Selection
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass
+class _Side:
+    """Where a window adds to a sum along one axis.
+
+    Attributes:
+        inner: voxels of the window's output.
+        place: the same voxels in the sum.
+        weights: of these.
+    """
+
+    inner: slice
+    place: slice
+    weights: np.ndarray
+    _lifted: torch.Tensor | None = None
+
+    def on_device(self, bus: Bus) -> torch.Tensor:
+        """Return the weights on the device of `bus`."""
+        if self._lifted is None:
+            self._lifted = bus.up(self.weights)
+        return self._lifted
 
 
 @dataclass
@@ -43,7 +65,7 @@ class BlockSum:
     _total: torch.Tensor = field(init=False, repr=False)
     _tally: Tally = field(default_factory=Tally)
     _flags: torch.Tensor | None = field(default=None, repr=False)  # NaN, infinite; on a CPU once there are any
-    _weights: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
+    _sides: dict[tuple[int, int], _Side] = field(default_factory=dict, repr=False)
     _ready: torch.cuda.Event | None = field(default=None, repr=False)
 
     @property
@@ -69,34 +91,37 @@ class BlockSum:
         import torch
 
         plan = self.plan
-        index = plan.lattice.window_index(number)
-        blend, scale = plan.recipe.windows.blend, plan.net.scale
-        spans = [span(blend, plan.lattice, axis, i, scale[axis]) for axis, i in enumerate(index)]
-        corner = plan.lattice.window_box(number).relative_to(plan.roi_box.start).scaled(scale).start
-        start = tuple(c + s.start for c, s in zip(corner, spans, strict=True))
-        box = Box.from_shape(tuple(s.stop - s.start for s in spans)).shift(start)
-        inside = box & self.box  # a region of interest may cut through windows
-        place, inner = inside.relative_to(self.box.start).slices, inside.relative_to(start).slices
+        sides = [self._side(axis, i) for axis, i in enumerate(plan.lattice.window_index(number))]
+        z, y, x = (side.place for side in sides)
         with torch.inference_mode():
-            part = out[:, *(slice(s.start, s.stop) for s in spans)][:, *inner]
-            part = self._finite(part, place)
-            if self.is_finished:
-                self._total[:, *place] = (
-                    part if plan.keeps_integers else finish(plan, self.normalise, part, self._tally)
-                )
-            elif blend == "crop":
-                self._total[:, *place] += part
+            part = self._finite(out[:, *(side.inner for side in sides)], (z, y, x))
+            if plan.keeps_integers:
+                self._total[:, z, y, x] = part
+            elif self.is_finished:
+                self._total[:, z, y, x] = finish(plan, self.normalise, part, self._tally)
+            elif plan.recipe.windows.blend == "crop":
+                self._total[:, z, y, x] += part
             else:
-                self._total[:, *place] += self._weighted(part, index, spans, inner)
+                self._total[:, z, y, x] += self._weighted(part, sides)
 
-    def _weighted(
-        self, part: torch.Tensor, index: tuple[int, ...], spans: list[Span], inner: tuple[slice, ...]
-    ) -> torch.Tensor:
-        """Return the voxels `inner` of a window, times its weights along z, y and x."""
-        for axis, i in enumerate(index):
-            if (axis, i) not in self._weights:
-                self._weights[axis, i] = self.bus.up(spans[axis].weights)
-        z, y, x = (self._weights[axis, i][inner[axis]] for axis, i in enumerate(index))
+    def _side(self, axis: int, index: int) -> _Side:
+        """Return where window `index` along `axis` adds to this sum; a region of interest may cut through it."""
+        if (axis, index) not in self._sides:
+            plan, low = self.plan, self.box.start[axis]
+            lattice, scale = plan.lattice, plan.net.scale[axis]
+            own = span(plan.recipe.windows.blend, lattice, axis, index, scale)
+            first = (index * lattice.stride[axis] - lattice.margin[axis] - plan.roi_box.start[axis]) * scale
+            start = max(first + own.start, low)
+            stop = max(start, min(first + own.stop, self.box.stop[axis]))
+            weights = own.weights[start - first - own.start : stop - first - own.start]
+            self._sides[axis, index] = _Side(
+                slice(start - first, stop - first), slice(start - low, stop - low), weights
+            )
+        return self._sides[axis, index]
+
+    def _weighted(self, part: torch.Tensor, sides: list[_Side]) -> torch.Tensor:
+        """Return `part` of a window times its weights along z, y and x."""
+        z, y, x = (side.on_device(self.bus) for side in sides)
         weighted = part * z[:, None, None]
         weighted *= y[:, None]
         weighted *= x

@@ -168,8 +168,8 @@ def block_sums(
     """
     growing: BlockSum | None = None
     failed: int | None = None
-    as_stored = selection.plan.keeps_integers
     incoming = batches(source, blocks, runner.batch, selection.windows_of)
+    as_stored = selection.plan.keeps_integers
     for batch, voxels in ahead(lifted(incoming, runner.bus, as_stored=as_stored), BATCHES_AHEAD):
         if batch.block == failed:
             continue
@@ -178,16 +178,9 @@ def block_sums(
             try:
                 if growing is None or growing.block != batch.block:
                     growing = BlockSum(selection, normalise, batch.block, runner.bus)
-                windows = cut(batch.voxels, voxels, as_stored=as_stored)
-                outs = runner.run(windows)
-                if as_stored and outs.dtype != windows.dtype:
-                    raise NetError(
-                        f"net {selection.plan.net.label} declares integers, and gave {outs.dtype} for {windows.dtype}; "
-                        "let it give the type that it gets, or leave out its attribute integers"
-                    )
-                for number, out in zip(batch.numbers, outs, strict=True):
-                    growing.add(number, out)
-                on_windows(len(batch.numbers))
+                for part in batch.parts(runner.batch):
+                    _add(growing, runner, part, voxels)
+                    on_windows(len(part.numbers))
             except Exception as raised:
                 error = runner.explain(raised)
         if error is not None:
@@ -198,6 +191,21 @@ def block_sums(
             growing.close()
             yield batch.block, growing
             growing = None
+
+
+def _add(growing: BlockSum, runner: Runner, batch: Batch, voxels: torch.Tensor) -> None:
+    """Add the windows of `batch`, which are cut from `voxels` on the device, to the sum of their block."""
+    assert batch.voxels is not None
+    plan = growing.plan
+    windows = cut(batch.voxels, voxels, as_stored=plan.keeps_integers)
+    outs = runner.run(windows)
+    if plan.keeps_integers and outs.dtype != windows.dtype:
+        raise NetError(
+            f"net {plan.net.label} declares integers, and gave {outs.dtype} for {windows.dtype}; let it give the type "
+            "that it gets, or leave out its attribute integers"
+        )
+    for number, out in zip(batch.numbers, outs, strict=True):
+        growing.add(number, out)
 
 
 def lifted(incoming: Iterable[Batch], bus: Bus, *, as_stored: bool) -> Iterator[tuple[Batch, torch.Tensor | None]]:

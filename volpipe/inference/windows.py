@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -49,9 +49,10 @@ class Voxels:
 
 
 class WindowSource(ABC):
-    """Source of windows, stored or cut from the volume."""
+    """Source of windows, stored or cut from the volume; `has_blocks`: its blocks are in memory as a whole."""
 
     lattice: Lattice
+    has_blocks: ClassVar[bool] = False
 
     @abstractmethod
     def voxels(self, numbers: Sequence[int]) -> Voxels:
@@ -103,6 +104,7 @@ class StreamedWindows(WindowSource):
     Chunks in memory, also those of another `session`, are compared with their files.
     """
 
+    has_blocks = True
     volume: Volume
     lattice: Lattice
     normalise: Affine
@@ -136,7 +138,10 @@ class StreamedWindows(WindowSource):
 
     def _place(self, number: int, box: Box) -> Place:
         """Return where window `number` is in the voxels (c, z, y, x) of `box`."""
-        return (slice(None), *self.lattice.window_box(number).relative_to(box.start).slices)
+        lattice = self.lattice
+        start = lattice.window_start(lattice.window_index(number))
+        sides = zip(start, box.start, lattice.window, strict=True)
+        return (slice(None), *(slice(a - b, a - b + w) for a, b, w in sides))
 
     def _voxels(self, block: int) -> tuple[Box, np.ndarray]:
         """Return the block's input box and its voxels (c, z, y, x), from memory if they were read lately."""
@@ -187,11 +192,19 @@ class Batch:
     is_last: bool  # of its block
     error: Exception | None = None
 
+    def parts(self, size: int) -> Iterator[Batch]:
+        """Yield it in parts of `size` windows at most, which were read."""
+        assert self.voxels is not None
+        for start in range(0, len(self.numbers), size):
+            part = slice(start, start + size)
+            voxels = replace(self.voxels, places=self.voxels.places[part])
+            yield replace(self, numbers=self.numbers[part], voxels=voxels)
+
 
 def batches(
     source: WindowSource, blocks: Sequence[int], size: int, windows_of: Callable[[int], Sequence[int]] | None = None
 ) -> Iterator[Batch]:
-    """Yield the windows of `blocks`, block by block, `size` at a time; a batch never spans two blocks.
+    """Yield the windows of `blocks`, block by block, `size` at a time, or all of a block where that costs no more.
 
     The composition of batches depends on the block alone, so that a net sees the same input however blocks are
     spread over workers. A block that cannot be read yields one batch with the error, and the next block follows.
@@ -199,14 +212,15 @@ def batches(
     """
     for block in blocks:
         numbers = (windows_of or source.lattice.windows_of)(block)
-        for start in range(0, len(numbers), size):
-            some = tuple(numbers[start : start + size])
+        num = len(numbers) if source.has_blocks else size
+        for start in range(0, len(numbers), num):
+            some = tuple(numbers[start : start + num])
             try:
                 voxels = source.voxels(some)
             except Exception as error:
                 yield Batch(block, some, None, True, error)
                 break
-            yield Batch(block, some, voxels, start + size >= len(numbers))
+            yield Batch(block, some, voxels, start + num >= len(numbers))
 
 
 def ahead(items: Iterable[T], depth: int) -> Iterator[T]:
