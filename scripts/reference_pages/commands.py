@@ -16,7 +16,7 @@ from volpipe.cli.options import GROUPS
 HEAD = """# Commands
 
 `volpipe COMMAND -h` prints the same in a terminal. `volpipe --install-completion` completes commands, options, names of
-recipes and keys on Tab. `volpipe --version` prints the version.
+recipes and keys on Tab. `volpipe --version` prints the version and the commit.
 
 An output's folder must exist; `--parents` makes it. [Exit codes](exit-codes.md) say how a command ended, and
 [environment variables](environment.md) what else it reads.
