@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import Give, giver, set_each
+from edits import edit, edits, grow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inline import Inline, Stopped
@@ -20,8 +20,6 @@ from test_update import (
     MEASURED,
     assert_fresh,
     divisions,
-    edit,
-    edits,
     planned,
     ran,
     write_n5,
@@ -39,17 +37,6 @@ from volpipe.workflow.status import find_status
 
 SLOW = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 CORES = ("net.name=identity", *windowed((8, 16, 16), (0, 0, 0), (1, 1, 1), "crop"))  # blocks of 8 slices
-
-
-def grow(volume: Path, data: np.ndarray, chunk: int) -> None:
-    """Make `data`, which begins with the voxels of `volume`, its voxels; chunks that are as they were stay so."""
-    new = write_volume(volume.with_name("new.n5"), data, chunk=chunk)
-    for file in filter(Path.is_file, new.rglob("*")):
-        old = volume / file.relative_to(new)
-        if not old.exists() or old.read_bytes() != file.read_bytes():
-            old.parent.mkdir(parents=True, exist_ok=True)
-            file.replace(old)
-    shutil.rmtree(new)
 
 
 @SLOW

@@ -38,7 +38,7 @@ from volpipe.inference.statistics import needs_measuring
 from volpipe.runs.prepasses import Work, known_normalisation
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.updates import SEEN, STAGE, Updated, to_ranges, updates_in
+from volpipe.runs.updates import SEEN, STAGE, Updated, is_due, to_ranges, updates_in
 from volpipe.runs.verify import recompute, written
 from volpipe.runs.work import WorkSession
 from volpipe.runs.worker import DUE_FILE, RESULTS, Job, Seen, submitter
@@ -252,16 +252,18 @@ class Update:
         if is_measured and normalise is None and (changed or self._is_other_input):
             every = to_ranges(range(len(plan.blocks)))
             taken |= {"measure": every, "histogram": every}
-        elif not changed:
+        elif not changed and not is_due(self.work.folder.journal, RESULTS, plan.identity):
             return None
         update = Updated(
             time.time(), len(changed), len(again.blocks), self.selection.num_blocks, taken,
             (normalise.shift, normalise.scale) if is_measured and normalise is not None else (), why,
             plan.identity, plan.identity,
         )  # fmt: skip
+        if any(taken.values()):
+            self.work.before_change()
         self.session.journal.append(Record(STAGE, (), result=update))
         log.info("%s", update)
-        return update
+        return update if any(taken.values()) else None
 
 
 def looked(session: WorkSession, submit: Submit, stage: str, blocks: np.ndarray) -> Steps[list[Record[Seen]]]:
