@@ -49,6 +49,7 @@ APPS = {
     "agglomerate": App("volpipe.segmentation.tasks:graph", "cpu"),
     "paint": App("volpipe.segmentation.tasks:paint", "cpu"),
     "coarsen_labels": App("volpipe.segmentation.tasks:coarsen", "cpu"),
+    "look_fragments": App("volpipe.segmentation.tasks:look", "cpu"),
     "try_segmentation": App("volpipe.segmentation.estimate:try_blocks", "cpu"),
     # an evaluation: scores of blocks
     "score": App("volpipe.evaluation.evaluate:score", "cpu"),

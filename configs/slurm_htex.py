@@ -17,7 +17,7 @@ class Jobs:
 
     partition: str  # `sinfo` lists them
     account: str | None = None  # `sacctmgr show associations user=$USER` lists them
-    qos: str | None = None
+    qos: str | None = None  # of the jobs, where the cluster has several
     constraint: str | None = None  # a feature of nodes, such as "h200"
     max_jobs: int = 4  # of each kind at a time
     array: bool = False  # whether jobs that are wanted at the same time are submitted as one array

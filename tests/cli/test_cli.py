@@ -342,8 +342,10 @@ def test_a_net_that_fails_everywhere_stops_the_run_at_once(tmp_path: Path, give:
     small = set_each("net.name=net.py:build", allowed, *windowed((4, 4, 4), (0, 0, 0), (1, 1, 1), "crop"))
     ended = give("run", *THREADS, *small, "-o", "out.zarr", "in.n5")
     assert ended.code == 1
-    warning, *traceback, sentence = ended.err.splitlines()
+    warning, *traceback, report, sentence = ended.err.splitlines()
     assert warning.startswith("warning: net build ")
+    assert report == f"report: {tmp_path / 'out.zarr.run/report.html'}"
+    assert "no such voxel please" in (tmp_path / "out.zarr.run/report.html").read_text()
     assert sentence == "volpipe: every infer task fails alike, so the work stops: RuntimeError: no such voxel please"
     assert [traceback[0], traceback[-1]] == ["Traceback (most recent call last):", "RuntimeError: no such voxel please"]
     assert sum('net.py", line' in line for line in traceback) == 1
@@ -500,13 +502,13 @@ def test_sizes_and_times_are_for_people() -> None:
         (
             ["run", *THREADS, *IDENTITY, "in.n5"],
             "volpipe.api.runs.execute",
-            "the same command again goes on from here",
+            "run the same command again to continue",
         ),
-        (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.apps.pool.on_site", "the same command again goes on"),
+        (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.apps.pool.on_site", "run the same command again to continue"),
         (
             ["train", "train_affinities.toml"],
             "volpipe.api.training.run_training",
-            "the same command again goes on from the newest checkpoint",
+            "run the same command again to continue from the newest checkpoint",
         ),
         (
             ["train", "mine.toml"],

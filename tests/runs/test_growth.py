@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from command import Give, giver, set_each
-from hypothesis import HealthCheck, given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
 from test_update import (
@@ -37,7 +38,7 @@ from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import execute
 from volpipe.workflow.status import find_status
 
-SLOW = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = examples(4, 10)
 CORES = ("net.name=identity", *windowed((8, 16, 16), (0, 0, 0), (1, 1, 1), "crop"))  # blocks of 8 slices
 
 
@@ -108,7 +109,7 @@ def test_a_driver_killed_between_journal_and_plan_leaves_the_old_run(
     """Numbers in the journal are those of the plan that is stored; twice, and then it grows."""
     data = noise((40, 24, 24))
     write_n5(tmp_path, data[:20, :20, :20])
-    more = ("net.name=identity", *windowed((8, 8, 8), (4, 4, 4), (1, 1, 1), "hann"))
+    more = ("net.name=identity", *windowed((8, 16, 16), (4, 4, 4), (1, 1, 1), "hann"))
     old = ran(planned(tmp_path, *more)).plan
     grow(tmp_path / "in.n5", data, chunk=8)
 

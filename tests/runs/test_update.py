@@ -18,8 +18,9 @@ import pytest
 import tifffile
 from bucket import Bucket
 from command import Give, giver, set_each
-from disturbance import COUNTS, Slow
-from hypothesis import HealthCheck, given, settings
+from conftest import examples
+from disturbance import COUNTS, Slow, in_threads
+from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, windowed, write_volume
@@ -44,7 +45,7 @@ from volpipe.workflow.driver import Report, RunWork, execute
 from volpipe.workflow.prepare import prepare
 from volpipe.workflow.status import find_status
 
-SLOW = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = examples(5, 12)
 SMOOTH = """
 import torch
 class Smooth(torch.nn.Module):
@@ -583,7 +584,7 @@ def rewritten(folder: Path, name: str, data: np.ndarray) -> None:
     shutil.rmtree(new)
 
 
-@settings(SLOW, max_examples=8)
+@SLOW
 @given(
     divisions(), st.sampled_from(["stored", "streamed"]), st.sampled_from(["0", "missing", "mask", "both"]),
     st.integers(0, 2), st.integers(0, 2**16),
@@ -749,8 +750,8 @@ def test_a_driver_killed_while_it_updates_goes_on_to_the_bytes_of_a_fresh_run(
 ) -> None:
     """Killed twice by the system, while the net is at work."""
     slow = Updating(tmp_path / "updated", seconds=0.0, mode="streamed")
-    slow.begin()
-    assert slow.finish().code == 0
+    give = giver(slow.folder, monkeypatch, capsys)
+    assert give(*in_threads(slow.command)).code == 0
     edit(tmp_path / "in.n5", Box((0, 0, 0), (2, 2, 2)))
     (slow.folder / "seconds").write_text("0.1")
     for calls in (3, 5):
@@ -762,11 +763,11 @@ def test_a_driver_killed_while_it_updates_goes_on_to_the_bytes_of_a_fresh_run(
     slow.hurry()
     slow.begin()
     assert slow.finish().code == 0
-    windows = [line for n in (2, 3, 4) for line in (slow.folder / f"calls.{n}").read_text().splitlines()]
+    windows = [line for n in (1, 2, 3) for line in (slow.folder / f"calls.{n}").read_text().splitlines()]
     assert 8 <= len(windows) < math.prod(COUNTS)
     shutil.rmtree(slow.run)
     kept = fingerprint(slow.out)
     shutil.rmtree(slow.out)
-    ended = giver(slow.folder, monkeypatch, capsys)(*(part if part != "local" else "threads" for part in slow.command))
+    ended = give(*in_threads(slow.command))
     assert ended.code == 0, ended.err
     assert fingerprint(slow.out) == kept

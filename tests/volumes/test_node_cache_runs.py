@@ -221,6 +221,7 @@ def test_nothing_stays_on_a_node_whatever_is_killed(tmp_path: Path, what: str) -
         for process in processes_in(slow.folder):
             with suppress(psutil.NoSuchProcess):  # it may have ended with another
                 process.kill()
+    slow.hurry()
     code = slow.finish().code
     assert code == (-signal.SIGKILL if what in ("driver", "all") else 0)
     wait_until(lambda: not processes_in(slow.folder), 60)

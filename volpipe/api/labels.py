@@ -42,6 +42,7 @@ def segment(
     fresh: bool = False,
     tolerate: float = 0.1,
     same_input: bool = False,
+    update: bool = False,
     search_path: str | Path | None = None,
     on_plan: Callable[[SegmentPlan], None] = lambda plan: None,
     on_estimate: Callable[[SegmentTimes], None] | None = None,
@@ -49,7 +50,7 @@ def segment(
     on_progress: Show | None = None,
     metrics: str | int | Path | None = None,
 ) -> SegmentationResult:
-    """Make objects of affinities, the same whatever the blocks; the same call again goes on where it stopped.
+    """Make objects of affinities, the same whatever the blocks; call it again to continue.
 
     Args:
         affinities: location of a volume with a channel per offset; or of one map, of foreground or membranes; or the
@@ -61,6 +62,7 @@ def segment(
         fresh: delete these labels and the folder of their run, and start over.
         tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
         same_input: go on with a volume that was copied or touched, not changed.
+        update: compute again what rests on voxels of the volume that have changed, and nothing else.
         search_path: the folder that relative names count from; by default the current one.
         on_plan: called with the plan, before the site starts.
         on_estimate: called with the times that blocks tried on the site predict; without it, none are tried.
@@ -86,8 +88,9 @@ def segment(
     with monitored(metrics, "segment", recipe), progress_shown(progress, on_progress) as show:
         listener = Listener(on_estimate=on_estimate, on_progress=show)
         return segmentation.segment(
-            plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input
-        )
+            plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input,
+            update=update,
+        )  # fmt: skip
 
 
 def evaluate(

@@ -217,4 +217,4 @@ def status_line(status: Status) -> str:
     line = driver_line(
         status.output, status.driver, status.is_complete, len(status.missing), seconds_left=status.seconds_left
     )
-    return line if status.changes is None else f"{line}; {status.changes}"
+    return line if status.changes is None else f"{line}; {status.remark}"

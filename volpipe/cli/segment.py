@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe
-from volpipe.cli.options import LabelSettings, Parents, SameInput, Site, Strict, Tolerate, complete_recipe, monitored
+from volpipe.cli.options import (
+    LabelSettings,
+    Parents,
+    SameInput,
+    Site,
+    Strict,
+    Tolerate,
+    Update,
+    complete_recipe,
+    monitored,
+)
 from volpipe.display.console import (
     INCOMPLETE,
     check_folder,
@@ -68,10 +78,11 @@ def segment(
     tolerate: Tolerate = 0.1,
     strict: Strict = False,
     same_input: SameInput = False,
+    update: Update = False,
     json_out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write a summary here.")] = None,
     parents: Parents = False,
 ) -> None:
-    """Make objects of AFFINITIES, the same whatever the blocks; the same command again goes on where it stopped."""
+    """Make objects of AFFINITIES, the same whatever the blocks; run the same command again to continue."""
     check_target("--json", json_out, parents=parents)
     if out_path is not None:
         from volpipe.volumes.formats.container import locate
@@ -86,7 +97,7 @@ def segment(
     with interruptible(), showing() as show:
         result = volpipe.segment(
             affinities, recipe, out=out_path, site=config, settings=settings or [], fresh=fresh, same_input=same_input,
-            tolerate=0 if strict else tolerate, on_plan=lambda plan: out.print(describe_plan(plan)),
+            update=update, tolerate=0 if strict else tolerate, on_plan=lambda plan: out.print(describe_plan(plan)),
             on_estimate=on_estimate, on_progress=show(),
         )  # fmt: skip
     if result.missing:
@@ -97,9 +108,13 @@ def segment(
         facts = {"out": result.out, "table": str(result.table), "objects": result.num_objects}
         facts["seconds"] = result.stage_seconds
         json_out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    out.print(complete_already(result.out) if result.was_complete else summary(result, *times))
-    if not result.was_complete:
-        tell_report(result.folder)
+    for changed in result.updates:
+        out.print(str(changed))
+    if result.was_complete:
+        out.print(f"{result.out} is complete, and nothing has changed" if update else complete_already(result.out))
+        return
+    out.print(summary(result, *times))
+    tell_report(result.folder)
 
 
 def summary(result: SegmentationResult, planned: SegmentTimes | None = None) -> str:

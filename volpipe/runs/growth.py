@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from volpipe.blockwise.journal import Journal, Record
 from volpipe.errors import RunError
 from volpipe.geometry.blend import span
-from volpipe.geometry.grid import Grid
+from volpipe.geometry.grid import Grid, Triple
+from volpipe.inference.output_plan import OutputPlan
 from volpipe.inference.plan import AXES, Plan
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import needs_measuring
@@ -36,7 +39,22 @@ log = logging.getLogger(__name__)
 SIZES = ("window", "overlap", "block", "shard", "chunk")
 
 
-def grids_of(plan: Plan) -> dict[str, tuple[int, int, int]]:
+class Blocks(Protocol):
+    """A plan whose tasks compute blocks and write shards."""
+
+    @property
+    def blocks(self) -> Grid:
+        """Its blocks."""
+
+    @property
+    def factors(self) -> Sequence[Triple]:
+        """Of each level of the output."""
+
+    def shards(self, level: int = 0) -> Grid:
+        """Return the shards of `level`."""
+
+
+def grids_of(plan: Blocks) -> dict[str, tuple[int, int, int]]:
     """Return the numbers of blocks and of shards (z, y, x) by which a journal's records are numbered."""
     grids: dict[str, Grid] = {BLOCKS: plan.blocks} | {f"s{i}": plan.shards(i) for i in range(len(plan.factors))}
     return {name: (grid.counts[0], grid.counts[1], grid.counts[2]) for name, grid in grids.items()}
@@ -55,11 +73,21 @@ def grown_plan(plan: Plan) -> Plan | None:
     longer = old.source.model_copy(update={"shape": plan.source.shape})
     if old.changed(source=longer, roi=grown.roi, factors=grown.factors).identity != grown.identity:
         return None  # something else differs too, which is refused with what that is
-    _check_growth(old, grown)
+    check_growth(old, grown)
+    if grown.needs_scan:
+        raise RunError(
+            f"{grown.source.path} has grown, and mask or input.empty leave out parts of it, which --update cannot tell "
+            "of a volume that grows: use --fresh to start over"
+        )
     return grown
 
 
-def _check_growth(old: Plan, new: Plan) -> None:
+def check_growth(old: OutputPlan, new: OutputPlan) -> None:
+    """Refuse a volume that has shrunk, or an output that cannot grow.
+
+    Raises:
+        RunError: saying why.
+    """
     for axis, before, now in zip(AXES, old.source.shape, new.source.shape, strict=True):
         if now < before:
             raise RunError(
@@ -71,11 +99,6 @@ def _check_growth(old: Plan, new: Plan) -> None:
         raise RunError(
             f"the output of the volume {new.source.path}, which has grown, would have other levels: {old.factors}, now "
             f"{new.factors}; set output.levels={num - 1}, or use --fresh to start over"
-        )
-    if new.needs_scan:
-        raise RunError(
-            f"{new.source.path} has grown, and mask or input.empty leave out parts of it, which --update cannot tell "
-            "of a volume that grows: use --fresh to start over"
         )
     if new.array_format == "precomputed":
         raise RunError(

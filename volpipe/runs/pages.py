@@ -171,7 +171,7 @@ def standing(folder: Path, journal: Path, *, is_complete: bool, num_missing: int
         return Standing(f"running{part}", True, f"{driver.name} is at work.", driver)
     if is_complete:
         return Standing("complete", True, "", driver)
-    again = "The same command again goes on with it."
+    again = "Run the same command again to continue."
     if num_missing:
         return Standing(f"{count(num_missing, 'part')} missing", False, again, driver)
     ended = note.ended if note is not None else driver.state
@@ -256,7 +256,11 @@ def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is
             "not counted" if on_disk is None else size(on_disk[0]),
         ),
         ("files of the output", files, "not counted" if on_disk is None else f"{on_disk[1]:,}"),
-        ("scratch at its highest", bytes_of(planned.scratch_bytes), size(tally.most_scratch_bytes)),
+        *(
+            [("scratch at its highest", bytes_of(planned.scratch_bytes), size(tally.most_scratch_bytes))]
+            if planned.scratch_bytes or tally.most_scratch_bytes
+            else []
+        ),
         ("memory of a worker", bytes_of(planned.memory_bytes, True), size(total.peak_bytes)),
     ]
     so_far = "" if is_complete else " What it took is so far."

@@ -17,19 +17,21 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from volpipe.blockwise.failures import last_line
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.phase import Phase
-from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import POOL, Steps
 from volpipe.errors import RunError, RunStopped
+from volpipe.geometry.grid import Box
 from volpipe.inference.output import stored_box
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, read_selection, store_due, store_selection
@@ -40,11 +42,12 @@ from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.updates import SEEN, STAGE, Updated, from_ranges, to_ranges, updates_in
 from volpipe.runs.verify import recompute, remove, written
 from volpipe.runs.work import WorkSession
-from volpipe.runs.worker import DUE_FILE, RESULTS, Inferred, Job, Seen, submitter
+from volpipe.runs.worker import DUE_FILE, RESULTS, Job, Seen, submitter
 from volpipe.units import count
 from volpipe.volumes.file_states import KnownStates, is_same
 from volpipe.volumes.identity import changes as differences
 from volpipe.volumes.identity import read_identities
+from volpipe.volumes.reader import Volume
 from volpipe.volumes.storage import paths
 
 log = logging.getLogger(__name__)
@@ -74,14 +77,11 @@ class Known:
         return text
 
 
-def find_known(work: Work) -> Known:
-    """Return what the journal knows of what the blocks of `work` read."""
-    num_blocks = len(work.plan.blocks)
+def find_known(records: Iterable[Record[Any]], num_blocks: int) -> Known:  # Any: of any kind
+    """Return what the `records` of a journal know of what the blocks of its work read."""
     known = Known(np.zeros(num_blocks, FINGERPRINT), np.zeros(num_blocks, bool))
-    for record in work.records():
-        if not isinstance(record.result, Seen | Inferred):
-            continue
-        for block, fingerprint in record.result.seen:
+    for record in records:
+        for block, fingerprint in getattr(record.result, "seen", ()):
             before = known.of(block)
             is_other = bool(before) and not is_same(before, fingerprint)
             if record.stage == LOOK and (is_other or not before):
@@ -115,13 +115,18 @@ def compare(work: Work, selection: Selection) -> Comparison:
     """Return how the input compares with what the blocks of `work` read, as far as the states of its files tell."""
     schedule, _, _ = work.resumed()
     assert isinstance(schedule, RunSchedule)
-    known = find_known(work)
+    known = find_known(work.records(), len(work.plan.blocks))
+    return compare_known(known, work.plan.source.volume(), selection.input_box, schedule.infer.done)
+
+
+def compare_known(known: Known, volume: Volume, box: Callable[[int], Box], done: np.ndarray) -> Comparison:
+    """Return how `volume` compares with what is `known` of blocks that read such a `box` of it and are `done`."""
     has_read = known.fingerprints != NO_FINGERPRINT
-    moved, states = np.zeros(len(has_read), bool), KnownStates(work.plan.source.volume())
+    moved, states = np.zeros(len(has_read), bool), KnownStates(volume)
     for block in np.flatnonzero(has_read & ~known.mixed).tolist():
-        now = states.hash(selection.input_box(block))
+        now = states.hash(box(block))
         moved[block] = not now or now != known.of(block).partition(":")[0]
-    return Comparison(known.mixed, moved, schedule.infer.done & ~has_read)
+    return Comparison(known.mixed, moved, done & ~has_read)
 
 
 @dataclass(frozen=True)
@@ -242,11 +247,8 @@ class Update:
 
     def _changed(self, moved: np.ndarray) -> Steps[np.ndarray]:
         """Return which of the `moved` blocks have other voxels than they read; the states of the rest are noted."""
-        known, changed = find_known(self.work), np.zeros(len(moved), bool)
-        for record in (yield from self._looked(LOOK, moved)):
-            for block, fingerprint in record.result.seen if record.result is not None else ():
-                changed[block] = not is_same(known.of(block), fingerprint)
-        return changed
+        known = find_known(self.work.records(), len(self.plan.blocks))
+        return changed_blocks(known, (yield from self._looked(LOOK, moved)))
 
     def _adopt(self, unknown: np.ndarray) -> Steps[None]:
         """Note what the `unknown` blocks would read now as what they read, after computing some of them again."""
@@ -269,22 +271,9 @@ class Update:
             RunStopped: some cannot be read.
         """
         pool: WorkerPool = yield POOL
-        work, session, records = self.work, self.session, list[Record[Seen]]()
+        work, session = self.work, self.session
         job = Job(str(work.folder.path), self.plan.identity, session=session.name, cells=self.selection.fingerprint)
-        look = Stage(stage, len(blocks), active=blocks)
-        phase = Phase(
-            Schedule(look), submitter(pool, job), session.journal, session.show,
-            on_record=lambda units, record: records.append(record),
-        )  # fmt: skip
-        yield from session.finish(phase)
-        if look.failed:
-            reason = phase.reasons[stage, min(look.failed)]
-            raise RunStopped(
-                f"block {min(look.failed)} of the input cannot be read, so that nobody can tell what has changed; mend "
-                f"the volume: {last_line(reason)}",
-                reason,
-            )
-        return records
+        return (yield from looked(session, submitter(pool, job), stage, blocks))
 
     def _take_back(self, changed: Sequence[int], why: str) -> Updated | None:
         """Note in the journal what is to be done again because these blocks have `changed`, if anything is."""
@@ -354,6 +343,36 @@ def take_selection(work: Work) -> None:
         due, units = selection.shards(level), from_ranges(updates[-1][1].taken.get(f"s{level}", ""))
         for shard in (shard for part in units for shard in part if due is not None and not due[shard]):
             remove(plan.out, level, stored_box(plan, plan.shards(level).box(shard)))
+
+
+def looked(session: WorkSession, submit: Submit, stage: str, blocks: np.ndarray) -> Steps[list[Record[Seen]]]:
+    """Let workers read `blocks`, a flag for each, and return what they saw; it is in the journal as well.
+
+    Raises:
+        RunStopped: some cannot be read.
+    """
+    look, records = Stage(stage, len(blocks), active=blocks), list[Record[Seen]]()
+    phase = Phase(
+        Schedule(look), submit, session.journal, session.show, on_record=lambda units, record: records.append(record)
+    )
+    yield from session.finish(phase)
+    if look.failed:
+        reason = phase.reasons[stage, min(look.failed)]
+        raise RunStopped(
+            f"block {min(look.failed)} of the input cannot be read, so that nobody can tell what has changed; mend "
+            f"the volume: {last_line(reason)}",
+            reason,
+        )
+    return records
+
+
+def changed_blocks(known: Known, records: Iterable[Record[Seen]]) -> np.ndarray:
+    """Return a flag for each block, whether it was seen with other voxels than are `known`."""
+    changed = np.zeros(len(known.mixed), bool)
+    for record in records:
+        for block, fingerprint in record.result.seen if record.result is not None else ():
+            changed[block] = not is_same(known.of(block), fingerprint)
+    return changed
 
 
 def with_due(selection: Selection, work: Work, folder: RunFolder) -> tuple[Selection, str]:

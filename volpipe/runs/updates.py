@@ -32,8 +32,12 @@ Grids = Mapping[str, tuple[int, ...]]
 Number = Callable[[str, int], int | None]  # of a unit now, by stage and number; None of one that was taken back
 
 
+class TakesBack:
+    """A result with which records before it may count no more, or again."""
+
+
 @dataclass(frozen=True)
-class Updated:
+class Updated(TakesBack):
     """What an update took back.
 
     Attributes:
@@ -113,7 +117,13 @@ def standing_records(path: Path, kinds: Kinds, plan: str, grids: Grids) -> Itera
 
     Units are numbered as the plan of identity `plan` has them, whose `grids` are as in `Updated`.
     """
-    updates = updates_in(path, kinds, plan)
+    return records_after(path, kinds, updates_in(path, kinds, plan), grids)
+
+
+def records_after(
+    path: Path, kinds: Kinds, updates: Sequence[tuple[int, Updated]], grids: Grids
+) -> Iterator[Record[Any]]:  # Any: one of `kinds`
+    """Yield the records of the journal at `path`, less the units that `updates`, each after a line, took back."""
     if not updates:
         yield from read_records(path, kinds)
         return
@@ -127,7 +137,7 @@ def standing_records(path: Path, kinds: Kinds, plan: str, grids: Grids) -> Itera
 
 def key_of(stage: str) -> str:
     """Return by which key updates take back units of `stage`: those of stages that write shards, by these."""
-    if stage == "reassemble":
+    if stage in ("reassemble", "paint"):
         return SHARDS
     return f"s{stage.removeprefix('pyramid ')}" if stage.startswith("pyramid ") else stage
 

@@ -37,7 +37,7 @@ from volpipe.runs.pages import (
 )
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import Updated
+from volpipe.runs.updates import TakesBack
 from volpipe.runs.worker import Written
 from volpipe.volumes.storage import paths
 
@@ -135,7 +135,7 @@ class JournalAccount:
             RunError: its journal is damaged, or of another version.
         """
         for record in self._reader.records():
-            if isinstance(record.result, Updated):
+            if isinstance(record.result, TakesBack):
                 self._take_anew()
                 break
             self._add(record)
@@ -149,7 +149,7 @@ class JournalAccount:
         return JournalProgress(schedule, latest, self._totals, is_complete, self._has_output)
 
     def _take_anew(self) -> None:
-        """Take what the journal has, in which an update took units back, until nothing more has come meanwhile."""
+        """Take what the journal has, in which units were taken back, until nothing more has come meanwhile."""
         num_new = 1
         while num_new:
             self._begin()
@@ -203,13 +203,15 @@ class HeldWork(ABC, Generic[R]):
     def reporting(self) -> Iterator[None]:
         """Write the report when what is done meanwhile ends, however it ends; it is never a reason to fail.
 
-        Who interrupts does not wait for pictures, nor for a journal that takes more than a moment to read.
+        Who interrupts does not wait for pictures, nor for a journal that takes more than a moment to read. An error has
+        a note of where the report is.
         """
         was_current, before = is_current(self.folder.path, self.witnesses()), list(map(paths.size, self.witnesses()))
         try:
             yield
-        except Exception:
-            self._write_report()
+        except Exception as error:
+            if self._write_report():
+                error.add_note(f"report: {self.folder.path / REPORT}")
             raise
         except BaseException:  # interrupted
             if (paths.size(self.folder.journal) or 0) <= QUICK_BYTES:
@@ -218,11 +220,14 @@ class HeldWork(ABC, Generic[R]):
         if not (was_current and before == list(map(paths.size, self.witnesses()))):
             self._write_report()
 
-    def _write_report(self, *, with_pictures: bool = True) -> None:
+    def _write_report(self, *, with_pictures: bool = True) -> bool:
+        """Write the report, and return whether it could be written."""
         try:
             write_page(self.page(with_pictures=with_pictures), self.folder.path / REPORT)
         except Exception as error:
             log.warning("no report was written to %s: %s", self.folder.path / REPORT, reason_of(error))
+            return False
+        return True
 
     @abstractmethod
     def held_steps(self, name: str, presence: Presence) -> Steps[R]:

@@ -115,7 +115,7 @@ class Seen:
 
     def kept(self, number: Number, stage: str) -> Seen:
         """Return what of it still counts; see `runs.updates`."""
-        return Seen(_kept(self.seen, partial(number, SEEN)))
+        return Seen(kept_entries(self.seen, partial(number, SEEN)))
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Written:
     def kept(self, number: Number, stage: str) -> Self:
         """Return what of it still counts; see `runs.updates`."""
         numbers = ((level, number(f"s{level}", shard), sums) for level, shard, sums in self.checksums)
-        clipped = _kept(self.clipped_shards, partial(number, "s0"))
+        clipped = kept_entries(self.clipped_shards, partial(number, "s0"))
         return replace(
             self,
             checksums=tuple((level, shard, sums) for level, shard, sums in numbers if shard is not None),
@@ -181,11 +181,11 @@ class Inferred(Written):
             super().kept(number, stage),
             shared=tuple(shard for shard in shared if shard is not None),
             nonfinite=tuple((block, nan, infinite) for block, nan, infinite in bad if block is not None),
-            seen=_kept(self.seen, partial(number, SEEN)),
+            seen=kept_entries(self.seen, partial(number, SEEN)),
         )
 
 
-def _kept(entries: Sequence[tuple[int, V]], number: Callable[[int], int | None]) -> tuple[tuple[int, V], ...]:
+def kept_entries(entries: Sequence[tuple[int, V]], number: Callable[[int], int | None]) -> tuple[tuple[int, V], ...]:
     """Return those of `entries` whose unit still has a `number`, with that."""
     numbers = ((number(unit), value) for unit, value in entries)
     return tuple((unit, value) for unit, value in numbers if unit is not None)

@@ -6,17 +6,37 @@ Not here: objects (fragments). All arithmetic is local and of integers: blocks a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from volpipe.geometry.grid import Box
 from volpipe.recipes.segmentation import NEAREST
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.volumes.reader import Reader
 
 FULL = 255
 WHOLE = 60  # a multiple of every possible number of neighbours
 FINE = 1 << 8  # steps of a height per step of an affinity, so that smoothing loses little
+
+
+class Readable(Protocol):
+    """What voxels are read from: the reader of a volume, or a box of it in memory."""
+
+    def read(self, box: Box) -> np.ndarray:
+        """Return the voxels of `box` (c, z, y, x)."""
+
+
+@dataclass(frozen=True, eq=False)
+class VoxelBox:
+    """The voxels (c, z, y, x) of a box of a volume, in memory."""
+
+    box: Box
+    voxels: np.ndarray
+
+    def read(self, box: Box) -> np.ndarray:
+        """Return the voxels of `box`, which lies in this one."""
+        return self.voxels[:, *box.relative_to(self.box.start).slices]
 
 
 def as_bytes(data: np.ndarray) -> np.ndarray:
@@ -30,7 +50,7 @@ def as_bytes(data: np.ndarray) -> np.ndarray:
     return np.asarray(data, np.uint8)
 
 
-def read_probabilities(plan: SegmentPlan, reader: Reader, box: Box) -> np.ndarray:
+def read_probabilities(plan: SegmentPlan, reader: Readable, box: Box) -> np.ndarray:
     """Return the voxels of `box`, uint8 (c, z, y, x): all affinities, or the foreground as one channel."""
     data, kind = reader.read(box), plan.recipe.input.kind
     if kind == "affinities":

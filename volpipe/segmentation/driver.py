@@ -14,36 +14,41 @@ import heapq
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.feed import Feed, fed
 from volpipe.blockwise.journal import Journal, Kinds, Record, read_results
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Schedule, Stage
+from volpipe.blockwise.stage import Schedule, Stage, Unit
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation.limits import check_access, check_apart
+from volpipe.estimation.memory import WORKER_BYTES
 from volpipe.geometry.grid import Box, Grid
-from volpipe.inference.output import check_output, create_output
+from volpipe.inference.output import check_output, create_output, grow_output, remove_leftovers
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.reporting.comparison import Subject
 from volpipe.reporting.histogram import sizes_chart
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
+from volpipe.runs.growth import grids_of
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.planned import Planned
-from volpipe.runs.provenance import is_sealed, seal, stored_offsets
+from volpipe.runs.provenance import is_sealed, seal, stored_fingerprint, stored_offsets, unseal
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import OutputSchedule
-from volpipe.runs.verify import Recomputed, Verdict, judge, written
+from volpipe.runs.updates import Updated, records_after, updates_in
+from volpipe.runs.verify import Recomputed, Verdict, check_present, judge, written
 from volpipe.runs.work import SILENT, Listener, Options, WorkSession
 from volpipe.segmentation import tasks
 from volpipe.segmentation.agglomerate import bytes_needed
@@ -55,26 +60,28 @@ from volpipe.segmentation.tasks import (
     FRAGMENTS,
     IDS,
     NAMES,
+    PAINTED,
     TABLE,
     EdgeCounts,
     FragmentCounts,
     Objects,
+    Painted,
     SegmentJob,
+    note_painted,
+    submitter,
 )
+from volpipe.segmentation.update import follow, grown_plan, standing_updates, update_steps
 from volpipe.segmentation.verify import recompute_labels
 from volpipe.tables import html_table
 from volpipe.units import shape
+from volpipe.volumes.identity import store_identities
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.paths import Location, delete
+from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import open_volume
 
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
-APPS = {
-    "pieces": "find_fragments", "edges": "find_edges", "graph": "agglomerate", "paint": "paint",
-    "pyramid": "coarsen_labels",
-}  # fmt: skip
 
 
 class SegmentSchedule(OutputSchedule[SegmentPlan]):
@@ -82,7 +89,7 @@ class SegmentSchedule(OutputSchedule[SegmentPlan]):
 
     def __init__(self, plan: SegmentPlan, feed: Feed | None = None, readers: Sequence[Feed] = ()) -> None:
         num_blocks = len(plan.blocks)
-        self.pieces = fed(Stage("pieces", num_blocks), feed, plan.around)
+        self.pieces = fed(Stage("pieces", num_blocks), feed, plan.input_box)
         self.edges = Stage("edges", num_blocks, waits=self._lacks_fragments)
         self.graph = Stage("graph", 1, waits=lambda unit: self.edges.num_done < num_blocks)
         self.paint = Stage("paint", num_blocks, waits=lambda block: not self.graph.num_done)
@@ -137,10 +144,12 @@ class SegmentationResult(WorkReport):
     Attributes:
         num_objects: rows of the table, 0 before there is one.
         stage_seconds: of workers, by stage, over all sessions.
+        updates: that the volume had grown, and what else had changed; none where nothing had, or nobody asked.
     """
 
     num_objects: int = 0
     stage_seconds: dict[str, float] = field(default_factory=dict)
+    updates: tuple[Updated, ...] = ()
 
     @property
     def out(self) -> str:
@@ -201,6 +210,22 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     what: ClassVar[str] = "segmentation"
     goes_on: ClassVar[str] = "volpipe segment"
     kinds: ClassVar[Kinds] = tasks.RESULTS
+    updates: tuple[Updated, ...] = ()  # of this session
+
+    def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
+        """Yield what the journal has that no update took back, numbered as the plan has it; see `FolderWork`."""
+        return records_after(self.journal, self.kinds, standing_updates(self.journal, self.plan), grids_of(self.plan))
+
+    @property
+    def can_update(self) -> bool:
+        """Whether the command could update it; see `OutputWork`."""
+        return self.options.update is not None
+
+    def standing_units(self) -> Iterator[Unit] | None:
+        """Return the units that are done where an update took others back; see `FolderWork`."""
+        if not updates_in(self.journal, self.kinds, self.plan.identity):
+            return None
+        return (unit for record in self.records() for unit in record.units)
 
     @property
     def remark(self) -> str:
@@ -209,7 +234,9 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         return f"{result.num_objects:,} objects; what each is, is in {self.folder.path / TABLE}"
 
     def grids(self) -> dict[str, Grid]:
-        """Return the blocks; see `FolderWork`."""
+        """Return the blocks; none of a volume that has grown: they had other numbers."""
+        if self._has_grown:
+            return {}
         return dict.fromkeys(("pieces", "edges", "paint"), self.plan.blocks)
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
@@ -253,6 +280,49 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         blocks = sorted(block for level, block in written(self.records()) if level == 0)
         yield from recompute_labels(self.plan, blocks, num_blocks, seed)
 
+    @property
+    def _has_grown(self) -> bool:
+        """Whether the volume has grown since the segmentation was begun."""
+        return any(update.grids for _, update in updates_in(self.folder.journal, self.kinds, self.plan.identity))
+
+    def claim(self) -> None:
+        """Make sure that folder and output are this plan's to write; see `OutputWork`."""
+        old = self.folder.load(SegmentPlan) if self.options.update else None
+        grown = None if old is None else grown_plan(self.plan, self.folder)
+        if old is not None and grown is not None and grown.identity == self.plan.identity:
+            self.updates = (follow(self, type(self)(old, self.options, folder=self.folder)),)
+        super().claim()
+
+    def update_steps(self, session: WorkSession) -> Steps[None]:
+        """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""
+        shards, is_written = self.shards(), paths.exists(paths.locate(self.plan.out))
+        if shards:
+            check_present(self.plan.out, shards, is_thorough=True)
+        update = yield from update_steps(self, session)
+        self.updates += () if update is None else (update,)
+        is_other = stored_fingerprint(self.plan.out) not in ("", self.inputs["volume"].fingerprint)
+        if self.updates or is_other:
+            self.note_session()
+            if is_written:
+                unseal(self.plan, self.plan.array_format, self.updates)
+        if not self.updates and is_other and is_written:
+            self._create_output()
+        store_identities(self.folder.inputs, self.inputs)
+
+    def _create_output(self) -> None:
+        if self._has_grown:
+            grow_output(self.plan)
+        create_output(self.plan, origin(self.plan))
+
+    def _note_painted(self) -> None:
+        """Tell the task of the graph which labels are painted, by their digests in the journal."""
+        digests = np.zeros(len(self.plan.blocks), tasks.DIGEST)
+        updates = standing_updates(self.journal, self.plan, is_pending=False)
+        for record in records_after(self.journal, self.kinds, updates, grids_of(self.plan)):
+            for block, digest in record.result.labels if isinstance(record.result, Painted) else ():
+                digests[block] = digest.encode()
+        note_painted(self.folder.path, digests)
+
     def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[SegmentationResult]:
         """Do the stages that are not done yet."""
         plan, schedule, began = self.plan, self.resumed()[0], time.perf_counter()
@@ -262,24 +332,32 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         tasks.prepare(job)
         if not any(stage.num_done for stage in schedule.stages):
             yield from self._estimate(pool)
-        submit = partial(_submit, pool, job)
+        submit = partial(submitter, pool, job)
         yield from session.finish(self.phase(session, schedule, submit, only=("pieces", "edges")))
         if schedule.edges.num_done == schedule.edges.num_units:
             if not schedule.graph.num_done:
-                _check_graph(plan, session.journal)
+                self._check_graph(session.journal)
+                self._note_painted()
             schedule.graph.look_again()
             yield from session.finish(self.phase(session, schedule, submit, only=("graph",)))
         if schedule.graph.num_done:
-            create_output(plan, origin(plan))
+            schedule = self._painting()
+            self._create_output()
             schedule.open_readers()
-            schedule.paint.look_again()
             rest = ("paint", *(stage.name for stage in schedule.pyramid))
             yield from session.finish(self.phase(session, schedule, submit, only=rest))
         return self._report(session, schedule.missing(session.reasons), time.perf_counter() - began)
 
+    def _painting(self) -> SegmentSchedule:
+        """Return the schedule once the graph is solved, which says what labels have to be painted."""
+        schedule = self.resumed()[0]
+        assert isinstance(schedule, SegmentSchedule)
+        schedule.paint.look_again()
+        return schedule
+
     def _estimate(self, pool: WorkerPool) -> Steps[None]:
         planned = Planned(
-            self.plan.identity, memory_bytes=self.plan.task_bytes, scratch_bytes=self.plan.scratch_bytes,
+            self.plan.identity, memory_bytes=WORKER_BYTES + self.plan.task_bytes, scratch_bytes=self.plan.scratch_bytes,
             output_bytes=sum(math.prod(self.plan.level_shape(i)) for i in range(len(self.plan.factors)))
             * self.plan.dtype.itemsize,
         )  # fmt: skip
@@ -301,38 +379,55 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             first_task=session.first_task,
             num_objects=0 if result is None else result.num_objects,
             stage_seconds={name: took.seconds for name, took in totals.items()},
+            updates=self.updates,
         )
 
     def closed(self, session: WorkSession, report: SegmentationResult | None) -> SegmentationResult:
-        """Return the report, after scratch was deleted and the output was given what it says of how it was made."""
+        """Return the report, after the output was given what it says of how it was made; see `OutputWork`."""
         was_complete = report is None
         report = report or self._report(session, [], 0.0)
         report.was_complete = was_complete
         if report.is_whole:
-            self._delete_scratch()
+            self._tidy()
             if not (was_complete and is_sealed(self.folder)):
                 seal(self.folder, self.plan, self.plan.array_format, tasks.RESULTS, {})
         return report
 
-    def _delete_scratch(self) -> None:
+    def _tidy(self) -> None:
+        """Delete what no update will need, and what killed writers left."""
         self.clean()
-        for name in (IDS, FRAGMENTS, EDGES):
-            if (self.folder.path / name).exists():
-                delete(self.folder.path / name)
-        (self.folder.path / NAMES).unlink(missing_ok=True)
-        for path in paths.partial_files(self.folder.path):
-            path.unlink(missing_ok=True)
+        remove_leftovers(self.folder.path / IDS)
+        for name in (NAMES, PAINTED):
+            (self.folder.path / name).unlink(missing_ok=True)
+        for folder in (self.folder.path, self.folder.path / FRAGMENTS, self.folder.path / EDGES):
+            for path in paths.partial_files(folder):
+                path.unlink(missing_ok=True)
 
+    def _check_graph(self, journal: Journal) -> None:
+        """Refuse a graph that needs more memory than the recipe gives it, and note the reason.
 
-def _submit(pool: WorkerPool, job: SegmentJob, stage: str, units: Sequence[int]) -> Future[Record[Any]]:
-    """Submit a task of `stage`; that of a coarser level says which in its name."""
-    name, _, level = stage.partition(" ")
-    return pool.submit(APPS[name], dataclasses.replace(job, level=int(level or 0)), list(units))
+        Raises:
+            RunStopped: naming both.
+        """
+        plan, results = self.plan, [record.result for record in self.records()]
+        num_fragments = sum(counts.num_fragments for counts in results if isinstance(counts, FragmentCounts))
+        num_joins = sum(counts.num_joins for counts in results if isinstance(counts, EdgeCounts))
+        num_edges = sum(counts.num_edges for counts in results if isinstance(counts, EdgeCounts))
+        needed = bytes_needed(num_fragments, num_joins, num_edges, plan.recipe.objects)
+        if needed > plan.recipe.output.graph_gib * GIB:
+            reason = (
+                f"the graph of {num_fragments:,} fragments and {num_edges:,} edges takes up to {needed / GIB:.1f} GiB, "
+                f"output.graph_gib gives it {plan.recipe.output.graph_gib:g}; segment with --fresh and more of either, "
+                "a larger objects.background, or more objects.smooth"
+            )
+            journal.append(Record("graph", (), ((0, reason),)))
+            raise RunStopped(reason)
 
 
 def objects_of(folder: RunFolder) -> Objects | None:
-    """Return the objects of the segmentation in `folder`, None before its graph is done."""
-    return next(read_results(folder.journal, tasks.RESULTS, Objects), None)
+    """Return the objects of the segmentation in `folder` as its graph gave them last; None before that."""
+    last = deque(read_results(folder.journal, tasks.RESULTS, Objects), maxlen=1)
+    return last[0] if last else None
 
 
 def segment(plan: SegmentPlan, start: Start, *, listener: Listener = SILENT, **options: Any) -> SegmentationResult:
@@ -349,7 +444,9 @@ def segment(plan: SegmentPlan, start: Start, *, listener: Listener = SILENT, **o
         PlanError: a task needs more memory than a worker has.
         RunStopped: too many blocks fail, or the graph needs more memory than the recipe gives it.
     """
-    work = SegmentWork(plan, Options(**options), listener)
+    asked = Options(**options)
+    grown = grown_plan(plan) if asked.update else None
+    work = SegmentWork(grown or plan, asked, listener)
     return perform(work, partial(start, work.folder.parsl))
 
 
@@ -365,23 +462,3 @@ def check_memory(plan: SegmentPlan, worker_bytes: int | None) -> None:
             f"a task takes up to {plan.task_bytes / GIB:.1f} GiB for a block of {plan.block} voxels, a worker has "
             f"{worker_bytes / GIB:.1f} GiB; use fewer workers, or --set output.block={list(half)}"
         )
-
-
-def _check_graph(plan: SegmentPlan, journal: Journal) -> None:
-    """Refuse a graph that needs more memory than the recipe gives it, and note the reason.
-
-    Raises:
-        RunStopped: naming both.
-    """
-    num_fragments = sum(counts.num_fragments for counts in journal.results(FragmentCounts))
-    num_joins = sum(counts.num_joins for counts in journal.results(EdgeCounts))
-    num_edges = sum(counts.num_edges for counts in journal.results(EdgeCounts))
-    needed = bytes_needed(num_fragments, num_joins, num_edges, plan.recipe.objects)
-    if needed > plan.recipe.output.graph_gib * GIB:
-        reason = (
-            f"the graph of {num_fragments:,} fragments and {num_edges:,} edges takes up to {needed / GIB:.1f} GiB, "
-            f"output.graph_gib gives it {plan.recipe.output.graph_gib:g}; segment with --fresh and more of either, "
-            "a larger objects.background, or more objects.smooth"
-        )
-        journal.append(Record("graph", (), ((0, reason),)))
-        raise RunStopped(reason)

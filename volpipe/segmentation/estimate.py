@@ -330,4 +330,4 @@ def repeated(graph: FragmentGraph, copies: int, num_voxels: int) -> FragmentGrap
         np.tile(pairs, (copies, 1)) + np.repeat(number * len(graph.table), len(pairs))[:, None]
         for pairs in (graph.joins, graph.pairs)
     )
-    return FragmentGraph(table, graph.bases, joins, pairs, np.tile(graph.sums, (copies, 1)))
+    return FragmentGraph(graph.ids, table, graph.bases, joins, pairs, np.tile(graph.sums, (copies, 1)))

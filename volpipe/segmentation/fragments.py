@@ -21,6 +21,7 @@ from volpipe.segmentation.boundary_maps import (
     FINE,
     FULL,
     WHOLE,
+    Readable,
     at,
     heights,
     nearest_affinities,
@@ -29,7 +30,6 @@ from volpipe.segmentation.boundary_maps import (
     smooth,
 )
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.volumes.reader import Reader
 
 COLUMNS = ("voxels", "first", "z0", "y0", "x0", "z1", "y1", "x1", "z", "y", "x")
 # Neighbours in C order; the voxel itself comes between the third and the fourth.
@@ -85,8 +85,8 @@ class BlockContext:
         return z[:, None, None] + y[:, None] + x
 
 
-def find_fragments(plan: SegmentPlan, reader: Reader, block: int) -> Fragments:
-    """Return the fragments of `block`, from the volume of `reader`."""
+def find_fragments(plan: SegmentPlan, reader: Readable, block: int) -> Fragments:
+    """Return the fragments of `block`, from its `SegmentPlan.input_box` in `reader`."""
     context = load_context(plan, reader, plan.blocks.box(block))
     if plan.recipe.objects.method == "components":
         ids, joins = components(context, to_byte(plan.recipe.objects.threshold))
@@ -100,7 +100,7 @@ def to_byte(share: float) -> int:
     return math.ceil(share * FULL - 1e-9)
 
 
-def load_context(plan: SegmentPlan, reader: Reader, core: Box) -> BlockContext:
+def load_context(plan: SegmentPlan, reader: Readable, core: Box) -> BlockContext:
     """Return the block `core` of the input with its context."""
     objects = plan.recipe.objects
     is_watershed = objects.method == "watershed"

@@ -84,6 +84,12 @@ class SegmentPlan(OutputPlan):
         """Return the box that the tasks of `block` read, which is clipped to the volume."""
         return self.blocks.box(block).grown(self.reach) & self.box
 
+    def input_box(self, block: int) -> Box:
+        """Return the box of the volume that the fragments and edges of `block` rest on."""
+        objects = self.recipe.objects
+        halo = (n + 2 for n in objects.smooth) if objects.method == "watershed" else (2, 2, 2)
+        return self.blocks.box(block).grown(tuple(halo)) & self.box
+
     @property
     def reach(self) -> Shape:
         """Halo of a block in voxels (z, y, x): the context that its tasks read."""

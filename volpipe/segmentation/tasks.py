@@ -5,16 +5,23 @@ Not here: the order of stages (driver). Tasks hand over files in the run's folde
     ids.zarr                 fragments of every block, uint32, a shard each
     pieces/<block>.npz       their table, and their joins to neighbouring blocks
     edges/<block>.npz        pairs of fragments, of neighbouring blocks too
+    painted.npy              digests of the labels of every block, as they were painted last
     names.npz, objects.csv   the label of every fragment, and the table of objects
+
+The first three stay, for updates.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,24 +29,33 @@ import numpy as np
 
 from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
+from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.task import work_each, work_once
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import write_voxels
 from volpipe.inference.pyramid import coarse_voxels
 from volpipe.recipes.segmentation import NEAREST
-from volpipe.runs.worker import Written
+from volpipe.runs.updates import SEEN, SHARDS, Number, TakesBack, Updated, to_ranges
+from volpipe.runs.worker import Seen, Written, kept_entries
 from volpipe.segmentation.agglomerate import Edges, solve
-from volpipe.segmentation.boundary_maps import nearest_affinities, read_probabilities
+from volpipe.segmentation.boundary_maps import VoxelBox, nearest_affinities, read_probabilities
 from volpipe.segmentation.fragments import COLUMNS, find_fragments
 from volpipe.segmentation.plan import SegmentPlan, load_segment_plan
 from volpipe.volumes import checksums
-from volpipe.volumes.reader import Reader
+from volpipe.volumes.file_states import hash_voxels, read_known
+from volpipe.volumes.formats.container import grow_array
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.storage.paths import atomic_write
 from volpipe.volumes.volume import ArraySpec, create_array, open_writer
 
-IDS, FRAGMENTS, EDGES, NAMES, TABLE = "ids.zarr", "pieces", "edges", "names.npz", "objects.csv"
+IDS, FRAGMENTS, EDGES, PAINTED = "ids.zarr", "pieces", "edges", "painted.npy"
+NAMES, TABLE = "names.npz", "objects.csv"
+DIGEST = np.dtype("S16")
+APPS = {
+    "pieces": "find_fragments", "edges": "find_edges", "graph": "agglomerate", "paint": "paint",
+    "pyramid": "coarsen_labels", "look": "look_fragments",
+}  # fmt: skip
 HEADINGS = ("label", *COLUMNS[:1], *COLUMNS[2:], "z_nm", "y_nm", "x_nm")
 
 
@@ -68,9 +84,11 @@ class SegmentJob:
         """Return what tells of a task, whose units have such a box (z, y, x), in the sign of its worker."""
         return Beater(self.path, self.session, box)
 
-    def reader(self) -> Reader:
-        """Return a reader of the input volume."""
-        return self.plan.source.volume().open()
+    def read(self, block: int) -> tuple[VoxelBox, str]:
+        """Return the voxels of the volume that the tasks of `block` rest on, and their fingerprint."""
+        box, reader = self.plan.input_box(block), self.plan.source.volume().open(session=self.session)
+        voxels, fingerprint = read_known(reader, box)
+        return VoxelBox(box, voxels), fingerprint
 
     def file(self, stage: str, block: int) -> Path:
         """Return the file that `stage` writes for `block`."""
@@ -79,48 +97,99 @@ class SegmentJob:
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of things in blocks, which add up."""
+    """Numbers of things in blocks, which add up.
+
+    Attributes:
+        blocks: the numbers of each block: its own, and those of the things in the order of their names.
+        seen: block and fingerprint of the input that each read.
+    """
+
+    blocks: tuple[tuple[int, ...], ...] = ()
+    seen: tuple[tuple[int, str], ...] = ()
+
+    @classmethod
+    def total(cls, blocks: Iterable[tuple[int, ...]], seen: Iterable[tuple[int, str]]) -> Self:
+        """Return the sums of `blocks`."""
+        rows, names = tuple(blocks), (entry.name for entry in dataclasses.fields(cls))
+        sums = (sum(row[column] for row in rows) for column in (1, 2))
+        numbers = dict(zip((name for name in names if name.startswith("num_")), sums, strict=True))
+        return cls(blocks=rows, seen=tuple(seen), **numbers)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Return the sums of `parts`."""
-        names = [entry.name for entry in dataclasses.fields(cls)]
-        return cls(**{name: sum(getattr(part, name) for part in parts) for name in names})
+        return cls.total((row for part in parts for row in part.blocks), (e for part in parts for e in part.seen))
+
+    def kept(self, number: Number, stage: str) -> Self:
+        """Return what of it still counts; see `runs.updates`. An earlier version did not note whose they are."""
+        rows = ((now, *counts) for block, *counts in self.blocks if (now := number(stage, block)) is not None)
+        return self.total(rows, kept_entries(self.seen, partial(number, SEEN)))
 
 
 @dataclass(frozen=True)
 class FragmentCounts(Counts):
     """Number of fragments of blocks, and of their joins to neighbouring blocks."""
 
-    num_fragments: int
-    num_joins: int
+    num_fragments: int = 0
+    num_joins: int = 0
 
 
 @dataclass(frozen=True)
 class EdgeCounts(Counts):
     """Number of joins and of edges of blocks' fragments."""
 
-    num_joins: int
-    num_edges: int
+    num_joins: int = 0
+    num_edges: int = 0
 
 
 @dataclass(frozen=True)
-class Objects:
-    """Number of objects, and the checksum of their table."""
+class Objects(TakesBack):
+    """Number of objects, and the checksum of their table.
+
+    Attributes:
+        painted: shards that are to be written, as ranges by level ("s0"), of those that there were when the graph was
+            solved; others have their labels already.
+    """
 
     num_objects: int
     table_checksum: int
+    painted: dict[str, str] = field(default_factory=dict)
 
 
-RESULTS = (FragmentCounts, EdgeCounts, Objects, Written)
+@dataclass(frozen=True)
+class Painted(Written):
+    """Result of painting labels.
+
+    Attributes:
+        labels: block and digest of what was painted.
+    """
+
+    labels: tuple[tuple[int, str], ...] = ()
+
+    def kept(self, number: Number, stage: str) -> Self:
+        """Return what of it still counts; see `runs.updates`."""
+        labels = kept_entries(self.labels, partial(number, SHARDS))
+        return dataclasses.replace(super().kept(number, stage), labels=labels)
+
+
+RESULTS = (FragmentCounts, EdgeCounts, Objects, Written, Painted, Seen, Updated)
+
+
+def submitter(pool: WorkerPool, job: SegmentJob, stage: str, units: Sequence[int]) -> Future[Record[Any]]:
+    """Submit a task of `stage`, which says in its name of which level or what for."""
+    name, _, argument = stage.partition(" ")
+    if argument.isdigit():
+        return pool.submit(APPS[name], dataclasses.replace(job, level=int(argument)), list(units))
+    return pool.submit(APPS[name], job, list(units), *filter(None, [argument]))
 
 
 def prepare(job: SegmentJob) -> None:
-    """Create the folders and the array that tasks write to, unless they exist."""
+    """Create the folders and the array that tasks write to, unless they exist; one of a volume that grew grows."""
     plan = job.plan
     for stage in (FRAGMENTS, EDGES):
         (job.path / stage).mkdir(exist_ok=True)
     spec = ArraySpec(shape=plan.shape, dtype=np.dtype(np.uint32), chunks=plan.chunk, shards=plan.block)
+    grow_array(job.path / IDS, "", spec, "zarr3")
     create_array(job.path / IDS, "", spec, "zarr3")
 
 
@@ -129,11 +198,13 @@ def fragments(job: SegmentJob, units: Sequence[int]) -> Record[FragmentCounts]:
 
     def one(block: int) -> FragmentCounts:
         plan = job.plan
-        result = find_fragments(plan, job.reader(), block)
+        voxels, seen = job.read(block)
+        result = find_fragments(plan, voxels, block)
         job.check_session()
         open_writer(job.path / IDS, "").write(plan.blocks.box(block), result.ids)
-        save(job.file(FRAGMENTS, block), joins=result.joins, table=result.table)
-        return FragmentCounts(len(result.table), len(result.joins))
+        ids = np.array(hash_voxels(result.ids))
+        save(job.file(FRAGMENTS, block), joins=result.joins, table=result.table, ids=ids)
+        return FragmentCounts.total([(block, len(result.table), len(result.joins))], [(block, seen)])
 
     beater = job.beater(lambda block: job.plan.blocks.box(block))
     return work_each("pieces", units, one, FragmentCounts.joined, job.check_session, beater)
@@ -143,12 +214,14 @@ def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
     """Write the joins and the edges of the fragments of blocks `units`."""
 
     def one(block: int) -> EdgeCounts:
-        near = Neighbourhood.load(job, block)
+        near, result, seen = Neighbourhood.load(job, block), Edges(*_NO_EDGES), list[tuple[int, str]]()
         joins = near.joined_ids(_load(job.file(FRAGMENTS, block))["joins"])
-        result = near.edges() if job.plan.recipe.objects.method == "watershed" else Edges(*_NO_EDGES)
+        if job.plan.recipe.objects.method == "watershed":
+            voxels, fingerprint = job.read(block)
+            result, seen = near.edges(voxels), [(block, fingerprint)]
         job.check_session()
         save(job.file(EDGES, block), joins=joins, pairs=near.global_ids(result.pairs), sums=result.sums)
-        return EdgeCounts(len(joins), len(result.pairs))
+        return EdgeCounts.total([(block, len(joins), len(result.pairs))], seen)
 
     return work_each(
         "edges", units, one, EdgeCounts.joined, job.check_session, job.beater(lambda block: job.plan.blocks.box(block))
@@ -163,11 +236,13 @@ class FragmentGraph:
     """The fragments of all blocks and their edges, in the order of blocks.
 
     Attributes:
+        ids: a hash of the ids of each block.
         table: as in Fragments.
         bases: (blocks + 1,), row of each block's first fragment in `table`, and the number of rows.
         joins, pairs, sums: the arguments of `solve`.
     """
 
+    ids: np.ndarray
     table: np.ndarray
     bases: np.ndarray
     joins: np.ndarray
@@ -177,11 +252,18 @@ class FragmentGraph:
     @classmethod
     def load(cls, job: SegmentJob) -> FragmentGraph:
         blocks = range(len(job.plan.blocks))
-        tables = [_load(job.file(FRAGMENTS, block))["table"] for block in blocks]
+        files = [_load(job.file(FRAGMENTS, block)) for block in blocks]
+        ids, tables = np.array([str(file["ids"]) for file in files]), [file["table"] for file in files]
         bases = np.cumsum([0, *map(len, tables)])
         parts = [_load(job.file(EDGES, block)) for block in blocks]
         joins, pairs, sums = (np.concatenate([part[name] for part in parts]) for name in ("joins", "pairs", "sums"))
-        return cls(np.concatenate(tables), bases, _rows(joins, bases), _rows(pairs, bases), sums)
+        return cls(ids, np.concatenate(tables), bases, _rows(joins, bases), _rows(pairs, bases), sums)
+
+    def digests(self, labels: np.ndarray) -> np.ndarray:
+        """Return a digest of the voxels of each block, (blocks,), DIGEST, where its fragments have such `labels`."""
+        parts = zip(self.ids, self.bases, self.bases[1:], strict=False)
+        texts = ((ids.encode(), labels[a:b].tobytes()) for ids, a, b in parts)
+        return np.array([hashlib.blake2b(a + b, digest_size=8).hexdigest() for a, b in texts], DIGEST)
 
 
 def graph(job: SegmentJob, units: Sequence[int]) -> Record[Objects]:
@@ -191,47 +273,96 @@ def graph(job: SegmentJob, units: Sequence[int]) -> Record[Objects]:
         job.check_session()
         plan, whole = job.plan, FragmentGraph.load(job)
         solution = solve(whole.table, whole.joins, whole.pairs, whole.sums, plan.recipe.objects)
+        labels = solution.labels.astype(plan.dtype)
+        digests = whole.digests(labels)
+        changed = np.flatnonzero(digests != _painted(job))
         job.check_session()
         atomic_write(job.path / TABLE, objects_csv(solution.objects, plan).encode())
-        save(job.path / NAMES, labels=solution.labels.astype(plan.dtype), bases=whole.bases)
-        return Objects(len(solution.objects), checksums.checksum(job.path / TABLE))
+        save(job.path / NAMES, is_kept=False, labels=labels, bases=whole.bases, ids=whole.ids, digests=digests)
+        return Objects(len(solution.objects), checksums.checksum(job.path / TABLE), _levels(plan, changed.tolist()))
 
     return work_once("graph", units[0], do, job.beater(lambda unit: job.plan.box))
+
+
+def note_painted(folder: Path, digests: np.ndarray) -> None:
+    """Tell the task of the graph which labels are painted, by digests as of `FragmentGraph`; b"" of none."""
+    data = io.BytesIO()
+    np.save(data, digests)
+    atomic_write(folder / PAINTED, data.getvalue())
+
+
+def _painted(job: SegmentJob) -> np.ndarray:
+    """Return the digests of the labels that are painted; those of blocks that are only tried are not."""
+    path = job.path / PAINTED
+    return np.load(path) if path.is_file() else np.zeros(len(job.plan.blocks), DIGEST)
+
+
+def _levels(plan: SegmentPlan, blocks: Sequence[int]) -> dict[str, str]:
+    """Return `blocks` and the coarser shards above them, as ranges by level."""
+    levels = {SHARDS: to_ranges(blocks)}
+    shards = set(blocks)
+    for level in range(1, len(plan.factors)):
+        finer, coarser = plan.shards(level - 1), plan.shards(level)
+        starts = (zip(finer.box(shard).start, plan.step(level), plan.shard, strict=True) for shard in shards)
+        shards = {coarser.number(tuple(a // step // n for a, step, n in each)) for each in starts}
+        levels[f"s{level}"] = to_ranges(sorted(shards))
+    return levels
 
 
 def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
     """Write the labels of blocks `units` to the output."""
 
-    def labels(block: int) -> np.ndarray:
-        plan, names = job.plan, _load(job.path / NAMES)
-        label = np.zeros(int(names["bases"][block + 1] - names["bases"][block]) + 1, plan.dtype)
-        label[1:] = names["labels"][names["bases"][block] : names["bases"][block + 1]]
-        ids = open_writer(job.path / IDS, "").read(plan.blocks.box(block))
-        return np.asarray(label[ids])[np.newaxis]
+    def one(block: int) -> Painted:
+        names = _load(job.path / NAMES)
+        written = _write(job, block, _labels(job, block, names))
+        return Painted(written.checksums, labels=((block, names["digests"][block].decode()),))
 
-    return _write("paint", job, units, labels)
+    def joined(parts: Sequence[Painted]) -> Painted:
+        both = Written.joined(parts)
+        return Painted(both.checksums, labels=tuple(entry for part in parts for entry in part.labels))
+
+    return work_each("paint", units, one, joined, job.check_session, _shard_beater(job))
+
+
+def _labels(job: SegmentJob, block: int, names: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the labels (1, z, y, x) of `block`, where fragments have such `names`."""
+    plan = job.plan
+    label = np.zeros(int(names["bases"][block + 1] - names["bases"][block]) + 1, plan.dtype)
+    label[1:] = names["labels"][names["bases"][block] : names["bases"][block + 1]]
+    ids = open_writer(job.path / IDS, "").read(plan.blocks.box(block))
+    if hash_voxels(ids) != str(names["ids"][block]):
+        raise ValueError(f"the fragments of {plan.blocks.box(block)} in {job.path / IDS} are damaged; use --fresh")
+    return np.asarray(label[ids])[np.newaxis]
 
 
 def coarsen(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
     """Write shards `units` of the job's level from the level before it."""
 
-    def labels(shard: int) -> np.ndarray:
-        return coarse_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard))
-
-    return _write(f"pyramid {job.level}", job, units, labels)
-
-
-def _write(stage: str, job: SegmentJob, units: Sequence[int], labels: Callable[[int], np.ndarray]) -> Record[Written]:
-    """Write the result of `labels` (1, z, y, x) to each shard of the job's level."""
-
     def one(shard: int) -> Written:
-        data = labels(shard)
-        job.check_session()
-        sums = write_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard), data)
-        return Written(((job.level, shard, sums),))
+        return _write(job, shard, coarse_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard)))
 
-    beater = job.beater(lambda shard: job.plan.shards(job.level).box(shard))
-    return work_each(stage, units, one, Written.joined, job.check_session, beater)
+    return work_each(f"pyramid {job.level}", units, one, Written.joined, job.check_session, _shard_beater(job))
+
+
+def _write(job: SegmentJob, shard: int, labels: np.ndarray) -> Written:
+    """Write `labels` (1, z, y, x) to `shard` of the job's level."""
+    job.check_session()
+    sums = write_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard), labels)
+    return Written(((job.level, shard, sums),))
+
+
+def _shard_beater(job: SegmentJob) -> Beater:
+    return job.beater(lambda shard: job.plan.shards(job.level).box(shard))
+
+
+def look(job: SegmentJob, units: Sequence[int], what: str) -> Record[Seen]:
+    """Return the fingerprints of what the tasks of the given blocks would read now; the driver knows what for."""
+
+    def one(block: int) -> tuple[int, str]:
+        return block, job.read(block)[1]
+
+    beater = job.beater(job.plan.input_box)
+    return work_each(f"look {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
 
 
 @dataclass(frozen=True)
@@ -283,11 +414,11 @@ class Neighbourhood:
             raise ValueError(f"a fragment of {self.own} is joined to a voxel without one: scratch is damaged")
         return self.global_ids(np.unique(np.stack([here, there], axis=1), axis=0))
 
-    def edges(self) -> Edges:
+    def edges(self, voxels: VoxelBox) -> Edges:
         """Return the edges of local fragments, from the block's voxels to those at the offsets."""
         plan, objects = self.job.plan, self.job.plan.recipe.objects
         wide = Box(tuple(max(0, a - 1) for a in self.own.start), self.own.stop)
-        probabilities = read_probabilities(plan, self.job.reader(), wide)
+        probabilities = read_probabilities(plan, voxels, wide)
         inner = self.own.relative_to(wide.start).slices
         near = nearest_affinities(plan, probabilities, wide)[:, *inner]
         parts = [self._between(offset, near[k], 0) for k, offset in enumerate(NEAREST)]
@@ -339,10 +470,13 @@ def objects_csv(objects: np.ndarray, plan: SegmentPlan) -> str:
     return text.getvalue()
 
 
-def save(path: Path, **arrays: np.ndarray) -> None:
-    """Write `arrays` to the file at `path` atomically."""
-    data = io.BytesIO()
-    np.savez(data, allow_pickle=False, **arrays)
+def save(path: Path, *, is_kept: bool = True, **arrays: np.ndarray) -> None:
+    """Write `arrays` to the file at `path` atomically; compressed where it is kept, for updates."""
+    data, method = io.BytesIO(), zipfile.ZIP_DEFLATED if is_kept else zipfile.ZIP_STORED
+    with zipfile.ZipFile(data, "w", method, compresslevel=1) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
     atomic_write(path, data.getvalue())
 
 

@@ -21,7 +21,7 @@ from volpipe.errors import RunError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import Updated
+from volpipe.runs.updates import TakesBack
 from volpipe.runs.verify import written
 from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import SegmentWork
@@ -102,7 +102,7 @@ class Watch:
         self._done, self._failed = set(), {}
 
     def _note(self, record: Record[Any]) -> None:
-        if isinstance(record.result, Updated):  # it took some back
+        if isinstance(record.result, TakesBack):
             self._done = {shard for level, shard in written(self.work.records()) if level == 0}
         if isinstance(record.result, Written):
             self._done |= {shard for level, shard, _ in record.result.checksums if level == 0}

@@ -26,7 +26,7 @@ from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.blockwise.work import POOL, Errand, Steps
-from volpipe.errors import PlanError, RunError, VolpipeError, VolumeError
+from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.estimate import Estimate
 from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated, forecast_run
@@ -43,7 +43,7 @@ from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.growth import follow, grids_of, grown_plan
 from volpipe.runs.output_work import OutputWork
-from volpipe.runs.pages import Parts, Taken, findings_facts, update_items
+from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import known_normalisation, measured, rescanned, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal, stored_fingerprint, unseal
@@ -58,15 +58,13 @@ from volpipe.runs.work import SILENT, Listener, Options, WorkSession
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.units import count, shape
-from volpipe.volumes.identity import has_moved, identify, read_identities, store_identities
+from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume, open_volume
 
 __all__ = ["Listener", "Options", "Report", "RunWork", "execute", "location_of", "place_of", "preview"]
 
 log = logging.getLogger(__name__)
-
-REMEDY = "`volpipe status --changes` counts the blocks, `volpipe run --update` computes what rests on them"
 
 
 @dataclass(repr=False)
@@ -164,25 +162,6 @@ class RunWork(OutputWork[Plan, Report]):
         """Whether all that is selected is done; see `FolderWork`."""
         return self._selection() is not None and super().is_all(taken)
 
-    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        """Return when it was updated, and whether it could be now, as well; see `OutputWork`."""
-        parts = super().parts(taken, is_complete=is_complete)
-        items = update_items([update for _, update in updates_in(self.folder.journal, RESULTS, self.plan.identity)])
-        if is_complete and self.has_moved:
-            items.append(Note(f"Files of the input have changed since: {REMEDY}.", "warning"))
-        return dataclasses.replace(parts, summary=[*parts.summary, *items])
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether the few files that the identity of the volume names are in other states; on a disk alone."""
-        try:
-            noted = (read_identities(self.folder.inputs) or {}).get("volume")
-            if noted is None or not isinstance(paths.locate(self.plan.source.path), Path):
-                return False
-            return has_moved(noted, self.plan.source.volume())
-        except VolumeError:  # it is not there at the moment
-            return False
-
     def facts(self) -> dict[str, str]:
         """Return net, windows and blocks."""
         plan, blend = self.plan, self.plan.recipe.windows.blend
@@ -272,7 +251,9 @@ class RunWork(OutputWork[Plan, Report]):
     def _selected(self) -> Selection:
         selection = self._selection()
         if selection is None:
-            raise RunError(f"the run in {self.folder.path} has not written anything yet; `{self.goes_on}` goes on")
+            raise RunError(
+                f"the run in {self.folder.path} has not written anything yet; run `{self.goes_on}` to continue"
+            )
         return selection
 
     def claim(self) -> None:

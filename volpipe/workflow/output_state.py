@@ -103,7 +103,8 @@ def _state_of_work(work: OutputWork[Any, Any], *, same_input: bool, is_outside: 
 def _left(work: OutputWork[Any, Any]) -> str:
     progress = work.progress()
     left = "; ".join(f"{s.name} {s.num_done:,} of {s.num_units:,}" for s in progress.schedule.shown)
-    return left + (f"; {len(progress.missing):,} parts failed" if progress.missing else "")
+    parts = "1 part" if len(progress.missing) == 1 else f"{len(progress.missing):,} parts"
+    return left + (f"; {parts} failed" if progress.missing else "")
 
 
 def _kind(changed: Sequence[str]) -> State:

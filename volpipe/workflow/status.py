@@ -27,7 +27,9 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.update import compare
 from volpipe.runs.work import JournalAccount
 from volpipe.runs.worker import SELECTION_FILE
+from volpipe.segmentation.driver import SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
+from volpipe.segmentation.update import compare as compare_segmentation
 from volpipe.training.driver import newest_step
 from volpipe.training.logs import TrainingPace, read_pace
 from volpipe.training.search.grid import SWEEP_FILE
@@ -37,7 +39,7 @@ from volpipe.training.task import TRAINING_FILE, Training
 from volpipe.units import count
 from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import TABLE, DatasetRow, batch_folder, find_batch, note_of, read_table
-from volpipe.workflow.driver import REMEDY, RunWork
+from volpipe.workflow.driver import RunWork
 from volpipe.workflow.entries import Entry, find_entries, find_work
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
@@ -59,13 +61,14 @@ class Changes:
     blocks: int
     grown: Triple = (0, 0, 0)
 
-    def __str__(self) -> str:
+    def sentence(self, command: str) -> str:
+        """Return it in words; `command` makes the output."""
         longer = ", ".join(f"{axis} by {n:,}" for axis, n in zip("zyx", self.grown, strict=True) if n)
         grown = f"its input has grown along {longer}; " if longer else ""
         if not self.changed:
             return f"{grown}its input has not changed"
         return (
-            f"{grown}{self.changed:,} of {count(self.blocks, 'block')} read files that have changed; `volpipe run "
+            f"{grown}{self.changed:,} of {count(self.blocks, 'block')} read files that have changed; `{command} "
             "--update` compares their voxels, and computes what rests on others"
         )
 
@@ -155,7 +158,7 @@ def find_status(output: str, *, with_changes: bool = False) -> Status:
 
     Args:
         output: as the command names it.
-        with_changes: whether to look at all files of the input of a run.
+        with_changes: whether to look at all files of the input of a run, a segmentation or stages.
 
     Raises:
         RunError: nobody began anything there, what is stored is damaged, or it is no run whose input can be compared.
@@ -340,19 +343,25 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 
 def _with_changes(status: Status) -> Status:
-    """Return `status` with what an update of that run would find."""
+    """Return `status` with what an update of that output would find."""
     work = find_work(RunFolder.find(status.output))
-    if not isinstance(work, RunWork) or work.plan.needs_scan:
+    if not isinstance(work, OutputWork) or (isinstance(work, RunWork) and work.plan.needs_scan):
         raise RunError(
-            f"{status.output}: --changes is for runs of a net without a mask and input.empty; leave it out, or name "
-            "such a run"
+            f"{status.output}: --changes is for runs of a net without a mask and input.empty, and for segmentations; "
+            "leave it out, or name such an output"
         )
-    selection = Selection(work.plan)
+    changes = _changes_of(work)
+    return replace(status, changes=changes, remark=changes.sentence(work.goes_on))
+
+
+def _changes_of(work: OutputWork[Any, Any]) -> Changes:
     source = work.plan.source
     now = zip(source.volume().spatial_shape, source.shape, strict=True)
     grown = triple(n - before for n, before in now)
-    changes = Changes(compare(work, selection).num_open, selection.num_blocks, grown)
-    return replace(status, changes=changes, remark=str(changes))
+    if isinstance(work, SegmentWork):
+        return Changes(compare_segmentation(work).num_open, len(work.plan.blocks), grown)
+    selection = Selection(work.plan)
+    return Changes(compare(work, selection).num_open, selection.num_blocks, grown)
 
 
 def _of_work(account: JournalAccount, driver: Driver) -> Status:
@@ -362,8 +371,8 @@ def _of_work(account: JournalAccount, driver: Driver) -> Status:
     notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in progress.schedule.shown}
     stages, is_whole = _with_flights(notes, driver), progress.is_complete
     remark = work.remark if is_whole else ""
-    if is_whole and isinstance(work, RunWork) and work.has_moved:
-        remark = f"but its input has changed since: {REMEDY}"
+    if is_whole and work.has_moved:
+        remark = f"but its input has changed since: {work.remedy}"
     try:
         if not driver.is_at_work and progress.has_output and not paths.exists(paths.locate(out)):
             is_whole, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"

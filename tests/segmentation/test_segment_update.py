@@ -1,0 +1,268 @@
+"""After an update labels are those of a fresh segmentation of the input as it is now, byte for byte."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from arrays import make
+from command import THREADS, Give, giver, set_each
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from inline import Stopped
+from test_segment import Crowd, blobs, noisy, recipe, tree
+
+from volpipe.blockwise.journal import read_records
+from volpipe.errors import RunError
+from volpipe.geometry.affinities import OFFSETS
+from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.runs.provenance import read_provenance
+from volpipe.segmentation.driver import SegmentationResult, plan_segmentation, segment
+from volpipe.segmentation.tasks import RESULTS
+from volpipe.volumes.volume import open_volume
+from volpipe.workflow.status import find_status
+
+LAWS = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+CHOICES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("affinities", {"method": "components", "threshold": 0.6}),
+    ("affinities", {"threshold": 0.4, "background": 0.3}),
+    ("affinities", {"agglomerate": "mutex", "min_voxels": 3, "smooth": (0, 1, 1)}),
+    ("membrane", {"threshold": 0.7, "background": 0.3}),
+    ("foreground", {"method": "components", "threshold": 0.6}),
+)
+SMALL = recipe((8, 8, 8), threshold=0.5, background=0.4)
+
+
+def write(path: Path, data: np.ndarray, chunk: int = 4) -> Path:
+    """Write affinities (c, z, y, x), or a map (z, y, x); chunks that are as they were stay so, also of a larger one."""
+    chunks = (*data.shape[:-3], chunk, chunk, chunk)
+    if not path.exists():
+        make(path, data, chunks=chunks)
+        return path
+    array = zarr.open_array(path, mode="r+")
+    assert isinstance(array, zarr.Array)
+    array.resize(data.shape)
+    for corner in np.ndindex(*(-(-n // chunk) for n in data.shape[-3:])):
+        part = (..., *(slice(chunk * i, chunk * (i + 1)) for i in corner))
+        if not np.array_equal(array[part], data[part]):
+            array[part] = data[part]
+    return path
+
+
+def made(source: Path, chosen: SegmentRecipe, workers: Crowd | None = None, **options: Any) -> SegmentationResult:
+    """Return how the segmentation of `source` ended; its labels lie beside it."""
+    plan = plan_segmentation(str(source), chosen, source.with_name("l.zarr"), source.parent)
+    result = segment(plan, (workers or Crowd()).start, **options)
+    assert result.missing == []
+    return result
+
+
+def assert_fresh(source: Path, chosen: SegmentRecipe) -> None:
+    """Compare the labels and their table with those of a fresh segmentation in their place, which stay there."""
+    out = source.with_name("l.zarr")
+    run = out.with_name("l.zarr.run")
+    found, table = tree(out), (run / "objects.csv").read_text()
+    shutil.rmtree(out)
+    shutil.rmtree(run)
+    made(source, chosen)
+    assert (run / "objects.csv").read_text() == table
+    expected = tree(out)
+    assert found.keys() == expected.keys()
+    assert [name for name in found if found[name] != expected[name]] == []
+
+
+def num_units(out: Path) -> dict[str, int]:
+    """Return how many units of each stage were done, as often as they were."""
+    done: dict[str, int] = {}
+    for record in read_records(out.with_name("l.zarr.run") / "journal.jsonl", RESULTS):
+        done[record.stage] = done.get(record.stage, 0) + len(record.done)
+    return done
+
+
+def check_law(data: st.DataObject, most_edge: int) -> None:
+    """Edit, grow, interrupt, update."""
+    kind, objects = data.draw(st.sampled_from(CHOICES))
+    levels = data.draw(st.integers(1, 3))
+    shape = tuple(data.draw(st.integers(3, most_edge)) for _ in range(3))
+    block = tuple(data.draw(st.sampled_from([4, 6, 8])) for _ in range(3))
+    chosen = recipe(block, kind, **objects)
+    chosen = chosen.model_copy(update={"output": chosen.output.model_copy(update={"levels": levels})})
+    channels = (len(OFFSETS),) if kind == "affinities" else ()
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+    with tempfile.TemporaryDirectory() as name:
+        voxels = rng.integers(0, 256, (*channels, *shape), np.uint8)
+        source = write(Path(name) / "a.zarr", voxels)
+        for _ in range(data.draw(st.integers(1, 3))):
+            with contextlib.suppress(Stopped):
+                made(source, chosen, Crowd(2, int(rng.integers(0, 60))), update=True)
+            more = data.draw(st.sampled_from([(0, 0, 0), (0, 0, 0), (3, 0, 0), (5, 2, 0), (0, 0, 4)]))
+            voxels = np.pad(voxels, [(0, 0)] * len(channels) + [(0, n) for n in more], mode="reflect")
+            for _ in range(data.draw(st.integers(0, 2))):
+                start = [int(rng.integers(0, n)) for n in voxels.shape[-3:]]
+                part = (..., *(slice(a, a + 2) for a in start))
+                voxels[part] = rng.integers(0, 256, voxels[part].shape, np.uint8)
+            write(source, voxels)
+        made(source, chosen, Crowd(2), update=True)
+        assert made(source, chosen, nothing := Crowd(), update=True).was_complete
+        assert nothing.num_sent == 0
+        assert_fresh(source, chosen)
+
+
+@LAWS
+@given(st.data())
+def test_updated_labels_are_those_of_a_fresh_segmentation(data: st.DataObject) -> None:
+    """Edited and grown at random, interrupted anywhere, also before the first segmentation was complete."""
+    check_law(data, 9)
+
+
+@pytest.mark.long
+@settings(LAWS, max_examples=200)
+@given(st.data())
+def test_updated_labels_are_those_of_a_fresh_segmentation_at_length(data: st.DataObject) -> None:
+    check_law(data, 18)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Noisy affinities (9, 16, 24, 32) of blobs: 24 blocks of 8 voxels."""
+    return write(tmp_path / "a.zarr", noisy(blobs((16, 24, 32)), 0.2))
+
+
+def test_only_what_rests_on_a_changed_block_is_made_again(source: Path) -> None:
+    """A hole in the middle of a block: its fragments, the edges of 18 that an offset reaches, labels that changed."""
+    made(source, SMALL)
+    before = num_units(source)
+    voxels = zarr.open_array(source)[...]
+    voxels[:, 3:5, 11:13, 3:5] = 0
+    write(source, voxels)
+    labels = open_volume(source.with_name("l.zarr")).open()[...]
+    result = made(source, SMALL, update=True)
+    assert [(update.changed, update.computed) for update in result.updates] == [(1, 1)]
+    again = {stage: number - before.get(stage, 0) for stage, number in num_units(source).items()}
+    assert (again["pieces"], again["edges"], again["graph"]) == (1, 18, 1)
+    now = open_volume(source.with_name("l.zarr")).open()[...]
+    blocks = [tuple(slice(8 * i, 8 * i + 8) for i in place) for place in np.ndindex(2, 3, 4)]
+    num_other = sum(not np.array_equal(labels[part], now[part]) for part in blocks)
+    assert 0 < num_other <= again["paint"] < 24
+    assert_fresh(source, SMALL)
+
+
+def test_labels_that_stay_are_not_painted(source: Path) -> None:
+    """The same fragments and objects, of somewhat other affinities; and files that were only written again."""
+    made(source, SMALL)
+    before = num_units(source)
+    voxels = zarr.open_array(source)[...]
+    voxels[0, 8, 8, 8] ^= 1
+    write(source, voxels)
+    assert made(source, SMALL, update=True).updates[0].changed > 0
+    assert num_units(source)["paint"] == before["paint"]
+    zarr.open_array(source, mode="r+")[:, :4] = voxels[:, :4]
+    computed = num_units(source)
+    assert made(source, SMALL, update=True).was_complete
+    assert {**num_units(source), "look changed": 0} == {**computed, "look changed": 0}
+    assert_fresh(source, SMALL)
+
+
+def test_growth_along_z_computes_the_new_blocks_and_the_old_face(tmp_path: Path) -> None:
+    voxels = noisy(blobs((40, 16, 16)), 0.2)
+    source = write(tmp_path / "a.zarr", voxels[:, :20])
+    made(source, SMALL)
+    before = num_units(source)
+    write(source, voxels)
+    result = made(source, SMALL, update=True)
+    assert str(result.updates[0]).startswith("the volume has grown from 20 × 16 × 16 to 40 × 16 × 16: 4 blocks lay")
+    again = num_units(source)
+    assert again["pieces"] - before["pieces"] == 4 + 8
+    assert_fresh(source, SMALL)
+
+
+def test_a_fragment_that_was_deleted_is_made_again_when_something_changes(source: Path) -> None:
+    made(source, SMALL)
+    run = source.with_name("l.zarr.run")
+    for name in ("pieces", "edges", "ids.zarr"):
+        shutil.rmtree(run / name)
+    assert made(source, SMALL, update=True).was_complete
+    voxels = zarr.open_array(source)[...]
+    voxels[:, 3, 12, 4] ^= 255
+    write(source, voxels)
+    assert [(update.changed, update.computed) for update in made(source, SMALL, update=True).updates] == [(1, 24)]
+    (run / "pieces" / "5.npz").unlink()
+    voxels[:, 3, 12, 4] ^= 255
+    write(source, voxels)
+    assert [(update.changed, update.computed) for update in made(source, SMALL, update=True).updates] == [(1, 2)]
+    assert_fresh(source, SMALL)
+
+
+def test_a_journal_without_fingerprints_computes_everything(source: Path) -> None:
+    made(source, SMALL)
+    journal = source.with_name("l.zarr.run") / "journal.jsonl"
+    trees = [json.loads(line) for line in journal.read_text().splitlines()]
+    new = ("blocks", "seen", "painted", "labels")
+    olds = [{key: value for key, value in tree.items() if key not in new} for tree in trees]
+    olds = [old | ({"result": "Written"} if old.get("result") == "Painted" else {}) for old in olds]
+    journal.write_text("".join(f"{json.dumps(old)}\n" for old in olds))
+    assert made(source, SMALL).was_complete
+    update = made(source, SMALL, update=True).updates[0]
+    assert (update.changed, update.why) == (
+        24, "24 blocks of an earlier version, which did not note what blocks read, are computed again",
+    )  # fmt: skip
+    assert made(source, SMALL, update=True).was_complete
+    assert_fresh(source, SMALL)
+
+
+def test_a_damaged_fragment_is_not_painted(source: Path) -> None:
+    """Read as zeros it would be background."""
+    made(source, SMALL)
+    lost = source.with_name("l.zarr.run") / "ids.zarr" / "c" / "1" / "2" / "3"
+    lost.unlink()
+    voxels = zarr.open_array(source)[...]
+    voxels[:, :4, :4, :4] = 0
+    write(source, voxels)
+    plan = plan_segmentation(str(source), SMALL, source.with_name("l.zarr"), source.parent)
+    with contextlib.suppress(RunError):
+        assert segment(plan, Crowd().start, update=True).missing
+    assert "damaged" in (source.with_name("l.zarr.run") / "volpipe.log").read_text()
+
+
+def test_what_cannot_be_updated_is_refused(source: Path) -> None:
+    made(source, SMALL)
+    voxels = zarr.open_array(source)[...]
+    write(source, voxels[:, :12])
+    with pytest.raises(RunError, match=r"axis z: the volume .* had 16 voxels and has 12; --update follows a volume"):
+        made(source, SMALL, update=True)
+    write(source, voxels)
+    voxels[0, 0, 0, 0] ^= 255
+    write(source, voxels)
+    with pytest.raises(RunError, match="use --update to compute what has changed"):
+        made(source, SMALL, update=False)
+
+
+def test_the_command_says_what_it_does_and_status_how_much_it_would(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give: Give = giver(source.parent, monkeypatch, capsys)
+    command = ("segment", "a.zarr", "-o", "l.zarr", *THREADS, *set_each("output.block=[8,8,8]", "output.chunk=[4,4,4]"))
+    assert give(*command).code == 0
+    assert "its input has not changed" in give("status", "--changes", "l.zarr").out
+    voxels = zarr.open_array(source)[...]
+    voxels[:, 3, 12, 4] ^= 255
+    write(source, voxels)
+    said = " ".join(give("status", "l.zarr").out.split())
+    assert "complete, but its input has changed since" in said
+    said = " ".join(give("status", "--changes", "l.zarr").out.split())
+    assert re.search(r" \d of 24 blocks read files that have changed; `volpipe segment --update` compares", said)
+    ended = give(*command, "--update")
+    assert ended.code == 0, ended.err
+    assert "1 block of 24 read voxels that have changed; 1 are computed again" in ended.out
+    assert "is complete, and nothing has changed" in give(*command, "--update").out
+    assert read_provenance(source.with_name("l.zarr"))["run"]["updates"][0]["changed"] == 1
+    assert give("verify", "l.zarr").code == 0
+    assert find_status(str(source.with_name("l.zarr"))).is_complete
