@@ -83,7 +83,7 @@ VARIABLES = {
     "SSH_CONNECTION": "Set by ssh: `volpipe view` then opens no browser, and prints how to look from your machine.",
     "DISPLAY": "Set where there is a display: `volpipe view` then opens a browser.",
     "WAYLAND_DISPLAY": "The same.",
-    "COLUMNS": "Width of tables and help, where the output is no terminal.",
+    "COLUMNS": "Width of tables and help, where the output is not a terminal.",
     "LOGNAME": "Given by volpipe to a user without a name, as in a pod.",
     "HOME": "Given by volpipe to a user without a home, as in a pod.",
     "PATH": "volpipe adds the folder of its Python, for Parsl's workers.",

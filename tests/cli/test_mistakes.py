@@ -206,18 +206,8 @@ def test_a_script_of_a_job_warns_of_what_cannot_be_seen_and_stays_a_script(give:
     assert (alone.code, away.code) == (0, 0)
     assert "you gave no --config: site local computes all blocks in the driver's own job, on its 2 cores" in alone.err
     assert away.err == "volpipe: warning: /far/off/v is not here; whether in.n5 is in it was not checked\n"
-    mounted = give("slurm", "script", "--config", "slurm_htex", "/far/in.n5")
-    assert mounted.code == 0 and "warning: /far is not here; whether in.n5 is in it was not checked" in mounted.err
     for ended in (alone, away):
         assert ended.out.startswith("#!/bin/bash\n") and "warning" not in ended.out
-
-
-def test_a_script_of_a_job_warns_of_a_volume_on_a_mount_that_is_not_here(give: Give) -> None:
-    """Claims of Kubernetes are mounted right below the root, which is on every machine."""
-    away = give("slurm", "script", "--config", "slurm_htex", "/no-such-mount/in.n5")
-    assert (away.code, away.err) == (
-        0, "volpipe: warning: /no-such-mount is not here; whether in.n5 is in it was not checked\n"
-    )  # fmt: skip
 
 
 def test_a_command_that_reproduces_needs_no_file(tmp_path: Path, give: Give) -> None:

@@ -114,6 +114,13 @@ def volume(page: Page) -> None:
     (page.folder / "volume.n5" / "attributes.json").write_text('{"n5": "2.0.0"}')
 
 
+def tissue(page: Page) -> None:
+    """tissue.zarr, a mask for cells.n5 that is 0 in one half."""
+    data = np.zeros((SMALL,) * 3, np.uint8)
+    data[:, : SMALL // 2] = 1
+    make(page.folder / "tissue.zarr", data, chunks=(SMALL,) * 3)
+
+
 def coarse_volume(page: Page) -> None:
     """volume.n5, whose one array is the mean of pairs of slices of truth.n5/raw."""
     vp.convert(vp.open(invented("sample.n5"), "raw"), page.folder / "volume.n5" / "raw", bin=(2, 1, 1))
@@ -137,7 +144,10 @@ def raw_folder(page: Page) -> None:
 def affinities(page: Page) -> None:
     """affinities.zarr and cells_affinities.zarr, of the labels of cells.n5."""
     for name in ("affinities.zarr", "cells_affinities.zarr"):
-        make(page.folder / name, true_affinities(), axes=("c", "z", "y", "x"), chunks=(1, 64, 64, 64))
+        make(
+            page.folder / name, true_affinities(), axes=("c", "z", "y", "x"), chunks=(1, SMALL, SMALL, SMALL),
+            attributes={"resolution": [16, 8, 8]},
+        )  # fmt: skip
 
 
 def membranes(page: Page) -> None:

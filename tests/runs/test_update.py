@@ -19,7 +19,7 @@ import tifffile
 from bucket import Bucket
 from command import Give, giver, set_each
 from conftest import examples
-from disturbance import COUNTS, Slow, in_threads
+from disturbance import COUNTS, ONE_WORKER, Slow, in_threads
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
@@ -749,7 +749,7 @@ def test_a_driver_killed_while_it_updates_goes_on_to_the_bytes_of_a_fresh_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Killed twice by the system, while the net is at work."""
-    slow = Updating(tmp_path / "updated", seconds=0.0, mode="streamed")
+    slow = Updating(tmp_path / "updated", seconds=0.0, mode="streamed", environment=ONE_WORKER)
     give = giver(slow.folder, monkeypatch, capsys)
     assert give(*in_threads(slow.command)).code == 0
     edit(tmp_path / "in.n5", Box((0, 0, 0), (2, 2, 2)))
