@@ -4,41 +4,68 @@ READY := $(VENV)/.ready
 
 SLURM := slurmctld slurmd slurm-client munge slurmdbd mariadb-server
 
-.PHONY: demo test check slurm browser prometheus kubernetes clean
+.PHONY: demo docs figures reference test check programs lists slurm browser prometheus kubernetes clean
 
 demo: $(READY)
 	$(VENV)/bin/python scripts/demo
 
-test: $(READY) slurm browser prometheus kubernetes
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
+# What apt installs comes while pip and the checks work.
+test:
+	$(MAKE) --no-print-directory --jobs=2 check programs
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test
+
+# The site, in build/site: open its index.html.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+
+# Every figure of docs/; those of real tissue where VOLPIPE_DATA names the folder of the volumes.
+figures: $(READY)
+	$(VENV)/bin/python scripts/figures
+
+# The pages of docs/reference, from the code.
+reference: $(READY)
+	$(VENV)/bin/python scripts/reference
 
 check: $(READY)
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
 
+# What tests use beside Python, one after another: apt works for one at a time.
+programs:
+	@MAKEFLAGS= $(MAKE) --no-print-directory slurm browser prometheus kubernetes
+
+# The lists of packages, once for all, where one of the programs is missing.
+lists:
+	@export PATH="$$PATH:/usr/sbin"; \
+	for name in slurmctld mariadbd chromium chromedriver prometheus promtool; do \
+		command -v $$name >/dev/null || missing=1; \
+	done; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq >/dev/null 2>&1 || true; \
+	fi
+
 # For the tests on a real Slurm, which are skipped without; installed where apt and its rights are there.
-slurm:
+slurm: lists
 	@export PATH="$$PATH:/usr/sbin"; \
 	if command -v slurmctld >/dev/null && command -v mariadbd >/dev/null; then exit 0; fi; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && (apt-get update -qq && \
-		RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(SLURM)) >/dev/null 2>&1; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+		RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(SLURM) >/dev/null 2>&1; \
 	then exit 0; fi; \
 	echo "no Slurm could be installed; its tests are skipped"
 
 # For the tests that look at what a browser draws, which are skipped without; installed where apt and its rights are there.
-browser:
+browser: lists
 	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then exit 0; fi; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && (apt-get update -qq && \
-		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver) \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver \
 		>/dev/null 2>&1; \
 	then exit 0; fi; \
 	echo "no Chromium could be installed; its tests are skipped"
 
 # For the test that lets a real Prometheus scrape a run, which is skipped without; installed where apt and its rights are there.
-prometheus:
+prometheus: lists
 	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && (apt-get update -qq && \
-		RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends prometheus) \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+		RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends prometheus \
 		>/dev/null 2>&1; \
 	then exit 0; fi; \
 	echo "no Prometheus could be installed; its tests are skipped"
@@ -52,7 +79,7 @@ kubernetes:
 $(READY): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,kubernetes,models,notebook,tune,view]'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,kubernetes,models,notebook,tune,view]'
 	touch $(READY)
 
 clean:

@@ -26,7 +26,7 @@ from volpipe.apps import (
 @dataclass(frozen=True)
 class Settings:
     image: str  # of the workers: the same Python, Parsl and volpipe as the driver's
-    namespace: str
+    namespace: str  # where pods are made
     claims: list[
         str
     ]  # what is mounted: CLAIM:/path, CLAIM/folder:/path, CLAIM:/path:ro; the driver's paths are the same
@@ -55,7 +55,7 @@ class Settings:
     )
     encrypted: bool = True  # traffic between driver and workers
     kubeconfig: str | None = None  # without, KUBECONFIG, ~/.kube/config, or the service account of the driver's pod
-    context: str | None = None
+    context: str | None = None  # of the kubeconfig
 
 
 def executor(label: str, settings: Settings, run_dir: str) -> ResilientExecutor:

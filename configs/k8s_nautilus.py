@@ -24,13 +24,13 @@ from volpipe.apps import (
 @dataclass(frozen=True)
 class Settings:
     image: str  # of the workers: the same Python, Parsl and volpipe as the driver's
-    namespace: str
+    namespace: str  # where pods are made
     claims: list[str]  # such as ["em-data:/data:ro", "scratch/me:/scratch"]; the driver's paths are the same
     gpu_type: str = "NVIDIA-A10"  # kubectl get nodes -L nvidia.com/gpu.product lists them
     priority_class: str | None = (
         "opportunistic"  # first to be evicted, and counted against nobody; None for the default
     )
-    max_pods: int = 8
+    max_pods: int = 8  # at a time
     node_directory: str | None = (
         None  # in a pod, such as "/cache", on its node's disk; keeps chunks of a slow input on the node's own disk
     )

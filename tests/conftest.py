@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from volpipe.volumes.storage import object_store
 
@@ -18,6 +19,13 @@ from volpipe.volumes.storage import object_store
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("drawn", deadline=None, print_blob=True)
 settings.load_profile("same")
+
+
+def examples(few: int, many: int) -> settings:
+    """Return how many examples of a law are tried: `few`, as each is a run; `many` of those that are drawn anew."""
+    is_drawn = settings.get_current_profile_name() == "drawn"
+    return settings(max_examples=many if is_drawn else few, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
 
 os.environ.pop("COLUMNS", None)  # which pytest-xdist sets: tables would be as narrow
 # Commands that tests start are interrupted, also where these tests run in the background or under nohup.
@@ -49,6 +57,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what volpipe remembers of nets out of the user's home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let what killed processes leave of temporary files go with those of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("t")))
+        patch.setattr(tempfile, "tempdir", None)  # which is chosen once
         yield
 
 

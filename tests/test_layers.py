@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -22,6 +23,7 @@ PACKAGES = (
     "resolve",
     "units",
     "tables",
+    "commit",
     "geometry",
     "volumes.storage",
     "volumes.formats",
@@ -140,6 +142,7 @@ def is_late(node: ast.AST) -> bool:
     return checking or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
+@cache
 def imports_of(module: str) -> list[Import]:
     return list(imports(ast.parse(MODULES[module].read_text(encoding="utf-8"))))
 

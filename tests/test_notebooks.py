@@ -9,7 +9,6 @@ from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
 from PIL import Image
@@ -90,8 +89,12 @@ def test_the_notebooks_are_those_that_are_known() -> None:
     assert {path.stem for path in FOLDER.glob("*.ipynb")} == set(PICTURES)
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in ("seams", "superres") else ()) for name in PICTURES]
+)
 def test_every_cell_runs_and_shows_what_is_stored(name: str, tmp_path: Path) -> None:
+    import nbformat  # which takes a second, in each process that collects tests
+
     stored, now = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4), executed(FOLDER / f"{name}.ipynb", tmp_path)
     for cell, before in zip(texts_of(now), texts_of(stored), strict=True):
         assert [*map(words_of, cell)] == [*map(words_of, before)]
@@ -108,6 +111,8 @@ def test_every_cell_runs_and_shows_what_is_stored(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_what_is_stored_is_small_whole_and_of_no_machine(name: str) -> None:
+    import nbformat
+
     text = (FOLDER / f"{name}.ipynb").read_text(encoding="utf-8")
     notebook = nbformat.reads(text, as_version=4)
     nbformat.validate(notebook)

@@ -78,12 +78,12 @@ class Watch:
             if is_lost(executor):
                 return RunStopped(
                     f"the {what} of executor {executor.label} ended or hangs, so that no result can come back; "
-                    "the same command again goes on from here"
+                    "run the same command again to continue"
                 )
         if executor.bad_state_is_set:
             return RunStopped(
                 f"executor {executor.label} was given up: {first_words(executor.executor_exception)} "
-                f"(logs: {executor.run_dir}); the same command again goes on from here"
+                f"(logs: {executor.run_dir}); run the same command again to continue"
             )
         if executor.label in self.proven:
             return None

@@ -23,6 +23,7 @@ from fuzzing.trial import FAILED, GOOD, Outcome, attempt, lay
 
 BATCH = 100  # inputs that are handed out at once
 HANG_SECONDS = 30.0
+START_SECONDS = 300.0  # to import all packages, on a machine that is busy
 PROBE_SECONDS = 10.0
 MEMORY_BYTES = 2**28  # more than this and a chunk, as stored and turned, is too much for one input
 ADDRESS_BYTES = 2**34  # beyond which the system gives a process nothing
@@ -178,8 +179,9 @@ def _is_over(worker: Worker, summary: Summary, batches: list[Batch]) -> bool:
     except (EOFError, OSError):
         worker.process.join()
         failure = Outcome("crash", f"the process ended with {worker.process.exitcode}")
-    if failure is None and time.monotonic() - worker.since > HANG_SECONDS:
-        failure = Outcome("hang", f"no answer for {HANG_SECONDS:.0f} s")
+    limit = HANG_SECONDS if worker.number >= numbers.start else START_SECONDS
+    if failure is None and time.monotonic() - worker.since > limit:
+        failure = Outcome("hang", f"no answer for {limit:.0f} s")
     if failure is None:
         return False
     if worker.number < numbers.start:

@@ -1,15 +1,18 @@
 """`volpipe sites check` on sites with one deliberate fault each: it is named, alone, and nothing is left running.
 
 Faults are real ones: packages that lie before the driver's, mounts that only the worker has or lacks, a full disk.
-Slurm and Kubernetes are tried in test_slurm and test_k8s.
+What a worker finds by itself is tried in the shell of a block; by way of Parsl as well with -m long. Slurm and
+Kubernetes are tried in test_slurm and test_k8s.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,15 +20,19 @@ from pathlib import Path
 
 import parsl
 import pytest
-from command import Ended, begin, finish, giver, processes_in, sentences, wait_until
+from command import Ended, Give, begin, finish, giver, processes_in, sentences, wait_until
+from conftest import ROOT
 from disks import OWN_MOUNTS, needs_mounts, small_disk
+from parsl.config import Config
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
 from parsl.providers import LocalProvider, SlurmProvider
 from volumes import noise, write_volume
 
-from volpipe.apps.site_check import gpus_of
+from volpipe.apps import site_check
+from volpipe.apps.site_check import OnAnswer, gpus_of
+from volpipe.sites import node_facts
 from volpipe.sites.findings import Answer, Checked, Gpus
-from volpipe.sites.node_facts import Facts
+from volpipe.sites.node_facts import Facts, Question
 
 SITE = """
 from parsl.config import Config
@@ -46,9 +53,21 @@ def config(run_dir):
 """
 
 
+EXAMINE = f"""
+import json, sys
+names = {{"__name__": "checkup"}}
+exec(open({node_facts.__file__!r}).read(), names)
+print(json.dumps(names["examine"](json.load(sys.stdin))))
+"""
+
+
 @dataclass
 class Trial:
-    """A site of this machine, checked in a folder of its own; `started` has a line for each block that began."""
+    """A site of this machine, checked in a folder of its own; `started` has a line for each block that began.
+
+    Attributes:
+        give: the command in this process, where it is not to be one of its own.
+    """
 
     folder: Path
     init: str = ""
@@ -56,6 +75,7 @@ class Trial:
     gpus: list[str] = field(default_factory=list)
     out: Path | None = None
     logs: str | None = None  # of workers; without, in the output's folder
+    give: Give | None = None
 
     @property
     def started(self) -> Path:
@@ -70,7 +90,8 @@ class Trial:
 
     def check(self, *more: str | Path, blocks: int = 1) -> Ended:
         """Return how the command ended; see that it started so many blocks, and left nothing running."""
-        ended = finish(self.folder, begin(self.folder, *self.command(*more)))
+        command = self.command(*more)
+        ended = self.give(*command) if self.give else finish(self.folder, begin(self.folder, *command))
         assert "Traceback" not in ended.err
         assert processes_in(self.folder) == []
         assert (self.started.read_text().count("block") if self.started.exists() else 0) == blocks
@@ -82,6 +103,31 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
     yield Trial(tmp_path)
     for process in processes_in(tmp_path):
         process.kill()
+
+
+def ask_in_shell(config: Config, question: Question, wait_seconds: float, on_answer: OnAnswer) -> list[Answer]:
+    """Return the answer of a worker in the shell of a block, without Parsl's pool and interchange."""
+    (executor,) = config.executors
+    folder = Path(question["mark"]).parent
+    script, code = folder / "block.sh", folder / "examine.py"
+    script.write_text(f"{executor.provider.worker_init}\nexec {sys.executable} {code}\n")
+    code.write_text(EXAMINE)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    given = json.dumps(question)
+    done = subprocess.run(["bash", script], env=environment, input=given, capture_output=True, text=True, check=True)
+    answer = Answer(executor.label, gpus_of(executor), json.loads(done.stdout))
+    on_answer(answer)
+    return [answer]
+
+
+@pytest.fixture(params=["in a shell", pytest.param("by Parsl", marks=pytest.mark.long)])
+def _starter(
+    request: pytest.FixtureRequest, trial: Trial, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who starts the worker of a trial."""
+    if request.param == "in a shell":
+        monkeypatch.setattr(site_check, "ask_each", ask_in_shell)
+        trial.give = giver(trial.folder, monkeypatch, capsys)
 
 
 def rows(ended: Ended) -> dict[str, list[str]]:
@@ -128,6 +174,7 @@ def test_a_worker_that_lacks_nothing_is_well_and_only_one_block_starts(trial: Tr
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_starter")
 @pytest.mark.parametrize(
     ("package", "code", "is_fault", "said"),
     [
@@ -148,6 +195,7 @@ def test_another_version_is_named(trial: Trial, package: str, code: str, is_faul
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_starter")
 def test_other_code_of_the_same_version_is_named(trial: Trial) -> None:
     import volpipe
 
@@ -203,6 +251,7 @@ def in_own_mounts(trial: Trial, mount: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_starter")
 def test_a_volume_that_the_worker_does_not_see_is_named(trial: Trial) -> None:
     (trial.folder / "data").mkdir()
     volume = write_volume(trial.folder / "data/in.n5", noise((8, 8, 8)))
@@ -216,6 +265,7 @@ def test_a_volume_that_the_worker_does_not_see_is_named(trial: Trial) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_starter")
 def test_another_volume_at_the_same_path_is_named(trial: Trial) -> None:
     volume, other = (write_volume(trial.folder / f"{seed}.n5", noise((8, 8, 8), seed=seed)) for seed in (1, 2))
     in_own_mounts(trial, f"mount --bind {other} {volume}")
@@ -242,6 +292,7 @@ def test_an_output_that_the_worker_does_not_see_is_named(trial: Trial, logs: str
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_starter")
 def test_an_output_that_the_worker_may_only_read_is_named(trial: Trial) -> None:
     out, trial.logs = trial.folder / "out", str(trial.folder / "logs")
     in_own_mounts(trial, f"mount --bind {out} {out} && mount -o remount,ro,bind {out}")
@@ -253,6 +304,7 @@ def test_an_output_that_the_worker_may_only_read_is_named(trial: Trial) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_starter")
 def test_a_disk_that_is_nearly_full_is_named(trial: Trial) -> None:
     trial.out = trial.folder / "small"
     with small_disk(trial.out, "size=4m,nr_inodes=500"):

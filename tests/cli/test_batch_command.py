@@ -153,7 +153,7 @@ def test_a_killed_or_interrupted_driver_is_gone_on_with_and_the_bytes_are_the_sa
     stopped = json.loads(give("status", "--json", "done").out)
     assert stopped["state"] == "interrupted"
     assert [row["ended"] for row in stopped["datasets"]] == ["done", "interrupted", "waiting"]
-    assert "goes on with it: volpipe batch" in " ".join(give("status", "done").out.split())
+    assert "To continue: volpipe batch" in " ".join(give("status", "done").out.split())
     again = give(*command, "done/", "--json")
     assert again.code == 0
     assert [row["state"] for row in json.loads(again.out)["datasets"]] == ["unchanged", "incomplete", "new"]

@@ -43,7 +43,7 @@ def test_every_command_has_one_group_and_run_comes_first(give: Give) -> None:
 def test_no_sentence_of_the_help_is_cut(give: Give) -> None:
     said = give("--help").out
     assert "..." not in said.replace("[ARGS]...", "")
-    assert "the same command again goes on where an interrupted run" in said
+    assert "run the same command again to continue an interrupted run" in said
 
 
 @pytest.mark.parametrize("name", [name for names in GROUPS.values() for name in names])

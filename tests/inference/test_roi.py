@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import IDENTITY, THREADS, giver, set_each
-from hypothesis import HealthCheck, given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
 from plans import some_selected, spans, voxels_of_blocks
@@ -39,7 +40,7 @@ from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
 from volpipe.workflow.status import find_status
 
-SOME = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SOME = examples(8, 12)
 
 
 @st.composite

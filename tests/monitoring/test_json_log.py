@@ -131,7 +131,7 @@ def test_an_interrupted_run_tells_whoever_watches_the_same(folder: Path) -> None
     assert any(entry["message"].startswith("stopping: what runs may finish within 20 s") for entry in found)
     (post,) = hook.posts
     assert (post["state"], post["exit_code"], post["output"]) == ("interrupted", 4, str(folder / "out.zarr"))
-    assert post["message"] == "interrupted; the same command again goes on from here"
+    assert post["message"] == "interrupted; run the same command again to continue"
     assert state(samples(folder / "m.prom")) == "interrupted"
 
 

@@ -185,6 +185,8 @@ def test_a_timeline_has_a_bar_for_each_task_where_it_ran(place: Path) -> None:
     assert sorted(chart.data["began"]) == began
     colours = list(chart.data["colour"])
     assert colours.count("failed attempt") == sum(line.get("result") == "Attempt" for line in lines) == 4
+    retried = [name for name in chart.data["retried"] if name]
+    assert sorted(map(retried.count, set(retried))) == [2, 3] and retried.count("infer 7") == 3
     first = next(line for line in lines if line["done"] and line["stage"] == "infer")
     places = zip(chart.data["stage"], chart.data["units"], chart.data["failed"], strict=True)
     number = list(places).index(("infer", str(first["done"][0]), None))

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from command import Give, giver, set_each
+from conftest import examples
 from edits import edit, edits, grow
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
 from test_update import (
@@ -35,7 +36,7 @@ from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import execute
 from volpipe.workflow.status import find_status
 
-SLOW = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = examples(4, 10)
 CORES = ("net.name=identity", *windowed((8, 16, 16), (0, 0, 0), (1, 1, 1), "crop"))  # blocks of 8 slices
 
 
@@ -95,7 +96,7 @@ def test_a_driver_killed_between_journal_and_plan_leaves_the_old_run(
     """Numbers in the journal are those of the plan that is stored; twice, and then it grows."""
     data = noise((40, 24, 24))
     write_n5(tmp_path, data[:20, :20, :20])
-    more = ("net.name=identity", *windowed((8, 8, 8), (4, 4, 4), (1, 1, 1), "hann"))
+    more = ("net.name=identity", *windowed((8, 16, 16), (4, 4, 4), (1, 1, 1), "hann"))
     old = ran(planned(tmp_path, *more)).plan
     grow(tmp_path / "in.n5", data, chunk=8)
 
@@ -158,6 +159,15 @@ def test_precomputed_does_not_grow(tmp_path: Path) -> None:
     grow(tmp_path / "in.n5", data, chunk=8)
     with pytest.raises(RunError, match="is precomputed, which numbers its chunks by the shape"):
         ran(planned(tmp_path, *more), update=True)
+
+
+def test_a_volume_of_which_empty_space_is_left_out_does_not_grow(tmp_path: Path) -> None:
+    data = noise((40, 16, 16))
+    write_n5(tmp_path, data[:20])
+    ran(planned(tmp_path, *CORES, "input.empty=0"))
+    grow(tmp_path / "in.n5", data, chunk=8)
+    with pytest.raises(RunError, match=r"has grown, and mask or input\.empty leave out parts of it"):
+        ran(planned(tmp_path, *CORES, "input.empty=0"), update=True)
 
 
 def test_a_folder_of_slices_grows_again_and_again(

@@ -75,7 +75,7 @@ def test_a_file_that_was_only_touched_passes_when_that_is_said(tmp_path: Path, g
     code, said = run(give, "in.tif")
     assert code == 2
     assert "the voxels that were compared (1 box) are the same. If it was only copied or touched" in said
-    assert "--same-input goes on with it; else use --update to compute what has changed, or use --fresh" in said
+    assert "use --same-input to continue with it; else use --update to compute what has changed, or use --fresh" in said
     assert COMPLETE in run(give, "in.tif", "--same-input")[1]
     assert COMPLETE in run(give, "in.tif")[1]  # which has noted the new time
 

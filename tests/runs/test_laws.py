@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, windowed, write_volume
@@ -48,7 +49,7 @@ def divisions(draw: st.DrawFn) -> tuple[tuple[int, ...], list[str]]:
     return shape, windowed(window, overlap, block, draw(st.sampled_from(FAMILIES)))
 
 
-SLOW = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = examples(15, 25)
 
 
 @SLOW
@@ -209,13 +210,14 @@ def test_one_hash_whatever_the_order_the_workers_and_the_way_to_the_net(tmp_path
     assert len(hashes) == 1
 
 
+@pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.long)])
 @pytest.mark.parametrize("mode", ["stored", "streamed"])
-def test_interrupted_anywhere_and_resumed_the_bytes_are_those_of_one_go(tmp_path: Path, mode: str) -> None:
+def test_interrupted_anywhere_and_resumed_the_bytes_are_those_of_one_go(tmp_path: Path, mode: str, times: int) -> None:
     plan = blended(tmp_path / "run", f"tensors.mode={mode}")
     ran(plan)
     undisturbed = fingerprint(plan.out)
     rng = np.random.default_rng(5)
-    for seed, most_tasks in enumerate(rng.integers(0, 12, 10)):
+    for seed, most_tasks in enumerate(rng.integers(0, 12, times)):
         interruptions = 0
         executors = Inline(seed, 2, int(most_tasks))
         fresh = True

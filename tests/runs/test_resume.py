@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command import begin, finish, giver, processes_in, wait_until
-from disturbance import NUM_BLOCKS, Slow, blocks_by_window, made_in_one_go
+from disturbance import NUM_BLOCKS, ONE_WORKER, Slow, blocks_by_window, in_threads, made_in_one_go
 from volumes import fingerprint
 
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, SAME_SECONDS
@@ -22,6 +22,7 @@ from volpipe.runs.worker import Job
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import delete
 
+SIGNALS = (signal.SIGINT, True), (signal.SIGTERM, False)  # and whether the driver's whole group gets it
 ALL_BLOCKS = set(blocks_by_window().values())  # others have no window
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
@@ -33,15 +34,16 @@ def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("times", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("mode", ["stored"])
 def test_killed_at_any_moment_a_run_goes_on_with_what_is_not_marked(
-    tmp_path: Path, undisturbed: str, mode: str
+    tmp_path: Path, undisturbed: str, mode: str, times: int
 ) -> None:
     slow = Slow(tmp_path / "killed", mode=mode)
     dice = random.Random(7)
     marked_before: list[set[int]] = []
     orphans: list[tuple[float, list[psutil.Process]]] = []
-    for _ in range(3):
+    for _ in range(times):
         marked_before.append(slow.marked())
         assert len(marked_before[-1]) < NUM_BLOCKS
         slow.begin()
@@ -58,7 +60,7 @@ def test_killed_at_any_moment_a_run_goes_on_with_what_is_not_marked(
     for session, marked in enumerate(marked_before, 1):
         assert not marked & slow.computed(session).keys()
     assert slow.marked() == ALL_BLOCKS
-    assert slow.num_sessions == 4
+    assert slow.num_sessions == times + 1
     for killed, family in orphans:
         while alive(family):
             assert time.monotonic() < killed + 15
@@ -73,13 +75,16 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "signals", [SIGNALS, pytest.param((*SIGNALS, (signal.SIGHUP, True)), marks=pytest.mark.long)], ids=len
+)
 @pytest.mark.parametrize("mode", ["streamed"])
 def test_interrupted_by_a_signal_a_run_says_so_and_leaves_no_process(
-    tmp_path: Path, undisturbed: str, mode: str
+    tmp_path: Path, undisturbed: str, mode: str, signals: tuple[tuple[signal.Signals, bool], ...]
 ) -> None:
     """A terminal's Ctrl-C reaches the whole group, a scheduler's TERM the group or the driver alone."""
     slow = Slow(tmp_path / "interrupted", mode=mode)
-    for number, group in [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, True)]:
+    for number, group in signals:
         before = slow.marked()
         slow.begin()
         slow.wait_for_calls(16)
@@ -88,7 +93,7 @@ def test_interrupted_by_a_signal_a_run_says_so_and_leaves_no_process(
         ended = slow.finish()
         assert time.monotonic() - began < 20
         assert ended.code == INTERRUPTED
-        assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
+        assert ended.err.splitlines()[-1] == "volpipe: interrupted; run the same command again to continue"
         assert "Traceback" not in ended.err
         wait_until(lambda: not processes_in(slow.folder), 3)
         assert slow.computed(slow.num_sessions).total() >= 16
@@ -111,17 +116,18 @@ def test_interrupted_by_a_signal_a_run_says_so_and_leaves_no_process(
 
 @pytest.mark.slow
 def test_after_a_second_signal_no_task_is_waited_for(tmp_path: Path) -> None:
-    endless = Slow(tmp_path / "twice", seconds=100, mode="streamed")
+    """The first as a terminal gives it that is closed."""
+    endless = Slow(tmp_path / "twice", seconds=100, mode="streamed", environment=ONE_WORKER)
     endless.begin()
     endless.wait_for_calls(1)
-    endless.interrupt(signal.SIGTERM)
+    endless.interrupt(signal.SIGHUP, group=True)
     wait_until(lambda: "stopping: " in (endless.folder / "err.txt").read_text(), 5)
     time.sleep(2 * SAME_SECONDS)
     endless.interrupt(signal.SIGTERM)
     began = time.monotonic()
     ended = endless.finish()
     assert time.monotonic() - began < GRACE_SECONDS - 5
-    assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
+    assert ended.err.splitlines()[-1] == "volpipe: interrupted; run the same command again to continue"
     wait_until(lambda: not processes_in(endless.folder), 5)
     assert endless.marked() == set()
 
@@ -140,9 +146,9 @@ def refused_driver(slow: Slow) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["stored"])
 def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_can_go_on(
-    tmp_path: Path, undisturbed: str, mode: str
+    tmp_path: Path, undisturbed: str, mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = Slow(tmp_path / "cut", seconds=0.01, mode=mode)
+    slow = Slow(tmp_path / "cut", seconds=0.01, mode=mode, environment=ONE_WORKER)
     slow.begin()
     slow.wait_for_calls(8)
     (interchange,) = [p for p in processes_in(slow.folder) if "interchange" in p.name()]
@@ -151,8 +157,7 @@ def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_can_go_on(
     assert ended.code == 1
     assert ended.err.splitlines()[-1].startswith("volpipe: the interchange of executor local ended or hangs")
     wait_until(lambda: not processes_in(slow.folder), 15)
-    slow.begin()
-    ended = slow.finish()
+    ended = giver(slow.folder, monkeypatch, capsys)(*in_threads(slow.command))
     assert ended.code == 0, ended.err
     assert fingerprint(slow.out) == undisturbed
 
@@ -161,7 +166,7 @@ def test_a_worker_writes_nothing_for_a_driver_whose_place_another_has_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = Slow(tmp_path / "taken", seconds=0)
-    command = [part if part != "local" else "threads" for part in slow.command]
+    command = in_threads(slow.command)
     give = giver(slow.folder, monkeypatch, capsys)
     assert give(*command, "--keep-tensors").code == 0
     plan = RunFolder(slow.run).load(Plan)

@@ -525,7 +525,7 @@ def test_a_labelling_that_is_told_to_stop_goes_on_to_the_same_bytes(tmp_path: Pa
     process.send_signal(signal.SIGTERM)
     ended = finish(tmp_path, process, 60)
     assert ended.code == INTERRUPTED, ended.err
-    assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
+    assert ended.err.splitlines()[-1] == "volpipe: interrupted; run the same command again to continue"
     wait_until(lambda: not processes_in(tmp_path), 30)
     assert "edges" not in {record.stage for record in read_records(journal, RESULTS)}
     ended = finish(tmp_path, begin(tmp_path, *command, "-o", "l.zarr", VOLPIPE_WORKERS="2"), 200)

@@ -53,8 +53,11 @@ def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_p
         ]  # fmt: skip
         assert all(reason.startswith(f"{tmp_path}/a.zarr, voxels 0:9,5:13,5:16,") for *_, reason in missing[:2])
         assert missing[2][3] == "needs a part that failed"
-    assert "l.zarr: not complete, 3 parts missing; nobody works on it. This command goes on with it: " in stopped.out
-    assert "&& volpipe segment a.zarr -o l.zarr" in stopped.out or "it: volpipe segment a.zarr -o l.zarr" in stopped.out
+    assert "l.zarr: not complete, 3 parts missing; nobody works on it. To continue: " in stopped.out
+    assert (
+        "&& volpipe segment a.zarr -o l.zarr" in stopped.out
+        or "continue: volpipe segment a.zarr -o l.zarr" in stopped.out
+    )
 
     strict = give(*COMMAND, "--strict")
     assert strict.code == 1
@@ -62,10 +65,7 @@ def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_p
     assert re.match(rf"volpipe: pieces [67] failed, so .* stops: {tmp_path}/a\.zarr, voxels ", line)
     stopped = give("status", "l.zarr")
     assert (stopped.code, done(stopped)["pieces"]) == (1, "6 / 8")
-    assert (
-        "l.zarr: stopped by an error, which its log has; nobody works on it. This command goes on with it: "
-        in stopped.out
-    )
+    assert "l.zarr: stopped by an error, which its log has; nobody works on it. To continue: " in stopped.out
     refused = give("verify", "l.zarr")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert "has not written anything yet" in refused.err

@@ -109,7 +109,7 @@ def test_an_interrupt_and_an_error_that_nobody_foresaw_are_in_the_log(folder: Pa
 
     with pytest.raises(KeyboardInterrupt):
         run_training(recipe, folder / "t", Threads(1).start, search_path=folder, on_step=interrupt)
-    assert lines_in(folder / "t")[-1] == "interrupted; the same command again goes on"
+    assert lines_in(folder / "t")[-1] == "interrupted; run the same command again to continue"
 
     @contextmanager
     def start(place: Path) -> Iterator[Threads]:

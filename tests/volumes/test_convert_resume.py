@@ -204,7 +204,9 @@ def test_a_copy_that_met_damage_goes_on_when_that_is_mended(tmp_path: Path) -> N
     chunk = tmp_path / "a.n5/raw/6/4/5"
     good = chunk.read_bytes()
     chunk.write_bytes(b"damage")
-    with pytest.raises(VolumeError, match=r"a\.n5:raw.*b\.out\.partial keeps what is whole; the same command goes on"):
+    with pytest.raises(
+        VolumeError, match=r"a\.n5:raw.*b\.out\.partial keeps what is whole; run the same command again"
+    ):
         convert(source, tmp_path / "b.out", CHOICES["n5"])
     chunk.write_bytes(good)
     told: list[tuple[int, int]] = []

@@ -224,7 +224,7 @@ def test_ctrl_c_lets_tasks_finish_and_the_same_command_goes_on(
     with meanwhile(monkeypatch, kind, folder, lambda: os.kill(os.getpid(), signal.SIGINT)):
         ended = give(*kind.command())
     assert ended.code == INTERRUPTED, ended.err
-    assert last_line(ended) == "volpipe: interrupted; the same command again goes on from here"
+    assert last_line(ended) == "volpipe: interrupted; run the same command again to continue"
     before = kind.units(folder)
     assert before
     notes = [read_note(folder / name) for name in kind.folders]

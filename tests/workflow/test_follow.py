@@ -385,7 +385,7 @@ def test_a_driver_that_waits_says_so_and_ends_when_it_is_told(
     process.send_signal(signal.SIGTERM)
     ended = finish(tmp_path, process, seconds=10)
     assert ended.code == INTERRUPTED
-    assert "the same command again goes on from here" in ended.err
+    assert "run the same command again to continue" in ended.err
     assert find_status(str(follower.out)).state == "complete"
     process = follower.begin()
     wait_until(follower.is_waiting, 60)

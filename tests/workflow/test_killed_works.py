@@ -63,7 +63,7 @@ def test_after_lost_workers_a_killed_driver_and_ctrl_c_the_bytes_are_those_of_on
     third.wait_for(len(before) + 1)
     ended = third.end(signal.SIGINT)
     assert ended.code == INTERRUPTED, ended.err
-    assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
+    assert ended.err.splitlines()[-1] == "volpipe: interrupted; run the same command again to continue"
     between = kind.units(tmp_path)
     assert set(before) < set(between)
     (tmp_path / "faults" / "seconds").write_text("0")

@@ -67,9 +67,7 @@ def test_a_run_that_is_alive_says_so_and_one_that_was_stopped_how_it_goes_on(tmp
     stopped = give("status", "out.zarr")
     assert stopped.code == 1
     words = " ".join(stopped.out.split())
-    assert (
-        "out.zarr: interrupted; nobody works on it. This command goes on with it: volpipe run --config threads" in words
-    )
+    assert "out.zarr: interrupted; nobody works on it. To continue: volpipe run --config threads" in words
     command = json.loads(give("status", "--json", "out.zarr").out)
     assert (command["state"], command["folder"]) == ("interrupted", str(tmp_path))
 

@@ -99,7 +99,7 @@ def test_a_volume_becomes_labels_and_scores_by_one_command_also_after_ctrl_c(
     process.send_signal(signal.SIGINT)
     stopped = finish(tmp_path, process)
     assert stopped.code == 4
-    assert "interrupted; the same command again goes on from here" in stopped.err
+    assert "interrupted; run the same command again to continue" in stopped.err
     assert not (tmp_path / "out" / "objects.zarr").exists()
 
     status = give("status", "out")
@@ -109,7 +109,7 @@ def test_a_volume_becomes_labels_and_scores_by_one_command_also_after_ctrl_c(
     assert others[0] == ("affinities", "interrupted")
     assert others[1] in [("objects", "not begun"), ("objects", "interrupted")]
     assert others[2] == ("scores", "not begun")
-    assert f"goes on with it: volpipe {shlex.join(COMMAND)}" in status.out
+    assert f"To continue: volpipe {shlex.join(COMMAND)}" in status.out
 
     again = give(*COMMAND)
     assert again.code == 0

@@ -53,7 +53,7 @@ def batch(
     listener: BatchListener | None = None,
     metrics: str | int | Path | None = None,
 ) -> BatchReport:
-    """Run a recipe over many volumes; the same call again goes on, and leaves alone what is complete and unchanged.
+    """Run a recipe over many volumes; call it again to continue; it leaves alone what is complete and unchanged.
 
     Args:
         volumes: a batch's TOML file; or places of volumes, patterns such as "raw/*.n5/em", CSV and text files of them,

@@ -49,7 +49,7 @@ def compare(
     """Compare two outputs of one input, or those of two batches, block by block on the site's workers.
 
     Outputs say themselves whether they hold labels; of other volumes, whole numbers of more than 16 bits are. Labels
-    are compared as objects: their numbers mean nothing. The same call again goes on where one was interrupted.
+    are compared as objects: their numbers mean nothing. Call it again to continue an interrupted one.
 
     Args:
         a, b: volumes of one shape, or reports of runs and segmentations; files, folders or folders of outputs of two

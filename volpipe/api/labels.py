@@ -50,7 +50,7 @@ def segment(
     on_progress: Show | None = None,
     metrics: str | int | Path | None = None,
 ) -> SegmentationResult:
-    """Make objects of affinities, the same whatever the blocks; the same call again goes on where it stopped.
+    """Make objects of affinities, the same whatever the blocks; call it again to continue.
 
     Args:
         affinities: location of a volume with a channel per offset; or of one map, of foreground or membranes; or the

@@ -215,7 +215,7 @@ def run(
     listener: Listener | FlowListener | None = None,
     metrics: str | int | Path | None = None,
 ) -> Report | FlowReport:
-    """Run a net over `volume`, or the stages of a recipe; the same call again goes on where an interrupted one stopped.
+    """Run a net over `volume`, or the stages of a recipe; call it again to continue an interrupted run.
 
     Args:
         volume: a location, a volume, or the plan that `plan` returned.

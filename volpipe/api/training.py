@@ -42,7 +42,7 @@ def train(
     on_progress: OnStep | None = None,
     metrics: str | int | Path | None = None,
 ) -> TrainingResult:
-    """Train a net; the same call again goes on from the newest checkpoint.
+    """Train a net; call it again to continue from the newest checkpoint.
 
     Args:
         recipe: one that is loaded, a shipped name, a path, or its sections.
@@ -129,7 +129,7 @@ def tune(
     on_progress: OnTrial | None = None,
     metrics: str | int | Path | None = None,
 ) -> list[TrialResult]:
-    """Search the ranges in [tune] for the best values; the same call again goes on.
+    """Search the ranges in [tune] for the best values; call it again to continue.
 
     Args:
         recipe: a path, or its sections.

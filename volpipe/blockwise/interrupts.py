@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-INTERRUPTED = 4  # exit code of a command that was asked to stop: the same command again goes on
+INTERRUPTED = 4  # exit code of a command that was asked to stop: run the same command again to continue
 GRACE_SECONDS = 20.0  # less than the 30 s that Slurm and Kubernetes leave between TERM and KILL
 SAME_SECONDS = 0.5  # a terminal and a wrapper of the command may both send what was one Ctrl-C
 

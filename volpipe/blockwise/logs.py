@@ -61,7 +61,7 @@ def logging_to(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        log.warning("interrupted; the same command again goes on")
+        log.warning("interrupted; run the same command again to continue")
         raise
     except VolpipeError:
         log.exception("the work stopped")
@@ -69,7 +69,7 @@ def logging_to(path: Path) -> Iterator[None]:
     except Exception as error:  # a full disk, a lost mount, a fault of ours: the user gets a sentence, the log the rest
         log.exception("the work stopped")
         raise RunStopped(
-            f"{describe_error(error)} (traceback: {path}); the same command again goes on from here"
+            f"{describe_error(error)} (traceback: {path}); run the same command again to continue"
         ) from error
     finally:
         logger.removeHandler(handler)

@@ -90,7 +90,7 @@ START = """Start here:
   volpipe sample sample.n5                    make a small volume to try things on
   volpipe info sample.n5/raw                  what a volume is
   volpipe plan sample.n5/raw                  what a run would take, before it does
-  volpipe run sample.n5/raw -o restored.zarr  run the default recipe; again after an interruption, and it goes on
+  volpipe run sample.n5/raw -o restored.zarr  run the default recipe; repeat it to continue after an interruption
 """
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 
@@ -145,9 +145,7 @@ OutOption = Annotated[
 ]
 RoiOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm; a bare : is all."
-    ),
+    typer.Option(metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 to compute, in voxels or as 100nm:900nm; a bare : is all."),
 ]
 OnlyOption = Annotated[
     str | None,
@@ -156,7 +154,8 @@ OnlyOption = Annotated[
     ),
 ]
 MaskOption = Annotated[
-    str | None, typer.Option(metavar="VOLUME", help="Volume of any resolution, nonzero where voxels are wanted.")
+    str | None,
+    typer.Option(metavar="VOLUME", help="Volume of any resolution, nonzero where voxels are to be computed."),
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete this output and its run, and start over.")]
 
@@ -187,7 +186,7 @@ def run(
     follow: Follow = None,
     details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
 ) -> None:
-    """Run a net, or a recipe's stages, over VOLUME; the same command again goes on where an interrupted run stopped."""
+    """Run a net, or a recipe's stages, over VOLUME; run the same command again to continue an interrupted run."""
     with interruptible():
         asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
         if asked.has_stages and only is not None:
@@ -332,14 +331,16 @@ def status(
 
 def version(wanted: bool) -> None:
     if wanted:
-        out.print(volpipe.__version__)
+        from volpipe.commit import commit
+
+        out.print(f"{volpipe.__version__} (commit {commit()})")
         raise typer.Exit
 
 
 @app.callback()
 def options(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version and the commit.")
     ] = False,
 ) -> None:
     """Options before the command."""
@@ -367,16 +368,17 @@ def main(began: float | None = None) -> None:
             if error.detail and not is_user_error(error.detail):
                 err.print(error.detail, markup=False)
             watch.is_stopped = True
-            _fail(str(error), INCOMPLETE)
+            _fail(str(error), INCOMPLETE, error)
         except VolpipeError as error:
             _fail(str(error), REFUSED)
         except OSError as error:
             _fail(describe_error(error), REFUSED)
 
 
-def _fail(sentence: str, code: int) -> NoReturn:
+def _fail(sentence: str, code: int, error: Exception | None = None) -> NoReturn:
+    """Print the notes of `error` and `sentence`, and end with `code`."""
     current().sentence = sentence
-    err.print(f"volpipe: {sentence}", markup=False)
+    err.print("\n".join((*getattr(error, "__notes__", ()), f"volpipe: {sentence}")), markup=False)
     sys.exit(code)
 
 

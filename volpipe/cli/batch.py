@@ -80,7 +80,7 @@ def batch(
     trust_model: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:  # fmt: skip
-    """Run a recipe over many volumes on one pool of workers; again: goes on, and skips what is unchanged."""
+    """Run a recipe over many volumes on one pool of workers; repeat it to continue: unchanged ones are skipped."""
     try:
         with interruptible(), measuring_shown(), _listening(dry_run=dry_run, as_json=as_json) as listener:
             report = volpipe.batch(
@@ -137,4 +137,4 @@ def _tell(report: BatchReport) -> None:
     out.print(f"{duration(report.seconds)} in all; the table is {report.folder}/batch.csv and batch.json", markup=False)
     tell_report(report.folder)
     if not report.is_complete:
-        err.print("the same command again goes on with what is not done")
+        err.print("run the same command again to continue with what is not done")

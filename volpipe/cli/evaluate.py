@@ -143,7 +143,7 @@ def compare(
 ) -> None:
     """Compare outputs A and B of one input, or two batches: how much differs, where most, and what was done otherwise.
 
-    Labels and images are told apart by what they say of themselves. The same command again goes on.
+    Their metadata say whether they are labels or images. Run the same command again to continue.
     """
     from volpipe.api.compare import default_name
 
@@ -209,4 +209,4 @@ def _tell_many(table: ComparisonTable) -> None:
         if names:
             err.print(f"in {name} only: {', '.join(names)}", markup=False)
     if any(row.result is None or not row.result.is_whole for row in table.rows):
-        err.print("not all was compared; the same command again goes on with what was not")
+        err.print("not all was compared; run the same command again to compare the rest")

@@ -83,7 +83,8 @@ def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None
             warn(f"{location} cannot be seen from here; whether it is there was not checked")
             return
         place = (folder or Path()) / place
-        if not place.exists() and not place.parent.exists() and not place.parent.parent.exists():
+        mount = place.parent.parent  # the root is everywhere, and says nothing
+        if not place.parent.exists() and (mount == mount.parent or not mount.exists()):
             warn(f"{place.parent} is not here; whether {place.name} is in it was not checked")
             return
         location = str(place)

@@ -55,7 +55,7 @@ def manifest(
     size: Annotated[
         list[str] | None, typer.Option(metavar="CLAIM=SIZE", help="Make a claim of this size, such as scratch=10Ti.")
     ] = None,
-    storage_class: Annotated[str | None, typer.Option(metavar="NAME", help="Storage class of these claims.")] = None,
+    storage_class: Annotated[str | None, typer.Option(metavar="NAME", help="Storage class of the claims.")] = None,
     directory: Annotated[
         Path | None,
         typer.Option(metavar="BASE", help="Write the manifests to this folder, as a base for kustomize."),
@@ -125,7 +125,7 @@ def _parts(
         _check(context, command, claims)
         command, port = _with_metrics(context, command)
         job = driver_job(command, told.image, told.namespace, shape, folder=_folder(claims), metrics_port=port)
-        yield "job: the run; the same job again goes on from where it was", [job]
+        yield "job: the run; run the same job again to continue", [job]
 
 
 def _check(context: typer.Context, command: Sequence[str], claims: Sequence[Claim]) -> None:

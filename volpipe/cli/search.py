@@ -76,13 +76,15 @@ sweep = command(
     "sweep",
     "Train RECIPE with every combination of the lists in its [sweep]; the same command again does what is missing.",
 )
-tune = command("tune", "Search the ranges in the [tune] of RECIPE for the best values; the same command again goes on.")
+tune = command(
+    "tune", "Search the ranges in the [tune] of RECIPE for the best values; run the same command again to continue."
+)
 
 
 @contextmanager
 def _shown() -> Iterator[Callable[[int, int, TrialResult | None], None]]:
     """Yield a listener that shows a progress bar on a terminal, and prints why trials failed; end when interrupted."""
-    with interruptible("the same command again goes on from the newest checkpoints"), bars() as progress:
+    with interruptible("run the same command again to continue from the newest checkpoints"), bars() as progress:
 
         def show(num_ended: int, total: int, result: TrialResult | None) -> None:
             progress.show("trainings", num_ended, total, "training")

@@ -82,7 +82,7 @@ def segment(
     json_out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write a summary here.")] = None,
     parents: Parents = False,
 ) -> None:
-    """Make objects of AFFINITIES, the same whatever the blocks; the same command again goes on where it stopped."""
+    """Make objects of AFFINITIES, the same whatever the blocks; run the same command again to continue."""
     check_target("--json", json_out, parents=parents)
     if out_path is not None:
         from volpipe.volumes.formats.container import locate

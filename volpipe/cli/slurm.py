@@ -30,11 +30,15 @@ def script(
         str, typer.Option(metavar="TIME", help="How long the driver may run: HH:MM:SS or D-HH:MM:SS.")
     ] = DriverJob.time,
     partition: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of the driver's job; its workers have their site's.")
+        str | None, typer.Option(metavar="NAME", help="Partition of the driver's job; its workers have their site's.")
     ] = None,
-    account: Annotated[str | None, typer.Option(metavar="NAME", help="Of the driver's job.")] = None,
-    cores: Annotated[int, typer.Option(parser=positive, metavar="N", help="Of the driver's job.")] = DriverJob.cores,
-    mem_gb: Annotated[int, typer.Option(parser=positive, metavar="N", help="Of the driver's job.")] = DriverJob.mem_gb,
+    account: Annotated[str | None, typer.Option(metavar="NAME", help="Account of the driver's job.")] = None,
+    cores: Annotated[
+        int, typer.Option(parser=positive, metavar="N", help="Cores of the driver's job.")
+    ] = DriverJob.cores,
+    mem_gb: Annotated[
+        int, typer.Option(parser=positive, metavar="N", help="Memory of the driver's job.")
+    ] = DriverJob.mem_gb,
 ) -> None:
     """Print an sbatch script that runs `volpipe run` with the other arguments as a job."""
     job = DriverJob(time, cores, mem_gb, partition, account)

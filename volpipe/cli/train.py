@@ -34,10 +34,10 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the training in that folder, and start over.")] = False,
     parents: Parents = False,
 ) -> None:
-    """Train a net by RECIPE; the same command again goes on from the newest checkpoint."""
+    """Train a net by RECIPE; run the same command again to continue from the newest checkpoint."""
     folder = out_path or Path(f"{recipe.stem}.train")
     check_folder(f"--out {folder}", folder, parents=parents)
-    with interruptible("the same command again goes on from the newest checkpoint"), bars() as progress:
+    with interruptible("run the same command again to continue from the newest checkpoint"), bars() as progress:
         result = volpipe.train(
             recipe, out=folder, site=config, settings=settings or [], fresh=fresh,
             on_progress=lambda step, steps: progress.show("train", step, steps, "step"),
@@ -45,7 +45,9 @@ def train(
     if result.was_complete:
         out.print(f"{folder} has its {result.steps:,} steps already; nothing to do (--fresh starts over)")
     if result.was_stopped:
-        out.print(f"stopped after {result.steps:,} steps, as {folder}/stop asks; the same command again goes on")
+        out.print(
+            f"stopped after {result.steps:,} steps, as {folder}/stop asks; run the same command again to continue"
+        )
         return
     if not result.was_complete:
         out.print(f"took {result.steps:,} steps; the weights are in {result.weights}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def view(
-    output: Annotated[str, typer.Argument(metavar="OUT", help="An output, also of a run that goes on, or any volume.")],
+    output: Annotated[str, typer.Argument(metavar="OUT", help="An output, also of a run at work, or any volume.")],
     volumes: Annotated[
         list[str] | None, typer.Argument(metavar="VOLUME", help="Volumes to show beside it, such as its input.")
     ] = None,

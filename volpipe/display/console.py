@@ -41,7 +41,7 @@ def console(*, stderr: bool) -> Console:
 
 
 @contextmanager
-def interruptible(advice: str = "the same command again goes on from here") -> Iterator[None]:
+def interruptible(advice: str = "run the same command again to continue") -> Iterator[None]:
     """Turn Ctrl-C, TERM and a closed terminal into a sentence with `advice`; journals are whole at any moment."""
     try:
         yield

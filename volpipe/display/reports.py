@@ -166,9 +166,9 @@ def waiting_line(driver: Driver) -> str:
 def _command(note: Note | None) -> str:
     """Return how the work goes on."""
     if note is None or not note.command:
-        return "The same command again goes on with it."
+        return "Run the same command again to continue."
     place = "" if note.folder == str(Path.cwd()) else f"cd {shlex.quote(note.folder)} && "
-    return f"This command goes on with it: {place}{note.command}"
+    return f"To continue: {place}{note.command}"
 
 
 def missing_table(missing: Sequence[Missing], most: int | None = MOST_ROWS) -> Table:

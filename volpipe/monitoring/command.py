@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-INTERRUPTED_BY = "interrupted; the same command again goes on from here"
+INTERRUPTED_BY = "interrupted; run the same command again to continue"
 
 
 @dataclass

@@ -72,7 +72,7 @@ def _of_many(reasons: Sequence[str], num_all: int, noun: str) -> Ending:
 def ending_by(error: BaseException) -> Ending:
     """Return how the work ended that raised `error`."""
     if isinstance(error, KeyboardInterrupt):
-        return Ending("interrupted", None, "interrupted; the same command again goes on from here")
+        return Ending("interrupted", None, "interrupted; run the same command again to continue")
     if isinstance(error, RunStopped):
         return Ending("stopped", None, str(error))
     if isinstance(error, VolpipeError | OSError):

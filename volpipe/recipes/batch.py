@@ -43,17 +43,18 @@ def _to_list(value: object) -> object:
 
 
 class Batch(Section):
-    """What a batch's file says.
-
-    `volumes` are places, patterns, CSV files, text files of places, and prefixes of buckets; `out` names an output by
-    {stem}, {key} and {recipe}, or a folder for all of them; `at_once` is how many datasets run at a time, at most.
-    """
+    """What a batch's file says."""
 
     out: str
+    """The name of each output, by {stem}, {key} and {recipe}, or a folder for all of them."""
     volumes: Annotated[tuple[str, ...], BeforeValidator(_to_list)] = ()
+    """Places, patterns, CSV files, text files of places, and prefixes of buckets."""
     recipe: str | None = None
+    """A shipped recipe or a TOML file, for all datasets that name none."""
     at_once: int | None = Field(None, ge=1)
+    """Datasets that run at a time, at most."""
     dataset: tuple[dict[str, Any], ...] = ()  # Any: TOML values
+    """A `[[dataset]]` for each volume with settings of its own: volume, recipe, out, and keys of its recipe."""
 
 
 @dataclass(frozen=True, slots=True)

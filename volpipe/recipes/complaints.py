@@ -127,15 +127,15 @@ def _misfit(model: type[BaseModel], names: Sequence[str], tree: Tree) -> str:
     for name in names:
         annotation, metadata = _inner(annotation, int(name) if name.isdigit() else name)
         if isinstance(value, Mapping) and name not in value:
-            return f"{'.'.join(names)} is missing; give {_either(annotation, metadata)[0]}"
+            return f"{'.'.join(names)} is missing; give {phrases(annotation, metadata)[0]}"
         value = value[int(name)] if isinstance(value, list | tuple) else value[name]
-    kinds = _either(annotation, metadata)
+    kinds = phrases(annotation, metadata)
     joined = f"not {kinds[0]}" if len(kinds) == 1 else f"neither {' nor '.join(kinds)}"
     key = ".".join(names) or "the recipe"
     return f"{key}: {show_value(value)} is {joined}{_nearest_word(value, annotation)}"
 
 
-def _either(annotation: Any, metadata: Sequence[Any]) -> list[str]:  # Any: a type, or a form of typing
+def phrases(annotation: Any, metadata: Sequence[Any]) -> list[str]:  # Any: a type, or a form of typing
     """Return a phrase for each kind of value that `annotation` takes."""
     return [_phrase(kind, metadata) for kind in _flat(annotation)]
 
@@ -156,7 +156,7 @@ def _phrase(kind: Any, metadata: Sequence[Any]) -> str:  # Any: a type, or a for
         return f"a list of {_plural(_phrase(inner[0], ()))}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return f"a section, which has the keys {', '.join(kind.model_fields)}"
-    return f"{PLAIN.get(origin or kind, 'such a value')}{_bounds(metadata)}"
+    return f"{PLAIN.get(origin or kind, 'a value')}{_bounds(metadata)}"
 
 
 def _plural(phrase: str) -> str:

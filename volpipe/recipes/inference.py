@@ -57,17 +57,20 @@ Channel = Annotated[int | str | None, BeforeValidator(_to_channel)]
 
 
 class ArrayInput(Section):
-    """Which array is read, and its voxel size and origin in nm (z, y, x) where they replace the file's.
-
-    channel: the only one that is read, by number or by its name in OME. time: the point in time that is read.
-    """
+    """Which array is read, and its voxel size and origin in nm (z, y, x) where they replace the file's."""
 
     key: str | None = None
+    """The array or group that is read, where the container has several."""
     level: int = Field(0, ge=0)
+    """Level of a multiscale group; 0 is the finest."""
     channel: Channel = None
+    """The one channel that is read: its number from 0, or its name in OME. Without it, all are read."""
     time: Annotated[int | None, BeforeValidator(_to_time)] = None
+    """The point in time that is read, from 0; needed where the array has several."""
     voxel_size_nm: Annotated[Lengths | None, BeforeValidator(_to_size)] = None
+    """Voxel size z, y, x in nm, or with a unit such as "16x8x8nm"; it replaces that of the file."""
     origin_nm: Annotated[Lengths | None, BeforeValidator(_to_lengths)] = None
+    """Centre of the first voxel z, y, x in nm, or with a unit; it replaces that of the file."""
 
     @property
     def view(self) -> View:
@@ -93,43 +96,50 @@ def typed_view(
 
 
 class Input(ArrayInput):
-    """Which array of the volume is read, and which part of it is wanted.
-
-    `roi` is a box, ``z0:z1,y0:y1,x0:x1``, in voxels or with units; `mask` a volume, nonzero where voxels are wanted.
-    `empty` is a value: windows that hold nothing else are not wanted; or "missing": windows without a stored chunk.
-    """
+    """Which array of the volume is read, and which part of it is selected."""
 
     roi: str | None = None
+    """The box that is computed, `z0:z1,y0:y1,x0:x1`, in voxels or as lengths such as 100nm:900nm; a bare : is a whole
+    axis."""
     mask: str | None = None
+    """A volume of any resolution; voxels where it is not 0 are selected."""
     empty: Literal["missing"] | Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """Windows that hold nothing but this value are skipped; "missing": windows without a stored chunk."""
 
 
 class NetChoice(Section):
-    """The net: a shipped name, ``module:function``, ``file.py:function``, a file, or a package of bioimage.io.
-
-    TorchScript and torch.export are code that their maker wrote, and are loaded only where `trust_model` says so.
-    `scale`, `stride`, `halo`, `intensity` and `out_channels` are for nets from outside that do not say them.
-    `weights_key` names the part of a checkpoint that has the weights. `untrained` allows a net without weights: those
-    that its code makes, which must be the same at each call.
-    `trained_range` is what the plan prints beside the volume's grey levels: those that -1 and 1 stood for in training.
-    `offsets`, of affinities: to which voxel (z, y, x) each channel leads; channels are named by them, and
-    `volpipe segment` compares them with its own.
-    """
+    """The net: where it comes from, its weights, and what it does not say of itself."""
 
     name: str = "unet3d"
+    """A shipped net (see `volpipe nets`), `module:function`, `file.py:function`, or a file: net.onnx, package.zip
+    (bioimage.io), net.pt (TorchScript), net.pt2 (torch.export)."""
     weights: str | None = None
+    """The file of the weights, safetensors or a torch checkpoint; a net with parameters needs one."""
     weights_key: str | None = None
+    """The part of a checkpoint that has the weights, where several fit."""
     untrained: bool = False
+    """Run a net with the parameters that its code makes, the same at each call. The output is noise: for tests."""
     options: dict[str, Any] = Field(default_factory=dict)  # Any: whatever the net's function takes
+    """Arguments of the net's function."""
     scale: Triple | None = None
+    """Output voxels per input voxel (z, y, x); measured where neither the net nor this says it."""
     stride: Triple | None = None
+    """Windows are multiples of it (z, y, x), in input voxels; measured where neither the net nor this says it."""
     halo: Triple | None = None
+    """How far an output voxel sees (z, y, x), in input voxels; measured where neither the net nor this says it."""
     out_channels: int | None = Field(None, ge=1)
+    """Channels of the output; measured where neither the net nor this says it."""
     intensity: Literal["same", "unit", "raw"] | None = None
+    """What the net gives: "same", grey levels as its input has them; "unit", 0 to 1; "raw", other numbers."""
     trained_range: tuple[float, float] | None = None
+    """The grey levels that -1 and 1 stood for in training. Only printed, beside those of the volume."""
     offsets: tuple[Offset, ...] | None = None
+    """For affinities: the voxel (z, y, x) that each channel leads to. Channels are named by them, and `volpipe segment`
+    compares them with its own."""
     accept_tile_variance: bool = False
+    """Run a net that looks at whole windows, such as one with instance norm. It makes seams whatever the overlap."""
     trust_model: bool = False
+    """Load a file that is code, TorchScript or torch.export, or a package with weights like that; as `--trust-model`."""
 
     @model_validator(mode="after")
     def _agrees(self) -> NetChoice:
@@ -141,21 +151,25 @@ class NetChoice(Section):
 
 
 class Normalise(Section):
-    """Global statistics: given here, or measured once over the whole volume, never per window.
-
-    range: [low, high] to [-1, 1]; where they are not given, the ends of the type, or of a volume of floats its own.
-    zscore: mean 0, standard deviation 1. percentile: the two percentiles to [-1, 1]. none: values as they are.
-    auto: what is given, low and high or mean and std; else the range of types of 8 bits, and percentiles of others.
-    eps: added to a deviation, and to the distance of two percentiles, that are measured; packages ask for it.
-    """
+    """Grey levels as the net sees them. Global: given here, or measured once over the volume, never per window."""
 
     method: Literal["auto", "none", "range", "zscore", "percentile"] = "auto"
+    """"range": low and high to -1 and 1, without them the ends of the type (of floats, those of the volume). "zscore":
+    mean 0, standard deviation 1. "percentile": the two percentiles to -1 and 1. "none": values as they are. "auto": by
+    what is given; else the range for types of 8 bits, percentiles for others."""
     low: float | None = None
+    """The grey level that becomes -1; give it with high."""
     high: float | None = None
+    """The grey level that becomes 1; give it with low."""
     mean: float | None = None
+    """The grey level that becomes 0 with zscore; give it with std."""
     std: float | None = Field(None, gt=0)
+    """The standard deviation, in grey levels, that becomes 1 with zscore; give it with mean."""
     percentiles: tuple[float, float] = (0.5, 99.5)
+    """The two percentiles that become -1 and 1, where they are measured."""
     eps: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Added to a deviation, and to the distance of two percentiles, that are measured; packages of bioimage.io ask for
+    it."""
 
     @model_validator(mode="after")
     def _pairs(self) -> Normalise:
@@ -173,61 +187,82 @@ class Normalise(Section):
 
 
 class Windows(Section):
-    """What the net sees at once, in voxels (z, y, x), and how windows are joined; `block` counts windows."""
+    """What the net sees at once, in voxels (z, y, x), and how windows are joined."""
 
     shape: Triple | Auto = "auto"
+    """Voxels of a window (z, y, x), multiples of the net's stride."""
     overlap: Triple | int | Auto = "auto"
+    """Voxels that neighbouring windows share (z, y, x). auto: twice the net's halo for crop; else a quarter of the
+    window."""
     blend: Family = "crop"
+    """How windows are joined. crop: each keeps its core. The others are weights that overlap, and sum to one at every
+    voxel."""
     block: Triple | Auto = "auto"
+    """Windows of a block (z, y, x), which is the unit of work."""
 
 
 class Tensors(Section):
     """Whether windows are stored between factor and infer, and how."""
 
     mode: Literal["auto", "stored", "streamed"] = "auto"
+    """streamed: windows are cut where the net runs. stored: the stage factor writes them first. auto: the cheaper."""
     format: Literal["n5", "zarr3"] = "n5"
+    """Of stored windows. n5: a window is a file. zarr3: a block is a file."""
     codec: Literal["gzip", "zstd", "raw"] = "gzip"
+    """Compression of stored windows."""
     level: int = Field(1, ge=0, le=22)
+    """Level of that compression; gzip has 0 to 9."""
 
 
 class Infer(Section):
-    """How the net is run, and whether a block with NaN or infinity in its output fails or is kept.
-
-    `augment` is what test-time augmentation takes the mean of: all 8 mirrored forms of a window, or 16 that are also
-    turned by quarters about z; it takes as many times as long.
-
-    threads: of the CPU, in each worker, to compute a window, the same on every site: another number sums in another
-    order, and changes last bits.
-
-    On a CPU, `exact` makes a window's bits independent of its shape, several times slower: without it oneDNN chooses
-    the order of sums by shape, so that windows agree with the whole volume to about 1e-6 of float32, not to the bit.
-    """
+    """How the net is run."""
 
     batch: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Windows of one pass. auto: one on a CPU, as many as fit on a GPU."""
     threads: int = Field(1, ge=1, le=1024)
+    """Threads of a CPU in each worker. Another number sums in another order and changes last bits, so it is the
+    recipe's, not the site's."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the net's arithmetic; sums over windows are float32."""
     channels_last: bool = False
+    """Lay tensors out with channels last, which some GPUs compute faster."""
     compile: bool = False
+    """Compile the net with torch.compile."""
     exact: bool = False
+    """On a CPU: make a window's bits independent of its shape, several times slower. Without it, windows agree with the
+    whole volume to about 1e-6 of float32."""
     nonfinite: Literal["refuse", "keep"] = "refuse"
+    """refuse: a block with NaN or infinity in the output of the net fails. keep: they are counted and kept, in outputs
+    of float32."""
     augment: Augment = "none"
+    """Test-time augmentation: the mean over 8 mirrored forms (flips), or 16 that are also turned about z (rotations);
+    it takes as many times as long."""
 
 
 class Output(Section):
-    """What is written: format, type, and the sizes of chunk and shard in output voxels (z, y, x).
-
-    A shard of precomputed has as many chunks along z as along y and x, 1, 2, 4, 8 …
-    """
+    """What is written: format, type and layout."""
 
     format: Literal["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2", "precomputed"] = "ome-zarr-0.5"
+    """The format of the output. precomputed is Neuroglancer's, sharded."""
     dtype: Literal["auto", "uint8", "uint16", "int16", "uint32", "int32", "float32"] = "auto"
+    """The type of voxels. auto: that of the input for grey values. Integers are rounded half to even, then clipped."""
     intensity: Literal["auto", "same", "unit", "raw"] = "auto"
+    """"same": back to the grey levels of the input. "unit": 0 to 1 become the range of the type. "raw": as the net
+    gives them. auto: as the net says."""
     kind: Literal["image", "labels"] = "image"
+    """How coarser levels are made, the mean of images or the mode of labels, and what viewers read about it."""
     chunk: Triple | Auto = "auto"
+    """Output voxels of a chunk (z, y, x), the unit of reading."""
     shard: Triple | Auto = "auto"
+    """Output voxels of a shard (z, y, x), which is one file and is written once. One of precomputed has as many chunks
+    along z as along y and x: 1, 2, 4, 8 …"""
     codec: Literal["auto", "zstd", "gzip", "raw"] = "auto"
+    """Compression. auto: zstd with a checksum for Zarr, gzip for N5 and precomputed (labels:
+    compressed_segmentation)."""
     codec_level: int = Field(1, ge=0, le=22)
+    """Level of the compression; gzip has 0 to 9."""
     levels: Annotated[int, Field(ge=0)] | Auto = "auto"
+    """Number of coarser levels beside level 0."""
 
 
 class Recipe(Section):

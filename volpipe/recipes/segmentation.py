@@ -23,15 +23,15 @@ Passes = tuple[Annotated[int, Field(ge=0, le=8)], Annotated[int, Field(ge=0, le=
 
 
 class SegmentInput(ArrayInput):
-    """The input: probabilities from 0 to 1, or unsigned integers from 0 to their type's maximum.
-
-    kind: "affinities", one channel per offset, in the order of `offsets`. Or one `channel` that is high inside objects,
-    "foreground", or between them, "membrane".
-    """
+    """The input: probabilities from 0 to 1, or unsigned integers from 0 to their type's maximum."""
 
     kind: Literal["affinities", "foreground", "membrane"] = "affinities"
+    """"affinities": one channel per offset. Or one channel that is high inside objects, "foreground", or between them,
+    "membrane"."""
     channel: Channel = 0
+    """The channel of a foreground or a membrane: its number from 0, or its name in OME."""
     offsets: tuple[Offset, ...] = OFFSETS
+    """For affinities: the voxel (z, y, x) that each channel leads to, the three nearest first."""
 
     @property
     def view(self) -> View:
@@ -48,42 +48,44 @@ class SegmentInput(ArrayInput):
 
 
 class Objects(Section):
-    """How voxels become objects.
-
-    components: joins neighbours whose affinity is at least `threshold`; of one channel, neighbours that both reach it
-    (fall to 1 - threshold, of a membrane).
-    watershed: steepest ascent on the mean nearest affinity, after `smooth` passes of a binomial filter per axis
-    (z, y, x), over the strongest affinity. Voxels of one peak are a supervoxel. Supervoxels are agglomerated, the
-    strongest edge first. "mean": while the mean affinity of two is at least `threshold`. "mutex": affinities above
-    `threshold` join, affinities at farther offsets below `far_threshold` forbid.
-    background: voxels with a lower mean nearest affinity get no label.
-    min_voxels: smaller objects get no label.
-    """
+    """How voxels become objects."""
 
     method: Literal["components", "watershed"] = "watershed"
+    """components: joins neighbours whose affinity reaches the threshold. watershed: steepest ascent on the mean nearest
+    affinity gives supervoxels, which are agglomerated."""
     threshold: Share = 0.3
+    """Affinity from which two are joined, 0 to 1. For a membrane with components, neighbours join where both fall to 1
+    - threshold."""
     background: Share = 0.0
+    """Voxels with a lower mean nearest affinity get no label."""
     min_voxels: int = Field(0, ge=0)
+    """Smaller objects get no label."""
     smooth: Passes = (1, 1, 1)
+    """For the watershed: passes of a binomial filter along z, y, x."""
     agglomerate: Literal["mean", "mutex"] = "mean"
+    """For the watershed, the strongest edge first. mean: while the mean affinity of two is at least threshold. mutex:
+    affinities above threshold join, affinities at farther offsets below far_threshold forbid."""
     far_threshold: Share = 0.2
+    """For mutex: affinities at farther offsets below it forbid that two join."""
 
 
 class SegmentOutput(Section):
-    """The output: sizes in voxels (z, y, x). A block is the work of one task, and one shard.
-
-    format: "precomputed" is Neuroglancer's own, whose codec is compressed_segmentation; `codec` is of OME-Zarr.
-    levels: number of coarser levels beside level 0, as of a run.
-    graph_gib: memory of the one task that holds the graph of all fragments.
-    """
+    """The output: sizes in voxels (z, y, x)."""
 
     format: Literal["ome-zarr-0.5", "precomputed"] = "ome-zarr-0.5"
+    """The format of the labels. precomputed is Neuroglancer's, with the codec compressed_segmentation."""
     block: Sizes | Auto = "auto"
+    """Voxels of a block (z, y, x): the work of one task, and one shard."""
     chunk: Sizes | Auto = "auto"
+    """Voxels of a chunk (z, y, x)."""
     codec: Literal["zstd", "gzip", "raw"] = "zstd"
+    """Compression of OME-Zarr."""
     codec_level: int = Field(1, ge=0, le=22)
+    """Level of the compression; gzip has 0 to 9."""
     levels: Annotated[int, Field(ge=0)] | Auto = "auto"
+    """Number of coarser levels beside level 0."""
     graph_gib: float = Field(4.0, gt=0, allow_inf_nan=False)
+    """Memory, in GiB, of the one task that holds the graph of all fragments."""
 
     @model_validator(mode="after")
     def _check_codec(self) -> SegmentOutput:

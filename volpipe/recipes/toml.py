@@ -20,9 +20,12 @@ NO_RECIPE = Path("none")  # the name of the recipe in which every key has its de
 
 
 class Section(BaseModel):
-    """A part of a recipe: unknown keys are refused, values cannot be changed."""
+    """A part of a recipe: unknown keys are refused, values cannot be changed.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    The text below a key describes it to users: docs/reference/recipes.md is made from it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 S = TypeVar("S", bound=Section)

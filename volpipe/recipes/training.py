@@ -27,22 +27,25 @@ NEUTRAL = ("steps", "decay", "keep", "checkpoint_every", "validate_every", "pred
 
 
 class Data(Section):
-    """A volume to learn from; `held_out` is a box z0:z1,y0:y1,x0:x1 that no training window touches.
-
-    stored: `path` leads to the window tensors that a run left behind. They are normalised, so that noise is in those
-    units, and nothing is rounded; a box that is held out is in voxels.
-    labels, labels_key: whole numbers of the same shape, one for each object; the net learns affinities from them.
-    weight: so many times as many windows come from it as its size would give.
-    """
+    """A volume to learn from; each begins as `[[data]]`."""
 
     path: str
+    """The volume, or the window tensors that a run left behind where stored is true."""
     key: str | None = None
+    """The array or group that is read, where the container has several."""
     level: int = Field(0, ge=0)
+    """Level of a multiscale group; 0 is the finest."""
     held_out: str | None = None
+    """A box `z0:z1,y0:y1,x0:x1` that no training window touches, in voxels or as lengths; of stored windows in
+    voxels."""
     stored: bool = False
+    """path leads to window tensors. They are normalised, so noise is in those units, and nothing is rounded."""
     labels: str | None = None
+    """A volume of whole numbers of the same shape, one for each object; the net learns affinities from them."""
     labels_key: str | None = None
+    """The array in labels, where the container has several."""
     weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """So many times as many windows come from this volume as its size would give."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Data:
@@ -54,42 +57,41 @@ class Data(Section):
 
 
 class Degrade(Section):
-    """How the net's input is made from the truth: what the net is to undo; the net's scale is the factor.
-
-    bin: the mean of the voxels. subsample: one of them. gaussian: blurred along each axis that is made coarser, by a
-    full width at half maximum of the factor, then one of them. none: as they are.
-    `noise` is the largest standard deviation of white noise, in units of the volume, and `blur` that of a Gaussian
-    before it, in voxels of the input; both are drawn anew for each window.
-    `uneven`: the contrast of each slice of the input is multiplied by a number, which is 1 by up to so much either way.
-    `missing` is the chance of each slice to be 0 throughout, as one that was lost.
-    `whole` rounds the input as an integer volume would.
-    """
+    """How the net's input is made from the truth. The scale of the net is the factor."""
 
     kind: Literal["none", "bin", "subsample", "gaussian"] = "none"
+    """bin: the mean of the voxels. subsample: one of them. gaussian: blurred along each axis that is made coarser, by a
+    full width at half maximum of the factor, then one of them. none: as they are."""
     noise: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """The largest standard deviation of white noise, in grey levels of the volume; drawn anew for each window."""
     blur: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """The largest standard deviation of a Gaussian before the noise, in voxels of the input; drawn anew for each
+    window."""
     uneven: float = Field(0.0, ge=0, lt=1)
+    """The contrast of each slice of the input is multiplied by a number that differs from 1 by up to so much."""
     missing: float = Field(0.0, ge=0, lt=1)
+    """The chance of each slice of the input to be 0 throughout, as one that was lost."""
     whole: bool = True
+    """Round the input as an integer volume would."""
 
 
 class Samples(Section):
-    """The windows that a step learns from: `shape` in voxels of the net's input, all axes (z, y, x).
-
-    margin: voxels of the input at each face that the loss leaves out, where the net sees the window's end.
-    flips: axes that are reversed for every other window, at random; swap: y and x are exchanged likewise.
-    gain, offset: contrast is multiplied by a number between gain[0] and gain[1], and brightness raised by up to
-    `offset` either way, in normalised units.
-    stay: so many windows come from the same neighbourhood, of twice the window along each axis.
-    """
+    """The windows that a step learns from, in voxels of the net's input (z, y, x)."""
 
     shape: Sizes = (32, 64, 64)
+    """Voxels of a window (z, y, x)."""
     margin: Margin = (0, 0, 0)
+    """Voxels at each face that the loss leaves out (z, y, x), where the net sees the window's end."""
     flips: tuple[Literal["z", "y", "x"], ...] = ("z", "y", "x")
+    """Axes that are reversed for every other window, at random."""
     swap: bool = True
+    """Exchange y and x for every other window, at random."""
     gain: tuple[float, float] = (1.0, 1.0)
+    """Contrast is multiplied by a number between these two."""
     offset: float = Field(0.0, ge=0)
+    """Brightness is raised or lowered by up to so much, in normalised units."""
     stay: int = Field(1, ge=1)
+    """So many windows in turn come from the same neighbourhood, of twice the window along each axis."""
 
     @model_validator(mode="after")
     def _fits(self) -> Samples:
@@ -104,18 +106,18 @@ class Samples(Section):
 
 
 class Loss(Section):
-    """What is made small: each a weight of a mean over the window; 0 leaves it out.
-
-    l1, l2: absolute and squared error. charbonnier: the root of the squared error plus 1e-6.
-    gradient: absolute error of the differences between neighbours, along each axis.
-    consistency: absolute error of the output, degraded again, against the input; without noise.
-    """
+    """What is made small, for images: each key is a weight of a mean over the window; 0 leaves it out."""
 
     l1: float = Field(1.0, ge=0)
+    """Weight of the absolute error."""
     l2: float = Field(0.0, ge=0)
+    """Weight of the squared error."""
     charbonnier: float = Field(0.0, ge=0)
+    """Weight of the root of the squared error plus 1e-6."""
     gradient: float = Field(0.0, ge=0)
+    """Weight of the absolute error of the differences between neighbours, along each axis."""
     consistency: float = Field(0.0, ge=0)
+    """Weight of the absolute error of the output, degraded again without noise, against the input."""
 
     @model_validator(mode="after")
     def _some(self) -> Loss:
@@ -125,18 +127,16 @@ class Loss(Section):
 
 
 class Affinities(Section):
-    """What the net gives where volumes have labels: the chance of each offset that both voxels are of one object.
-
-    offsets: from a voxel to the other (z, y, x), one for each channel; see volpipe/geometry/affinities.py.
-    ignore: the label of voxels of which nothing is known. 0 is known: it is of no object.
-    bce: weight of the cross-entropy, in which of each channel all that is near counts as much as all that is apart.
-    dice: weight of 1 less the Dice coefficient of what is apart, the mean over channels.
-    """
+    """What the net gives where volumes have labels: the chance of each offset that both voxels are of one object."""
 
     offsets: tuple[Offset, ...] = Field(OFFSETS, min_length=1)
+    """The voxel (z, y, x) that each channel leads to; see volpipe/geometry/affinities.py."""
     ignore: int | None = None
+    """The label of voxels of which nothing is known. 0 is known: it is of no object."""
     bce: float = Field(1.0, ge=0)
+    """Weight of the cross-entropy, in which pairs of one object and pairs of two count as much, in each channel."""
     dice: float = Field(0.0, ge=0)
+    """Weight of 1 less the Dice coefficient of pairs of two objects, the mean over channels."""
 
     @model_validator(mode="after")
     def _some(self) -> Affinities:
@@ -148,39 +148,47 @@ class Affinities(Section):
 
 
 class Steps(Section):
-    """How many steps of which size, and how fast.
-
-    batch: windows per pass; accumulate: passes per step, whose gradients are averaged.
-    ranks: tasks that take each step together, each with its own `batch` windows; their gradients are averaged.
-    schedule: after `warm_up` steps the rate is constant, or falls to 0 as a cosine, or ("trapezoid") stays and then
-    falls in a line over the last `decay` steps, so that `steps` may be changed until then.
-    clip: the largest norm of the gradient, 0 for any. ema: the decay of the averaged weights, which are what is saved.
-    precision: of convolutions; weights stay float32.
-    checkpoint_every, keep: steps between checkpoints, and how many of them stay.
-    validate_every: steps between runs over what is held out, whose PSNR is logged (of affinities, how well they tell
-    objects apart); 0 for none.
-    predict_every: steps between predictions of some held-out windows, kept as tensors; 0 for none.
-    """
+    """How many steps of which size, and how fast."""
 
     steps: int = Field(10_000, ge=1)
+    """Number of steps."""
     batch: int = Field(1, ge=1)
+    """Windows of one pass, of each rank."""
     accumulate: int = Field(1, ge=1)
+    """Passes of one step, whose gradients are averaged."""
     ranks: int = Field(1, ge=1)
+    """Tasks that take each step together, each with windows of its own; their gradients are averaged."""
     learning_rate: float = Field(1e-3, gt=0)
+    """The learning rate after warm_up."""
     betas: tuple[Decay, Decay] = (0.9, 0.99)
+    """Decays of Adam's running means."""
     schedule: Literal["constant", "cosine", "trapezoid"] = "cosine"
+    """After warm_up the rate is constant, falls to 0 as a cosine, or (trapezoid) stays and falls in a line over the
+    last decay steps."""
     warm_up: int = Field(100, ge=0)
+    """Steps over which the rate rises from 0."""
     decay: int = Field(0, ge=0)
+    """Steps over which a trapezoid falls; steps may be changed until then."""
     clip: float = Field(0.5, ge=0)
+    """The largest norm of the gradient; 0 for any."""
     ema: float = Field(0.999, ge=0, lt=1)
+    """Decay of the averaged weights, which are those that are saved."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of convolutions; weights stay float32."""
     channels_last: bool = False
+    """Lay tensors out with channels last, which some GPUs compute faster."""
     threads: int = Field(0, ge=0)  # 0: as many as torch takes
+    """Threads of a CPU; 0: as many as torch takes."""
     seed: int = Field(0, ge=0)
+    """Of the windows and of the first weights."""
     checkpoint_every: int = Field(200, ge=1)
+    """Steps between checkpoints."""
     validate_every: int = Field(0, ge=0)
+    """Steps between runs over the held-out boxes, whose scores are logged; 0 for none."""
     predict_every: int = Field(0, ge=0)
+    """Steps between predictions of some held-out windows, kept as tensors; 0 for none."""
     keep: int = Field(2, ge=1)
+    """Number of checkpoints that stay."""
 
     def rate(self, step: int) -> float:
         """Return the learning rate of `step`, counted from 0."""
@@ -195,21 +203,24 @@ class Steps(Section):
 
 
 class Adversary(Section):
-    """A discriminator that the net learns to fool; none where `weight` is 0.
-
-    weight: of its part in the loss, from step `start` on; before, both nets learn, but the first not from the second.
-    features, strides: "patch" judges patches, "literal" the window as one; see models/srgan3d.py.
-    conditional: it sees what the net was given as well.
-    """
+    """A discriminator that the net learns to fool; none where weight is 0."""
 
     weight: float = Field(0.0, ge=0)
+    """Weight of its part in the loss."""
     start: int = Field(0, ge=0)
+    """The step from which it has that weight. Before, both nets learn, but the net not from the discriminator."""
     features: int = Field(84, ge=1)
+    """Channels of its first layer."""
     strides: Literal["patch", "literal"] = "patch"
+    """"patch" judges patches, "literal" the window as one; see models/srgan3d.py."""
     conditional: bool = False
+    """It sees the input of the net as well."""
     learning_rate: float = Field(1e-4, gt=0)
+    """Its learning rate."""
     betas: tuple[Decay, Decay] = (0.5, 0.99)
+    """Decays of its Adam's running means."""
     seed: int = Field(0, ge=0)
+    """Of its first weights."""
 
 
 class TrainRecipe(Section):

@@ -31,26 +31,33 @@ Tree = dict[str, Any]  # Any: TOML values, checked by `typed`
 
 
 class Head(Section):
-    """What every stage says, beside what its kind asks for.
-
-    `input` is the stage that is read, or "volume"; the sections of a run's recipe may say which level of it.
-    """
+    """What every `[[stage]]` says, beside the keys of its kind."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]  # it is part of paths
+    """Name of the stage, a part of paths."""
     kind: Literal["run", "label", "evaluate"] = "run"
+    """run: a net; the keys of its recipe follow. label: a segmentation. evaluate: scores."""
     recipe: str | None = None
+    """A shipped recipe or a TOML file; keys of the stage are set on top of it."""
     input: str | None = None
+    """The stage that is read, or "volume"; without it the stage before."""
 
 
 class Comparison(Section):
     """What a stage of kind "evaluate" compares its input with; as the options of `volpipe evaluate`."""
 
     reference: str
+    """The volume that is compared with."""
     given: str | None = None
+    """The input of the net, from which interpolations are scored beside it."""
     labels: bool = False
+    """Compare labels, not grey levels."""
     roi: str | None = None
+    """The box that is compared, `z0:z1,y0:y1,x0:x1`."""
     margin: Triple = (0, 0, 0)
+    """Voxels at each face that are left out (z, y, x)."""
     data_range: float | None = None
+    """The distance of the largest grey level from the smallest, for PSNR and SSIM."""
 
 
 @dataclass(frozen=True)

@@ -248,8 +248,9 @@ def _lane_name(worker: Worker, is_one_host: bool) -> str:
 def _bar_chart(tally: Tally, bars: Sequence[tuple[str, Task]], colours: Mapping[str, str], box_of: BoxOf) -> Chart:
     """Return a bar for each task."""
     names = ("worker", "colour", "stage", "units", "box", "sent", "began", "ended", "seconds", "queued", "read",
-             "written", "memory", "failed")  # fmt: skip
+             "written", "memory", "failed", "retried")  # fmt: skip
     columns: dict[str, list[object]] = {name: [] for name in names}
+    failures = {(task.stage, unit) for _, task in bars if task.reason for unit in task.units}
     for lane, task in bars:
         units = f"{task.units[0]}" + (f" and {len(task.units) - 1} more" if len(task.units) > 1 else "")
         values = (
@@ -257,15 +258,18 @@ def _bar_chart(tally: Tally, bars: Sequence[tuple[str, Task]], colours: Mapping[
             _ms(task.began - task.queued_seconds), _ms(task.began), _ms(task.began + task.seconds),
             round(task.seconds, 3), round(task.queued_seconds, 3), size(task.read_bytes), size(task.written_bytes),
             size(task.peak_bytes) if task.peak_bytes else None, message_of(task.reason)[:200] or None,
+            next((f"{task.stage} {unit}" for unit in task.units if (task.stage, unit) in failures), None),
         )  # fmt: skip
         for name, value in zip(names, values, strict=True):
             columns[name].append(value)
-    has_failed = any(task.reason for _, task in bars)
     caption = "A bar is a task, the thin line before it the time that it waited since it was sent. " + ZOOM
-    if has_failed:
-        caption += " Attempts that failed are red; of a worker that was lost, only when it was sent and lost is known."
+    if failures:
+        caption += (
+            " Attempts that failed are red, and a red line leads from each to the next attempt at the same part. Of a "
+            "worker that was lost, only when the task was sent and lost is known."
+        )
     lanes = list(dict.fromkeys(lane for lane, _ in bars))
-    changes = {"encoding": {"color": _legend(colours, failed=has_failed), "y": {"scale": {"domain": lanes}}}}
+    changes = {"encoding": {"color": _legend(colours, failed=bool(failures)), "y": {"scale": {"domain": lanes}}}}
     height = LANE_PIXELS * len(lanes)
     return Chart("Workers and their tasks", caption, "timeline", _without_empty(columns), height, changes)
 

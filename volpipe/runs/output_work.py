@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from volpipe.blockwise.journal import Journal, Record
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.work import POOL, RELEASED, Steps
-from volpipe.errors import RunError
+from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import remove_leftovers
 from volpipe.inference.output_plan import OutputPlan
@@ -34,12 +35,13 @@ from volpipe.runs.pages import (
     planned_sheet,
     provenance_facts,
     recipe_facts,
+    update_items,
     volume_line,
 )
 from volpipe.runs.planned import Planned
 from volpipe.runs.provenance import begin_session, recognise, unseal
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import STAGE, Updated, is_due, key_of, to_ranges
+from volpipe.runs.updates import STAGE, Updated, is_due, key_of, to_ranges, updates_in
 from volpipe.runs.verify import (
     Recomputed,
     Shard,
@@ -60,7 +62,7 @@ from volpipe.runs.work import (
     WorkSession,
     check_kind,
 )
-from volpipe.volumes.identity import Identity, store_identities
+from volpipe.volumes.identity import Identity, has_moved, read_identities, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.volume import Volume
@@ -121,11 +123,32 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         plan, remark = self.plan, self.remark if is_complete else ""
         planned = Planned.load(self.folder.path, plan.identity)
         summary: list[Item] = [planned_sheet(planned, taken.tally, plan, is_complete=is_complete)]
+        summary += update_items([update for _, update in updates_in(self.folder.journal, self.kinds, plan.identity)])
+        if is_complete and self.has_moved:
+            summary.append(Note(f"Files of the input have changed since: {self.remedy}.", "warning"))
         facts = {"input": volume_line(plan.source), "output": output_line(plan), **self.facts()}
         if remark:
             facts["remark"] = remark
         origin = [recipe_facts(plan), *provenance_facts(plan)]
         return Parts(paths.locate(plan.out).name, f"The {self.what} of {plan.source.path}.", facts, summary, (), origin)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the few files that the identity of the volume names are in other states; on a disk alone."""
+        source = self.plan.source
+        try:
+            noted = (read_identities(self.folder.inputs) or {}).get("volume")
+            if noted is None or not isinstance(paths.locate(source.path), Path):
+                return False
+            return has_moved(noted, source.volume())
+        except VolumeError:  # it is not there at the moment
+            return False
+
+    @property
+    def remedy(self) -> str:
+        """What to do where it has changed."""
+        update = f"`{self.goes_on} --update` computes what rests on them"
+        return f"`volpipe status --changes` counts the blocks, {update}"
 
     def shards(self) -> list[Shard]:
         """Return the shards that were written, by the journal, with their checksums."""
@@ -214,7 +237,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         shards = self.shards()
         if not shards:
             raise RunError(
-                f"the {self.what} in {self.folder.path} has not written anything yet; `{self.goes_on}` goes on"
+                f"the {self.what} in {self.folder.path} has not written anything yet; run `{self.goes_on}` to continue"
             )
         verdict = check_files(self.plan.out, shards, metadata_of(self.folder), len(self.plan.factors))
         levels = [(self.due(level), len(self.plan.shards(level))) for level in range(len(self.plan.factors))]

@@ -12,7 +12,7 @@ from typing import Any
 from volpipe.blockwise.failures import Missing, last_line
 from volpipe.blockwise.journal import Totals
 from volpipe.tables import html_facts, html_table
-from volpipe.units import duration, size
+from volpipe.units import count, duration, size
 from volpipe.volumes.storage import paths
 
 TOTALS = ("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory")  # columns in a notebook
@@ -54,7 +54,8 @@ class WorkReport:
         if not self.missing:
             return ""
         first = self.missing[0]
-        return f"{len(self.missing):,} parts missing, first {first.stage} {first.unit} ({first.box}): {first.reason}"
+        missing = count(len(self.missing), "part")
+        return f"{missing} missing, first {first.stage} {first.unit} ({first.box}): {first.reason}"
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""

@@ -203,13 +203,15 @@ class HeldWork(ABC, Generic[R]):
     def reporting(self) -> Iterator[None]:
         """Write the report when what is done meanwhile ends, however it ends; it is never a reason to fail.
 
-        Who interrupts does not wait for pictures, nor for a journal that takes more than a moment to read.
+        Who interrupts does not wait for pictures, nor for a journal that takes more than a moment to read. An error has
+        a note of where the report is.
         """
         was_current, before = is_current(self.folder.path, self.witnesses()), list(map(paths.size, self.witnesses()))
         try:
             yield
-        except Exception:
-            self._write_report()
+        except Exception as error:
+            if self._write_report():
+                error.add_note(f"report: {self.folder.path / REPORT}")
             raise
         except BaseException:  # interrupted
             if (paths.size(self.folder.journal) or 0) <= QUICK_BYTES:
@@ -218,11 +220,14 @@ class HeldWork(ABC, Generic[R]):
         if not (was_current and before == list(map(paths.size, self.witnesses()))):
             self._write_report()
 
-    def _write_report(self, *, with_pictures: bool = True) -> None:
+    def _write_report(self, *, with_pictures: bool = True) -> bool:
+        """Write the report, and return whether it could be written."""
         try:
             write_page(self.page(with_pictures=with_pictures), self.folder.path / REPORT)
         except Exception as error:
             log.warning("no report was written to %s: %s", self.folder.path / REPORT, reason_of(error))
+            return False
+        return True
 
     @abstractmethod
     def held_steps(self, name: str, presence: Presence) -> Steps[R]:

@@ -32,6 +32,7 @@ from volpipe.blockwise.stage import Schedule, Stage, Unit
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation.limits import check_access, check_apart
+from volpipe.estimation.memory import WORKER_BYTES
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import check_output, create_output, grow_output, remove_leftovers
 from volpipe.recipes.segmentation import SegmentRecipe
@@ -357,7 +358,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def _estimate(self, pool: WorkerPool) -> Steps[None]:
         planned = Planned(
-            self.plan.identity, memory_bytes=self.plan.task_bytes, scratch_bytes=self.plan.scratch_bytes,
+            self.plan.identity, memory_bytes=WORKER_BYTES + self.plan.task_bytes, scratch_bytes=self.plan.scratch_bytes,
             output_bytes=sum(math.prod(self.plan.level_shape(i)) for i in range(len(self.plan.factors)))
             * self.plan.dtype.itemsize,
         )  # fmt: skip

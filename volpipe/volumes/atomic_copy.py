@@ -253,7 +253,9 @@ def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[Tall
             if not target.is_folder or not len(tally):
                 _discard(target)
             elif isinstance(error, VolumeError):
-                raise VolumeError(f"{error} ({target.work} keeps what is whole; the same command goes on)") from error
+                raise VolumeError(
+                    f"{error} ({target.work} keeps what is whole; run the same command again to continue)"
+                ) from error
             raise
         _publish(target)
 

@@ -248,7 +248,7 @@ def check_same_inputs(
         if alike and accept:
             continue
         choices = f"{update}or use --fresh to start over" if update else "use --fresh to start over"
-        touched = f"If it was only copied or touched, --same-input goes on with it; else {choices}"
+        touched = f"If it was only copied or touched, use --same-input to continue with it; else {choices}"
         other = f"Put the old one back, {update}choose another --out, or use --fresh to start over"
         raise RunError(
             f"the {what} {identity.name} has changed since this output was begun: {'; '.join(differences)}. "

@@ -140,10 +140,9 @@ class FollowWork(HeldWork[R]):
             presence.wait(time.time() + self.seconds)
         return report
 
-    def _write_report(self, *, with_pictures: bool = True) -> None:
+    def _write_report(self, *, with_pictures: bool = True) -> bool:
         """Write the report, unless somebody interrupts a wait: there is one, with pictures."""
-        if with_pictures or not self.waits:
-            super()._write_report(with_pictures=with_pictures)
+        return (with_pictures or not self.waits) and super()._write_report(with_pictures=with_pictures)
 
     def _look(self, number: int, name: str, presence: Presence) -> Steps[Look[R]]:
         """Look at the volume as it is now, and do what that asks for."""

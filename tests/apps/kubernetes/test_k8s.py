@@ -57,8 +57,8 @@ def base(real: RealCluster | None, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def undisturbed(base: Path) -> str:
     """The fingerprint of what a run on this machine makes, without pods."""
-    slow = Slow(base / "undisturbed", seconds=0)
-    ended = finish(slow.folder, begin(slow.folder, *slow.command, VOLPIPE_WORKERS="2"))
+    slow = Slow(base / "undisturbed", seconds=0, site="threads")
+    ended = finish(slow.folder, begin(slow.folder, *slow.command))
     assert ended.code == 0, ended.err
     return fingerprint(slow.out)
 
@@ -236,6 +236,7 @@ def test_a_run_that_ends_while_nobody_answers_says_what_is_left(base: Path, clus
     wait_until(lambda: not slow.left(), SHORTLY)
 
 
+@pytest.mark.long
 def test_a_killed_interchange_ends_the_run_in_a_sentence(base: Path, cluster: AnyCluster) -> None:
     slow = SlowPods(base / "interchange", seconds=0.03, cluster=cluster, settings=ONE_CORE)
     slow.begin()
@@ -244,7 +245,9 @@ def test_a_killed_interchange_ends_the_run_in_a_sentence(base: Path, cluster: An
     interchange.kill()
     ended, sentence = finish_badly(slow)
     assert ended.code == 1
-    assert re.match("volpipe: the interchange of executor cpu ended .*; the same command again goes on", sentence)
+    assert re.match(
+        "volpipe: the interchange of executor cpu ended .*; run the same command again to continue", sentence
+    )
 
 
 def test_a_killed_driver_leaves_no_process_and_its_pods_go_when_the_run_goes_on(
@@ -307,13 +310,14 @@ def test_pods_that_cannot_start_end_the_run_in_the_words_of_kubernetes(
     assert re.match(f"volpipe: {words}", sentence)
 
 
+@pytest.mark.long
 def test_interrupting_a_run_removes_its_pods(base: Path, cluster: AnyCluster) -> None:
     slow = SlowPods(base / "interrupted", seconds=0.03, cluster=cluster, settings=ONE_CORE)
     slow.begin()
     slow.wait_for_calls(10)
     slow.interrupt(signal.SIGTERM)
     ended, sentence = finish_badly(slow)
-    assert (ended.code, sentence) == (INTERRUPTED, "volpipe: interrupted; the same command again goes on from here")
+    assert (ended.code, sentence) == (INTERRUPTED, "volpipe: interrupted; run the same command again to continue")
 
 
 def check_site(slow: SlowPods, wait: float = 120, out: Path | None = None) -> tuple[int, list[str]]:
@@ -330,6 +334,7 @@ def test_a_check_of_pods_finds_nothing_where_all_is_well(base: Path, cluster: An
     assert check_site(SlowPods(base / "well", cluster=cluster, settings=ONE_CORE)) == (0, [])
 
 
+@pytest.mark.long
 def test_a_check_names_a_gpu_that_a_pod_does_not_see(base: Path, cluster: AnyCluster) -> None:
     """The double's node counts GPUs and has none."""
     if not isinstance(cluster, Cluster):
@@ -371,6 +376,7 @@ def test_a_check_names_a_full_disk(base: Path, tmp_path: Path) -> None:
     assert sentence.startswith(f"here: {out} cannot be written here: the disk is full; ")
 
 
+@pytest.mark.long
 def test_a_check_names_an_image_that_is_not_there(base: Path, cluster: AnyCluster) -> None:
     slow = SlowPods(base / "no-image", cluster=cluster, settings={"VOLPIPE_K8S_IMAGE": "lab/nowhere:1"})
     code, (sentence,) = check_site(slow)

@@ -268,7 +268,7 @@ def test_a_driver_in_the_cluster_makes_the_same_bytes_as_this_machine_also_after
     tmp_path: Path, cluster: Cluster
 ) -> None:
     """The job's pod starts worker pods with no more rights than were printed; they go with it, and the job goes on."""
-    plain = Slow(tmp_path / "plain", seconds=0)
+    plain = Slow(tmp_path / "plain", seconds=0, site="threads")
     ended = finish(plain.folder, begin(plain.folder, *plain.command))
     assert ended.code == 0, ended.err
     slow = SlowPods(tmp_path / "pods", seconds=0.02, cluster=cluster)

@@ -98,7 +98,8 @@ def _no_process_outlives_a_test(place: Path) -> Iterator[None]:
     kill(processes_in(place))
 
 
-@pytest.mark.parametrize("site", ["slurm_htex", "slurm_single"])
+# The other site runs in an array of jobs below.
+@pytest.mark.parametrize("site", ["slurm_htex", pytest.param("slurm_single", marks=pytest.mark.long)])
 def test_a_run_on_slurm_gives_the_bytes_of_a_run_here(place: Path, slurm: Slurm, undisturbed: str, site: str) -> None:
     slow = on_slurm(place / site, slurm, 0, site)
     slow.begin()
@@ -474,7 +475,7 @@ def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm
     slow = disturbed(place / "stopped", slurm, press_ctrl_c)
     ended = slow.finish()
     assert ended.code == INTERRUPTED
-    assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
+    assert ended.err.splitlines()[-1] == "volpipe: interrupted; run the same command again to continue"
     check_gone(slow, slurm)
     assert slow.marked() == slow.computed(1).keys()  # nothing that was begun is lost
     assert len(slow.marked()) < NUM_BLOCKS
@@ -535,6 +536,7 @@ def test_a_check_of_a_site_on_slurm_finds_nothing_where_all_is_well(place: Path,
     assert (code, named) == (0, ["note: gpu: its site asks for no GPU, so nets run on CPUs there"])
 
 
+@pytest.mark.long
 def test_a_check_of_a_site_on_slurm_names_gpus_that_are_none(place: Path, slurm: Slurm) -> None:
     """Slurm gives a made-up GPU, of which CUDA knows nothing."""
     code, named = check_site(place / "no-gpu", slurm, GPUS="1")

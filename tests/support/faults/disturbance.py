@@ -95,6 +95,8 @@ input = "first"
 reference = "../in.n5"
 """
 
+ONE_WORKER = {"VOLPIPE_WORKERS": "1"}  # where a second would tell nothing more
+
 
 @dataclass
 class Slow:
@@ -234,10 +236,14 @@ class SlowFlow(Slow):
 def made_in_one_go(folder: Path, mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """Return the fingerprint of what nothing disturbs, in threads of this process and without the net's delay."""
     slow = Slow(folder, seconds=0, mode=mode)
-    command = [part if part != "local" else "threads" for part in slow.command]
-    ended = giver(slow.folder, monkeypatch, capsys)(*command)
+    ended = giver(slow.folder, monkeypatch, capsys)(*in_threads(slow.command))
     assert ended.code == 0, ended.err
     return slow.made()
+
+
+def in_threads(command: list[str]) -> list[str]:
+    """Return a command for workers of this machine as one for threads of its driver."""
+    return [part if part != "local" else "threads" for part in command]
 
 
 def has_net(process: psutil.Process) -> bool:

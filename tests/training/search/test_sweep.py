@@ -203,7 +203,9 @@ def test_a_training_that_is_asked_to_stop_says_so_and_goes_on(
         return take_step(state, *rest)
 
     monkeypatch.setattr(module, "take_step", asking)
-    assert give(*base).out == "stopped after 4 steps, as recipe.train/stop asks; the same command again goes on\n"
+    assert (
+        give(*base).out == "stopped after 4 steps, as recipe.train/stop asks; run the same command again to continue\n"
+    )
     monkeypatch.setattr(module, "take_step", take_step)
     assert give(*base).out.startswith("took 6 steps; the weights are in")
 
@@ -217,8 +219,7 @@ def test_the_command_sweeps_on_processes_of_this_machine_one_of_which_is_killed(
     wait_until(lambda: last_step(folder / "recipe.sweep" / "001") > 7, 120)
     workers = [each for each in processes_in(folder) if "spawn_main" in " ".join(each.cmdline())]
     max(workers, key=lambda each: sum(each.cpu_times()[:2])).kill()
-    under_way = [folder / "recipe.sweep" / name / WEIGHTS for name in ("000", "001")]
-    assert not any(path.exists() for path in under_way)  # so that each worker had one of them
+    assert len(list((folder / "recipe.sweep").glob(f"*/{WEIGHTS}"))) <= 2  # of four, so that each worker had one
     ended = finish(folder, process, 200)
     assert ended.code == 0, ended.err
     lines = [line.split() for line in ended.out.splitlines()]
@@ -257,7 +258,8 @@ def test_a_sweep_that_is_told_to_stop_goes_on_to_the_same_bytes(folder: Path) ->
     ended = finish(folder, process, 60)
     assert ended.code == INTERRUPTED, ended.err
     assert (
-        ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from the newest checkpoints"
+        ended.err.splitlines()[-1]
+        == "volpipe: interrupted; run the same command again to continue from the newest checkpoints"
     )
     wait_until(lambda: not processes_in(folder), 30)
     assert not list((folder / "recipe.sweep").glob(f"*/{WEIGHTS}"))  # so that there was something left of each

@@ -261,7 +261,8 @@ def test_a_search_that_is_told_to_stop_goes_on_to_the_same_bytes(folder: Path) -
     ended = finish(folder, process, 60)
     assert ended.code == INTERRUPTED, ended.err
     assert (
-        ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from the newest checkpoints"
+        ended.err.splitlines()[-1]
+        == "volpipe: interrupted; run the same command again to continue from the newest checkpoints"
     )
     wait_until(lambda: not processes_in(folder), 30)
     assert not list((folder / "recipe.tune").glob(f"*/{WEIGHTS}"))  # so that there was something left of each

@@ -56,11 +56,14 @@ FAILURES_TO_STOP = 3  # the search stops if the first trials all fail
 
 
 class Range(Section):
-    """Numbers from `low` to `high` inclusive, integers if both are. log: uniform in the logarithm."""
+    """Numbers from low to high inclusive, whole numbers if both are."""
 
     low: int | float
+    """The smallest value."""
     high: int | float
+    """The largest value."""
     log: bool = False
+    """Uniform in the logarithm."""
 
     @model_validator(mode="after")
     def _ascends(self) -> Range:
@@ -83,6 +86,7 @@ class Choices(Section):
     """A choice among listed values."""
 
     choices: tuple[Any, ...] = Field(min_length=1)  # Any: TOML values
+    """The values."""
 
     @property
     def ends(self) -> tuple[Any, ...]:  # Any: TOML values
@@ -94,19 +98,17 @@ class Choices(Section):
 
 
 class Search(Section):
-    """The search space and its pruner.
-
-    trials: number of trainings in all.
-    seed: of Optuna's sampler.
-    pruner: "median" stops a training whose score is below the median of the others at the same step; "halving" lets the
-    best of every three go on; "none" lets all end.
-    ranges: by keys of the recipe.
-    """
+    """The search space and its pruner: the table `[tune]` of a training's recipe."""
 
     trials: int = Field(20, ge=1)
+    """Number of trainings in all."""
     seed: int = Field(0, ge=0)
+    """Of Optuna's sampler."""
     pruner: Literal["median", "halving", "none"] = "median"
+    """"median" stops a training whose score is below the median of the others at the same step. "halving" continues the
+    best of every three. "none" lets all end."""
     ranges: dict[str, Range | Choices] = Field(min_length=1)
+    """Ranges and choices, by keys of the recipe."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,80 @@
+"""The reference is that of the code: what users can set, see and get back is described, and nothing else is."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from pydantic import BaseModel
+
+import volpipe as vp
+from volpipe.recipes.complaints import keys
+
+REFERENCE = ROOT / "docs" / "reference"
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module("reference_pages.runtime")
+
+
+def test_the_committed_reference_is_the_one_that_the_code_gives() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "reference"), "--check"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("model", [vp.Recipe, vp.SegmentRecipe, vp.TrainRecipe])
+def test_every_key_of_a_recipe_has_a_row_with_its_default(model: type[BaseModel]) -> None:
+    text = (REFERENCE / "recipes.md").read_text(encoding="utf-8")
+    for key in keys(model):
+        section, _, name = key.replace(".0.", ".").partition(".")
+        tables = re.findall(rf"^### `\[+{section}\]+`.*?(?=^##)", text, re.MULTILINE | re.DOTALL)
+        assert any(re.search(rf"^\| `{name}` \| .+ \| .* \| .{{10,}} \|$", table, re.MULTILINE) for table in tables), (
+            key
+        )
+
+
+@pytest.mark.parametrize("model", [vp.Recipe, vp.SegmentRecipe])
+def test_the_whole_recipe_of_the_reference_has_every_key_with_its_default(model: type[BaseModel]) -> None:
+    text = (REFERENCE / "recipes.md").read_text(encoding="utf-8")
+    kind = "runs" if model is vp.Recipe else "segmentations"
+    block = text.partition(f"### All defaults ({kind})")[2].partition("```toml\n")[2].partition("```")[0]
+    assert model.model_validate(tomllib.loads(block)) == model()
+    for part in re.split(r"^(?=\[)", block, flags=re.MULTILINE)[1:]:
+        (section, given), *_ = tomllib.loads(part).items()
+        optional = re.findall(r"^# (\w+)$", part, flags=re.MULTILINE)
+        assert sorted([*given, *optional]) == sorted(model().model_dump()[section])
+        assert all(model().model_dump()[section][key] is None for key in optional)
+
+
+def test_a_variable_that_the_code_reads_and_the_reference_lacks_is_refused(runtime: ModuleType, tmp_path: Path) -> None:
+    for line in ('os.environ["VOLPIPE_NEW"]', 'os.environ.get("VOLPIPE_NEW", 2)', 'VARIABLE = "VOLPIPE_NEW"'):
+        for folder in ("volpipe", "apps", "configs"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / "apps" / "new.py").write_text(f"import os\n{line}\n")
+        assert runtime.read_variables(tmp_path) == {"VOLPIPE_NEW"}
+        with pytest.raises(SystemExit, match="VOLPIPE_NEW"):
+            runtime._complete("environment variables", runtime.VARIABLES, runtime.VARIABLES.keys() | {"VOLPIPE_NEW"})
+
+
+def test_every_file_of_a_real_runs_folder_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("cells.npy", np.random.default_rng(0).integers(0, 256, (16, 24, 24), np.uint8))
+    settings = ["net.name=identity", "windows.shape=[8,16,16]", "tensors.mode=stored", "input.empty=0"]
+    vp.run("cells.npy", recipe="none", out="same.zarr", settings=settings, site="threads", keep_tensors=True)
+    names = {path.name for path in (tmp_path / "same.zarr.run").iterdir()}
+    described = set(
+        re.findall(r"^\| `([^`]+)` \|", (REFERENCE / "run-folder.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    assert {"plan.json", "journal.jsonl", "report.html"} <= names
+    assert names <= described
