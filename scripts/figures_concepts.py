@@ -189,8 +189,25 @@ def draw_pictures() -> None:
     (FIGURES / "seams.png").write_bytes(vp.side_by_side("seams.zarr", "restored.zarr").png())
 
 
+def draw_results() -> None:
+    """The pictures of finer slices and of objects, by runs over the samples of those tutorials."""
+    import volpipe as vp
+
+    vp.sample("truth.n5", shape=(64, 64, 64), voxel_size_nm=(10, 10, 10))
+    vp.convert("truth.n5/raw", "coarse.n5/raw", bin=(4, 1, 1))
+    vp.run("coarse.n5/raw", "superres_z4", out="fine.zarr", site="threads")
+    (FIGURES / "superres.png").write_bytes(vp.side_by_side("fine.zarr", "truth.n5/raw").png())
+    vp.sample("cells.n5", shape=(48, 64, 64), voxel_size_nm=(10, 10, 10))
+    vp.run("cells.n5/raw", "affinities", out="affinities.zarr", site="threads")
+    vp.segment("affinities.zarr", out="labels.zarr", site="threads")
+    (FIGURES / "segmentation.png").write_bytes(
+        vp.explore("cells.n5/raw", "affinities.zarr", labels="labels.zarr").png()
+    )
+
+
 DRAWINGS: dict[str, Callable[[], None]] = {
     "voxel": draw_voxel, "blending": draw_blending, "halo": draw_halo, "resume": draw_resume, "pictures": draw_pictures,
+    "results": draw_results,
 }  # fmt: skip
 
 

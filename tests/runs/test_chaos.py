@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from chaos import Round
 from disks import small_disk
-from disturbance import Slow, made_in_one_go
+from disturbance import ONE_WORKER, Slow, made_in_one_go
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
@@ -40,7 +40,7 @@ def test_after_kills_of_all_kinds_the_bytes_are_those_of_one_go(
 
 @pytest.mark.slow
 def test_faults_below_cost_time_or_blocks_and_no_bytes(tmp_path: Path, undisturbed: str) -> None:
-    slow = Slow(tmp_path / "lied", seconds=0, mode="streamed")
+    slow = Slow(tmp_path / "lied", seconds=0, mode="streamed", environment=ONE_WORKER)
     round = Round(slow, random.Random(5))
     round.lie("all lies")
     round.finish(undisturbed)
@@ -59,7 +59,8 @@ def test_on_a_disk_with_too_little_a_run_ends_with_a_sentence_and_goes_on_later(
     tmp_path: Path, undisturbed: str, kinds: tuple[str, ...]
 ) -> None:
     with small_disk(tmp_path / "disk") as remount:
-        slow = Slow(tmp_path / "starved", seconds=0, mode="streamed", place=tmp_path / "disk")
+        place = tmp_path / "disk"
+        slow = Slow(tmp_path / "starved", seconds=0, mode="streamed", place=place, environment=ONE_WORKER)
         round = Round(slow, random.Random(3))
         for what in kinds:
             round.starve(what, remount)

@@ -174,6 +174,15 @@ def test_precomputed_does_not_grow(tmp_path: Path) -> None:
         ran(planned(tmp_path, *more), update=True)
 
 
+def test_a_volume_of_which_empty_space_is_left_out_does_not_grow(tmp_path: Path) -> None:
+    data = noise((40, 16, 16))
+    write_n5(tmp_path, data[:20])
+    ran(planned(tmp_path, *CORES, "input.empty=0"))
+    grow(tmp_path / "in.n5", data, chunk=8)
+    with pytest.raises(RunError, match=r"has grown, and mask or input\.empty leave out parts of it"):
+        ran(planned(tmp_path, *CORES, "input.empty=0"), update=True)
+
+
 def test_a_folder_of_slices_grows_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

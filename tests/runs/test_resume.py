@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command import begin, finish, giver, processes_in, wait_until
-from disturbance import NUM_BLOCKS, Slow, blocks_by_window, in_threads, made_in_one_go
+from disturbance import NUM_BLOCKS, ONE_WORKER, Slow, blocks_by_window, in_threads, made_in_one_go
 from volumes import fingerprint
 
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, SAME_SECONDS
@@ -117,7 +117,7 @@ def test_interrupted_by_a_signal_a_run_says_so_and_leaves_no_process(
 @pytest.mark.slow
 def test_after_a_second_signal_no_task_is_waited_for(tmp_path: Path) -> None:
     """The first as a terminal gives it that is closed."""
-    endless = Slow(tmp_path / "twice", seconds=100, mode="streamed")
+    endless = Slow(tmp_path / "twice", seconds=100, mode="streamed", environment=ONE_WORKER)
     endless.begin()
     endless.wait_for_calls(1)
     endless.interrupt(signal.SIGHUP, group=True)
@@ -148,7 +148,7 @@ def refused_driver(slow: Slow) -> str:
 def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_can_go_on(
     tmp_path: Path, undisturbed: str, mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = Slow(tmp_path / "cut", seconds=0.01, mode=mode)
+    slow = Slow(tmp_path / "cut", seconds=0.01, mode=mode, environment=ONE_WORKER)
     slow.begin()
     slow.wait_for_calls(8)
     (interchange,) = [p for p in processes_in(slow.folder) if "interchange" in p.name()]

@@ -71,12 +71,15 @@ def giver(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def begin(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Start a command in a process group of its own; `err.txt` and `out.txt` in `folder` get what it prints."""
+    """Start a command in a process group of its own; `err.txt` and `out.txt` in `folder` get what it prints.
+
+    It has one worker: another costs four seconds of a core, and tells nothing more where the test does not ask for it.
+    """
     with (folder / "out.txt").open("w") as out, (folder / "err.txt").open("w") as err:
         return subprocess.Popen(
             [sys.executable, "-m", "volpipe", *arguments],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "VOLPIPE_WORKERS": "1"} | environment,
             stdout=out,
             stderr=err,
             text=True,

@@ -207,3 +207,10 @@ def test_voxels_that_are_no_numbers_are_named_not_the_learning_rate(folder: Path
     assert ended.code == 1
     assert ended.err.startswith("volpipe: the training stops after step 0: ") and "Traceback" not in ended.err
     assert re.search(r"floats\.npy has NaN or infinite voxels in .*; learn from a copy without them", ended.err)
+
+
+def test_a_net_that_makes_finer_voxels_needs_an_input_that_is_made_coarser(folder: Path, give: Give) -> None:
+    ended = give("train", "--config", "threads", "recipe.toml", "--set", "degrade.kind=none")
+    assert ended.code == 2
+    assert "makes 2 × 1 × 1 voxels (z, y, x) of one, and degrade.kind is none" in ended.err
+    assert not (folder / "recipe.train").exists()

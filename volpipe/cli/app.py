@@ -331,14 +331,16 @@ def status(
 
 def version(wanted: bool) -> None:
     if wanted:
-        out.print(volpipe.__version__)
+        from volpipe.commit import commit
+
+        out.print(f"{volpipe.__version__} (commit {commit()})")
         raise typer.Exit
 
 
 @app.callback()
 def options(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version and the commit.")
     ] = False,
 ) -> None:
     """Options before the command."""

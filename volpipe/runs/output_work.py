@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.work import POOL, RELEASED, Steps
-from volpipe.errors import RunError
+from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import remove_leftovers
 from volpipe.inference.output_plan import OutputPlan
@@ -57,7 +58,7 @@ from volpipe.runs.work import (
     WorkSession,
     check_kind,
 )
-from volpipe.volumes.identity import Identity, store_identities
+from volpipe.volumes.identity import Identity, has_moved, read_identities, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.volume import Volume
@@ -89,6 +90,22 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         super().__init__(folder or RunFolder.from_output(paths.locate(plan.out)), options, listener, feed)
         self.plan = plan
         self.inputs: dict[str, Identity] = {}
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the few files that the identity of the volume names are in other states; on a disk alone."""
+        try:
+            noted = (read_identities(self.folder.inputs) or {}).get("volume")
+            if noted is None or not isinstance(paths.locate(self.plan.source.path), Path):
+                return False
+            return has_moved(noted, self.plan.source.volume())
+        except VolumeError:  # it is not there at the moment
+            return False
+
+    @property
+    def remedy(self) -> str:
+        """What to do where the input has changed, in a sentence's second half."""
+        return f"`volpipe status --changes` counts the blocks, `{self.goes_on} --update` computes what rests on them"
 
     @property
     def name(self) -> str:

@@ -49,7 +49,9 @@ class Updated(TakesBack):
         normalise: shift and scale that were measured of the volume as it was, and are kept; () where there are none.
         why: what else there is to say of it, "" if nothing.
         before, plan: identities of the plan until then and from then on; others where the volume has grown.
-        grids: where it has, blocks (z, y, x) under BLOCKS, and shards of each level, as records until then number them.
+        cells: fingerprint of the selection from then on; "" where all of the region is selected.
+        grids: where it has grown, blocks (z, y, x) under BLOCKS, and shards of each level, by which records until then
+            are numbered.
     """
 
     at: float
@@ -62,6 +64,7 @@ class Updated(TakesBack):
     before: str = ""
     plan: str = ""
     grids: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    cells: str = ""
 
     def __str__(self) -> str:
         verb = "is" if self.computed == 1 else "are"

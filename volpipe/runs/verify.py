@@ -127,6 +127,12 @@ def has_lost_files(output: str, shard: Shard) -> bool:
     return bool(shard.sums) and any(not paths.exists(file) for file, _ in _files(output, shard))
 
 
+def remove(output: str, level: int, stored: Box) -> None:
+    """Delete the files of `level` that hold a box in the axes of its array, noted or not, as far as they are there."""
+    for file in checksums.stored_files(open_writer(output, level_key(level)).header, stored):
+        paths.delete_file(file)
+
+
 def _files(output: str, shard: Shard) -> list[tuple[paths.Location, int]]:
     """Return the files of `shard` that were written, each with its checksum."""
     files = checksums.stored_files(open_writer(output, level_key(shard.level)).header, shard.stored)

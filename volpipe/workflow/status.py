@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
-from volpipe.errors import RemoteError, RunError, VolumeError
+from volpipe.errors import RemoteError, RunError
 from volpipe.evaluation.driver import EVALUATION_FILE
 from volpipe.geometry.grid import Triple, triple
 from volpipe.inference.plan import Plan
@@ -37,7 +37,6 @@ from volpipe.training.search.optuna import STUDY
 from volpipe.training.search.trials import TABLE as TRIALS_TABLE
 from volpipe.training.task import TRAINING_FILE, Training
 from volpipe.units import count
-from volpipe.volumes.identity import has_moved, read_identities
 from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import TABLE, DatasetRow, batch_folder, find_batch, note_of, read_table
 from volpipe.workflow.driver import RunWork
@@ -45,7 +44,6 @@ from volpipe.workflow.entries import Entry, find_entries, find_work
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
 KINDS: dict[str, Kind] = {"run": "run", "segmentation": "labels", "label": "labels", "evaluate": "evaluation"}
-REMEDY = "`volpipe status --changes` counts the blocks, `{} --update` computes what rests on them"
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
 
 
@@ -366,17 +364,6 @@ def _changes_of(work: OutputWork[Any, Any]) -> Changes:
     return Changes(compare(work, selection).num_open, selection.num_blocks, grown)
 
 
-def _has_moved(work: OutputWork[Any, Any]) -> bool:
-    """Return whether the few files that the identity of the input names are in other states; on a disk alone."""
-    noted, source = (read_identities(work.folder.inputs) or {}).get("volume"), work.plan.source
-    try:
-        if noted is None or not isinstance(paths.locate(source.path), Path):
-            return False
-        return has_moved(noted, source.volume())
-    except VolumeError:  # it is not there at the moment
-        return False
-
-
 def _of_work(account: JournalAccount, driver: Driver) -> Status:
     progress, work = account.look(), account.work
     assert isinstance(work, OutputWork)
@@ -384,8 +371,8 @@ def _of_work(account: JournalAccount, driver: Driver) -> Status:
     notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in progress.schedule.shown}
     stages, is_whole = _with_flights(notes, driver), progress.is_complete
     remark = work.remark if is_whole else ""
-    if is_whole and _has_moved(work):
-        remark = f"but its input has changed since: {REMEDY.format(work.goes_on)}"
+    if is_whole and work.has_moved:
+        remark = f"but its input has changed since: {work.remedy}"
     try:
         if not driver.is_at_work and progress.has_output and not paths.exists(paths.locate(out)):
             is_whole, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"

@@ -103,9 +103,10 @@ class Round:
     def lie(self, what: str) -> None:
         """Run one session whose workers read, write or tell the time wrongly."""
         self._end_session()
-        self.slow.environment = {"FAULTS": LIES[what], "FAULTS_SEED": str(self.dice.randrange(10**6))}
+        honest = self.slow.environment
+        self.slow.environment = honest | {"FAULTS": LIES[what], "FAULTS_SEED": str(self.dice.randrange(10**6))}
         self._session(what)
-        self.slow.environment = {}
+        self.slow.environment = honest
 
     def starve(self, what: str, remount: Callable[[str], None]) -> None:
         """Run one session on a disk that has too little, or may not be written any more."""

@@ -95,6 +95,8 @@ input = "first"
 reference = "../in.n5"
 """
 
+ONE_WORKER = {"VOLPIPE_WORKERS": "1"}  # where a second would tell nothing more
+
 
 @dataclass
 class Slow:
