@@ -20,7 +20,7 @@ class Jobs:
     qos: str | None = None  # of the jobs, where the cluster has several
     constraint: str | None = None  # a feature of nodes, such as "h200"
     max_jobs: int = 4  # of each kind at a time
-    array: bool = False  # whether jobs that are wanted at the same time are submitted as one array
+    array: bool = False  # whether jobs that are needed at the same time are submitted as one array
     walltime: str = "04:00:00"  # of a job, HH:MM:SS
     longest_task: int = 600  # seconds; a job that has less left starts no task any more, and ends
     start_seconds: int = 60  # from a job's start until its workers are there

@@ -23,6 +23,7 @@ PACKAGES = (
     "resolve",
     "units",
     "tables",
+    "commit",
     "geometry",
     "volumes.storage",
     "volumes.formats",

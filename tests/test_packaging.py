@@ -87,9 +87,23 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(tree: Path) -> Path:
     folder = tree.parent / "wheel"
     source = shutil.copytree(tree, tree.parent / "source")
+    commit_all(source)
     run(*PIP, "wheel", *OFFLINE, "--no-build-isolation", "--wheel-dir", folder, source)
     (path,) = folder.iterdir()
     return path
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Return what git prints in `folder`, under a name of our own."""
+    who = ["-c", "user.name=A test", "-c", "user.email=test@example.org"]
+    command = ["git", *who, "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def commit_all(folder: Path) -> None:
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "All files")
 
 
 def test_a_wheel_holds_the_files_of_the_tree_and_no_others(tree: Path, wheel: Path) -> None:
@@ -101,8 +115,14 @@ def test_a_wheel_holds_the_files_of_the_tree_and_no_others(tree: Path, wheel: Pa
     }
     names = set(zipfile.ZipFile(wheel).namelist())
     described = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
-    assert names - described == expected
+    assert names - described == expected | {"volpipe/commit.txt"}
     assert {"volpipe/py.typed", "volpipe/apps/pool.py", "volpipe/__init__.pyi", "volpipe/configs/local.py"} <= expected
+
+
+def test_a_wheel_knows_the_commit_that_it_was_built_from(tree: Path, wheel: Path) -> None:
+    head = git(tree.parent / "source", "rev-parse", "HEAD")
+    noted = zipfile.ZipFile(wheel).read("volpipe/commit.txt").decode()
+    assert noted == f"{head[:12]}\n"
 
 
 def test_a_wheel_installs_one_name(wheel: Path) -> None:

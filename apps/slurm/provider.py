@@ -48,7 +48,7 @@ class SlurmJobs(SlurmProvider):
 
     Args:
         poll_seconds: how often Slurm is asked.
-        has_arrays: whether jobs that are wanted at the same time are one array.
+        has_arrays: whether jobs that are needed at the same time are one array.
     """
 
     def __init__(

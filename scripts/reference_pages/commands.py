@@ -16,7 +16,7 @@ from volpipe.cli.options import GROUPS
 HEAD = """# Commands
 
 `volpipe COMMAND -h` prints the same in a terminal. `volpipe --install-completion` completes commands, options, names of
-recipes and keys on Tab. `volpipe --version` prints the version.
+recipes and keys on Tab. `volpipe --version` prints the version and the commit.
 
 An output's folder must exist; `--parents` makes it. [Exit codes](exit-codes.md) say how a command ended, and
 [environment variables](environment.md) what else it reads.
@@ -59,7 +59,7 @@ def _command(path: str, command: Command) -> str:
     parts = [
         f"### {path}\n",
         inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n",
-        f"```text\n{usage}\n```\n",
+        f"Usage: `{usage}`\n",
     ]
     if arguments:
         parts.append(

@@ -54,21 +54,32 @@ def page() -> str:
     parts = [HEAD]
     for name, about, model in KINDS:
         parts.append(f"## {name}\n\n{about} {model.__doc__}\n")
-        parts += [
-            _table(f"[{key}]" if section is not list else key, name, kind) for key, section, kind in _sections(model)
-        ]
+        parts += [_table(title, name, kind) for title, kind in _sections(model)]
+        if not any(field.is_required() for field in model.model_fields.values()):
+            title = f"### All defaults ({name.lower()})"
+            parts.append(f"{title}\n\nA key without a default is behind a #.\n\n{_as_toml(model)}")
     for name, about, models in PARTS:
         parts.append(f"## {name}\n\n{about}\n")
         parts += [_table(title, name, model) for title, model in models]
     return "\n".join(parts)
 
 
-def _sections(model: type[BaseModel]) -> Iterator[tuple[str, type, type[BaseModel]]]:
-    """Yield the sections of a recipe: their titles, what they are in TOML, and their models."""
+def _sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the sections of a recipe: their titles as in TOML, and their models."""
     for key, field in model.model_fields.items():
         inner = get_args(field.annotation)
-        kind = inner[0] if inner else field.annotation
-        yield (f"[[{key}]]", list, kind) if inner else (key, dict, kind)
+        yield (f"[[{key}]]", inner[0]) if inner else (f"[{key}]", field.annotation)
+
+
+def _as_toml(model: type[BaseModel]) -> str:
+    """Return a block of TOML with every key of a recipe."""
+    lines = []
+    for title, section in _sections(model):
+        lines.append(f"\n{title}")
+        for name, field in section.model_fields.items():
+            value = field.get_default(call_default_factory=True)
+            lines.append(f"# {name}" if value is None else f"{name} = {json.dumps(value)}")
+    return "\n".join(["```toml", *lines, "```", ""]).replace("```toml\n\n", "```toml\n")
 
 
 def _table(title: str, kind: str, model: type[BaseModel]) -> str:
@@ -88,7 +99,7 @@ def _first(model: type[BaseModel]) -> str:
 
 
 def _types(field: FieldInfo) -> str:
-    return cell(" or ".join(phrases(field.annotation, field.metadata)))
+    return cell(" or ".join(phrases(field.annotation, field.metadata)).replace("values such a value", "any values"))
 
 
 def _default(field: FieldInfo) -> str:

@@ -24,6 +24,7 @@ from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
+from volpipe.commit import commit_of
 from volpipe.display import progress as display
 from volpipe.display.console import Bars, columns
 from volpipe.display.progress import Rate, progress_line
@@ -212,9 +213,20 @@ def test_a_binned_copy_of_a_sample_has_the_means_and_a_larger_voxel(tmp_path: Pa
     np.testing.assert_array_equal(coarse[...], np.rint(means))
 
 
-def test_the_version_is_told(give: Give) -> None:
+def test_the_version_is_printed_with_the_commit_of_the_checkout(give: Give) -> None:
     ended = give("--version")
-    assert (ended.code, ended.out) == (0, f"{volpipe.__version__}\n")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    version, _, commit = ended.out.strip().removesuffix(")").partition(" (commit ")
+    assert (ended.code, version) == (0, volpipe.__version__)
+    assert commit.removesuffix("-dirty") == head[:12]
+
+
+def test_without_git_or_a_note_the_commit_is_unknown_also_inside_a_checkout(tmp_path: Path) -> None:
+    assert commit_of(tmp_path) == "unknown"
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / "site-packages").mkdir()
+    assert commit_of(tmp_path / "site-packages") == "unknown"
+    assert commit_of(tmp_path) == "unknown"  # nothing is committed yet
 
 
 USER_FILES = {

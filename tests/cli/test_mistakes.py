@@ -210,14 +210,6 @@ def test_a_script_of_a_job_warns_of_what_cannot_be_seen_and_stays_a_script(give:
         assert ended.out.startswith("#!/bin/bash\n") and "warning" not in ended.out
 
 
-def test_a_script_of_a_job_warns_of_a_volume_on_a_mount_that_is_not_here(give: Give) -> None:
-    """Claims of Kubernetes are mounted right below the root, which is on every machine."""
-    away = give("slurm", "script", "--config", "slurm_htex", "/no-such-mount/in.n5")
-    assert (away.code, away.err) == (
-        0, "volpipe: warning: /no-such-mount is not here; whether in.n5 is in it was not checked\n"
-    )  # fmt: skip
-
-
 def test_a_command_that_reproduces_needs_no_file(tmp_path: Path, give: Give) -> None:
     """The word none stands for a recipe without a file, so that a change of the default recipe changes nothing."""
     run = ("run", "--config", "threads", "--set", "net.name=shift", "--set", "windows.blend=hann", "in.n5")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from arrays import make
+from arrays import make, write_all
 from bucket import ACCESS_KEY, SECRET_KEY, serving
 from pods import SITE, cluster_for
 from slurm import SBIN, running_slurm
@@ -114,6 +114,22 @@ def volume(page: Page) -> None:
     (page.folder / "volume.n5" / "attributes.json").write_text('{"n5": "2.0.0"}')
 
 
+def corrected(page: Page) -> None:
+    """restored.zarr, the output of a run over sample.n5, one voxel of which was corrected since."""
+    sample(page)
+    page.bash("volpipe run --config threads -o restored.zarr sample.n5/raw")
+    data = vp.open(page.folder / "sample.n5", "raw").open()[...]
+    data[0, 0, 0] ^= 1
+    write_all(page.folder / "sample.n5", "raw", data)
+
+
+def tissue(page: Page) -> None:
+    """tissue.zarr, a mask for cells.n5 that is 0 in one half."""
+    data = np.zeros((SMALL,) * 3, np.uint8)
+    data[:, : SMALL // 2] = 1
+    make(page.folder / "tissue.zarr", data, chunks=(SMALL,) * 3)
+
+
 def coarse_volume(page: Page) -> None:
     """volume.n5, whose one array is the mean of pairs of slices of truth.n5/raw."""
     vp.convert(vp.open(invented("sample.n5"), "raw"), page.folder / "volume.n5" / "raw", bin=(2, 1, 1))
@@ -137,7 +153,10 @@ def raw_folder(page: Page) -> None:
 def affinities(page: Page) -> None:
     """affinities.zarr and cells_affinities.zarr, of the labels of cells.n5."""
     for name in ("affinities.zarr", "cells_affinities.zarr"):
-        make(page.folder / name, true_affinities(), axes=("c", "z", "y", "x"), chunks=(1, 64, 64, 64))
+        make(
+            page.folder / name, true_affinities(), axes=("c", "z", "y", "x"), chunks=(1, SMALL, SMALL, SMALL),
+            attributes={"resolution": [16, 8, 8]},
+        )  # fmt: skip
 
 
 def membranes(page: Page) -> None:
@@ -151,6 +170,16 @@ def output(page: Page) -> None:
     if not (page.folder / "cells.n5").exists():
         cells(page)
     page.bash("volpipe run --config threads -o out.zarr cells.n5/raw")
+
+
+def another_output(page: Page) -> None:
+    """other.zarr, the output of a run of the identity over cells.n5."""
+    page.bash("volpipe run --config threads --set net.name=identity -o other.zarr cells.n5/raw")
+
+
+def small(page: Page) -> None:
+    """small.n5 with raw and labels, 32 × 48 × 48 voxels."""
+    put(page, "small.n5", "small.n5")
 
 
 def two_outputs(page: Page) -> None:
@@ -183,6 +212,21 @@ def labels(page: Page) -> None:
     page.bash("volpipe segment --config threads -o labels.zarr cells_affinities.zarr")
 
 
+def training(page: Page) -> None:
+    """mine.toml, a training of four steps with a sweep and a search; and b.n5, another volume for it."""
+    from trainings import LEANING, make_folder
+
+    steps = "[train]\nsteps = 4\nwarm_up = 1\nthreads = 1\nschedule = 'constant'\nvalidate_every = 2\n"
+    more = (
+        "[sweep]\n'train.learning_rate' = [1e-3, 3e-4]\n"
+        "[tune]\ntrials = 2\n'train.learning_rate' = { low = 1e-4, high = 1e-2, log = true }\n"
+    )
+    make_folder(page.folder)
+    (page.folder / "recipe.toml").unlink()
+    (page.folder / "mine.toml").write_text(LEANING + steps + more)
+    vp.convert(vp.open(page.folder / "v.tif"), page.folder / "b.n5")
+
+
 # Nets
 
 
@@ -213,6 +257,13 @@ def onnx_net(page: Page) -> None:
 
     torch.manual_seed(0)
     export_onnx(page.folder / "model.onnx", torch.nn.Conv3d(1, 1, 3, padding=1))
+
+
+def package(page: Page) -> None:
+    """affable-shark.zip, a package of bioimage.io that smooths."""
+    from zoo import smooth, zipped
+
+    zipped(smooth(page.folder.parent / "package"), page.folder / "affable-shark.zip")
 
 
 # Machines and programs
@@ -254,6 +305,14 @@ def kubectl(page: Page) -> None:
     page.shell.add_tool(
         "kubectl", KUBECTL.format(python=sys.executable, path=[str(support / "clusters"), str(support)])
     )
+
+
+def k8s_settings(page: Page) -> None:
+    """Settings of k8s_htex in the environment, as a reader's file has them."""
+    page.shell.environment |= {
+        "VOLPIPE_K8S_IMAGE": "lab/volpipe:1", "VOLPIPE_K8S_NAMESPACE": "em", "VOLPIPE_K8S_UID": "1000",
+        "VOLPIPE_K8S_CLAIMS": "em-data:/data:ro,scratch:/scratch",
+    }  # fmt: skip
 
 
 def pip(page: Page) -> None:

@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -41,6 +42,19 @@ def test_every_key_of_a_recipe_has_a_row_with_its_default(model: type[BaseModel]
         assert any(re.search(rf"^\| `{name}` \| .+ \| .* \| .{{10,}} \|$", table, re.MULTILINE) for table in tables), (
             key
         )
+
+
+@pytest.mark.parametrize("model", [vp.Recipe, vp.SegmentRecipe])
+def test_the_whole_recipe_of_the_reference_has_every_key_with_its_default(model: type[BaseModel]) -> None:
+    text = (REFERENCE / "recipes.md").read_text(encoding="utf-8")
+    kind = "runs" if model is vp.Recipe else "segmentations"
+    block = text.partition(f"### All defaults ({kind})")[2].partition("```toml\n")[2].partition("```")[0]
+    assert model.model_validate(tomllib.loads(block)) == model()
+    for part in re.split(r"^(?=\[)", block, flags=re.MULTILINE)[1:]:
+        (section, given), *_ = tomllib.loads(part).items()
+        optional = re.findall(r"^# (\w+)$", part, flags=re.MULTILINE)
+        assert sorted([*given, *optional]) == sorted(model().model_dump()[section])
+        assert all(model().model_dump()[section][key] is None for key in optional)
 
 
 def test_a_variable_that_the_code_reads_and_the_reference_lacks_is_refused(runtime: ModuleType, tmp_path: Path) -> None:

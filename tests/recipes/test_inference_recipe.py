@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -152,20 +150,3 @@ def test_no_complaint_shows_how_python_writes_a_value() -> None:
                 sentence = str(error).partition(": ")[2]
                 assert [word for word in FOREIGN if word in sentence] == []
     assert refused > 200
-
-
-def test_the_readme_has_every_key_of_a_recipe_with_its_default_and_examples_that_are_accepted() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    text = readme.partition("All keys of a recipe, with their defaults:\n\n```toml\n")[2].partition("```")[0]
-    assert Recipe.model_validate(tomllib.loads(text)) == Recipe()
-
-    examples = Recipe.model_validate(tomllib.loads(re.sub(r"^# ([a-z_]+ = )", r"\1", text, flags=re.MULTILINE)))
-    assert examples.input.channel == 0  # so that comments were uncovered
-
-    known = Recipe().model_dump()
-    for part in re.split(r"^(?=\[)", text, flags=re.MULTILINE)[1:]:
-        (section, given), *_ = tomllib.loads(part).items()
-        optional = re.findall(r"^# ([a-z_]+(?:, [a-z_]+)*)(?= =|:|  )", part, flags=re.MULTILINE)
-        commented = {key for keys in optional for key in keys.split(", ")}
-        assert sorted([*given, *commented]) == sorted(known[section])
-        assert all(known[section][key] is None for key in commented)

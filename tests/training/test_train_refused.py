@@ -122,7 +122,7 @@ def test_a_program_of_one_size_is_not_run_without_a_halo(folder: Path, give: Giv
     base = ("plan", "--quick", "--trust-model", *set_each("net.name=cells.pt2", "windows.shape=[4,16,16]"), "v.tif")
     refused = give(*base)
     assert refused.code == 2
-    assert "net cells.pt2: it takes no window of (32, 32, 32) voxels and 1 channels: " in refused.err
+    assert "net cells.pt2: it takes no window of (32, 32, 32) voxels and 1 channel: " in refused.err
     assert "set windows.shape to that, and net.scale, net.stride, net.halo, which it does not declare" in refused.err
     assert (
         give(*base, *set_each("net.halo=[1,4,4]", "net.stride=[1,2,2]", "net.scale=[1,1,1]", "net.out_channels=2")).code
@@ -207,3 +207,10 @@ def test_voxels_that_are_no_numbers_are_named_not_the_learning_rate(folder: Path
     assert ended.code == 1
     assert ended.err.startswith("volpipe: the training stops after step 0: ") and "Traceback" not in ended.err
     assert re.search(r"floats\.npy has NaN or infinite voxels in .*; learn from a copy without them", ended.err)
+
+
+def test_a_net_that_makes_finer_voxels_needs_an_input_that_is_made_coarser(folder: Path, give: Give) -> None:
+    ended = give("train", "--config", "threads", "recipe.toml", "--set", "degrade.kind=none")
+    assert ended.code == 2
+    assert "makes 2 × 1 × 1 voxels (z, y, x) of one, and degrade.kind is none" in ended.err
+    assert not (folder / "recipe.train").exists()

@@ -83,7 +83,8 @@ def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None
             warn(f"{location} cannot be seen from here; whether it is there was not checked")
             return
         place = (folder or Path()) / place
-        if not place.exists() and not place.parent.exists() and not _is_folder(place.parent.parent):
+        mount = place.parent.parent  # the root is everywhere, and says nothing
+        if not place.parent.exists() and (mount == mount.parent or not mount.exists()):
             warn(f"{place.parent} is not here; whether {place.name} is in it was not checked")
             return
         location = str(place)
@@ -91,11 +92,6 @@ def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None
         open_volume(location, choice.key, choice.level, view=choice.view)
     except RemoteError as error:
         warn(f"{location} cannot be looked at from here: {error}")
-
-
-def _is_folder(place: Path) -> bool:
-    """Return whether a folder is here, so that what is missing in it is a mistake; in the root, mounts may be missing."""
-    return place != Path("/") and place.exists()
 
 
 def check_site(site: str, cores: int, *, is_given: bool) -> None:

@@ -5,7 +5,8 @@ Not here: the nets (models/), their facts (facts), or running them (infer). torc
 A net is a torch module (n, c, z, y, x) -> (n, C, z', y', x') with these attributes, in input voxels (z, y, x); a
 recipe may give those that a user's net lacks: `in_channels`, `out_channels`, `scale`, `stride`, `halo`, `intensity`
 ("same" as the normalised input, "unit" for 0..1, or "raw"), `window`, `tile_invariant`. `fixed` is the only size that
-it takes along an axis, 0 where it takes others; `normalise` is the normalisation that it needs.
+it takes along an axis, 0 where it takes others; `normalise` is the normalisation that it needs; `integers` tells that
+it takes whole numbers of any type as well and gives the same type, and the same values as for float32.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from volpipe.nets.state_dicts import load_state
 from volpipe.recipes.complaints import complain
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import describe_error, load_function, nearest
+from volpipe.units import count
 from volpipe.volumes.storage import paths
 
 if TYPE_CHECKING:
@@ -235,6 +237,7 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         "tile_invariant": not normalising_layers(net),
         "fixed": (0, 0, 0),
         "normalise": None,
+        "integers": False,
     }
     declared = {key: getattr(net, key) for key in facts if hasattr(net, key)} | overrides
     facts |= declared
@@ -456,7 +459,7 @@ def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) 
             if device == "cpu":
                 reason = str(error) or type(error).__name__
                 raise PlanError(
-                    f"net {facts.label} takes no window {window} of {facts.in_channels} channels: {reason}"
+                    f"net {facts.label} takes no window {window} of {count(facts.in_channels, 'channel')}: {reason}"
                 ) from error
             log.info("net %s cannot be tried without values; computing one window", facts.label)
     expected = (1, facts.out_channels, *(w * s for w, s in zip(window, facts.scale, strict=True)))

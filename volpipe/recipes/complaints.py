@@ -156,7 +156,7 @@ def _phrase(kind: Any, metadata: Sequence[Any]) -> str:  # Any: a type, or a for
         return f"a list of {_plural(_phrase(inner[0], ()))}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return f"a section, which has the keys {', '.join(kind.model_fields)}"
-    return f"{PLAIN.get(origin or kind, 'such a value')}{_bounds(metadata)}"
+    return f"{PLAIN.get(origin or kind, 'a value')}{_bounds(metadata)}"
 
 
 def _plural(phrase: str) -> str:

@@ -19,6 +19,7 @@ from volpipe.runs.output_work import OutputWork
 from volpipe.runs.provenance import RUN_KEY, is_sealed, read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import check_present
+from volpipe.units import count
 from volpipe.volumes.identity import changes, identify, is_alike, read_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume
@@ -103,8 +104,7 @@ def _state_of_work(work: OutputWork[Any, Any], *, same_input: bool, is_outside: 
 def _left(work: OutputWork[Any, Any]) -> str:
     progress = work.progress()
     left = "; ".join(f"{s.name} {s.num_done:,} of {s.num_units:,}" for s in progress.schedule.shown)
-    parts = "1 part" if len(progress.missing) == 1 else f"{len(progress.missing):,} parts"
-    return left + (f"; {parts} failed" if progress.missing else "")
+    return left + (f"; {count(len(progress.missing), 'part')} failed" if progress.missing else "")
 
 
 def _kind(changed: Sequence[str]) -> State:

@@ -20,6 +20,7 @@ from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Normalise
 from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.degrade import context
+from volpipe.units import count
 from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"
@@ -80,6 +81,7 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
         VolpipeError: as `open_data`, or a window, a stride or a number of channels does not fit.
     """
     recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
+    check_degrade(recipe.degrade.kind, recipe.net.name, facts.scale)
     for axis, size, stride in zip(AXES, recipe.samples.shape, facts.stride, strict=True):
         if size % stride:
             raise PlanError(
@@ -94,11 +96,25 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
         opened = open_data(data, recipe.normalise, search_path)
         if opened.volume.num_channels != facts.in_channels:
             raise PlanError(
-                f"{opened.volume} has {opened.volume.num_channels} channels, net {recipe.net.name} takes "
+                f"{opened.volume} has {count(opened.volume.num_channels, 'channel')}, net {recipe.net.name} takes "
                 f"{facts.in_channels}; give another volume, or a net of as many"
             )
         check_holds(opened.volume, window)
         check_free(opened, tuple(n + 2 * c for n, c in zip(window, around, strict=True)), around)
+
+
+def check_degrade(kind: str, net: str, scale: Sequence[int]) -> None:
+    """Refuse a net that makes a volume finer where nothing makes its input coarser.
+
+    Raises:
+        PlanError: with the scale of the net, and the kinds that there are.
+    """
+    if kind == "none" and max(scale) > 1:
+        made = " × ".join(map(str, scale))
+        raise PlanError(
+            f"net {net} makes {made} voxels (z, y, x) of one, and degrade.kind is none, so that its input would be as "
+            "fine as the truth; set degrade.kind to bin, subsample or gaussian"
+        )
 
 
 def check_holds(volume: Volume, window: Sequence[int]) -> None:
