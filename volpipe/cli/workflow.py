@@ -16,7 +16,7 @@ from volpipe.display.console import columns, err, out, tell_report
 from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.display.reports import print_missing
 from volpipe.display.scores import score_table
-from volpipe.units import bounded, duration, size
+from volpipe.units import bounded, count, duration, size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,6 +43,9 @@ def run(
     tell: Callable[[Report, float], None],
     show: Callable[..., Show],
     same_input: bool = False,
+    update: bool = False,
+    measure_again: bool = False,
+    adopt: int = 0,
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
     from volpipe.workflow.cost import forecast_flow
@@ -65,11 +68,12 @@ def run(
     )
     report = volpipe.run(
         plan, site=config, fresh=fresh, keep_tensors=keep_tensors, tolerate=tolerated, same_input=same_input,
-        listener=listener,
+        update=update, measure_again=measure_again, adopt=adopt, listener=listener,
     )  # fmt: skip
     assert isinstance(report, FlowReport)
     if report.was_complete:
-        out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
+        news = ", and nothing has changed" if update else " already; nothing to do (--fresh starts over)"
+        out.print(f"{plan.out} is complete{news}")
         return True
     out.print(report_table(report, cost))
     tell_report(plan.folder.path)
@@ -123,6 +127,8 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
     elif report.missing:
         print_missing(report)
     elif isinstance(report, volpipe.SegmentationResult):
+        for update in report.updates:
+            out.print(str(update))
         times = cost.times if ended.is_new and isinstance(cost.times, SegmentTimes) else None
         out.print(segment.summary(report, times))
     elif isinstance(report, volpipe.EvaluationResult) and report.scores is not None:
@@ -229,10 +235,11 @@ def _room(cost: FlowCost) -> str:
     if isinstance(plan.out, Path):
         return (
             f"on the disk of {plan.out} at the highest {bounded(total.most_bytes, is_measured)} in "
-            f"{total.most_files:,} files: outputs stay, scratch goes with its stage"
+            f"{count(total.most_files, 'file')}: outputs stay, scratch goes with its stage"
         )
+    outputs = f"{bounded(total.output_bytes, is_measured)} in {count(total.output_files, 'file')}"
     return (
-        f"in {plan.out} {bounded(total.output_bytes, is_measured)} in {total.output_files:,} files, which stay; on the "
+        f"in {plan.out} {outputs}, which stay; on the "
         f"disk of {plan.folder.path} at the highest {bounded(total.scratch_bytes, is_measured)} of scratch, which goes "
         "with its stage"
     )
