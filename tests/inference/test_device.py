@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,16 @@ def test_with_crop_all_that_comes_down_is_the_output(tmp_path: Path) -> None:
     plan = laid_out(tmp_path, (24, 16, 16), "net.name=shift", *windowed((6, 8, 10), (2, 4, 6), (2, 2, 2), "crop"))
     boxes = [plan.lattice.input_box(block).num_voxels for block in range(len(plan.blocks))]
     assert crossed(plan, tmp_path) == (sum(boxes), 24 * 16 * 16)
+
+
+def test_two_blocks_of_voxels_are_on_the_device_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = laid_out(tmp_path, (8, 8, 96), "net.name=identity", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
+    source, asked = StreamedWindows(plan.source.volume(), plan.lattice, NORMALISE), list[int]()
+    plain = source.voxels
+    monkeypatch.setattr(source, "voxels", lambda numbers: (asked.append(numbers[0]), plain(numbers))[1])
+    for block, _ in block_sums(Selection(plan), NORMALISE, load_runner(plan), source, range(12)):
+        time.sleep(0.02)  # for whoever reads ahead
+        assert max(asked) == min(block + 1, 11)
 
 
 # --- no value of the device is asked for

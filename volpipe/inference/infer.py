@@ -28,7 +28,7 @@ from volpipe.inference.windows import Batch, Voxels, WindowSource, ahead, batche
 if TYPE_CHECKING:
     import torch
 
-BATCHES_AHEAD = 2
+BATCHES_AHEAD, BLOCKS_AHEAD = 2, 0  # beside the next one
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,8 @@ def block_sums(
     failed: int | None = None
     incoming = batches(source, blocks, runner.batch, selection.windows_of)
     as_stored = selection.plan.keeps_integers
-    for batch, voxels in ahead(lifted(incoming, runner.bus, as_stored=as_stored), BATCHES_AHEAD):
+    depth = BLOCKS_AHEAD if source.has_blocks else BATCHES_AHEAD
+    for batch, voxels in ahead(lifted(incoming, runner.bus, as_stored=as_stored), depth):
         if batch.block == failed:
             continue
         error = batch.error
