@@ -6,6 +6,7 @@ Not here: work in general (work), or what makes the voxels (workflow.driver, seg
 from __future__ import annotations
 
 import logging
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from volpipe.blockwise.feed import Feed
+from volpipe.blockwise.journal import Journal, Record
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.work import POOL, RELEASED, Steps
@@ -37,9 +39,9 @@ from volpipe.runs.pages import (
     volume_line,
 )
 from volpipe.runs.planned import Planned
-from volpipe.runs.provenance import begin_session, recognise
+from volpipe.runs.provenance import begin_session, recognise, unseal
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import updates_in
+from volpipe.runs.updates import STAGE, Updated, is_due, key_of, to_ranges, updates_in
 from volpipe.runs.verify import (
     Recomputed,
     Shard,
@@ -92,6 +94,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         super().__init__(folder or RunFolder.from_output(paths.locate(plan.out)), options, listener, feed)
         self.plan = plan
         self.inputs: dict[str, Identity] = {}
+        self.is_comparing = False  # with its input, so that an update that is due counts no more
 
     @property
     def name(self) -> str:
@@ -260,6 +263,36 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             shards = self.plan.shards(reader.level)
             reader.open(shards, range(len(shards)))
 
+    @property
+    def is_due(self) -> bool:
+        """Whether what it reads has been changed by other work of ours, and was not compared since."""
+        return is_due(self.folder.journal, self.kinds, self.plan.identity)
+
+    def check_update(self) -> None:
+        """Refuse an update that cannot be told from its options.
+
+        Raises:
+            RunError: saying why.
+        """
+
+    def await_change(self) -> None:
+        """Note that other work of ours is about to change what this work reads: until it was compared nothing counts.
+
+        Raises:
+            RunError: somebody else holds the folder.
+        """
+        plan, shards = self.plan, {f"s{i}": len(self.plan.shards(i)) for i in range(len(self.plan.factors))}
+        sizes = {key_of(stage.name): stage.size for stage in self.schedule().stages if stage.marked} | shards
+        taken = {key: to_ranges(range(size)) for key, size in sizes.items() if size}
+        due = Updated(time.time(), 0, 0, 0, taken, before=plan.identity, plan=plan.identity, is_due=True)
+        with self.folder.locked():
+            if not self.is_due:
+                with Journal(self.folder.journal, self.kinds) as journal:
+                    journal.append(Record(STAGE, (), result=due))
+            begin_session(self.folder, self.options.site, getattr(plan, "code_sha256", ""))
+            if paths.exists(paths.locate(plan.out)):
+                unseal(plan, plan.array_format, ())
+
     def note_session(self) -> None:
         """Note that this session works on the output, which is not sealed from then on."""
         if not self._is_noted:
@@ -277,7 +310,8 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def session_steps(self, session: WorkSession) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
-        if self.options.update and self.was_begun:
+        if (self.options.update or self.is_due) and self.was_begun:
+            self.is_comparing = True
             yield from self.update_steps(session)
         if self.is_complete:
             check_present(self.plan.out, self.shards())

@@ -140,7 +140,8 @@ class RunWork(OutputWork[Plan, Report]):
 
     def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
         """Yield what the journal has that no update took back, numbered as the plan has it; see `FolderWork`."""
-        return standing_records(self.journal, self.kinds, self.plan.identity, grids_of(self.plan))
+        grids, with_due = grids_of(self.plan), not self.is_comparing
+        return standing_records(self.journal, self.kinds, self.plan.identity, grids, with_due=with_due)
 
     @property
     def can_update(self) -> bool:
@@ -258,7 +259,7 @@ class RunWork(OutputWork[Plan, Report]):
 
     def claim(self) -> None:
         """Make sure that folder and output are this plan's to write; see `OutputWork`."""
-        self._check_update()
+        self.check_update()
         if self.options.update:
             self._grow()
         super().claim()
@@ -275,8 +276,8 @@ class RunWork(OutputWork[Plan, Report]):
                 "go on without, or use --fresh to start over"
             )
 
-    def _check_update(self) -> None:
-        """Refuse an update that cannot be told from its options."""
+    def check_update(self) -> None:
+        """Refuse an update that cannot be told from its options; see `OutputWork`."""
         options = self.options
         if (options.measure_again or options.adopt) and not options.update:
             raise RunError("--measure-again and --adopt say how --update goes; give that as well")
