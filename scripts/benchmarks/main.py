@@ -10,12 +10,42 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import batches, driver, fetches, large, memory, nodes, precision, report, scratch, start, sweeps
+from benchmarks import (
+    batches,
+    bus,
+    driver,
+    fetches,
+    fingerprints,
+    large,
+    memory,
+    nodes,
+    precision,
+    report,
+    scratch,
+    start,
+    sweeps,
+)
 from benchmarks.comparisons import bare, dask, floor, monai
 from benchmarks.row import Measured, Row, Setting, take
 from benchmarks.session import environment
 
-FAMILIES = (bare, floor, start, driver, fetches, nodes, scratch, memory, large, monai, dask, sweeps, batches)
+FAMILIES = (
+    bare,
+    floor,
+    bus,
+    start,
+    driver,
+    fetches,
+    fingerprints,
+    nodes,
+    scratch,
+    memory,
+    large,
+    monai,
+    dask,
+    sweeps,
+    batches,
+)
 WIDTH = 220  # of what goes to a file or a pipe
 
 

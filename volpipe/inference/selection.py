@@ -269,15 +269,28 @@ def _cores(plan: Plan, block: int) -> list[list[Range]]:
 
 def _masked(plan: Plan, mask: Volume, cores: Sequence[Sequence[Range]]) -> np.ndarray:
     """Return for each combination of `cores` whether the mask has a voxel over it that is not zero."""
-    position = plan.mask
-    assert position is not None
-    over = [[position.under(axis, a, b) for a, b in along] for axis, along in enumerate(cores)]
-    box = Box(tuple(min(a for a, _ in along) for along in over), tuple(max(b for _, b in along) for along in over))
-    data = mask.open().read(box)[0]
+    over, box = _mask_box(plan, cores)
+    data = mask.open(live=True).read(box)[0]
     if data.dtype.kind == "f" and np.isnan(data).any():
         raise PlanError(f"mask {mask} has NaN in its box {box}; make these voxels 0 or 1")
     inner = [[(a - start, b - start) for a, b in along] for along, start in zip(over, box.start, strict=True)]
     return any_within(data != 0, inner)
+
+
+def _mask_box(plan: Plan, cores: Sequence[Sequence[Range]]) -> tuple[list[list[Range]], Box]:
+    """Return the voxels of the mask over `cores`, per axis, and the box of all of them."""
+    position = plan.mask
+    assert position is not None
+    over = [[position.under(axis, a, b) for a, b in along] for axis, along in enumerate(cores)]
+    return over, Box(*(tuple(end(r[k] for r in along) for along in over) for k, end in ((0, min), (1, max))))
+
+
+def scanned_boxes(plan: Plan, block: int) -> tuple[Box | None, Box | None]:
+    """Return the boxes of the volume and of the mask that decide what of `block` is selected; None where none does."""
+    return (
+        None if plan.recipe.input.empty is None else plan.lattice.input_box(block),
+        None if plan.mask is None else _mask_box(plan, _cores(plan, block))[1],
+    )
 
 
 def _filled(plan: Plan, volume: Volume, block: int, cells: np.ndarray, value: float) -> np.ndarray:
@@ -287,7 +300,7 @@ def _filled(plan: Plan, volume: Volume, block: int, cells: np.ndarray, value: fl
     origin = _origin(plan, block)
     reach = [(int(s[0]) * t, int(s[-1]) * t + w) for s, t, w in zip(sides, lattice.stride, lattice.window, strict=True)]
     box = Box(tuple(a for a, _ in reach), tuple(b for _, b in reach)).shift(origin)
-    filled = (volume.open().read_mirrored(box) != value).any(axis=0)
+    filled = (volume.open(live=True).read_mirrored(box) != value).any(axis=0)
     ranges = []
     for n, stride, window, (start, _) in zip(cells.shape, lattice.stride, lattice.window, reach, strict=True):
         ranges.append([(max(0, i * stride - start), max(0, i * stride + window - start)) for i in range(n)])
@@ -313,12 +326,14 @@ def _origin(plan: Plan, block: int) -> tuple[int, ...]:
 
 
 def gather(plan: Plan, results: Iterable[tuple[int, str]]) -> Selection:
-    """Return the selection that `results` of `scan` make: the number of each block, and its cells."""
+    """Return the selection that `results` of `scan` make: the number of each block, and its cells; the last counts."""
     nz, ny, nx = plan.lattice.counts
-    selection = Selection(plan, np.zeros((nz, ny, -(-nx // 8)), np.uint8))
+    selection, is_put = Selection(plan, np.zeros((nz, ny, -(-nx // 8)), np.uint8)), np.zeros(len(plan.blocks), bool)
     for block, digits in results:
-        if digits:
-            _put(selection, block, np.frombuffer(bytes.fromhex(digits), np.uint8))
+        if digits or is_put[block]:
+            empty = bytes(-(-plan.lattice.windows_per_block // 8))
+            _put(selection, block, np.frombuffer(bytes.fromhex(digits) or empty, np.uint8))
+            is_put[block] = True
     return selection
 
 

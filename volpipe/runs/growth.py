@@ -74,6 +74,11 @@ def grown_plan(plan: Plan) -> Plan | None:
     if old.changed(source=longer, roi=grown.roi, factors=grown.factors).identity != grown.identity:
         return None  # something else differs too, which is refused with what that is
     check_growth(old, grown)
+    if grown.needs_scan:
+        raise RunError(
+            f"{grown.source.path} has grown, and mask or input.empty leave out parts of it, which --update cannot tell "
+            "of a volume that grows: use --fresh to start over"
+        )
     return grown
 
 
@@ -119,6 +124,7 @@ def follow(work: Work, old: Work) -> Updated:
         time.time(), len(again.changed), len(again.blocks), selection.num_blocks, taken, kept,
         "the volume has grown from {} to {}".format(*shapes), old.plan.identity, work.plan.identity, grids_of(old.plan),
     )  # fmt: skip
+    work.before_change()
     with Journal(work.folder.journal, RESULTS) as journal:
         journal.append(Record(STAGE, (), result=update))
     work.folder.store(work.plan)

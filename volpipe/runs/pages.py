@@ -21,18 +21,20 @@ from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.errors import RunError, VolpipeError
 from volpipe.inference.output_plan import OutputPlan, Source
 from volpipe.reporting.block_map import BlockMap
-from volpipe.reporting.page import REPORT, Draft, Facts, Item, Note, Page, Section, Sheet, sections_of
+from volpipe.reporting.page import REPORT, Draft, Facts, Item, Note, Page, Section, Sheet, filled, sections_of
 from volpipe.reporting.tally import Tally
 from volpipe.reporting.tasks import StageState, damage_note, moment, slowest_sheet, task_sections
 from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.provenance import METADATA_NAMES, read_provenance, sessions_of, settings_of
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.updates import Updated
 from volpipe.units import bounded, brief, count, in_nm, shape, size
 from volpipe.volumes.storage import paths
 
 MOST_MISSING = 200  # lines
 MOST_WARNINGS = 40
+MOST_UPDATES = 20
 LOG_BYTES = 1 << 20  # that are read of the end of a log
 ENTRY_END = re.compile(r"^(?=\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ )", re.MULTILINE)
 ENTRY = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (WARNING|ERROR) \S+ ", re.MULTILINE)
@@ -293,6 +295,18 @@ def disk_use(out: str) -> tuple[int, int] | None:
         if time.monotonic() > end:
             return None
     return num_bytes, num_files
+
+
+def update_items(updates: Sequence[Updated]) -> list[Item]:
+    """Return when the output was updated and what that took back, the latest first; nothing where it never was."""
+    if not updates:
+        return []
+    latest = reversed(updates[-MOST_UPDATES:])
+    rows = [(moment(each.at), each.changed, each.computed, each.blocks, each.why) for each in latest]
+    older = len(updates) - len(rows)
+    caption = "Blocks whose input had changed, and all that were computed again with them; new ones are not counted."
+    caption += f" {older:,} earlier updates are left out." if older else ""
+    return [filled(Sheet("Updates", ("when", "changed", "computed again", "blocks", "why"), rows, caption))]
 
 
 def missing_items(missing: Sequence[Missing], driver: Driver) -> list[Item]:

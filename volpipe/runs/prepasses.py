@@ -13,20 +13,23 @@ import numpy as np
 
 from volpipe.blockwise.failures import last_line
 from volpipe.blockwise.feed import FedSchedule, Feed, fed
-from volpipe.blockwise.journal import Journal
+from volpipe.blockwise.journal import Journal, read_results
 from volpipe.blockwise.phase import Phase
 from volpipe.blockwise.pool import Submit, WorkerPool
-from volpipe.blockwise.stage import Stage
-from volpipe.blockwise.work import Steps
-from volpipe.errors import PlanError, RunStopped
+from volpipe.blockwise.stage import Schedule, Stage
+from volpipe.blockwise.work import POOL, Steps
+from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, gather, store_selection
 from volpipe.inference.statistics import Statistics, affine, join, needs_histogram, needs_measuring
 from volpipe.runs.output_work import OutputWork
+from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.updates import updates_in
 from volpipe.runs.work import WorkSession
-from volpipe.runs.worker import RESULTS, Cells, Job, submitter
+from volpipe.runs.worker import RESULTS, Cells, Job, ScanStates, submitter
+from volpipe.volumes.file_states import KnownStates
+from volpipe.volumes.volume import open_volume
 
 Work = OutputWork[Plan, Any]  # Any: the report of a run
 log = logging.getLogger(__name__)
@@ -62,7 +65,7 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
 
 def _kept_normalisation(work: Work) -> Affine | None:
     """Return the normalisation that an update kept; None where there was none, or the last one had it measured anew."""
-    updates = updates_in(work.folder.journal, work.kinds, work.plan.identity)
+    updates = updates_in(work.folder.journal, work.kinds, work.plan.identity, with_due=False)
     return Affine(*updates[-1][1].normalise) if updates and updates[-1][1].normalise else None
 
 
@@ -101,11 +104,49 @@ def scanned(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> Ste
         folder.scan.unlink()
         raise PlanError(_nothing_selected(plan))
     store_selection(folder.selection_file, selection)
-    folder.scan.unlink()
+    folder.scan.replace(folder.scanned)
     log.info(
         "%d of %d windows are wanted, in %d blocks", selection.num_cells, plan.lattice.num_windows, selection.num_blocks
     )
     return selection
+
+
+def rescanned(work: Work, session: WorkSession) -> Steps[Selection]:
+    """Return the selection as mask and volume are now; tasks look at blocks whose files are not as they were.
+
+    Raises:
+        RunError: nothing is selected any more.
+    """
+    plan, folder = work.plan, work.folder
+    moved = _moved(plan, folder)
+    if moved.any():
+        pool: WorkerPool = yield POOL
+        job = Job(str(folder.path), plan.identity, session=session.name)
+        stage = Stage("scan", len(plan.blocks), active=moved)
+        with Journal(folder.scanned, RESULTS) as journal:
+            phase = yield from session.finish(Phase(Schedule(stage), submitter(pool, job), journal, session.show))
+        if stage.failed:
+            reason = phase.reasons["scan", min(stage.failed)]
+            raise RunStopped(f"scan of block {min(stage.failed)} failed, {NEEDED['scan']}: {last_line(reason)}", reason)
+    selection = gather(plan, (each for result in read_results(folder.scanned, RESULTS, Cells) for each in result.cells))
+    if not selection.num_cells:
+        raise RunError(f"{_nothing_selected(plan)}; --update would leave an output without voxels, use --fresh")
+    return selection
+
+
+def _moved(plan: Plan, folder: RunFolder) -> np.ndarray:
+    """Return a flag for each block of the region: whether files that decide what of it is selected are not as then."""
+    mask = None if plan.mask is None else KnownStates(open_volume(plan.mask.path, plan.mask.key))
+    states, before = ScanStates(plan, KnownStates(plan.source.volume()), mask), dict[int, str]()
+    if folder.scanned.is_file():
+        for result in read_results(folder.scanned, RESULTS, Cells):
+            before |= result.seen
+    owners = Selection(plan).owners
+    moved = np.ones(len(plan.blocks), bool) if owners is None else owners.copy()
+    for block in np.flatnonzero(moved).tolist():
+        known = before.get(block, "")
+        moved[block] = not known or states.of(block) != known
+    return moved
 
 
 def _nothing_selected(plan: Plan) -> str:

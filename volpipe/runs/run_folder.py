@@ -105,6 +105,8 @@ class RunFolder:
     rehearsal = _Inside("rehearsal")
     rates_file = _Inside("rates.json")
     scan = _Inside("scan.jsonl")  # the journal of the scan, until the selection is complete
+    scanned = _Inside("scanned.jsonl")  # that of all scans, for updates, which scan what has changed
+    next_selection = _Inside("next_selection.npy")  # what an update selects, until its record counts
     selection_file = _Inside(SELECTION_FILE)  # the selected cells, once they are known
     inputs = _Inside("inputs.json")  # the identities of the volume and the mask when the run was begun
     plan_file = _Inside(Plan.FILE)

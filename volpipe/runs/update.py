@@ -32,14 +32,15 @@ from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import POOL, Steps
 from volpipe.errors import RunError, RunStopped
 from volpipe.geometry.grid import Box
+from volpipe.inference.output import stored_box
 from volpipe.inference.plan import Plan
-from volpipe.inference.selection import Selection, store_due
+from volpipe.inference.selection import Selection, read_selection, store_due, store_selection
 from volpipe.inference.statistics import needs_measuring
 from volpipe.runs.prepasses import Work, known_normalisation
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.updates import SEEN, STAGE, Updated, to_ranges, updates_in
-from volpipe.runs.verify import recompute, written
+from volpipe.runs.updates import SEEN, STAGE, Updated, from_ranges, is_due, to_ranges, updates_in
+from volpipe.runs.verify import recompute, remove, written
 from volpipe.runs.work import WorkSession
 from volpipe.runs.worker import DUE_FILE, RESULTS, Job, Seen, submitter
 from volpipe.units import count
@@ -47,6 +48,7 @@ from volpipe.volumes.file_states import KnownStates, is_same
 from volpipe.volumes.identity import changes as differences
 from volpipe.volumes.identity import read_identities
 from volpipe.volumes.reader import Volume
+from volpipe.volumes.storage import paths
 
 log = logging.getLogger(__name__)
 
@@ -150,23 +152,53 @@ class Again:
 
 
 def rests_on(changed: Sequence[int], schedule: RunSchedule, selection: Selection, lost: Iterable[int] = ()) -> Again:
-    """Return what rests on the blocks that have `changed`, and on shards of level 0 that are `lost` in another way."""
-    plan, blocks = schedule.plan, set(changed)
-    shards = set(lost) | {shard for block in blocks for shard in plan.shards_of_block(block) if selection.is_due(shard)}
+    """Return what rests on the blocks that have `changed`, and on shards of level 0 that are `lost` in another way.
+
+    Of these, ones where nothing is selected bring no blocks, but the coarser ones above them.
+    """
+    plan, blocks, lost = schedule.plan, set(changed), set(lost)
+    gone = {shard for shard in lost if not selection.is_due(shard)}
+    shards = lost - gone
+    shards |= {shard for block in blocks for shard in plan.shards_of_block(block) if selection.is_due(shard)}
     for shard in shards:
         blocks.update(filter(selection.has_block, plan.blocks_of_shard(shard)))
-    levels = [shards]
+    levels = [shards | gone]
     for level in range(1, len(plan.factors)):
         levels.append({coarser for shard in levels[-1] for coarser in schedule.coarser(level, shard)})
     return Again(changed, sorted(blocks), [sorted(each) for each in levels])
 
 
 class Update:
-    """The beginning of a session that updates the output of `work`."""
+    """The beginning of a session that updates the output of `work`.
 
-    def __init__(self, work: Work, selection: Selection, session: WorkSession) -> None:
-        self.work, self.selection, self.session = work, selection, session
+    Args:
+        selection: what was selected until now, by which blocks read.
+        chosen: what is selected from now on, where that is not the same.
+    """
+
+    def __init__(self, work: Work, selection: Selection, session: WorkSession, chosen: Selection | None = None) -> None:
+        self.work, self.selection, self.session, self.chosen = work, selection, session, chosen or selection
         self.plan = work.plan
+
+    @cached_property
+    def _others(self) -> Selection | None:
+        """The cells that are selected now and were not, or the other way round; None where there are none."""
+        if self.selection.cells is None or self.chosen.cells is None:
+            return None
+        cells = self.selection.cells ^ self.chosen.cells
+        return Selection(self.plan, cells) if cells.any() else None
+
+    def _moved_windows(self) -> list[int]:
+        """Return the blocks that read another box than before, for other windows of them are computed."""
+        if self._others is None:
+            return []
+        return [
+            block
+            for block in filter(self._others.has_block, range(len(self.plan.blocks)))
+            if self.selection.has_block(block)
+            and self.chosen.has_block(block)
+            and self.selection.input_box(block) != self.chosen.input_box(block)
+        ]
 
     def steps(self) -> Steps[Updated | None]:
         """Find what has changed, and take it back in the journal; None where nothing has.
@@ -193,6 +225,7 @@ class Update:
                 log.warning("%s", why)
         if found.moved.any():
             changed |= yield from self._changed(found.moved)
+        changed[self._moved_windows()] = True
         return self._take_back(np.flatnonzero(changed).tolist(), why)
 
     @property
@@ -244,24 +277,75 @@ class Update:
 
     def _take_back(self, changed: Sequence[int], why: str) -> Updated | None:
         """Note in the journal what is to be done again because these blocks have `changed`, if anything is."""
-        plan, options = self.plan, self.work.options
-        again = rests_on(changed, self._schedule, self.selection)
+        plan, options, chosen, others = self.plan, self.work.options, self.chosen, self._others
+        flags = None if others is None else others.shards(0)
+        lost = [] if flags is None else np.flatnonzero(flags).tolist()
+        schedule = self._schedule if others is None else RunSchedule(plan, chosen)
+        again = rests_on([block for block in changed if chosen.has_block(block)], schedule, chosen, lost)
         normalise = None if options.measure_again else known_normalisation(self.work)
         is_measured = needs_measuring(plan.recipe.normalise, np.dtype(plan.source.dtype))
         taken = again.taken(plan)
+        if others is not None:
+            taken = self._with_dropped(taken)
+            why = why or "other parts of the volume are wanted, by its mask or by what is empty"
         if is_measured and normalise is None and (changed or self._is_other_input):
             every = to_ranges(range(len(plan.blocks)))
             taken |= {"measure": every, "histogram": every}
-        elif not changed:
+        elif not changed and others is None and not is_due(self.work.folder.journal, RESULTS, plan.identity):
             return None
         update = Updated(
-            time.time(), len(changed), len(again.blocks), self.selection.num_blocks, taken,
+            time.time(), len(changed), len(again.blocks), chosen.num_blocks, taken,
             (normalise.shift, normalise.scale) if is_measured and normalise is not None else (), why,
-            plan.identity, plan.identity,
+            plan.identity, plan.identity, cells=chosen.fingerprint,
         )  # fmt: skip
+        is_none = others is None and not any(taken.values())
+        if not is_none:
+            self.work.before_change()
+        if others is not None:
+            store_selection(self.work.folder.next_selection, chosen)
         self.session.journal.append(Record(STAGE, (), result=update))
+        take_selection(self.work)
         log.info("%s", update)
-        return update
+        return None if is_none else update
+
+    def _with_dropped(self, taken: dict[str, str]) -> dict[str, str]:
+        """Return `taken` with the blocks that are not computed any more."""
+        dropped = {block for block in range(len(self.plan.blocks)) if self._is_dropped(block)}
+        parts = {
+            key: {unit for part in from_ranges(taken[key]) for unit in part} | dropped for key in _of_blocks(taken)
+        }
+        return taken | {key: to_ranges(sorted(units)) for key, units in parts.items()}
+
+    def _is_dropped(self, block: int) -> bool:
+        return self.selection.has_block(block) and not self.chosen.has_block(block)
+
+
+def _of_blocks(taken: Iterable[str]) -> list[str]:
+    return [key for key in taken if key in (SEEN, "infer", "factor")]
+
+
+def take_selection(work: Work) -> None:
+    """Let what the last update of `work` selects count, and delete the shards in which nothing is selected any more.
+
+    A kill before the update was noted leaves the selection that was there; one after it is made good here.
+    """
+    plan, folder = work.plan, work.folder
+    if not plan.needs_scan or not folder.selection_file.is_file():
+        return
+    updates = updates_in(folder.journal, RESULTS, plan.identity, with_due=False)
+    cells = updates[-1][1].cells if updates else ""
+    if folder.next_selection.is_file():
+        if read_selection(folder.next_selection, plan).fingerprint == cells:
+            folder.next_selection.replace(folder.selection_file)
+        else:
+            folder.next_selection.unlink()
+    if not cells or not paths.exists(paths.locate(plan.out)):
+        return
+    selection = read_selection(folder.selection_file, plan)
+    for level in range(len(plan.factors)):
+        due, units = selection.shards(level), from_ranges(updates[-1][1].taken.get(f"s{level}", ""))
+        for shard in (shard for part in units for shard in part if due is not None and not due[shard]):
+            remove(plan.out, level, stored_box(plan, plan.shards(level).box(shard)))
 
 
 def looked(session: WorkSession, submit: Submit, stage: str, blocks: np.ndarray) -> Steps[list[Record[Seen]]]:

@@ -25,7 +25,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner, load_runner, loaded_runner
 from volpipe.inference.scratch import NO_SUM
 from volpipe.inference.selection import Selection
-from volpipe.inference.windows import StreamedWindows, batches
+from volpipe.inference.windows import StreamedWindows
 from volpipe.runs.run_folder import NOTES, Metadata, RunFolder
 from volpipe.runs.worker import Written
 from volpipe.volumes import checksums
@@ -125,6 +125,12 @@ def check_present(output: str, shards: Sequence[Shard], *, is_thorough: bool = F
 def has_lost_files(output: str, shard: Shard) -> bool:
     """Return whether a file of `shard` was written and is gone; its checksums are "" where it was not written."""
     return bool(shard.sums) and any(not paths.exists(file) for file, _ in _files(output, shard))
+
+
+def remove(output: str, level: int, stored: Box) -> None:
+    """Delete the files of `level` that hold a box in the axes of its array, noted or not, as far as they are there."""
+    for file in checksums.stored_files(open_writer(output, level_key(level)).header, stored):
+        paths.delete_file(file)
 
 
 def _files(output: str, shard: Shard) -> list[tuple[paths.Location, int]]:
@@ -256,8 +262,7 @@ def _sums(
     selection: Selection, normalise: Affine, windows: StreamedWindows, blocks: Sequence[int], runner: Runner
 ) -> Iterator[BlockSum]:
     """Yield the sums of `blocks`, ascending."""
-    incoming = batches(windows, blocks, runner.batch, selection.windows_of)
-    for block, outcome in block_sums(selection, normalise, runner, incoming):
+    for block, outcome in block_sums(selection, normalise, runner, windows, blocks):
         windows.forget(block)
         if isinstance(outcome, Exception):
             raise outcome

@@ -25,13 +25,13 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine, Tally
 from volpipe.inference.plan import Plan, load_plan
 from volpipe.inference.scratch import PARTS, Tensors
-from volpipe.inference.selection import Selection, load_due, load_selection
+from volpipe.inference.selection import Selection, load_due, load_selection, scanned_boxes
 from volpipe.inference.selection import scan as scan_block
 from volpipe.inference.statistics import Statistics, is_finite, join
 from volpipe.inference.statistics import measure as measure_voxels
 from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource
 from volpipe.runs.updates import SEEN, Number, Updated
-from volpipe.volumes.file_states import read_known
+from volpipe.volumes.file_states import FileStates, read_known, read_still
 from volpipe.volumes.node_cache import through_cache
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.volume import AS_STORED, View, Volume, open_volume
@@ -97,9 +97,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Cells:
-    """Result of a scan: number of each block, and its selected cells as `selection.scan` gives them."""
+    """Result of a scan: number of each block, its selected cells as `selection.scan` gives them, and what was read.
+
+    Attributes:
+        seen: the states of the files that decided, of the volume and of the mask: "VOLUME:MASK".
+    """
 
     cells: tuple[tuple[int, str], ...]
+    seen: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -220,13 +225,21 @@ def _finite(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
 def scan(job: Job, units: Sequence[int]) -> Record[Cells]:
     """Return the selected cells of the given blocks."""
 
-    def one(block: int) -> tuple[int, str]:
-        laid = job.plan.mask
-        mask = None if laid is None else _open_volume(job.identity, laid.path, laid.key)
-        return block, scan_block(job.plan, open_source(job), mask, block)
+    plan, laid, source = job.plan, job.plan.mask, open_source(job)
+    mask = None if laid is None else _open_volume(job.identity, laid.path, laid.key)
+    states = ScanStates(plan, FileStates(source), None if mask is None else FileStates(mask))
+
+    def one(block: int) -> tuple[int, str, str]:
+        what = f"the files that decide whether block {block} of {source} is wanted"
+        return block, *read_still(lambda: scan_block(plan, source, mask, block), lambda: states.of(block), what)
+
+    def joined(found: Sequence[tuple[int, str, str]]) -> Cells:
+        return Cells(
+            tuple((block, cells) for block, cells, _ in found), tuple((block, state) for block, _, state in found)
+        )
 
     beater = job.beater(lambda block: job.plan.blocks.box(block))
-    return work_each("scan", units, one, lambda cells: Cells(tuple(cells)), job.check_session, beater)
+    return work_each("scan", units, one, joined, job.check_session, beater)
 
 
 def factor(job: Job, units: Sequence[int]) -> Record[Seen]:
@@ -249,6 +262,21 @@ def look(job: Job, units: Sequence[int], what: str) -> Record[Seen]:
 
     beater = job.beater(job.selection.input_box)
     return work_each(f"look {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
+
+
+@dataclass(frozen=True)
+class ScanStates:
+    """The states of the files that decide what of a block is selected."""
+
+    plan: Plan
+    volume: FileStates
+    mask: FileStates | None
+
+    def of(self, block: int) -> str:
+        """Return those of the volume and of the mask, "VOLUME:MASK"; "" where a store does not tell enough."""
+        pairs = zip((self.volume, self.mask), scanned_boxes(self.plan, block), strict=True)
+        states = ["-" if files is None or box is None else files.hash(box) for files, box in pairs]
+        return ":".join(states) if all(states) else ""
 
 
 def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:

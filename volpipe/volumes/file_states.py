@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from volpipe.volumes.storage.object_store import Remote
 from volpipe.volumes.storage.paths import ABSENT, UNTOLD, Location, State, file_state, stamp_state
 
 NOT_ASKED = -3
+OLD_SECONDS, MOST_REMEMBERED = 60.0, 1 << 16  # of files in a bucket, whose states a process remembers
+T = TypeVar("T")
 ASKED_AT_ONCE, SLOW_SECONDS, LOOKS = 16, 100e-6, 16  # files of a store that never answered faster in so many looks
 MOST_REREADS = 3
 SHAPES = ("shape", "dimensions", "scale_metadata")  # metadata that change as an array grows
@@ -48,16 +51,25 @@ class FileStates:
         self._layout = _layout(header)
         self._description = _description(header)
         self._lately: deque[float] = deque(maxlen=LOOKS)  # seconds that a file took
+        self._memory: OrderedDict[Location | str | None, tuple[State, float]] = OrderedDict()  # and when it was so
 
-    def hash(self, box: Box) -> str:
+    @property
+    def is_remote(self) -> bool:
+        """Whether each look at a file is a request."""
+        return isinstance(self._header.folder, Remote)
+
+    def hash(self, box: Box, *, may_be_old: bool = False) -> str:
         """Return a hash of the states of the files that hold `box` (z, y, x), mirrored at the volume's faces.
 
         "" where the store does not tell enough.
+
+        Args:
+            may_be_old: take what this process saw a moment ago of files in a bucket.
         """
         if self._layout is None:
             return ""
         shown = mirrored(box, self._volume.spatial_shape)
-        states = self._states(self._files(shown, self._layout.cell))
+        states = self._states(self._files(shown, self._layout.cell), may_be_old=may_be_old)
         if (states == UNTOLD).all(axis=-1).any():
             return ""
         place = np.array([box.start, box.stop, shown.start, shown.stop], np.int64)
@@ -77,22 +89,38 @@ class FileStates:
             ranges.append((start // size, -(-stop // size)))
         return Box(tuple(a for a, _ in ranges), tuple(b for _, b in ranges))
 
-    def _states(self, files: Box) -> np.ndarray:
+    def _states(self, files: Box, *, may_be_old: bool = False) -> np.ndarray:
         """Return the states of `files`, (…, 4), int64."""
-        states = self._ask(list(cells(files, (1,) * len(files.start))))
+        states = self._ask(list(cells(files, (1,) * len(files.start))), may_be_old=may_be_old)
         return np.array(states, np.int64).reshape(*files.shape, 4)
 
-    def _ask(self, places: Sequence[Index]) -> list[State]:
+    def _ask(self, places: Sequence[Index], *, may_be_old: bool = False) -> list[State]:
         """Return the states of the files at `places`; from where answers take long, many at a time."""
         assert self._layout is not None
         files = [self._layout.file(place) for place in places]
-        is_slow = len(self._lately) == LOOKS and min(self._lately) > SLOW_SECONDS
-        if is_slow or isinstance(self._header.folder, Remote):
+        if self.is_remote:
+            return self._ask_store(files, may_be_old=may_be_old)
+        if len(self._lately) == LOOKS and min(self._lately) > SLOW_SECONDS:
             return list(_pool().map(_state, files))
         started = time.perf_counter()
         states = list(map(_state, files))
         self._lately.append((time.perf_counter() - started) / len(files))
         return states
+
+    def _ask_store(self, files: Sequence[Location | str | None], *, may_be_old: bool) -> list[State]:
+        """Return the states of `files` in a bucket, and remember them."""
+        now, known = time.monotonic(), dict[Location | str | None, State]()
+        for file in files if may_be_old else ():
+            state, at = self._memory.get(file, (UNTOLD, -OLD_SECONDS))
+            if now - at < OLD_SECONDS:
+                known[file] = state
+        asked = [file for file in files if file not in known]
+        known |= zip(asked, _pool().map(_state, asked), strict=True)
+        for file in asked:
+            self._memory[file] = known[file], now
+        while len(self._memory) > MOST_REMEMBERED:
+            self._memory.popitem(last=False)
+        return [known[file] for file in files]
 
 
 class KnownStates(FileStates):
@@ -110,7 +138,7 @@ class KnownStates(FileStates):
         if self._is_listed:
             self._list()
 
-    def _states(self, files: Box) -> np.ndarray:
+    def _states(self, files: Box, *, may_be_old: bool = False) -> np.ndarray:
         """Return the states of `files`, (…, 4), int64; see `FileStates`."""
         rows = range(files.start[0], files.stop[0])
         inner = Box(files.start[1:], files.stop[1:])
@@ -210,7 +238,7 @@ def hash_voxels(voxels: np.ndarray) -> str:
     words = data[: data.size // 8 * 8].view(np.uint64)
     total = int(np.add.reduce(words, dtype=np.uint64)) + int(np.add.reduce(data[words.nbytes :], dtype=np.uint64))
     kind = f"{voxels.dtype.str} {voxels.shape}".encode()
-    crc = google_crc32c.extend(google_crc32c.value(kind), data.tobytes())
+    crc = google_crc32c.extend(google_crc32c.value(kind), data)
     return f"{crc:08x}{(total ^ total >> 32) & 0xFFFFFFFF:08x}"
 
 
@@ -224,17 +252,38 @@ def read_known(reader: Reader, box: Box) -> tuple[np.ndarray, str]:
     """
     volume = reader.volume
     files = once(volume.folder, ("files", volume), lambda: FileStates(volume))
-    before = files.hash(box)
+    voxels, state = read_still(
+        lambda: reader.read_mirrored(box), lambda: files.hash(box), f"{volume}", f" while its voxels {box} were read",
+        earlier=(lambda: files.hash(box, may_be_old=True)) if files.is_remote else None,
+    )  # fmt: skip
+    return voxels, f"{state}:{hash_voxels(voxels)}"
+
+
+def read_still(
+    read: Callable[[], T],
+    look: Callable[[], str],
+    what: str,
+    meanwhile: str = " while they were read",
+    earlier: Callable[[], str] | None = None,
+) -> tuple[T, str]:
+    """Return what `read` gives, and the states of files that `look` told before and after that, which are the same.
+
+    Those before may be of any time `earlier`: files that are as then were not written since.
+
+    Raises:
+        VolumeError: they do not stop changing.
+    """
+    before = (earlier or look)()
     for _ in range(MOST_REREADS + 1):
-        voxels = reader.read_mirrored(box)
-        after = files.hash(box)
+        result = read()
+        after = look()
         if after == before:
-            return voxels, f"{after}:{hash_voxels(voxels)}"
+            return result, after
         before = after
-        warn(f"{volume} changed while its voxels {box} were read; they are read again")
+        warn(f"{what} changed{meanwhile}; they are read again")
     raise VolumeError(
-        f"{volume} changed {MOST_REREADS + 1} times while its voxels {box} were read; let whoever writes it come to an "
-        "end, and give the same command again"
+        f"{what} changed {MOST_REREADS + 1} times{meanwhile}; let whoever writes it come to an end, and give the same "
+        "command again"
     )
 
 

@@ -45,13 +45,13 @@ from volpipe.runs.growth import follow, grids_of, grown_plan
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
-from volpipe.runs.prepasses import known_normalisation, measured, scan_stage, scanned
+from volpipe.runs.prepasses import known_normalisation, measured, rescanned, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal, stored_fingerprint, unseal
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, profile_items, seam_scores
-from volpipe.runs.update import Update, with_due
+from volpipe.runs.update import Update, take_selection, with_due
 from volpipe.runs.updates import Updated, standing_records, updates_in
 from volpipe.runs.verify import Recomputed, Shard, check_present, recompute
 from volpipe.runs.work import SILENT, Listener, Options, WorkSession
@@ -140,12 +140,13 @@ class RunWork(OutputWork[Plan, Report]):
 
     def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
         """Yield what the journal has that no update took back, numbered as the plan has it; see `FolderWork`."""
-        return standing_records(self.journal, self.kinds, self.plan.identity, grids_of(self.plan))
+        grids, with_due = grids_of(self.plan), not self.is_comparing
+        return standing_records(self.journal, self.kinds, self.plan.identity, grids, with_due=with_due)
 
     @property
     def can_update(self) -> bool:
         """Whether the command could update it; see `OutputWork`."""
-        return self.options.update is not None and not self.plan.needs_scan
+        return self.options.update is not None
 
     def standing_units(self) -> Iterator[Unit] | None:
         """Return the units that are done where an update took others back; see `FolderWork`."""
@@ -258,10 +259,11 @@ class RunWork(OutputWork[Plan, Report]):
 
     def claim(self) -> None:
         """Make sure that folder and output are this plan's to write; see `OutputWork`."""
-        self._check_update()
+        self.check_update()
         if self.options.update:
             self._grow()
         super().claim()
+        take_selection(self)
         self._agree_on_tensors()
 
     def _agree_on_tensors(self) -> None:
@@ -274,8 +276,8 @@ class RunWork(OutputWork[Plan, Report]):
                 "go on without, or use --fresh to start over"
             )
 
-    def _check_update(self) -> None:
-        """Refuse an update that cannot be told from its options."""
+    def check_update(self) -> None:
+        """Refuse an update that cannot be told from its options; see `OutputWork`."""
         options = self.options
         if (options.measure_again or options.adopt) and not options.update:
             raise RunError("--measure-again and --adopt say how --update goes; give that as well")
@@ -285,11 +287,6 @@ class RunWork(OutputWork[Plan, Report]):
             raise RunError(
                 "--update writes tensors of what has changed alone, so that --keep-tensors would keep some of two "
                 "inputs; leave it out, or use --fresh"
-            )
-        if self.plan.needs_scan and self.is_begun:
-            raise RunError(
-                f"the run in {self.folder.path} leaves out what its mask or input.empty says, which may be other parts "
-                "of an input that has changed; --update cannot tell yet, use --fresh to start over"
             )
         if options.measure_again and not needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype)):
             raise RunError(
@@ -305,10 +302,16 @@ class RunWork(OutputWork[Plan, Report]):
 
     def update_steps(self, session: WorkSession) -> Steps[None]:
         """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""
-        selection, shards = self._selected(), self.shards()
+        selection, shards = self._selection(), self.shards()
+        if selection is None:
+            self.folder.scan.unlink(
+                missing_ok=True
+            )  # of an input that may have been another: it is short, and goes again
+            return
         if shards:
             check_present(self.plan.out, shards, is_thorough=True)
-        update = yield from Update(self, selection, session).steps()
+        chosen = (yield from rescanned(self, session)) if self.plan.needs_scan else selection
+        update = yield from Update(self, selection, session, chosen).steps()
         self.updates += () if update is None else (update,)
         is_other = stored_fingerprint(self.plan.out) not in ("", self.inputs["volume"].fingerprint)
         if self.updates or is_other:
@@ -316,8 +319,9 @@ class RunWork(OutputWork[Plan, Report]):
             if shards:
                 unseal(self.plan, self.plan.array_format, self.updates)
         normalise = known_normalisation(self)
-        if not self.updates and is_other and normalise is not None and shards:
-            self._create_output(selection, normalise)
+        is_moved = chosen.fingerprint != selection.fingerprint
+        if (is_moved or (is_other and not self.updates)) and normalise is not None and shards:
+            self._create_output(chosen, normalise)
         store_identities(self.folder.inputs, self.inputs)
 
     def announce(self) -> None:

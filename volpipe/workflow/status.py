@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
-from volpipe.errors import RemoteError, RunError, VolumeError
+from volpipe.errors import RemoteError, RunError
 from volpipe.evaluation.driver import EVALUATION_FILE
 from volpipe.geometry.grid import Triple, triple
 from volpipe.inference.plan import Plan
@@ -37,7 +37,6 @@ from volpipe.training.search.optuna import STUDY
 from volpipe.training.search.trials import TABLE as TRIALS_TABLE
 from volpipe.training.task import TRAINING_FILE, Training
 from volpipe.units import count
-from volpipe.volumes.identity import has_moved, read_identities
 from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import TABLE, DatasetRow, batch_folder, find_batch, note_of, read_table
 from volpipe.workflow.driver import RunWork
@@ -45,7 +44,6 @@ from volpipe.workflow.entries import Entry, find_entries, find_work
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
 KINDS: dict[str, Kind] = {"run": "run", "segmentation": "labels", "label": "labels", "evaluate": "evaluation"}
-REMEDY = "`volpipe status --changes` counts the blocks, `{} --update` computes what rests on them"
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
 
 
@@ -346,6 +344,8 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 def _with_changes(status: Status) -> Status:
     """Return `status` with what an update of that output would find."""
+    if status.kind == "stages":
+        return _stages_with_changes(status)
     work = find_work(RunFolder.find(status.output))
     if not isinstance(work, OutputWork) or (isinstance(work, RunWork) and work.plan.needs_scan):
         raise RunError(
@@ -354,6 +354,19 @@ def _with_changes(status: Status) -> Status:
         )
     changes = _changes_of(work)
     return replace(status, changes=changes, remark=changes.sentence(work.goes_on))
+
+
+def _stages_with_changes(status: Status) -> Status:
+    """Return the `status` of stages with what an update would find in those that read the volume."""
+    outputs = {part.output for part in status.parts}
+    works = {part.name: None if part.folder is None else find_work(RunFolder(part.folder)) for part in status.parts}
+    reading = {name: work for name, work in works.items() if work and work.plan.source.path not in outputs}
+    changes = {name: _changes_of(work) for name, work in reading.items()}
+    parts = tuple(replace(part, changes=changes.get(part.name)) for part in status.parts)
+    remark = "; ".join(f"stage {name}: {each.sentence('volpipe run')}" for name, each in changes.items())
+    if any(each.changed or any(each.grown) for each in changes.values()):
+        remark += "; in later stages, what rests on that is known once it is computed"
+    return replace(status, parts=parts, changes=next(iter(changes.values()), None), remark=remark)
 
 
 def _changes_of(work: OutputWork[Any, Any]) -> Changes:
@@ -366,17 +379,6 @@ def _changes_of(work: OutputWork[Any, Any]) -> Changes:
     return Changes(compare(work, selection).num_open, selection.num_blocks, grown)
 
 
-def _has_moved(work: OutputWork[Any, Any]) -> bool:
-    """Return whether the few files that the identity of the input names are in other states; on a disk alone."""
-    noted, source = (read_identities(work.folder.inputs) or {}).get("volume"), work.plan.source
-    try:
-        if noted is None or not isinstance(paths.locate(source.path), Path):
-            return False
-        return has_moved(noted, source.volume())
-    except VolumeError:  # it is not there at the moment
-        return False
-
-
 def _of_work(account: JournalAccount, driver: Driver) -> Status:
     progress, work = account.look(), account.work
     assert isinstance(work, OutputWork)
@@ -384,8 +386,8 @@ def _of_work(account: JournalAccount, driver: Driver) -> Status:
     notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in progress.schedule.shown}
     stages, is_whole = _with_flights(notes, driver), progress.is_complete
     remark = work.remark if is_whole else ""
-    if is_whole and _has_moved(work):
-        remark = f"but its input has changed since: {REMEDY.format(work.goes_on)}"
+    if is_whole and work.has_moved:
+        remark = f"but its input has changed since: {work.remedy}"
     try:
         if not driver.is_at_work and progress.has_output and not paths.exists(paths.locate(out)):
             is_whole, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"

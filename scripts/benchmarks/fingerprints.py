@@ -1,0 +1,134 @@
+"""The cost of the fingerprints that `--update` rests on: a run beside one without them, on a disk and in a bucket."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from multiprocessing.connection import Connection
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from benchmarks import inputs
+from benchmarks.row import Outcome, Row, Setting
+from benchmarks.session import DEFAULT_RECIPE, ROOT, remove
+from volpipe.apps.pool import on_site
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.geometry.grid import Box
+from volpipe.inference import windows
+from volpipe.recipes.inference import load_recipe
+from volpipe.volumes.reader import Reader
+from volpipe.workflow.driver import execute
+from volpipe.workflow.prepare import prepare
+
+SETTINGS = (
+    "net.name=identity", "tensors.mode=streamed", "windows.shape=[64,64,64]", "windows.overlap=32",
+    "windows.block=[4,4,4]", "windows.blend=crop", "output.levels=0",
+)  # fmt: skip
+NAME = "bench"
+
+
+def _unmarked(reader: Reader, box: Box) -> tuple[np.ndarray, str]:
+    """Return what `file_states.read_known` does, without a fingerprint."""
+    return reader.read_mirrored(box), ""
+
+
+def _run(pool: WorkerPool, location: str, out: Path) -> tuple[float, float]:
+    """Return the processor time and the seconds of a run, from its plan to its complete output."""
+    remove(out)
+    began, started = time.process_time(), time.perf_counter()
+    plan = prepare(location, load_recipe(DEFAULT_RECIPE, SETTINGS), out, Path.cwd())
+    assert execute(plan, lambda folder: nullcontext(pool)).missing == []
+    return time.process_time() - began, time.perf_counter() - started
+
+
+def _compared(
+    setting: Setting, location: str, repeats: int, requests: Callable[[], Counter[str]] = Counter
+) -> Iterator[Outcome]:
+    """Yield processor times with fingerprints by those without, in turn; threads of this process are the workers."""
+    out = setting.scratch / "out.zarr"
+    with on_site("threads")(setting.scratch / "parsl") as pool:
+        _run(pool, location, out)  # imports, and files in memory
+        for _ in range(repeats):
+            requests()
+            marked = _run(pool, location, out)
+            asked = requests()
+            with mock.patch.object(windows, "read_known", _unmarked):
+                plain = _run(pool, location, out)
+            counts = {f"{method}, {way}": float(n) for way, each in (("with", asked), ("without", requests()))
+                      for method, n in each.items() if method in ("GET", "HEAD")}  # fmt: skip
+            sides = {"CPU s with": marked[0], "CPU s without": plain[0], "s with": marked[1], "s without": plain[1]}
+            yield Outcome(marked[0] / plain[0], sides | counts)
+
+
+def on_disk(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    """Processor time with fingerprints by that without, of an N5 volume on this disk."""
+    yield from _compared(setting, inputs.volume(setting, setting.cube(512)), repeats)
+
+
+def in_bucket(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    """Processor time with fingerprints by that without, of an N5 volume in a bucket; requests are counted."""
+    location = Path(inputs.volume(setting, setting.cube(256))).parent
+    with _bucket(location) as requests:
+        yield from _compared(setting, f"s3://{NAME}/in.n5/raw", repeats, requests)
+
+
+@contextmanager
+def _bucket(folder: Path) -> Iterator[Callable[[], Counter[str]]]:
+    """Serve the files of `folder` from a process of its own; give what counts the requests since it was last asked."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(folder, there), daemon=True)
+    process.start()
+    settings = here.recv()
+
+    def requests() -> Counter[str]:
+        here.send("count")
+        counts: Counter[str] = here.recv()
+        return counts
+
+    with mock.patch.dict(os.environ, settings):
+        yield requests
+    process.terminate()
+    process.join()
+
+
+def _serve(folder: Path, there: Connection) -> None:
+    """Serve `folder` as in.n5 in a bucket, and answer what asks for counts; in a process of its own."""
+    sys.path.append(str(ROOT / "tests" / "support" / "faults"))
+    server = importlib.import_module("bucket")
+    with server.serving(NAME) as bucket:
+        files = (file for file in folder.rglob("*") if file.is_file())
+        bucket.files |= {f"in.n5/{file.relative_to(folder)}": file.read_bytes() for file in files}
+        keys = {"AWS_ACCESS_KEY_ID": server.ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": server.SECRET_KEY}
+        there.send({"AWS_ENDPOINT_URL": bucket.url, "AWS_REGION": "eu-west-1", **keys})
+        while there.recv():
+            there.send(Counter(method for method, _ in bucket.requests))
+            bucket.requests.clear()
+
+
+ROWS = [
+    Row(
+        "fingerprints",
+        "processor time of a run with fingerprints / without, N5",
+        1.1,
+        1.05,
+        on_disk,
+        why="512³ uint8, chunks 64³, identity, streamed blocks of 4³ windows of 64³; threads of one process, in turn",
+    ),
+    Row(
+        "fingerprints-bucket",
+        "processor time of a run with fingerprints / without, bucket",
+        1.5,
+        1.2,
+        in_bucket,
+        why="the same of 256³ in a bucket on loopback, served by another process",
+    ),
+]
