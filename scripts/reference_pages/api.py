@@ -24,9 +24,8 @@ def page() -> str:
 
 def _directive(name: str) -> str:
     thing = getattr(vp, name)
-    members = "" if not inspect.isclass(thing) else "\n      members: true"
     return (
         f"::: {thing.__module__}.{thing.__qualname__}\n    options:\n      heading: vp.{name}\n"
         f"      toc_label: {name}\n"
-        f"      heading_level: 3{members}\n"
+        f"      heading_level: 3\n"
     )
