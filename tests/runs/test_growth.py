@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command import Give, giver, set_each
-from conftest import examples
+from command import Give, begin, finish, giver, set_each, wait_until
+from conftest import ROOT, examples
+from edits import edit, edits, grow
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
@@ -21,8 +22,6 @@ from test_update import (
     MEASURED,
     assert_fresh,
     divisions,
-    edit,
-    edits,
     planned,
     ran,
     write_n5,
@@ -40,17 +39,6 @@ from volpipe.workflow.status import find_status
 
 SLOW = examples(4, 10)
 CORES = ("net.name=identity", *windowed((8, 16, 16), (0, 0, 0), (1, 1, 1), "crop"))  # blocks of 8 slices
-
-
-def grow(volume: Path, data: np.ndarray, chunk: int) -> None:
-    """Make `data`, which begins with the voxels of `volume`, its voxels; chunks that are as they were stay so."""
-    new = write_volume(volume.with_name("new.n5"), data, chunk=chunk)
-    for file in filter(Path.is_file, new.rglob("*")):
-        old = volume / file.relative_to(new)
-        if not old.exists() or old.read_bytes() != file.read_bytes():
-            old.parent.mkdir(parents=True, exist_ok=True)
-            file.replace(old)
-    shutil.rmtree(new)
 
 
 @SLOW
@@ -200,3 +188,88 @@ def test_a_folder_of_slices_grows_again_and_again(
         assert f"to {z} × 16 × 16" in " ".join(ended.out.split())
     np.testing.assert_array_equal(open_volume(tmp_path / "out.zarr").open()[...], data[:80])
     assert give("verify", "out.zarr").code == 0
+
+
+# Halts a driver at the point that HALT names, for it to be killed there: in the middle of a write, or between two.
+HALTING = """
+import os, threading
+from pathlib import Path
+
+def halt():
+    Path("halted").touch()
+    threading.Event().wait()
+
+if point := os.environ.get("HALT"):
+    from volpipe.blockwise.journal import Journal
+    from volpipe.inference import output
+    from volpipe.runs.run_folder import RunFolder
+    from volpipe.workflow import driver
+    append, store, grow, num_blocks = Journal.append, RunFolder.store, output.grow_array, [0]
+
+    def append_and_halt(journal, record):
+        if record.stage == "update" and point == "half a line":
+            os.write(journal._fd, record.to_line().encode()[:40])
+            os.fsync(journal._fd)
+            halt()
+        append(journal, record)
+        num_blocks[0] += record.stage == "infer"
+        if point == "blocks" and num_blocks[0] == 3:
+            halt()
+
+    def store_and_halt(folder, plan):
+        if point == "before the plan":
+            halt()
+        store(folder, plan)
+        if point == "after the plan":
+            halt()
+
+    def grow_and_halt(*arguments):
+        grow(*arguments)
+        if point == "first array":
+            halt()
+
+    def create_and_halt(*arguments):
+        if point == "before the metadata":
+            halt()
+        return create(*arguments)
+
+    create, driver.create_output = driver.create_output, create_and_halt
+    Journal.append, RunFolder.store, output.grow_array = append_and_halt, store_and_halt, grow_and_halt
+"""
+POINTS = ("half a line", "before the plan", "after the plan", "first array", "before the metadata", "blocks")
+
+
+def kill_at(point: str, folder: Path, command: tuple[str, ...]) -> None:
+    """Give the command in `folder`, and kill its driver at `point`."""
+    driver = begin(folder, *command, HALT=point, PYTHONPATH=f"{folder}:{ROOT}")
+    try:
+        wait_until(lambda: (folder / "halted").exists() or driver.poll() is not None, 200)
+    finally:
+        driver.send_signal(signal.SIGKILL)
+        ended = finish(folder, driver)
+    assert ended.code == -signal.SIGKILL, (point, ended.err)
+    (folder / "halted").unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_no_process_outlives_a_test")
+def test_a_driver_killed_while_its_output_grows_goes_on_to_the_bytes_of_a_fresh_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed at each point in turn, each driver going on with what the one before it left."""
+    data = noise((40, 24, 24))
+    write_n5(tmp_path, data[:20, :20, :20])
+    more = ("net.name=identity", *windowed((8, 8, 8), (4, 4, 4), (1, 1, 1), "hann"), "output.levels=2")
+    command = ("run", "--config", "threads", *set_each(*more), "-o", "out.zarr", "in.n5", "--update")
+    give: Give = giver(tmp_path, monkeypatch, capsys)
+    assert give(*command).code == 0
+    grow(tmp_path / "in.n5", data, chunk=8)
+    (tmp_path / "sitecustomize.py").write_text(HALTING)
+    for point in POINTS:
+        kill_at(point, tmp_path, command)
+        assert not find_status(str(tmp_path / "out.zarr")).is_complete or point in POINTS[:2]
+    ended = give(*command)
+    assert ended.code == 0, ended.err
+    assert "is complete, and nothing has changed" in give(*command).out
+    assert give("verify", "out.zarr").code == 0
+    assert_fresh(planned(tmp_path, *more))

@@ -253,9 +253,9 @@ def run(
     }  # fmt: skip
     with monitored(metrics, "run", recipe), _listening(progress, on_progress, listener) as hears:
         if isinstance(planned, FlowPlan):
-            _check_stages(only, changes)
+            _check_stages(only, follow)
             of_stages = listener if isinstance(listener, FlowListener) else FlowListener(of_stage=hears)
-            return execute_flow(planned, start, listener=of_stages, **options)
+            return execute_flow(planned, start, listener=of_stages, **options, **changes)
         box = find_part(only, planned.out_shape) if isinstance(only, str) else only
         options |= {"only": box, "listener": hears(planned), **changes}
         return (
@@ -265,12 +265,12 @@ def run(
         )
 
 
-def _check_stages(only: str | Box | None, changes: Mapping[str, object]) -> None:
+def _check_stages(only: str | Box | None, follow: float | None) -> None:
     """Refuse for a recipe of stages what runs of one net have alone."""
     if only is not None:
         raise PlanError("only is for one net; leave it out, or give the stages a roi")
-    if any(changes.values()):
-        raise PlanError("update is for one net; leave it out, or run the stages with fresh=True")
+    if follow is not None:
+        raise PlanError("follow is for one net; leave it out, and give update=True when the volume has changed")
 
 
 @contextmanager

@@ -191,8 +191,8 @@ def run(
         asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
         if asked.has_stages and only is not None:
             raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
-        if asked.has_stages and (update or measure_again or adopt or follow is not None):
-            raise VolpipeError("--update is for one net; leave it out, or make the stages again with --fresh")
+        if asked.has_stages and follow is not None:
+            raise VolpipeError("--follow is for one net; leave it out, and give --update when the volume has changed")
         planned, tolerated = _plan(asked, config), 0 if strict else tolerate
         from volpipe.workflow.plan import FlowPlan
 
@@ -201,7 +201,7 @@ def run(
                 is_whole = workflow.run(
                     planned, config, fresh=fresh, keep_tensors=keep_tensors, tolerated=tolerated,
                     listening=lambda stage, plan: _listener(plan, config, details, show, stage), tell=_tell,
-                    show=show, same_input=same_input,
+                    show=show, same_input=same_input, update=update, measure_again=measure_again, adopt=adopt,
                 )  # fmt: skip
                 raise typer.Exit(DONE if is_whole else INCOMPLETE)
             report = volpipe.run(

@@ -43,6 +43,9 @@ def run(
     tell: Callable[[Report, float], None],
     show: Callable[..., Show],
     same_input: bool = False,
+    update: bool = False,
+    measure_again: bool = False,
+    adopt: int = 0,
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
     from volpipe.workflow.cost import forecast_flow
@@ -65,11 +68,12 @@ def run(
     )
     report = volpipe.run(
         plan, site=config, fresh=fresh, keep_tensors=keep_tensors, tolerate=tolerated, same_input=same_input,
-        listener=listener,
+        update=update, measure_again=measure_again, adopt=adopt, listener=listener,
     )  # fmt: skip
     assert isinstance(report, FlowReport)
     if report.was_complete:
-        out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
+        news = ", and nothing has changed" if update else " already; nothing to do (--fresh starts over)"
+        out.print(f"{plan.out} is complete{news}")
         return True
     out.print(report_table(report, cost))
     tell_report(plan.folder.path)
@@ -123,6 +127,8 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
     elif report.missing:
         print_missing(report)
     elif isinstance(report, volpipe.SegmentationResult):
+        for update in report.updates:
+            out.print(str(update))
         times = cost.times if ended.is_new and isinstance(cost.times, SegmentTimes) else None
         out.print(segment.summary(report, times))
     elif isinstance(report, volpipe.EvaluationResult) and report.scores is not None:

@@ -124,6 +124,7 @@ def follow(work: Work, old: Work) -> Updated:
         time.time(), len(again.changed), len(again.blocks), selection.num_blocks, taken, kept,
         "the volume has grown from {} to {}".format(*shapes), old.plan.identity, work.plan.identity, grids_of(old.plan),
     )  # fmt: skip
+    work.before_change()
     with Journal(work.folder.journal, RESULTS) as journal:
         journal.append(Record(STAGE, (), result=update))
     work.folder.store(work.plan)

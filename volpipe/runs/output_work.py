@@ -6,6 +6,7 @@ Not here: work in general (work), or what makes the voxels (workflow.driver, seg
 from __future__ import annotations
 
 import logging
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from volpipe.blockwise.feed import Feed
+from volpipe.blockwise.journal import Journal, Record
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.work import POOL, RELEASED, Steps
@@ -33,11 +35,13 @@ from volpipe.runs.pages import (
     planned_sheet,
     provenance_facts,
     recipe_facts,
+    update_items,
     volume_line,
 )
 from volpipe.runs.planned import Planned
-from volpipe.runs.provenance import begin_session, recognise
+from volpipe.runs.provenance import begin_session, recognise, unseal
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.updates import STAGE, Updated, is_due, key_of, to_ranges, updates_in
 from volpipe.runs.verify import (
     Recomputed,
     Shard,
@@ -90,22 +94,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         super().__init__(folder or RunFolder.from_output(paths.locate(plan.out)), options, listener, feed)
         self.plan = plan
         self.inputs: dict[str, Identity] = {}
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether the few files that the identity of the volume names are in other states; on a disk alone."""
-        try:
-            noted = (read_identities(self.folder.inputs) or {}).get("volume")
-            if noted is None or not isinstance(paths.locate(self.plan.source.path), Path):
-                return False
-            return has_moved(noted, self.plan.source.volume())
-        except VolumeError:  # it is not there at the moment
-            return False
-
-    @property
-    def remedy(self) -> str:
-        """What to do where the input has changed, in a sentence's second half."""
-        return f"`volpipe status --changes` counts the blocks, `{self.goes_on} --update` computes what rests on them"
+        self.is_comparing = False  # with its input, so that an update that is due counts no more
 
     @property
     def name(self) -> str:
@@ -134,11 +123,32 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         plan, remark = self.plan, self.remark if is_complete else ""
         planned = Planned.load(self.folder.path, plan.identity)
         summary: list[Item] = [planned_sheet(planned, taken.tally, plan, is_complete=is_complete)]
+        summary += update_items([update for _, update in updates_in(self.folder.journal, self.kinds, plan.identity)])
+        if is_complete and self.has_moved:
+            summary.append(Note(f"Files of the input have changed since: {self.remedy}.", "warning"))
         facts = {"input": volume_line(plan.source), "output": output_line(plan), **self.facts()}
         if remark:
             facts["remark"] = remark
         origin = [recipe_facts(plan), *provenance_facts(plan)]
         return Parts(paths.locate(plan.out).name, f"The {self.what} of {plan.source.path}.", facts, summary, (), origin)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the few files that the identity of the volume names are in other states; on a disk alone."""
+        source = self.plan.source
+        try:
+            noted = (read_identities(self.folder.inputs) or {}).get("volume")
+            if noted is None or not isinstance(paths.locate(source.path), Path):
+                return False
+            return has_moved(noted, source.volume())
+        except VolumeError:  # it is not there at the moment
+            return False
+
+    @property
+    def remedy(self) -> str:
+        """What to do where it has changed."""
+        update = f"`{self.goes_on} --update` computes what rests on them"
+        return f"`volpipe status --changes` counts the blocks, {update}"
 
     def shards(self) -> list[Shard]:
         """Return the shards that were written, by the journal, with their checksums."""
@@ -253,6 +263,36 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             shards = self.plan.shards(reader.level)
             reader.open(shards, range(len(shards)))
 
+    @property
+    def is_due(self) -> bool:
+        """Whether what it reads has been changed by other work of ours, and was not compared since."""
+        return is_due(self.folder.journal, self.kinds, self.plan.identity)
+
+    def check_update(self) -> None:
+        """Refuse an update that cannot be told from its options.
+
+        Raises:
+            RunError: saying why.
+        """
+
+    def await_change(self) -> None:
+        """Note that other work of ours is about to change what this work reads: until it was compared nothing counts.
+
+        Raises:
+            RunError: somebody else holds the folder.
+        """
+        plan, shards = self.plan, {f"s{i}": len(self.plan.shards(i)) for i in range(len(self.plan.factors))}
+        sizes = {key_of(stage.name): stage.size for stage in self.schedule().stages if stage.marked} | shards
+        taken = {key: to_ranges(range(size)) for key, size in sizes.items() if size}
+        due = Updated(time.time(), 0, 0, 0, taken, before=plan.identity, plan=plan.identity, is_due=True)
+        with self.folder.locked():
+            if not self.is_due:
+                with Journal(self.folder.journal, self.kinds) as journal:
+                    journal.append(Record(STAGE, (), result=due))
+            begin_session(self.folder, self.options.site, getattr(plan, "code_sha256", ""))
+            if paths.exists(paths.locate(plan.out)):
+                unseal(plan, plan.array_format, ())
+
     def note_session(self) -> None:
         """Note that this session works on the output, which is not sealed from then on."""
         if not self._is_noted:
@@ -270,7 +310,8 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def session_steps(self, session: WorkSession) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
-        if self.options.update and self.was_begun:
+        if (self.options.update or self.is_due) and self.was_begun:
+            self.is_comparing = True
             yield from self.update_steps(session)
         if self.is_complete:
             check_present(self.plan.out, self.shards())

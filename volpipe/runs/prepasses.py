@@ -65,7 +65,7 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
 
 def _kept_normalisation(work: Work) -> Affine | None:
     """Return the normalisation that an update kept; None where there was none, or the last one had it measured anew."""
-    updates = updates_in(work.folder.journal, work.kinds, work.plan.identity)
+    updates = updates_in(work.folder.journal, work.kinds, work.plan.identity, with_due=False)
     return Affine(*updates[-1][1].normalise) if updates and updates[-1][1].normalise else None
 
 

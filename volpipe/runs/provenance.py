@@ -30,7 +30,7 @@ from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.toml import NO_RECIPE, Section
 from volpipe.runs.run_folder import NOTES, Metadata, RunFolder, Session
-from volpipe.runs.updates import Updated, updates_in
+from volpipe.runs.updates import Updated, standing_history, updates_in
 from volpipe.runs.verify import metadata_sums
 from volpipe.volumes.formats.container import create_groups, read_attributes
 from volpipe.volumes.identity import Identity, check_same_inputs, identify, store_identities
@@ -121,8 +121,9 @@ def is_sealed(folder: RunFolder) -> bool:
 def _history(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> dict[str, Any]:  # Any: JSON
     usages = [record.usage for record in read_records(folder.journal, kinds) if record.done and record.usage.seconds]
     ended = max((usage.started + usage.seconds for usage in usages), default=time.time())
-    updates = [update for _, update in updates_in(folder.journal, kinds, plan.identity)]
-    kept = {"statistics": "of the volume as it was before the updates"} if updates and updates[-1].normalise else {}
+    updates = standing_history(folder.journal, kinds, plan.identity)
+    last = [update for _, update in updates_in(folder.journal, kinds, plan.identity, with_due=False)][-1:]
+    kept = {"statistics": "of the volume as it was before the updates"} if updates and last[0].normalise else {}
     sessions = sessions_of(folder)
     started = min((session.began for session in sessions), default=ended)
     return {

@@ -39,7 +39,7 @@ from volpipe.inference.statistics import needs_measuring
 from volpipe.runs.prepasses import Work, known_normalisation
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.updates import SEEN, STAGE, Updated, from_ranges, to_ranges, updates_in
+from volpipe.runs.updates import SEEN, STAGE, Updated, from_ranges, is_due, to_ranges, updates_in
 from volpipe.runs.verify import recompute, remove, written
 from volpipe.runs.work import WorkSession
 from volpipe.runs.worker import DUE_FILE, RESULTS, Job, Seen, submitter
@@ -291,19 +291,22 @@ class Update:
         if is_measured and normalise is None and (changed or self._is_other_input):
             every = to_ranges(range(len(plan.blocks)))
             taken |= {"measure": every, "histogram": every}
-        elif not changed and others is None:
+        elif not changed and others is None and not is_due(self.work.folder.journal, RESULTS, plan.identity):
             return None
         update = Updated(
             time.time(), len(changed), len(again.blocks), chosen.num_blocks, taken,
             (normalise.shift, normalise.scale) if is_measured and normalise is not None else (), why,
             plan.identity, plan.identity, cells=chosen.fingerprint,
         )  # fmt: skip
+        is_none = others is None and not any(taken.values())
+        if not is_none:
+            self.work.before_change()
         if others is not None:
             store_selection(self.work.folder.next_selection, chosen)
         self.session.journal.append(Record(STAGE, (), result=update))
         take_selection(self.work)
         log.info("%s", update)
-        return update
+        return None if is_none else update
 
     def _with_dropped(self, taken: dict[str, str]) -> dict[str, str]:
         """Return `taken` with the blocks that are not computed any more."""
@@ -329,7 +332,7 @@ def take_selection(work: Work) -> None:
     plan, folder = work.plan, work.folder
     if not plan.needs_scan or not folder.selection_file.is_file():
         return
-    updates = updates_in(folder.journal, RESULTS, plan.identity)
+    updates = updates_in(folder.journal, RESULTS, plan.identity, with_due=False)
     cells = updates[-1][1].cells if updates else ""
     if folder.next_selection.is_file():
         if read_selection(folder.next_selection, plan).fingerprint == cells:

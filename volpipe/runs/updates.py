@@ -52,6 +52,7 @@ class Updated(TakesBack):
         cells: fingerprint of the selection from then on; "" where all of the region is selected.
         grids: where it has grown, blocks (z, y, x) under BLOCKS, and shards of each level, by which records until then
             are numbered.
+        is_due: whether this only says that the input is about to change, all of which counts until it was compared.
     """
 
     at: float
@@ -65,6 +66,7 @@ class Updated(TakesBack):
     plan: str = ""
     grids: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     cells: str = ""
+    is_due: bool = False
 
     def __str__(self) -> str:
         again = f"{self.computed:,} are computed again" if self.computed else "nothing is computed again"
@@ -94,10 +96,11 @@ def from_ranges(text: str) -> Iterator[range]:
         yield range(int(first), int(last or first) + 1)
 
 
-def updates_in(path: Path, kinds: Kinds, plan: str) -> list[tuple[int, Updated]]:
+def updates_in(path: Path, kinds: Kinds, plan: str, *, with_due: bool = True) -> list[tuple[int, Updated]]:
     """Return the updates in the journal at `path`, each with the number of its line.
 
     They lead to the plan of identity `plan`: one to another plan that was killed before that was stored does not count.
+    One that is due counts until the input was compared, and not at all without `with_due`.
     """
     if not path.is_file():
         return []
@@ -109,15 +112,30 @@ def updates_in(path: Path, kinds: Kinds, plan: str) -> list[tuple[int, Updated]]
         if isinstance(update, Updated) and update.plan == plan:
             updates.insert(0, (number, update))
             plan = update.before
-    return updates
+    compared = max((n for n, update in updates if not update.is_due and not update.grids), default=-1)
+    return [(n, update) for n, update in updates if not update.is_due or (with_due and n > compared)]
 
 
-def standing_records(path: Path, kinds: Kinds, plan: str, grids: Grids) -> Iterator[Record[Any]]:  # Any: one of `kinds`
+def is_due(path: Path, kinds: Kinds, plan: str) -> bool:
+    """Return whether an update of the work whose journal is at `path` is due."""
+    return any(update.is_due for _, update in updates_in(path, kinds, plan))
+
+
+def standing_history(path: Path, kinds: Kinds, plan: str) -> list[Updated]:
+    """Return the updates in the journal at `path` that found something."""
+    updates = (update for _, update in updates_in(path, kinds, plan, with_due=False))
+    return [update for update in updates if any(update.taken.values()) or update.grids]
+
+
+def standing_records(
+    path: Path, kinds: Kinds, plan: str, grids: Grids, *, with_due: bool = True
+) -> Iterator[Record[Any]]:  # Any: one of `kinds`
     """Yield the records of the journal at `path`, as `read_records`, less the units that updates took back.
 
-    Units are numbered as the plan of identity `plan` has them, whose `grids` are as in `Updated`.
+    Units are numbered as the plan of identity `plan` has them, whose `grids` are as in `Updated`; `with_due` is as of
+    `updates_in`.
     """
-    return records_after(path, kinds, updates_in(path, kinds, plan), grids)
+    return records_after(path, kinds, updates_in(path, kinds, plan, with_due=with_due), grids)
 
 
 def records_after(

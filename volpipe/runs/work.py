@@ -258,6 +258,7 @@ class FolderWork(HeldWork[R]):
         kinds: of results, in the journal.
         readers: of the levels of the output that other work reads while this one writes them.
         was_begun: whether this session goes on with what another one made.
+        before_change: called before an update takes anything back, for other work that reads the output.
     """
 
     kinds: ClassVar[Kinds]
@@ -265,6 +266,7 @@ class FolderWork(HeldWork[R]):
     def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
         self.readers, self.was_begun, self._is_noted = list[Feed](), False, False
+        self.before_change: Callable[[], None] = lambda: None
 
     def grids(self) -> Mapping[str, Grid]:
         """Return the stages whose units are the cells of a grid, for the map of blocks."""

@@ -214,7 +214,8 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
         """Yield what the journal has that no update took back, numbered as the plan has it; see `FolderWork`."""
-        return records_after(self.journal, self.kinds, standing_updates(self.journal, self.plan), grids_of(self.plan))
+        updates = standing_updates(self.journal, self.plan, with_due=not self.is_comparing)
+        return records_after(self.journal, self.kinds, updates, grids_of(self.plan))
 
     @property
     def can_update(self) -> bool:

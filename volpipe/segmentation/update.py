@@ -33,7 +33,7 @@ from volpipe.runs.growth import check_growth, grids_of
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.update import LOOK, Comparison, changed_blocks, compare_known, find_known, looked
-from volpipe.runs.updates import SEEN, STAGE, Updated, to_ranges, updates_in
+from volpipe.runs.updates import SEEN, STAGE, Updated, is_due, to_ranges, updates_in
 from volpipe.runs.work import WorkSession
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.segmentation.tasks import EDGES, FRAGMENTS, IDS, RESULTS, Objects, SegmentJob, submitter
@@ -47,21 +47,25 @@ SIZES = ("block", "shard", "chunk")
 MARK = b'"result":"Objects"'
 
 
-def standing_updates(journal: Path, plan: SegmentPlan, *, is_pending: bool = True) -> list[tuple[int, Updated]]:
+def standing_updates(
+    journal: Path, plan: SegmentPlan, *, is_pending: bool = True, with_due: bool = True
+) -> list[tuple[int, Updated]]:
     """Return the updates in a segmentation's `journal`, each with the number of its line, with the labels they took.
 
     These are known once the graph is solved again; before, all are taken, unless `is_pending` is False.
+    `with_due` is as of `updates_in`.
     """
-    updates = updates_in(journal, RESULTS, plan.identity)
+    updates = updates_in(journal, RESULTS, plan.identity, with_due=is_pending and with_due)
     if not updates:
         return []
     with journal.open("rb") as lines:
         solved = [(n, Record.from_line(line, RESULTS).result) for n, line in enumerate(lines) if MARK in line]
-    ends, standing = [*(line for line, _ in updates[1:]), math.inf], []
+    ends, standing, is_open = [*(line for line, _ in updates[1:]), math.inf], [], False
     for (start, update), end in zip(updates, ends, strict=True):
         painted = [objects.painted for n, objects in solved if start < n < end and isinstance(objects, Objects)]
+        is_open = not painted and (is_open or "graph" in update.taken)
         labels = painted[-1] if painted else {}
-        if not painted and end == math.inf and is_pending and "graph" in update.taken:
+        if is_open and end == math.inf and is_pending:
             labels = {f"s{i}": to_ranges(range(len(plan.shards(i)))) for i in range(len(plan.factors))}
         standing.append((start, dataclasses.replace(update, taken=update.taken | labels)))
     return standing
@@ -96,18 +100,20 @@ def update_steps(work: Work, session: WorkSession) -> Steps[Updated | None]:
 
 
 def _take_back(work: Work, journal: Journal, changed: list[int], why: str) -> Updated | None:
-    plan, blocks = work.plan, set(changed)
-    if not changed:
+    plan, blocks, taken = work.plan, set(changed), dict[str, str]()
+    if not changed and not is_due(work.folder.journal, RESULTS, plan.identity):
         return None
-    lost, lost_edges = _lost(work.folder.path, FRAGMENTS, plan), _lost(work.folder.path, EDGES, plan)
-    taken = _taken(blocks | lost, _near(plan, blocks) | lost_edges)
+    if changed:
+        blocks |= _lost(work.folder.path, FRAGMENTS, plan)
+        edges = _near(plan, changed) | _lost(work.folder.path, EDGES, plan)
+        taken = {SEEN: to_ranges(changed)} | _taken(blocks, edges)
+        work.before_change()
     update = Updated(
-        time.time(), len(changed), len(blocks | lost), len(plan.blocks), {SEEN: to_ranges(changed)} | taken, (), why,
-        plan.identity, plan.identity,
-    )  # fmt: skip
+        time.time(), len(changed), len(blocks), len(plan.blocks), taken, (), why, plan.identity, plan.identity
+    )
     journal.append(Record(STAGE, (), result=update))
     log.info("%s", update)
-    return update
+    return update if changed else None
 
 
 def _taken(blocks: Iterable[int], edges: Iterable[int]) -> dict[str, str]:
@@ -165,6 +171,7 @@ def follow(work: Work, old: Work) -> Updated:
         time.time(), len(changed), len(changed), len(plan.blocks), taken, (),
         "the volume has grown from {} to {}".format(*shapes), before.identity, plan.identity, grids_of(before),
     )  # fmt: skip
+    work.before_change()
     with Journal(work.folder.journal, RESULTS) as journal:
         journal.append(Record(STAGE, (), result=update))
     work.folder.store(plan)

@@ -43,7 +43,7 @@ from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.growth import follow, grids_of, grown_plan
 from volpipe.runs.output_work import OutputWork
-from volpipe.runs.pages import Parts, Taken, findings_facts, update_items
+from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import known_normalisation, measured, rescanned, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal, stored_fingerprint, unseal
@@ -140,7 +140,8 @@ class RunWork(OutputWork[Plan, Report]):
 
     def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
         """Yield what the journal has that no update took back, numbered as the plan has it; see `FolderWork`."""
-        return standing_records(self.journal, self.kinds, self.plan.identity, grids_of(self.plan))
+        grids, with_due = grids_of(self.plan), not self.is_comparing
+        return standing_records(self.journal, self.kinds, self.plan.identity, grids, with_due=with_due)
 
     @property
     def can_update(self) -> bool:
@@ -161,14 +162,6 @@ class RunWork(OutputWork[Plan, Report]):
     def is_all(self, taken: Taken) -> bool:
         """Whether all that is selected is done; see `FolderWork`."""
         return self._selection() is not None and super().is_all(taken)
-
-    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        """Return when it was updated, and whether it could be now, as well; see `OutputWork`."""
-        parts = super().parts(taken, is_complete=is_complete)
-        items = update_items([update for _, update in updates_in(self.folder.journal, RESULTS, self.plan.identity)])
-        if is_complete and self.has_moved:
-            items.append(Note(f"Files of the input have changed since: {self.remedy}.", "warning"))
-        return dataclasses.replace(parts, summary=[*parts.summary, *items])
 
     def facts(self) -> dict[str, str]:
         """Return net, windows and blocks."""
@@ -266,7 +259,7 @@ class RunWork(OutputWork[Plan, Report]):
 
     def claim(self) -> None:
         """Make sure that folder and output are this plan's to write; see `OutputWork`."""
-        self._check_update()
+        self.check_update()
         if self.options.update:
             self._grow()
         super().claim()
@@ -283,8 +276,8 @@ class RunWork(OutputWork[Plan, Report]):
                 "go on without, or use --fresh to start over"
             )
 
-    def _check_update(self) -> None:
-        """Refuse an update that cannot be told from its options."""
+    def check_update(self) -> None:
+        """Refuse an update that cannot be told from its options; see `OutputWork`."""
         options = self.options
         if (options.measure_again or options.adopt) and not options.update:
             raise RunError("--measure-again and --adopt say how --update goes; give that as well")

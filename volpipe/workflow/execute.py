@@ -23,6 +23,7 @@ from volpipe.errors import RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.reporting.page import Page
+from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
 from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, Options
@@ -34,8 +35,8 @@ from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.entries import FLOW_FILE, Entry
 from volpipe.workflow.pages import flow_page
-from volpipe.workflow.plan import FlowPlan
-from volpipe.workflow.stages import StagePlan
+from volpipe.workflow.plan import FlowPlan, grown_flow
+from volpipe.workflow.stages import RunStage, StagePlan
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,25 @@ QUIET = FlowListener()
 
 
 class StageWork:
-    """The work of a stage, begun when what it reads has begun to be written."""
+    """The work of a stage, begun when what it reads, by the stage `maker`, has begun to be written."""
 
-    def __init__(self, stage: StagePlan, options: Options, listener: FlowListener, source: Feed | None) -> None:
-        self.name, self.stage, self.listener, self.source = stage.name, stage, listener, source
-        options = dataclasses.replace(options, fresh=False, is_outside=stage.reads == VOLUME)
+    def __init__(
+        self,
+        stage: StagePlan,
+        options: Options,
+        listener: FlowListener,
+        source: Feed | None = None,
+        maker: StagePlan | None = None,
+    ) -> None:
+        self.name, self.stage, self.listener, self.source, self.maker = stage.name, stage, listener, source, maker
+        options = dataclasses.replace(_of_stage(options, stage), fresh=False, is_outside=stage.reads == VOLUME)
         self.work = stage.work(options, listener.of_stage(stage), source)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether it was begun, and is compared with what it reads, which must be there and stay for that."""
+        work = self.work
+        return isinstance(work, OutputWork) and work.is_begun and (bool(work.options.update) or work.is_due)
 
     def steps(self) -> Steps[StageReport | None]:
         """Do the work and return how it ended; None where what it reads was never begun."""
@@ -126,8 +140,9 @@ class StageWork:
             with named(self.stage.name):
                 source = self.source
                 if source is not None:
-                    yield Until(lambda: source.is_closed or (source.is_open and not self.work.needs_all))
-                    if not source.is_open:
+                    needs_all, is_compared = self.work.needs_all, self.is_compared
+                    yield Until(lambda: source.is_closed or (source.is_open and not needs_all and not is_compared))
+                    if not source.is_open or (is_compared and self.maker is not None and not self.maker.is_complete):
                         return None
                     _check_given(self.stage)
                 self.listener.on_stage(self.stage)
@@ -179,12 +194,24 @@ class FlowWork(HeldWork[FlowReport]):
         """Return the work of each stage, which feeds those that read its output."""
         works: dict[str, StageWork] = {}
         for stage in self.plan.stages:
-            feed = None
+            feed, maker = None, None
             if stage.reads != VOLUME:
-                feed = Feed(stage.level)
+                feed, maker = Feed(stage.level), works[stage.reads].stage
                 works[stage.reads].work.readers.append(feed)
-            works[stage.name] = StageWork(stage, self.options, self.listener, feed)
+            works[stage.name] = StageWork(stage, self.options, self.listener, feed, maker)
+            works[stage.name].work.before_change = partial(self._await_change, stage.name)
         return list(works.values())
+
+    def _await_change(self, name: str) -> None:
+        """Note in stages that rest on the stage `name` that what they read is about to change."""
+        for later in self.plan.after(name):
+            work = later.work(self.options)
+            with named(later.name):
+                if isinstance(work, OutputWork) and work.is_begun:
+                    work.await_change()
+                elif work.is_begun:
+                    with later.folder.locked():
+                        work.clear()
 
     def claim(self) -> None:
         """Make sure that what is there is of this flow, and that no stage is older than what it read."""
@@ -192,9 +219,13 @@ class FlowWork(HeldWork[FlowReport]):
         _check_out(plan)
         if self.options.fresh:
             _clear(plan)
+        _check_measuring(plan, self.options)
         for stage in plan.stages:
             with named(stage.name):
-                _check_same(stage)
+                if isinstance(work := stage.work(_of_stage(self.options, stage)), OutputWork):
+                    work.check_update()
+                if not (self.options.update and stage.is_grown):
+                    _check_same(stage)
                 for later in plan.after(stage.name):
                     later.work().check_source(stage.work(), later.name)
         for stage in plan.stages:
@@ -220,7 +251,10 @@ def execute_flow(plan: FlowPlan, start: Start, *, listener: FlowListener = QUIET
         SiteError: the site cannot be used.
         VolumeError: a bucket may not be written to, or does not answer.
     """
-    return perform(FlowWork(plan, Options(**options), listener), partial(start, plan.folder.parsl))
+    asked = Options(**options)
+    if asked.update:
+        plan = grown_flow(plan)
+    return perform(FlowWork(plan, asked, listener), partial(start, plan.folder.parsl))
 
 
 def work_for(
@@ -230,6 +264,21 @@ def work_for(
     if isinstance(plan, FlowPlan):
         return FlowWork(plan, options, FlowListener(of_stage=lambda stage: listener(stage.name)))
     return RunWork(plan, options, listener(""))
+
+
+def _of_stage(options: Options, stage: StagePlan) -> Options:
+    """Return those of `options`, which are for all stages, that are of use to `stage`."""
+    return dataclasses.replace(
+        options,
+        measure_again=options.measure_again and stage.is_measured,
+        adopt=options.adopt if isinstance(stage, RunStage) else 0,
+    )
+
+
+def _check_measuring(plan: FlowPlan, options: Options) -> None:
+    """Refuse to measure again what no stage measured."""
+    if options.measure_again and not any(stage.is_measured for stage in plan.stages):
+        raise RunError("--measure-again: no stage measures what it reads; leave it out")
 
 
 def _check_out(plan: FlowPlan) -> None:

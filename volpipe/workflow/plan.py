@@ -6,7 +6,7 @@ Not here: the recipe (recipes.workflow), what it all takes (cost), or running it
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from volpipe.errors import PlanError
@@ -84,6 +84,22 @@ def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path) -> 
             stages[stage.name] = _plan_stage(stage, stages, location, folder, search_path)
     _check_apart(list(stages.values()))
     return FlowPlan(flow.source, location, folder, tuple(stages.values()))
+
+
+def grown_flow(plan: FlowPlan) -> FlowPlan:
+    """Return `plan` with the sizes of stages that were begun before the volume grew, as far as they were.
+
+    Raises:
+        RunError: the volume has shrunk, or an output cannot grow; the message names the stage.
+    """
+    stages: dict[str, StagePlan] = {}
+    for stage in plan.stages:
+        with named(stage.name):
+            given = stage.given
+            if (feed := stages.get(stage.reads)) is not None:
+                given = _fed(feed, stage.plan.recipe.input) if stage.makes_volume else feed.volume()
+            stages[stage.name] = replace(stage, given=given, plan=stage.grown or stage.plan)
+    return replace(plan, stages=tuple(stages.values()))
 
 
 def _check_apart(stages: Sequence[StagePlan]) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Steps
@@ -25,13 +27,16 @@ from volpipe.evaluation.estimate import ScoreTime, calibrate_evaluation
 from volpipe.evaluation.evaluate import Evaluation
 from volpipe.inference.output import planned_volume
 from volpipe.inference.plan import Plan
+from volpipe.inference.statistics import needs_measuring
 from volpipe.recipes.workflow import VOLUME
+from volpipe.runs.growth import grown_plan
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options
 from volpipe.segmentation.driver import SegmentWork, check_memory
 from volpipe.segmentation.estimate import SegmentTimes, SegmentTrial, calibrate_segmentation
 from volpipe.segmentation.plan import SegmentPlan
+from volpipe.segmentation.update import grown_plan as grown_segmentation
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
@@ -102,6 +107,25 @@ class StagePlan(ABC):
         return planned_volume(self.plan, level)
 
     @property
+    def grown(self) -> Any | None:  # Any: of its kind
+        """Its plan with the sizes of one that was begun before what it reads grew; None where nothing grew.
+
+        Raises:
+            RunError: that has shrunk, or the output cannot grow.
+        """
+        return None
+
+    @property
+    def is_grown(self) -> bool:
+        """Whether it goes on with a plan that was begun before what it reads grew."""
+        return self.grown is not None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it measures what it reads."""
+        return False
+
+    @property
     def offsets(self) -> tuple[tuple[int, int, int], ...] | None:
         """To which voxels (z, y, x) the channels of what it makes lead, where they are affinities."""
         return None
@@ -168,6 +192,16 @@ class RunStage(StagePlan):
     @property
     def num_blocks(self) -> int:
         return self.plan.num_active
+
+    @property
+    def grown(self) -> Plan | None:
+        """Its plan, grown; see `StagePlan`."""
+        return grown_plan(self.plan)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it measures what it reads."""
+        return needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype))
 
     @property
     def offsets(self) -> tuple[tuple[int, int, int], ...] | None:
@@ -239,6 +273,11 @@ class LabelStage(StagePlan):
     @property
     def num_blocks(self) -> int:
         return len(self.plan.blocks)
+
+    @property
+    def grown(self) -> SegmentPlan | None:
+        """Its plan, grown; see `StagePlan`."""
+        return grown_segmentation(self.plan, self.folder)
 
     def needs(self) -> tuple[ResourceNeeds, float | None]:
         """Return what the segmentation needs; see `StagePlan`."""

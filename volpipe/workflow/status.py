@@ -344,6 +344,8 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 def _with_changes(status: Status) -> Status:
     """Return `status` with what an update of that output would find."""
+    if status.kind == "stages":
+        return _stages_with_changes(status)
     work = find_work(RunFolder.find(status.output))
     if not isinstance(work, OutputWork) or (isinstance(work, RunWork) and work.plan.needs_scan):
         raise RunError(
@@ -352,6 +354,19 @@ def _with_changes(status: Status) -> Status:
         )
     changes = _changes_of(work)
     return replace(status, changes=changes, remark=changes.sentence(work.goes_on))
+
+
+def _stages_with_changes(status: Status) -> Status:
+    """Return the `status` of stages with what an update would find in those that read the volume."""
+    outputs = {part.output for part in status.parts}
+    works = {part.name: None if part.folder is None else find_work(RunFolder(part.folder)) for part in status.parts}
+    reading = {name: work for name, work in works.items() if work and work.plan.source.path not in outputs}
+    changes = {name: _changes_of(work) for name, work in reading.items()}
+    parts = tuple(replace(part, changes=changes.get(part.name)) for part in status.parts)
+    remark = "; ".join(f"stage {name}: {each.sentence('volpipe run')}" for name, each in changes.items())
+    if any(each.changed or any(each.grown) for each in changes.values()):
+        remark += "; in later stages, what rests on that is known once it is computed"
+    return replace(status, parts=parts, changes=next(iter(changes.values()), None), remark=remark)
 
 
 def _changes_of(work: OutputWork[Any, Any]) -> Changes:

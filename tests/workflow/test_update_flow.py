@@ -1,0 +1,274 @@
+"""After an update the outputs of all stages are those of a fresh flow, byte for byte."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import tempfile
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import THREADS, Give, giver
+from edits import edit, edits, grow
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from inline import Inline, Stopped
+from volumes import fingerprint, noise, write_volume
+
+from volpipe.blockwise.journal import Record
+from volpipe.errors import RunError
+from volpipe.geometry.grid import Box
+from volpipe.recipes.workflow import find_flow
+from volpipe.runs.provenance import read_provenance
+from volpipe.volumes.volume import open_volume
+from volpipe.workflow.execute import FlowReport, execute_flow
+from volpipe.workflow.plan import FlowPlan, plan_flow
+from volpipe.workflow.status import find_status
+
+LAWS = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+NETS = """
+import torch
+class Smooth(torch.nn.Module):
+    scale, stride, halo = (1, 1, 1), (1, 1, 1), (1, 1, 1)
+    def forward(self, x):
+        return torch.nn.functional.conv3d(x, torch.ones(1, 1, 3, 3, 3, dtype=x.dtype) / 27, padding=1)
+def smooth():
+    return Smooth()
+class Alike(torch.nn.Module):
+    in_channels, out_channels, scale, stride, halo = 1, 3, (1, 1, 1), (1, 1, 1), (1, 1, 1)
+    intensity = "unit"
+    def forward(self, x):
+        return torch.cat([1 - (x - x.roll(1, axis)).abs().clamp(0, 255) / 255 for axis in (2, 3, 4)], 1)
+def alike():
+    return Alike()
+"""
+FLOW = """
+[[stage]]
+name = "first"
+net = {{ name = "nets.py:smooth", intensity = "same" }}
+normalise = {{ method = "none" }}
+windows = {{ shape = [{window}, {window}, {window}], overlap = {overlap}, block = [1, 1, 1], blend = "{blend}" }}
+output = {{ chunk = [8, 8, 8], shard = [8, 8, 8] }}
+
+[[stage]]
+name = "near"
+net = {{ name = "nets.py:alike" }}
+normalise = {{ method = "none" }}
+input = {{ stage = "first" }}
+windows = {{ shape = [10, 10, 10], overlap = 2, block = [1, 1, 1] }}
+output = {{ chunk = [8, 8, 8], shard = [8, 8, 8] }}
+
+[[stage]]
+name = "objects"
+kind = "label"
+input = {{ stage = "near", offsets = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]] }}
+objects = {{ threshold = 0.7 }}
+output = {{ block = [8, 8, 8], chunk = [4, 4, 4] }}
+"""
+SHAPE = (16, 16, 24)
+
+
+def planned(folder: Path, **choices: Any) -> FlowPlan:
+    """Return the plan of the flow in `folder` for the volume there."""
+    (folder / "nets.py").write_text(NETS)
+    (folder / "flow.toml").write_text(FLOW.format(**({"window": 10, "overlap": 2, "blend": "crop"} | choices)))
+    flow = find_flow(folder / "flow.toml")
+    assert flow is not None
+    return plan_flow(flow, str(folder / "in.n5"), folder / "out", folder)
+
+
+def ran(plan: FlowPlan, inline: Inline | None = None, **options: Any) -> FlowReport:
+    report = execute_flow(plan, (inline or Inline()).start, **options)
+    assert report.is_whole
+    return report
+
+
+def made(folder: Path) -> dict[str, str]:
+    """Return a hash of the output of each stage, and of the table of objects."""
+    hashes = {name: fingerprint(folder / "out" / f"{name}.zarr") for name in ("first", "near", "objects")}
+    return hashes | {"table": (folder / "out" / "objects.zarr.run" / "objects.csv").read_text()}
+
+
+def assert_fresh(folder: Path, **choices: Any) -> None:
+    """Compare the outputs with those of a fresh flow in their place."""
+    found = made(folder)
+    shutil.rmtree(folder / "out")
+    shutil.rmtree(folder / "out.run")
+    ran(planned(folder, **choices))
+    assert made(folder) == found
+
+
+def check_law(data: st.DataObject, most_times: int) -> None:
+    """Edit, grow, interrupt, go on with and without the option."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+    choices = data.draw(st.sampled_from([{}, {"window": 12, "overlap": 4, "blend": "hann"}]))
+    shape = tuple(data.draw(st.integers(9, 14)) for _ in range(3))
+    with tempfile.TemporaryDirectory() as name:
+        folder, voxels, has_grown = Path(name), noise(shape), False
+        write_volume(folder / "in.n5", voxels, chunk=8)
+        for _ in range(data.draw(st.integers(1, most_times))):
+            plan = planned(folder, **choices)
+            with contextlib.suppress(Stopped):
+                execute_flow(plan, Inline(0, 2, int(rng.integers(0, 120))).start, update=True)
+            if data.draw(st.booleans()) and not has_grown:  # as it was given first
+                with contextlib.suppress(Stopped):
+                    execute_flow(plan, Inline(0, 2, int(rng.integers(0, 60))).start)
+            more = data.draw(st.sampled_from([(0, 0, 0), (0, 0, 0), (5, 0, 0), (0, 3, 6)]))
+            if any(more):
+                has_grown, before = True, open_volume(folder / "in.n5").open()[...]
+                grow(folder / "in.n5", np.pad(before, [(0, n) for n in more], mode="reflect"), chunk=8)
+            shape = open_volume(folder / "in.n5").spatial_shape
+            for box, other in data.draw(edits(shape)):
+                edit(folder / "in.n5", box, other)
+        ran(planned(folder, **choices), Inline(0, 2), update=True)
+        assert ran(planned(folder, **choices), update=True).was_complete
+        assert_fresh(folder, **choices)
+
+
+@LAWS
+@given(st.data())
+def test_updated_stages_are_those_of_a_fresh_flow(data: st.DataObject) -> None:
+    """Edited and grown at random, interrupted anywhere, and continued also without --update."""
+    check_law(data, 2)
+
+
+@pytest.mark.long
+@settings(LAWS, max_examples=100)
+@given(st.data())
+def test_updated_stages_are_those_of_a_fresh_flow_at_length(data: st.DataObject) -> None:
+    check_law(data, 4)
+
+
+def num_computed(report: FlowReport) -> dict[str, tuple[int, int]]:
+    """Return how many blocks of each stage had changed, and how many were computed again."""
+    updates = {each.stage.name: getattr(each.report, "updates", ()) for each in report.stages}
+    return {name: (sum(u.changed for u in us), sum(u.computed for u in us)) for name, us in updates.items()}
+
+
+def test_later_stages_compute_what_rests_on_changed_blocks_of_earlier_ones(tmp_path: Path) -> None:
+    """One voxel in the middle of one of twelve blocks."""
+    write_volume(tmp_path / "in.n5", noise(SHAPE), chunk=8)
+    ran(planned(tmp_path), update=False)
+    edit(tmp_path / "in.n5", Box((3, 3, 11), (4, 4, 12)))
+    computed = num_computed(ran(planned(tmp_path), update=True))
+    assert (computed["first"], computed["near"]) == ((1, 1), (1, 1))
+    assert 1 <= computed["objects"][0] < 12  # fragments rest on 4 voxels around their block
+    assert ran(planned(tmp_path), update=True).was_complete
+    assert_fresh(tmp_path)
+
+
+def test_where_an_earlier_stage_wrote_the_same_bytes_later_ones_compute_nothing(tmp_path: Path) -> None:
+    """The halo of a block that is cut off, so that it reads others but gives the same: only voxels are read again."""
+    write_volume(tmp_path / "in.n5", np.full(SHAPE, 7, np.uint8), chunk=8)
+    plan = planned(tmp_path)
+    ran(plan)
+    before = made(tmp_path)
+    journal = tmp_path / "out" / "first.zarr.run" / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines:  # as if it had read other voxels of the same mean
+        if "seen" in line:
+            line["seen"] = [[block, f"x:{seen[::-1]}"] for block, seen in line["seen"]]
+    journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    report = ran(planned(tmp_path), update=True)
+    assert num_computed(report) == {"first": (12, 12), "near": (0, 0), "objects": (0, 0)}
+    assert [each.report.was_complete for each in report.stages] == [False, True, True]
+    assert made(tmp_path) == before
+    assert "updates" not in read_provenance(tmp_path / "out" / "near.zarr")["run"]
+    assert "updating" not in read_provenance(tmp_path / "out" / "near.zarr")["run"]
+
+
+class Netless(Inline):
+    """Executors whose driver is interrupted before a net would be run."""
+
+    def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:
+        if app == "infer":
+            raise Stopped
+        return super().submit(app, *arguments)
+
+
+def test_a_later_stage_is_not_complete_from_when_an_earlier_one_changes(tmp_path: Path) -> None:
+    """Also for a command without --update, which then compares as well."""
+    write_volume(tmp_path / "in.n5", noise(SHAPE), chunk=8)
+    ran(planned(tmp_path), update=False)
+    edit(tmp_path / "in.n5", Box((3, 3, 11), (4, 4, 12)))
+    with pytest.raises(Stopped):
+        execute_flow(planned(tmp_path), Netless().start, update=True)
+    parts = {part.name: part for part in find_status(str(tmp_path / "out")).parts}
+    assert not any(part.is_complete for part in parts.values())
+    for name in ("first", "near", "objects"):
+        assert read_provenance(tmp_path / "out" / f"{name}.zarr")["run"]["updating"]
+    ran(planned(tmp_path), update=False)
+    assert_fresh(tmp_path)
+
+
+def test_growth_passes_through_all_stages(tmp_path: Path) -> None:
+    data = noise((32, 16, 16))
+    write_volume(tmp_path / "in.n5", data[:16], chunk=8)
+    ran(planned(tmp_path), update=False)
+    grow(tmp_path / "in.n5", data, chunk=8)
+    report = ran(planned(tmp_path), update=True)
+    assert all(str(each.report.updates[0]).startswith("the volume has grown") for each in report.stages)  # type: ignore[attr-defined]
+    assert open_volume(tmp_path / "out" / "objects.zarr").shape == data.shape
+    assert_fresh(tmp_path)
+
+
+def test_scores_of_an_output_that_changes_are_made_again(tmp_path: Path) -> None:
+    write_volume(tmp_path / "in.n5", noise(SHAPE), chunk=8)
+    write_volume(tmp_path / "ref.n5", noise(SHAPE, seed=3), chunk=8)
+    (tmp_path / "nets.py").write_text(NETS)
+    first = FLOW.format(window=10, overlap=2, blend="crop").split("[[stage]]")[1]
+    score = '[[stage]]\nname = "score"\nkind = "evaluate"\ninput = { stage = "first" }\nreference = "REF"\n'.replace(
+        "REF", str(tmp_path / "ref.n5/raw")
+    )
+    (tmp_path / "flow.toml").write_text(f"[[stage]]{first}\n{score}")
+
+    def run(**options: Any) -> FlowReport:
+        flow = find_flow(tmp_path / "flow.toml")
+        assert flow is not None
+        return ran(plan_flow(flow, str(tmp_path / "in.n5"), tmp_path / "out", tmp_path), **options)
+
+    run()
+    before = json.loads((tmp_path / "out" / "score.json").read_text())
+    edit(tmp_path / "in.n5", Box((3, 3, 11), (4, 4, 12)))
+    run(update=True)
+    assert json.loads((tmp_path / "out" / "score.json").read_text()) != before
+
+
+def test_what_cannot_be_updated_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
+    write_volume(tmp_path / "in.n5", noise(SHAPE), chunk=8)
+    ran(planned(tmp_path), update=False)
+    edit(tmp_path / "in.n5", Box((3, 3, 11), (4, 4, 12)))
+    before = made(tmp_path)
+    with pytest.raises(RunError, match="--measure-again: no stage measures what it reads"):
+        ran(planned(tmp_path), update=True, measure_again=True)
+    with pytest.raises(RunError, match="stage first: --update writes tensors of what has changed alone"):
+        ran(planned(tmp_path), update=True, keep_tensors=True)
+    with pytest.raises(RunError, match="use --update to compute what has changed"):
+        ran(planned(tmp_path), update=False)
+    assert made(tmp_path) == before
+
+
+def test_the_command_updates_stages_and_status_says_how_much_it_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give: Give = giver(tmp_path, monkeypatch, capsys)
+    write_volume(tmp_path / "in.n5", noise(SHAPE), chunk=8)
+    planned(tmp_path)
+    command = ("run", *THREADS, "--recipe", "flow.toml", "-o", "out", "in.n5")
+    assert give(*command).code == 0
+    assert "its input has not changed" in " ".join(give("status", "--changes", "out").out.split())
+    edit(tmp_path / "in.n5", Box((3, 3, 11), (4, 4, 12)))
+    said = " ".join(give("status", "--changes", "out").out.split())
+    assert re.search(
+        r"stage first: \d+ of 12 blocks read files that have changed; `volpipe run --update` compares", said
+    )
+    assert "what rests on that is known once it is computed" in said
+    ended = give(*command, "--update")
+    assert ended.code == 0, ended.err
+    assert ended.out.count("1 block of 12 read voxels that have changed; 1 are computed again") == 2
+    assert "is complete, and nothing has changed" in give(*command, "--update").out
