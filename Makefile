@@ -16,7 +16,7 @@ test:
 
 # The site, in build/site: open its index.html.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 # Every figure of docs/; those of real tissue where VOLPIPE_DATA names the folder of the volumes.
 figures: $(READY)
