@@ -1,15 +1,20 @@
-"""This machine: one worker process per core. VOLPIPE_WORKERS sets another number."""
+"""This machine: a worker process per core; with GPUs, one for each to run nets, and the cores for the rest."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from parsl.config import Config
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider
 
 from volpipe.apps import ResilientExecutor
+
+SMI_SECONDS = 20  # a driver that hangs is no GPU
 
 
 def executor(label: str, workers: int, threads: int, accelerators: Sequence[str] = ()) -> ResilientExecutor:
@@ -39,7 +44,40 @@ def with_executors(run_dir: str, executors: list[ResilientExecutor]) -> Config:
     return Config(executors=executors, run_dir=run_dir, strategy_period=1, initialize_logging=False, usage_tracking=0)
 
 
+def listed_gpus() -> list[str]:
+    """Return the GPUs of this machine as its driver lists them; none without a driver."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS)
+    except subprocess.TimeoutExpired:
+        return []
+    return asked.stdout.split() if asked.returncode == 0 else []
+
+
+def usable_gpus() -> list[str]:
+    """Return those that this process may use, as CUDA_VISIBLE_DEVICES or the driver names them."""
+    listed, chosen = listed_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None or not listed:
+        return listed
+    named = [name.strip() for name in chosen.split(",") if name.strip()]
+    return [] if named == ["-1"] else named
+
+
+def with_gpus(run_dir: str, gpus: Sequence[str]) -> Config:
+    """Return a site with a worker for each of `gpus`, and others without one for the stages that need none."""
+    cores = len(os.sched_getaffinity(0))
+    # Workers of GPUs read, unpack and write, for which they get half of the cores.
+    others = int(os.environ.get("VOLPIPE_WORKERS", max(1, cores // 2)))
+    gpu = executor("gpu", len(gpus), max(1, (cores - others) // len(gpus)), gpus)
+    return with_executors(run_dir, [gpu, executor("cpu", others, 1)])
+
+
 def config(run_dir: str) -> Config:
+    gpus = [] if version("torch").endswith("+cpu") else usable_gpus()
+    if gpus:
+        return with_gpus(run_dir, gpus)
     cores = len(os.sched_getaffinity(0))
     workers = int(os.environ.get("VOLPIPE_WORKERS", cores))
     return with_executors(run_dir, [executor("local", workers, max(1, cores // workers))])

@@ -28,6 +28,7 @@ class Identity(nn.Module):
         self.tile_invariant = True
         self.intensity = "same"
         self.window = (64, 64, 64)
+        self.integers = True
 
     def forward(self, x: Tensor) -> Tensor:  # n,c,z,y,x
         return torch.clone(x)  # a copy: no caller can write into its input through the output

@@ -74,7 +74,7 @@ def on_disk(setting: Setting, repeats: int) -> Iterator[Outcome]:
 
 
 def in_bucket(setting: Setting, repeats: int) -> Iterator[Outcome]:
-    """Processor time with fingerprints by that without, of a volume in a bucket on loopback; requests are counted."""
+    """Processor time with fingerprints by that without, of an N5 volume in a bucket; requests are counted."""
     location = Path(inputs.volume(setting, setting.cube(256))).parent
     with _bucket(location) as requests:
         yield from _compared(setting, f"s3://{NAME}/in.n5/raw", repeats, requests)

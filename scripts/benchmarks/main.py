@@ -12,6 +12,7 @@ from rich.console import Console
 
 from benchmarks import (
     batches,
+    bus,
     driver,
     fetches,
     fingerprints,
@@ -31,6 +32,7 @@ from benchmarks.session import environment
 FAMILIES = (
     bare,
     floor,
+    bus,
     start,
     driver,
     fetches,

@@ -38,6 +38,8 @@ FILES = {
     "rehearsal": "Blocks that the plan tried, while it tries them.",
     "rates_file": "What trying blocks measured; later plans take times and compression from it.",
     "scan": "The journal of the look at the mask and for empty space, until it is complete.",
+    "scanned": "What all scans for empty space found; an update scans what has changed.",
+    "next_selection": "Which windows an update selects, until its record is in the journal.",
     "selection_file": "Which windows are selected, where a mask or empty space says so.",
     "inputs": "What identifies the volume and the mask, as they were at the start.",
     "plan_file": "The plan: recipe, grids, windows and types. The same command is compared with it.",

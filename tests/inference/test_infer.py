@@ -32,7 +32,7 @@ from volpipe.inference.runner import Runner, largest_that_fits, load_runner, loa
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import affine
-from volpipe.inference.windows import StreamedWindows, ahead, batches
+from volpipe.inference.windows import StreamedWindows, Voxels, ahead, batches
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.workflow.prepare import prepare
@@ -229,14 +229,16 @@ def test_the_thread_stops_when_nobody_takes_any_more() -> None:
 class Source:
     """Windows that hold their own number, but for those that cannot be read."""
 
+    has_blocks = False
     lattice: Lattice
     broken: frozenset[int] = frozenset()
     expected: list[int] = field(default_factory=list)
 
-    def read(self, numbers: Sequence[int]) -> np.ndarray:
+    def voxels(self, numbers: Sequence[int]) -> Voxels:
         if bad := self.broken & set(numbers):
             raise OSError(f"window {min(bad)} is damaged")
-        return np.array(numbers, np.float32)[:, None, None, None, None]
+        data = np.array(numbers, np.float32)[:, None, None, None, None]
+        return Voxels(data, tuple((i,) for i in range(len(numbers))))
 
     def expect(self, block: int) -> None:
         self.expected.append(block)
@@ -254,16 +256,16 @@ def test_batches_hold_the_windows_of_one_block_each_and_none_is_forgotten(blocks
     found = list(batches(source, blocks, size))
     assert [n for batch in found for n in batch.numbers] == [n for block in blocks for n in LATTICE.windows_of(block)]
     for batch in found:
-        assert batch.windows is not None
+        assert batch.voxels is not None
         assert 0 < len(batch.numbers) <= size
         assert {number // 8 for number in batch.numbers} == {batch.block}
-        assert batch.windows.ravel().tolist() == list(batch.numbers)
+        assert [batch.voxels.data[place].item() for place in batch.voxels.places] == list(batch.numbers)
 
 
 def test_a_block_that_cannot_be_read_yields_its_error_and_the_next_goes_on() -> None:
     source = Source(LATTICE, frozenset({3}))
     found = list(batches(source, [0, 1], 2))
-    assert [(batch.block, batch.numbers, batch.windows is None) for batch in found] == [
+    assert [(batch.block, batch.numbers, batch.voxels is None) for batch in found] == [
         (0, (0, 1), False), (0, (2, 3), True), *[(1, (8 + i, 9 + i), False) for i in range(0, 8, 2)],
     ]  # fmt: skip
     assert str(found[1].error) == "window 3 is damaged"

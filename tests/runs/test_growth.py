@@ -15,8 +15,6 @@ from command import Give, begin, finish, giver, set_each, wait_until
 from conftest import ROOT, examples
 from edits import edit, edits, grow
 from hypothesis import given
-from edits import edit, edits, grow
-from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
 from test_update import (

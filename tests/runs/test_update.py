@@ -562,7 +562,7 @@ def rewritten(folder: Path, name: str, data: np.ndarray) -> None:
     shutil.rmtree(new)
 
 
-@SLOW
+@examples(3, 8)
 @given(
     divisions(), st.sampled_from(["stored", "streamed"]), st.sampled_from(["0", "missing", "mask", "both"]),
     st.integers(0, 2), st.integers(0, 2**16),

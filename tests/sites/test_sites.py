@@ -380,6 +380,34 @@ def test_each_gpu_of_this_machine_gets_a_worker(
 
 
 @pytest.mark.parametrize(
+    ("listed", "code", "chosen", "build", "gpus"),
+    [
+        ("0\\n1\\n", 0, None, "2.13.0", ["0", "1"]),
+        ("0\\n1\\n2\\n", 0, "2,0", "2.13.0+cu130", ["2", "0"]),
+        ("0\\n1\\n", 0, None, "2.13.0+cpu", []),  # which could not use them
+        ("0\\n", 0, "", "2.13.0", []),
+        ("0\\n", 0, "-1", "2.13.0", []),
+        ("", 9, None, "2.13.0", []),
+        (None, 0, None, "2.13.0", []),
+    ],
+)
+def test_the_default_finds_the_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None, code: int, chosen: str | None, build: str,
+    gpus: list[str],
+) -> None:  # fmt: skip
+    put_smi(tmp_path, monkeypatch, listed, code, chosen)
+    monkeypatch.setattr("volpipe.configs.local.version", lambda package: build)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.delenv("VOLPIPE_WORKERS", raising=False)
+    for_nets, *others = find_site("local")(tmp_path).executors
+    assert isinstance(for_nets, ResilientExecutor)
+    assert for_nets.available_accelerators == gpus
+    assert pool._num_workers(for_nets) == (len(gpus) or 8)
+    assert [(other.label, pool._num_workers(other)) for other in others] == ([("cpu", 4)] if gpus else [])
+    assert for_nets.label == ("gpu" if gpus else "local")
+
+
+@pytest.mark.parametrize(
     ("listed", "code", "chosen", "said"),
     [
         ("", 9, None, "nvidia-smi lists 0 GPUs and CUDA_VISIBLE_DEVICES is None, so none is to be used"),

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from command import IDENTITY, begin, finish, giver, processes_in, set_each, wait_until
 from disks import small_disk
-from disturbance import ONE_WORKER, Slow
+from disturbance import Slow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from volumes import fingerprint, noise, write_volume
@@ -205,8 +205,7 @@ def caches(node: Path) -> list[Path]:
 def test_nothing_stays_on_a_node_whatever_is_killed(tmp_path: Path, what: str) -> None:
     """Where the pool's shell is killed as well, nobody is left to clean up but the next run's workers."""
     node = tmp_path / "node"
-    workers = {} if what == "worker" else ONE_WORKER
-    slow = Slow(tmp_path / "run", mode="streamed", environment={node_cache.VARIABLE: str(node)} | workers)
+    slow = Slow(tmp_path / "run", mode="streamed", environment={node_cache.VARIABLE: str(node)})
     slow.begin()
     slow.wait_for_calls(20)
     assert len(caches(node)) == 1

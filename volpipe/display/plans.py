@@ -129,6 +129,9 @@ def forecast_summary(forecast: Forecast, site: str) -> Table:
     if grey := measured_line(forecast.plan, forecast.sample.normalise, "about "):
         table.add_row("", f"{grey} (by a sample)")
     table.add_row("time", _time_line(forecast, site))
+    slots = forecast.slots
+    if slots.on_gpu and not slots.shared:
+        table.add_row("", f"{count(slots.gpu, 'worker')} for nets, a GPU each; {slots.cpu} without one for the rest")
     threads, used = forecast.worker_threads or 1, forecast.plan.recipe.infer.threads
     if threads > used:
         table.add_row(

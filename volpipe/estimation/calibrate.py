@@ -40,7 +40,7 @@ from volpipe.inference.runner import load_runner, smaller_windows
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import sampled_affine
-from volpipe.inference.windows import StreamedWindows, batches
+from volpipe.inference.windows import StreamedWindows
 from volpipe.runs import worker
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Job
@@ -379,7 +379,7 @@ def _try_output(job: Job, block: int, folder: Path) -> tuple[tuple[float, float]
     create_output(plan, {})
     runner = load_runner(job.plan)
     source = StreamedWindows(worker.open_source(job), plan.lattice, job.normalise)
-    ((_, total),) = block_sums(Selection(plan), job.normalise, runner, batches(source, [block], runner.batch))
+    ((_, total),) = block_sums(Selection(plan), job.normalise, runner, source, [block])
     if isinstance(total, Exception):
         raise total
     shard = next(iter(plan.shards_of_block(block)))

@@ -18,6 +18,7 @@ NET_BYTES, NET_SAFETY = 64 << 20, 1.15  # of any window; threads and malloc make
 GPU_BYTES = (
     700 << 20
 )  # for CUDA itself, of a worker whose net is on a GPU: workers took 935 and 960 MiB in all (2026-11)
+FULL = ("float32", "tf32")  # precisions of which all values have 32 bits
 SAFETY = 1.25  # factor by which memory may exceed that of a few blocks: allocators keep freed memory
 
 
@@ -44,7 +45,7 @@ def net_bytes(plan: Plan) -> float | None:
     """
     choice = plan.recipe.infer
     per_voxel = facts.bytes_per_voxel(plan.recipe.net)
-    if per_voxel is None or choice.exact or choice.compile or choice.channels_last or choice.precision != "float32":
+    if per_voxel is None or choice.exact or choice.compile or choice.channels_last or choice.precision not in FULL:
         return None
     batch = choice.batch if choice.batch != "auto" else 1
     return NET_BYTES + NET_SAFETY * per_voxel * batch * math.prod(plan.window)

@@ -18,7 +18,7 @@ from volpipe.blockwise.malloc import keep_freed_memory, share_heap
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
-from volpipe.inference.runner import is_shortage
+from volpipe.inference.runner import autocast, is_shortage, take_precision
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import Infer, NetChoice
@@ -220,8 +220,8 @@ def _try(choice: NetChoice, infer: Infer, shape: Sequence[int], search_path: str
     device = "cuda" if torch.cuda.is_available() else "cpu"
     net = build_net(choice, search_path).to(device)
     windows = torch.zeros(tuple(shape), device=device)
-    autocast = torch.autocast(device, getattr(torch, infer.precision), enabled=infer.precision != "float32")
-    with torch.inference_mode(), autocast:
+    take_precision(infer.precision)
+    with torch.inference_mode(), autocast(device, infer.precision):
         for _ in range(2):
             started = time.perf_counter()
             net(windows).float().cpu()

@@ -94,6 +94,22 @@ class Box:
         start = tuple(a * f for a, f in zip(self.start, factor, strict=True))
         return Box(start, tuple(b * f for b, f in zip(self.stop, factor, strict=True)))
 
+    def without(self, hole: Box) -> Iterator[Box]:
+        """Yield disjoint boxes that make this one together with `hole`, which lies in it or is empty."""
+        if hole.is_empty:
+            yield self
+            return
+        rest = self
+        for axis, (a, b) in enumerate(zip(hole.start, hole.stop, strict=True)):
+            for start, stop in ((rest.start[axis], a), (b, rest.stop[axis])):
+                if start < stop:
+                    yield rest.along(axis, start, stop)
+            rest = rest.along(axis, a, b)
+
+    def along(self, axis: int, start: int, stop: int) -> Box:
+        """Return the box with another start and stop on `axis`."""
+        return Box(_put(self.start, axis, start), _put(self.stop, axis, stop))
+
     def contains(self, other: Box) -> bool:
         return other.is_empty or (self & other) == other
 
@@ -253,12 +269,12 @@ class Lattice:
 
     def window_box(self, number: int) -> Box:
         """Return what the net sees of window `number`; it reaches outside the volume at the faces."""
-        start = self._window_start(self.window_index(number))
+        start = self.window_start(self.window_index(number))
         return Box(start, tuple(a + w for a, w in zip(start, self.window, strict=True)))
 
     def input_box(self, block: int) -> Box:
         """Return the union of the windows of `block`, which holds some; it reaches outside the volume at the faces."""
-        start = self._window_start(tuple(self._first_window(a, k) for a, k in enumerate(self.blocks.index(block))))
+        start = self.window_start(tuple(self._first_window(a, k) for a, k in enumerate(self.blocks.index(block))))
         span = zip(start, self._windows_in(block), self.stride, self.overlap, strict=True)
         return Box(start, tuple(a + n * s + o for a, n, s, o in span))
 
@@ -290,8 +306,13 @@ class Lattice:
     def _windows_in(self, block: int) -> Shape:
         return tuple(len(self.windows_along(axis, k)) for axis, k in enumerate(self.blocks.index(block)))
 
-    def _window_start(self, index: Index) -> Index:
+    def window_start(self, index: Index) -> Index:
+        """Return the first voxel that the net sees of the window at `index`."""
         return tuple(i * s - m for i, s, m in zip(index, self.stride, self.margin, strict=True))
+
+
+def _put(index: Index, axis: int, value: int) -> Index:
+    return (*index[:axis], value, *index[axis + 1 :])
 
 
 def cells(box: Box, cell: Shape) -> Iterator[Index]:

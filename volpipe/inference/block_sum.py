@@ -1,12 +1,14 @@
-"""The weighted sum of one block's windows, as it grows in memory.
+"""The weighted sum of one block's windows, as it grows on the net's device.
 
 Not here: how windows are weighted (blend), or how sums are stored (scratch) and finished (output).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,85 +18,145 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.inference.output import finish
 from volpipe.inference.plan import Plan
+from volpipe.inference.runner import Bus
 from volpipe.inference.scratch import NO_SUM
 from volpipe.inference.selection import Selection
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class _Side:
+    """Where a window adds to a sum along one axis.
+
+    Attributes:
+        inner: voxels of the window's output.
+        place: the same voxels in the sum.
+        weights: of these.
+    """
+
+    inner: slice
+    place: slice
+    weights: np.ndarray
+    _lifted: torch.Tensor | None = None
+
+    def on_device(self, bus: Bus) -> torch.Tensor:
+        """Return the weights on the device of `bus`."""
+        if self._lifted is None:
+            self._lifted = bus.up(self.weights)
+        return self._lifted
 
 
 @dataclass
 class BlockSum:
-    """The weighted sum of one block's windows while it grows, (c, z, y, x).
+    """The weighted sum of one block's windows while it grows on the device of `bus`, (c, z, y, x).
 
     With `crop` each voxel comes from one window, so that it is finished at once and held as it will be stored; a sum of
-    several windows, or one that other blocks add to, is float32 until it is written.
+    several windows, or one that other blocks add to, is float32 until it is written. Nothing asks the device for values
+    while the sum grows, so that a GPU never waits for it.
     """
 
     selection: Selection
     normalise: Affine
     block: int
+    bus: Bus
     box: Box = field(init=False)
-    total: np.ndarray = field(init=False, repr=False)
-    tally: Tally = field(default_factory=Tally)
-    _bad: np.ndarray | None = field(default=None, repr=False)  # flags of NaN and of infinite voxels, once there are any
+    _total: torch.Tensor = field(init=False, repr=False)
+    _tally: Tally = field(default_factory=Tally)
+    _flags: torch.Tensor | None = field(default=None, repr=False)  # NaN, infinite; on a CPU once there are any
+    _sides: dict[tuple[int, int], _Side] = field(default_factory=dict, repr=False)
+    _ready: torch.cuda.Event | None = field(default=None, repr=False)
 
     @property
     def plan(self) -> Plan:
         return self.selection.plan
 
     def __post_init__(self) -> None:
+        import torch
+
         self.box = self.plan.sum_box(self.block)
         shape = (self.plan.net.out_channels, *self.box.shape)
-        if self.is_finished:
-            self.total = np.zeros(shape, self.plan.dtype)
-        else:
-            self.total = np.full(shape, NO_SUM, np.float32)
+        dtype = getattr(torch, self.plan.dtype.name) if self.is_finished else torch.float32
+        self._total = torch.full(shape, 0 if self.is_finished else float(NO_SUM), dtype=dtype, device=self.bus.device)
 
     @cached_property
     def is_finished(self) -> bool:
-        """Whether `total` holds voxels as they are stored, not sums."""
+        """Whether it holds voxels as they are stored, not sums."""
         plan = self.plan
         return plan.recipe.windows.blend == "crop" and all(map(plan.is_direct, plan.shards_of_block(self.block)))
 
-    def add(self, number: int, out: np.ndarray) -> None:
-        """Add window `number`, whose net output is `out` (c, z, y, x), with its weights."""
-        plan = self.plan
-        index = plan.lattice.window_index(number)
-        blend, scale = plan.recipe.windows.blend, plan.net.scale
-        z, y, x = (span(blend, plan.lattice, axis, i, scale[axis]) for axis, i in enumerate(index))
-        part = out[:, z.start : z.stop, y.start : y.stop, x.start : x.stop]
-        corner = plan.lattice.window_box(number).relative_to(plan.roi_box.start).scaled(scale).start
-        start = tuple(c + s.start for c, s in zip(corner, (z, y, x), strict=True))
-        box = Box.from_shape(part.shape[1:]).shift(start)
-        inside = box & self.box  # a region of interest may cut through windows
-        place, inner = inside.relative_to(self.box.start).slices, inside.relative_to(start).slices
-        part = part[:, *inner]
-        finite = np.isfinite(part)
-        if not finite.all():
-            if self._note_bad(part, finite, inside) and plan.recipe.infer.nonfinite == "refuse":
-                return  # the block fails once all of it is counted
-            if plan.dtype.kind != "f":
-                part = np.where(finite, part, np.float32(0))  # not selected, and not finite: no integer can hold it
-        if self.is_finished:
-            self.total[:, *place] = finish(plan, self.normalise, part, self.tally)
-        elif blend == "crop":
-            self.total[:, *place] += part
-        else:
-            weighted = part * z.weights[inner[0], None, None]
-            weighted *= y.weights[inner[1], None]
-            weighted *= x.weights[inner[2]]
-            self.total[:, *place] += weighted
+    def add(self, number: int, out: torch.Tensor) -> None:
+        """Add window `number`, whose net output is `out` (c, z, y, x), on the device, with its weights."""
+        import torch
 
-    def _note_bad(self, part: np.ndarray, finite: np.ndarray, box: Box) -> bool:
-        """Flag the selected voxels of `part` (c, z, y, x), at `box`, that are not `finite`; return whether any are."""
-        mask = self.selection.mask(box)
-        flags = ~finite if mask is None else ~finite & mask
-        if not flags.any():
-            return False
-        if self._bad is None:
-            self._bad = np.zeros((2, *self.total.shape), bool)
-        nan, infinite = self._bad[:, :, *box.relative_to(self.box.start).slices]
-        nan |= np.isnan(part) & flags
-        infinite |= np.isinf(part) & flags
-        return True
+        plan = self.plan
+        sides = [self._side(axis, i) for axis, i in enumerate(plan.lattice.window_index(number))]
+        z, y, x = (side.place for side in sides)
+        with torch.inference_mode():
+            part = self._finite(out[:, *(side.inner for side in sides)], (z, y, x))
+            if plan.keeps_integers:
+                self._total[:, z, y, x] = part
+            elif self.is_finished:
+                self._total[:, z, y, x] = finish(plan, self.normalise, part, self._tally)
+            elif plan.recipe.windows.blend == "crop":
+                self._total[:, z, y, x] += part
+            else:
+                self._total[:, z, y, x] += self._weighted(part, sides)
+
+    def _side(self, axis: int, index: int) -> _Side:
+        """Return where window `index` along `axis` adds to this sum; a region of interest may cut through it."""
+        if (axis, index) not in self._sides:
+            plan, low = self.plan, self.box.start[axis]
+            lattice, scale = plan.lattice, plan.net.scale[axis]
+            own = span(plan.recipe.windows.blend, lattice, axis, index, scale)
+            first = (index * lattice.stride[axis] - lattice.margin[axis] - plan.roi_box.start[axis]) * scale
+            start = max(first + own.start, low)
+            stop = max(start, min(first + own.stop, self.box.stop[axis]))
+            weights = own.weights[start - first - own.start : stop - first - own.start]
+            self._sides[axis, index] = _Side(
+                slice(start - first, stop - first), slice(start - low, stop - low), weights
+            )
+        return self._sides[axis, index]
+
+    def _weighted(self, part: torch.Tensor, sides: list[_Side]) -> torch.Tensor:
+        """Return `part` of a window times its weights along z, y and x."""
+        z, y, x = (side.on_device(self.bus) for side in sides)
+        weighted = part * z[:, None, None]
+        weighted *= y[:, None]
+        weighted *= x
+        return weighted
+
+    def _finite(self, part: torch.Tensor, place: tuple[slice, ...]) -> torch.Tensor:
+        """Return `part` (c, z, y, x), which belongs to `place`, for integers without NaN and infinity; flag these."""
+        import torch
+
+        if not part.is_floating_point() or 0 in part.shape:
+            return part
+        if not self.bus.is_gpu and all(math.isfinite(float(end)) for end in torch.aminmax(part)):
+            return part
+        if self._flags is None:
+            self._flags = torch.zeros((2, *self._total.shape), dtype=torch.bool, device=self.bus.device)
+        nan, infinite = self._flags[:, :, *place]
+        nan |= torch.isnan(part)
+        infinite |= torch.isinf(part)
+        if self.plan.dtype.kind == "f":
+            return part
+        return torch.where(torch.isfinite(part), part, 0.0)  # not selected, or the block fails: no integer can hold it
+
+    def close(self) -> None:
+        """Note that the last window was added."""
+        self._ready = self.bus.mark()
+
+    @cached_property
+    def _bad(self) -> np.ndarray | None:
+        """Flags (2, c, z, y, x) of the selected voxels that are NaN, and infinite; None where there are none."""
+        flags = self._flags
+        if flags is None or not self.bus.down(lambda: flags.any(), self._ready):
+            return None
+        mask = self.selection.mask(self.box)
+        bad = self.bus.down(lambda: flags, self._ready) & (True if mask is None else mask)
+        return bad if bad.any() else None
 
     @property
     def bad(self) -> Nonfinite:
@@ -110,16 +172,47 @@ class BlockSum:
         Raises:
             NonfiniteError: with how many there are, and where.
         """
-        if self._bad is not None and self.plan.recipe.infer.nonfinite == "refuse":
+        if self.plan.recipe.infer.nonfinite == "refuse" and self._bad is not None:
             place = bounds(np.any(self._bad, axis=(0, 1))).shift(self.box.start)
             raise NonfiniteError(
                 f"net {self.plan.net.label} gave {self.bad} voxels in box {place} of the output; mend the net, "
                 "its weights or the input there, or keep them with infer.nonfinite=keep and output.dtype=float32"
             )
 
+    @property
+    def clipped(self) -> int:
+        """Voxels that were clipped to the type of the output so far."""
+        return self._count(self._tally)
+
     def part(self, box: Box) -> np.ndarray:
-        """Return the voxels of `total` (c, z, y, x) in `box` of the output."""
-        return self.total[:, *box.relative_to(self.box.start).slices]
+        """Return the sum (c, z, y, x) in `box` of the output: float32, or as it will be stored where it is finished.
+
+        Raises:
+            NonfiniteError: as `check`.
+        """
+        self.check()
+        return self.bus.down(lambda: self._in(box), self._ready)
+
+    def finished(self, box: Box, tally: Tally) -> np.ndarray:
+        """Return `box` of the output (c, z, y, x), to which no other block adds, as it will be stored.
+
+        Raises:
+            NonfiniteError: as `check`.
+        """
+        self.check()
+        data = self.bus.down(lambda: finish(self.plan, self.normalise, self._in(box), tally), self._ready)
+        self._count(tally)
+        return data
+
+    def _in(self, box: Box) -> torch.Tensor:
+        return self._total[:, *box.relative_to(self.box.start).slices]
+
+    def _count(self, tally: Tally) -> int:
+        """Return the voxels of `tally`, with those that the device has counted."""
+        if (elsewhere := tally.elsewhere) is not None:
+            tally.clipped += int(self.bus.down(lambda: elsewhere, self._ready))
+            tally.elsewhere = None
+        return tally.clipped
 
 
 def bounds(flags: np.ndarray) -> Box:

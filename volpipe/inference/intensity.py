@@ -1,15 +1,23 @@
 """Intensities: normalisation before the net, its inverse and the cast to a stored type after it.
 
-Not here: the constants (statistics), or anything that reads or writes.
+All of it takes arrays of numpy and tensors of any device alike, and gives the same bits for both: stages without a net
+do not load torch. Not here: the constants (statistics), or anything that reads or writes.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from volpipe.errors import VolpipeError
+
+if TYPE_CHECKING:
+    import torch
+
+    Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
 LARGEST_WHOLE = 2**24  # up to which float32 has all whole numbers
 
@@ -29,21 +37,53 @@ class Affine:
         """Return `data` of any type and shape, normalised, as float32; in `out`, if given.
 
         Raises:
-            VolpipeError: whole numbers that are to stay as they are, such as labels, are too large for float32.
+            VolpipeError: as `check`.
+        """
+        self.check(data)
+        normalised = np.empty(data.shape, np.float32) if out is None else out
+        normalised[...] = data
+        self.normalise(normalised)
+        return normalised
+
+    def normalise(self, data: Array) -> None:
+        """Change float32 `data` from the units of the volume to normalised values, in place."""
+        data -= constant(data, self.shift)
+        data /= constant(data, self.scale)
+
+    def invert(self, data: Array) -> Array:
+        """Return normalised float32 `data` in the units of the volume, float32."""
+        restored: Array = data * constant(data, self.scale)
+        restored += constant(data, self.shift)
+        return restored
+
+    def check(self, data: np.ndarray) -> None:
+        """Refuse whole numbers that are to stay as they are, such as labels, and that float32 would round.
+
+        Raises:
+            VolpipeError: with the largest.
         """
         if (self.shift, self.scale) == (0.0, 1.0):
             _check_fits(data)
-        normalised = np.empty(data.shape, np.float32) if out is None else out
-        normalised[...] = data
-        normalised -= np.float32(self.shift)
-        normalised /= np.float32(self.scale)
-        return normalised
 
-    def invert(self, data: np.ndarray) -> np.ndarray:
-        """Return normalised float32 `data` in the units of the volume, float32."""
-        restored: np.ndarray = data * np.float32(self.scale)
-        restored += np.float32(self.shift)
-        return restored
+
+def is_tensor(data: object) -> bool:
+    """Return whether `data` is a tensor of torch, not an array or a scalar of numpy."""
+    return not isinstance(data, np.ndarray | np.generic)
+
+
+def library(data: object) -> Any:  # Any: numpy or torch, whose functions of these names agree
+    """Return the module whose functions take `data`."""
+    return sys.modules["torch"] if is_tensor(data) else np
+
+
+def constant(data: Array, value: float) -> Array:
+    """Return `value` as a float32 of the kind of `data`, on its device.
+
+    torch divides by a number of Python's on a GPU by multiplying with its inverse, which has other last bits.
+    """
+    place = {"device": data.device} if is_tensor(data) else {}
+    number: Array = library(data).full((), value, dtype=library(data).float32, **place)
+    return number
 
 
 def _check_fits(data: np.ndarray) -> None:
@@ -79,39 +119,61 @@ class Nonfinite:
 ALL_FINITE = Nonfinite()
 
 
-@dataclass(slots=True)
 class Tally:
     """Number of voxels that were clipped to the range of the type that they were cast to."""
 
-    clipped: int = 0
+    def __init__(self) -> None:
+        self.clipped = 0
+        self.elsewhere: torch.Tensor | None = None  # clipped on a GPU, and not counted in `clipped` yet
+
+    def add(self, rounded: Array, low: float, top: float) -> None:
+        """Count the voxels of `rounded` that are below `low` or above `top`."""
+        of = library(rounded)
+        if is_tensor(rounded) and str(rounded.device) != "cpu":
+            num = of.count_nonzero((rounded < low) | (rounded > top))  # to ask for it now would make the GPU wait
+            self.elsewhere = num if self.elsewhere is None else self.elsewhere + num
+        elif rounded.min() < low or rounded.max() > top:
+            self.clipped += int(of.count_nonzero(rounded < low)) + int(of.count_nonzero(rounded > top))
 
 
-def to_dtype(data: np.ndarray, dtype: np.dtype, tally: Tally | None = None) -> np.ndarray:
+def to_dtype(data: Array, dtype: np.dtype, tally: Tally | None = None) -> Array:
     """Return float32 `data` of any shape as `dtype`; integers are rounded half to even, then clipped to their range.
 
-    `tally` counts the voxels that were clipped.
+    `tally` counts the voxels that were clipped. Whoever has a tensor knows that it is finite: nobody looks here.
 
     Raises:
-        VolpipeError: a value is not finite and `dtype` is an integer type, which has no word for it.
+        VolpipeError: a value of an array is not finite and `dtype` is an integer type, which has no word for it.
     """
     if dtype.kind == "f":
-        return data.astype(dtype)
+        return _typed(data, dtype)
+    if not is_tensor(data):
+        _check_finite(np.asarray(data), dtype)
+    info = np.iinfo(dtype)
+    # float32 cannot hold the ends of 32- and 64-bit ranges: clip in float64, then once more as integers would wrap.
+    exact = data if dtype.itemsize < 4 else _typed(data, np.dtype(np.float64))
+    rounded: Array = library(exact).round(exact)
+    # The largest 64-bit integers are no floats: the float below them is the last that fits.
+    low, top = float(info.min), float(info.max) if dtype.itemsize < 8 else float(np.nextafter(float(info.max), 0.0))
+    if tally is not None and 0 not in data.shape:
+        tally.add(rounded, low, top)
+    clipped: Array = library(rounded).clip(rounded, low, top, out=rounded)
+    return _typed(clipped, dtype)
+
+
+def _check_finite(data: np.ndarray, dtype: np.dtype) -> None:
     num_bad = int(data.size - np.count_nonzero(np.isfinite(data)))
     if num_bad:
         raise VolpipeError(
             f"{num_bad} of {data.size} output voxels are NaN or infinite and {dtype} cannot hold them; "
             "mend the net, or set output.dtype to float32 to see them"
         )
-    info = np.iinfo(dtype)
-    # float32 cannot hold the ends of 32- and 64-bit ranges: clip in float64, then once more as integers would wrap.
-    exact = data if dtype.itemsize < 4 else data.astype(np.float64)
-    rounded = np.rint(exact)
-    # The largest 64-bit integers are no floats: the float below them is the last that fits.
-    top = float(info.max) if dtype.itemsize < 8 else float(np.nextafter(float(info.max), 0.0))
-    if tally is not None and data.size and (rounded.min() < info.min or rounded.max() > top):
-        tally.clipped += int(np.count_nonzero(rounded < info.min)) + int(np.count_nonzero(rounded > top))
-    whole: np.ndarray = rounded.clip(float(info.min), top, out=rounded).astype(dtype)
-    return whole
+
+
+def _typed(data: Array, dtype: np.dtype) -> Array:
+    """Return `data` in the type `dtype`."""
+    values: Any = data  # Any: an array or a tensor, which call it otherwise
+    typed: Array = values.to(getattr(library(data), dtype.name)) if is_tensor(data) else values.astype(dtype)
+    return typed
 
 
 def unit_scale(dtype: np.dtype) -> float:

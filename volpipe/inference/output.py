@@ -9,14 +9,14 @@ import dataclasses
 import math
 import re
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import numpy as np
 from pydantic import ValidationError
 
 from volpipe.errors import PlanError, VolumeError
 from volpipe.geometry.grid import Box, Grid, triple
-from volpipe.inference.intensity import Affine, Tally, to_dtype, unit_scale
+from volpipe.inference.intensity import Affine, Tally, constant, to_dtype, unit_scale
 from volpipe.inference.output_plan import OutputPlan, level_key
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
@@ -28,6 +28,9 @@ from volpipe.volumes.formats.container import grow_array, locate
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location
 from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
+
+if TYPE_CHECKING:
+    from volpipe.inference.intensity import Array
 
 R = TypeVar("R", Recipe, SegmentRecipe)
 
@@ -116,16 +119,17 @@ def remove_leftovers(out: Location) -> list[Path]:
     return left
 
 
-def finish(plan: Plan, normalise: Affine, total: np.ndarray, tally: Tally | None = None) -> np.ndarray:
+def finish(plan: Plan, normalise: Affine, total: Array, tally: Tally | None = None) -> Array:
     """Return the net's summed output `total` (c, z, y, x), float32, in the type and scale of the output.
 
     "same" intensities go back through the inverse of the normalisation, "unit" ones become 0..255 and so on, then
-    integers are rounded half to even and clipped, and `tally` counts the clipped voxels.
+    integers are rounded half to even and clipped, and `tally` counts the clipped voxels. A tensor stays on its device,
+    and for integers all of it must be finite.
     """
     if plan.intensity == "same":
         total = normalise.invert(total)
     elif plan.intensity == "unit":
-        total = total * np.float32(unit_scale(plan.dtype))
+        total = total * constant(total, unit_scale(plan.dtype))
     return to_dtype(total, plan.dtype, tally)
 
 
@@ -220,15 +224,14 @@ def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
     )
 
 
-def write_total(selection: Selection, normalise: Affine, box: Box, total: np.ndarray, tally: Tally) -> str:
-    """Write the net's summed output `total` (c, z, y, x), float32, to `box` of level 0; zeros outside the selection.
+def summed(selection: Selection, normalise: Affine, box: Box, total: np.ndarray, tally: Tally) -> np.ndarray:
+    """Return the net's summed output `total` (c, z, y, x), float32, in `box` of level 0, as it will be stored.
 
-    A sum outside may be partial, so that the checks of `finish` may not see it. Return the checksums; `tally` counts
-    the clipped voxels.
+    A sum outside the selection may be partial, so that the checks of `finish` do not see it. `tally` counts the clipped
+    voxels.
     """
     mask, nothing = selection.mask(box), np.float32(0)
-    total = total if mask is None else np.where(mask, total, nothing)
-    return write_selected(selection, box, finish(selection.plan, normalise, total, tally))
+    return finish(selection.plan, normalise, total if mask is None else np.where(mask, total, nothing), tally)
 
 
 def write_selected(selection: Selection, box: Box, data: np.ndarray) -> str:

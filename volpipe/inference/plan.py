@@ -167,6 +167,33 @@ class Plan(OutputPlan):
         box = Box(tuple(a for a, _ in reach), tuple(b for _, b in reach))
         return box.relative_to(self.roi_box.start).scaled(self.net.scale)
 
+    def sole_box(self, block: int) -> Box:
+        """Return the output voxels that no block but `block` adds to; not all of them where they make no box."""
+        sides = [self._sole(axis, k) for axis, k in enumerate(self.blocks.index(block))]
+        box = Box(tuple(a for a, _ in sides), tuple(b for _, b in sides))
+        return box.relative_to(self.roi_box.start).scaled(self.net.scale)
+
+    def _sole(self, axis: int, block: int) -> tuple[int, int]:
+        start, stop = self._reach(axis, block)
+        if block > 0:
+            start = max(start, self._reach(axis, block - 1)[1])
+        if block + 1 < self.blocks.counts[axis] and self.lattice.windows_along(axis, block + 1):
+            stop = min(stop, self._reach(axis, block + 1)[0])
+        return start, max(start, stop)
+
+    @cached_property
+    def keeps_integers(self) -> bool:
+        """Whether the net gets voxels as they are stored, and gives them as they will be: there are no other steps."""
+        return (
+            self.net.integers
+            and self.intensity == "same"
+            and np.dtype(self.source.dtype).kind in "iu"
+            and self.out_dtype == self.source.dtype
+            and (self.recipe.windows.blend, self.recipe.infer.augment) == ("crop", "none")
+            and self.mode == "streamed"
+            and not self.num_sums
+        )
+
     def reach_along(self, axis: int) -> list[tuple[int, int]]:
         """Return the voxels of the volume, clipped to the region, that the sums of each block along `axis` reach."""
         return [self._reach(axis, k) for k in range(self.blocks.counts[axis])]

@@ -6,7 +6,7 @@ Not here: shards that one block determines (infer writes those), or coarser leve
 from __future__ import annotations
 
 from volpipe.inference.intensity import Affine, Tally
-from volpipe.inference.output import write_total
+from volpipe.inference.output import summed, write_selected
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 
@@ -19,4 +19,4 @@ def reassemble(selection: Selection, normalise: Affine, tensors: Tensors, shard:
     plan = selection.plan
     box = plan.shards().box(shard)
     blocks = list(filter(selection.has_block, plan.blocks_of_shard(shard)))
-    return write_total(selection, normalise, box, tensors.total(box, blocks), tally)
+    return write_selected(selection, box, summed(selection, normalise, box, tensors.total(box, blocks), tally))

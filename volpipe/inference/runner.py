@@ -1,15 +1,20 @@
-"""The runner: the net on its device, loaded once per process; where memory is too little, a window that would fit.
+"""The runner: the net on its device, loaded once per process, and the bus between its device and this machine's memory.
 
-Not here: the choice of windows (windows), or memory that a plan knows without the net (memory, limits).
+Where memory is too little, batches are halved; where one window is too much, it names one that would fit. Not here: the
+choice of windows (windows), or memory that a plan knows without the net (memory, limits).
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,26 +33,96 @@ if TYPE_CHECKING:
 
 LARGEST_BATCH = 64
 
+log = logging.getLogger(__name__)
+_counting = threading.Lock()
+
+
+class Bus:
+    """The way to a device and back, and the bytes that took it; on the CPU they stay where they are.
+
+    A GPU copies on streams of its own, from and to pinned memory, while it computes; the calling thread waits.
+
+    Attributes:
+        up_bytes, down_bytes: that went to the device, and that came from there.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device, self.up_bytes, self.down_bytes = device, 0, 0
+        self._upward: torch.cuda.Stream | None = None
+        self._downward: torch.cuda.Stream | None = None
+        if self.is_gpu:
+            import torch
+
+            self._upward, self._downward = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the device computes on its own: to ask for a value makes the caller wait, and then the device."""
+        return self.device != "cpu"
+
+    def up(self, array: np.ndarray) -> torch.Tensor:
+        """Return `array`, of any type, on the device, where it is by then."""
+        import torch
+
+        native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        host = torch.from_numpy(native if native.flags.writeable else native.copy())
+        self.up_bytes += host.nbytes
+        if self._upward is None:
+            return host
+        with torch.cuda.stream(self._upward):
+            tensor = host.pin_memory().to(self.device, non_blocking=True)
+        self._upward.synchronize()
+        tensor.record_stream(torch.cuda.default_stream())  # which computes with it, so that its memory stays as long
+        return tensor
+
+    def down(self, make: Callable[[], torch.Tensor], ready: torch.cuda.Event | None = None) -> np.ndarray:
+        """Return in this machine's memory what `make` makes on the device, after `ready`, of tensors that stay."""
+        import torch
+
+        with torch.inference_mode():
+            if self._downward is None:
+                host = make()
+            else:
+                with torch.cuda.stream(self._downward):
+                    if ready is not None:
+                        self._downward.wait_event(ready)
+                    tensor = make().contiguous()
+                    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                    host.copy_(tensor, non_blocking=True)
+                self._downward.synchronize()
+        self.down_bytes += host.nbytes
+        return host.numpy()
+
+    def mark(self) -> torch.cuda.Event | None:
+        """Return what `down` waits for: all that this thread has asked of the device so far."""
+        if not self.is_gpu:
+            return None
+        import torch
+
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
 
 @dataclass
 class Runner:
-    """A net on its device, loaded once per process: windows in, outputs out, both as float32 arrays.
+    """A net on its device, loaded once per process: windows in, outputs out.
 
     Attributes:
         device: "cpu" or "cuda".
         batch: windows per call.
-        seconds: time spent computing so far.
         weights_sha256, code_sha256: of the net that was loaded here.
     """
 
     plan: Plan
     device: str
     batch: int = 1
-    seconds: float = 0.0
     weights_sha256: str = ""
     code_sha256: str = ""
     _net: Callable[..., torch.Tensor] | None = field(default=None, repr=False)
     _advice: str = ""
+    _seconds: float = 0.0
+    _spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=deque, repr=False)
 
     @property
     def device_name(self) -> str:
@@ -62,12 +137,11 @@ class Runner:
         import torch
 
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        keep_freed_memory()  # also on a GPU: each call's output comes back as a new array of the whole batch
-        # The same sums on every device of a kind: no TF32, no choice of algorithm by timing.
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cudnn.deterministic = True
+        keep_freed_memory()  # also on a GPU: what comes back from there is a new array each time
         choice = plan.recipe.infer
+        # The same sums on every device of a kind: TF32 only where it is asked for, no choice of algorithm by timing.
+        take_precision(choice.precision)
+        torch.backends.cudnn.deterministic = True
         take_threads(choice.threads)
         # oneDNN's order of sums depends on the window's shape.
         torch.backends.mkldnn.enabled = not choice.exact  # type: ignore[assignment]  # a descriptor
@@ -96,77 +170,128 @@ class Runner:
                 "differs on that machine; restore it, or start over with --fresh"
             )
 
+    @cached_property
+    def bus(self) -> Bus:
+        """The way to the net's device and back."""
+        return Bus(self.device)
+
     def __call__(self, windows: np.ndarray) -> np.ndarray:
-        """Return the net's output for `windows` (n, c, z, y, x): (n, C, z', y', x'), float32.
+        """Return the net's output for `windows` (n, c, z, y, x), float32: (n, C, z', y', x'), float32; see `run`."""
+        out = self.run(self.bus.up(windows))
+        return self.bus.down(lambda: out, self.bus.mark())
+
+    def run(self, windows: torch.Tensor) -> torch.Tensor:
+        """Return the net's output for `windows` (n, c, z, y, x) on its device: (n, C, z', y', x'), float32, there.
+
+        Whole numbers stay such. Batches are smaller from now on where they need more memory than there is.
 
         Raises:
             ValueError: the net's output has not the declared shape.
         """
-        started = time.perf_counter()
-        out = self._run(self._filled(windows))[: len(windows)]
-        self.seconds += time.perf_counter() - started
+        import torch
+
+        while True:
+            batch = self.batch
+            try:
+                outs = [self._whole_batch(part, batch) for part in torch.split(windows, batch)]
+                out = outs[0] if len(outs) == 1 else torch.cat(outs)
+                break
+            except Exception as error:
+                if batch == 1 or not is_shortage(error):
+                    raise
+            self._halve(batch)
         sizes = (w * s for w, s in zip(windows.shape[2:], self.plan.net.scale, strict=True))
         expected = (len(windows), self.plan.net.out_channels, *sizes)
         if out.shape != expected:
-            raise ValueError(f"net {self.plan.net.label} gave {out.shape}, declared is {expected}")
+            raise ValueError(f"net {self.plan.net.label} gave {tuple(out.shape)}, declared is {expected}")
         return out
 
-    def _run(self, windows: np.ndarray) -> np.ndarray:
+    def _halve(self, batch: int) -> None:
+        """Take half as many windows per call as `batch` from now on, or fewer where another thread was told so too."""
+        import torch
+
+        self.batch = min(self.batch, batch // 2)
+        log.warning(
+            "%d windows of %s need more memory than %s has; from now on this worker computes %d at a time",
+            batch, list(self.plan.window), self.device, self.batch,
+        )  # fmt: skip
+        if self.bus.is_gpu:
+            torch.cuda.empty_cache()
+
+    def _whole_batch(self, windows: torch.Tensor, batch: int) -> torch.Tensor:
+        """Return the output of the net for `windows`, to which empty ones are added up to a whole `batch`.
+
+        Libraries sum in another order for another batch size, so that a window's last bits would depend on its block.
+        """
+        missing = batch - len(windows)
+        if missing <= 0:
+            return self._run(windows)
+        import torch
+
+        return self._run(torch.cat([windows, windows.new_zeros((missing, *windows.shape[1:]))]))[: len(windows)]
+
+    def _run(self, windows: torch.Tensor) -> torch.Tensor:
         import torch
 
         assert self._net is not None
         choice = self.plan.recipe.infer
         take_threads(choice.threads)
         with (
+            self._timed(),
             torch.inference_mode(),
-            torch.autocast(self.device, getattr(torch, choice.precision), enabled=choice.precision != "float32"),
+            autocast(self.device, choice.precision),
         ):
-            data = torch.from_numpy(windows)
-            if self.device == "cuda":
-                data = data.pin_memory().to(self.device, non_blocking=True)
+            data = windows
             if choice.channels_last:
                 data = data.contiguous(memory_format=torch.channels_last_3d)
-            out: np.ndarray = mean_of_forms(self._net, data, choice.augment).contiguous().cpu().numpy()
-        return out
+            if not data.is_floating_point():
+                return self._net(data)
+            return mean_of_forms(self._net, data, choice.augment).contiguous()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the seconds that the device computes meanwhile; those of a GPU once they are over."""
+        if self.bus.is_gpu:
+            import torch
+
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            first.record()
+            yield
+            last.record()
+            self._spans.append((first, last))
+            return
+        started = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - started
+
+    @property
+    def seconds(self) -> float:
+        """Time that the device spent computing so far."""
+        with _counting:
+            while self._spans and self._spans[0][1].query():  # type: ignore[no-untyped-call]
+                first, last = self._spans.popleft()
+                self._seconds += first.elapsed_time(last) / 1000
+        return self._seconds
 
     def try_window(self, windows: np.ndarray) -> None:
         """Run the net over `windows` (n, c, z, y, x), float32, of any shape that it takes, and drop the output."""
         try:
-            self._run(windows)
+            out = self._run(self.bus.up(windows))
+            self.bus.down(lambda: out.flatten()[:1], self.bus.mark())
         except Exception as error:
             raise self.explain(error) from error
-
-    def _filled(self, windows: np.ndarray) -> np.ndarray:
-        """Return `windows` with empty ones added up to a whole batch.
-
-        Libraries sum in another order for another batch size, so that a window's last bits would depend on its block.
-        """
-        missing = self.batch - len(windows)
-        if missing <= 0:
-            return windows
-        return np.concatenate([windows, np.zeros((missing, *windows.shape[1:]), np.float32)])
 
     def _batch_that_fits(self) -> int:
         """Return the windows per call: one on a CPU, where more are no faster, else the most that fit its memory."""
         if self.device == "cpu":
             return 1
-        import torch
-
-        shape = (self.plan.source.num_channels, *self.plan.window)
-
-        def fits(size: int) -> bool:
-            try:
-                self(np.zeros((size, *shape), np.float32))
-            except torch.OutOfMemoryError:
-                torch.cuda.empty_cache()
-                return False
-            return True
-
+        most = min(LARGEST_BATCH, self.plan.lattice.windows_per_block)
         try:
-            size = largest_that_fits(fits, min(LARGEST_BATCH, self.plan.lattice.windows_per_block))
+            size = largest_that_fits(lambda size: self._fits(self.plan.window, size), most)
         except MemoryError as error:
             raise self.explain(error) from error
-        self.seconds = 0.0
+        self._spans.clear()
+        self._seconds = 0.0
         return size
 
     def explain(self, error: Exception) -> Exception:
@@ -183,14 +308,31 @@ class Runner:
         import torch
 
         try:
-            self._run(np.zeros((batch, self.plan.source.num_channels, *window), np.float32))
+            self._run(torch.zeros((batch, self.plan.source.num_channels, *window), device=self.device))
+            if self.bus.is_gpu:
+                torch.cuda.synchronize()
         except Exception as error:
             if not is_shortage(error):
                 raise
-            if self.device == "cuda":
+            if self.bus.is_gpu:
                 torch.cuda.empty_cache()
             return False
         return True
+
+
+def take_precision(precision: str) -> None:
+    """Let GPUs of this process multiply float32 as TF32 where `precision` is tf32, and not otherwise."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def autocast(device: str, precision: str) -> torch.autocast:
+    """Return in which a net computes with the bits of `precision`: all of them, unless it names a type of 16."""
+    import torch
+
+    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
+    return torch.autocast(device, dtype, enabled=dtype is not None)
 
 
 def take_threads(num: int) -> None:

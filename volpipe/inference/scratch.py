@@ -110,16 +110,15 @@ class Tensors:
         """Return the array of window tensors."""
         return open_volume(self.source_path, SOURCE_KEY)
 
-    def total(self, box: Box, blocks: Sequence[int], known: BlockPart | None = None) -> np.ndarray:
-        """Return the sums of `blocks` in `box` of the output, added up in ascending order, (c, z, y, x), float32.
+    def total(self, box: Box, blocks: Sequence[int]) -> np.ndarray:
+        """Return the stored sums of `blocks` in `box` of the output, added in ascending order, (c, z, y, x), float32.
 
-        The blocks are some of those whose sums reach the box; that of `known` is in memory, and not read.
+        The blocks are some of those whose sums reach the box.
         """
         total = np.full((self.plan.net.out_channels, *box.shape), NO_SUM, np.float32)
         for block in sorted(blocks):
             part = box & self.plan.sum_box(block)
-            data = known.part(part) if known is not None and known.block == block else self.read_sum(block, part)
-            total[:, *part.relative_to(box.start).slices] += data
+            total[:, *part.relative_to(box.start).slices] += self.read_sum(block, part)
         return total
 
     def read_sum(self, block: int, box: Box) -> np.ndarray:
@@ -137,18 +136,16 @@ class Tensors:
         box = box & self.plan.sum_box(block)
         return all(self.sum_file(block, part).exists() for part, _ in self._parts(block, box))
 
-    def write_sum(self, block: int, total: np.ndarray, closed: Collection[int]) -> None:
-        """Write `total` (c, z, y, x), float32, the sum of `block` over its `sum_box`, less its `closed` shards."""
-        plan = self.plan
+    def write_sum(self, total: BlockPart, closed: Collection[int]) -> None:
+        """Write the sum `total` of a block, as far as it reaches, less its `closed` shards."""
+        plan, block = self.plan, total.block
         box = plan.sum_box(block)
         for part, region in self._parts(block, box):
             if all(shard in closed for shard in plan.shards().touching(region)):
                 continue
             shape = plan.sum_parts[part].shape
             whole = np.zeros((plan.net.out_channels, *shape), np.float32)
-            whole[:, *region.relative_to(self._origin(block, part)).slices] = total[
-                :, *region.relative_to(box.start).slices
-            ]
+            whole[:, *region.relative_to(self._origin(block, part)).slices] = total.part(region)
             for shard in closed:
                 inner = plan.shards().box(shard) & region
                 whole[:, *inner.relative_to(self._origin(block, part)).slices] = 0.0

@@ -1,6 +1,7 @@
-"""Windows as float32 arrays: read from stored window tensors, or cut from the volume; the same values either way.
+"""Windows, read from stored window tensors, or cut from the volume: as float32 arrays, the same values either way; or
+as the voxels that they are cut from, for a net that has a device to cut them on.
 
-Not here: torch (dataset), or where windows lie (geometry.grid).
+Not here: torch (runner, dataset), or where windows lie (geometry.grid).
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -30,10 +31,32 @@ BLOCKS_IN_MEMORY = 2  # the one being cut and the one being read
 CACHE_BYTES = 64 * 2**20
 
 
+Place = tuple[int | slice, ...]
+
+
+@dataclass(frozen=True)
+class Voxels:
+    """Voxels as they are stored, from which windows are cut: those of a block (c, z, y, x), or windows (n, c, z, y, x).
+
+    Attributes:
+        places: of each window in `data`.
+        normalise: what is left to do to them, None where they are normalised.
+    """
+
+    data: np.ndarray
+    places: tuple[Place, ...]
+    normalise: Affine | None = None
+
+
 class WindowSource(ABC):
-    """Source of windows, stored or cut from the volume."""
+    """Source of windows, stored or cut from the volume; `has_blocks`: its blocks are in memory as a whole."""
 
     lattice: Lattice
+    has_blocks: ClassVar[bool] = False
+
+    @abstractmethod
+    def voxels(self, numbers: Sequence[int]) -> Voxels:
+        """Return what the windows of these numbers, all of one block, are cut from; the same array while it is so."""
 
     @abstractmethod
     def read(self, numbers: Sequence[int]) -> np.ndarray:
@@ -59,6 +82,9 @@ class StoredWindows(WindowSource):
     tensors: Volume
     lattice: Lattice
 
+    def voxels(self, numbers: Sequence[int]) -> Voxels:
+        return Voxels(self.read(numbers), tuple((i,) for i in range(len(numbers))))
+
     def read(self, numbers: Sequence[int]) -> np.ndarray:
         reader = self.tensors.open()
         return np.stack([reader.read_raw((slice(n, n + 1),))[0] for n in numbers])
@@ -78,6 +104,7 @@ class StreamedWindows(WindowSource):
     Chunks in memory, also those of another `session`, are compared with their files.
     """
 
+    has_blocks = True
     volume: Volume
     lattice: Lattice
     normalise: Affine
@@ -88,10 +115,15 @@ class StreamedWindows(WindowSource):
     _reader: ThreadPoolExecutor | None = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
+    def voxels(self, numbers: Sequence[int]) -> Voxels:
+        box, data = self._voxels(numbers[0] // self.lattice.windows_per_block)
+        return Voxels(data, tuple(self._place(number, box) for number in numbers), self.normalise)
+
     def read(self, numbers: Sequence[int]) -> np.ndarray:
         windows = np.empty((len(numbers), self.volume.num_channels, *self.lattice.window), np.float32)
         for window, number in zip(windows, numbers, strict=True):
-            self.normalise.apply(self._cut(number), out=window)
+            box, data = self._voxels(number // self.lattice.windows_per_block)
+            self.normalise.apply(data[self._place(number, box)], out=window)
         return windows
 
     def expect(self, block: int) -> None:
@@ -104,9 +136,12 @@ class StreamedWindows(WindowSource):
     def fingerprint(self, block: int) -> str:
         return self._fingerprints[block]
 
-    def _cut(self, number: int) -> np.ndarray:
-        box, voxels = self._voxels(number // self.lattice.windows_per_block)
-        return voxels[:, *self.lattice.window_box(number).relative_to(box.start).slices]
+    def _place(self, number: int, box: Box) -> Place:
+        """Return where window `number` is in the voxels (c, z, y, x) of `box`."""
+        lattice = self.lattice
+        start = lattice.window_start(lattice.window_index(number))
+        sides = zip(start, box.start, lattice.window, strict=True)
+        return (slice(None), *(slice(a - b, a - b + w) for a, b, w in sides))
 
     def _voxels(self, block: int) -> tuple[Box, np.ndarray]:
         """Return the block's input box and its voxels (c, z, y, x), from memory if they were read lately."""
@@ -149,19 +184,27 @@ class StreamedWindows(WindowSource):
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows of one block: their numbers, and their values (n, c, z, y, x), float32, or the error of reading them."""
+    """Windows of one block: their numbers, and what they are cut from, or the error of reading that."""
 
     block: int
     numbers: tuple[int, ...]
-    windows: np.ndarray | None
+    voxels: Voxels | None
     is_last: bool  # of its block
     error: Exception | None = None
+
+    def parts(self, size: int) -> Iterator[Batch]:
+        """Yield it in parts of `size` windows at most, which were read."""
+        assert self.voxels is not None
+        for start in range(0, len(self.numbers), size):
+            part = slice(start, start + size)
+            voxels = replace(self.voxels, places=self.voxels.places[part])
+            yield replace(self, numbers=self.numbers[part], voxels=voxels)
 
 
 def batches(
     source: WindowSource, blocks: Sequence[int], size: int, windows_of: Callable[[int], Sequence[int]] | None = None
 ) -> Iterator[Batch]:
-    """Yield the windows of `blocks`, block by block, `size` at a time; a batch never spans two blocks.
+    """Yield the windows of `blocks`, block by block, `size` at a time, or all of a block where that costs no more.
 
     The composition of batches depends on the block alone, so that a net sees the same input however blocks are
     spread over workers. A block that cannot be read yields one batch with the error, and the next block follows.
@@ -169,14 +212,15 @@ def batches(
     """
     for block in blocks:
         numbers = (windows_of or source.lattice.windows_of)(block)
-        for start in range(0, len(numbers), size):
-            some = tuple(numbers[start : start + size])
+        num = len(numbers) if source.has_blocks else size
+        for start in range(0, len(numbers), num):
+            some = tuple(numbers[start : start + num])
             try:
-                windows = source.read(some)
+                voxels = source.voxels(some)
             except Exception as error:
                 yield Batch(block, some, None, True, error)
                 break
-            yield Batch(block, some, windows, start + size >= len(numbers))
+            yield Batch(block, some, voxels, start + num >= len(numbers))
 
 
 def ahead(items: Iterable[T], depth: int) -> Iterator[T]:

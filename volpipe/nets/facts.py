@@ -31,7 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class NetFacts(BaseModel):
-    """The facts of a net that a plan needs; sizes in input voxels (z, y, x)."""
+    """The facts of a net that a plan needs; sizes in input voxels (z, y, x).
+
+    `integers`: it takes whole numbers of any type as well, and gives the same type.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,6 +51,7 @@ class NetFacts(BaseModel):
     weights_sha256: str
     fixed: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
     normalise: Normalise | None = None
+    integers: bool = False
 
 
 def models_folder() -> Path:

@@ -5,7 +5,8 @@ Not here: the nets (models/), their facts (facts), or running them (infer). torc
 A net is a torch module (n, c, z, y, x) -> (n, C, z', y', x') with these attributes, in input voxels (z, y, x); a
 recipe may give those that a user's net lacks: `in_channels`, `out_channels`, `scale`, `stride`, `halo`, `intensity`
 ("same" as the normalised input, "unit" for 0..1, or "raw"), `window`, `tile_invariant`. `fixed` is the only size that
-it takes along an axis, 0 where it takes others; `normalise` is the normalisation that it needs.
+it takes along an axis, 0 where it takes others; `normalise` is the normalisation that it needs; `integers` tells that
+it takes whole numbers of any type as well and gives the same type, and the same values as for float32.
 """
 
 from __future__ import annotations
@@ -235,6 +236,7 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         "tile_invariant": not normalising_layers(net),
         "fixed": (0, 0, 0),
         "normalise": None,
+        "integers": False,
     }
     declared = {key: getattr(net, key) for key in facts if hasattr(net, key)} | overrides
     facts |= declared

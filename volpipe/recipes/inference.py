@@ -139,7 +139,7 @@ class NetChoice(Section):
     accept_tile_variance: bool = False
     """Run a net that looks at whole windows, such as one with instance norm. It makes seams whatever the overlap."""
     trust_model: bool = False
-    """Load a file that is code, TorchScript or torch.export, or a package with weights like that; as `--trust-model`."""
+    """Load a file that is code: TorchScript, torch.export, or a package with weights like that; `--trust-model`."""
 
     @model_validator(mode="after")
     def _agrees(self) -> NetChoice:
@@ -218,12 +218,13 @@ class Infer(Section):
     """How the net is run."""
 
     batch: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Windows of one pass. auto: one on a CPU, as many as fit on a GPU."""
+    """Windows of one pass. auto: one on a CPU, as many as fit on a GPU. A batch that is too much is halved."""
     threads: int = Field(1, ge=1, le=1024)
     """Threads of a CPU in each worker. Another number sums in another order and changes last bits, so it is the
     recipe's, not the site's."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the net's arithmetic; sums over windows are float32."""
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    """Of the net's arithmetic; sums over windows are float32. tf32: float32 of which GPUs, from Ampere on, multiply
+    only the first 10 bits of the fraction; other devices compute in float32."""
     channels_last: bool = False
     """Lay tensors out with channels last, which some GPUs compute faster."""
     compile: bool = False

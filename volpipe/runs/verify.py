@@ -25,7 +25,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner, load_runner, loaded_runner
 from volpipe.inference.scratch import NO_SUM
 from volpipe.inference.selection import Selection
-from volpipe.inference.windows import StreamedWindows, batches
+from volpipe.inference.windows import StreamedWindows
 from volpipe.runs.run_folder import NOTES, Metadata, RunFolder
 from volpipe.runs.worker import Written
 from volpipe.volumes import checksums
@@ -262,8 +262,7 @@ def _sums(
     selection: Selection, normalise: Affine, windows: StreamedWindows, blocks: Sequence[int], runner: Runner
 ) -> Iterator[BlockSum]:
     """Yield the sums of `blocks`, ascending."""
-    incoming = batches(windows, blocks, runner.batch, selection.windows_of)
-    for block, outcome in block_sums(selection, normalise, runner, incoming):
+    for block, outcome in block_sums(selection, normalise, runner, windows, blocks):
         windows.forget(block)
         if isinstance(outcome, Exception):
             raise outcome

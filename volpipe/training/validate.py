@@ -22,7 +22,7 @@ from volpipe.inference.plan import make_plan
 from volpipe.inference.runner import Runner
 from volpipe.inference.scratch import DIMENSIONS, SOURCE_KEY
 from volpipe.inference.selection import Selection
-from volpipe.inference.windows import StreamedWindows, batches
+from volpipe.inference.windows import StreamedWindows
 from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Infer, Output, Recipe
 from volpipe.recipes.training import TENSORS, TRUTH_KEY, TrainRecipe
@@ -111,7 +111,7 @@ def tiled(
     normalise, selection = held_out.source.normalise, Selection(plan)
     runner = Runner(plan, next(net.parameters()).device.type, _net=net)
     windows = StreamedWindows(volume, plan.lattice, normalise)
-    for block, outcome in block_sums(selection, normalise, runner, batches(windows, range(len(plan.blocks)), 1)):
+    for block, outcome in block_sums(selection, normalise, runner, windows, range(len(plan.blocks))):
         if isinstance(outcome, Exception):
             raise outcome
         windows.forget(block)

@@ -238,7 +238,7 @@ def hash_voxels(voxels: np.ndarray) -> str:
     words = data[: data.size // 8 * 8].view(np.uint64)
     total = int(np.add.reduce(words, dtype=np.uint64)) + int(np.add.reduce(data[words.nbytes :], dtype=np.uint64))
     kind = f"{voxels.dtype.str} {voxels.shape}".encode()
-    crc = google_crc32c.extend(google_crc32c.value(kind), data.tobytes())
+    crc = google_crc32c.extend(google_crc32c.value(kind), data)
     return f"{crc:08x}{(total ^ total >> 32) & 0xFFFFFFFF:08x}"
 
 
