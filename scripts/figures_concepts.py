@@ -176,6 +176,38 @@ def draw_resume() -> None:
     drawing.save("resume.svg")
 
 
+def draw_cluster(name: str, you: str, driver: str, scheduler: str, job: str, disk: str) -> None:
+    """Who starts whom on a cluster: the driver asks for workers, and sends them blocks."""
+    drawing = Drawing(760, 300)
+    for x, y, width, words, note in (
+        (10, 90, 120, you, "one command"), (190, 90, 170, driver, "plans; keeps the journal"),
+        (190, 220, 170, scheduler, "finds free nodes"),
+        *((460, 20 + 90 * number, 150, f"{job} {number + 1}", "workers") for number in range(3)),
+    ):  # fmt: skip
+        drawing.box(x, y, width, 56)
+        drawing.text(x + width / 2, y + 24, words, "middle", COLOURS[0], 14)
+        drawing.text(x + width / 2, y + 44, note, "middle", size=12)
+    drawing.arrow(130, 118, 190)
+    drawing.line([(275, 146), (275, 220)])
+    drawing.text(283, 188, f"asks for {job}s", size=12)
+    for number in range(3):
+        drawing.line([(360, 118), (460, 48 + 90 * number)], COLOURS[2])
+        drawing.line([(360, 248), (460, 60 + 90 * number)], LINE, 1, "4 3")
+        drawing.line([(610, 48 + 90 * number), (660, 48 + 90 * number)], LINE)
+    drawing.text(372, 78, "blocks", fill=COLOURS[2], size=12)
+    drawing.text(372, 270, "starts", fill=LINE, size=12)
+    drawing.box(660, 20, 90, 236)
+    for row, words in enumerate((disk, "volume", "output")):
+        drawing.text(705, 120 + 24 * row, words, "middle", COLOURS[0] if row == 0 else INK, 14 if row == 0 else 12)
+    drawing.save(name)
+
+
+def draw_clusters() -> None:
+    """The drivers and workers of Slurm and of Kubernetes."""
+    draw_cluster("slurm.svg", "you", "driver: volpipe run", "Slurm", "job", "shared disk")
+    draw_cluster("kubernetes.svg", "kubectl apply", "job: the driver", "Kubernetes", "pod", "claims")
+
+
 def draw_pictures() -> None:
     """The pictures of the first volume and of seams, by runs over the samples of those pages."""
     import volpipe as vp
@@ -206,6 +238,7 @@ def draw_results() -> None:
 
 
 DRAWINGS: dict[str, Callable[[], None]] = {
+    "clusters": draw_clusters,
     "voxel": draw_voxel, "blending": draw_blending, "halo": draw_halo, "resume": draw_resume, "pictures": draw_pictures,
     "results": draw_results,
 }  # fmt: skip

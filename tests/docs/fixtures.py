@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from arrays import make
+from arrays import make, write_all
 from bucket import ACCESS_KEY, SECRET_KEY, serving
 from pods import SITE, cluster_for
 from slurm import SBIN, running_slurm
@@ -112,6 +112,15 @@ def volume(page: Page) -> None:
     """volume.n5, whose one array is raw."""
     shutil.copytree(invented("sample.n5") / "raw", page.folder / "volume.n5" / "raw")
     (page.folder / "volume.n5" / "attributes.json").write_text('{"n5": "2.0.0"}')
+
+
+def corrected(page: Page) -> None:
+    """restored.zarr, the output of a run over sample.n5, one voxel of which was corrected since."""
+    sample(page)
+    page.bash("volpipe run --config threads -o restored.zarr sample.n5/raw")
+    data = vp.open(page.folder / "sample.n5", "raw").open()[...]
+    data[0, 0, 0] ^= 1
+    write_all(page.folder / "sample.n5", "raw", data)
 
 
 def tissue(page: Page) -> None:

@@ -19,14 +19,12 @@ from slurm import lacking
 
 import volpipe
 
-NOT_YET = {"docs/performance.md", "docs/update.md"}  # pages whose blocks are still to be marked
 MARKS = {"slurm": pytest.mark.slurm}  # of pages with a fixture
 PAGES = [
     pytest.param(
         path, id=name_of(path), marks=[mark for name, mark in MARKS.items() if name in fixtures_of(path.read_text())]
     )
     for path in pages()
-    if name_of(path) not in NOT_YET
 ]
 RUN_PAGES = [page for page in PAGES if any(block.is_run for block in blocks_of(page.values[0].read_text()))]
 
@@ -72,10 +70,6 @@ def test_few_blocks_are_not_run(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\nblocks of README.md and docs/: {', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))}")
     assert sum(n for kind, n in kinds.items() if kind.startswith("not run")) < 0.2 * kinds.total()
-
-
-def test_pages_that_are_still_to_be_marked_are_there() -> None:
-    assert {name_of(path) for path in pages()} >= NOT_YET
 
 
 def run_text(text: str, folder: Path) -> Page:

@@ -232,7 +232,7 @@ def test_an_output_of_another_shape_than_declared_is_refused(folder: Path) -> No
 def test_a_net_that_cannot_take_the_window_is_refused_with_its_own_words(folder: Path) -> None:
     chosen, facts = facts_of(folder, name="theirs.py:asserting")
     check_shapes(chosen, facts, (16, 8, 8), str(folder))
-    with pytest.raises(PlanError, match=r"net asserting takes no window \(8, 8, 8\) of 1 channels: AssertionError"):
+    with pytest.raises(PlanError, match=r"net asserting takes no window \(8, 8, 8\) of 1 channel: AssertionError"):
         check_shapes(chosen, facts, (8, 8, 8), str(folder))
 
 

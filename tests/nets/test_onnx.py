@@ -325,7 +325,7 @@ def test_a_window_that_a_graph_cannot_take_is_refused_with_its_reason(tmp_path: 
     choice = NetChoice(name="net.onnx")
     facts = describe(choice, str(tmp_path))
     check_shapes(choice, facts, (20, 20, 20), str(tmp_path))
-    with pytest.raises(PlanError, match=r"net net takes no window \(21, 20, 20\) of 1 channels: .*Concat"):
+    with pytest.raises(PlanError, match=r"net net takes no window \(21, 20, 20\) of 1 channel: .*Concat"):
         check_shapes(choice, facts, (21, 20, 20), str(tmp_path))
 
 

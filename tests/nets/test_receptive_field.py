@@ -136,7 +136,7 @@ KEYS = "set net.scale, net.stride, net.halo, which it does not declare: without 
     ("name", "words"),
     [
         ("pair", ["it returns tuple, not a tensor; let its forward return one tensor (n, c, z, y, x)"]),
-        ("two", ["it takes no window of (32, 32, 32) voxels and 1 channels", "the attribute in_channels"]),
+        ("two", ["it takes no window of (32, 32, 32) voxels and 1 channel", "the attribute in_channels"]),
         ("flat", ["gives 4 axes, (1, 32, 32, 32); let its forward return (n, c, z, y, x)"]),
         ("shrinks", ["gives (1, 1, 32, 32, 30), which is no whole multiple; pad its layers"]),
         ("mean", ["no shift along axis z by up to 32", "replace them, or set net.accept_tile_variance=true"]),

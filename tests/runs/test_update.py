@@ -700,7 +700,7 @@ def test_status_says_that_the_input_changed_and_how_much(
     tree = json.loads(give("status", "--changes", "--json", "out.zarr").out)
     assert tree["changes"] == {"changed": 1, "blocks": 6, "grown": [0, 0, 0]}
     ended = give(*command, "--update")
-    assert ended.code == 0 and "1 block of 6 read voxels that have changed; 1 are computed again" in ended.out
+    assert ended.code == 0 and "1 block of 6 read voxels that have changed; 1 is computed again" in ended.out
     assert "is complete, and nothing has changed" in give(*command, "--update").out
 
 

@@ -261,7 +261,7 @@ def test_the_command_says_what_it_does_and_status_how_much_it_would(
     assert re.search(r" \d of 24 blocks read files that have changed; `volpipe segment --update` compares", said)
     ended = give(*command, "--update")
     assert ended.code == 0, ended.err
-    assert "1 block of 24 read voxels that have changed; 1 are computed again" in ended.out
+    assert "1 block of 24 read voxels that have changed; 1 is computed again" in ended.out
     assert "is complete, and nothing has changed" in give(*command, "--update").out
     assert read_provenance(source.with_name("l.zarr"))["run"]["updates"][0]["changed"] == 1
     assert give("verify", "l.zarr").code == 0

@@ -103,7 +103,7 @@ def test_a_group_of_one_rank_changes_nothing() -> None:
 
 
 def test_more_ranks_than_workers_are_refused(folder: Path) -> None:
-    with pytest.raises(SiteError, match=r"train.ranks is 2, and the site runs 1 tasks .* give train.ranks=1"):
+    with pytest.raises(SiteError, match=r"train.ranks is 2, and the site runs 1 task .* give train.ranks=1"):
         learn(folder, "t", 1, "train.ranks=2")
 
 

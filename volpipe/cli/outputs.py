@@ -24,6 +24,7 @@ from volpipe.display.reports import driver_line, missing_table, standing_table
 from volpipe.display.watching import drawing, follow
 from volpipe.display.workers import roster_view
 from volpipe.errors import RunError
+from volpipe.units import count
 
 if TYPE_CHECKING:
     from typer._click import Context  # typer's own copy of click, which has no other name
@@ -68,7 +69,7 @@ def _print_files(verdict: Verdict) -> None:
         typer.echo(f"{difference.file} {difference.what}{difference.box and f' ({difference.box})'}")
     if len(verdict.differences) > MOST_NAMED:
         typer.echo(f"… and {len(verdict.differences) - MOST_NAMED} more")
-    typer.echo(f"{verdict.num_files:,} files read, {len(verdict.differences):,} not as they were written")
+    typer.echo(f"{count(verdict.num_files, 'file')} read, {len(verdict.differences):,} not as they were written")
     if verdict.num_unwritten:
         typer.echo(f"{verdict.num_unwritten:,} shards have no checksum: not written yet, or by an earlier version")
 

@@ -16,7 +16,7 @@ from volpipe.display.console import columns, err, out, tell_report
 from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.display.reports import print_missing
 from volpipe.display.scores import score_table
-from volpipe.units import bounded, duration, size
+from volpipe.units import bounded, count, duration, size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -235,10 +235,11 @@ def _room(cost: FlowCost) -> str:
     if isinstance(plan.out, Path):
         return (
             f"on the disk of {plan.out} at the highest {bounded(total.most_bytes, is_measured)} in "
-            f"{total.most_files:,} files: outputs stay, scratch goes with its stage"
+            f"{count(total.most_files, 'file')}: outputs stay, scratch goes with its stage"
         )
+    outputs = f"{bounded(total.output_bytes, is_measured)} in {count(total.output_files, 'file')}"
     return (
-        f"in {plan.out} {bounded(total.output_bytes, is_measured)} in {total.output_files:,} files, which stay; on the "
+        f"in {plan.out} {outputs}, which stay; on the "
         f"disk of {plan.folder.path} at the highest {bounded(total.scratch_bytes, is_measured)} of scratch, which goes "
         "with its stage"
     )

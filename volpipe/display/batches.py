@@ -40,7 +40,7 @@ def plan_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> 
     num_bytes = sum(row.share_left * row.output_bytes for row in left)
     output = bounded(num_bytes, all(row.is_measured for row in left))
     files = round(sum(row.share_left * row.output_files for row in left))
-    table.caption = f"{tally([row.state for row in rows])}; still to be written: {output} in {files:,} files"
+    table.caption = f"{tally([row.state for row in rows])}; still to be written: {output} in {count(files, 'file')}"
     return table
 
 

@@ -16,6 +16,7 @@ from volpipe.inference.statistics import sampled_affine
 from volpipe.nets.net_geometry import Geometry
 from volpipe.recipes.inference import Recipe
 from volpipe.synthetic.volume import Sample
+from volpipe.units import count
 from volpipe.volumes.volume import open_volume
 
 SEED = 0  # of the invented volume
@@ -74,7 +75,7 @@ def real_window(
     else:
         volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
         if volume.num_channels != in_channels:
-            raise VolpipeError(f"the net takes {in_channels} channels, {volume} has {volume.num_channels}")
+            raise VolpipeError(f"the net takes {count(in_channels, 'channel')}, {volume} has {volume.num_channels}")
         start = tuple((n - w) // 2 for n, w in zip(volume.spatial_shape, shape, strict=True))
         stop = tuple(a + w for a, w in zip(start, shape, strict=True))
         voxels = volume.open().read_mirrored(Box(start, stop))

@@ -46,6 +46,7 @@ from volpipe.nets.state_dicts import load_state
 from volpipe.recipes.complaints import complain
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import describe_error, load_function, nearest
+from volpipe.units import count
 from volpipe.volumes.storage import paths
 
 if TYPE_CHECKING:
@@ -458,7 +459,7 @@ def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) 
             if device == "cpu":
                 reason = str(error) or type(error).__name__
                 raise PlanError(
-                    f"net {facts.label} takes no window {window} of {facts.in_channels} channels: {reason}"
+                    f"net {facts.label} takes no window {window} of {count(facts.in_channels, 'channel')}: {reason}"
                 ) from error
             log.info("net %s cannot be tried without values; computing one window", facts.label)
     expected = (1, facts.out_channels, *(w * s for w, s in zip(window, facts.scale, strict=True)))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
+from volpipe.units import count
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +84,7 @@ def run_net(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor) 
     except Exception as error:  # whatever the net's code makes of such a window
         _, channels, *shape = windows.shape
         raise UnmeasurableError(
-            f"it takes no window of {tuple(shape)} voxels and {channels} channels: {error}",
+            f"it takes no window of {tuple(shape)} voxels and {count(channels, 'channel')}: {error}",
             "correct its forward; give it the attribute in_channels, if it takes another number; or, if it takes "
             f"windows of one size alone, set windows.shape to that, and {KEYS.removeprefix('set ')}",
         ) from error

@@ -139,7 +139,7 @@ class NetChoice(Section):
     accept_tile_variance: bool = False
     """Run a net that looks at whole windows, such as one with instance norm. It makes seams whatever the overlap."""
     trust_model: bool = False
-    """Load a file that is code: TorchScript, torch.export, or a package with weights like that; `--trust-model`."""
+    """Load a file that is code, TorchScript or torch.export, or a package whose weights are code (`--trust-model`)."""
 
     @model_validator(mode="after")
     def _agrees(self) -> NetChoice:

@@ -15,6 +15,7 @@ from volpipe.errors import RecipeError
 from volpipe.geometry.affinities import OFFSETS, Offset
 from volpipe.recipes.inference import NetChoice, Normalise
 from volpipe.recipes.toml import Section, Sizes, differences, load_tree, typed
+from volpipe.units import count
 
 CHECKPOINTS, LOSSES, EVENTS = "checkpoints", "losses.jsonl", "events"  # in a training's folder
 WEIGHTS = "weights.safetensors"
@@ -278,8 +279,8 @@ class TrainRecipe(Section):
         num_offsets = len(self.affinities.offsets)
         if self.learns_labels and out_channels != num_offsets:
             raise RecipeError(
-                f"net {self.net.name} gives {out_channels} channels, affinities.offsets are {num_offsets}; set the "
-                f"net's out_channels to {num_offsets}, or give other offsets"
+                f"net {self.net.name} gives {count(out_channels, 'channel')}, affinities.offsets are {num_offsets}; "
+                f"set the net's out_channels to {num_offsets}, or give other offsets"
             )
         if self.learns_labels and scale != (1, 1, 1):
             raise RecipeError(f"net {self.net.name} has scale {scale}, labels are learnt at scale 1; choose another")

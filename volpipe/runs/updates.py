@@ -69,7 +69,8 @@ class Updated(TakesBack):
     is_due: bool = False
 
     def __str__(self) -> str:
-        again = f"{self.computed:,} are computed again" if self.computed else "nothing is computed again"
+        verb = "is" if self.computed == 1 else "are"
+        again = f"{self.computed:,} {verb} computed again" if self.computed else "nothing is computed again"
         if self.grids:
             return f"{self.why}: {count(self.changed, 'block')} lay at a face that has moved; {again}"
         return f"{count(self.changed, 'block')} of {self.blocks:,} read voxels that have changed; {again}"

@@ -46,6 +46,7 @@ from volpipe.training.pages import training_page
 from volpipe.training.pictures import curves, held_out_pictures
 from volpipe.training.rank_info import ABANDONED, RankInfo
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training
+from volpipe.units import count
 from volpipe.volumes.storage.paths import shown
 
 log = logging.getLogger(__name__)
@@ -383,6 +384,6 @@ def check_slots(recipe: TrainRecipe, slots: Mapping[str, int]) -> None:
     ranks, most = recipe.train.ranks, slots["gpu"]
     if ranks > most:
         raise SiteError(
-            f"train.ranks is {ranks}, and the site runs {most} tasks of gpu stages at once; all ranks must run "
-            f"together: give train.ranks={most}, or a site with more workers"
+            f"train.ranks is {ranks}, and the site runs {count(most, 'task')} of gpu stages at once; all ranks must "
+            f"run together: give train.ranks={most}, or a site with more workers"
         )

@@ -25,6 +25,7 @@ from volpipe.runs.updates import TakesBack
 from volpipe.runs.verify import written
 from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import SegmentWork
+from volpipe.units import count
 from volpipe.volumes.storage import paths
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.entries import find_work
@@ -154,7 +155,7 @@ def _sentence(states: np.ndarray, driver: Driver) -> str:
     note = driver.note
     if driver.is_at_work and note is not None:
         in_flight = sum(stage.in_flight for stage in note.stages.values())
-        parts += [f"{in_flight:,} tasks at work"] if in_flight else []
+        parts += [f"{count(in_flight, 'task')} at work"] if in_flight else []
         parts += [f"{note.seconds_left:,.0f} s left"] if note.seconds_left else []
     elif not driver.is_at_work and counts["done"] < len(states):
         parts.append("nobody works on it")

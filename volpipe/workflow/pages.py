@@ -207,7 +207,7 @@ def _planned(rows: Sequence[DatasetRow]) -> str:
     """Return what was planned for all datasets: bytes and files of their outputs, and time where that was known."""
     is_measured = all(row.is_measured for row in rows)
     files = sum(row.output_files for row in rows)
-    room = f"outputs of {bounded(sum(row.output_bytes for row in rows), is_measured)} in {files:,} files"
+    room = f"outputs of {bounded(sum(row.output_bytes for row in rows), is_measured)} in {count(files, 'file')}"
     times = [row.worker_seconds for row in rows]
     return room if None in times else f"{room}; {brief(sum(filter(None, times)))} of workers"
 

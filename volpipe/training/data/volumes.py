@@ -20,6 +20,7 @@ from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Normalise
 from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.degrade import context
+from volpipe.units import count
 from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"
@@ -95,7 +96,7 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
         opened = open_data(data, recipe.normalise, search_path)
         if opened.volume.num_channels != facts.in_channels:
             raise PlanError(
-                f"{opened.volume} has {opened.volume.num_channels} channels, net {recipe.net.name} takes "
+                f"{opened.volume} has {count(opened.volume.num_channels, 'channel')}, net {recipe.net.name} takes "
                 f"{facts.in_channels}; give another volume, or a net of as many"
             )
         check_holds(opened.volume, window)
