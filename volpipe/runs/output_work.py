@@ -97,6 +97,22 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         self.is_comparing = False  # with its input, so that an update that is due counts no more
 
     @property
+    def has_moved(self) -> bool:
+        """Whether the few files that the identity of the volume names are in other states; on a disk alone."""
+        try:
+            noted = (read_identities(self.folder.inputs) or {}).get("volume")
+            if noted is None or not isinstance(paths.locate(self.plan.source.path), Path):
+                return False
+            return has_moved(noted, self.plan.source.volume())
+        except VolumeError:  # it is not there at the moment
+            return False
+
+    @property
+    def remedy(self) -> str:
+        """What to do where the input has changed, in a sentence's second half."""
+        return f"`volpipe status --changes` counts the blocks, `{self.goes_on} --update` computes what rests on them"
+
+    @property
     def name(self) -> str:
         return self.plan.out
 
