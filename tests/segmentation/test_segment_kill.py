@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from arrays import make
 from command import Give, begin, finish, giver, processes_in, wait_until
-from edits import edit
+from growing import edit
 from volumes import fingerprint, noise, write_volume
 
 from volpipe.blockwise.journal import Record, read_records

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import THREADS, Give, giver
-from edits import edit, edits, grow
+from growing import edit, edits, grow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inline import Inline, Stopped
