@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from command import Give, begin, finish, giver, set_each, wait_until
 from conftest import ROOT, examples
-from edits import edit, edits, grow
+from growing import edit, edits, grow
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped

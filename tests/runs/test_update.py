@@ -20,7 +20,7 @@ from bucket import Bucket
 from command import Give, giver, set_each
 from conftest import examples
 from disturbance import COUNTS, ONE_WORKER, Slow, in_threads
-from edits import edit, edits
+from growing import edit, edits
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from arrays import make
 from command import Give, begin, finish, giver, processes_in, wait_until
+from growing import edit
 from volumes import fingerprint, noise, write_volume
 
 from volpipe.blockwise.journal import Record, read_records
+from volpipe.geometry.grid import Box
 from volpipe.runs import worker
 from volpipe.segmentation import tasks
 
@@ -166,4 +168,28 @@ def test_stages_whose_driver_is_killed_in_the_second_go_on_to_the_same_bytes(tmp
         assert fingerprint(out / name) == fingerprint(known / name), name
     assert (out / table).read_bytes() == (known / table).read_bytes()
     assert len((out / table).read_text().splitlines()) > 10
+    wait_until(lambda: not processes_in(tmp_path), 25)
+
+
+def test_stages_killed_while_they_are_updated_go_on_to_the_bytes_of_a_fresh_flow(tmp_path: Path, give: Give) -> None:
+    """Killed in the net, among the fragments and among the labels; the last time --update is not given again."""
+    write_volume(tmp_path / "in.n5", noise(SHAPE) // 2, chunk=8)
+    given = ["run", "--recipe", "flow.toml", "-o", "out", "in.n5"]
+    assert give(*given, "--config", "threads").code == 0
+    edit(tmp_path / "in.n5", Box((4, 4, 4), (12, 12, 12)))
+    command, out = [*given, "--config", "site.py"], tmp_path / "out"
+    for name, stage in (("near", "infer"), ("objects", "pieces"), ("objects", "paint")):
+        more = ["--update"] if stage != "paint" else []
+        before = num_of(noted(out / f"{name}.zarr.run"), stage)
+        records = kill(tmp_path, "threads", [*command, *more], out / f"{name}.zarr.run", stage, before + 1)
+        assert BLOCKS < num_of(records, stage) < 2 * BLOCKS
+    ended = finish(tmp_path, begin(tmp_path, *command, SITE="threads", VOLPIPE_WORKERS="2"))
+    assert ended.code == 0, ended.err
+    updated, table = tmp_path / "updated", Path("objects.zarr.run") / "objects.csv"
+    out.rename(updated)
+    (tmp_path / "out.run").rename(tmp_path / "updated.run")
+    assert give(*given, "--config", "threads").code == 0
+    for name in ("near.zarr", "objects.zarr"):
+        assert fingerprint(out / name) == fingerprint(updated / name), name
+    assert (out / table).read_bytes() == (updated / table).read_bytes()
     wait_until(lambda: not processes_in(tmp_path), 25)

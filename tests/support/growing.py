@@ -1,4 +1,4 @@
-"""Volumes that grow along z while others look at them, as a microscope writes them: never all of it at once."""
+"""Volumes that others edit; and that grow while others look at them, as a microscope writes them: never all at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import numpy as np
 import tifffile
 import zarr
 from bucket import Bucket
-from volumes import write_volume
+from hypothesis import strategies as st
+from volumes import noise, write_volume
+
+from volpipe.geometry.grid import Box
+from volpipe.volumes.volume import open_volume, open_writer
 
 CHUNK, SHARD = 8, 16
 
@@ -102,3 +106,37 @@ class GrowingKeys(GrowingN5):
 
 Growing = GrowingN5 | GrowingShards | GrowingSlices
 GROWING: dict[str, Callable[[Path], Growing]] = {"n5": GrowingN5, "shards": GrowingShards, "slices": GrowingSlices}
+
+
+@st.composite
+def edits(draw: st.DrawFn, shape: tuple[int, ...]) -> list[tuple[Box, int]]:
+    """Boxes of a volume of `shape`, and seeds of other voxels; -1 where they are written as they are."""
+    boxes = []
+    for seed in range(draw(st.integers(0, 3))):
+        start = tuple(draw(st.integers(0, n - 1)) for n in shape)
+        stop = tuple(draw(st.integers(a + 1, min(n, a + 4))) for a, n in zip(start, shape, strict=True))
+        boxes.append((Box(start, stop), draw(st.sampled_from([-1, seed + 1]))))
+    return boxes
+
+
+def edit(volume: Path, box: Box, seed: int = 1) -> None:
+    """Give `box` of a volume other voxels; where the seed is -1, write its chunks as they are."""
+    array = open_volume(volume)
+    unit = array.shards or array.chunks
+    start = tuple(a // c * c for a, c in zip(box.start, unit, strict=True))
+    stop = tuple(min(-(-b // c) * c, n) for b, c, n in zip(box.stop, unit, array.shape, strict=True))
+    voxels = array.crop(Box(start, stop))[0]
+    if seed >= 0:
+        voxels[box.relative_to(start).slices] = noise(box.shape, seed=seed)
+    open_writer(array.path, array.key).write(Box(start, stop), voxels)
+
+
+def grow(volume: Path, data: np.ndarray, chunk: int) -> None:
+    """Make `data`, which begins with the voxels of `volume`, its voxels; chunks that are as they were stay so."""
+    new = write_volume(volume.with_name("new.n5"), data, chunk=chunk)
+    for file in filter(Path.is_file, new.rglob("*")):
+        old = volume / file.relative_to(new)
+        if not old.exists() or old.read_bytes() != file.read_bytes():
+            old.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(old)
+    shutil.rmtree(new)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import THREADS, Give, giver
-from edits import edit, edits, grow
+from growing import edit, edits, grow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inline import Inline, Stopped
@@ -261,6 +261,7 @@ def test_the_command_updates_stages_and_status_says_how_much_it_would(
     planned(tmp_path)
     command = ("run", *THREADS, "--recipe", "flow.toml", "-o", "out", "in.n5")
     assert give(*command).code == 0
+    assert "has changed since" not in " ".join(give("status", "out").out.split())
     assert "its input has not changed" in " ".join(give("status", "--changes", "out").out.split())
     edit(tmp_path / "in.n5", Box((3, 3, 11), (4, 4, 12)))
     said = " ".join(give("status", "--changes", "out").out.split())

@@ -41,7 +41,7 @@ from volpipe.runs.pages import (
 from volpipe.runs.planned import Planned
 from volpipe.runs.provenance import begin_session, recognise, unseal
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import STAGE, Updated, is_due, key_of, to_ranges, updates_in
+from volpipe.runs.updates import STAGE, Updated, is_due, key_of, standing_history, to_ranges
 from volpipe.runs.verify import (
     Recomputed,
     Shard,
@@ -97,6 +97,22 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         self.is_comparing = False  # with its input, so that an update that is due counts no more
 
     @property
+    def has_moved(self) -> bool:
+        """Whether the few files that the identity of the volume names are in other states; on a disk alone."""
+        try:
+            noted = (read_identities(self.folder.inputs) or {}).get("volume")
+            if noted is None or not isinstance(paths.locate(self.plan.source.path), Path):
+                return False
+            return has_moved(noted, self.plan.source.volume())
+        except VolumeError:  # it is not there at the moment
+            return False
+
+    @property
+    def remedy(self) -> str:
+        """What to do where the input has changed, in a sentence's second half."""
+        return f"`volpipe status --changes` counts the blocks, `{self.goes_on} --update` computes what rests on them"
+
+    @property
     def name(self) -> str:
         return self.plan.out
 
@@ -123,7 +139,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         plan, remark = self.plan, self.remark if is_complete else ""
         planned = Planned.load(self.folder.path, plan.identity)
         summary: list[Item] = [planned_sheet(planned, taken.tally, plan, is_complete=is_complete)]
-        summary += update_items([update for _, update in updates_in(self.folder.journal, self.kinds, plan.identity)])
+        summary += update_items(standing_history(self.folder.journal, self.kinds, plan.identity))
         if is_complete and self.has_moved:
             summary.append(Note(f"Files of the input have changed since: {self.remedy}.", "warning"))
         facts = {"input": volume_line(plan.source), "output": output_line(plan), **self.facts()}
@@ -131,24 +147,6 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             facts["remark"] = remark
         origin = [recipe_facts(plan), *provenance_facts(plan)]
         return Parts(paths.locate(plan.out).name, f"The {self.what} of {plan.source.path}.", facts, summary, (), origin)
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether the few files that the identity of the volume names are in other states; on a disk alone."""
-        source = self.plan.source
-        try:
-            noted = (read_identities(self.folder.inputs) or {}).get("volume")
-            if noted is None or not isinstance(paths.locate(source.path), Path):
-                return False
-            return has_moved(noted, source.volume())
-        except VolumeError:  # it is not there at the moment
-            return False
-
-    @property
-    def remedy(self) -> str:
-        """What to do where it has changed."""
-        update = f"`{self.goes_on} --update` computes what rests on them"
-        return f"`volpipe status --changes` counts the blocks, {update}"
 
     def shards(self) -> list[Shard]:
         """Return the shards that were written, by the journal, with their checksums."""

@@ -74,7 +74,7 @@ from volpipe.segmentation.update import follow, grown_plan, standing_updates, up
 from volpipe.segmentation.verify import recompute_labels
 from volpipe.tables import html_table
 from volpipe.units import shape
-from volpipe.volumes.identity import store_identities
+from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import open_volume
@@ -390,6 +390,9 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         report.was_complete = was_complete
         if report.is_whole:
             self._tidy()
+            if self.feed is not None and not was_complete:  # other work has written it by now
+                self.inputs["volume"] = identify(self.plan.source.volume())
+                store_identities(self.folder.inputs, self.inputs)
             if not (was_complete and is_sealed(self.folder)):
                 seal(self.folder, self.plan, self.plan.array_format, tasks.RESULTS, {})
         return report
