@@ -1,8 +1,9 @@
-"""The driver alone: its memory and its time per window, over tasks that do nothing."""
+"""The driver alone: its memory and its time per window, over tasks that do nothing, and how soon it sends the first."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting
-from benchmarks.session import IDENTITY, environment
+from benchmarks.session import IDENTITY, command, environment
 
 MIB = 2**20
 
@@ -121,12 +123,23 @@ def measure_time(setting: Setting, repeats: int) -> Iterator[Outcome]:
         yield Outcome(cpu[0] / cpu[1], sides)
 
 
+def measure_start(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    location = inputs.volume(setting, (128, 128, 128))
+    for _ in range(repeats):
+        printed = command(location, setting.scratch / "out.zarr", ["net.name=identity"])
+        found = re.search(r"([\d.]+) s in all, first task after ([\d.]+) s", printed)
+        assert found, printed
+        yield Outcome(float(found[2]), {"first task": float(found[2]), "loop": float(found[1])})
+
+
+START = "volpipe run on the site local, 128³ uint8"
 WHY = (
     "streamed windows, one per block, so that each is a unit; site local, tasks that do nothing, in bundles of up to 64"
 )
 ROWS = [
     Row("memory", "driver, 10⁶ windows - 10³ windows", 100.0, 20.0, measure_memory, unit="MiB", why=WHY),
     Row("driver", "driver's time per window, 10⁶ / 10⁴ windows", 1.2, 1.0, measure_time, why=WHY),
+    Row("start", "command to first task", 5.0, 4.0, measure_start, unit="s", why=START),
 ]
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from benchmarks import (
     precision,
     report,
     scratch,
-    start,
     sweeps,
 )
 from benchmarks.comparisons import bare, dask, floor, monai
@@ -33,7 +32,6 @@ FAMILIES = (
     bare,
     floor,
     bus,
-    start,
     driver,
     fetches,
     fingerprints,
