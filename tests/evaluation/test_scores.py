@@ -366,7 +366,9 @@ def test_what_is_no_number_stops_it_wherever_it_is(name: str, tmp_path: Path) ->
         data[3, 3, 3] = np.nan if each == name else 1
         np.save(tmp_path / f"{each}.npy", data)
     found = plan_evaluation(str(tmp_path / "made.npy"), str(tmp_path / "truth.npy"), data_range=1.0)
-    sentence = rf"^every evaluate task fails alike, .*: .*{name}\.npy has NaN or infinite voxels in 0:9,0:9,0:9.*--roi$"
+    sentence = (
+        rf"(?m)^every evaluate task fails alike, .*: .*{name}\.npy has NaN or infinite voxels in 0:9,0:9,0:9.*--roi$"
+    )
     with pytest.raises(RunStopped, match=sentence):
         evaluated(found, tmp_path)
 
@@ -377,7 +379,7 @@ def test_a_lost_worker_costs_its_blocks_and_three_stop_it(pair: tuple[np.ndarray
     losing = Here(lost=2)
     assert scores_of(found, tmp_path, losing) == whole
     assert sorted(losing.blocks) == [0, 0, 1, 1]
-    with pytest.raises(RunStopped, match=r"^every evaluate task fails alike, .* killed$"):
+    with pytest.raises(RunStopped, match=r"(?m)^every evaluate task fails alike, .* killed$"):
         evaluated(found, tmp_path, Here(lost=100))
 
 

@@ -244,7 +244,7 @@ def test_one_window_that_is_too_much_is_told_with_the_way_out() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         runner(np.zeros((2, 1, 4, 4, 4), np.float32))
     assert runner.batch == 1
-    assert "need more memory than cpu has" in str(runner.explain(torch.OutOfMemoryError()))
+    assert "needs more memory than cpu has" in str(runner.explain(torch.OutOfMemoryError()))
 
 
 def test_threads_that_fail_together_never_ask_for_no_window() -> None:

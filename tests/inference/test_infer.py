@@ -143,7 +143,7 @@ def test_channels_last_changes_the_layout_and_not_the_result() -> None:
     np.testing.assert_allclose(out, plain, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
 def test_a_compiled_net_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -38,7 +38,7 @@ def test_after_kills_of_all_kinds_the_bytes_are_those_of_one_go(
     assert sum(row.again for row in round.rows) > 0  # else nothing was under way when it was killed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_faults_below_cost_time_or_blocks_and_no_bytes(tmp_path: Path, undisturbed: str) -> None:
     slow = Slow(tmp_path / "lied", seconds=0, mode="streamed", environment=ONE_WORKER)
     round = Round(slow, random.Random(5))

@@ -187,7 +187,7 @@ def test_a_task_of_a_level_whose_driver_lost_its_place_writes_nothing(tmp_path: 
     lock = tmp_path / "l.zarr.run" / "lock"
     source, workers = touching(tmp_path, (13, 16, 11)), Watched(lambda: lock.write_text("another\n"), 0)
     with pytest.raises(
-        RunStopped, match=r"stops: .*l\.zarr\.run is no longer held by process .*, but by another( driver)?$"
+        RunStopped, match=r"(?m)stops: .*l\.zarr\.run is no longer held by process .*, but by another( driver)?$"
     ):
         labelled(source, tmp_path / "l.zarr", chosen((4, 8, 8), 1), workers)
     assert ("coarsen_labels", [1]) not in workers.tasks  # nothing more was begun

@@ -138,7 +138,7 @@ def source(tmp_path: Path) -> Path:
 
 def test_only_what_rests_on_a_changed_block_is_made_again(source: Path) -> None:
     """A hole in the middle of a block: its fragments, the edges of 18 that an offset reaches, labels that changed."""
-    made(source, SMALL)
+    made(source, SMALL, update=True)
     before = num_units(source)
     voxels = zarr.open_array(source)[...]
     voxels[:, 3:5, 11:13, 3:5] = 0
@@ -174,7 +174,7 @@ def test_labels_that_stay_are_not_painted(source: Path) -> None:
 def test_growth_along_z_computes_the_new_blocks_and_the_old_face(tmp_path: Path) -> None:
     voxels = noisy(blobs((40, 16, 16)), 0.2)
     source = write(tmp_path / "a.zarr", voxels[:, :20])
-    made(source, SMALL)
+    made(source, SMALL, update=True)
     before = num_units(source)
     write(source, voxels)
     result = made(source, SMALL, update=True)
@@ -184,11 +184,12 @@ def test_growth_along_z_computes_the_new_blocks_and_the_old_face(tmp_path: Path)
     assert_fresh(source, SMALL)
 
 
-def test_a_fragment_that_was_deleted_is_made_again_when_something_changes(source: Path) -> None:
-    made(source, SMALL)
-    run = source.with_name("l.zarr.run")
-    for name in ("pieces", "edges", "ids.zarr"):
-        shutil.rmtree(run / name)
+def test_fragments_stay_for_an_update_alone_and_are_made_again_where_they_are_gone(source: Path) -> None:
+    run, names = source.with_name("l.zarr.run"), ("pieces", "edges", "ids.zarr")
+    made(source, SMALL, update=True)
+    assert all((run / name).is_dir() for name in names)
+    assert made(source, SMALL).was_complete
+    assert not any((run / name).exists() for name in names)
     assert made(source, SMALL, update=True).was_complete
     voxels = zarr.open_array(source)[...]
     voxels[:, 3, 12, 4] ^= 255
@@ -220,7 +221,7 @@ def test_a_journal_without_fingerprints_computes_everything(source: Path) -> Non
 
 def test_a_damaged_fragment_is_not_painted(source: Path) -> None:
     """Read as zeros it would be background."""
-    made(source, SMALL)
+    made(source, SMALL, update=True)
     lost = source.with_name("l.zarr.run") / "ids.zarr" / "c" / "1" / "2" / "3"
     lost.unlink()
     voxels = zarr.open_array(source)[...]
@@ -261,7 +262,7 @@ def test_the_command_says_what_it_does_and_status_how_much_it_would(
     assert re.search(r" \d of 24 blocks read files that have changed; `volpipe segment --update` compares", said)
     ended = give(*command, "--update")
     assert ended.code == 0, ended.err
-    assert "1 block of 24 read voxels that have changed; 1 is computed again" in ended.out
+    assert "1 block of 24 read voxels that have changed; 24 are computed again" in ended.out
     assert "is complete, and nothing has changed" in give(*command, "--update").out
     assert read_provenance(source.with_name("l.zarr"))["run"]["updates"][0]["changed"] == 1
     assert give("verify", "l.zarr").code == 0

@@ -150,7 +150,7 @@ def test_a_driver_that_was_killed_while_it_closed_its_output_is_made_up_for(tmp_
     assert len(lines) == 2
     (run / "sessions.jsonl").write_text(lines[0])
     said.unlink()
-    (run / "names.npz").touch()
+    (run / "edges").mkdir()
     assert give("status", "l.zarr").code == 0
     assert "is complete already" in give(*COMMAND).out
     assert said.read_bytes() == told

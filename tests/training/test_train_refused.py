@@ -205,7 +205,7 @@ def test_voxels_that_are_no_numbers_are_named_not_the_learning_rate(folder: Path
     settings = set_each("data.0.path=floats.npy", "normalise.low=0", "normalise.high=255")
     ended = give("train", "recipe.toml", "--config", "threads", *settings)
     assert ended.code == 1
-    assert ended.err.startswith("volpipe: the training stops after step 0: ") and "Traceback" not in ended.err
+    assert "\nvolpipe: the training stops after step 0: " in ended.err and "Traceback" not in ended.err
     assert re.search(r"floats\.npy has NaN or infinite voxels in .*; learn from a copy without them", ended.err)
 
 

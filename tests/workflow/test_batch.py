@@ -58,6 +58,19 @@ name = "second"
 net = { name = "identity" }
 windows = { shape = [8, 8, 8], overlap = 0, block = [2, 2, 2] }
 """
+LABELLED = """
+[[stage]]
+name = "first"
+net = { name = "identity" }
+windows = { shape = [8, 8, 8], overlap = 0, block = [1, 1, 1] }
+
+[[stage]]
+name = "objects"
+kind = "label"
+input = { stage = "first", kind = "foreground" }
+objects = { method = "components", threshold = 0.5 }
+output = { block = [8, 8, 8], chunk = [4, 4, 4] }
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -522,6 +535,34 @@ def test_an_update_computes_what_has_changed_in_each_dataset_and_says_how_much(t
     assert "blocks changed" in page and "1 of 12, 1 computed" in page
     line = next(csv.DictReader((tmp_path / "done.batch" / "batch.csv").read_text().splitlines()[:2]))
     assert (line["changed_blocks"], line["computed_blocks"]) == ("0", "0")
+
+
+def test_an_update_of_stages_computes_what_rests_on_what_has_changed(tmp_path: Path) -> None:
+    """One is as it was, one has another voxel, one has grown; each has a net and labels."""
+    (tmp_path / "flow.toml").write_text(LABELLED)
+    volumes, stages = ["raw/a.n5", "raw/b.n5", "raw/c.n5"], ("first", "objects")
+
+    def made(name: str) -> list[str]:
+        return [fingerprint(tmp_path / "made" / name / f"{stage}.zarr") for stage in stages]
+
+    def give_stages(**options: Any) -> vp.BatchReport:
+        return vp.batch(volumes, "flow.toml", out="made/{stem}", site=options.pop("site", Inline()), **options)
+
+    give_stages()
+    edit("b")
+    grown = np.concatenate([noise(SHAPE, seed=2), noise((8, *SHAPE[1:]))])
+    shutil.rmtree(tmp_path / "raw" / "c.n5")
+    write_volume(tmp_path / "raw" / "c.n5", grown)
+    report = give_stages(update=True)
+    assert endings(report) == ["unchanged", "done", "done"]
+    same, edited, longer = report.rows
+    assert same.changes.startswith("0 of") and not same.computed_blocks
+    assert edited.changed_blocks and 0 < edited.computed_blocks < edited.num_blocks
+    assert longer.computed_blocks and "grown" in longer.why
+    updated = {name: made(name) for name in "abc"}
+    assert endings(give_stages(update=True, site=NoPool())) == ["unchanged"] * 3
+    give_stages(fresh=True)
+    assert {name: made(name) for name in "abc"} == updated
 
 
 def test_an_update_of_datasets_that_are_as_they_were_asks_for_no_worker() -> None:

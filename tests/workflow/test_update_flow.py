@@ -271,5 +271,5 @@ def test_the_command_updates_stages_and_status_says_how_much_it_would(
     assert "what rests on that is known once it is computed" in said
     ended = give(*command, "--update")
     assert ended.code == 0, ended.err
-    assert ended.out.count("1 block of 12 read voxels that have changed; 1 are computed again") == 2
+    assert ended.out.count("1 block of 12 read voxels that have changed; 1 is computed again") == 2
     assert "is complete, and nothing has changed" in give(*command, "--update").out

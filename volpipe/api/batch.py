@@ -68,7 +68,7 @@ def batch(
         dry_run: say how the outputs stand, and run nothing.
         tolerate: share of a dataset's blocks begun that may fail before its run stops.
         same_input: go on with inputs whose files have other times or sizes, if the voxels that are compared agree.
-        update: of outputs of one net, compute again what rests on voxels of their volumes that have changed.
+        update: compute again what rests on voxels of their volumes that have changed.
         trust_model: load a net's file that is code, TorchScript or torch.export.
         parents: make folders for the outputs, where there are none.
         search_path: folder that relative names in recipes count from; the current one where None.

@@ -62,7 +62,8 @@ def segment(
         fresh: delete these labels and the folder of their run, and start over.
         tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
         same_input: go on with a volume that was copied or touched, not changed.
-        update: compute again what rests on voxels of the volume that have changed, and nothing else.
+        update: compute again what rests on voxels of the volume that have changed, and nothing else; keep fragments for
+            the next update.
         search_path: the folder that relative names count from; by default the current one.
         on_plan: called with the plan, before the site starts.
         on_estimate: called with the times that blocks tried on the site predict; without it, none are tried.

@@ -398,8 +398,8 @@ def suggest_window(plan: Plan, batch: int, device: str, fits: Callable[[Triple, 
 
     `fits` returns whether the net can run over so many windows of a shape.
     """
-    number = "one window" if batch == 1 else f"{batch} windows"
-    problem = f"{number} of {list(plan.window)} need more memory than {device} has"
+    number, need = ("one window", "needs") if batch == 1 else (f"{batch} windows", "need")
+    problem = f"{number} of {list(plan.window)} {need} more memory than {device} has"
     if batch > 1 and fits(plan.window, 1):
         return f"{problem}, one fits; set infer.batch=auto, or to less than {batch}"
     smaller = next((window for window in smaller_windows(plan) if fits(window, 1)), None)

@@ -76,7 +76,7 @@ from volpipe.tables import html_table
 from volpipe.units import shape
 from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import open_volume
 
 log = logging.getLogger(__name__)
@@ -400,6 +400,10 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     def _tidy(self) -> None:
         """Delete what no update will need, and what killed writers left."""
         self.clean()
+        if not self.options.update:
+            for name in (IDS, FRAGMENTS, EDGES):
+                if (self.folder.path / name).exists():
+                    delete(self.folder.path / name)
         remove_leftovers(self.folder.path / IDS)
         for name in (NAMES, PAINTED):
             (self.folder.path / name).unlink(missing_ok=True)

@@ -8,7 +8,7 @@ Not here: the order of stages (driver). Tasks hand over files in the run's folde
     painted.npy              digests of the labels of every block, as they were painted last
     names.npz, objects.csv   the label of every fragment, and the table of objects
 
-The first three stay, for updates.
+The first three stay where the labels are updated.
 """
 
 from __future__ import annotations

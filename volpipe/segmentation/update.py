@@ -126,7 +126,7 @@ def _near(plan: SegmentPlan, blocks: Iterable[int]) -> set[int]:
 
 
 def _lost(folder: Path, stage: str, plan: SegmentPlan) -> set[int]:
-    """Return the blocks whose file of `stage`, or array of fragments, somebody has deleted to free space."""
+    """Return the blocks whose file of `stage`, or array of fragments, is gone: only updates keep them."""
     if not (folder / IDS).is_dir() or not (folder / stage).is_dir():
         return set(range(len(plan.blocks)))
     with os.scandir(folder / stage) as files:
@@ -165,10 +165,12 @@ def follow(work: Work, old: Work) -> Updated:
     changed, edges = set(_moved(before, plan, "input_box")), set(_moved(before, plan, "around"))
     if before.shape[1:] != plan.shape[1:]:  # voxels, and so fragments, are numbered in C order of the volume
         changed = edges = set(_moved(before, plan, ""))
+    blocks = changed | _lost(work.folder.path, FRAGMENTS, before)
+    edges |= _lost(work.folder.path, EDGES, before)
     shapes = (" × ".join(map(str, each.source.shape)) for each in (before, plan))
-    taken = {SEEN: to_ranges(sorted(changed))} | _taken(changed, edges | _near(plan, changed))
+    taken = {SEEN: to_ranges(sorted(changed))} | _taken(blocks, edges | _near(plan, changed))
     update = Updated(
-        time.time(), len(changed), len(changed), len(plan.blocks), taken, (),
+        time.time(), len(changed), len(blocks), len(plan.blocks), taken, (),
         "the volume has grown from {} to {}".format(*shapes), before.identity, plan.identity, grids_of(before),
     )  # fmt: skip
     work.before_change()

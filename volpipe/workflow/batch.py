@@ -29,6 +29,7 @@ from volpipe.runs.growth import grown_plan
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import HeldWork, Listener, Options
+from volpipe.segmentation.driver import SegmentationResult
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import Location
@@ -37,10 +38,11 @@ from volpipe.workflow.driver import Report
 from volpipe.workflow.execute import FlowReport, work_for
 from volpipe.workflow.output_state import CHANGED, State, find_state, findings, share_left
 from volpipe.workflow.pages import batch_page
-from volpipe.workflow.plan import FlowPlan, stages_of
+from volpipe.workflow.plan import FlowPlan, grown_flow, stages_of
 
 AT_ONCE = 8  # datasets at work at a time, where nobody says: the tail of one is filled by the next
 Prepare = Callable[[Dataset], Plan | FlowPlan]
+COMPUTING = ("infer", "pieces")  # stages whose units are the blocks that are computed
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,10 @@ class BatchOptions:
     at_once: int = AT_ONCE
     update: bool = False
 
-    def updates(self, plan: Plan | FlowPlan) -> bool:
-        """Whether the output of `plan` is updated, where it was begun."""
-        return self.update and not self.fresh and isinstance(plan, Plan)
+    @property
+    def updates(self) -> bool:
+        """Whether outputs are updated, where they were begun."""
+        return self.update and not self.fresh
 
 
 @dataclass
@@ -136,7 +139,7 @@ def _name(dataset: Dataset) -> str:
 
 def _row(dataset: Dataset, plan: Plan | FlowPlan, options: BatchOptions) -> DatasetRow:
     state, why = _state(plan, options)
-    is_done = state == "unchanged" and not options.fresh and not options.updates(plan)
+    is_done = state == "unchanged" and not options.fresh and not options.updates
     stages = stages_of(plan)
     needs = [each for stage in stages if (each := stage.needs()) is not None]
     times = [seconds for _, seconds in needs]
@@ -159,11 +162,9 @@ def _row(dataset: Dataset, plan: Plan | FlowPlan, options: BatchOptions) -> Data
 
 def _state(plan: Plan | FlowPlan, options: BatchOptions) -> tuple[State, str]:
     """Return how the output of `plan` stands, and what differs; of one that is updated, its volume may have grown."""
-    grown = grown_plan(plan) if isinstance(plan, Plan) and options.updates(plan) else None
-    if grown is None:
+    if not options.updates or not any(stage.is_grown for stage in stages_of(plan)):
         return find_state(plan, same_input=options.same_input)
-    old = RunFolder.from_output(paths.locate(grown.out)).load(Plan)
-    return "input changed", "; ".join(old.changes(grown)) if old is not None else ""
+    return "input changed", "its volume has grown"
 
 
 class _Places:
@@ -390,9 +391,9 @@ class DatasetWork:
         batch.table.set(self.number, replace(self.row, ended="running"))
         batch.listener.on_begin(self.number, batch.table.rows[self.number])
         plan = _planned_again(batch.plan, self.number, batch.prepare)
-        updates = batch.options.updates(plan) and (self.row.state == "input changed" or self.row.state not in CHANGED)
-        if isinstance(plan, Plan) and updates:
-            plan = grown_plan(plan) or plan
+        updates = batch.options.updates and (self.row.state == "input changed" or self.row.state not in CHANGED)
+        if updates:
+            plan = grown_flow(plan) if isinstance(plan, FlowPlan) else grown_plan(plan) or plan
         options = Options(
             fresh=batch.options.fresh or (self.row.state in CHANGED and not updates), site=batch.options.site,
             tolerated=batch.options.tolerated, same_input=batch.options.same_input, update=updates,
@@ -408,10 +409,12 @@ class DatasetWork:
 
     def _changes(self, report: Report | FlowReport) -> dict[str, int]:
         """Return what the row says of an update; nothing of an output that was not there before."""
-        if self.row.state == "new" or not isinstance(report, Report):
+        if self.row.state == "new":
             return {}
-        computed = report.totals["infer"].units if "infer" in report.totals else 0
-        return {"changed_blocks": sum(update.changed for update in report.updates), "computed_blocks": computed}
+        reports = [stage.report for stage in report.stages] if isinstance(report, FlowReport) else [report]
+        found = (update for each in reports if isinstance(each, Report | SegmentationResult) for update in each.updates)
+        computed = (each.totals[name].units for each in reports for name in COMPUTING if name in each.totals)
+        return {"changed_blocks": sum(update.changed for update in found), "computed_blocks": sum(computed)}
 
     def _listener(self, stage: str) -> Listener:
         return Listener(on_progress=partial(self.batch.listener.on_progress, self.number, stage))
