@@ -53,7 +53,7 @@ def test_identity_returns_the_volume(tmp_path: Path, fibsem: Path, mode: str, bl
     assert np.array_equal(coarser.open()[...], np.rint(mean).astype(np.uint8))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_super_resolution_starts_from_linear_interpolation(tmp_path: Path, fibsem: Path) -> None:
     """srgan3d z2 before training is trilinear along z: every window must agree with the whole volume's."""
     plan = run(

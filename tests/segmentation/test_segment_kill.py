@@ -143,6 +143,7 @@ def test_a_labelling_whose_driver_is_killed_twice_goes_on_to_the_same_bytes(tmp_
     wait_until(lambda: not processes_in(tmp_path), 25)
 
 
+@pytest.mark.long
 def test_stages_whose_driver_is_killed_in_the_second_go_on_to_the_same_bytes(tmp_path: Path, give: Give) -> None:
     grey = np.random.default_rng(0).integers(0, 4, [n // 4 for n in SHAPE], np.uint8).repeat(4, 0)
     write_volume(tmp_path / "in.n5", 60 * grey.repeat(4, 1).repeat(4, 2) + noise(SHAPE) // 16)

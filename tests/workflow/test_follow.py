@@ -325,11 +325,9 @@ def test_a_growing_volume_is_followed_by_a_driver_that_is_killed_twice(
 
 
 @pytest.mark.real
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("_no_process_outlives_a_test")
-@pytest.mark.parametrize(
-    "kind", ["slices", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("n5", "shards", "bucket"))]
-)
+@pytest.mark.parametrize("kind", ["slices", "n5", "shards", "bucket"])
 def test_a_real_volume_that_grows_is_followed_by_a_driver_that_is_killed_twice(
     tmp_path: Path, shared: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     kind: str,
