@@ -272,7 +272,7 @@ class Follower:
         (self.folder / "out.zarr.run" / STOP).touch()
         ended = finish(self.folder, process)
         assert ended.code == 0, ended.err
-        assert "stopped, as was asked" in ended.out
+        assert "is complete, of its volume as it was when you asked to stop" in ended.out
 
 
 def grown_while_it_is_killed(follower: Follower, show: Callable[[int], None], first: int) -> int:

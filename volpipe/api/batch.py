@@ -72,22 +72,19 @@ def batch(
         trust_model: load a net's file that is code, TorchScript or torch.export.
         parents: make folders for the outputs, where there are none.
         search_path: folder that relative names in recipes count from; the current one where None.
-        progress: show how far each dataset is; None: in a notebook, below its cell, unless there is a `listener`.
-        listener: whom to tell, in place of what is shown.
+        progress, listener: show how far each dataset is (None: in a notebook, below its cell), or call the listener.
         metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
 
     Returns: a row for each dataset; those that failed say why.
 
     Raises:
-        BatchError: with all that is wrong with any of the datasets; nothing was written.
-        SiteError, RunError: the site cannot be used; another driver is at work on the batch.
+        BatchError, SiteError, RunError: what is wrong with each dataset; no such site; another driver has the batch.
     """
     tree, folder = _batch_of(volumes, recipe, out)
     start, name = site_of(site, None if dry_run else folder)
     options = BatchOptions(
+        fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input, update=update,
         at_once=at_once or tree.at_once or AT_ONCE,
-        fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input,
-        update=update,
     )  # fmt: skip
     prepare = partial(_plan, settings=settings, trust_model=trust_model, search_path=search_path or Path.cwd())
     with monitored(metrics, "batch", recipe), _listening(progress, listener) as hears:

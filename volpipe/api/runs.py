@@ -16,7 +16,7 @@ from typing import Any
 from volpipe.api.arguments import default_name, load, site_of
 from volpipe.api.progress import both, stages_shown, voxels_per_block
 from volpipe.blockwise.phase import Progress, Show
-from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.forecast import Forecast
@@ -221,16 +221,14 @@ def run(
         volume: a location, a volume, or the plan that `plan` returned.
         recipe, out, settings, search_path: as of `plan`; of no use with a plan.
         site: a shipped name, a Python file, or a pool that is started, which stays up.
-        fresh: delete this output and its run, and start over.
-        keep_tensors: keep window tensors and block tensors.
+        fresh, keep_tensors: delete this output and its run, and start over; keep window tensors and block tensors.
         only: box (z, y, x) of the output, also as z0:z1,y0:y1,x0:x1: compute what it needs, and no more.
         tolerate: share of the blocks begun that may fail before the run stops; 0 stops at the first.
         same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
         update: compute again what rests on voxels of the volume that have changed, and nothing else.
         measure_again: with `update`, measure the volume again, and compute everything.
         adopt: with `update`, of a run that did not note what blocks read: so many are computed and compared, not all.
-        follow: as `update`, and again so many seconds after each end, until a file "stop" in the run's folder, or
-            Ctrl-C, says that it is enough; the listener's `on_look` is called each time, the report is the last.
+        follow: update, and again so many seconds after each end, until Ctrl-C or a file "stop" in the run's folder.
         progress: show how far it is; None: in a notebook, below its cell, unless one of the next two is given.
         on_progress: called at every change and every half second; of several stages, for each.
         listener: called with the plan and its forecast as well, in place of `on_progress` and of what is shown.
@@ -244,25 +242,27 @@ def run(
     planned = volume
     if not isinstance(planned, Plan | FlowPlan):
         planned = plan(planned, recipe, out=out, settings=settings, search_path=search_path)
-    changes = {"update": update or follow is not None, "measure_again": measure_again, "adopt": adopt}
-    if follow is not None and not 0 < follow < math.inf:
-        raise PlanError(f"follow is {follow:g} s; give the seconds from the end of one look to the next")
     start, name = site_of(site)
     options: dict[str, Any] = {  # Any: as `execute` takes them
         "fresh": fresh, "keep_tensors": keep_tensors, "site": name, "tolerated": tolerate, "same_input": same_input,
+        "update": update or follow is not None, "measure_again": measure_again, "adopt": adopt,
     }  # fmt: skip
     with monitored(metrics, "run", recipe), _listening(progress, on_progress, listener) as hears:
         if isinstance(planned, FlowPlan):
             _check_stages(only, follow)
             of_stages = listener if isinstance(listener, FlowListener) else FlowListener(of_stage=hears)
-            return execute_flow(planned, start, listener=of_stages, **options, **changes)
-        box = find_part(only, planned.out_shape) if isinstance(only, str) else only
-        options |= {"only": box, "listener": hears(planned), **changes}
-        return (
-            execute(planned, start, **options)
-            if follow is None
-            else execute_following(planned, start, follow, **options)
-        )
+            return execute_flow(planned, start, listener=of_stages, **options)
+        return _execute_one(planned, start, only, follow, listener=hears(planned), **options)
+
+
+def _execute_one(planned: Plan, start: Start, only: str | Box | None, follow: float | None, **options: Any) -> Report:
+    """Run one net, or follow its volume; `only` may name its box, `options` are those of `execute`."""
+    options["only"] = find_part(only, planned.out_shape) if isinstance(only, str) else only
+    if follow is None:
+        return execute(planned, start, **options)
+    if not 0 < follow < math.inf:
+        raise PlanError(f"follow is {follow:g} s; give the seconds from the end of one look to the next")
+    return execute_following(planned, start, follow, **options)
 
 
 def _check_stages(only: str | Box | None, follow: float | None) -> None:

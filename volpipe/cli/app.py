@@ -210,15 +210,13 @@ def run(
                 listener=_listener(planned, config, details, show, on_look=partial(_tell_look, seconds=follow or 0.0)),
             )  # fmt: skip
     assert isinstance(report, volpipe.Report)
-    if follow is not None:
-        if report.missing:
-            raise typer.Exit(INCOMPLETE)
-        out.print(f"stopped, as was asked; {planned.out} is complete, of its volume as it was then")
-        return
-    if report.was_complete:
+    if report.was_complete or (follow is not None and not report.missing):
+        since = ", of its volume as it was when you asked to stop" if follow is not None else ""
         news = ", and nothing has changed" if update else " already; nothing to do (--fresh starts over)"
-        out.print(f"{planned.out} is complete{news}")
+        out.print(f"{planned.out} is complete{since or news}")
         return
+    if follow is not None:
+        raise typer.Exit(INCOMPLETE)
     _tell(report)
     tell_report(report.folder)
     if report.missing:

@@ -20,6 +20,7 @@ from volpipe.cli.options import (
     Settings,
     Site,
     Trust,
+    Update,
     complete_volumes,
     monitored,
     positive,
@@ -67,9 +68,7 @@ def batch(
         bool, typer.Option("--replace", help="Start over with outputs of another recipe, net, input or version.")
     ] = False,
     same_input: SameInput = False,
-    update: Annotated[
-        bool, typer.Option("--update", help="Compute again what rests on voxels of VOLUMES that have changed.")
-    ] = False,
+    update: Update = False,
     tolerate: Annotated[
         float,
         typer.Option(metavar="SHARE", parser=share, help="Share of a dataset's blocks that may fail before it stops."),

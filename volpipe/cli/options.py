@@ -141,7 +141,8 @@ SameInput = Annotated[
     bool, typer.Option("--same-input", help="Go on with a volume that was copied or touched, not changed.")
 ]
 Update = Annotated[
-    bool, typer.Option("--update", help="Compute again what rests on voxels of VOLUME that have changed, and no more.")
+    bool,
+    typer.Option("--update", help="Compute again what rests on voxels of the input that changed, and no more."),
 ]
 MeasureAgain = Annotated[
     bool, typer.Option("--measure-again", help="With --update: measure VOLUME again, and compute everything.")

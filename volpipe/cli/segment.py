@@ -63,9 +63,7 @@ def segment(
     out_path: Annotated[
         str | None,
         typer.Option(
-            "--out",
-            "-o",
-            metavar="OUT",
+            "--out", "-o", metavar="OUT",
             help="The labels, .zarr or .precomputed, also s3://; by default NAME_labels.zarr here.",
         ),
     ] = None,
@@ -81,7 +79,7 @@ def segment(
     update: Update = False,
     json_out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write a summary here.")] = None,
     parents: Parents = False,
-) -> None:
+) -> None:  # fmt: skip
     """Make objects of AFFINITIES, the same whatever the blocks; run the same command again to continue."""
     check_target("--json", json_out, parents=parents)
     if out_path is not None:

@@ -19,7 +19,7 @@ import numpy as np
 from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.journal import Journal, Record
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.stage import Schedule
+from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box
@@ -41,7 +41,7 @@ from volpipe.runs.pages import (
 from volpipe.runs.planned import Planned
 from volpipe.runs.provenance import begin_session, recognise, unseal
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import STAGE, Updated, is_due, key_of, standing_history, to_ranges
+from volpipe.runs.updates import STAGE, Updated, is_due, key_of, standing_history, to_ranges, updates_in
 from volpipe.runs.verify import (
     Recomputed,
     Shard,
@@ -119,7 +119,13 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     @property
     def can_update(self) -> bool:
         """Whether the command could update what rests on an input that has changed."""
-        return False
+        return self.options.update is not None
+
+    def standing_units(self) -> Iterator[Unit] | None:
+        """Return the units that are done where an update took others back; see `FolderWork`."""
+        if not updates_in(self.journal, self.kinds, self.plan.identity):
+            return None
+        return (unit for record in self.records() for unit in record.units)
 
     def volumes(self) -> dict[str, Volume]:
         """Return what the work reads, by what it is."""

@@ -28,7 +28,7 @@ from volpipe.blockwise.feed import Feed, fed
 from volpipe.blockwise.journal import Journal, Kinds, Record, read_results
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Schedule, Stage, Unit
+from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation.limits import check_access, check_apart
@@ -216,17 +216,6 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         """Yield what the journal has that no update took back, numbered as the plan has it; see `FolderWork`."""
         updates = standing_updates(self.journal, self.plan, with_due=not self.is_comparing)
         return records_after(self.journal, self.kinds, updates, grids_of(self.plan))
-
-    @property
-    def can_update(self) -> bool:
-        """Whether the command could update it; see `OutputWork`."""
-        return self.options.update is not None
-
-    def standing_units(self) -> Iterator[Unit] | None:
-        """Return the units that are done where an update took others back; see `FolderWork`."""
-        if not updates_in(self.journal, self.kinds, self.plan.identity):
-            return None
-        return (unit for record in self.records() for unit in record.units)
 
     @property
     def remark(self) -> str:

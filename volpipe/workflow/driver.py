@@ -23,7 +23,7 @@ from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pace import Prospect
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Schedule, Unit
+from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.blockwise.work import POOL, Errand, Steps
 from volpipe.errors import PlanError, RunError, VolpipeError
@@ -142,17 +142,6 @@ class RunWork(OutputWork[Plan, Report]):
         """Yield what the journal has that no update took back, numbered as the plan has it; see `FolderWork`."""
         grids, with_due = grids_of(self.plan), not self.is_comparing
         return standing_records(self.journal, self.kinds, self.plan.identity, grids, with_due=with_due)
-
-    @property
-    def can_update(self) -> bool:
-        """Whether the command could update it; see `OutputWork`."""
-        return self.options.update is not None
-
-    def standing_units(self) -> Iterator[Unit] | None:
-        """Return the units that are done where an update took others back; see `FolderWork`."""
-        if not updates_in(self.journal, self.kinds, self.plan.identity):
-            return None
-        return (unit for record in self.records() for unit in record.units)
 
     @property
     def earlier_journals(self) -> Sequence[Path]:
