@@ -54,7 +54,7 @@ NAMES, TABLE = "names.npz", "objects.csv"
 DIGEST = np.dtype("S16")
 APPS = {
     "pieces": "find_fragments", "edges": "find_edges", "graph": "agglomerate", "paint": "paint",
-    "pyramid": "coarsen_labels", "look": "look_fragments",
+    "pyramid": "coarsen_labels", "reread": "look_fragments",
 }  # fmt: skip
 HEADINGS = ("label", *COLUMNS[:1], *COLUMNS[2:], "z_nm", "y_nm", "x_nm")
 
@@ -362,7 +362,7 @@ def look(job: SegmentJob, units: Sequence[int], what: str) -> Record[Seen]:
         return block, job.read(block)[1]
 
     beater = job.beater(job.plan.input_box)
-    return work_each(f"look {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
+    return work_each(f"reread {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
 
 
 @dataclass(frozen=True)
