@@ -43,7 +43,9 @@ class Begun:
         self.args = ["volpipe", *request.arguments]
         self.returncode: int | None = None
         self._end = os.fdopen(end)
-        self.pid = int(self._end.readline())
+        started = self._end.readline()
+        assert started, "the process that forks commands has ended"
+        self.pid = int(started)
 
     def poll(self) -> int | None:
         try:
