@@ -99,4 +99,6 @@ def _for(plan: Plan, chosen: Estimate, others: Sequence[Estimate]) -> str:
         return "set in the recipe"
     own = _measures(chosen)
     best = [name for name, value in own.items() if value and all(value <= NOTABLE * _measures(o)[name] for o in others)]
-    return f"least of {', '.join(name[4:] for name in best)}" if best else "blocks near 256 voxels an axis"
+    if best:
+        return f"least of {', '.join(name[4:] for name in best)}"
+    return "few files and fetches, and blocks enough" if plan.has_slabs else "blocks near 256 voxels an axis"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from volpipe.blockwise.malloc import mapped
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice, Slab, align_up
 from volpipe.inference.intensity import Affine
@@ -33,6 +35,7 @@ BLOCKS_IN_MEMORY = 2  # the one being cut and the one being read
 CACHE_BYTES = 64 * 2**20
 # Voxels along z that are read at a time where a block has several slabs: whole chunks, unless one is thicker.
 LEAST_LAYER, MOST_LAYER = 32, 128
+PIECE_VOXELS = 1 << 22  # that are read at a time, about: mirrored at a face they are copied twice
 
 Place = tuple[int | slice, ...]
 
@@ -65,8 +68,10 @@ class RollingBox:
         self._before = self._files.hash(self.whole, may_be_old=self._files.is_remote)
         self._hashes: list[str] = []
         self._box, self._data = Box.from_shape((0, 0, 0)), np.empty((0, 0, 0, 0))
-        thickness = reader.volume.spatial_chunks[0]
-        self._step = align_up(LEAST_LAYER, thickness) if thickness <= MOST_LAYER else 1
+        depth, height, _ = reader.volume.spatial_chunks
+        self._step = align_up(LEAST_LAYER, depth) if depth <= MOST_LAYER else 1
+        row = self.whole.shape[2] * max(self._step, LEAST_LAYER)
+        self._height = align_up(-(-PIECE_VOXELS // row), height)
 
     def read(self, index: int) -> np.ndarray:
         """Return the voxels (c, z, y, x) of box `index`; boxes are asked for in ascending order."""
@@ -76,14 +81,14 @@ class RollingBox:
         parts = [] if shared.is_empty else [self._data[:, *shared.relative_to(self._box.start).slices]]
         rest = box if shared.is_empty else box.along(0, shared.stop[0], box.stop[0])
         data: np.ndarray | None = None
-        for layer in self._layers(rest):
-            voxels = self._reader.read_mirrored(layer)
+        for piece in self._pieces(rest):
+            voxels = self._reader.read_mirrored(piece)
             self._hashes.append(hash_voxels(voxels))
             if data is None:
-                data = np.empty((len(voxels), *box.shape), voxels.dtype)
-            data[:, *layer.relative_to(box.start).slices] = voxels
+                data = mapped((len(voxels), *box.shape), voxels.dtype)
+            data[:, *piece.relative_to(box.start).slices] = voxels
         if data is None:
-            data = np.empty((len(parts[0]), *box.shape), parts[0].dtype)
+            data = mapped((len(parts[0]), *box.shape), parts[0].dtype)
         if parts:
             data[:, : shared.shape[0]] = parts[0]
         self._box, self._data = box, data
@@ -94,15 +99,18 @@ class RollingBox:
         end = align_up(stop, self._step)
         return min(end, self.whole.stop[0]) if end < self._reader.volume.spatial_shape[0] else self.whole.stop[0]
 
-    def _layers(self, box: Box) -> Iterator[Box]:
-        """Yield `box` in layers of whole chunks; what is mirrored belongs to the layer of the face."""
-        if box.is_empty:
-            return
-        size, first, last = self._reader.volume.spatial_shape[0], box.start[0], box.stop[0]
-        step = self._step if self._step > 1 else last - first
-        inner = (z for z in range(align_up(first + 1, step), last, step) if 0 < z < size and self._step > 1)
-        for start, stop in itertools.pairwise([first, *inner, last]):
-            yield box.along(0, start, stop)
+    def _pieces(self, box: Box) -> Iterator[Box]:
+        """Yield `box` in pieces of whole chunks, layer by layer; what is mirrored belongs to the piece at the face."""
+        if not box.is_empty:
+            for top, bottom in self._cuts(0, box, self._step if self._step > 1 else sys.maxsize):
+                for left, right in self._cuts(1, box, self._height):
+                    yield box.along(0, top, bottom).along(1, left, right)
+
+    def _cuts(self, axis: int, box: Box, step: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of `box` along `axis` between multiples of `step` in the volume."""
+        first, last, size = box.start[axis], box.stop[axis], self._reader.volume.spatial_shape[axis]
+        inner = (place for place in range(align_up(first + 1, step), last, step) if 0 < place < size)
+        yield from itertools.pairwise([first, *inner, last])
 
     def fingerprint(self) -> str:
         """Return the fingerprint of all voxels that were read.
