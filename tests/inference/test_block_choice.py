@@ -15,6 +15,7 @@ from volumes import noise, windowed, write_volume
 
 from volpipe.errors import RunError
 from volpipe.estimation.estimate import Slots, estimate
+from volpipe.estimation.forecast import num_tried
 from volpipe.estimation.memory import array_bytes
 from volpipe.geometry.block_shape import LARGEST_SLABS, LARGEST_VOXELS, Sizes, choose_block
 from volpipe.geometry.grid import Triple
@@ -56,6 +57,14 @@ def test_workers_have_enough_blocks(side: int, num_workers: int) -> None:
     small = len(plan_of(side, 10**6).blocks)
     assert len(plan.blocks) >= min(small, 4 * num_workers)
     assert len(plan.blocks) >= 8
+
+
+def test_a_run_over_few_large_blocks_tries_some_as_over_many_small_ones() -> None:
+    """Else its time would not be known: three that are tried cost a run of a hundred per worker little."""
+    large, small = plan_of(2048, 2), plan_of(2048, 2, "windows.block=[2,2,4]")
+    assert len(large.blocks) == 12
+    assert len(large.blocks) * num_tried(large) > 100 * 2
+    assert num_tried(small) == 1
 
 
 def test_256_cubed_is_divided_alike_for_any_site() -> None:
