@@ -5,9 +5,10 @@ Not here: what the stages of one kind of work wait for (runs, segmentation), or 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -19,6 +20,7 @@ BUNDLE_SECONDS = 10.0  # a task's aim: far above the 2 ms that a task costs, far
 LARGEST_BUNDLE = 64
 LEAST_SECONDS = 0.25  # of a task whose stage has rows, which would have it smaller
 SCAN_AT_ONCE = 1 << 16  # units whose flags are turned into numbers at a time
+MARKED_AT_ONCE = 1 << 16  # units of a journal
 Unit = tuple[str, int]
 
 
@@ -79,6 +81,12 @@ class Stage:
             self._take(unit)
             self.done[unit] = True
             self.num_done += 1
+
+    def mark_all(self, units: Iterable[int]) -> None:
+        """Mark many units at once."""
+        array = np.fromiter(units, np.int64)
+        self.done[array] = self.taken[array] = True
+        self.num_done, self.num_taken = int(np.count_nonzero(self.done)), int(np.count_nonzero(self.taken))
 
     def look_again(self) -> None:
         """Go through all units once more: a resumed run has inputs that nobody will announce."""
@@ -180,9 +188,13 @@ class Schedule:
 
     def resume(self, done: Iterable[Unit]) -> None:
         """Mark what an earlier session finished; to be called before anything is taken."""
-        for name, unit in done:
-            if name in self.by_name:
-                self.by_name[name].mark(unit)
+        rest = iter(done)
+        while units := list(islice(rest, MARKED_AT_ONCE)):
+            by_stage = defaultdict[str, list[int]](list)
+            for name, unit in units:
+                by_stage[name].append(unit)
+            for name in by_stage.keys() & self.by_name.keys():
+                self.by_name[name].mark_all(by_stage[name])
         for stage in self.stages:
             if stage.waits is not None and stage.marked:
                 stage.look_again()
