@@ -74,8 +74,8 @@ class Record(Generic[R_co]):
         """
         line = line.encode() if isinstance(line, str) else line
         form = _form(line, kinds)
-        values = form.values(line)
-        return cls(values["stage"], values["done"], values["failed"], form.result(values), form.usage(values))
+        fields = form.validate(line)
+        return cls(fields.stage, fields.done, fields.failed, form.result(fields), form.usage(fields))
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,10 @@ class _Form:
     Attributes:
         validate: returns an object with the fields of a line.
         usage_names, result_names: fields of both, in their order.
-        finishes: whether a result may name units of other stages.
     """
 
     kind: type | None
-    validate: Callable[[bytes], object]
+    validate: Callable[[bytes], Any]  # Any: a class of its own
     usage_names: tuple[str, ...]
     result_names: tuple[str, ...]
 
@@ -133,30 +132,22 @@ class _Form:
         names = [tuple(own.name for own in dataclasses.fields(part)) for part in (*parts, *parts)]
         return cls(kind, TypeAdapter(line).validate_json, names[0], names[1] if kind is not None else ())
 
-    @property
-    def finishes(self) -> bool:
-        return hasattr(self.kind, "finished")
+    def usage(self, line: Any) -> Usage:
+        """Return the usage in a line that was validated."""
+        return Usage(*map(vars(line).__getitem__, self.usage_names))
 
-    def values(self, line: bytes) -> dict[str, Any]:  # Any: of its kind
-        """Return what a line has, by field.
+    def result(self, line: Any) -> Any:  # Any: of its kind
+        """Return the result in a line that was validated."""
+        return None if self.kind is None else self.kind(*map(vars(line).__getitem__, self.result_names))
 
-        Raises:
-            ValueError: it has no such form.
+    def units(self, line: Any) -> list[Unit]:
+        """Return stage and number of every unit that was finished, as `Record.units`.
+
+        A line has the fields of its result, which is not made for that: it would take as long as all else.
         """
-        return vars(self.validate(line))
-
-    def usage(self, values: Mapping[str, Any]) -> Usage:
-        return Usage(*map(values.__getitem__, self.usage_names))
-
-    def result(self, values: Mapping[str, Any]) -> Any:  # Any: of its kind
-        return None if self.kind is None else self.kind(*map(values.__getitem__, self.result_names))
-
-    def units(self, values: Mapping[str, Any]) -> Iterator[Unit]:
-        """Yield stage and number of every unit that was finished, as `Record.units`."""
-        if self.finishes:
-            yield from self.result(values).finished
-        stage = values["stage"]
-        yield from ((stage, unit) for unit in values["done"])
+        stage, finished = line.stage, getattr(self.kind, "finished", None)
+        own = [(stage, unit) for unit in line.done]
+        return own if finished is None else [*finished.fget(line), *own]
 
 
 def _copied(kind: type, own: dataclasses.Field[Any]) -> tuple[str, Any, Any]:
@@ -246,15 +237,15 @@ def read_units(path: Path, kinds: Kinds) -> Iterator[Unit]:
         yield from units
 
 
-def _units(line: bytes, kinds: Kinds) -> Iterator[Unit]:
+def _units(line: bytes, kinds: Kinds) -> list[Unit]:
     form = _form(line, kinds)
-    return form.units(form.values(line))
+    return form.units(form.validate(line))
 
 
 def _usage(line: bytes, kinds: Kinds) -> Usage | None:
     form = _form(line, kinds)
-    values = form.values(line)
-    return form.usage(values) if values["done"] else None
+    fields = form.validate(line)
+    return form.usage(fields) if fields.done else None
 
 
 def _read(path: Path, parse: Callable[[bytes], T], keys: Sequence[bytes] = ()) -> Iterator[T]:

@@ -140,11 +140,10 @@ class Stage:
         return self.has(unit) and not self.taken[unit] and not (self.waits is not None and self.waits(unit))
 
     def _units(self) -> Iterator[int]:
-        if self.active is None:
-            yield from range(self.size)
-            return
         for start in range(0, self.size, SCAN_AT_ONCE):
-            yield from (np.flatnonzero(self.active[start : start + SCAN_AT_ONCE]) + start).tolist()
+            at_once = slice(start, start + SCAN_AT_ONCE)
+            free = ~self.taken[at_once] if self.active is None else ~self.taken[at_once] & self.active[at_once]
+            yield from (np.flatnonzero(free) + start).tolist()
 
 
 def bundle_size(pace: float, row: int = 0, num_workers: int = 1) -> int:
