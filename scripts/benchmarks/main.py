@@ -25,6 +25,7 @@ from benchmarks import (
     sweeps,
 )
 from benchmarks.comparisons import bare, dask, floor, monai
+from benchmarks.growth import solve
 from benchmarks.row import Measured, Row, Setting, take
 from benchmarks.session import environment
 
@@ -43,6 +44,7 @@ FAMILIES = (
     dask,
     sweeps,
     batches,
+    solve,
 )
 WIDTH = 220  # of what goes to a file or a pipe
 

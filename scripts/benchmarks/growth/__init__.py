@@ -1,0 +1,1 @@
+"""Rows of what grows with a volume."""
