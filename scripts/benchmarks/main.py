@@ -26,7 +26,7 @@ from benchmarks import (
     sweeps,
 )
 from benchmarks.comparisons import bare, dask, floor, monai
-from benchmarks.engine import driver, scaling, whole_runs
+from benchmarks.engine import driver, scaling, solve, whole_runs
 from benchmarks.row import OVER, Measured, Row, Setting, take
 from benchmarks.session import environment
 
@@ -47,6 +47,7 @@ FAMILIES = (
     dask,
     sweeps,
     batches,
+    solve,
 )
 RESULTS = history.ROOT / "build" / "bench"
 WIDTH = 220  # of what goes to a file or a pipe

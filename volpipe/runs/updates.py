@@ -28,6 +28,7 @@ MARK = b'"result":"Updated"'
 SHARDS = "s0"  # of level 0, whichever stage wrote them; those of coarser levels are s1 and so on
 SEEN = "seen"  # what blocks read: taken back where it has changed, not of their neighbours, which keep some shards
 BLOCKS = "blocks"
+UNPLACED = ("solve", "number", "name", "graph")  # stages whose units are no blocks: they keep their numbers
 Grids = Mapping[str, tuple[int, ...]]
 Number = Callable[[str, int], int | None]  # of a unit now, by stage and number; None of one that was taken back
 
@@ -189,6 +190,8 @@ class _History:
         return None if last is not None and now < len(last) and last[now] > num_before else now
 
     def _renumbered(self, num_updates: int, key: str, unit: int) -> int:
+        if key in UNPLACED:
+            return unit
         grid = key if re.fullmatch(r"s\d+", key) else BLOCKS
         before, now = self._grids[num_updates].get(grid), self._now.get(grid)
         return unit if before == now or before is None or now is None else ravel(unravel(unit, before), now)
