@@ -27,6 +27,7 @@ from benchmarks import (
 from benchmarks.comparisons import bare, dask, floor, monai
 from benchmarks.row import Measured, Row, Setting, take
 from benchmarks.session import environment
+from benchmarks.stores import bucket
 
 FAMILIES = (
     bare,
@@ -36,6 +37,7 @@ FAMILIES = (
     fetches,
     fingerprints,
     nodes,
+    bucket,
     scratch,
     memory,
     large,
