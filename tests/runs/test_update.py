@@ -264,7 +264,7 @@ def test_where_a_store_tells_nothing_voxels_are_compared(tmp_path: Path, monkeyp
 def num_looked(plan: Plan) -> int:
     """Return how many blocks were read without being computed, over all sessions."""
     records = read_records(RunFolder.from_output(Path(plan.out)).journal, RESULTS)
-    return sum(len(record.done) for record in records if record.stage.startswith("look"))
+    return sum(len(record.done) for record in records if record.stage.startswith("reread"))
 
 
 def test_what_was_only_written_again_is_read_once_and_not_computed(tmp_path: Path) -> None:
