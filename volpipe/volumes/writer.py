@@ -5,18 +5,23 @@ Not here: arrays that are made (volume, formats), or voxels that are read (reade
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Index, cells
+from volpipe.volumes import checksums
 from volpipe.volumes.formats.container import absolute, read_header
 from volpipe.volumes.reader import naming, once
 from volpipe.volumes.storage import damage, object_store, tensorstore
+from volpipe.volumes.storage.chunk_files import ABSENT, CHECKSUM_BYTES, ChunkFiles
 from volpipe.volumes.storage.metadata import check_aligned
-from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.storage.paths import Location, partial_of, sync
+from volpipe.volumes.storage.requests import each, room
 
 
 class Writer:
@@ -38,6 +43,7 @@ class Writer:
             self._array = tensorstore.open_array(header, write=True)
         except ValueError as error:
             raise VolumeError(f"{folder}: cannot be written to: {error}") from error
+        self._at_once = room(math.prod(header.write_unit) * header.dtype.itemsize, fewest=1)
 
     def write(self, box: Box, data: np.ndarray) -> None:
         """Write `data` to `box`, both in stored axes.
@@ -46,20 +52,163 @@ class Writer:
             VolumeError: another dtype or shape, a box that is not made of whole chunks (shards, where there are any) or
                 that leaves the array, or a disk that is full.
         """
+        self._check(box, data)
+        if self._is_put:
+            self._put(box, data)
+            return
+        with naming(self.header.folder, box, self.header.folder):
+            self._array.write(box.slices, data)
+
+    def write_summed(self, box: Box, data: np.ndarray) -> str:
+        """Write `data` to `box` as `write` does; return the checksums of its files, see `checksums.take`.
+
+        Those on a disk are read back. A bucket's server checks what it is sent, so that they are of that.
+        """
+        if not self._is_put:
+            self.write(box, data)
+            return checksums.take(self.header, box)
+        self._check(box, data)
+        return checksums.joined(self._put(box, data))
+
+    def _check(self, box: Box, data: np.ndarray) -> None:
         folder = self.header.folder
         if data.dtype != self.dtype:
             raise VolumeError(f"{folder} holds {self.dtype}, the data is {data.dtype}; cast it first")
         if data.shape != box.shape:
             raise VolumeError(f"{folder}: data of shape {data.shape} does not fill the box {box} of shape {box.shape}")
         check_aligned(self.header, box.start, box.shape)
-        with naming(folder, box, folder):
-            self._array.write(box.slices, data)
+
+    @property
+    def _is_put(self) -> bool:
+        """Whether files are made in memory, and each is written by one request."""
+        is_named = bool(ChunkFiles(self.header).name((0,) * len(self.shape)))
+        return isinstance(self.header.folder, object_store.Remote) and is_named
+
+    def _put(self, box: Box, data: np.ndarray) -> list[int]:
+        """Write the files of `box`; return the checksum of each."""
+        units = cells(box, self.header.write_unit)
+        return each([partial(self._put_file, box, data, unit) for unit in units])
+
+    def _put_file(self, box: Box, data: np.ndarray, unit: Index) -> int:
+        header, starts = self.header, zip(unit, self.header.write_unit, strict=True)
+        own = box & Box((0,) * len(unit), header.write_unit).shift(tuple(i * n for i, n in starts))
+        name, part = ChunkFiles(header).name(unit), data[own.relative_to(box.start).slices]
+        with self._at_once, naming(header.folder, own, header.folder):
+            content = tensorstore.ArrayInMemory(header, write=True).encode(own.slices, part, name)
+            assert isinstance(header.folder, object_store.Remote)
+            if content is None:
+                object_store.delete_file(header.folder / name)
+                return checksums.ABSENT
+            object_store.write(header.folder / name, content)
+        tensorstore.count(written=len(content))
+        return checksums.of_bytes(content)
 
     def read(self, box: Box) -> np.ndarray:
         """Return the voxels of `box`, in stored axes, as they are on disk now."""
         if box.is_empty or not Box.from_shape(self.shape).contains(box):
             raise VolumeError(f"{self.header.folder}: box {box} is empty or leaves the array {self.shape}")
         return damage.read(self.header.folder, self.header, self._array, box.slices)
+
+
+class ShardStream:
+    """A shard of a Zarr v3 array on a disk, written layer by layer along z; it appears whole or not at all.
+
+    Chunks go to a file beside it as soon as they are whole. The bytes are those of the shard written at once.
+
+    Args:
+        writer: of the array.
+        box: the shard, in stored axes, clipped to the array.
+    """
+
+    def __init__(self, writer: Writer, box: Box) -> None:
+        header, files = writer.header, ChunkFiles(writer.header)
+        assert isinstance(header.folder, Path) and header.shards is not None
+        unit = header.write_unit
+        self._header, self._box = header, box
+        self._file = header.folder / files.name(tuple(a // n for a, n in zip(box.start, unit, strict=True)))
+        self._partial = partial_of(self._file)
+        self._entries = np.full((*(s // c for s, c in zip(unit, header.chunks, strict=True)), 2), ABSENT, np.uint64)
+        row = list(box.shape)
+        row[-3:-1] = header.chunks[-3:-1]
+        self._encoder = tensorstore.ChunkEncoder(header, tuple(row))
+        self._rest = np.empty((*box.shape[:-3], 0, *box.shape[-2:]), header.dtype)
+        self._num_layers = self._num_appended = self._size = 0
+
+    def append(self, data: np.ndarray) -> None:
+        """Write the next layers, `data` in stored axes; a part of a chunk waits for the rest of it.
+
+        Raises:
+            VolumeError: a disk that is full.
+        """
+        thickness = self._header.chunks[-3]
+        self._num_appended += data.shape[-3]
+        data = np.concatenate((self._rest, data), axis=-3) if self._rest.size else data
+        whole = data.shape[-3] // thickness * thickness
+        if self._num_appended == self._box.shape[-3]:
+            whole = data.shape[-3]
+        with naming(self._header.folder, self._box, self._header.folder):
+            for start in range(0, whole, thickness):
+                self._write(data[..., start : min(start + thickness, whole), :, :])
+        self._rest = data[..., whole:, :, :].copy()
+
+    def fill(self, stop: int) -> None:
+        """Append zeros up to `stop` along z, if anything is missing there."""
+        shape, thickness = self._box.shape, self._header.chunks[-3]
+        while (missing := stop - self._box.start[-3] - self._num_appended) > 0:
+            depth = min(missing, thickness)
+            self.append(np.zeros((*shape[:-3], depth, *shape[-2:]), self._header.dtype))
+
+    def _write(self, layer: np.ndarray) -> None:
+        """Append the chunks of a `layer` as thick as a chunk, or the last one, to the file."""
+        height = self._header.chunks[-2]
+        self._partial.parent.mkdir(parents=True, exist_ok=True)
+        with self._partial.open("ab") as file:
+            for row, start in enumerate(range(0, layer.shape[-2], height)):
+                for place, data in self._encoder.encode(layer[..., start : start + height, :]):
+                    self._entries[*place[:-3], self._num_layers, row, place[-1]] = self._size, len(data)
+                    file.write(data)
+                    tensorstore.count(written=len(data))
+                    self._size += len(data)
+        self._num_layers += 1
+
+    def close(self) -> None:
+        """Put the shard in its place, all of whose layers were written; where it holds nothing, there is no file."""
+        assert self._num_appended == self._box.shape[-3]
+        with naming(self._header.folder, self._box, self._header.folder):
+            if not self._size:
+                self.abort()
+                self._file.unlink(missing_ok=True)
+                return
+            self._order()
+            import google_crc32c
+
+            index = self._entries.astype("<u8").tobytes()
+            index += google_crc32c.value(index).to_bytes(CHECKSUM_BYTES, "little")
+            with self._partial.open("ab") as file:
+                file.write(index)
+            tensorstore.count(written=len(index))
+            sync(self._partial)
+            self._partial.replace(self._file)
+            sync(self._file.parent)
+
+    def _order(self) -> None:
+        """Give the chunks in the file the order of the shard's, where channels were written in turn."""
+        entries = self._entries.reshape(-1, 2)
+        stored = entries[entries[:, 0] != ABSENT].tolist()
+        if stored == sorted(stored):
+            return
+        ordered, size = partial_of(self._file), 0
+        with self._partial.open("rb") as old, ordered.open("wb") as new:
+            for entry in entries:
+                if entry[0] != ABSENT:
+                    old.seek(int(entry[0]))
+                    new.write(old.read(int(entry[1])))
+                    entry[0], size = size, size + int(entry[1])
+        ordered.replace(self._partial)
+
+    def abort(self) -> None:
+        """Delete what was written."""
+        self._partial.unlink(missing_ok=True)
 
 
 def open_writer(path: str | Path | object_store.Remote, key: str, into: Location | None = None) -> Writer:
