@@ -22,6 +22,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.volumes import checksums
 from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import grow_array, locate
 from volpipe.volumes.storage.metadata import Display
