@@ -115,6 +115,17 @@ def on_site(name: str, folder: Path | None = None) -> Start:
     return start
 
 
+def count_workers(name: str, folder: Path) -> int:
+    """Return how many workers of the site `name`, with its files in `folder`, run nets; nothing is started.
+
+    Raises:
+        SiteError: no such site, or one that cannot be used here.
+    """
+    executors = getattr(try_site(name, folder), "executors", ())
+    labels = _with_label(executors, "gpu")
+    return sum(_num_workers(executor) for executor in executors if executor.label in labels)
+
+
 @contextmanager
 def start_pool(config: Config) -> Iterator[ParslPool]:
     """Start the executors of `config`, watched; on every way out stop them and cancel what they started."""

@@ -73,6 +73,23 @@ def site_of(site: str | Path | WorkerPool, folder: RunFolder | None = None) -> t
     return lambda folder: nullcontext(site), ""
 
 
+def num_workers_of(site: str | Path | WorkerPool, folder: RunFolder) -> int:
+    """Return how many workers of `site` run nets, of a site that is not started by what it says itself.
+
+    Args:
+        site: a shipped name, a Python file, or a pool.
+        folder: of the run, in which the site would keep its files.
+
+    Raises:
+        SiteError: no such site, or it cannot be used here.
+    """
+    if isinstance(site, str | Path):
+        from volpipe.apps.pool import count_workers
+
+        return count_workers(str(site), folder.parsl)
+    return site.slots["gpu"]
+
+
 def default_name(volume: str | Volume, ending: str, inner: str | None = None) -> str:
     """Return a name in this folder: of the container, the key in it where it was given, and `ending`."""
     location = str(volume) if isinstance(volume, str) else f"{volume.path}/{volume.key}"

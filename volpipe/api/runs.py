@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from volpipe.api.arguments import default_name, load, site_of
+from volpipe.api.arguments import default_name, load, num_workers_of, site_of
 from volpipe.api.progress import both, stages_shown, voxels_per_block
 from volpipe.blockwise.phase import Progress, Show
 from volpipe.blockwise.pool import Start, WorkerPool
@@ -74,15 +74,21 @@ class Request:
             return RunFolder.from_output(paths.locate(self.out))
         return RunFolder.for_stages(absolute(self.out))
 
-    def plan(self) -> Plan | FlowPlan:
-        """Return the plan; everything that can be refused before the start is refused here."""
+    def plan(self, num_workers: int | None = None, *, fresh: bool = False) -> Plan | FlowPlan:
+        """Return the plan; everything that can be refused before the start is refused here.
+
+        Args:
+            num_workers: that run nets, by which large blocks are chosen; None where nobody says.
+            fresh: whether a run that was begun does not count; else its blocks stay, whatever the site.
+        """
+        options: dict[str, Any] = {"num_workers": num_workers, "fresh": fresh}  # Any: of two types
         if isinstance(self.work, Flow):
-            return plan_flow(self.work, str(self.volume), self.out, self.search_path)
+            return plan_flow(self.work, str(self.volume), self.out, self.search_path, **options)
         if isinstance(self.volume, Volume):
-            plan = prepare_for(self.volume, self.work, self.out, self.search_path)
+            plan = prepare_for(self.volume, self.work, self.out, self.search_path, **options)
             check_access(paths.locate(self.volume.path), paths.locate(self.out))
         else:
-            plan = prepare(self.volume, self.work, self.out, self.search_path)
+            plan = prepare(self.volume, self.work, self.out, self.search_path, **options)
         check_window(plan)
         return plan
 
@@ -241,7 +247,9 @@ def run(
     """
     planned = volume
     if not isinstance(planned, Plan | FlowPlan):
-        planned = plan(planned, recipe, out=out, settings=settings, search_path=search_path)
+        asked = request(planned, recipe, out=out, settings=settings, search_path=search_path)
+        check(asked)
+        planned = asked.plan(num_workers_of(site, asked.folder), fresh=fresh)
     start, name = site_of(site)
     options: dict[str, Any] = {  # Any: as `execute` takes them
         "fresh": fresh, "keep_tensors": keep_tensors, "site": name, "tolerated": tolerate, "same_input": same_input,

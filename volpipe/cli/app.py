@@ -6,6 +6,7 @@ Not here: anything that a notebook would want as well (driver). Exit codes: 0 do
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -50,6 +51,7 @@ from volpipe.display.console import (
     check_folder,
     err,
     interruptible,
+    lasting_streams,
     measuring_shown,
     out,
     rendered,
@@ -65,7 +67,7 @@ from volpipe.display.plans import (
 )
 from volpipe.display.progress import showing
 from volpipe.display.reports import MOST_ROWS, clipped_line, print_missing, report_table, seam_line, seam_warning
-from volpipe.errors import RunStopped, VolpipeError
+from volpipe.errors import RunStopped, SiteError, VolpipeError
 from volpipe.monitoring.command import current, watched
 from volpipe.resolve import describe_error
 from volpipe.runs.presence import COMMAND
@@ -193,7 +195,7 @@ def run(
             raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
         if asked.has_stages and follow is not None:
             raise VolpipeError("--follow is for one net; leave it out, and give --update when the volume has changed")
-        planned, tolerated = _plan(asked, config), 0 if strict else tolerate
+        planned, tolerated = _plan(asked, config, fresh=fresh), 0 if strict else tolerate
         from volpipe.workflow.plan import FlowPlan
 
         with showing() as show:
@@ -264,7 +266,7 @@ def plan(
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
     with interruptible():
         asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
-        planned = _plan(asked, None if quick else config)
+        planned = _plan(asked, config, quick=quick)
         from volpipe.workflow.cost import FlowCost
         from volpipe.workflow.plan import FlowPlan
 
@@ -357,7 +359,7 @@ def main(began: float | None = None) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as in the background, and under nohup
             signal.signal(number, _interrupt)
     logging.getLogger("volpipe").addHandler(Notices())
-    with watched() as watch:
+    with lasting_streams(), watched() as watch:
         try:
             app(prog_name="volpipe")
         except RunStopped as error:
@@ -383,7 +385,8 @@ def _fail(sentence: str, code: int, error: Exception | None = None) -> NoReturn:
 def _interrupt(signum: int, frame: Any) -> None:  # Any: a frame, unused
     if INTERRUPTS.ask():
         # Not through the console: what was interrupted may be printing.
-        os.write(sys.stderr.fileno(), current().as_printed(STOPPING))
+        with contextlib.suppress(BrokenPipeError):
+            os.write(sys.stderr.fileno(), current().as_printed(STOPPING))
 
 
 def _tell_look(look: Look[Report], seconds: float) -> None:
@@ -446,14 +449,21 @@ def _request(
     return asked
 
 
-def _plan(asked: Request, config: str | None) -> Plan | FlowPlan:
-    """Return the plan, with its warnings printed; a site that cannot be used here is refused before it is made."""
-    from volpipe.api.arguments import site_of
+def _plan(asked: Request, config: str, *, fresh: bool = False, quick: bool = False) -> Plan | FlowPlan:
+    """Return the plan, with its warnings printed; a site that cannot be used here is refused before it is made.
 
-    if config is not None:
-        site_of(config, asked.folder)
+    Where it is `quick`, nothing is computed there.
+    """
+    from volpipe.api.arguments import num_workers_of
+
+    num_workers: int | None = None
+    try:
+        num_workers = num_workers_of(config, asked.folder)
+    except SiteError:
+        if not quick:
+            raise
     with measuring_shown():
-        planned = asked.plan()
+        planned = asked.plan(num_workers, fresh=fresh)
     for warning in planned.warnings():
         err.print(f"warning: {warning}", markup=False)
     return planned

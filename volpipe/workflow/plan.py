@@ -64,12 +64,21 @@ def stages_of(plan: Plan | FlowPlan) -> tuple[StagePlan, ...]:
     return plan.stages if isinstance(plan, FlowPlan) else (RunStage.alone(plan),)
 
 
-def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path) -> FlowPlan:
+def plan_flow(
+    flow: Flow,
+    location: str,
+    out: str | Path,
+    search_path: Path,
+    *,
+    num_workers: int | None = None,
+    fresh: bool = False,
+) -> FlowPlan:
     """Return the plan of all stages of `flow` for the volume at `location`, before any of them has run.
 
     Args:
         out: the folder that gets an output of each stage, named after it; also in S3.
         search_path: folder that the recipes' relative names count from.
+        num_workers, fresh: as of `prepare`.
 
     Raises:
         PlanError: stage, volume and net do not fit; the message names the stage.
@@ -78,10 +87,10 @@ def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path) -> 
     folder = absolute(out)
     if isinstance(folder, Remote):
         check_writable(folder)
-    stages: dict[str, StagePlan] = {}
+    make, stages = _Making(search_path, num_workers, fresh), dict[str, StagePlan]()
     for stage in flow.stages:
         with named(stage.name):
-            stages[stage.name] = _plan_stage(stage, stages, location, folder, search_path)
+            stages[stage.name] = _plan_stage(stage, stages, location, folder, make)
     _check_apart(list(stages.values()))
     return FlowPlan(flow.source, location, folder, tuple(stages.values()))
 
@@ -112,22 +121,31 @@ def _check_apart(stages: Sequence[StagePlan]) -> None:
                 check_apart(stage.out, volume, what)
 
 
+@dataclass(frozen=True)
+class _Making:
+    """How the stages of runs are planned; see `prepare`."""
+
+    search_path: Path
+    num_workers: int | None
+    fresh: bool
+
+
 def _plan_stage(
-    stage: FlowStage, earlier: dict[str, StagePlan], location: str, folder: Location, search_path: Path
+    stage: FlowStage, earlier: dict[str, StagePlan], location: str, folder: Location, make: _Making
 ) -> StagePlan:
     feed = earlier.get(stage.reads)
     if isinstance(stage.choice, Comparison):
         return _plan_comparison(stage, stage.choice, feed, location, folder / f"{stage.name}.json")
     if isinstance(stage.choice, SegmentRecipe):
         ending = suffix_of(stage.choice.output.format)
-        return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}{ending}", search_path)
+        return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}{ending}", make.search_path)
     recipe, out = stage.choice, folder / f"{stage.name}{suffix_of(stage.choice.output.format)}"
     if feed is None:
-        plan = prepare(location, recipe, out, search_path)
+        plan = prepare(location, recipe, out, make.search_path, num_workers=make.num_workers, fresh=make.fresh)
         given = plan.source.volume()
     else:
         given = _fed(feed, recipe.input)
-        plan = prepare_for(given, recipe, out, search_path)
+        plan = prepare_for(given, recipe, out, make.search_path, num_workers=make.num_workers, fresh=make.fresh)
         check_access(None, out)
     check_window(plan)
     return RunStage(stage.name, stage.reads, given, out, plan)

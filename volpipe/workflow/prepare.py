@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from volpipe.errors import RunError
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.inference.output import check_name, check_output
 from volpipe.inference.output_plan import Source
@@ -15,28 +16,54 @@ from volpipe.inference.roi import lay_mask
 from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, open_volume
 
 
-def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
-    """Return the plan for `location`; everything that can be refused before the start is refused here."""
+def prepare(
+    location: str,
+    recipe: Recipe,
+    out: str | Location,
+    search_path: Path,
+    *,
+    num_workers: int | None = None,
+    fresh: bool = False,
+) -> Plan:
+    """Return the plan for `location`; everything that can be refused before the start is refused here.
+
+    Args:
+        num_workers: that run the net, by which large blocks are chosen; None where nobody says.
+        fresh: whether a run that was begun does not count; else its blocks stay, whatever the site.
+    """
     volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
-    plan = prepare_for(volume, recipe, out, search_path)
+    plan = prepare_for(volume, recipe, out, search_path, num_workers=num_workers, fresh=fresh)
     check_access(paths.locate(volume.path), paths.locate(out))
     return plan
 
 
-def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
-    """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here."""
+def prepare_for(
+    volume: Volume,
+    recipe: Recipe,
+    out: str | Location,
+    search_path: Path,
+    *,
+    num_workers: int | None = None,
+    fresh: bool = False,
+) -> Plan:
+    """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here.
+
+    `num_workers` and `fresh` are as of `prepare`.
+    """
     check_name(out)
     net = describe(recipe.net, str(search_path))
     check_trained(recipe.net, net)
     recipe = with_normalisation(recipe, net)
     mask = _open_mask(recipe.input.mask, search_path)
     target = paths.locate(out)
-    plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask)
+    plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask, num_workers=num_workers)
+    plan = plan if fresh else _as_begun(plan)
     check_thickness(volume, net)
     check_apart(target, volume, "volume")
     if mask is not None:
@@ -45,6 +72,21 @@ def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path
     check_shapes(recipe.net, net, plan.window, str(search_path))
     check_geometry(recipe.net, net, plan.window, str(search_path))
     return plan
+
+
+def _as_begun(plan: Plan) -> Plan:
+    """Return `plan` with the blocks of a run that was begun, perhaps on a site of other workers, if all else is alike.
+
+    Whatever else differs is refused later, with what that is.
+    """
+    try:
+        old = RunFolder.from_output(paths.locate(plan.out)).load(Plan)
+    except RunError:  # of another version; it is refused later, unless the run starts over
+        return plan
+    if old is None:
+        return plan
+    begun = plan.changed(block=old.block, shard=old.shard, chunk=old.chunk)
+    return begun if begun.identity == old.identity else plan
 
 
 def prepare_again(plan: Plan) -> Plan:
