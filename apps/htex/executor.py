@@ -224,7 +224,7 @@ class ResilientExecutor(HighThroughputExecutor):
         self._status.pop(block, None)
         if not self._has_told:
             self._has_told = True
-            goes_on = f"goes on with the {alive} that it has" if alive else "waits"
+            goes_on = f"continues with the {alive} that it has" if alive else "waits"
             text = reason.partition(": ")[2]  # less which block it was
             log.warning("executor %s gets no more blocks for now, and %s: %s", self.label, goes_on, text, extra=NOTICE)
 

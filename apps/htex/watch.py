@@ -77,7 +77,7 @@ class Watch:
         for is_lost, what in ((has_lost_interchange, "interchange"), (has_lost_results, "thread of results")):
             if is_lost(executor):
                 return RunStopped(
-                    f"the {what} of executor {executor.label} ended or hangs, so that no result can come back; "
+                    f"the {what} of executor {executor.label} ended or hangs, so that no result can arrive; "
                     "run the same command again to continue"
                 )
         if executor.bad_state_is_set:

@@ -249,7 +249,7 @@ def test_refusals_count_only_while_no_block_is_accepted(
         assert limited.scale_out_facade(3) == []
     assert [status.state for status in limited.status_facade.values()] == [JobState.PENDING]
     assert [record.getMessage() for record in caplog.records if getattr(record, "notice", False)] == [
-        "executor mine gets no more blocks for now, and goes on with the 1 that it has: exceeded quota: few"
+        "executor mine gets no more blocks for now, and continues with the 1 that it has: exceeded quota: few"
     ]
     limited.provider.most = 0
     limited.provider.resources["0"]["status"] = limited.status_facade["0"] = JobStatus(JobState.CANCELLED)

@@ -327,7 +327,7 @@ def test_a_net_that_fails_on_one_block_leaves_out_that_block_alone(tmp_path: Pat
     assert "8:16,16:24,0:8" in words
     assert words.count("RuntimeError:") == 1
     assert "no such voxel please" in ended.err
-    assert "2 parts are missing; the same command again tries them once more" in ended.err
+    assert "2 parts are missing; run the same command again to compute them" in ended.err
     assert re.search(r"^pyramid 1 +1 +0:16,16:24,0:16 +needs a part that failed", ended.err, re.MULTILINE)
     assert "wrote" not in ended.out.split("\n")[-2]
     log = (tmp_path / "out.zarr.run/volpipe.log").read_text()
@@ -358,7 +358,7 @@ def test_a_net_that_fails_everywhere_stops_the_run_at_once(tmp_path: Path, give:
     assert warning.startswith("warning: net build ")
     assert report == f"report: {tmp_path / 'out.zarr.run/report.html'}"
     assert "no such voxel please" in (tmp_path / "out.zarr.run/report.html").read_text()
-    assert sentence == "volpipe: every infer task fails alike, so the work stops: RuntimeError: no such voxel please"
+    assert sentence == "volpipe: running the net (infer) failed, so the work stops: RuntimeError: no such voxel please"
     assert [traceback[0], traceback[-1]] == ["Traceback (most recent call last):", "RuntimeError: no such voxel please"]
     assert sum('net.py", line' in line for line in traceback) == 1
     assert (tmp_path / "out.zarr.run/volpipe.log").read_text().count('net.py", line') == 1

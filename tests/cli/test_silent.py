@@ -44,7 +44,7 @@ def run(*options: str) -> list[str]:
 def test_a_mask_that_covers_nothing_is_refused(tmp_path: Path, give: Give) -> None:
     write_volume(tmp_path / "in.n5", noise(SHAPE))
     write_volume(tmp_path / "mask.n5", np.zeros(SHAPE, np.uint8))
-    assert "mask.n5/raw is zero all over the volume, so nothing is wanted" in refusal(
+    assert "mask.n5/raw is zero all over the volume, so nothing is selected" in refusal(
         give, *run("--mask", "mask.n5/raw")
     )
 
@@ -75,7 +75,7 @@ def test_only_where_the_mask_wants_nothing_is_refused(tmp_path: Path, give: Give
     mask[:, :, :8] = 1
     write_volume(tmp_path / "mask.n5", mask)
     said = refusal(give, *run("--mask", "mask.n5/raw", "--only", "0:8,0:8,16:24"))
-    assert "nothing in --only 0:8,0:8,16:24 is wanted: mask or empty space leave it out" in said
+    assert "nothing in --only 0:8,0:8,16:24 is selected: mask or empty space leave it out" in said
     assert give(*run("--mask", "mask.n5/raw", "--only", "0:8,0:8,0:8")).code == 0
 
 

@@ -73,6 +73,40 @@ def test_good_sentences_code_and_tables_pass(english: ModuleType, page: str) -> 
     assert reasons(english, f"# Title\n\n{page}\n") == []
 
 
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [
+        ('raise RunError("the run goes on without it")', "goes on"),
+        ('raise RunError(f"run {name} go" f"es on without it")', "goes on"),
+        ('raise RunError("run " + name + " goes on without it")', "goes on"),
+        ('log.warning("%s cannot be told from it", name)', "told"),
+        ('out.print(f"{volume} holds\\nvoxels that are wanted here")', "wanted"),
+        ('REASON = "every part of it fails alike"', "fails alike"),
+        ('TEXT = "run it so that it tries them once more"', "once more"),
+        ('"""The run."""\nTEXT = "%s"' % ("word " * 36), "36 words"),
+    ],
+)
+def test_sentences_of_the_program_are_read(english: ModuleType, code: str, word: str) -> None:
+    faults = list(english.faults_of_strings(code, "code.py"))
+    assert len(faults) == 1 and word in faults[0].reason and faults[0].place.startswith("code.py:")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        '"""What is wanted goes on here."""',
+        'def run():\n    """Prints what is wanted here."""',
+        'raise RunError("wanted")',
+        'key = tree["such a key"]',
+        "raise RunError(f\"{name} is {told('wanted')}\")",
+        'raise RunError("begins with a small letter; prints no capital")',
+        f'raise RunError("{"word " * 30}; {"word " * 30}")',
+    ],
+)
+def test_docstrings_and_keys_of_the_program_are_not_read(english: ModuleType, code: str) -> None:
+    assert list(english.faults_of_strings(code, "code.py")) == []
+
+
 def test_the_help_of_every_command_and_option_is_read(english: ModuleType) -> None:
     helps = dict(english.helps())
     assert "Box" in helps["volpipe run --roi"] and helps["volpipe k8s manifest -h"]

@@ -366,8 +366,9 @@ def test_what_is_no_number_stops_it_wherever_it_is(name: str, tmp_path: Path) ->
         data[3, 3, 3] = np.nan if each == name else 1
         np.save(tmp_path / f"{each}.npy", data)
     found = plan_evaluation(str(tmp_path / "made.npy"), str(tmp_path / "truth.npy"), data_range=1.0)
+    where = r"0:9,0:9,0:9"
     sentence = (
-        rf"(?m)^every evaluate task fails alike, .*: .*{name}\.npy has NaN or infinite voxels in 0:9,0:9,0:9.*--roi$"
+        rf"(?m)^comparing voxels \(evaluate\) failed, .*: .*{name}\.npy has NaN or infinite voxels in {where}.*--roi$"
     )
     with pytest.raises(RunStopped, match=sentence):
         evaluated(found, tmp_path)
@@ -379,7 +380,9 @@ def test_a_lost_worker_costs_its_blocks_and_three_stop_it(pair: tuple[np.ndarray
     losing = Here(lost=2)
     assert scores_of(found, tmp_path, losing) == whole
     assert sorted(losing.blocks) == [0, 0, 1, 1]
-    with pytest.raises(RunStopped, match=r"(?m)^every evaluate task fails alike, .* killed$"):
+    with pytest.raises(
+        RunStopped, match=r"(?m)^comparing voxels \(evaluate\) failed for 2 parts and worked for none, .* killed$"
+    ):
         evaluated(found, tmp_path, Here(lost=100))
 
 
@@ -419,7 +422,7 @@ def test_where_nothing_is_tolerated_the_first_block_that_cannot_be_read_stops_it
     cut: tuple[Path, bytes], tmp_path: Path
 ) -> None:
     found = plan_evaluation(str(tmp_path / "made.zarr"), str(tmp_path / "truth.zarr"))
-    with pytest.raises(RunStopped, match=r"^evaluate 1 failed, so .* stops: .*made\.zarr"):
+    with pytest.raises(RunStopped, match=r"^comparing voxels \(evaluate 1\) failed, so .* stops: .*made\.zarr"):
         evaluated(found, tmp_path, tolerated=0)
 
 
@@ -484,7 +487,7 @@ def test_the_command_names_blocks_without_scores_and_writes_none(
     ended = give(*command)
     assert (ended.code, ended.out, (tmp_path / "s.json").exists()) == (1, "", False)
     words = " ".join(ended.err.split())
-    assert "128:256,0:30,0:30" in words and "1 part is missing; the same command again" in words
+    assert "128:256,0:30,0:30" in words and "1 part is missing; run the same command again" in words
     strict = give(*command, "--strict")
     assert (strict.code, strict.out, (tmp_path / "s.json").exists()) == (1, "", False)
     chunk, whole = cut

@@ -148,14 +148,17 @@ def test_nan_where_nothing_is_wanted_does_not_matter(tmp_path: Path, give: Give,
     assert said["normalise"] == {"shift": pytest.approx(whole.shift), "scale": pytest.approx(whole.scale)}
 
 
-def test_nan_in_what_is_wanted_is_refused_with_its_box(tmp_path: Path, give: Give) -> None:
+@pytest.mark.parametrize(("num", "called"), [(3, "3 voxels"), (1, "1 voxel")])
+def test_nan_in_what_is_wanted_is_refused_with_its_box(tmp_path: Path, give: Give, num: int, called: str) -> None:
     data = specimen("float32")
-    data[2, 3, 20:23] = np.nan
+    data[2, 3, 20 : 20 + num] = np.nan
     write_volume(tmp_path / "in.n5", data)
     ended = give("run", "--config", "threads", *SMALL, *IDENTITY, "-o", "out.zarr", "in.n5/raw")
     assert ended.code == 1
     said = " ".join(ended.err.split())
-    assert "3 voxels of the volume in box 0:16,0:12,16:32 are NaN or infinite" in said
+    verb = "is" if num == 1 else "are"
+    assert f"{called} of the volume in box 0:16,0:12,16:32 {verb} NaN or infinite, so the volume has no mean" in said
+    assert "volpipe: measuring the intensities of the volume (measure 1) failed, and every block needs" in said
     assert "normalise.low and high" in said
 
 

@@ -392,7 +392,7 @@ def test_a_net_that_gives_nothing_but_nan_stops_the_run(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(
         RunStopped,
-        match=r"every infer task fails alike.*mend the net, .* infer.nonfinite=keep and output.dtype=float32",
+        match=r"running the net \(infer\) failed.*mend the net, .* infer.nonfinite=keep and output.dtype=float32",
     ):
         execute(plan, Inline().start)
 

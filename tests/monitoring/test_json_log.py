@@ -84,7 +84,7 @@ def test_a_traceback_is_a_field_and_a_failed_block_names_its_stage(folder: Path,
     found = entries((folder / "log.jsonl").read_text())
     (entry,) = [entry for entry in found if "traceback" in entry]
     assert entry["message"] == "the work stopped" and entry["level"] == "ERROR"
-    assert "RunStopped: every infer task fails alike" in entry["traceback"]
+    assert "RunStopped: running the net (infer) failed" in entry["traceback"]
     failures = [entry for entry in found if "(attempt 1)" in entry["message"]]
     assert failures and all(entry["stage"] == "infer" and entry["level"] == "WARNING" for entry in failures)
     assert last(found) == ("stopped", 1, "WARNING")

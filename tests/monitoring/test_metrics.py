@@ -389,7 +389,7 @@ def test_a_fault_of_the_metrics_fails_no_run(here: Path, monkeypatch: pytest.Mon
     assert set(texts) == {""}
     monkeypatch.setattr(Metrics, "move", fail)
     assert run(metrics=port, fresh=True).is_complete
-    assert "Metrics fails, and is told no more" in (here / "out.zarr.run" / "volpipe.log").read_text()
+    assert "Metrics fails, and hears of no further task" in (here / "out.zarr.run" / "volpipe.log").read_text()
 
 
 # ---- the dashboard

@@ -91,7 +91,9 @@ def test_a_run_that_lacks_parts_or_stops_says_why(folder: Path, give: Give, hook
     ended = give(*command(hook.url, "--fresh"))
     assert ended.code == 1 and hook.posts[1]["state"] == "stopped"
     assert hook.posts[1]["missing"] is None and hook.posts[1]["exit_code"] == 1
-    assert "every infer task fails alike" in hook.posts[1]["message"] and "does not want to" in hook.posts[1]["message"]
+    assert (
+        "running the net (infer) failed" in hook.posts[1]["message"] and "does not want to" in hook.posts[1]["message"]
+    )
 
 
 def test_what_is_refused_before_the_start_is_told_too(folder: Path, give: Give, hook: Webhook) -> None:

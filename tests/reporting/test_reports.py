@@ -209,7 +209,7 @@ def test_failures_are_counted_explained_and_placed(place: Path) -> None:
     }
     missing = next(i for i in items(page) if isinstance(i, Sheet) and i.title == "Missing")
     assert missing.rows[0] == ("infer", 7, "0:8,8:16,24:32", "ValueError: the grey block always fails <b>")
-    assert any("the same command again tries it once more." in i.text for i in items(page) if isinstance(i, Note))
+    assert any("then run the same command again to compute it." in i.text for i in items(page) if isinstance(i, Note))
 
 
 def test_a_flow_adds_up_its_stages_and_leads_to_their_reports(place: Path) -> None:

@@ -138,7 +138,7 @@ def test_a_strict_run_stops_at_a_damaged_chunk(tmp_path: Path, give: Give) -> No
     file.write_bytes(whole[:-9])
     ended = run(give, CROP, "--strict")
     assert ended.code == 1
-    assert re.search(r"^volpipe: infer \d+ failed, so the work stops: ", ended.err.splitlines()[-1])
+    assert re.search(r"^volpipe: running the net \(infer \d+\) failed, so the work stops: ", ended.err.splitlines()[-1])
     assert str(file) in ended.err.splitlines()[-1]
     assert give("status", "out.zarr").code == 1
     file.write_bytes(whole)
@@ -239,7 +239,9 @@ def test_a_journal_that_cannot_be_read_is_named_and_fresh_starts_over(tmp_path: 
     lines = journal.read_text().splitlines(keepends=True)
     written = '{"stage":"reassemble","done":[0],"sums":[[0,0,"0123abcd"]]}\n'  # as once it was
     journal.write_text("".join([lines[0], lines[1][9:] if damage == "middle" else written, *lines[2:]]))
-    sentence = "out.zarr.run/journal.jsonl is damaged, or another version wrote it; restore the file to go on, or use"
+    sentence = (
+        "out.zarr.run/journal.jsonl is damaged, or another version wrote it; restore the file to continue, or use"
+    )
     for ended in (run(give, CROP), give("status", "out.zarr"), give("verify", "out.zarr")):
         assert (ended.code, ended.err.count("\n")) == (2, 1)
         assert ended.err.startswith("volpipe: line 2 of ") and sentence in ended.err

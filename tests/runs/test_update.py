@@ -585,7 +585,7 @@ def test_an_output_of_what_is_wanted_is_that_of_a_fresh_run_where_other_parts_ar
             try:
                 execute(plan, Inline(seed, 2, int(rng.integers(0, 60))).start, update=True)
             except (Stopped, PlanError, RunError) as error:
-                assert isinstance(error, Stopped) or "nothing is wanted" in str(error)
+                assert isinstance(error, Stopped) or "nothing is selected" in str(error)
             change(folder)
         rewritten(folder, "in.n5", np.maximum(blotted(shape, rng), (np.arange(shape[2]) < 3).astype(np.uint8)))
         if mask:
@@ -612,7 +612,7 @@ def test_a_mask_that_changes_brings_what_is_new_in_it_and_takes_the_rest_away(tm
     mask = np.roll(mask, 8, axis=2)
     rewritten(tmp_path, "mask.n5", mask)
     report = ran(plan, update=True)
-    assert report.updates[0].why.startswith("other parts of the volume are wanted")
+    assert report.updates[0].why.startswith("the mask or the empty space selects other parts")
     assert report.totals["infer"].units == 1
     np.testing.assert_array_equal(open_volume(plan.out).open()[...], np.where(mask, data, 0))
     assert RunWork(plan).verify().differences == []
@@ -633,7 +633,9 @@ def test_empty_space_that_is_filled_is_computed_and_what_was_emptied_goes(tmp_pa
     np.testing.assert_array_equal(open_volume(plan.out).open()[...], data)
     assert_fresh(plan)
     write_n5(tmp_path, np.zeros(SHAPE, np.uint8))
-    with pytest.raises(RunError, match=r"is empty .*nothing is wanted; --update would leave an output without voxels"):
+    with pytest.raises(
+        RunError, match=r"is empty .*nothing is selected; --update would leave an output without voxels"
+    ):
         ran(plan, update=True)
 
 

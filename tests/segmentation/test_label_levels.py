@@ -223,7 +223,7 @@ def test_a_shard_that_cannot_be_made_coarser_is_named_and_made_by_the_same_comma
     (missing,) = made.missing
     assert (missing.stage, missing.unit, missing.box) == ("pyramid 1", 1, Box((4, 0, 0), (7, 8, 6)))
     assert f"{tmp_path}/l.zarr" in missing.reason
-    with pytest.raises(RunStopped, match=r"^pyramid 1 1 failed, so .* stops: .*l\.zarr"):
+    with pytest.raises(RunStopped, match=r"^writing a coarser level \(pyramid 1 1\) failed, so .* stops: .*l\.zarr"):
         segment(plan, Crowd().start, tolerated=0)
     stopped = give("status", "l.zarr")
     assert stopped.code == 1

@@ -360,7 +360,10 @@ def test_a_lost_worker_costs_its_task_and_three_stop_it(chances: Path, tmp_path:
     labelled(chances, tmp_path / "l.zarr", chosen, losing := Crowd(lost=2))
     assert losing.num_sent == whole.num_sent + 2
     assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")
-    with pytest.raises(RunStopped, match=r"(?m)^every pieces task fails alike, so .* stops: .*killed$"):
+    with pytest.raises(
+        RunStopped,
+        match=r"(?m)^finding fragments \(pieces\) failed for \d+ parts and worked for none, so .* stops: .*killed$",
+    ):
         labelled(chances, tmp_path / "l.zarr", chosen, Crowd(lost=99), fresh=True)
 
 

@@ -43,7 +43,7 @@ def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_p
     chunk.write_bytes(whole[: len(whole) // 2])
     ended = give(*COMMAND)
     assert ended.code == 1
-    assert "3 parts are missing; the same command again tries them once more" in " ".join(ended.err.split())
+    assert "3 parts are missing; run the same command again to compute them" in " ".join(ended.err.split())
     stopped = give("status", "l.zarr")
     assert stopped.code == 1
     assert done(stopped) == {"pieces": "6 / 8", "edges": "0 / 8", **dict.fromkeys(GRAPH, "0 / 1"), "paint": "0 / 8"}
@@ -63,7 +63,9 @@ def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_p
     strict = give(*COMMAND, "--strict")
     assert strict.code == 1
     (line,) = [line for line in strict.err.splitlines() if line.startswith("volpipe: ")]
-    assert re.match(rf"volpipe: pieces [67] failed, so .* stops: {tmp_path}/a\.zarr, voxels ", line)
+    assert re.match(
+        rf"volpipe: finding fragments \(pieces [67]\) failed, so .* stops: {tmp_path}/a\.zarr, voxels ", line
+    )
     stopped = give("status", "l.zarr")
     assert (stopped.code, done(stopped)["pieces"]) == (1, "6 / 8")
     assert "l.zarr: stopped by an error, which its log has; nobody works on it. To continue: " in stopped.out
@@ -185,7 +187,10 @@ def test_a_journal_that_cannot_be_read_is_named_and_fresh_starts_over(tmp_path: 
     for ended in (give(*COMMAND), give("status", "l.zarr"), give("verify", "l.zarr")):
         assert (ended.code, ended.err.count("\n")) == (2, 1)
         assert ended.err.startswith("volpipe: line 2 of ")
-        assert "l.zarr.run/journal.jsonl is damaged, or another version wrote it; restore the file to go" in ended.err
+        assert (
+            "l.zarr.run/journal.jsonl is damaged, or another version wrote it; restore the file to continue"
+            in ended.err
+        )
     again = give(*COMMAND, "--fresh")
     assert again.code == 0, again.err
     np.testing.assert_array_equal(open_volume(tmp_path / "l.zarr").open()[...], labels)

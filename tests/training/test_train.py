@@ -212,7 +212,7 @@ def test_a_damaged_checkpoint_is_named(folder: Path) -> None:
     train(recipe(folder), folder / "t", str(folder))
     newest = checkpoints(folder / "t" / "checkpoints")[-1]
     newest.write_bytes(newest.read_bytes()[:100])
-    with pytest.raises(RunError, match=r"cannot be read .* delete it to go on from the one before"):
+    with pytest.raises(RunError, match=r"cannot be read .* delete it to continue from the one before"):
         train(recipe(folder), folder / "t", str(folder))
 
 

@@ -153,7 +153,7 @@ def write_volumes(folder: Path) -> None:
         (("data.0.held_out=:,:,:",), "leaves no room in"),
         (("data.0.held_out=:,8:24,:", "samples.shape=[4,10,10]"), "leaves no room in"),
         (("samples.shape=[21,16,16]",), "axis z: a window of 42 voxels .* longer than the volume"),
-        (("samples.shape=[4,15,15]",), "axis y: samples.shape 15 is no multiple of the stride 2 .*; use 16"),
+        (("samples.shape=[4,15,15]",), "axis y: samples.shape 15 is not a multiple of the stride 2 .*; use 16"),
         (("net.options.bogus=1",), "net superres has no option bogus; it takes factor, "),
         (("net.weights=gone.pt",), "no weights at"),
         (("net.name=supperres",), "no net 'supperres'"),

@@ -80,7 +80,7 @@ def test_a_training_that_goes_on_says_from_which_checkpoint(folder: Path) -> Non
     learn(folder, Threads(1))
     assert [line for line in lines_in(folder / "t") if "attempt" in line] == [
         "t: attempt 1 with train.ranks=1 begins at step 0",
-        "t: attempt 1 with train.ranks=1 goes on from the checkpoint after step 4",
+        "t: attempt 1 with train.ranks=1 continues from the checkpoint after step 4",
     ]
 
 

@@ -138,7 +138,9 @@ def test_strict_stops_at_the_first_that_fails(folder: Path, give: Give, kind: Ki
     file.write_bytes(good[:-9])
     ended = give(*kind.command("threads", "--strict"))
     assert ended.code == 1
-    assert re.search(rf"^volpipe: (stage \w+: )?{kind.stage} \d+ failed, so the work stops: ", last_line(ended))
+    assert re.search(
+        rf"^volpipe: (stage \w+: )?[a-z ]+ \({kind.stage} \d+\) failed, so the work stops: ", last_line(ended)
+    )
     assert str(file) in last_line(ended)
     file.write_bytes(good)
     check_mended(give, kind, folder, whole)
@@ -159,7 +161,7 @@ def test_where_everything_fails_alike_it_stops_at_once(
         patch.setattr(TensorStoreArray, "read", fail)
         ended = give(*kind.command())
     assert ended.code == 1
-    assert f"every {kind.stage} task fails alike, so the work stops: " in last_line(ended)
+    assert f"({kind.stage}) failed for 3 parts and worked for none, so the work stops: " in last_line(ended)
     assert "Input/output error" in last_line(ended)
     log = (folder / kind.folders[0] / "volpipe.log").read_text()
     num_tried = len(re.findall(rf"{kind.stage} \d+ failed \(attempt \d\)", log))

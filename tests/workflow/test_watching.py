@@ -120,7 +120,7 @@ def test_a_run_is_followed_from_other_processes_to_its_end(tmp_path: Path, give:
     (tmp_path / "seconds").write_text("0")
     left.send_signal(signal.SIGINT)
     ended = finish(watcher / "left", left)
-    assert (ended.code, ended.err) == (4, "volpipe: stopped watching; the work goes on\n")
+    assert (ended.code, ended.err) == (4, "volpipe: stopped watching; the work continues\n")
     screen = b"".join(iter(lambda: read_terminal(terminal), b"")).decode()
     os.close(terminal)
     assert drawn.wait() == 0

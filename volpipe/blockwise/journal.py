@@ -270,7 +270,7 @@ def _parsed(line: bytes, parse: Callable[[bytes], T], number: int, path: Path) -
         return parse(line)
     except ValueError as error:
         raise RunError(
-            f"line {number} of {path} is damaged, or another version wrote it; restore the file to go on, or "
+            f"line {number} of {path} is damaged, or another version wrote it; restore the file to continue, or "
             "use --fresh to start over"
         ) from error
 

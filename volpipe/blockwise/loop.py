@@ -111,7 +111,7 @@ class _Audience:
                 say(observer)
             except Exception:
                 self._observers.remove(observer)
-                log.warning("%s fails, and is told no more", type(observer).__name__, exc_info=True)
+                log.warning("%s fails, and hears of no further task", type(observer).__name__, exc_info=True)
 
 
 class _Loop:

@@ -159,7 +159,7 @@ class Phase:
         """Take what a task gave.
 
         Raises:
-            RunStopped: a stage fails alike everywhere, so that going on would only burn time.
+            RunStopped: a stage fails everywhere, so that further tasks would only burn time.
         """
         self.num_in_flight -= 1
         self.progress.units_running[stage.name] -= len(units)
@@ -296,15 +296,16 @@ class Phase:
         num_broken, num_begun = broken.total(), stage.num_done + broken.total()
         detail, stops = reason if "\n" in reason else "", f"so the work stops: {message_of(reason)}"
         if self.tolerated == 0:
-            raise RunStopped(f"{stage.name} {min(stage.failed)} failed, {stops}", detail)
+            raise RunStopped(f"{stage.called(min(stage.failed))} failed, {stops}", detail)
         num_alike = 0 if is_damage else broken[failure_kind(reason)]
         if stage.num_done == 0 and num_alike >= min(FAILURES_TO_STOP, stage.num_units):
-            raise RunStopped(f"every {stage.name} task fails alike, {stops}", detail)
+            parts = f" for {num_broken} parts and worked for none" if num_broken > 1 else ""
+            raise RunStopped(f"{stage.called()} failed{parts}, {stops}", detail)
         if num_broken >= LEAST_FAILURES and num_broken > self.tolerated * num_begun:
             raise RunStopped(
-                f"{num_broken} of the {num_begun} {stage.name} units that came back failed for good, more than "
-                f"{self.tolerated:.0%}, so the work stops (--tolerate sets another share); "
-                f"the last said: {message_of(reason)}",
+                f"{stage.called()} failed for good for {num_broken} of the {num_begun} parts that were tried, more "
+                f"than {self.tolerated:.0%}, so the work stops (--tolerate sets another share); "
+                f"the last reason: {message_of(reason)}",
                 detail,
             )
 

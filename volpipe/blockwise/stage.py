@@ -30,6 +30,7 @@ class Stage:
 
     Attributes:
         name: as the journal has it.
+        doing: what its tasks do, as the subject of a sentence: "running the net"; "" for its name alone.
         size: one more than the largest unit.
         num_units: how many there are; fewer than `size` where some numbers are another stage's work, or nobody's.
         label: of the executors that run it, "cpu" or "gpu".
@@ -63,6 +64,7 @@ class Stage:
     most: int = LARGEST_BUNDLE
     num_workers: int = 1
     forgives: Callable[[int], bool] | None = None
+    doing: str = ""
     _scan: Iterator[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +73,11 @@ class Stage:
         self.done = np.zeros(self.size, bool)
         self.taken = np.zeros(self.size, bool)
         self._scan = iter(()) if self.waits else self._units()
+
+    def called(self, unit: int | None = None) -> str:
+        """Return what failed, for a sentence: running the net (infer), or, of a unit, running the net (infer 3)."""
+        name = self.name if unit is None else f"{self.name} {unit}"
+        return f"{self.doing} ({name})" if self.doing else name
 
     @property
     def num_left(self) -> int:

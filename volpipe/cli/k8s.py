@@ -119,7 +119,7 @@ def _parts(
         gid=uid,
     )
     yield "rights: once, by whoever may give them in the namespace", rights(told.namespace)
-    yield "claims: once, unless there are such already", storage(told.namespace, _sizes(sizes, claims), storage_class)
+    yield "claims: once, unless they exist already", storage(told.namespace, _sizes(sizes, claims), storage_class)
     yield "service: once, for trainings of several ranks", [service(told.namespace)]
     if command:
         _check(context, command, claims)

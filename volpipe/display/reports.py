@@ -195,6 +195,6 @@ def print_missing(report: WorkReport) -> None:
     is_one = len(report.missing) == 1
     err.print(
         f"{count(len(report.missing), 'part')} {'is' if is_one else 'are'} missing; "
-        f"the same command again tries {'it' if is_one else 'them'} once more "
+        f"run the same command again to compute {'it' if is_one else 'them'} "
         f"(log: {report.folder}/volpipe.log)"
     )

@@ -66,7 +66,9 @@ class BlockSchedule(FedSchedule):
 
     def __init__(self, name: str, subject: Blocks, feed: Feed | None = None) -> None:
         self.subject = subject
-        super().__init__(fed(Stage(name, len(subject.blocks)), feed, subject.read_box), feed=feed)
+        super().__init__(
+            fed(Stage(name, len(subject.blocks), doing="comparing voxels"), feed, subject.read_box), feed=feed
+        )
 
     def box(self, stage: Stage, unit: int) -> Box:
         """Return the voxels (z, y, x) that belong to block `unit`."""

@@ -95,7 +95,7 @@ class Limit:
             names = ", ".join(name for name, measure in MEASURES.items() if comparison.kind in measure.kinds)
             raise PlanError(
                 f"limit {self}: {comparison.a} and {comparison.b} are compared as {plural_of(comparison.kind)} "
-                f"({comparison.why}), which have no {self.name}; limits of these are {names}"
+                f"({comparison.why}), which have no {self.name}; limits of {plural_of(comparison.kind)} are {names}"
             )
         if self.name == "psnr" and comparison.data_range is None:
             raise PlanError(

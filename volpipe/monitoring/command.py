@@ -107,7 +107,7 @@ class Watch:
                 if self.witness is not None:
                     self._tell(code, error)
         except Exception:
-            log.warning("not all that watched was told of the end", exc_info=True, extra=NOTICE)
+            log.warning("a watcher or a hook could not learn that the command ended", exc_info=True, extra=NOTICE)
 
     def _tell(self, code: int, error: BaseException | None) -> None:
         ending = self._ending(code, error)

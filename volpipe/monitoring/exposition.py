@@ -149,7 +149,7 @@ def _repeating(name: str, seconds: float, act: Callable[[], None]) -> Iterator[N
             while not stopped.wait(seconds):
                 act()
         except Exception:
-            log.warning("%s ends by a fault; the work goes on", name, exc_info=True)
+            log.warning("%s ends by a fault; the work continues", name, exc_info=True)
 
     thread = threading.Thread(target=repeat, name=name, daemon=True)
     thread.start()

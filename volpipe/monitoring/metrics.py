@@ -51,7 +51,7 @@ OF_STAGE = ("output", "flow_stage", "stage")
 
 # Of the tasks of a stage that came back: metric, field of their totals, and what it is. The first are counters.
 COUNTERS = (
-    ("tasks", "tasks", "Tasks that came back, failed ones too."),
+    ("tasks", "tasks", "Tasks that ended, failed ones too."),
     ("task_seconds", "seconds", "Wall time of workers in tasks."),
     ("queue_seconds", "queued_seconds", "Time that tasks waited for a worker after they were sent."),
     ("cpu_seconds", "cpu_seconds", "Processor time of tasks."),
@@ -269,7 +269,7 @@ class Metrics(Witness):
         workers: dict[str, float] = {"wanted": self._most_workers} if self.pool is not None else {}
         if self.pool is not None and self.num_connected is not None:
             workers["connected"] = self.num_connected
-        text = "Workers: wanted at the most, by the site, and connected now."
+        text = "Workers: the most that the site asks for, and those connected now."
         yield from self._by_state("workers", text, workers)
         memory = psutil.Process().memory_info().rss
         yield from self._gauge("driver_memory_bytes", "Resident memory of the driver.", memory)

@@ -373,7 +373,7 @@ def _check_override(choice: NetChoice, facts: NetFacts, search_path: str) -> Non
         )
     if any(declared % exact for declared, exact in zip(facts.stride, own.stride, strict=True)):
         raise PlanError(
-            f"net.stride {facts.stride} is no multiple of the stride {own.stride} of net {facts.label}; leave it out"
+            f"net.stride {facts.stride} is not a multiple of the stride {own.stride} of net {facts.label}; leave it out"
         )
 
 

@@ -89,7 +89,7 @@ def windows(recipe: Recipe, search_path: Path, *, is_here: bool) -> WindowCosts:
     if not net.tile_invariant and not recipe.net.accept_tile_variance:
         raise PlanError(
             f"net {net.label} looks at whole windows, so that no halo is enough and no window is the best; use a net "
-            "without such layers, or set net.accept_tile_variance=true"
+            "without instance, group or training-mode batch norm, or set net.accept_tile_variance=true"
         )
     measure = measure_windows_here if is_here else measure_windows
     costs = tuple(measure(recipe.net, recipe.infer, net, net.halo, str(search_path)))

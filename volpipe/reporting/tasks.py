@@ -51,7 +51,7 @@ def task_sections(
     """
     names = list(dict.fromkeys((*(stages or {}), *tally.stages)))
     if not tally.sums:
-        return [Section("Tasks", [Note("No task has come back yet.")])]
+        return [Section("Tasks", [Note("No task has ended yet.")])]
     tables = [stage_sheet(tally, stages or {}, names), *_worker_sheets(tally), *_session_sheet(tally, sites)]
     sections = [Section("Timeline", [*timeline(tally, names, box_of)]), Section("Tasks", tables)]
     failures = _failure_items(tally, box_of)
@@ -88,7 +88,7 @@ MEANINGS = (
     "its start, waiting its share of queue and work together: high where workers are busy or still to come."
 )
 GPU_MEANING = " GPU is the mean utilisation that NVML gave while tasks of the net ran, of all processes."
-DEVICE_MEANING = " Net on device is the share of those tasks' time that the net itself computed."
+DEVICE_MEANING = " Net on device is the share of the tasks' time that the net itself computed."
 
 
 def _sheet(title: str, names: Sequence[str], rows: Iterable[tuple[Sequence[object], Sums]], caption: str = "") -> Sheet:
@@ -265,8 +265,8 @@ def _bar_chart(tally: Tally, bars: Sequence[tuple[str, Task]], colours: Mapping[
     caption = "A bar is a task, the thin line before it the time that it waited since it was sent. " + ZOOM
     if failures:
         caption += (
-            " Attempts that failed are red, and a red line leads from each to the next attempt at the same part. Of a "
-            "worker that was lost, only when the task was sent and lost is known."
+            " Attempts that failed are red, and a red line leads from each to the next attempt at the same part. If a "
+            "worker was lost, its bar spans the time from sending the task to the loss."
         )
     lanes = list(dict.fromkeys(lane for lane, _ in bars))
     changes = {"encoding": {"color": _legend(colours, failed=bool(failures)), "y": {"scale": {"domain": lanes}}}}

@@ -322,7 +322,7 @@ def missing_items(missing: Sequence[Missing], driver: Driver) -> list[Item]:
     return [
         Note(
             f"{count(len(missing), 'part')} of the output {'is' if len(missing) == 1 else 'are'} missing. Mend what "
-            f"the reasons name; the same command again tries {whom} once more{command}.",
+            f"the reasons name; then run the same command again to compute {whom}{command}.",
             "warning",
         ),
         Sheet("Missing", ("stage", "unit", "box z,y,x", "reason"), rows, caption),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from volpipe.blockwise.failures import last_line
+from volpipe.blockwise.failures import message_of
 from volpipe.blockwise.feed import FedSchedule, Feed, fed
 from volpipe.blockwise.journal import Journal, read_results
 from volpipe.blockwise.phase import Phase
@@ -34,12 +34,16 @@ from volpipe.volumes.volume import open_volume
 Work = OutputWork[Plan, Any]  # Any: the report of a run
 log = logging.getLogger(__name__)
 
-STATISTICS = "and all blocks need the statistics of all; mend the volume, or give normalise.low and high (mean and std)"
+STATISTICS = (
+    "and every block needs the statistics of all; mend the volume, or give normalise.low and high (or mean and std)"
+)
 NEEDED = {
-    "scan": "without which nobody knows what is wanted; mend the volume or the mask, or leave out input.empty and mask",
+    "scan": "so no window can be selected; mend the volume or the mask, or leave out input.empty and mask",
     "measure": STATISTICS,
     "histogram": STATISTICS,
 }
+MEASURING = "measuring the intensities of the volume"
+SCANNING = "looking for empty space and the mask"
 
 
 def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, submit: Submit) -> Steps[None]:
@@ -55,11 +59,11 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
     if stage.failed:
         unit = min(stage.failed)
         reason = phase.reasons[stage.name, unit]
-        raise RunStopped(f"{stage.name} of block {unit} failed, {NEEDED[stage.name]}: {last_line(reason)}", reason)
+        raise RunStopped(f"{stage.called(unit)} failed, {NEEDED[stage.name]}: {message_of(reason)}", reason)
     if not schedule.is_complete:
         raise RunStopped(
-            f"{stage.num_left:,} of {stage.num_units:,} blocks cannot be read for {stage.name}, because parts of the "
-            "stage before are missing; the same command again tries them once more"
+            f"{stage.num_left:,} of {stage.num_units:,} blocks cannot be read, because parts of the stage before are "
+            f"missing, so {stage.called()} cannot end; run the same command again to compute them"
         )
 
 
@@ -85,7 +89,8 @@ def known_normalisation(work: Work) -> Affine | None:
 
 def scan_stage(plan: Plan, feed: Feed | None = None) -> Stage:
     """Return the stage that looks at mask and voxels: of the blocks whose own voxels are in the region."""
-    return fed(Stage("scan", len(plan.blocks), active=Selection(plan).owners), feed, plan.lattice.input_box)
+    stage = Stage("scan", len(plan.blocks), active=Selection(plan).owners, doing=SCANNING)
+    return fed(stage, feed, plan.lattice.input_box)
 
 
 def scanned(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> Steps[Selection]:
@@ -105,9 +110,8 @@ def scanned(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> Ste
         raise PlanError(_nothing_selected(plan))
     store_selection(folder.selection_file, selection)
     folder.scan.replace(folder.scanned)
-    log.info(
-        "%d of %d windows are wanted, in %d blocks", selection.num_cells, plan.lattice.num_windows, selection.num_blocks
-    )
+    num_windows = plan.lattice.num_windows
+    log.info("selected %d of %d windows, in %d blocks", selection.num_cells, num_windows, selection.num_blocks)
     return selection
 
 
@@ -122,12 +126,13 @@ def rescanned(work: Work, session: WorkSession) -> Steps[Selection]:
     if moved.any():
         pool: WorkerPool = yield POOL
         job = Job(str(folder.path), plan.identity, session=session.name)
-        stage = Stage("scan", len(plan.blocks), active=moved)
+        stage = Stage("scan", len(plan.blocks), active=moved, doing=SCANNING)
         with Journal(folder.scanned, RESULTS) as journal:
             phase = yield from session.finish(Phase(Schedule(stage), submitter(pool, job), journal, session.show))
         if stage.failed:
             reason = phase.reasons["scan", min(stage.failed)]
-            raise RunStopped(f"scan of block {min(stage.failed)} failed, {NEEDED['scan']}: {last_line(reason)}", reason)
+            called = stage.called(min(stage.failed))
+            raise RunStopped(f"{called} failed, {NEEDED['scan']}: {message_of(reason)}", reason)
     selection = gather(plan, (each for result in read_results(folder.scanned, RESULTS, Cells) for each in result.cells))
     if not selection.num_cells:
         raise RunError(f"{_nothing_selected(plan)}; --update would leave an output without voxels, use --fresh")
@@ -152,9 +157,9 @@ def _moved(plan: Plan, folder: RunFolder) -> np.ndarray:
 def _nothing_selected(plan: Plan) -> str:
     choice, where = plan.recipe.input, "the volume" if plan.is_whole else f"the roi {plan.roi_box}"
     if plan.mask is not None and choice.empty is None:
-        return f"mask {choice.mask} is zero all over {where}, so nothing is wanted; use a mask with some other voxels"
+        return f"mask {choice.mask} is zero all over {where}, so nothing is selected; use another mask"
     masked = "" if plan.mask is None else f" and under mask {choice.mask}"
-    return f"every window in {where}{masked} is empty (input.empty={choice.empty}); nothing is wanted"
+    return f"every window in {where}{masked} is empty (input.empty={choice.empty}); nothing is selected"
 
 
 def measured(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> Steps[Affine]:
@@ -167,7 +172,7 @@ def measured(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> St
     choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
 
     def statistics_of(name: str, job: Job) -> Steps[Statistics]:
-        stage = fed(Stage(name, len(plan.blocks)), work.feed, plan.blocks.box)
+        stage = fed(Stage(name, len(plan.blocks), doing=MEASURING), work.feed, plan.blocks.box)
         yield from _finish(work, session, stage, journal, submitter(pool, job))
         return join(r.result for r in work.records() if r.stage == name and isinstance(r.result, Statistics))
 

@@ -153,7 +153,7 @@ class RunFolder:
         changes = "; ".join(old.changes(plan)) or "other sizes"
         raise RunError(
             f"{self.path} holds a {what} with another recipe or input ({changes}); "
-            "restore it to go on, choose another --out, or use --fresh to start over"
+            "restore it to continue, choose another --out, or use --fresh to start over"
         )
 
     @contextlib.contextmanager

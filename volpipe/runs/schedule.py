@@ -46,7 +46,13 @@ class OutputSchedule(FedSchedule, Generic[P]):
     ) -> None:
         self.plan, self.due, self.readers = plan, due, readers
         self.pyramid = [
-            Stage(f"pyramid {i}", len(plan.shards(i)), waits=partial(self._lacks_finer, i), active=due[i])
+            Stage(
+                f"pyramid {i}",
+                len(plan.shards(i)),
+                waits=partial(self._lacks_finer, i),
+                active=due[i],
+                doing="writing a coarser level",
+            )
             for i in range(1, len(plan.factors))
         ]
         super().__init__(*reversed(self.pyramid), *stages, feed=feed)
@@ -127,15 +133,27 @@ class RunSchedule(OutputSchedule[Plan]):
         num_blocks, stored = len(plan.blocks), plan.mode == "stored"
         blocks, num_sums = selection.blocks, selection.num_sums
         due = [selection.shards(level) for level in range(len(plan.factors))]
-        self.factor = Stage("factor", num_blocks, active=blocks) if stored else Stage("factor", 0)
+        cutting = "cutting the volume into windows"
+        self.factor = Stage("factor", num_blocks if stored else 0, active=blocks if stored else None, doing=cutting)
         waits = self._lacks_windows if stored else None
         row = plan.blocks.counts[2] if num_sums else 0
-        self.infer = Stage("infer", num_blocks, label="gpu", waits=waits, active=blocks, row=row)
+        self.infer = Stage(
+            "infer", num_blocks, label="gpu", waits=waits, active=blocks, row=row, doing="running the net"
+        )
         num_shards = len(plan.shards()) if num_sums else 0
         active = due[0] if num_sums else None
-        self.reassemble = Stage("reassemble", num_shards, num_sums, waits=self._lacks_sums, active=active)
+        self.reassemble = Stage(
+            "reassemble",
+            num_shards,
+            num_sums,
+            waits=self._lacks_sums,
+            active=active,
+            doing="joining blocks in the output",
+        )
         self.discards = {
-            what: Stage(f"discard {what}", size, waits=lambda unit: True, marked=False)
+            what: Stage(
+                f"discard {what}", size, waits=lambda unit: True, marked=False, doing="deleting scratch tensors"
+            )
             for what, size in (("windows", num_blocks), ("sum", num_blocks * len(plan.sum_parts)))
         }
         self._num_outside = 0  # blocks, not seen by the net, that this session leaves alone

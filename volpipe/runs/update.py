@@ -287,7 +287,7 @@ class Update:
         taken = again.taken(plan)
         if others is not None:
             taken = self._with_dropped(taken)
-            why = why or "other parts of the volume are wanted, by its mask or by what is empty"
+            why = why or "the mask or the empty space selects other parts of the volume"
         if is_measured and normalise is None and (changed or self._is_other_input):
             every = to_ranges(range(len(plan.blocks)))
             taken |= {"measure": every, "histogram": every}
@@ -354,7 +354,7 @@ def looked(session: WorkSession, submit: Submit, stage: str, blocks: np.ndarray)
     Raises:
         RunStopped: some cannot be read.
     """
-    look, records = Stage(stage, len(blocks), active=blocks), list[Record[Seen]]()
+    look, records = Stage(stage, len(blocks), active=blocks, doing="looking for changed chunks"), list[Record[Seen]]()
     phase = Phase(
         Schedule(look), submit, session.journal, session.show, on_record=lambda units, record: records.append(record)
     )

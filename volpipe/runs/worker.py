@@ -32,6 +32,7 @@ from volpipe.inference.statistics import Statistics, is_finite, join
 from volpipe.inference.statistics import measure as measure_voxels
 from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource, read_fingerprint
 from volpipe.runs.updates import SEEN, Number, Updated
+from volpipe.units import count
 from volpipe.volumes.file_states import FileStates, read_still
 from volpipe.volumes.node_cache import through_cache
 from volpipe.volumes.storage.lock import check_holder
@@ -220,8 +221,9 @@ def _finite(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
     num_bad = int(np.count_nonzero(bad & selection.input_mask(box)))
     if num_bad:
         raise PlanError(
-            f"{num_bad:,} voxels of the volume in box {box} are NaN or infinite, so that it has no statistics; give "
-            "normalise.low and high (or mean and std), mend the volume, or leave them out by input.mask"
+            f"{count(num_bad, 'voxel')} of the volume in box {box} {'is' if num_bad == 1 else 'are'} NaN or infinite, "
+            "so the volume has no mean, range or histogram; mend the volume, exclude these voxels by input.mask, or "
+            "give normalise.low and high (or mean and std)"
         )
     return np.asarray(data[~bad])
 
@@ -234,7 +236,7 @@ def scan(job: Job, units: Sequence[int]) -> Record[Cells]:
     states = ScanStates(plan, FileStates(source), None if mask is None else FileStates(mask))
 
     def one(block: int) -> tuple[int, str, str]:
-        what = f"the files that decide whether block {block} of {source} is wanted"
+        what = f"the files that decide whether block {block} of {source} is selected"
         return block, *read_still(lambda: scan_block(plan, source, mask, block), lambda: states.of(block), what)
 
     def joined(found: Sequence[tuple[int, str, str]]) -> Cells:

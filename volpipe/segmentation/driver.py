@@ -91,13 +91,16 @@ class SegmentSchedule(OutputSchedule[SegmentPlan]):
 
     def __init__(self, plan: SegmentPlan, feed: Feed | None = None, readers: Sequence[Feed] = ()) -> None:
         num_blocks = len(plan.blocks)
-        self.pieces = fed(Stage("pieces", num_blocks), feed, plan.input_box)
-        self.edges = Stage("edges", num_blocks, waits=self._lacks_fragments)
-        self.solve = Stage("solve", len(plan.boxes), waits=self._lacks_parts)
-        self.number = Stage("number", plan.boxes.num_slabs, waits=lambda slab: not _is_done(self.solve))
-        self.name = Stage("name", len(plan.boxes), waits=self._lacks_names)
-        self.graph = Stage("graph", 1, waits=lambda unit: not _is_done(self.name))
-        self.paint = Stage("paint", num_blocks, waits=lambda block: not self.graph.num_done)
+        num_boxes, joining = len(plan.boxes), "joining fragments to objects"
+        self.pieces = fed(Stage("pieces", num_blocks, doing="finding fragments"), feed, plan.input_box)
+        self.edges = Stage("edges", num_blocks, waits=self._lacks_fragments, doing="comparing neighbouring fragments")
+        self.solve = Stage("solve", num_boxes, waits=self._lacks_parts, doing=joining)
+        self.number = Stage(
+            "number", plan.boxes.num_slabs, waits=lambda slab: not _is_done(self.solve), doing="numbering objects"
+        )
+        self.name = Stage("name", num_boxes, waits=self._lacks_names, doing="numbering objects")
+        self.graph = Stage("graph", 1, waits=lambda unit: not _is_done(self.name), doing=joining)
+        self.paint = Stage("paint", num_blocks, waits=lambda block: not self.graph.num_done, doing="writing labels")
         stages = (self.paint, self.graph, self.name, self.number, self.solve, self.edges, self.pieces)
         super().__init__(plan, stages, [None] * len(plan.factors), feed, readers)
 

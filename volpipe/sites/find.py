@@ -60,7 +60,7 @@ def site_settings(name: str) -> tuple[type, str]:
     kind = getattr(module, "Settings", None)
     if not isinstance(kind, type) or module.__file__ is None:
         raise SiteError(
-            f"site {name} has no class Settings, so that nobody can tell what it is told; give another site"
+            f"site {name} has no class Settings, so that volpipe does not know its settings; give another site"
         )
     return kind, module.__file__
 

@@ -40,7 +40,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:  # Any: tensors and numbers
     except Exception as error:  # torch raises many kinds
         raise RunError(
             f"checkpoint {path} cannot be read ({type(error).__name__}: {error}); "
-            "delete it to go on from the one before"
+            "delete it to continue from the one before"
         ) from error
     return state
 

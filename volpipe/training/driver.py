@@ -249,7 +249,16 @@ class TrainingWork(LearningWork[TrainingResult]):
                 (folder / STOP).touch()
             tell(last_step(folder))
 
-        stage = Stage(STAGE, 1, label="gpu", marked=False, most=1, num_workers=ranks, forgives=attempts.came_further)
+        stage = Stage(
+            STAGE,
+            1,
+            label="gpu",
+            marked=False,
+            most=1,
+            num_workers=ranks,
+            forgives=attempts.came_further,
+            doing="training",
+        )
         phase = Phase(Schedule(stage), attempts.submit, show=show, tolerated=0, on_record=attempts.note)
         try:
             yield phase
@@ -278,7 +287,7 @@ class _Attempts:
         """Send a task for each rank, and return what comes of all."""
         self.num_sent, self.sent = self.num_sent + 1, time.time()
         attempt, step = f"attempt {self.num_sent} of {self.session}", newest_step(self.folder)
-        beginning = f"goes on from the checkpoint after step {step}" if step else "begins at step 0"
+        beginning = f"continues from the checkpoint after step {step}" if step else "begins at step 0"
         log.info("%s: attempt %d with train.ranks=%d %s", self.folder.name, self.num_sent, self.ranks, beginning)
         infos = [RankInfo(rank, self.ranks, attempt, self.pool.address) for rank in range(self.ranks)]
         self.tasks = [self.pool.submit("train", str(self.folder), self.session, info) for info in infos]
@@ -321,7 +330,7 @@ class _Attempts:
         try:
             (self.folder / ABANDONED).write_text(attempt, encoding="utf-8")
         except OSError as error:  # they notice by themselves, later
-            log.warning("%s: its other ranks cannot be told that one failed: %s", self.folder.name, error)
+            log.warning("%s: its other ranks cannot learn that one failed: %s", self.folder.name, error)
 
 
 def joined(tasks: Sequence[Task], on_failure: Callable[[], None]) -> Task:

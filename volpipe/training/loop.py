@@ -288,7 +288,7 @@ def _resume(state: TrainState, folder: Path, group: RankGroup) -> None:
     step = group.from_rank_zero("begin at", int(paths[-1].stem) if paths else 0)
     if step:
         state.load_state_dict(load_checkpoint(checkpoint_at(folder / CHECKPOINTS, step)))
-        log.info("going on from step %d", step)
+        log.info("continuing from step %d", step)
         return
     adversary = [] if state.discriminator is None else [state.discriminator.net]
     for net in (state.net, state.average, *adversary):

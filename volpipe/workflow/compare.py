@@ -98,8 +98,8 @@ def _of_batches(rows_a: Sequence[DatasetRow], rows_b: Sequence[DatasetRow]) -> P
     named = _named(rows_a, rows_b)
     if named is None:
         raise PlanError(
-            "datasets cannot be told apart: several of a batch have one volume, one recipe and one name of the output; "
-            "compare their outputs one by one"
+            "datasets have no names of their own: several of a batch have the same volume, recipe and name of the "
+            "output; compare their outputs one by one"
         )
     of_a, of_b = named
     result = Pairs()

@@ -303,7 +303,7 @@ class RunWork(OutputWork[Plan, Report]):
         elif self.folder.discards.exists():
             raise RunError(
                 f"the run in {self.folder.path} was started without --keep-tensors and some tensors are gone; "
-                "go on without, or use --fresh to start over"
+                "continue without it, or use --fresh to start over"
             )
 
     def check_update(self) -> None:
@@ -434,7 +434,7 @@ class RunWork(OutputWork[Plan, Report]):
             return
         if not selection.touches(only):
             raise PlanError(
-                f"nothing in --only {only} is wanted: mask or empty space leave it out of the output "
+                f"nothing in --only {only} is selected: mask or empty space leave it out of the output "
                 f"{Box.from_shape(selection.plan.out_shape)}; give another box, or leave --only out"
             )
         schedule.limit(only)

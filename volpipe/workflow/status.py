@@ -341,7 +341,7 @@ def _with_changes(status: Status) -> Status:
     if not isinstance(work, OutputWork) or (isinstance(work, RunWork) and work.plan.needs_scan):
         raise RunError(
             f"{status.output}: --changes is for runs of a net without a mask and input.empty, and for segmentations; "
-            "leave it out, or name such an output"
+            "leave it out, or name another output"
         )
     changes = _changes_of(work)
     return replace(status, changes=changes, remark=changes.sentence(work.goes_on))

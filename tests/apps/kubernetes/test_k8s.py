@@ -173,7 +173,7 @@ def test_a_run_goes_on_with_the_pods_that_a_quota_leaves_it_also_while_nobody_an
     cluster.is_silent = False
     finish_well(slow, undisturbed)
     said = (slow.folder / "err.txt").read_text()
-    assert said.count("executor cpu gets no more blocks for now, and goes on with the 1 that it has: ") == 1
+    assert said.count("executor cpu gets no more blocks for now, and continues with the 1 that it has: ") == 1
     assert "exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1" in said
     refused = [verb for verb, _, _ in cluster.requests].count("create") - len(cluster.asked)
     assert 1 <= refused < 8  # it asks ever less often

@@ -360,7 +360,7 @@ def test_a_limit_of_jobs_leaves_a_run_those_that_it_has_and_an_account_without_r
     finally:
         accounting_slurm.do("sacctmgr", "-i", "modify", "user", user, "set", "MaxSubmitJobs=-1")
     said = (slow.folder / "err.txt").read_text()
-    assert said.count("executor slurm gets no more blocks for now, and goes on with the 1 that it has: ") == 1
+    assert said.count("executor slurm gets no more blocks for now, and continues with the 1 that it has: ") == 1
     assert "AssocMaxSubmitJobLimit" in said
 
 

@@ -66,7 +66,7 @@ def test_a_stack_among_slices_and_a_damaged_slice_are_refused(tmp_path: Path) ->
     with pytest.raises(VolumeError, match=rf"slice_1\.tif has {len(whole) - 1} bytes, .* asks for {len(whole)}"):
         open_volume(folder)
     tifffile.imwrite(folder / "slice_1.tif", noise((5, 12, 13)), metadata={"axes": "ZYX"})
-    with pytest.raises(VolumeError, match=r"slice_1\.tif is no single slice"):
+    with pytest.raises(VolumeError, match=r"slice_1\.tif is not a single slice"):
         open_volume(folder)
 
 

@@ -85,7 +85,7 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
     for axis, size, stride in zip(AXES, recipe.samples.shape, facts.stride, strict=True):
         if size % stride:
             raise PlanError(
-                f"axis {axis}: samples.shape {size} is no multiple of the stride {stride} of net {recipe.net.name}; "
+                f"axis {axis}: samples.shape {size} is not a multiple of the stride {stride} of net {recipe.net.name}; "
                 f"use {-(-size // stride) * stride}"
             )
     window = tuple(n * s for n, s in zip(recipe.samples.shape, facts.scale, strict=True))

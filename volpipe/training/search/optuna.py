@@ -343,8 +343,8 @@ class Study:
         ]
         if changed:
             raise RecipeError(
-                f"{self.folder} holds a search of another recipe ({'; '.join(changed)}); restore it to go on, choose "
-                "another --out, or use --fresh to start over"
+                f"{self.folder} holds a search of another recipe ({'; '.join(changed)}); restore it to continue, "
+                "choose another --out, or use --fresh to start over"
             )
 
 

@@ -91,8 +91,8 @@ def _compression(tree: Tree, file: Location) -> Tree:
     name = str(entry.get("type"))
     if name == "lz4":
         raise VolumeError(
-            f"{file}: N5 with lz4 is stored in three ways that cannot be told apart, none of which "
-            "volpipe reads; copy it to gzip with the software that wrote it"
+            f"{file}: N5 with lz4 has three forms, which look the same and which volpipe does not "
+            "read; copy it to gzip with the software that wrote it"
         )
     if name not in CODECS:
         raise VolumeError(f"{file}: compression {name!r} is not known; volpipe reads {', '.join(CODECS)}")

@@ -32,7 +32,7 @@ def read_header(folder: Path) -> Header | None:
     """Return the header of the slices in `folder` by the first of them, None where there are none.
 
     Raises:
-        VolumeError: the first is no single slice.
+        VolumeError: the first is not a single slice.
     """
     names = find_names(folder)
     if not names:
@@ -128,7 +128,7 @@ def check(folder: Path) -> None:
 def _slice_header(file: Path) -> Header:
     header = tiff.read_header(file, "")
     if header is None or {"z", "t"} & set(header.axes or ()):
-        raise VolumeError(f"{file} is no single slice; name the file itself, or keep one slice a file in its folder")
+        raise VolumeError(f"{file} is not a single slice; name the file itself, or keep one slice a file in its folder")
     return header
 
 

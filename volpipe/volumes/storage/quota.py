@@ -65,7 +65,7 @@ def find_quotas(folder: Path) -> list[Quota]:
             if quota.bytes_left is not None or quota.files_left is not None:
                 quotas.append(quota)
     except (OSError, ValueError, IndexError, KeyError, subprocess.TimeoutExpired) as error:
-        log.info("the quota of %s (%s) cannot be told: %s", place, mount.kind, error)
+        log.info("the quota of %s (%s) cannot be read: %s", place, mount.kind, error)
     return quotas
 
 
