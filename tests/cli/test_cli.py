@@ -358,7 +358,8 @@ def test_a_net_that_fails_everywhere_stops_the_run_at_once(tmp_path: Path, give:
     assert warning.startswith("warning: net build ")
     assert report == f"report: {tmp_path / 'out.zarr.run/report.html'}"
     assert "no such voxel please" in (tmp_path / "out.zarr.run/report.html").read_text()
-    assert sentence == "volpipe: running the net (infer) failed, so the work stops: RuntimeError: no such voxel please"
+    stops = "running the net (infer) failed for 3 parts and worked for none, so the work stops"
+    assert sentence == f"volpipe: {stops}: RuntimeError: no such voxel please"
     assert [traceback[0], traceback[-1]] == ["Traceback (most recent call last):", "RuntimeError: no such voxel please"]
     assert sum('net.py", line' in line for line in traceback) == 1
     assert (tmp_path / "out.zarr.run/volpipe.log").read_text().count('net.py", line') == 1
