@@ -6,7 +6,7 @@ import difflib
 import sys
 from pathlib import Path
 
-from reference_pages import api, commands, recipes, runtime
+from reference_pages import api, commands, formats, recipes, runtime
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -20,6 +20,7 @@ def pages() -> dict[str, str]:
         "api.md": api.page(),
         "exit-codes.md": runtime.exit_codes_page(),
         "run-folder.md": runtime.run_folder_page(),
+        "../formats.md": formats.page(ROOT / "docs" / "formats.md"),
         "environment.md": runtime.environment_page(ROOT),
     }
 
@@ -28,7 +29,9 @@ def differences(path: Path, text: str) -> list[str]:
     """Return the lines of a diff from the file at `path`, which may be missing, to `text`."""
     old = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return list(
-        difflib.unified_diff(old, text.splitlines(), f"docs/reference/{path.name}", "the code", lineterm="", n=0)
+        difflib.unified_diff(
+            old, text.splitlines(), f"{path.resolve().relative_to(ROOT)}", "the code", lineterm="", n=0
+        )
     )
 
 
@@ -44,6 +47,6 @@ def main() -> None:
             print("\n".join(lines))
         elif lines:
             (FOLDER / name).write_text(text, encoding="utf-8")
-            print(f"wrote docs/reference/{name}")
+            print(f"wrote {(FOLDER / name).resolve().relative_to(ROOT)}")
     if check and changed:
-        sys.exit(f"{changed} pages of docs/reference are not those of the code; run scripts/reference and commit them")
+        sys.exit(f"{changed} pages of the reference are not those of the code; run scripts/reference and commit them")

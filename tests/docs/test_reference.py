@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 import volpipe as vp
 from volpipe.recipes.complaints import keys
+from volpipe.volumes import convert
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -65,6 +66,31 @@ def test_a_variable_that_the_code_reads_and_the_reference_lacks_is_refused(runti
         assert runtime.read_variables(tmp_path) == {"VOLPIPE_NEW"}
         with pytest.raises(SystemExit, match="VOLPIPE_NEW"):
             runtime._complete("environment variables", runtime.VARIABLES, runtime.VARIABLES.keys() | {"VOLPIPE_NEW"})
+
+
+def test_a_format_that_the_tables_lack_is_refused(runtime: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    formats = importlib.import_module("reference_pages.formats")
+    monkeypatch.setattr(convert, "FORMATS", (*convert.FORMATS, "new"))
+    with pytest.raises(SystemExit, match="new"):
+        formats.read_table()
+
+
+def test_a_page_of_formats_gets_the_facts_of_the_code(
+    runtime: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    formats = importlib.import_module("reference_pages.formats")
+    page = tmp_path / "formats.md"
+    page.write_text("Before.\n<!-- table: read -->\n| typed |\n<!-- end -->\n")
+    with pytest.raises(SystemExit, match="1 of the 2 tables"):
+        formats.page(page)
+    page.write_text(f"{page.read_text()}Between.\n<!-- table: written -->\n| typed |\n<!-- end -->\nAfter.\n")
+    monkeypatch.setitem(convert.CODECS, "npy", ("new", "raw"))
+    text = formats.page(page)
+    assert "typed" not in text and text.startswith("Before.\n") and "Between." in text and text.endswith("After.\n")
+    assert "| `npy` | `.npy` | new, raw | – | – | keeps no voxel size |" in text
+    assert "| NumPy `.npy` | C and Fortran order | – |" in text
+    page.write_text(text)
+    assert formats.page(page) == text
 
 
 def test_every_file_of_a_real_runs_folder_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

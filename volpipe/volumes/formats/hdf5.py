@@ -24,6 +24,7 @@ from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.indexing import ranges
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
+    Facts,
     Header,
     Place,
     Tree,
@@ -50,6 +51,11 @@ FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "s
            32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd", 32026: "blosc2"}  # fmt: skip
 CODECS = ("gzip", "lzf", "szip", "blosc", "blosc2", "lz4", "bitshuffle", "zstd")  # the rest only prepare or check
 _lock = threading.RLock()
+FACTS = Facts(
+    "HDF5 (`cells.h5/volumes/raw`)",
+    "chunked, contiguous, external, virtual; filters that h5py has, or `HDF5_PLUGIN_PATH`",
+    "`resolution`, `voxel_size`, `element_size_um`",
+)
 log = logging.getLogger(__name__)
 
 

@@ -16,7 +16,16 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.volumes.formats.flat import Part, check_size, num_bytes, write_planes
-from volpipe.volumes.storage.metadata import ArraySpec, Header, Place, flat_chunk, listed_place, voxel_dtype, voxels
+from volpipe.volumes.storage.metadata import (
+    ArraySpec,
+    Facts,
+    Header,
+    Place,
+    flat_chunk,
+    listed_place,
+    voxel_dtype,
+    voxels,
+)
 
 Order = Literal["<", ">"]
 
@@ -42,6 +51,12 @@ VALUES_AT_ONCE = 2**18
 IMOD_STAMP = 1146047817  # "IMOD"
 IMOD_SIGNED, IMOD_ORIGIN = 1, 4  # flags: bytes are signed; the origin is the first voxel's place, not minus that
 VOLUMES = range(401, 631)  # space groups of a stack of volumes: 400 more than the group
+FACTS = Facts(
+    "MRC, CCP4",
+    f"modes {', '.join(map(str, MODES))}, any order of axes",
+    "the cell",
+    "8-bit unsigned voxels become 16-bit",
+)
 
 
 def read_header(file: Path) -> Header:

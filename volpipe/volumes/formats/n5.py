@@ -21,6 +21,7 @@ from volpipe.geometry.grid import Grid
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
+    Facts,
     Header,
     Level,
     Multiscale,
@@ -52,6 +53,7 @@ CODECS: Mapping[str, tuple[str, ...]] = {
     "blosc": ("cname", "clevel", "shuffle", "blocksize"),
 }  # the settings that tensorstore knows; it refuses others, such as the `nthreads` that Java needs
 BULK_CODECS = ("raw", "gzip", "zstd")
+FACTS = Facts("N5", f"codecs {', '.join(CODECS)}", "N5-viewer, COSEM")
 
 
 def read_header(folder: Location) -> Header | None:

@@ -12,9 +12,10 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.volumes.formats.flat import Part, check_size, num_bytes, write_planes
-from volpipe.volumes.storage.metadata import ArraySpec, Header, Place, flat_chunk, voxel_dtype, voxels
+from volpipe.volumes.storage.metadata import ArraySpec, Facts, Header, Place, flat_chunk, voxel_dtype, voxels
 
 MAGIC = b"\x93NUMPY"
+FACTS = Facts("NumPy `.npy`", "C and Fortran order", "–", "keeps no voxel size")
 
 
 def read_header(file: Path) -> Header:

@@ -21,6 +21,7 @@ from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage.chunk_files import axis_bits, morton_bits
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
+    Facts,
     Header,
     Lengths,
     Level,
@@ -49,6 +50,12 @@ DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "floa
 LABELS = ("uint32", "uint64")  # the types that compressed_segmentation has
 SEGMENTATION = "compressed_segmentation"
 ENCODINGS = ("raw", "jpeg", "png", SEGMENTATION)  # those that tensorstore has
+FACTS = Facts(
+    "Neuroglancer precomputed (a folder with `info`), sharded or not",
+    f"encodings {', '.join(ENCODINGS)}",
+    "`resolution`, `voxel_offset`",
+    "needs a voxel size",
+)
 SETTINGS = ("encoding", "jpeg_quality", "png_level", "compressed_segmentation_block_size")
 KEY_PARTS = 2  # of a level, at most
 MAX_LEVELS = 100

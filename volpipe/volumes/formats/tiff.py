@@ -26,7 +26,7 @@ from volpipe.volumes.formats.flat import FlatArray, Part, RawFile, check_end, nu
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.formats.tiff_pages import Layout, Page, PagedArray
 from volpipe.volumes.storage import decoded_size
-from volpipe.volumes.storage.metadata import ArraySpec, Header, Place, check_memory, voxel_dtype, voxels
+from volpipe.volumes.storage.metadata import ArraySpec, Facts, Header, Place, check_memory, voxel_dtype, voxels
 from volpipe.volumes.storage.paths import check_beside
 
 if TYPE_CHECKING:
@@ -41,6 +41,12 @@ CLASSIC_BYTES = 2**32 - 2**26  # beyond it offsets of 32 bits do not reach the p
 IMAGEJ_DTYPES = ("uint8", "uint16", "float32")
 OME_DTYPES = ("int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64")
 COMPRESSION = {"raw": None, "gzip": "zlib", "zstd": "zstd"}
+FACTS = Facts(
+    "TIFF, BigTIFF, OME-TIFF with levels",
+    "stacks, ImageJ hyperstacks, strips and tiles, compressed or not",
+    "ImageJ (also `yunit`, `zunit`), OME",
+    "keeps no origin",
+)
 
 
 def read_header(file: Path, key: str) -> Header | None:

@@ -19,13 +19,18 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.volumes.formats import tiff
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.metadata import Header
+from volpipe.volumes.storage.metadata import Facts, Header
 from volpipe.volumes.storage.tensorstore import Index, StoredArray
 
 SUFFIXES = (".tif", ".tiff")
 OPEN_SLICES = 128
 CHECKED_AT_ONCE = 8  # each mostly waits, where the disk is behind a network
 MAX_DIFFERENT = 5  # of which an error speaks
+FACTS = Facts(
+    "a folder of TIFF slices",
+    "in natural order (`s_2.tif` before `s_10.tif`); every shape and type is checked",
+    "the first slice, if it says its thickness",
+)
 
 
 def read_header(folder: Path) -> Header | None:

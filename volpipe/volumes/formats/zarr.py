@@ -20,6 +20,7 @@ from volpipe.volumes.storage import decoded_size, object_store, paths
 from volpipe.volumes.storage.metadata import (
     MAX_RANK,
     ArraySpec,
+    Facts,
     Header,
     Place,
     Tree,
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
 
 INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
+FACTS = Facts(
+    "Zarr v2 and v3 (sharded or not), OME-Zarr 0.4 and 0.5",
+    "all codecs",
+    "OME-NGFF, COSEM, WEBKNOSSOS (axes too)",
+)
 CODECS_V2: Mapping[str, tuple[str, ...]] = {
     "zlib": ("level",),
     "gzip": ("level",),

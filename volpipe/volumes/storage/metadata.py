@@ -47,6 +47,23 @@ LENGTH = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s.+
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What docs/formats.md says of a format, in Markdown: each module of formats has them.
+
+    Attributes:
+        title: the format, as users call it.
+        reads: which files of it volpipe reads.
+        voxel_size: where a file says its voxel size.
+        limits: what a copy in it cannot keep, or needs; "" for nothing.
+    """
+
+    title: str
+    reads: str
+    voxel_size: str
+    limits: str = ""
+
+
+@dataclass(frozen=True)
 class Place:
     """Where an array lies, (z, y, x): voxel size, None where unknown, and the centre of its first voxel.
 
