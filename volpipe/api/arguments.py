@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-from volpipe.blockwise.pool import Start, WorkerPool
+from volpipe.blockwise.pool import Capacity, Start, WorkerPool
 from volpipe.recipes.toml import Section, load_tree, set_value, typed
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import locate
@@ -71,6 +71,23 @@ def site_of(site: str | Path | WorkerPool, folder: RunFolder | None = None) -> t
 
         return on_site(str(site), None if folder is None else folder.parsl), str(site)
     return lambda folder: nullcontext(site), ""
+
+
+def capacity_of(site: str | Path | WorkerPool | None, folder: RunFolder) -> Capacity | None:
+    """Return what `site` gives its workers, by which a plan chooses windows; None where nothing is known.
+
+    Args:
+        site: a shipped name, a Python file, or a pool that is started; None for no site.
+        folder: of the run.
+
+    Raises:
+        SiteError: no such site, or it cannot be used here.
+    """
+    if not isinstance(site, str | Path):
+        return None if site is None else site.capacity
+    from volpipe.apps.pool import capacity_at
+
+    return capacity_at(str(site), folder.parsl)
 
 
 def default_name(volume: str | Volume, ending: str, inner: str | None = None) -> str:

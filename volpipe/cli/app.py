@@ -65,7 +65,7 @@ from volpipe.display.plans import (
 )
 from volpipe.display.progress import showing
 from volpipe.display.reports import MOST_ROWS, clipped_line, print_missing, report_table, seam_line, seam_warning
-from volpipe.errors import RunStopped, VolpipeError
+from volpipe.errors import RunStopped, SiteError, VolpipeError
 from volpipe.monitoring.command import current, watched
 from volpipe.resolve import describe_error
 from volpipe.runs.presence import COMMAND
@@ -193,7 +193,7 @@ def run(
             raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
         if asked.has_stages and follow is not None:
             raise VolpipeError("--follow is for one net; leave it out, and give --update when the volume has changed")
-        planned, tolerated = _plan(asked, config), 0 if strict else tolerate
+        planned, tolerated = _plan(asked, config, fresh=fresh), 0 if strict else tolerate
         from volpipe.workflow.plan import FlowPlan
 
         with showing() as show:
@@ -264,7 +264,7 @@ def plan(
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
     with interruptible():
         asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
-        planned = _plan(asked, None if quick else config)
+        planned = _plan(asked, config, is_quick=quick)
         from volpipe.workflow.cost import FlowCost
         from volpipe.workflow.plan import FlowPlan
 
@@ -446,14 +446,23 @@ def _request(
     return asked
 
 
-def _plan(asked: Request, config: str | None) -> Plan | FlowPlan:
-    """Return the plan, with its warnings printed; a site that cannot be used here is refused before it is made."""
-    from volpipe.api.arguments import site_of
+def _plan(asked: Request, config: str, *, fresh: bool = False, is_quick: bool = False) -> Plan | FlowPlan:
+    """Return the plan, with its warnings printed; a site that cannot be used here is refused before it is made.
 
-    if config is not None:
-        site_of(config, asked.folder)
+    A quick one does without: then it has the net's own windows, and says so.
+    """
+    from volpipe.api.arguments import capacity_of
+    from volpipe.workflow.prepare import Sizing
+
+    try:
+        capacity = capacity_of(config, asked.folder)
+    except SiteError as error:
+        if not is_quick:
+            raise
+        capacity = None
+        err.print(f"warning: {error}; the plan has the net's own windows, a run on {config} may choose others")
     with measuring_shown():
-        planned = asked.plan()
+        planned = asked.plan(Sizing(capacity, fresh))
     for warning in planned.warnings():
         err.print(f"warning: {warning}", markup=False)
     return planned

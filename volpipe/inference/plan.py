@@ -7,6 +7,7 @@ where its block lies, what it reads and what it writes.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -41,10 +42,21 @@ MOST_BLOCKS = 1 << 15  # a file each; larger volumes get larger blocks
 LARGEST_READ = 1.5  # voxels that a block reads by those of its core; larger overlaps get larger blocks
 
 
+@dataclass(frozen=True)
+class NetSizes:
+    """What a recipe may leave open of how its net computes; the window (z, y, x), None for the net's own."""
+
+    window: Triple | None = None
+    channels_last: bool = False
+
+
+OWN_SIZES = NetSizes()
+
+
 class Plan(OutputPlan):
     """Everything that a worker needs to know beside the number of its block.
 
-    `notes` for the user, on the volume, are printed with the plan and not stored.
+    `notes` for the user, on the volume, and `sizes_note`, on the windows, are printed with the plan and not stored.
     """
 
     FILE: ClassVar[str] = "plan.json"  # in a run's folder
@@ -54,12 +66,19 @@ class Plan(OutputPlan):
     mode: Literal["stored", "streamed"]
     window: Triple
     overlap: Triple
+    channels_last: bool
     out_dtype: str
     intensity: Literal["same", "unit", "raw"]
     roi: tuple[Triple, Triple]
     mask: Mask | None = None
     code_sha256: str = ""
     notes: tuple[str, ...] = Field((), exclude=True, repr=False)
+    sizes_note: str = Field("", exclude=True, repr=False)
+
+    @property
+    def sizes(self) -> NetSizes:
+        """What was taken where the recipe leaves it open."""
+        return NetSizes(self.window, self.channels_last)
 
     @cached_property
     def lattice(self) -> Lattice:
@@ -292,11 +311,19 @@ def load_plan(path: str, identity: str) -> Plan:
 
 
 def make_plan(
-    recipe: Recipe, volume: Volume, net: NetFacts, *, out: Location, search_path: str = "", mask: Volume | None = None
+    recipe: Recipe,
+    volume: Volume,
+    net: NetFacts,
+    *,
+    out: Location,
+    search_path: str = "",
+    mask: Volume | None = None,
+    sizes: NetSizes | None = None,
 ) -> Plan:
     """Return the plan of `recipe` for `volume`, all sizes decided.
 
-    Relative names in the recipe count from `search_path`; `mask` is the volume of its mask.
+    Relative names in the recipe count from `search_path`; `mask` is the volume of its mask; `sizes` are taken where the
+    recipe leaves them open.
 
     Raises:
         PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.
@@ -304,7 +331,7 @@ def make_plan(
     _check_net(recipe, volume, net)
     _check_grey(recipe, volume)
     shape = volume.spatial_shape
-    window, overlap = choose_windows(recipe.windows, net, shape)
+    window, overlap = choose_windows(recipe.windows, net, shape, None if sizes is None else sizes.window)
     check_augment(recipe.infer.augment, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     stride = tuple(w - o for w, o in zip(window, overlap, strict=True))
     block = _block(recipe, shape, overlap, stride, net.scale)
@@ -325,6 +352,7 @@ def make_plan(
         mode="streamed" if recipe.tensors.mode == "auto" else recipe.tensors.mode,
         window=window,
         overlap=overlap,
+        channels_last=_channels_last(recipe, sizes or OWN_SIZES),
         block=block,
         shard=shard,
         chunk=chunk,
@@ -336,6 +364,11 @@ def make_plan(
         code_sha256=code_hash(recipe.net.name, search_path),
         notes=(*_level_note(volume), *volume.notes),
     )
+
+
+def _channels_last(recipe: Recipe, sizes: NetSizes) -> bool:
+    choice = recipe.infer.channels_last
+    return sizes.channels_last if choice == "auto" else choice
 
 
 def _level_note(volume: Volume) -> tuple[str, ...]:

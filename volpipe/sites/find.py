@@ -78,15 +78,15 @@ def find_site(name: str) -> Callable[[Path], Config]:
     return lambda run_dir: _configure(name, config, run_dir)
 
 
-def try_site(name: str, run_dir: Path) -> None:
-    """Refuse a site that cannot be used here with its files under `run_dir`, without starting any of it.
+def try_site(name: str, run_dir: Path) -> Config:
+    """Return the configuration of a site with its files under `run_dir`, to look at: nothing of it is started.
 
     Raises:
         SiteError: no such site, or one that gives no configuration; the message says which and why.
     """
     config = _given(name)
-    if callable(config):  # a ready one is checked where it is started: it would keep the folder
-        _configure(name, config, run_dir)
+    # A ready one is checked where it is started: it would keep the folder.
+    return _configure(name, config, run_dir) if callable(config) else config
 
 
 def _given(name: str) -> Config | Callable[[str], Config]:

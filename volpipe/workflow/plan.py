@@ -23,7 +23,7 @@ from volpipe.segmentation.plan import check_offsets, fit
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, absolute, open_volume, with_view
-from volpipe.workflow.prepare import prepare, prepare_for
+from volpipe.workflow.prepare import UNSIZED, Sizing, prepare, prepare_for
 from volpipe.workflow.stages import LabelStage, RunStage, ScoreStage, StagePlan
 
 
@@ -64,12 +64,13 @@ def stages_of(plan: Plan | FlowPlan) -> tuple[StagePlan, ...]:
     return plan.stages if isinstance(plan, FlowPlan) else (RunStage.alone(plan),)
 
 
-def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path) -> FlowPlan:
+def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path, sizing: Sizing = UNSIZED) -> FlowPlan:
     """Return the plan of all stages of `flow` for the volume at `location`, before any of them has run.
 
     Args:
         out: the folder that gets an output of each stage, named after it; also in S3.
         search_path: folder that the recipes' relative names count from.
+        sizing: of the stages that run nets.
 
     Raises:
         PlanError: stage, volume and net do not fit; the message names the stage.
@@ -81,7 +82,7 @@ def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path) -> 
     stages: dict[str, StagePlan] = {}
     for stage in flow.stages:
         with named(stage.name):
-            stages[stage.name] = _plan_stage(stage, stages, location, folder, search_path)
+            stages[stage.name] = _plan_stage(stage, stages, location, folder, search_path, sizing)
     _check_apart(list(stages.values()))
     return FlowPlan(flow.source, location, folder, tuple(stages.values()))
 
@@ -113,7 +114,12 @@ def _check_apart(stages: Sequence[StagePlan]) -> None:
 
 
 def _plan_stage(
-    stage: FlowStage, earlier: dict[str, StagePlan], location: str, folder: Location, search_path: Path
+    stage: FlowStage,
+    earlier: dict[str, StagePlan],
+    location: str,
+    folder: Location,
+    search_path: Path,
+    sizing: Sizing,
 ) -> StagePlan:
     feed = earlier.get(stage.reads)
     if isinstance(stage.choice, Comparison):
@@ -123,11 +129,11 @@ def _plan_stage(
         return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}{ending}", search_path)
     recipe, out = stage.choice, folder / f"{stage.name}{suffix_of(stage.choice.output.format)}"
     if feed is None:
-        plan = prepare(location, recipe, out, search_path)
+        plan = prepare(location, recipe, out, search_path, sizing)
         given = plan.source.volume()
     else:
         given = _fed(feed, recipe.input)
-        plan = prepare_for(given, recipe, out, search_path)
+        plan = prepare_for(given, recipe, out, search_path, sizing)
         check_access(None, out)
     check_window(plan)
     return RunStage(stage.name, stage.reads, given, out, plan)
