@@ -12,4 +12,5 @@ from .kubernetes.pod_status import Patience as Patience
 from .kubernetes.provider import PodProvider as PodProvider
 from .settings import read_settings as read_settings
 from .settings import read_slurm_settings as read_slurm_settings
+from .settings import read_workers as read_workers
 from .slurm.provider import SlurmJobs as SlurmJobs

@@ -248,10 +248,10 @@ def _address(executors: Sequence[ParslExecutor]) -> str:
 
 
 def _worker_bytes(executor: ParslExecutor) -> int | None:
-    """Return the memory for each worker; threads share what their process may take."""
+    """Return the memory for each worker; those on this machine, and threads of this process, share what is free."""
     here = int(psutil.virtual_memory().available)
     if isinstance(executor, ThreadPoolExecutor):
-        return here
+        return here // _num_workers(executor)
     if not isinstance(executor, HighThroughputExecutor) or executor.provider is None:
         return None
     if isinstance(executor.provider, LocalProvider):

@@ -22,6 +22,9 @@ from volpipe.resolve import nearest
 
 Chosen = TypeVar("Chosen")
 FILE_VARIABLE = "VOLPIPE_SITE"
+WORKERS_VARIABLE = "VOLPIPE_WORKERS"
+MOST_PER_CORE = 64  # workers, on purpose where an input is slow to fetch; more is a slip of the keyboard
+POSITIVE = {"cores", "mem_gb", "max_jobs", "max_pods", "hours", "longest_task", "heartbeat", "poll_seconds"}
 SWITCHES = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -34,7 +37,7 @@ def read_settings(kind: type[Chosen], site: str, prefix: str) -> Chosen:
         prefix: of the environment's names, such as VOLPIPE_SLURM.
 
     Raises:
-        SiteError: a setting is missing, unknown or of the wrong type; the message says where to put it right.
+        SiteError: a setting is missing, unknown, of the wrong type or too small; the message says where to mend it.
     """
     file = settings_file(Path(site).stem)
     hints = get_type_hints(kind)
@@ -46,7 +49,33 @@ def read_settings(kind: type[Chosen], site: str, prefix: str) -> Chosen:
                 f"{field.name} is not set; write {field.name} = {_kind(hints[field.name]).example} in {file}, "
                 f"or set {prefix}_{field.name.upper()}"
             )
+    for name, value in values.items():
+        least = 1 if name in POSITIVE else 0
+        if isinstance(value, int | float) and (value < 0 or (least and value == 0)):
+            raise SiteError(
+                f"{name} is {value:g} and must be {'above 0' if least else '0 or more'}; put it right in {file}, or "
+                f"set {prefix}_{name.upper()}"
+            )
     return kind(**values)
+
+
+def read_workers(default: int) -> int:
+    """Return the number of workers on this machine: VOLPIPE_WORKERS, or `default`.
+
+    Raises:
+        SiteError: it is no number of workers, or more than this machine could ever serve.
+    """
+    text, cores = os.environ.get(WORKERS_VARIABLE, ""), len(os.sched_getaffinity(0))
+    if not text.strip():
+        return default
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise SiteError(f"{WORKERS_VARIABLE} is {text!r}; it must be a number of workers, at least 1, such as {cores}")
+    if int(text) > MOST_PER_CORE * cores:
+        raise SiteError(
+            f"{WORKERS_VARIABLE} is {text} and this machine has {cores} cores; it may be at most {MOST_PER_CORE} for "
+            f"each core, {MOST_PER_CORE * cores}, and {cores} is usually fastest"
+        )
+    return int(text)
 
 
 def settings_file(site: str) -> Path:

@@ -12,7 +12,7 @@ from parsl.config import Config
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider
 
-from volpipe.apps import ResilientExecutor
+from volpipe.apps import ResilientExecutor, read_workers
 
 SMI_SECONDS = 20  # a driver that hangs is no GPU
 
@@ -69,7 +69,7 @@ def with_gpus(run_dir: str, gpus: Sequence[str]) -> Config:
     """Return a site with a worker for each of `gpus`, and others without one for the stages that need none."""
     cores = len(os.sched_getaffinity(0))
     # Workers of GPUs read, unpack and write, for which they get half of the cores.
-    others = int(os.environ.get("VOLPIPE_WORKERS", max(1, cores // 2)))
+    others = read_workers(max(1, cores // 2))
     gpu = executor("gpu", len(gpus), max(1, (cores - others) // len(gpus)), gpus)
     return with_executors(run_dir, [gpu, executor("cpu", others, 1)])
 
@@ -79,5 +79,5 @@ def config(run_dir: str) -> Config:
     if gpus:
         return with_gpus(run_dir, gpus)
     cores = len(os.sched_getaffinity(0))
-    workers = int(os.environ.get("VOLPIPE_WORKERS", cores))
+    workers = read_workers(cores)
     return with_executors(run_dir, [executor("local", workers, max(1, cores // workers))])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 from parsl.config import Config
 from parsl.executors import ThreadPoolExecutor
 
+from volpipe.apps import read_workers
+
 
 def config(run_dir: str) -> Config:
-    workers = int(os.environ.get("VOLPIPE_WORKERS", 2))
+    workers = read_workers(2)
     return Config(
         executors=[ThreadPoolExecutor(label="threads", max_threads=workers)],
         run_dir=run_dir,

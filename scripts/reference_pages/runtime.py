@@ -54,7 +54,7 @@ OTHER_FILES = {
     "tensors.zarr": "The same, where `tensors.format` is zarr3.",
 }
 VARIABLES = {
-    "VOLPIPE_WORKERS": "Number of workers of the sites `local` and `threads`.",
+    "VOLPIPE_WORKERS": "Number of workers of the sites `local` and `threads`, at most 64 for each core.",
     "VOLPIPE_THREADS": "Threads that read and decode in a process; without it one per core.",
     "VOLPIPE_NODE_DIRECTORY": "A folder on a node's own disk that keeps chunks of a slow input ([Slurm](../slurm.md)).",
     "VOLPIPE_SITE": "The file of settings of the site, in place of `~/.config/volpipe/SITE.toml`.",

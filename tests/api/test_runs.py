@@ -83,7 +83,7 @@ def test_a_pool_that_is_started_stays_up_and_progress_is_told(volume: str, tmp_p
 def test_a_recipe_of_stages_is_run_by_the_same_function(volume: str, tmp_path: Path) -> None:
     (tmp_path / "flow.toml").write_text(STAGES)
     report = vp.run(volume, "flow.toml", out="all", site="threads")
-    assert isinstance(report, FlowReport) and report.is_whole
+    assert isinstance(report, FlowReport) and report.is_complete
     check("all/first.zarr")
     with pytest.raises(vp.VolpipeError, match="open the volume themselves"):
         vp.run(vp.open(volume), "flow.toml", out="more", site="threads")
@@ -92,7 +92,10 @@ def test_a_recipe_of_stages_is_run_by_the_same_function(volume: str, tmp_path: P
 def test_a_part_is_computed_and_the_rest_follows(volume: str) -> None:
     part = vp.run(volume, SECTIONS, out="b.zarr", site="threads", only=vp.Box((0, 0, 0), (4, 4, 4)))
     assert isinstance(part, vp.Report) and part.num_held
-    vp.run(volume, SECTIONS, out="b.zarr", site="threads", only=":,:,:")
+    left = f"{part.num_held} blocks beyond --only left for another session"
+    assert (part.is_complete, part.open_reason, vp.status("b.zarr").is_complete) == (False, left, False)
+    rest = vp.run(volume, SECTIONS, out="b.zarr", site="threads", only=":,:,:")
+    assert (rest.is_complete, rest.open_reason, vp.status("b.zarr").is_complete) == (True, "", True)
     check("b.zarr")
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import parsl
 import psutil
@@ -485,6 +486,12 @@ def test_an_executor_of_threads_has_what_the_watch_asks_for() -> None:
     executor = ThreadPoolExecutor(label="threads")
     assert Watch([executor])._trouble_of(executor) is None
     Watch([executor]).check()
+
+
+def test_threads_share_the_memory_of_their_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool.psutil, "virtual_memory", lambda: SimpleNamespace(available=10 << 30))
+    shares = [pool._worker_bytes(ThreadPoolExecutor(label="threads", max_threads=n)) for n in (1, 2, 2000)]
+    assert shares == [10 << 30, 5 << 30, (10 << 30) // 2000]
 
 
 def test_an_exception_of_ours_survives_the_way_back() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from volpipe.apps.settings import read_settings, settings_file
+from volpipe.apps.settings import read_settings, read_workers, settings_file
 from volpipe.errors import SiteError
+from volpipe.sites.find import find_site
 
 
 @dataclass(frozen=True)
@@ -121,3 +122,51 @@ def test_what_the_environment_cannot_mean_is_refused(
     with pytest.raises(SiteError) as refused:
         read()
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cores = 0", "cores is 0 and must be above 0; put it right in "),
+        ("cores = -2", "cores is -2 and must be above 0"),
+        ("memory_gb = -0.5", "memory_gb is -0.5 and must be 0 or more"),
+    ],
+)
+def test_a_number_that_no_machine_can_have_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    write(tmp_path, f'partition = "a"\n{text}\n')
+    with pytest.raises(SiteError) as refused:
+        read()
+    assert str(refused.value).startswith(said)
+    assert str(refused.value).endswith(f"or set VOLPIPE_LAB_{text.split()[0].upper()}")
+
+
+@pytest.mark.parametrize(("text", "number"), [(None, 3), ("", 3), ("1", 1), ("7", 7), ("128", 128)])
+def test_the_number_of_workers_is_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, number: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.delenv("VOLPIPE_WORKERS", raising=False)
+    if text is not None:
+        monkeypatch.setenv("VOLPIPE_WORKERS", text)
+    assert read_workers(3) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0", "VOLPIPE_WORKERS is '0'; it must be a number of workers, at least 1, such as 2"),
+        ("-4", "VOLPIPE_WORKERS is '-4'; it must be"),
+        ("2.5", "VOLPIPE_WORKERS is '2.5'; it must be"),
+        ("all", "VOLPIPE_WORKERS is 'all'; it must be"),
+        ("2000", "VOLPIPE_WORKERS is 2000 and this machine has 2 cores; it may be at most 64 for each core, 128, and"),
+    ],
+)
+@pytest.mark.parametrize("site", ["threads", "local"])
+def test_a_number_of_workers_that_makes_no_sense_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str, site: str
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setenv("VOLPIPE_WORKERS", text)
+    with pytest.raises(SiteError) as refused:
+        find_site(site)(tmp_path)
+    assert str(refused.value).startswith(f"site {site} cannot be used here: {said}")

@@ -385,10 +385,10 @@ def test_a_fault_of_the_metrics_fails_no_run(here: Path, monkeypatch: pytest.Mon
 
     port, texts = free_port(), list[str]()
     monkeypatch.setattr(Metrics, "_of_parts", fail)
-    assert run(metrics=port, on_progress=lambda progress: texts.append(scrape(port))).is_whole
+    assert run(metrics=port, on_progress=lambda progress: texts.append(scrape(port))).is_complete
     assert set(texts) == {""}
     monkeypatch.setattr(Metrics, "move", fail)
-    assert run(metrics=port, fresh=True).is_whole
+    assert run(metrics=port, fresh=True).is_complete
     assert "Metrics fails, and is told no more" in (here / "out.zarr.run" / "volpipe.log").read_text()
 
 

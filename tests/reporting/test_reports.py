@@ -405,7 +405,7 @@ def test_a_report_that_fails_is_a_warning_and_no_failed_run(
         monkeypatch.setattr(render, "FOLDER", tmp_path)
     report = run_again(place, f"{fault}.zarr")
     render._template.cache_clear()
-    assert report.is_whole and vp.status(place / f"{fault}.zarr").state == "complete"
+    assert report.is_complete and vp.status(place / f"{fault}.zarr").state == "complete"
     folder = place / f"{fault}.zarr.run"
     assert not (folder / REPORT).exists()
     assert (
@@ -418,7 +418,7 @@ def test_a_picture_that_fails_leaves_a_sentence_in_the_report(place: Path, monke
         raise RuntimeError("no colours")
 
     monkeypatch.setattr(RunWork, "voxel_pictures", lambda self, schedule: [Draft("Slices", fail)])
-    assert run_again(place, "picture.zarr").is_whole
+    assert run_again(place, "picture.zarr").is_complete
     text = (place / "picture.zarr.run" / REPORT).read_text()
     assert "Slices: it cannot be made (RuntimeError: no colours" in text
 

@@ -10,6 +10,7 @@ from command import IDENTITY, THREADS, Ended, Give, giver, set_each
 from disks import small_disk
 from volumes import fingerprint, noise, windowed, write_volume
 
+import volpipe as vp
 from volpipe.estimation.limits import Limits, unwritable
 
 SHAPE = (16, 24, 16)
@@ -214,3 +215,31 @@ def test_a_window_that_memory_does_not_hold(
     ended = give("plan", *THREADS, *set_each(*chosen), "in.n5")
     assert ended.code == 1
     assert [word for word in words if word not in ended.err.splitlines()[-1]] == []
+
+
+def test_a_run_refused_for_memory_may_begin_again_with_other_windows_without_fresh(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("volpipe.estimation.forecast.disk_limits", lambda out, worker_bytes: Limits(worker_bytes=1 << 20))
+        assert_refused(run(give, *IDENTITY), "a worker needs ", "use a windows.")
+    write_volume(tmp_path / "other.n5", noise(SHAPE, seed=1))
+    (tmp_path / "in.n5").rename(tmp_path / "old.n5")
+    (tmp_path / "other.n5").rename(tmp_path / "in.n5")
+    smaller = set_each(*windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
+    ended = run(give, *IDENTITY, *smaller, "--keep-tensors")
+    assert (ended.code, ended.err) == (0, "")
+    assert run(give, *IDENTITY, *smaller, out="alone.zarr").code == 0
+    assert (vp.open(tmp_path / "out.zarr")[:] == vp.open(tmp_path / "alone.zarr")[:]).all()
+
+
+def test_a_scan_that_was_begun_is_not_given_up_for_another_recipe(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = set_each("input.empty=0")
+    with monkeypatch.context() as patch:
+        patch.setattr("volpipe.runs.prepasses.gather", lambda plan, cells: 1 / 0)
+        assert run(give, *IDENTITY, *empty).code != 0
+    assert (tmp_path / "out.zarr.run" / "scan.jsonl").stat().st_size
+    assert_refused(run(give, *IDENTITY), "holds a run with another recipe", "use --fresh to start over")
+    assert run(give, *IDENTITY, *empty).code == 0

@@ -462,6 +462,7 @@ def test_memory_that_is_not_there_is_refused(chances: Path, tmp_path: Path) -> N
     poor.worker_bytes = 100_000
     with pytest.raises(PlanError, match=r"use fewer workers, or --set output.block=\[4, 4, 4\]"):
         labelled(chances, tmp_path / "l.zarr", recipe((8, 8, 8)), poor)
+    labelled(chances, tmp_path / "l.zarr", recipe((4, 4, 4)))  # and what was refused is in nobody's way
     small = recipe((8, 8, 8)).model_copy(
         update={"output": recipe((8, 8, 8)).output.model_copy(update={"graph_gib": 1e-6})}
     )

@@ -214,3 +214,15 @@ def test_a_net_that_makes_finer_voxels_needs_an_input_that_is_made_coarser(folde
     assert ended.code == 2
     assert "makes 2 × 1 × 1 voxels (z, y, x) of one, and degrade.kind is none" in ended.err
     assert not (folder / "recipe.train").exists()
+
+
+def test_a_training_that_failed_before_its_first_checkpoint_begins_again_with_another_recipe(
+    folder: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("train", "recipe.toml", "--config", "threads", "--out", "t")
+    with monkeypatch.context() as patch:
+        patch.setattr("volpipe.training.loop.take_step", lambda *arguments: 1 / 0)
+        assert give(*given).code == 1
+    assert give(*given, "--set", "samples.swap=false", "--set", "train.steps=2").code == 0
+    refused = give(*given, "--set", "samples.swap=true", "--set", "train.steps=2")
+    assert (refused.code, "samples.swap: false -> true" in refused.err) == (2, True)

@@ -296,6 +296,15 @@ def test_one_datasets_failure_is_its_own_and_the_same_call_goes_on(raw: Path) ->
     assert endings(give(same_input=True, replace=True)) == ["unchanged", "done", "unchanged"]
 
 
+def test_a_dataset_refused_for_memory_may_begin_again_with_other_windows() -> None:
+    small = Inline()
+    small.worker_bytes = 1 << 20
+    report = give(["raw/a.n5"], site=small)
+    assert endings(report) == ["failed"] and "a worker needs" in report.rows[0].reason
+    report = give(["raw/a.n5"], "windows.block=[1,1,2]")
+    assert (states(report), endings(report)) == (["new"], ["done"])
+
+
 def test_an_error_of_the_site_ends_the_batch() -> None:
     class Broken(Inline):
         def submit(self, app: str, *arguments: object) -> object:  # type: ignore[override]

@@ -103,7 +103,7 @@ def test_datasets_are_paired_by_their_volume_and_the_one_that_changed_most_comes
     assert [row.result.is_same for row in table.rows if row.result] == [False, False, True]
     assert (pool.num_starts, len(pool.blocks)) == (1, 24)
     assert [line.split(": psnr=30")[0].split("/")[-2] for line in table.violations] == ["c.n5", "b.n5"]
-    assert table.is_whole and not table.is_within
+    assert table.is_complete and not table.is_within
     for row in table.rows:
         assert row.result is not None
         a, b = (np.asarray(vp.open(place)).astype(float) for place in (row.a, row.b))
@@ -117,7 +117,7 @@ def test_what_one_has_alone_and_what_is_not_complete_is_named_and_the_rest_is_co
     table = table_of("old", "new")
     assert [Path(row.a).name for row in table.rows] == ["b.zarr"]
     assert [[Path(name).parent.name for name in only] for only in (table.only_a, table.only_b)] == [["a.n5"], ["c.n5"]]
-    assert not table.is_whole
+    assert not table.is_complete
     file = Path("new.batch/batch.json")
     file.write_text(file.read_text().replace('"ended": "done"', '"ended": "failed", "reason": "the disk is full"', 1))
     file.write_text(file.read_text().replace('"reason": "", ', "", 1))

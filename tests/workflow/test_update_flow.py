@@ -84,7 +84,7 @@ def planned(folder: Path, **choices: Any) -> FlowPlan:
 
 def ran(plan: FlowPlan, inline: Inline | None = None, **options: Any) -> FlowReport:
     report = execute_flow(plan, (inline or Inline()).start, **options)
-    assert report.is_whole
+    assert report.is_complete
     return report
 
 

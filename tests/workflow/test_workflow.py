@@ -153,7 +153,7 @@ def test_what_a_plan_told_of_times_is_known_to_the_same_stages_on_as_many_worker
 
 def test_stages_make_what_runs_given_one_by_one_make(folder: Path) -> None:
     plan = flow_plan(folder, TWO)
-    assert run(plan).is_whole
+    assert run(plan).is_complete
     before = "in.n5"
     for stage, options in (("first", "scale = 2"), ("second", "add = 0.25")):
         (folder / "one.toml").write_text(f'[net]\nname = "nets.py:net"\noptions = {{ {options} }}\n' + f"{WINDOWS}\n")
@@ -183,7 +183,7 @@ def test_a_later_stage_says_which_output_it_read(folder: Path) -> None:
 def test_one_site_is_started_for_all_stages_and_none_where_nothing_is_left(folder: Path) -> None:
     write_volume(folder / "truth.n5", noise(SHAPE).repeat(2, axis=0))
     plan, counted, again = flow_plan(folder, SCORED), Counted(), Counted()
-    assert execute_flow(plan, counted.start).is_whole
+    assert execute_flow(plan, counted.start).is_complete
     assert execute_flow(plan, again.start).was_complete
     assert (counted.num_starts, again.num_starts) == (1, 0)
 
@@ -203,7 +203,7 @@ def test_a_flow_stopped_in_its_second_stage_goes_on_to_the_same_bytes_and_leaves
     assert not standing
     before = state()
     report = run(plan)
-    assert report.is_whole
+    assert report.is_complete
     assert [stage.report.was_complete for stage in report.stages] == [True, False]
     assert report.stages[1].report.totals["infer"].units < len(plan.stages[1].plan.blocks)
     assert fingerprint(plan.out / "second.zarr") == whole
@@ -263,7 +263,7 @@ def test_a_later_stage_lacks_what_an_earlier_one_lacks_and_the_next_command_goes
     good, stamp = chunk.read_bytes(), chunk.stat()
     chunk.write_bytes(good[:-9])
     report = execute_flow(plan, Counted().start, tolerated=1.0, fresh=True)
-    assert not report.is_whole
+    assert not report.is_complete
     first, second = (done.report for done in report.stages)
     assert len(first.missing) == 1
     num_missing = len(second.missing)
@@ -273,7 +273,7 @@ def test_a_later_stage_lacks_what_an_earlier_one_lacks_and_the_next_command_goes
     chunk.write_bytes(good)
     os.utime(chunk, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     again = run(plan)
-    assert again.is_whole
+    assert again.is_complete
     assert again.stages[1].report.totals["infer"].units == num_missing
     assert fingerprint(plan.out / "second.zarr") == whole
 
@@ -295,7 +295,7 @@ def test_a_changed_recipe_is_refused_by_the_name_of_its_stage_and_made_with_fres
         execute_flow(changed, counted.start)
     assert counted.num_starts == 0
     assert fingerprint(folder / "out" / "first.zarr") == before
-    assert run(changed, fresh=True).is_whole
+    assert run(changed, fresh=True).is_complete
     assert read_origin(folder / "out" / "second.zarr").recipe.net.options == {"add": 0.5}
 
 

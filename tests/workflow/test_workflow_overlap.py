@@ -149,14 +149,14 @@ def check_same_in_turn(plan: FlowPlan, folder: Path) -> None:
     plan.out.mkdir()
     for stage in plan.stages:
         work = stage.work()
-        assert perform(work, partial(Inline(seed=3).start, work.folder.parsl)).is_whole
+        assert perform(work, partial(Inline(seed=3).start, work.folder.parsl)).is_complete
     assert made(plan) == beside
 
 
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_second_net_sees_what_the_first_one_wrote_as_soon_as_it_is_there(folder: Path, level: int) -> None:
     plan = planned(folder, FIRST + SECOND, f"second.input.level={level}")
-    assert execute_flow(plan, Inline(slots=2, in_turn=True).start).is_whole
+    assert execute_flow(plan, Inline(slots=2, in_turn=True).start).is_complete
     infer = times(plan, "first", "infer")
     coarser = times(plan, "first", "pyramid 1")
     second = times(plan, "second", "infer")
@@ -172,7 +172,7 @@ def test_a_second_net_sees_what_the_first_one_wrote_as_soon_as_it_is_there(folde
 
 def test_statistics_of_the_whole_wait_for_the_whole(folder: Path) -> None:
     plan = planned(folder, FIRST + SECOND, "second.normalise.method=zscore")
-    assert execute_flow(plan, Inline(slots=2).start).is_whole
+    assert execute_flow(plan, Inline(slots=2).start).is_complete
     infer, measure = times(plan, "first", "infer"), times(plan, "second", "measure")
     check_order(infer, measure, reach=0)
     assert begins(measure) < ends(infer)
@@ -182,7 +182,7 @@ def test_statistics_of_the_whole_wait_for_the_whole(folder: Path) -> None:
 
 def test_labels_and_scores_follow_a_net_as_far_as_it_is(folder: Path) -> None:
     plan = planned(folder, FIRST + OBJECTS + IMAGE + AGREE)
-    assert execute_flow(plan, Inline(slots=2, in_turn=True).start).is_whole
+    assert execute_flow(plan, Inline(slots=2, in_turn=True).start).is_complete
     infer, fragments, scores = (
         times(plan, name, of) for name, of in [("first", "infer"), ("objects", "pieces"), ("image", "evaluate")]
     )

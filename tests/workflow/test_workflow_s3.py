@@ -144,7 +144,7 @@ def test_a_flow_into_a_bucket_goes_on_to_the_bytes_of_one_on_a_disk(bucket: Buck
         before, done = done, {entry.name for entry in find_entries(OUT) or [] if is_done(entry)}
         assert before <= done < {stage.name for stage in plan.stages}  # what is complete stays so
     report = run(plan)
-    assert report.is_whole
+    assert report.is_complete
     assert {ended.stage.name for ended in report.stages if ended.report.was_complete} == done
     wanted = on_disk(folder / "local")
     assert {key.partition("/")[0] for key in wanted} == {*VOLUMES, *SCORES}
@@ -198,7 +198,7 @@ def test_fresh_deletes_what_all_stages_left_in_a_bucket_and_no_run_of_another(bu
     with pytest.raises(Stopped):
         run(changed, 1, fresh=True)
     assert {key for key in bucket.files if not key.startswith("out/chances.zarr/")} == others.keys()
-    assert run(changed).is_whole
+    assert run(changed).is_complete
     assert "out/objects.zarr/s1/zarr.json" not in bucket.files
     assert {key: data for key, data in bucket.files.items() if not key.startswith("out/")} == others
 

@@ -198,12 +198,12 @@ def run(
 
         with showing() as show:
             if isinstance(planned, FlowPlan):
-                is_whole = workflow.run(
+                is_complete = workflow.run(
                     planned, config, fresh=fresh, keep_tensors=keep_tensors, tolerated=tolerated,
                     listening=lambda stage, plan: _listener(plan, config, details, show, stage), tell=_tell,
                     show=show, same_input=same_input, update=update, measure_again=measure_again, adopt=adopt,
                 )  # fmt: skip
-                raise typer.Exit(DONE if is_whole else INCOMPLETE)
+                raise typer.Exit(DONE if is_complete else INCOMPLETE)
             report = volpipe.run(
                 planned, site=config, fresh=fresh, keep_tensors=keep_tensors, only=only, tolerate=tolerated,
                 same_input=same_input, update=update, measure_again=measure_again, adopt=adopt, follow=follow,

@@ -208,5 +208,5 @@ def _tell_many(table: ComparisonTable) -> None:
     for name, names in (("A", table.only_a), ("B", table.only_b)):
         if names:
             err.print(f"in {name} only: {', '.join(names)}", markup=False)
-    if any(row.result is None or not row.result.is_whole for row in table.rows):
+    if any(row.result is None or not row.result.is_complete for row in table.rows):
         err.print("not all was compared; run the same command again to compare the rest")

@@ -77,9 +77,9 @@ def run(
         return True
     out.print(report_table(report, cost))
     tell_report(plan.folder.path)
-    if not report.is_whole:
+    if not report.is_complete:
         begun = {each.stage.name for each in report.stages}
-        partial = ", ".join(each.stage.name for each in report.stages if not each.report.is_whole)
+        partial = ", ".join(each.stage.name for each in report.stages if not each.report.is_complete)
         held = ", ".join(stage.name for stage in plan.stages if stage.name not in begun)
         err.print(f"not complete: {partial}" + (f"; not begun: {held}" if held else ""))
         return False

@@ -160,8 +160,8 @@ def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: flo
     """
     if limits.worker_bytes is not None and estimate.memory_bytes > limits.worker_bytes:
         raise PlanError(
-            f"a worker needs {estimate.memory_bytes / GIB:.1f} GiB of memory and has {limits.worker_bytes / GIB:.1f}; "
-            f"{_smaller(plan)}, or run fewer workers at a time"
+            f"a worker needs {estimate.memory_bytes / GIB:.1f} GiB of memory and has "
+            f"{limits.worker_bytes / GIB:.1f} GiB; {_smaller(plan)}, or run fewer workers at a time"
         )
     num_files = share_left * (estimate.output_files + estimate.scratch_files)
     num_bytes = share_left * (estimate.output_bytes + estimate.scratch_bytes) if estimate.is_measured else 0.0

@@ -58,7 +58,7 @@ class ComparisonResult(WorkReport):
     @property
     def is_same(self) -> bool:
         """Whether all was compared, and no voxel differs; of labels, whether the objects are the same."""
-        return self.is_whole and self.differences is not None and self.differences.is_same
+        return self.is_complete and self.differences is not None and self.differences.is_same
 
     @property
     def violations(self) -> list[str]:
@@ -68,7 +68,7 @@ class ComparisonResult(WorkReport):
     @property
     def is_within(self) -> bool:
         """Whether all was compared, and no limit is violated."""
-        return self.is_whole and self.differences is not None and not self.violations
+        return self.is_complete and self.differences is not None and not self.violations
 
     @property
     def made_otherwise(self) -> list[tuple[str, str, str]]:
@@ -240,6 +240,6 @@ def compare(
     work = ComparisonWork(comparison, folder, Options(**options), listener, limits)
     result = perform(work, partial(start, folder.parsl))
     on_end(result)
-    if result.is_whole:
+    if result.is_complete:
         delete(folder.path)
     return result

@@ -48,7 +48,7 @@ class Result(Protocol):
     differences: Differences | None
 
     @property
-    def is_whole(self) -> bool: ...
+    def is_complete(self) -> bool: ...
     @property
     def is_same(self) -> bool: ...
     @property
@@ -90,7 +90,7 @@ def page_of(result: Result) -> Page:
 
 
 def _state(result: Result) -> str:
-    if not result.is_whole:
+    if not result.is_complete:
         return "not whole"
     if result.violations:
         return "limit violated"
@@ -141,12 +141,12 @@ def page_of_many(
     sections = [Section("Comparison", items)]
     if compared:
         sections.append(Section("Made otherwise", [_made(compared[0][1]), Note(f"This is of {compared[0][0]}.")]))
-    num_open = sum(row.result is None or not row.result.is_whole for row in rows)
-    is_whole = not num_open and not alone
-    state = "not all compared" if not is_whole else "limit violated" if violations else "within its limits"
+    num_open = sum(row.result is None or not row.result.is_complete for row in rows)
+    is_complete = not num_open and not alone
+    state = "not all compared" if not is_complete else "limit violated" if violations else "within its limits"
     line = f"{count(len(compared), 'output')} compared, of which {len(differing):,} differ; {num_open:,} not all of it"
     sections += sections_of(drafts)
-    return Page("Comparison of many outputs", state, sections, is_whole and not violations, line)
+    return Page("Comparison of many outputs", state, sections, is_complete and not violations, line)
 
 
 def _drafts(name: str, result: Result, most: int) -> Iterator[Draft]:

@@ -197,7 +197,7 @@ class EvaluationWork(BlockWork[EvaluationResult]):
     def report(self, schedule: BlockSchedule | None, session: WorkSession, **facts: Any) -> EvaluationResult:
         """Return how it ended, with the scores where no block is missing."""
         report = EvaluationResult(self.evaluation, self.folder.path, **facts)
-        if schedule is not None and report.is_whole:
+        if schedule is not None and report.is_complete:
             parts = BlockScores.joined(session.journal.results(BlockScores))
             report.scores = self.scores = sum_scores(self.evaluation, parts)
             if self.to is not None:
@@ -248,6 +248,6 @@ def evaluate(
     report = perform(EvaluationWork(evaluation, folder, Options(**options), listener), partial(start, folder.parsl))
     if report_file is not None and (folder.path / REPORT).is_file():
         shutil.copyfile(folder.path / REPORT, report_file)
-    if report.is_whole:
+    if report.is_complete:
         delete(folder.path)
     return report

@@ -44,9 +44,9 @@ def ending_of(result: object, work: object = None) -> Ending:
     """Return how `work` ended, which gave `result`."""
     if isinstance(result, FlowReport):
         missing = sum(len(stage.report.missing) for stage in result.stages)
-        return _ending(result.is_whole, missing, result.open_reason)
+        return _ending(result.is_complete, missing, result.open_reason)
     if isinstance(result, WorkReport):
-        return _ending(result.is_whole, len(result.missing), result.open_reason)
+        return _ending(not result.missing, len(result.missing), result.open_reason)
     if isinstance(result, BatchReport):
         return _of_many([row.reason for row in result.rows if not row.is_complete], len(result.rows), "datasets")
     if isinstance(result, TrainingResult):
@@ -58,8 +58,8 @@ def ending_of(result: object, work: object = None) -> Ending:
     return Ending("complete")
 
 
-def _ending(is_whole: bool, missing: int | None, reason: str) -> Ending:
-    return Ending("complete", 0) if is_whole else Ending("incomplete", missing, reason)
+def _ending(is_complete: bool, missing: int | None, reason: str) -> Ending:
+    return Ending("complete", 0) if is_complete else Ending("incomplete", missing, reason)
 
 
 def _of_many(reasons: Sequence[str], num_all: int, noun: str) -> Ending:

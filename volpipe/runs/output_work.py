@@ -338,6 +338,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             try_writing(out)
         if options.fresh:
             self.clear()
+        self._clear_unstarted()
         self.check_same()
         if not paths.exists(out) and self.shards():
             raise RunError(
@@ -362,7 +363,26 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def check_same(self) -> None:
         """Refuse to go on with another recipe or input: two outputs would be mixed."""
-        self.folder.check_same(self.plan, self.what)
+        if not self.is_unstarted:
+            self.folder.check_same(self.plan, self.what)
+
+    @property
+    def is_unstarted(self) -> bool:
+        """Whether it was begun and ended before its first task: refused for its memory, or interrupted."""
+        folder = self.folder
+        is_done = paths.size(folder.journal) or paths.size(folder.scan) or paths.exists(paths.locate(self.plan.out))
+        return self.is_begun and not is_done
+
+    def _clear_unstarted(self) -> None:
+        """Clear the folder of work that ended before its first task, so that it stands in nobody's way."""
+        if not self.is_unstarted:
+            return
+        old = self.folder.load(type(self.plan))
+        if old is not None and old.identity != self.plan.identity:
+            self.clear()
+        elif not self.folder.scanned.is_file():
+            for path in (self.folder.inputs, self.folder.discards):
+                path.unlink(missing_ok=True)
 
     def check_source(self, source: FolderWork[Any], called: str) -> None:
         """Refuse an output that was made of one that is gone: it would be of another input."""

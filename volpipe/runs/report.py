@@ -44,8 +44,8 @@ class WorkReport:
     driver_peak_bytes: int = 0
 
     @property
-    def is_whole(self) -> bool:
-        """Whether nothing is missing of what was to be done."""
+    def is_complete(self) -> bool:
+        """Whether the output is complete: nothing is missing."""
         return not self.missing
 
     @property

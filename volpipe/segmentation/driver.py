@@ -377,7 +377,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         was_complete = report is None
         report = report or self._report(session, [], 0.0)
         report.was_complete = was_complete
-        if report.is_whole:
+        if report.is_complete:
             self._tidy()
             if self.feed is not None and not was_complete:  # other work has written it by now
                 self.inputs["volume"] = identify(self.plan.source.volume())

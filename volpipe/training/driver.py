@@ -187,15 +187,17 @@ class TrainingWork(LearningWork[TrainingResult]):
         return [self.folder.path / LOSSES, self.folder.journal]
 
     def claim(self) -> None:
-        """Refuse the folder of another recipe's training as well.
+        """Refuse the folder of another recipe's training as well; clear one without a checkpoint.
 
         Raises:
             RecipeError: with the keys that differ.
         """
         super().claim()
-        old = Training.load(self.folder.path)
-        if old is not None:
-            check_same(old.recipe, self.training.recipe, newest_step(self.folder.path))
+        old, step = Training.load(self.folder.path), newest_step(self.folder.path)
+        if old is not None and step:
+            check_same(old.recipe, self.training.recipe, step)
+        elif old is not None and old.recipe != self.training.recipe:
+            self.folder.clear()
 
     def held_steps(self, name: str, presence: Presence) -> Steps[TrainingResult]:
         """Take the steps that are left, and return how that ended."""

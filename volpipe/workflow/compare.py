@@ -234,13 +234,15 @@ class ComparisonTable:
     limits: tuple[Limit, ...] = ()
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every output of both was compared."""
-        return bool(self.rows) and not self.only_a and not self.only_b and all(self._is_whole(row) for row in self.rows)
+        return (
+            bool(self.rows) and not self.only_a and not self.only_b and all(self._is_complete(row) for row in self.rows)
+        )
 
     @staticmethod
-    def _is_whole(row: ComparisonRow) -> bool:
-        return row.result is not None and row.result.is_whole
+    def _is_complete(row: ComparisonRow) -> bool:
+        return row.result is not None and row.result.is_complete
 
     @property
     def violations(self) -> list[str]:
@@ -252,7 +254,7 @@ class ComparisonTable:
     @property
     def is_within(self) -> bool:
         """Whether all was compared, and no limit is violated."""
-        return self.is_whole and not self.violations
+        return self.is_complete and not self.violations
 
     def __repr__(self) -> str:
         return f"<ComparisonTable: A {self.a}, B {self.b}, {len(self.rows)} outputs>"
@@ -404,6 +406,6 @@ def compare_pairs(
     work = PairsWork(a, b, pairs, plan, folder, Options(**options), limits, on_pair)
     table = perform(work, partial(start, folder.parsl))
     on_end(table)
-    if all(row.result is None or row.result.is_whole for row in table.rows):
+    if all(row.result is None or row.result.is_complete for row in table.rows):
         delete(folder.path)
     return table

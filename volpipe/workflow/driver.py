@@ -87,6 +87,17 @@ class Report(WorkReport):
     updates: tuple[Updated, ...] = ()
     seams: list[Score] = field(default_factory=list)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output is complete: nothing is missing, and no block was left for another session."""
+        return super().is_complete and not self.num_held
+
+    @property
+    def open_reason(self) -> str:
+        """Why the output is not complete; "" if it is."""
+        held = f"{count(self.num_held, 'block')} beyond --only left for another session" if self.num_held else ""
+        return "; ".join(filter(None, (super().open_reason, held)))
+
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""
         seams = ", ".join(f"{score.axis} {score.value:.2f}" for score in self.seams)
@@ -414,13 +425,12 @@ class RunWork(OutputWork[Plan, Report]):
         selection, was_complete = self._selected(), report is None
         report = report or Report(self.plan, self.folder.path)
         report.kept, report.clipped = kept_in(self.records()), clipped_in(self.records(), selection)
-        is_whole = not (report.missing or report.num_held)
-        if is_whole:
+        if report.is_complete:
             self.clean()
             if not self.options.keep_tensors:
                 Tensors(self.plan, self.folder.path).remove()
         if not (was_complete and is_sealed(self.folder)):
-            if is_whole:
+            if report.is_complete:
                 self._know_input(selection, report)
                 with _warned("no seam score"):
                     report.seams = seam_scores(selection)

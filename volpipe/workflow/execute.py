@@ -71,20 +71,20 @@ class FlowReport:
     seconds: float = 0.0
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all stages are complete."""
-        return len(self.stages) == len(self.plan.stages) and all(stage.report.is_whole for stage in self.stages)
+        return len(self.stages) == len(self.plan.stages) and all(stage.report.is_complete for stage in self.stages)
 
     @property
     def was_complete(self) -> bool:
-        return self.is_whole and all(stage.report.was_complete for stage in self.stages)
+        return self.is_complete and all(stage.report.was_complete for stage in self.stages)
 
     @property
     def open_reason(self) -> str:
         """Why it is not complete; "" if it is."""
-        if self.is_whole:
+        if self.is_complete:
             return ""
-        first = next((each for each in self.stages if not each.report.is_whole), None)
+        first = next((each for each in self.stages if not each.report.is_complete), None)
         return "a stage was not begun" if first is None else f"stage {first.stage.name}: {first.report.open_reason}"
 
     def _repr_html_(self) -> str:

@@ -81,6 +81,8 @@ def _state_of_work(work: OutputWork[Any, Any], *, same_input: bool, is_outside: 
     except RunError as error:
         return "other version", str(error)
     if old is not None and old.identity != plan.identity:
+        if work.is_unstarted:
+            return "new", ""
         changed = old.changes(plan) or ["other sizes"]
         return _kind(changed), "; ".join(changed)
     inputs = {name: volume for name, volume in work.volumes().items() if is_outside or name != "volume"}

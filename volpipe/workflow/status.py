@@ -251,10 +251,10 @@ class Observer:
         if not driver.is_at_work and driver.state != "unseen":
             rows = [replace(row, ended="interrupted") if row.ended == "running" else row for row in rows]
         note, at_work = note_of(rows), self._at_work(rows)
-        is_whole = note.done == len(rows)
+        is_complete = note.done == len(rows)
         stages = {"datasets": note}
         return Status(
-            "batch", self.output, is_whole, driver, stages, datasets=tuple(rows), at_work=at_work, folder=folder
+            "batch", self.output, is_complete, driver, stages, datasets=tuple(rows), at_work=at_work, folder=folder
         )
 
     def _at_work(self, rows: Sequence[DatasetRow]) -> dict[int, Status]:
@@ -294,16 +294,16 @@ class Observer:
         folder = own.path if own.path.is_dir() else Path(self.output)
         parts = tuple(map(self._of_entry, entries))
         driver = self._driver(folder, RunFolder(folder).log)
-        is_whole = all(part.is_complete for part in parts)
-        return Status("stages", self.output, is_whole, driver, parts=parts, folder=folder)
+        is_complete = all(part.is_complete for part in parts)
+        return Status("stages", self.output, is_complete, driver, parts=parts, folder=folder)
 
     def _of_entry(self, entry: Entry) -> Status:
         driver, account = self._driver(entry.run.path, entry.run.journal), self._account(entry.run)
         if account is not None:
             return replace(_of_work(account, driver), name=entry.name)
-        is_whole = entry.kind == "evaluate" and paths.is_file(paths.locate(entry.out))
-        stages = {} if is_whole else _noted(driver)
-        return Status(KINDS[entry.kind], entry.out, is_whole, driver, stages, folder=entry.run.path, name=entry.name)
+        is_complete = entry.kind == "evaluate" and paths.is_file(paths.locate(entry.out))
+        stages = {} if is_complete else _noted(driver)
+        return Status(KINDS[entry.kind], entry.out, is_complete, driver, stages, folder=entry.run.path, name=entry.name)
 
     def _of_training(self, folder: Path) -> Status | None:
         training = self._kept(folder, [folder / TRAINING_FILE], lambda: Training.load(folder))
@@ -329,8 +329,8 @@ class Observer:
             rows = json.loads((folder / f"{TRIALS_TABLE}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):  # it is written at the end of a session
             rows = []
-        is_whole = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
-        return Status("trials", self.output, is_whole, driver, parts=parts, folder=folder)
+        is_complete = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
+        return Status("trials", self.output, is_complete, driver, parts=parts, folder=folder)
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:
@@ -384,17 +384,17 @@ def _of_work(account: JournalAccount, driver: Driver) -> Status:
     assert isinstance(work, OutputWork)
     out = work.plan.out
     notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in progress.schedule.shown}
-    stages, is_whole = _with_flights(notes, driver), progress.is_complete
-    remark = work.remark if is_whole else ""
-    if is_whole and work.has_moved:
+    stages, is_complete = _with_flights(notes, driver), progress.is_complete
+    remark = work.remark if is_complete else ""
+    if is_complete and work.has_moved:
         remark = f"but its input has changed since: {work.remedy}"
     try:
         if not driver.is_at_work and progress.has_output and not paths.exists(paths.locate(out)):
-            is_whole, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"
+            is_complete, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"
     except RemoteError as error:
         remark = f"so its journal says; whether the output is there cannot be seen: {error}"
     return Status(
-        KINDS[work.what], out, is_whole, driver, stages, progress.totals, progress.missing, remark,
+        KINDS[work.what], out, is_complete, driver, stages, progress.totals, progress.missing, remark,
         folder=work.folder.path,
     )  # fmt: skip
 
