@@ -51,8 +51,8 @@ def net_bytes(plan: Plan, speeds: NetSpeeds | None = None) -> float | None:
     `speeds`.
     """
     choice = plan.recipe.infer
-    own = facts.bytes_per_voxel(plan.recipe.net, channels_last=plan.channels_last)
-    per_voxel = own if speeds is None else speeds.bytes_per_voxel(channels_last=plan.channels_last)
+    measured = speeds or facts.shipped_speeds(plan.recipe.net)
+    per_voxel = None if measured is None else measured.bytes_per_voxel(channels_last=plan.channels_last)
     if per_voxel is None or choice.exact or choice.compile or choice.precision not in FULL:
         return None
     batch = choice.batch if choice.batch != "auto" else 1

@@ -319,6 +319,7 @@ def _call(net: nn.Module, windows: torch.Tensor, *, channels_last: bool) -> torc
     return output
 
 
+@cache
 def processor() -> str:
     """Return the name of this machine's processor, as the system gives it."""
     with contextlib.suppress(OSError):
