@@ -44,7 +44,7 @@ GPU_BATCHES = (1, 2, 4, 8)
 MEASURED_VOXELS = (84**3, 116**3)  # of windows by which the memory of a net is measured; it varies by a fifth
 LONGEST_CALL = 20.0  # seconds; larger windows are not tried after one that took so long
 REPEATS, MOST_REPEATED = 3, 10.0  # of a call that is timed, the fastest counts; no more after so many seconds
-MOST_WAIT = 60.0  # seconds, for processes that load torch and the net
+MOST_WAIT = 180.0  # seconds, for processes that load torch and the net
 LEAST_VOXELS = 32**3  # smaller windows are no choice, and too short to be timed
 FIXED_BYTES = 64 << 20  # that a net takes for any window (2026-11)
 
