@@ -1,17 +1,19 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 READY := $(VENV)/.ready
+PIP_INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 SLURM := slurmctld slurmd slurm-client munge slurmdbd mariadb-server
 
-.PHONY: demo docs figures reference test check programs lists slurm browser prometheus kubernetes clean
+.PHONY: demo docs figures reference test check compiled programs lists slurm browser prometheus kubernetes clean
 
 demo: $(READY)
 	$(VENV)/bin/python scripts/demo
 
-# What apt installs comes while pip and the checks work.
+# What apt installs comes while the checks work; meanwhile the tests are compiled, once and not by each of the processes
+# that import them.
 test:
-	$(MAKE) --no-print-directory --jobs=2 check programs
+	$(MAKE) --no-print-directory --jobs=3 check programs compiled
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test
 
 # The site, in build/site: open its index.html.
@@ -28,6 +30,9 @@ reference: $(READY)
 
 check: $(READY)
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
+
+compiled: $(READY)
+	@unset PYTHONDONTWRITEBYTECODE; out=$$($(VENV)/bin/python -m pytest --collect-only -qq 2>&1) || { echo "$$out"; exit 1; }
 
 # What tests use beside Python, one after another: apt works for one at a time.
 programs:
@@ -76,10 +81,12 @@ kubernetes:
 		if [ -z "$$(printenv $$name)" ]; then echo "no Kubernetes: $$name is not set; its tests are skipped"; exit 0; fi; \
 	done; echo "tests use the Kubernetes of $$KUBECONFIG as well, namespace $$VOLPIPE_K8S_NAMESPACE"
 
+# pip would compile the modules of all packages on one core, which takes as long as to install them.
 $(READY): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,kubernetes,models,notebook,tune,view]'
+	$(PIP_INSTALL) torch==2.13.0
+	$(PIP_INSTALL) --editable '.[dev,docs,kubernetes,models,notebook,tune,view]'
+	$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true  # some packages hold files that are no Python
 	touch $(READY)
 
 clean:

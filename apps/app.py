@@ -43,10 +43,13 @@ APPS = {
     "discard": App("volpipe.runs.worker:discard", "cpu", 0),
     # a training: one for each of its ranks
     "train": App("volpipe.training.task:train_task", "gpu"),
-    # a segmentation: from affinities to fragments, their edges, the graph, labels and coarser levels
+    # a segmentation: from affinities to fragments, their edges, the graph solved in boxes, labels and coarser levels
     "find_fragments": App("volpipe.segmentation.tasks:fragments", "cpu"),
     "find_edges": App("volpipe.segmentation.tasks:edges", "cpu"),
-    "agglomerate": App("volpipe.segmentation.tasks:graph", "cpu"),
+    "solve_boxes": App("volpipe.segmentation.graph:solve_boxes", "cpu"),
+    "number_objects": App("volpipe.segmentation.graph:number_objects", "cpu"),
+    "name_fragments": App("volpipe.segmentation.graph:name_fragments", "cpu"),
+    "finish_graph": App("volpipe.segmentation.graph:finish_graph", "cpu"),
     "paint": App("volpipe.segmentation.tasks:paint", "cpu"),
     "coarsen_labels": App("volpipe.segmentation.tasks:coarsen", "cpu"),
     "look_fragments": App("volpipe.segmentation.tasks:look", "cpu"),

@@ -39,8 +39,11 @@ TEST_PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests", SUPPORT, SUPPORT / "
 LONGEST = tuple(
     f"test_{name}.py"
     for name in (
-        "slurm", "k8s", "site_check", "node_cache_runs", "sites", "resume", "chaos", "parsl", "segment_kill", "convert",
-        "sweep", "tune", "train", "distributed", "workflow_s3", "faults_of_works", "segment", "fuzz", "decoded_size",
+        "slurm", "k8s", "site_check", "node_cache_runs", "sites", "resume", "chaos", "growth", "update", "convert",
+        "parsl", "manifest", "follow", "tune", "sweep", "train", "usage", "notebooks", "segment_kill",
+        "batch_command", "browser", "workflow_s3", "faults_of_works", "distributed", "packaging", "top", "threads",
+        "estimate", "laws", "segment", "jupyterlab", "workflow_commands", "reports", "cli", "status", "fuzz",
+        "decoded_size",
     )
 )  # fmt: skip
 SHARED = ROOT.parent / "shared" / "data"

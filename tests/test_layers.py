@@ -90,7 +90,6 @@ HEAVY = {
     "IPython": (set(), {"display", "notebook"}),
     "cc3d": (set(), {"segmentation"}),
     "fastremap": (set(), {"segmentation"}),
-    "mwatershed": (set(), {"segmentation"}),
     "typer": ({"cli"}, set()),
 }
 

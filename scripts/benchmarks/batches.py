@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import inputs
-from benchmarks.driver import MIB
+from benchmarks.engine.driver import MIB
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import environment
 from volpipe.blockwise.journal import read_records

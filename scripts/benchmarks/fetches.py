@@ -7,13 +7,23 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import command
+from volpipe.blockwise.pool import Capacity
+from volpipe.estimation.estimate import Slots, estimate
+from volpipe.estimation.memory import net_bytes
 from volpipe.models.identity import Identity
+from volpipe.recipes.inference import load_recipe
+from volpipe.resolve import default_recipe
+from volpipe.volumes.volume import ArraySpec, create_array
+from volpipe.workflow.prepare import Sizing, prepare
+
+NUM_WORKERS = 2
 
 SETTINGS = (
     "tensors.mode=streamed",
@@ -66,7 +76,28 @@ def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
         yield Outcome(read / stored, {"MiB read": read / 2**20, "MiB of chunks": stored / 2**20})
 
 
+def planned(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    """Fetches of a chunk of 2048³ voxels by the default recipe's plan; nothing is read, so that one turn is enough."""
+    location = setting.scratch / "large.n5"
+    create_array(location, "raw", ArraySpec((2048,) * 3, np.dtype("uint8"), (64,) * 3, codec="gzip"), "n5")
+    recipe, folder = load_recipe(default_recipe(), []), setting.scratch
+    plan = prepare(
+        str(location), recipe, folder / "large.zarr", folder, Sizing(Capacity(None, NUM_WORKERS, on_gpu=False))
+    )
+    result = estimate(plan, plan.source.volume(), 1.0, Slots(NUM_WORKERS, NUM_WORKERS, shared=True))
+    memory = result.memory_bytes - (net_bytes(plan) or 0.0)
+    yield Outcome(result.amplification, {"files": float(result.output_files), "worker without net MiB": memory / 2**20})
+
+
 ROWS = [
+    Row(
+        "plan-fetches",
+        "fetches of an input chunk, planned for 2048³",
+        1.3,
+        1.2,
+        planned,
+        why="the default recipe, N5 in chunks of 64³, two workers; beside, files of the output, and memory of a worker",
+    ),
     Row(
         "fetches",
         "fetches of an input chunk",
@@ -75,5 +106,5 @@ ROWS = [
         measure,
         why="512³ uint8, chunks 64³, streamed windows of 64³ with 50 % overlap; bytes that tensorstore read in all "
         "workers by the bytes of all chunks",
-    )
+    ),
 ]

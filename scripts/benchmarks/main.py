@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -13,9 +14,9 @@ from rich.console import Console
 from benchmarks import (
     batches,
     bus,
-    driver,
     fetches,
     fingerprints,
+    history,
     large,
     memory,
     nodes,
@@ -25,7 +26,8 @@ from benchmarks import (
     sweeps,
 )
 from benchmarks.comparisons import bare, dask, floor, monai
-from benchmarks.row import Measured, Row, Setting, take
+from benchmarks.engine import driver, scaling, solve, whole_runs
+from benchmarks.row import OVER, Measured, Row, Setting, take
 from benchmarks.session import environment
 
 FAMILIES = (
@@ -33,6 +35,8 @@ FAMILIES = (
     floor,
     bus,
     driver,
+    whole_runs,
+    scaling,
     fetches,
     fingerprints,
     nodes,
@@ -43,7 +47,9 @@ FAMILIES = (
     dask,
     sweeps,
     batches,
+    solve,
 )
+RESULTS = history.ROOT / "build" / "bench"
 WIDTH = 220  # of what goes to a file or a pipe
 
 
@@ -55,29 +61,63 @@ def rows() -> dict[str, Row]:
 
 
 def main() -> None:
+    """Measure rows, or show what earlier runs gave; exit code 1 where a row is over its limit."""
     known = rows()
-    parser = argparse.ArgumentParser(description="Measure ratios that a change must not make worse.")
-    parser.add_argument("rows", nargs="*", metavar="row", help=f"all by default: {', '.join(known)}")
-    parser.add_argument("--repeats", type=int, default=3, help="measurements of each row; their median counts")
-    parser.add_argument(
-        "--short", action="store_true", help="small sizes, to see that it works; no measure of anything"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there as well")
-    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "volpipe-bench", help="for inputs")
+    parser = _arguments(known)
     choice = parser.parse_args()
-    unknown = [name for name in choice.rows if name not in known]
-    if unknown or choice.repeats < 1:
-        parser.error(
-            f"no row {', '.join(unknown)}; there are {', '.join(known)}" if unknown else "--repeats is below 1"
-        )
+    if unknown := ", ".join(name for name in choice.rows if name not in known):
+        parser.error(f"no row {unknown}; there are {', '.join(known)}")
+    choice.repeats = choice.repeats or (1 if choice.short else 3)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    if choice.history:
+        _show(choice, console)
+        return
     os.environ.update(environment())  # for workers
     choice.cache.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    measured = [_take(known[name], choice) for name in choice.rows or known]
+    names = choice.rows or [name for name, row in known.items() if row.is_quick or not choice.short]
+    measured = [_take(known[name], choice) for name in names]
     console.print(report.table(measured))
     console.print(f"{report.machine_line()}; {choice.repeats} repeats{', short sizes' if choice.short else ''}")
     if choice.json:
         report.write_json(choice.json, measured, repeats=choice.repeats, short=choice.short)
+    history.store(choice.results, measured, repeats=choice.repeats, short=choice.short)
+    over = [each.row.name for each in measured if each.verdict == OVER]
+    if over:
+        raise SystemExit(f"over their limits: {', '.join(over)}")
+
+
+def _arguments(known: Mapping[str, Row]) -> argparse.ArgumentParser:
+    """Return the options of the bench, for rows of those names."""
+    quick = [name for name, row in known.items() if row.is_quick]
+    parser = argparse.ArgumentParser(
+        description="Measure ratios that a change must not make worse; exit code 1 where a row is over its limit."
+    )
+    parser.add_argument("rows", nargs="*", metavar="row", help=f"all: {', '.join(known)}")
+    parser.add_argument(
+        "--repeats", type=_repeats, help="measurements of each row, whose median counts: 3, or 1 if short"
+    )
+    parser.add_argument(
+        "--short", action="store_true", help=f"small sizes; of rows, if none is named: {', '.join(quick)}"
+    )
+    parser.add_argument("--history", action="store_true", help="only show what earlier runs gave, by commit")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there as well")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="keeps what every run gave")
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "volpipe-bench", help="for inputs")
+    return parser
+
+
+def _repeats(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("is below 1")
+    return int(text)
+
+
+def _show(choice: argparse.Namespace, console: Console) -> None:
+    """Print what earlier runs gave for the rows of `choice`, or for all."""
+    points = [p for p in history.points(choice.results, short=choice.short) if not choice.rows or p.row in choice.rows]
+    if not points:
+        raise SystemExit(f"{choice.results} has no results of such rows and sizes of a machine like this one")
+    console.print(history.table(points))
 
 
 def _take(row: Row, choice: argparse.Namespace) -> Measured:

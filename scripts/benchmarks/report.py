@@ -12,6 +12,7 @@ import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.table import Table
@@ -85,7 +86,12 @@ def gpu() -> str | None:
 
 def write_json(path: Path, rows: Sequence[Measured], *, repeats: int, short: bool) -> None:
     """Write every number that was measured."""
-    tree = {
+    path.write_text(json.dumps(tree(rows, repeats=repeats, short=short), indent=2) + "\n", encoding="utf-8")
+
+
+def tree(rows: Sequence[Measured], *, repeats: int, short: bool) -> dict[str, Any]:  # Any: JSON
+    """Return every number that was measured, the machine that it was measured on and when."""
+    return {
         "machine": machine(),
         "repeats": repeats,
         "short": short,
@@ -107,7 +113,6 @@ def write_json(path: Path, rows: Sequence[Measured], *, repeats: int, short: boo
             for m in rows
         ],
     }
-    path.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
 
 def _is_installed(name: str) -> bool:

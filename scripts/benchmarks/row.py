@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+OVER = "OVER"  # the verdict on a row whose median is above its limit
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -61,6 +63,7 @@ class Row:
         measure: yields as many outcomes as it is asked for; both sides of each are taken in one session, in turn.
         unit: of value, most and aim; "" for a ratio.
         why: kept beside the numbers: the sizes, and how the two sides were made comparable.
+        is_quick: whether the short form of the bench takes it: seconds at small sizes, at which its limit holds too.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Row:
     measure: Measure
     unit: str = ""
     why: str = ""
+    is_quick: bool = False
 
 
 @dataclass
@@ -94,7 +98,7 @@ class Measured:
     def verdict(self) -> str:
         if self.median <= self.row.aim:
             return "aim"
-        return "within" if self.median <= self.row.most else "OVER"
+        return "within" if self.median <= self.row.most else OVER
 
 
 def take(row: Row, setting: Setting, repeats: int) -> Measured:

@@ -124,7 +124,11 @@ def exit_codes_page() -> str:
         f"The first Ctrl-C gives running tasks {interrupts.GRACE_SECONDS:.0f} s to finish, the second stops the run at "
         "once. The same command continues either way.\n"
     )
-    return "\n".join([head, "| code | |", "|---|---|", *rows, "", grace])
+    pipes = (
+        "A command whose output is cut off, as by `volpipe run … | head -n 1`, drops the rest of it, works on to its "
+        "end, and ends with its own code. `volpipe status --watch` ends when nobody reads it any more.\n"
+    )
+    return "\n".join([head, "| code | |", "|---|---|", *rows, "", grace, pipes])
 
 
 def run_folder_page() -> str:

@@ -40,7 +40,7 @@ def test_objects_are_made_by_sections_on_a_pool_that_stays_up(mask: np.ndarray, 
     assert result.out == str(tmp_path / "f_labels.zarr")
     np.testing.assert_array_equal(labels_in(result), measure.label(mask, connectivity=1))
     assert (len(plans), len(times)) == (1, 1)
-    assert {"pieces", "edges", "graph", "paint"} <= stages
+    assert {"pieces", "edges", "solve", "number", "name", "graph", "paint"} <= stages
     assert vp.segment("f.zarr", COMPONENTS, site=pool).was_complete
     assert vp.segment("f.zarr", COMPONENTS, out="again.zarr", site=pool).num_objects == result.num_objects
 

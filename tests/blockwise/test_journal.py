@@ -13,7 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from volpipe.blockwise.journal import KEYS, Attempt, Journal, Kinds, Record, read_records, read_results
+from volpipe.blockwise.journal import (
+    KEYS,
+    Attempt,
+    Journal,
+    Kinds,
+    Record,
+    read_records,
+    read_results,
+    read_units,
+    read_usages,
+)
 from volpipe.blockwise.usage import Usage
 from volpipe.errors import RunError
 from volpipe.runs import run_folder, worker
@@ -71,6 +81,30 @@ def test_no_two_parts_of_a_line_have_one_name(kinds: Kinds) -> None:
         assert taken.isdisjoint(field.name for field in fields(kind))
 
 
+LINES = (
+    FULL,
+    Record("factor", (1, 2)),
+    Record("graph", (0,), result=Attempt((0,), 'it said "result":"Sums" and "counts":{}', 2)),
+    Record("infer", (), ((7, "no"),)),
+    Record("infer", (), result=Sums(Fraction(2), {}, ((0, 9, "ab"),))),
+)
+
+
+def test_units_alone_are_those_of_the_records(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text("".join(record.to_line() for record in LINES) + '{"stage":"inf')
+    infer = [("infer", 3), ("infer", 4)]
+    units = [("reassemble", 3), *infer, ("factor", 1), ("factor", 2), ("graph", 0), ("reassemble", 9)]
+    assert list(read_units(tmp_path / "journal", KINDS)) == units
+    assert [unit for record in read_records(tmp_path / "journal", KINDS) for unit in record.units] == units
+
+
+def test_records_with_a_field_are_those_that_say_it_themselves(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text("".join(record.to_line() for record in LINES))
+    assert list(read_records(tmp_path / "journal", KINDS, ["counts"])) == [LINES[0], LINES[4]]
+    assert list(read_records(tmp_path / "journal", KINDS, ["number", "failed"])) == [LINES[0], LINES[2], LINES[3]]
+    assert list(read_usages(tmp_path / "journal", KINDS)) == [USAGE, Usage(), Usage()]
+
+
 BAD_LINES = {
     "cut in the middle": b'{"stage":"infer","do\n',
     "zeros": b"\0" * 64 + b"\n",
@@ -96,6 +130,8 @@ def test_a_damaged_line_is_named_and_ends_the_reading(tmp_path: Path, line: byte
         list(read_records(path, KINDS))
     with pytest.raises(RunError, match="line 2"):
         list(read_results(path, KINDS, Sums))
+    with pytest.raises(RunError, match=rf"^line 2 of {path} is damaged, or another version wrote it; .* --fresh"):
+        list(read_units(path, KINDS))
 
 
 @pytest.mark.parametrize("cut", range(1, len(FULL.to_line()) + 1))

@@ -22,9 +22,9 @@ from plans import facts, planned
 
 from volpipe.blockwise.usage import measured
 from volpipe.errors import VolumeError
-from volpipe.geometry.grid import Box, Lattice
+from volpipe.geometry.grid import Box, Lattice, Slab
 from volpipe.inference import runner as runner_module
-from volpipe.inference.infer import _outcome, infer
+from volpipe.inference.infer import _written, infer
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import create_output
 from volpipe.inference.plan import Plan
@@ -246,6 +246,9 @@ class Source:
     def forget(self, block: int) -> None:
         self.expected.remove(block)
 
+    def slabs(self, block: int) -> Sequence[Slab]:
+        return ()
+
 
 LATTICE = Lattice((20, 20, 20), (4, 4, 4), (0, 0, 0), (2, 2, 2))  # 27 blocks, those at the far faces with fewer windows
 
@@ -399,5 +402,5 @@ def test_whoever_stops_listening_leaves_no_thread(tmp_path: Path) -> None:
 def test_what_could_not_be_written_keeps_no_frame_and_so_no_sum() -> None:
     task, error = Future[Any](), OSError("disk full")
     task.set_exception(error)
-    assert _outcome(task) is error
+    assert list(_written(0, task)) == [(0, error)]
     assert error.__traceback__ is None

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from plans import blocks_by_shard, facts, planned, plans, volume, voxels_of_blocks
 
 from volpipe.errors import PlanError
-from volpipe.inference.plan import ENOUGH_BLOCKS, Plan, load_plan
+from volpipe.geometry.block_shape import (
+    BLOCKS_PER_WORKER,
+    ENOUGH_BLOCKS,
+    LARGEST_VOXELS,
+    LONGEST,
+    USUAL_WORKERS,
+)
+from volpipe.inference.plan import Plan, load_plan
 from volpipe.inference.tiling import LARGEST_WASTE
 from volpipe.nets.facts import NetFacts
 
@@ -151,13 +158,14 @@ def test_what_auto_chooses_is_sane(net: NetFacts, shape: tuple[int, int, int], b
         if num_windows > 100:
             assert window >= net.window[axis]
             assert 4 * (window - overlap) >= halo if blend == "crop" else window / 4 <= overlap <= window / 2
-        assert core <= 384 or plan.block[axis] == 1
+        assert core <= (LONGEST if plan.has_slabs else 384) or plan.block[axis] == 1
         if min(shape) >= 1000:
             assert core >= 96 or core + step > 256
         assert plan.shard[axis] == core
         assert 32 <= plan.chunk[axis] <= 128 or plan.chunk[axis] == core < 32
         assert plan.sum_chunk[axis] <= 64
-    assert math.prod(plan.sum_shape) * 4 <= 1 << 30
+    assert math.prod(plan.sum_shape) <= (LARGEST_VOXELS if plan.has_slabs else 1 << 28)
+    assert not plan.has_slabs or len(plan.blocks) >= BLOCKS_PER_WORKER * USUAL_WORKERS
     assert len(plan.blocks) >= min(
         ENOUGH_BLOCKS, math.prod(-(-n * s // 128) for n, s in zip(shape, net.scale, strict=True)) // 8
     )

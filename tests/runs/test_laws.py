@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,17 @@ from hypothesis import strategies as st
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, windowed, write_volume
 
+from volpipe.blockwise.journal import Kinds, read_units
+from volpipe.blockwise.stage import Unit
 from volpipe.errors import PlanError
 from volpipe.geometry.blend import FAMILIES, profile
 from volpipe.inference.plan import Plan
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
+from volpipe.runs.run_folder import RunFolder
+from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow import driver
 from volpipe.workflow.driver import Report, execute
 from volpipe.workflow.prepare import prepare
 
@@ -234,3 +240,20 @@ def test_interrupted_anywhere_and_resumed_the_bytes_are_those_of_one_go(tmp_path
         assert report.missing == []
         assert fingerprint(plan.out) == undisturbed
         assert not list(report.folder.glob("tensors.*"))
+
+
+def test_a_run_that_goes_on_reads_the_units_of_its_journal_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = blended(tmp_path / "run")
+    with pytest.raises(Stopped):
+        execute(plan, Inline(most_tasks=4).start)
+    reads = list[Path]()
+
+    def counted(path: Path, kinds: Kinds) -> Iterator[Unit]:
+        reads.append(path)
+        return read_units(path, kinds)
+
+    monkeypatch.setattr(driver, "read_units", counted)
+    assert not ran(plan).missing
+    assert reads == [RunFolder.from_output(locate(plan.out)).journal]

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import Give, giver, set_each
-from plans import planned
+from plans import planned, volume
 from volumes import noise, windowed, write_volume
 
+from volpipe.display.reports import seam_line, seam_warning
 from volpipe.inference.selection import Selection
 from volpipe.runs.seams import THRESHOLD, seam_scores
 from volpipe.synthetic.volume import Sample, write_sample
@@ -73,6 +74,25 @@ def test_a_score_is_the_ratio_of_mean_squares(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("volpipe.runs.seams.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
     found = {score.axis: score.value for score in seam_scores(Selection(plan))}
     assert found == pytest.approx({"z": (9 + 1 / 6) / (1 + 1 / 6), "y": 1.0, "x": 1.0})
+
+
+@pytest.mark.parametrize(("elsewhere", "is_seam"), [((1, 1), True), ((3, 1), False)])
+def test_the_one_face_of_a_small_volume_is_a_seam_only_where_it_stands_out(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: tuple[int, int], is_seam: bool
+) -> None:
+    """A step of 3 at the face, in a volume whose other steps are all 1, or every second one 3 as well."""
+    plan = planned(
+        "net.name=identity", "windows.shape=[10,10,10]", "windows.overlap=0", "windows.block=[1,1,1]",
+        of=volume((20, 40, 40)),
+    )  # fmt: skip
+    steps = [3 if place == 10 else elsewhere[place % 2] for place in range(1, 20)]
+    data = np.broadcast_to(np.cumsum([0, *steps]).astype(np.uint8)[:, None, None], (20, 40, 40))
+    monkeypatch.setattr("volpipe.runs.seams.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
+    score = seam_scores(Selection(plan))[0]
+    assert (score.axis, score.value) == ("z", pytest.approx((9 + 1 / 6) / (1 + 1 / 6)))
+    assert (score.is_seam, score.is_of_tissue) == (is_seam, not is_seam)
+    assert bool(seam_warning([score])) == is_seam
+    assert ("along z they differ as much at other places" in seam_line([score])) == (not is_seam)
 
 
 def test_labels_have_no_score() -> None:

@@ -24,6 +24,7 @@ from growing import edit, edits
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
+from nets import SMOOTH
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.blockwise.journal import read_records
@@ -47,15 +48,6 @@ from volpipe.workflow.prepare import prepare
 from volpipe.workflow.status import find_status
 
 SLOW = examples(5, 12)
-SMOOTH = """
-import torch
-class Smooth(torch.nn.Module):
-    scale, stride, halo = (1, 1, 1), (1, 1, 1), (1, 1, 1)
-    def forward(self, x):
-        return torch.nn.functional.conv3d(x, torch.ones(1, 1, 3, 3, 3, dtype=x.dtype) / 27, padding=1)
-def smooth():
-    return Smooth()
-"""
 FLOATS = ("net.intensity=same", "output.dtype=float32", "normalise.low=0", "normalise.high=255")
 SHAPE = (16, 16, 48)
 ROW = ("net.name=identity", *windowed((16, 16, 8), (0, 0, 0), (1, 1, 1), "crop"))  # six blocks

@@ -11,7 +11,7 @@ from scipy.sparse import coo_array, csgraph
 
 from volpipe.recipes.segmentation import Objects
 from volpipe.segmentation import agglomerate as agglomerate_module
-from volpipe.segmentation.agglomerate import Edges, agglomerate, connected_components
+from volpipe.segmentation.agglomerate import Edges, agglomerate, connected_components, rule_of
 
 SHAPES = st.tuples(*[st.integers(1, 13)] * 3)
 BLOCKS = st.tuples(*[st.sampled_from([4, 6, 8, 14])] * 3)
@@ -23,7 +23,13 @@ def random_edges(rng: np.random.Generator, num: int) -> Edges:
     pairs = rng.integers(0, num, (4 * num, 2))
     counts = rng.integers(1, 10**6, (4 * num, 2))
     sums = (rng.random((4 * num, 2)) * counts * 255).astype(int)
-    return Edges.total(pairs, np.stack([sums[:, 0], counts[:, 0], sums[:, 1], counts[:, 1]], axis=1))
+    columns = np.stack([sums[:, 0], counts[:, 0], sums[:, 1], counts[:, 1]], axis=1)
+    return Edges.total(pairs, columns, np.arange(8 * num).reshape(-1, 2))
+
+
+def owners(num: int, edges: Edges, choice: Objects) -> np.ndarray:
+    """Return the object of each fragment, none of which is open."""
+    return agglomerate(num, edges, rule_of(choice), np.zeros(num, bool))[0]
 
 
 def merged_by_search(num: int, edges: Edges, threshold: float) -> np.ndarray:
@@ -52,12 +58,14 @@ def test_agglomeration_always_takes_the_best_pair(few: float, monkeypatch: pytes
     for _ in range(30):
         num, threshold = int(rng.integers(2, 30)), float(rng.random())
         edges = random_edges(rng, num)
-        found = agglomerate(num, edges, Objects(threshold=threshold))
+        found = owners(num, edges, Objects(threshold=threshold))
         known = merged_by_search(num, edges, threshold)
         np.testing.assert_array_equal(renumbered(found + 1), renumbered(known + 1))
 
 
-def test_a_mutex_keeps_apart_what_something_surer_forbids() -> None:
+@pytest.mark.parametrize("few", [0.0, 2.0])
+def test_a_mutex_keeps_apart_what_something_surer_forbids(few: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agglomerate_module, "FEW", few)
     rng = np.random.default_rng(8)
     for _ in range(30):
         num = int(rng.integers(2, 30))
@@ -75,7 +83,7 @@ def test_a_mutex_keeps_apart_what_something_surer_forbids() -> None:
             elif frozenset((here, there)) not in forbidden:
                 owner[owner == there] = here
                 forbidden = {frozenset(here if c == there else c for c in pair) for pair in forbidden}
-        found = agglomerate(num, edges, Objects(agglomerate="mutex", threshold=0.5, far_threshold=0.5))
+        found = owners(num, edges, Objects(agglomerate="mutex", threshold=0.5, far_threshold=0.5))
         np.testing.assert_array_equal(renumbered(found + 1), renumbered(owner + 1))
 
 

@@ -34,6 +34,7 @@ from volpipe.volumes.volume import open_volume
 from volpipe.workflow.cost import ResourceNeeds
 from volpipe.workflow.stages import LabelStage
 
+GRAPH = dict.fromkeys(("solve", "number", "name", "graph"), "1 / 1")
 OBJECTS = {"method": "components", "threshold": 0.5, "background": 0.2}
 
 
@@ -129,7 +130,7 @@ def test_what_is_stopped_at_a_level_goes_on_to_the_same_bytes(tmp_path: Path) ->
     source, recipe = touching(tmp_path, (13, 16, 20)), chosen((4, 8, 8), 2)
     whole = Crowd()
     labelled(source, tmp_path / "known" / "l.zarr", recipe, whole)
-    units = {"pieces": 24, "edges": 24, "graph": 1, "paint": 24, "pyramid 1": 2 * 1 * 2, "pyramid 2": 1}
+    units = dict.fromkeys(GRAPH, 1) | {"pieces": 24, "edges": 24, "paint": 24, "pyramid 1": 2 * 1 * 2, "pyramid 2": 1}
     assert whole.num_sent == sum(units.values())
     for left in (7, 3, 1):  # in paint, at level 1, and at level 2
         stopped, again = Crowd(2, whole.num_sent - left), Crowd()
@@ -206,7 +207,7 @@ CHOSEN = [f"objects.{key}={value}" for key, value in OBJECTS.items()]
 SIZES = (f"input.offsets={list(map(list, NEAREST))}", "output.block=[4,8,8]", "output.chunk=[2,2,2]")
 COMMAND = ("segment", "a.zarr", "-o", "l.zarr", *THREADS, *set_each(*CHOSEN, *SIZES))
 STATUS = re.compile(r"^(\w+(?: \d)?) +(\d+ / \d+) ", re.MULTILINE)
-DONE = {"pieces": "16 / 16", "edges": "16 / 16", "graph": "1 / 1", "paint": "16 / 16"}
+DONE = {"pieces": "16 / 16", "edges": "16 / 16", **GRAPH, "paint": "16 / 16"}
 
 
 def test_a_shard_that_cannot_be_made_coarser_is_named_and_made_by_the_same_command(tmp_path: Path, give: Give) -> None:

@@ -31,6 +31,7 @@ from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolumeE
 from volpipe.evaluation.label_scores import label_scores, overlaps
 from volpipe.geometry.affinities import OFFSETS, affinities
 from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
+from volpipe.segmentation import boxes
 from volpipe.segmentation.boundary_maps import as_bytes
 from volpipe.segmentation.driver import SegmentationResult, plan_segmentation, segment
 from volpipe.segmentation.tasks import RESULTS
@@ -39,6 +40,7 @@ from volpipe.volumes.volume import open_volume
 
 SHAPES = st.tuples(*[st.integers(1, 13)] * 3)
 BLOCKS = st.tuples(*[st.sampled_from([4, 6, 8, 14])] * 3)
+STAGES = {"pieces", "edges", "solve", "number", "name", "graph", "paint"}
 LAWS = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -108,6 +110,13 @@ def tree(folder: Path) -> dict[str, bytes]:
     """Return what is in `folder`, but for when it was made."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(p.relative_to(folder)): p.read_bytes() for p in files if p.relative_to(folder).parts[0] != "run"}
+
+
+@pytest.fixture(autouse=True)
+def _small_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solve the graph in boxes of few blocks, and number objects by few voxels, as of a large volume."""
+    monkeypatch.setattr(boxes, "EDGE", 8)
+    monkeypatch.setattr(boxes, "SLAB", 1000)
 
 
 @pytest.fixture
@@ -324,8 +333,11 @@ def test_a_labelling_that_is_stopped_anywhere_goes_on_to_the_same_bytes(
     whole = Crowd()
     _, known = labelled(chances, tmp_path / "known" / "l.zarr", chosen, whole)
     total = whole.num_sent
-    assert total == 3 * 12 + 1  # 2 × 3 × 2 blocks, three stages; and the graph
-    for most in (1, 7, 13, 25, total - 1):
+    num_boxes = 2 * 3 * 2 + 1 * 3 * 2 + 1 * 2 * 2 + 1 * 1 * 2 + 1  # two joined along z, y, y, x
+    assert (
+        total == 3 * 12 + 2 * num_boxes + 5 + 1
+    )  # 2 × 3 × 2 blocks, three stages; boxes solved and named, slabs, table
+    for most in (1, 7, 13, 25, 41, 65, 83, total - 1):
         stopped, again = Crowd(2, most), Crowd()
         with pytest.raises(Stopped):
             labelled(chances, tmp_path / "l.zarr", chosen, stopped, fresh=True)
@@ -354,7 +366,7 @@ def test_a_lost_worker_costs_its_task_and_three_stop_it(chances: Path, tmp_path:
 
 def test_a_unit_of_any_stage_that_fails_twice_costs_nothing_else(chances: Path, tmp_path: Path) -> None:
     class Flaky(Crowd):
-        """Workers that fail twice at unit 3 of each app, and at the graph."""
+        """Workers that fail twice at unit 3 of each app, and at the table."""
 
         def __init__(self) -> None:
             super().__init__(2)
@@ -362,7 +374,7 @@ def test_a_unit_of_any_stage_that_fails_twice_costs_nothing_else(chances: Path, 
 
         def submit(self, app: str, *arguments: Any) -> Future[Any]:
             future = super().submit(app, *arguments)
-            if self.failures[app] == 2 or (3 not in arguments[1] and app != "agglomerate"):
+            if self.failures[app] == 2 or (3 not in arguments[1] and app != "finish_graph"):
                 return future
             self.failures[app] += 1
             failed: Future[Any] = Future()
@@ -374,8 +386,9 @@ def test_a_unit_of_any_stage_that_fails_twice_costs_nothing_else(chances: Path, 
     labelled(chances, tmp_path / "known" / "l.zarr", chosen, whole := Crowd())
     _, made = labelled(chances, tmp_path / "l.zarr", chosen, flaky := Flaky())
     assert made.missing == []
-    assert flaky.failures == {"find_fragments": 2, "find_edges": 2, "agglomerate": 2, "paint": 2}
-    assert flaky.num_sent >= whole.num_sent + 8
+    assert flaky.failures == dict.fromkeys({app for app, _ in whole.tasks}, 2)
+    assert len(flaky.failures) == 7
+    assert flaky.num_sent >= whole.num_sent + 14
     assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")
 
 
@@ -493,7 +506,7 @@ def test_the_command_labels_and_what_it_wrote_can_be_judged(
     ended = give(*command)
     assert ended.code == 0, ended.err
     told = json.loads((tmp_path / "made.json").read_text())
-    assert told["objects"] >= 12 and set(told["seconds"]) == {"pieces", "edges", "graph", "paint"}
+    assert told["objects"] >= 12 and set(told["seconds"]) == STAGES
     assert f"wrote {told['objects']} objects" in ended.out
     assert "is complete already" in give(*command).out
     scored = give("evaluate", "a_labels.zarr", "truth.zarr", "--config", "threads", "--labels", "--json", "s.json")
@@ -505,7 +518,7 @@ def test_the_command_labels_and_what_it_wrote_can_be_judged(
     said = read_attributes(tmp_path / "a_labels.zarr")["volpipe"]
     assert said["labelling"]["objects"]["threshold"] == 0.5
     assert said["input"]["path"] == str(tmp_path / "a.zarr") and len(said["input"]["fingerprint"]) == 32
-    assert {"volpipe", "connected-components-3d", "fastremap", "mwatershed"} <= said["packages"].keys()
+    assert {"volpipe", "connected-components-3d", "fastremap"} <= said["packages"].keys()
     assert said["python"] == platform.python_version()
 
 

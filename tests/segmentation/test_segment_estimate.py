@@ -28,8 +28,8 @@ from volpipe.geometry.grid import Box, Triple
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.work import Listener
 from volpipe.segmentation import estimate as estimate_module
+from volpipe.segmentation import graph as graph_module
 from volpipe.segmentation import tasks as tasks_module
-from volpipe.segmentation.agglomerate import solve
 from volpipe.segmentation.driver import plan_segmentation, segment
 from volpipe.segmentation.estimate import (
     SegmentCosts,
@@ -41,7 +41,7 @@ from volpipe.segmentation.estimate import (
     segment_times,
 )
 from volpipe.segmentation.plan import SegmentPlan, fit
-from volpipe.segmentation.tasks import FragmentGraph
+from volpipe.segmentation.solve import Part, solve
 from volpipe.volumes.placeholder import affinities, zeros_like
 from volpipe.volumes.volume import Volume
 
@@ -117,8 +117,10 @@ def with_seconds(record: Record[R], seconds: float) -> Record[R]:
 
 def inject(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[SegmentPlan, str, int], float]) -> None:
     """Let tasks say that they took `seconds(plan, stage, unit)`, in labellings and in what is tried for them."""
-    for name in ("fragments", "edges", "graph", "paint", "coarsen"):
-        monkeypatch.setattr(tasks_module, name, partial(timed, getattr(tasks_module, name), seconds))
+    graph_tasks = ("solve_boxes", "number_objects", "name_fragments", "finish_graph")
+    for module, names in ((tasks_module, ("fragments", "edges", "paint", "coarsen")), (graph_module, graph_tasks)):
+        for name in names:
+            monkeypatch.setattr(module, name, partial(timed, getattr(module, name), seconds))
 
 
 def timed(
@@ -140,10 +142,10 @@ def test_tasks_that_take_time_by_voxels_are_planned_to_take_what_they_take(
     plan, volume = planned_over(tmp_path, affinities((9, 20, 44, 40)), recipe((16, 20, 24), **objects))
     reach = {"pieces": near, "edges": plan.reach, "paint": (0, 0, 0)}
     rates = {"pieces": 3e-3, "edges": 5e-3, "paint": 2e-3}
-    inject(monkeypatch, lambda plan, stage, n: 0.0 if stage == "graph" else rates[stage] * seen(plan, n, reach[stage]))
+    inject(monkeypatch, lambda plan, stage, n: rates[stage] * seen(plan, n, reach[stage]) if stage in rates else 0.0)
     times = calibrated(trial_of(tmp_path, plan, volume))
     made = segment(plan, Inline().start)
-    assert [stage.num_tasks for stage in times.stages] == [12, 12, 1, 12]
+    assert [stage.num_tasks for stage in times.stages] == [12, 12, 1, 1, 1, 1, 12]
     found = {stage.name: stage.seconds for stage in times.stages}
     for name in rates:
         assert found[name] == pytest.approx(made.stage_seconds[name], rel=1e-9)
@@ -172,7 +174,7 @@ def test_what_is_read_is_every_chunk_that_a_block_or_its_surroundings_touch(
             cells = {voxel // c for voxel in range(max(0, a - reach), min(n, b + reach))}
             along.append(sum(voxel // c in cells for voxel in range(n)))
         wanted += math.prod(along)
-    assert [stage.seconds for stage in times.stages] == [wanted, wanted if is_watershed else 0, 0, 0]
+    assert [stage.seconds for stage in times.stages] == [wanted, wanted if is_watershed else 0, 0, 0, 0, 0, 0]
 
 
 @given(num_tasks=st.integers(1, 60), num_workers=st.integers(1, 12), each=st.floats(0.1, 9))
@@ -183,17 +185,18 @@ def test_equal_tasks_end_with_the_last_worker(num_tasks: int, num_workers: int, 
     assert elapsed(num_tasks * each, num_tasks, num_workers) == pytest.approx(max(busy))
 
 
-def test_stages_follow_each_other_and_a_start_and_a_graph_are_not_shared_out() -> None:
+def test_stages_follow_each_other_and_a_start_and_a_box_are_not_shared_out() -> None:
     trial = imagined((40, 20, 20), (20, 20, 20), (20, 20, 20))
     rates = dataclasses.replace(
-        NO_RATES, start_seconds=7.0, paint_seconds=1e-3, graph_parts=0.25, graph_seconds=1e-3, load_seconds=0.5
-    )
+        NO_RATES, start_seconds=7.0, paint_seconds=1e-3, graph_parts=0.25, graph_seconds=1e-3, load_seconds=0.5,
+        number_seconds=2e-3, name_seconds=1.5, finish_seconds=2.5,
+    )  # fmt: skip
     times = segment_times(trial, rates, 4)
-    graph = 1e-3 * 4000 * math.log(4000) + 2 * 0.5
+    graph = {"solve": 1e-3 * 4000 * math.log(4000) + 2 * 0.5, "number": 8.0, "name": 3.0, "graph": 5.0}
     assert {stage.name: stage.seconds for stage in times.stages} == pytest.approx(
-        {"pieces": 0, "edges": 0, "graph": graph, "paint": 16.0}
+        {"pieces": 0, "edges": 0, **graph, "paint": 16.0}
     )
-    assert times.seconds == pytest.approx(7.0 + graph + 8.0)  # two blocks are painted side by side
+    assert times.seconds == pytest.approx(7.0 + sum(graph.values()) + 8.0)  # two blocks are painted side by side
 
 
 def test_a_graph_grows_with_its_fragments_and_edges(tmp_path: Path, still: Callable[[float], None]) -> None:
@@ -210,21 +213,22 @@ def test_a_graph_grows_with_its_fragments_and_edges(tmp_path: Path, still: Calla
 
 def test_copies_of_a_graph_make_as_many_times_its_objects(tmp_path: Path) -> None:
     plan, _ = planned_over(tmp_path, affinities((9, 32, 32, 32)), recipe((16, 16, 16)))
-    graphs: list[FragmentGraph] = []
+    parts: list[Part] = []
 
     class Kept(Inline):
-        def submit(self, app: str, *arguments: object):  # type: ignore[no-untyped-def]
-            if app == "agglomerate":
-                graphs.append(FragmentGraph.load(arguments[0]))  # type: ignore[arg-type]
+        def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:
+            if app == "solve_boxes":
+                parts.extend(graph_module.load_block(arguments[0], block) for block in range(8))
             return super().submit(app, *arguments)
 
     segment(plan, Kept().start)
-    (one,) = graphs
-    three = estimate_module.repeated(one, 3, 32**3)
-    found, many = (solve(g.table, g.joins, g.pairs, g.sums, plan.recipe.objects) for g in (one, three))
+    frame = graph_module.frame_of(plan, 0)
+    found = solve(Part.joined(parts), frame, plan.recipe.objects)
+    whole = dataclasses.replace(frame, has_blocks=lambda blocks: blocks >= 0)
+    many = solve(Part.joined(estimate_module.repeated(parts, 3, 32**3)), whole, plan.recipe.objects)
     assert len(found.objects) > 1
     num = len(found.objects)
-    assert np.array_equal(many.labels.reshape(3, -1), [found.labels + i * num for i in range(3)])
+    assert np.array_equal(many.target.reshape(3, -1), [found.target - i * num for i in range(3)])  # ~n of object n
     assert np.array_equal(many.objects[:, 0], np.tile(found.objects[:, 0], 3))
 
 
@@ -360,11 +364,11 @@ def test_the_command_says_how_long_it_takes_before_it_begins_and_beside_what_it_
     assert ended.code == 0, ended.err
     before, after = ended.out.split("wrote ")
     assert "writes up to 32.0 KiB in 5 files, takes up to " in before
-    rows = [line.split() for line in before.splitlines()[-5:-1]]
+    rows = [line.split() for line in before.splitlines()[-8:-1]]
     assert [(name, tasks) for name, tasks, *_ in rows] == [
         ("pieces", "2"),
         ("edges", "2"),
-        ("graph", "1"),
+        *((name, "1") for name in ("solve", "number", "name", "graph")),
         ("paint", "2"),
     ]
     (whole,) = re.findall(r"^(.* s) on threads, by [\d,]+ voxels tried there$", before, re.MULTILINE)

@@ -25,6 +25,7 @@ from volpipe.errors import RunError
 from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.provenance import read_provenance
+from volpipe.segmentation import boxes
 from volpipe.segmentation.driver import SegmentationResult, plan_segmentation, segment
 from volpipe.segmentation.tasks import RESULTS
 from volpipe.volumes.volume import open_volume
@@ -116,6 +117,13 @@ def check_law(data: st.DataObject, most_edge: int) -> None:
         assert_fresh(source, chosen)
 
 
+@pytest.fixture(autouse=True)
+def _small_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solve the graph in boxes of few blocks, and number objects by few voxels, as of a large volume."""
+    monkeypatch.setattr(boxes, "EDGE", 8)
+    monkeypatch.setattr(boxes, "SLAB", 1000)
+
+
 @LAWS
 @given(st.data())
 def test_updated_labels_are_those_of_a_fresh_segmentation(data: st.DataObject) -> None:
@@ -185,7 +193,7 @@ def test_growth_along_z_computes_the_new_blocks_and_the_old_face(tmp_path: Path)
 
 
 def test_fragments_stay_for_an_update_alone_and_are_made_again_where_they_are_gone(source: Path) -> None:
-    run, names = source.with_name("l.zarr.run"), ("pieces", "edges", "ids.zarr")
+    run, names = source.with_name("l.zarr.run"), ("pieces", "edges", "ids.zarr", "solved")
     made(source, SMALL, update=True)
     assert all((run / name).is_dir() for name in names)
     assert made(source, SMALL).was_complete

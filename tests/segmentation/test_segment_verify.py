@@ -19,7 +19,8 @@ from volpipe.segmentation.fragments import Fragments
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.status import find_status
 
-STAGES = ("pieces", "edges", "graph", "paint")
+STAGES = ("pieces", "edges", "solve", "number", "name", "graph", "paint")
+GRAPH = STAGES[2:6]
 COMMAND = ("segment", "a.zarr", "-o", "l.zarr", *THREADS, *set_each("output.block=[8,8,8]", "output.chunk=[4,4,4]"))
 BLOCKS = 2 * 2 * 2
 
@@ -33,7 +34,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 def done(ended: Ended) -> dict[str, str]:
     """Return what a status says is done, of how many, by stage."""
-    return dict(re.findall(r"^(pieces|edges|graph|paint) +(\d+ / \d+) ", ended.out, re.MULTILINE))
+    return dict(re.findall(rf"^({'|'.join(STAGES)}) +(\d+ / \d+) ", ended.out, re.MULTILINE))
 
 
 def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_path: Path, give: Give) -> None:
@@ -45,9 +46,9 @@ def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_p
     assert "3 parts are missing; the same command again tries them once more" in " ".join(ended.err.split())
     stopped = give("status", "l.zarr")
     assert stopped.code == 1
-    assert done(stopped) == {"pieces": "6 / 8", "edges": "0 / 8", "graph": "0 / 1", "paint": "0 / 8"}
+    assert done(stopped) == {"pieces": "6 / 8", "edges": "0 / 8", **dict.fromkeys(GRAPH, "0 / 1"), "paint": "0 / 8"}
     for text in (ended.err, stopped.out):
-        missing = re.findall(r"^(pieces|edges|graph|paint) +(\d) +(\d+:\S+) +(.*?) *$", text, re.MULTILINE)
+        missing = re.findall(rf"^({'|'.join(STAGES)}) +(\d) +(\d+:\S+) +(.*?) *$", text, re.MULTILINE)
         assert [entry[:3] for entry in missing] == [
             ("pieces", "6", "8:13,8:16,0:8"), ("pieces", "7", "8:13,8:16,8:11"), ("graph", "0", "0:13,0:16,0:11"),
         ]  # fmt: skip
@@ -74,7 +75,7 @@ def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_p
     assert give(*COMMAND).code == 0
     ended = give("status", "l.zarr")
     assert (ended.code, "missing" in ended.out) == (0, False)
-    assert done(ended) == {"pieces": "8 / 8", "edges": "8 / 8", "graph": "1 / 1", "paint": "8 / 8"}
+    assert done(ended) == {"pieces": "8 / 8", "edges": "8 / 8", **dict.fromkeys(GRAPH, "1 / 1"), "paint": "8 / 8"}
     highest = open_volume(tmp_path / "l.zarr").open()[...].max()
     assert f"l.zarr: complete, {highest:,} objects" in " ".join(ended.out.split())
     assert give("status", "l.zarr.run").out == ended.out
@@ -90,8 +91,9 @@ def test_a_graph_without_room_is_among_what_failed(tmp_path: Path, give: Give) -
     assert small.code != 0
     found = find_status(str(tmp_path / "l.zarr"))
     assert not found.is_complete
-    (missing,) = found.missing
-    assert (missing.stage, missing.box.shape) == ("graph", (13, 16, 11))
+    missing, kept_back = found.missing
+    assert (missing.stage, missing.box.shape) == ("solve", (13, 16, 11))
+    assert kept_back.stage == "graph"
     assert "output.graph_gib gives it 1e-05" in missing.reason
     assert give(*COMMAND, "--fresh").code == 0
     again = find_status(str(tmp_path / "l.zarr"))

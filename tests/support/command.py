@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import signal
@@ -16,8 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import ROOT
+from warm import Begun, Request, read_at_start, warm
 
 from volpipe.cli import app
+from volpipe.display import console
 
 IDENTITY = ("--set", "net.name=identity")
 THREADS = ("--config", "threads")
@@ -33,6 +36,7 @@ class Ended:
 
 
 Give = Callable[..., Ended]
+Process = subprocess.Popen[str] | Begun
 
 
 def set_each(*settings: str) -> list[str]:
@@ -48,7 +52,8 @@ def named_by_verify(give: Give, output: str) -> set[str]:
 
 
 def giver(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
-    """Return what gives a command in this process, as if in a shell in `folder`."""
+    """Return what gives a command in this process, as if in a shell in `folder`; a slow machine adds no lines."""
+    monkeypatch.setattr(console, "PLAIN_LINE_SECONDS", math.inf)
 
     def give(*arguments: str | Path) -> Ended:
         monkeypatch.chdir(folder)
@@ -70,13 +75,19 @@ def giver(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return give
 
 
-def begin(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Start a command in a process group of its own; `err.txt` and `out.txt` in `folder` get what it prints."""
+def begin(folder: Path, *arguments: str, **environment: str) -> Process:
+    """Start a command in a process group of its own; `err.txt` and `out.txt` in `folder` get what it prints.
+
+    It is forked from a process that has imported much; one with variables that only a start reads is started anew.
+    """
+    request = Request([*arguments], str(folder), os.environ | {"PYTHONPATH": str(ROOT)} | environment)
     with (folder / "out.txt").open("w") as out, (folder / "err.txt").open("w") as err:
+        if "PYTHONPATH" not in environment and read_at_start(request.environment) == warm().environment:
+            return warm().begin(request, out, err)
         return subprocess.Popen(
             [sys.executable, "-m", "volpipe", *arguments],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+            env=request.environment,
             stdout=out,
             stderr=err,
             text=True,
@@ -84,7 +95,7 @@ def begin(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen
         )
 
 
-def finish(folder: Path, process: subprocess.Popen[str], seconds: float = 120) -> Ended:
+def finish(folder: Path, process: Process, seconds: float = 120) -> Ended:
     """Wait for a command that was begun in `folder`, and kill one that does not end."""
     try:
         code = process.wait(seconds)

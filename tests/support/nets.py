@@ -9,6 +9,16 @@ import torch
 
 from volpipe.geometry.grid import Shape
 
+# A file of a net whose voxels are the means of their 27 neighbours.
+SMOOTH = """
+import torch
+class Smooth(torch.nn.Module):
+    scale, stride, halo = (1, 1, 1), (1, 1, 1), (1, 1, 1)
+    def forward(self, x):
+        return torch.nn.functional.conv3d(x, torch.ones(1, 1, 3, 3, 3, dtype=x.dtype) / 27, padding=1)
+def smooth():
+    return Smooth()
+"""
 Net = Any  # torch types every attribute of a module as Tensor | Module, so that none can be used
 
 

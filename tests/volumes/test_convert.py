@@ -29,11 +29,13 @@ from hypothesis import strategies as st
 from inline import Inline
 from volumes import fingerprint, noise
 
+import volpipe
 from volpipe.errors import VolumeError
+from volpipe.evaluation.origins import makings_of
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes import convert as module
-from volpipe.volumes.convert import CODECS, FORMATS, Choice, convert, parse_sizes
+from volpipe.volumes.convert import CODECS, FORMATS, Choice, convert, parse_sizes, read_record
 from volpipe.volumes.storage.quota import Quota
 from volpipe.volumes.volume import ArraySpec, View, Volume, create_array, open_volume, open_writer, with_view
 from volpipe.workflow.driver import execute
@@ -163,6 +165,30 @@ def test_other_software_reads_what_is_written(tmp_path: Path) -> None:
         assert float(file.header.rms) == pytest.approx(data.std(), rel=1e-5)
     assert np.array_equal(np.load(tmp_path / "b.npy"), data)
     assert np.array_equal(zarr.open_array(tmp_path / "b.zarr/s0", mode="r")[...], data)
+
+
+@pytest.mark.parametrize("format", ["n5", "zarr2", "zarr3", "ome-zarr-0.4", "ome-zarr-0.5", "hdf5"])
+def test_a_copy_says_what_it_was_made_from_and_how_that_was_made(tmp_path: Path, format: str) -> None:
+    original, attributes = make(tmp_path / "in.n5", noise((20, 20, 20))), tmp_path / "in.n5" / "attributes.json"
+    made = {"recipe": {"net": "unet3d"}, "input": {"path": "gone.n5", "key": "raw", "fingerprint": "f"}}
+    attributes.write_text(json.dumps(json.loads(attributes.read_text()) | {"volpipe": made}))
+    copy = convert(original, place_of(tmp_path, format), Choice(format))
+    record = read_record(copy)
+    assert (record["version"], record["made"]) == (volpipe.__version__, made)
+    makings = [(making.fingerprint, making.said["recipe"]) for making in makings_of(copy)]
+    assert makings == ([] if format == "hdf5" else [("f", made["recipe"])])
+    source = record["copied_from"]
+    assert (source["path"], source["key"], source["bin"]) == (str(original.path), original.key, [1, 1, 1])
+    again = read_record(convert(copy, tmp_path / "again.n5"))
+    assert again["made"] == record and again["copied_from"]["path"] == str(copy.path)
+
+
+def test_a_copy_of_a_file_without_attributes_says_where_it_is_from(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", noise((8, 8, 8)))
+    tifffile.imwrite(tmp_path / "a.tif", noise((8, 8, 8)))
+    for name in ("a.npy", "a.tif"):
+        record = read_record(convert(open_volume(tmp_path / name), tmp_path / f"{name}.n5"))
+        assert record["copied_from"]["path"].endswith(name) and "made" not in record
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "uint64", "float16", "float32", "float64"])

@@ -47,23 +47,19 @@ class Net(torch.nn.Module):
 def build():
     return Net()
 """
-FLOW = """
+FIRST = """
 [[stage]]
 name = "first"
 net = { name = "identity" }
 windows = { shape = [8, 8, 8], overlap = 0, block = [1, 1, 1] }
-
+"""
+SECOND = """
 [[stage]]
 name = "second"
 net = { name = "identity" }
 windows = { shape = [8, 8, 8], overlap = 0, block = [2, 2, 2] }
 """
-LABELLED = """
-[[stage]]
-name = "first"
-net = { name = "identity" }
-windows = { shape = [8, 8, 8], overlap = 0, block = [1, 1, 1] }
-
+OBJECTS = """
 [[stage]]
 name = "objects"
 kind = "label"
@@ -71,6 +67,7 @@ input = { stage = "first", kind = "foreground" }
 objects = { method = "components", threshold = 0.5 }
 output = { block = [8, 8, 8], chunk = [4, 4, 4] }
 """
+FLOW, LABELLED = FIRST + SECOND, FIRST + OBJECTS
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,9 +14,10 @@ import numpy as np
 import pytest
 import tifffile
 from bucket import Bucket
-from command import begin, finish, giver, set_each, wait_until
+from command import Process, begin, finish, giver, set_each, wait_until
 from growing import GROWING, Growing, GrowingKeys, GrowingN5
 from inline import Inline
+from nets import SMOOTH
 from volumes import fingerprint, noise, windowed
 
 import volpipe as vp
@@ -254,7 +254,7 @@ class Follower:
         self.command = ["run", "--config", site, *given, "-o", str(self.out), location]
         self.following = [*self.command, "--follow", str(seconds)]
 
-    def begin(self, *options: str) -> subprocess.Popen[str]:
+    def begin(self, *options: str) -> Process:
         return begin(self.folder, *self.following, *options)
 
     @property
@@ -267,7 +267,7 @@ class Follower:
         note = self.folder / "out.zarr.run/progress.json"
         return note.is_file() and json.loads(note.read_text()).get("waits", 0) > time.time()
 
-    def stop(self, process: subprocess.Popen[str]) -> None:
+    def stop(self, process: Process) -> None:
         """Let it look once more, and end."""
         (self.folder / "out.zarr.run" / STOP).touch()
         ended = finish(self.folder, process)
@@ -335,29 +335,18 @@ def test_a_real_volume_that_grows_is_followed_by_a_driver_that_is_killed_twice(
     """FIB-SEM of medulla, through a net that blurs; what it should be is computed by scipy as well."""
     from scipy.ndimage import uniform_filter
 
-    (tmp_path / "net.py").write_text(BLUR)
+    (tmp_path / "net.py").write_text(SMOOTH)
     data = tifffile.imread(shared / "fibsem_medulla" / "ts2_raw.tif")[:, 60:156, 80:176]
     volume: Growing = GrowingKeys(tmp_path, bucket) if kind == "bucket" else GROWING[kind](tmp_path)
     location = volume.location if isinstance(volume, GrowingKeys) else str(volume.path)
     sizes = windowed((32, 32, 32), (8, 8, 8), (1, 2, 2), "crop")
-    recipe = ("net.name=net.py:build", "net.intensity=same", "output.dtype=float32", "normalise.method=none", *sizes)
+    recipe = ("net.name=net.py:smooth", "net.intensity=same", "output.dtype=float32", "normalise.method=none", *sizes)
     layout = ("output.shard=[24,48,48]", "output.chunk=[24,24,24]")
     follower = Follower(tmp_path, location, *recipe, *layout, site="local")
     assert grown_while_it_is_killed(follower, lambda n: volume.show(data[:n]), 150) == 3
     expected = uniform_filter(data.astype(np.float64), 3, mode="mirror")
     np.testing.assert_allclose(open_volume(follower.out).open()[...], expected, atol=1e-3)
     assert fingerprint(follower.out) == fresh(follower, monkeypatch, capsys)
-
-
-BLUR = """
-import torch
-class Blur(torch.nn.Module):
-    scale, stride, halo = (1, 1, 1), (1, 1, 1), (1, 1, 1)
-    def forward(self, x):
-        return torch.nn.functional.conv3d(x, torch.ones(1, 1, 3, 3, 3, dtype=x.dtype) / 27, padding=1)
-def build():
-    return Blur()
-"""
 
 
 @pytest.mark.slow

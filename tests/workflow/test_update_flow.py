@@ -18,6 +18,7 @@ from growing import edit, edits, grow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inline import Inline, Stopped
+from nets import SMOOTH
 from volumes import fingerprint, noise, write_volume
 
 from volpipe.blockwise.journal import Record
@@ -31,14 +32,8 @@ from volpipe.workflow.plan import FlowPlan, plan_flow
 from volpipe.workflow.status import find_status
 
 LAWS = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-NETS = """
+ALIKE = """
 import torch
-class Smooth(torch.nn.Module):
-    scale, stride, halo = (1, 1, 1), (1, 1, 1), (1, 1, 1)
-    def forward(self, x):
-        return torch.nn.functional.conv3d(x, torch.ones(1, 1, 3, 3, 3, dtype=x.dtype) / 27, padding=1)
-def smooth():
-    return Smooth()
 class Alike(torch.nn.Module):
     in_channels, out_channels, scale, stride, halo = 1, 3, (1, 1, 1), (1, 1, 1), (1, 1, 1)
     intensity = "unit"
@@ -50,14 +45,14 @@ def alike():
 FLOW = """
 [[stage]]
 name = "first"
-net = {{ name = "nets.py:smooth", intensity = "same" }}
+net = {{ name = "smooth.py:smooth", intensity = "same" }}
 normalise = {{ method = "none" }}
 windows = {{ shape = [{window}, {window}, {window}], overlap = {overlap}, block = [1, 1, 1], blend = "{blend}" }}
 output = {{ chunk = [8, 8, 8], shard = [8, 8, 8] }}
 
 [[stage]]
 name = "near"
-net = {{ name = "nets.py:alike" }}
+net = {{ name = "alike.py:alike" }}
 normalise = {{ method = "none" }}
 input = {{ stage = "first" }}
 windows = {{ shape = [10, 10, 10], overlap = 2, block = [1, 1, 1] }}
@@ -75,7 +70,8 @@ SHAPE = (16, 16, 24)
 
 def planned(folder: Path, **choices: Any) -> FlowPlan:
     """Return the plan of the flow in `folder` for the volume there."""
-    (folder / "nets.py").write_text(NETS)
+    (folder / "smooth.py").write_text(SMOOTH)
+    (folder / "alike.py").write_text(ALIKE)
     (folder / "flow.toml").write_text(FLOW.format(**({"window": 10, "overlap": 2, "blend": "crop"} | choices)))
     flow = find_flow(folder / "flow.toml")
     assert flow is not None
@@ -220,7 +216,7 @@ def test_growth_passes_through_all_stages(tmp_path: Path) -> None:
 def test_scores_of_an_output_that_changes_are_made_again(tmp_path: Path) -> None:
     write_volume(tmp_path / "in.n5", noise(SHAPE), chunk=8)
     write_volume(tmp_path / "ref.n5", noise(SHAPE, seed=3), chunk=8)
-    (tmp_path / "nets.py").write_text(NETS)
+    (tmp_path / "smooth.py").write_text(SMOOTH)
     first = FLOW.format(window=10, overlap=2, blend="crop").split("[[stage]]")[1]
     score = '[[stage]]\nname = "score"\nkind = "evaluate"\ninput = { stage = "first" }\nreference = "REF"\n'.replace(
         "REF", str(tmp_path / "ref.n5/raw")

@@ -172,8 +172,10 @@ def test_what_stages_took_stands_beside_what_the_plan_said_before(
     planned = give("plan", *COMMAND[1:]).out
     said = dict(re.findall(r"^(restore|objects|scores) .* {2,}((?:≈ )?[\d.]+ s)$", planned, re.MULTILINE))
     assert {name: time[0] == "≈" for name, time in said.items()} == {"restore": False, "objects": True, "scores": True}
-    stages = re.findall(r"^(pieces|edges|graph|paint|pyramid \d) .* (≈ [\d.]+ s)$", planned, re.MULTILINE)
-    assert len(stages) >= 4
+    stages = re.findall(
+        r"^(pieces|edges|solve|number|name|graph|paint|pyramid \d) .* (≈ [\d.]+ s)$", planned, re.MULTILINE
+    )
+    assert len(stages) >= 7
     for name in ("calibrate", "calibrate_segmentation", "calibrate_evaluation"):
         monkeypatch.setattr(kinds, name, None)  # so that nothing can be tried again
     made = give(*COMMAND)

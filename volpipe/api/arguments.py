@@ -84,7 +84,7 @@ def capacity_of(site: str | Path | WorkerPool | None, folder: RunFolder) -> Capa
         SiteError: no such site, or it cannot be used here.
     """
     if not isinstance(site, str | Path):
-        return None if site is None else site.capacity
+        return None if site is None else site.capacity or Capacity(None, site.slots["gpu"], site.on_gpu)
     from volpipe.apps.pool import capacity_at
 
     return capacity_at(str(site), folder.parsl)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
+from volpipe.blockwise.stage import Unit
 from volpipe.blockwise.usage import Usage
 from volpipe.errors import RunError
 
@@ -21,6 +24,7 @@ R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 Kinds = tuple[type, ...]  # classes of results that a journal may hold: frozen dataclasses, told apart by their names
 KEYS = {"stage", "done", "failed"}  # of a line, beside those of its usage and its result
+RESULT = re.compile(rb'"result":\s*"(\w*)"')  # within a text its quotes would have backslashes
 
 
 @dataclass(frozen=True)
@@ -68,19 +72,10 @@ class Record(Generic[R_co]):
         Raises:
             ValueError: it is no line that `to_line` gives.
         """
-        fields = json.loads(line)
-        if not isinstance(fields, dict):
-            raise ValueError("it is no JSON object")
-        result: object = None
-        if (name := fields.pop("result", None)) is not None:
-            kind = next((kind for kind in (*kinds, Attempt) if kind.__name__ == name), None)
-            if kind is None:
-                raise ValueError(f"its result is {name}")
-            result = _take(kind, fields)
-        usage = _take(Usage, fields)
-        if not fields.keys() <= KEYS:
-            raise ValueError(f"it has {', '.join(sorted(fields.keys() - KEYS))}")
-        return _validate(cls, fields | {"result": result, "usage": usage})
+        line = line.encode() if isinstance(line, str) else line
+        form = _form(line, kinds)
+        fields = form.validate(line)
+        return cls(fields.stage, fields.done, fields.failed, form.result(fields), form.usage(fields))
 
 
 @dataclass(frozen=True)
@@ -107,22 +102,73 @@ def _changed_fields(value: Any) -> dict[str, object]:  # Any: a dataclass
     return {name: entry for name, entry, default in entries if entry != default}
 
 
-def _take(kind: type[T], fields: dict[str, Any]) -> T:  # Any: JSON
-    """Return a `kind` of those of `fields` that are its own, which are removed."""
-    names = [field.name for field in dataclasses.fields(kind) if field.name in fields]  # type: ignore[arg-type]
-    return _validate(kind, {name: fields.pop(name) for name in names})
+@dataclass(frozen=True)
+class _Form:
+    """What lines look like that have a result of `kind`, or none: one flat object, which is checked in one go.
+
+    Attributes:
+        validate: returns an object with the fields of a line.
+        usage_names, result_names: fields of both, in their order.
+    """
+
+    kind: type | None
+    validate: Callable[[bytes], Any]  # Any: a class of its own
+    usage_names: tuple[str, ...]
+    result_names: tuple[str, ...]
+
+    @classmethod
+    def from_kind(cls, kind: type | None) -> _Form:
+        from pydantic import ConfigDict, TypeAdapter
+
+        parts = (Usage,) if kind is None else (Usage, kind)
+        line = dataclasses.make_dataclass(
+            "line",
+            [("stage", str), ("done", tuple[int, ...]), ("failed", tuple[tuple[int, str], ...], field(default=()))]
+            + ([] if kind is None else [("result", Literal[kind.__name__])])
+            + [_copied(kind, own) for kind in parts for own in dataclasses.fields(kind)],
+            kw_only=True,
+        )
+        line.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]  # as pydantic says it
+        names = [tuple(own.name for own in dataclasses.fields(part)) for part in (*parts, *parts)]
+        return cls(kind, TypeAdapter(line).validate_json, names[0], names[1] if kind is not None else ())
+
+    def usage(self, line: Any) -> Usage:
+        """Return the usage in a line that was validated."""
+        return Usage(*map(vars(line).__getitem__, self.usage_names))
+
+    def result(self, line: Any) -> Any:  # Any: of its kind
+        """Return the result in a line that was validated."""
+        return None if self.kind is None else self.kind(*map(vars(line).__getitem__, self.result_names))
+
+    def units(self, line: Any) -> list[Unit]:
+        """Return stage and number of every unit that was finished, as `Record.units`.
+
+        A line has the fields of its result, which is not made for that: it would take as long as all else.
+        """
+        stage, finished = line.stage, getattr(self.kind, "finished", None)
+        own = [(stage, unit) for unit in line.done]
+        return own if finished is None else [*finished.fget(line), *own]
 
 
-_adapters: dict[type, Any] = {}  # Any: pydantic's, which take milliseconds to make
+def _copied(kind: type, own: dataclasses.Field[Any]) -> tuple[str, Any, Any]:
+    """Return a field of `kind` as that of another class, with the type that its annotation means."""
+    copy: Any = field(default=own.default, default_factory=own.default_factory)
+    return own.name, get_type_hints(kind)[own.name], copy
 
 
-def _validate(kind: type[T], fields: dict[str, Any]) -> T:
-    if kind not in _adapters:
-        from pydantic import TypeAdapter
+@cache
+def _forms(kinds: Kinds) -> Mapping[bytes, _Form]:
+    """Return the forms of lines by the names of results; b"" of lines without one."""
+    return {b"": _Form.from_kind(None)} | {kind.__name__.encode(): _Form.from_kind(kind) for kind in (*kinds, Attempt)}
 
-        _adapters[kind] = TypeAdapter(kind)
-    result: T = _adapters[kind].validate_python(fields)
-    return result
+
+def _form(line: bytes, kinds: Kinds) -> _Form:
+    """Return the form of a line; it need not have that, or any."""
+    name = RESULT.search(line)
+    key, forms = name[1] if name is not None else b"", _forms(kinds)
+    if key not in forms:
+        raise ValueError(f"its result is {key.decode()}")
+    return forms[key]
 
 
 @dataclass
@@ -163,11 +209,51 @@ class Journal:
         yield from read_results(self.path, self.kinds, kind)
 
 
-def read_records(path: Path, kinds: Kinds) -> Iterator[Record[Any]]:  # Any: one of `kinds`
+def read_records(path: Path, kinds: Kinds, fields: Sequence[str] = ()) -> Iterator[Record[Any]]:  # Any: of `kinds`
     """Yield the whole records in the journal at `path`, oldest first; none where there is no file.
+
+    Args:
+        fields: those records alone in which one of these is not its default; the others are not looked at.
 
     Raises:
         RunError: a line is damaged, or its result is of none of `kinds`.
+    """
+    keys = [f'"{name}":'.encode() for name in fields]
+    return _read(path, lambda line: Record.from_line(line, kinds), keys)
+
+
+def read_usages(path: Path, kinds: Kinds) -> Iterator[Usage]:
+    """Yield what each task took that finished units, by the journal at `path`, as `read_records`."""
+    return (usage for usage in _read(path, lambda line: _usage(line, kinds)) if usage is not None)
+
+
+def read_units(path: Path, kinds: Kinds) -> Iterator[Unit]:
+    """Yield the units that the journal at `path` has as finished, as `read_records` would: of 10^6 lines in seconds.
+
+    Raises:
+        RunError: as `read_records`.
+    """
+    for units in _read(path, lambda line: _units(line, kinds)):
+        yield from units
+
+
+def _units(line: bytes, kinds: Kinds) -> list[Unit]:
+    form = _form(line, kinds)
+    return form.units(form.validate(line))
+
+
+def _usage(line: bytes, kinds: Kinds) -> Usage | None:
+    form = _form(line, kinds)
+    fields = form.validate(line)
+    return form.usage(fields) if fields.done else None
+
+
+def _read(path: Path, parse: Callable[[bytes], T], keys: Sequence[bytes] = ()) -> Iterator[T]:
+    """Yield what `parse` gives of each whole line that has one of `keys`, if there are any.
+
+    Args:
+        parse: may raise a ValueError.
+        keys: as they are written; within a text their quotes would have backslashes.
     """
     if not path.is_file():
         return
@@ -175,12 +261,13 @@ def read_records(path: Path, kinds: Kinds) -> Iterator[Record[Any]]:  # Any: one
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):  # a crash cut it off
                 return
-            yield _parse(line, kinds, number, path)
+            if not keys or any(key in line for key in keys):
+                yield _parsed(line, parse, number, path)
 
 
-def _parse(line: bytes, kinds: Kinds, number: int, path: Path) -> Record[Any]:  # Any: one of `kinds`
+def _parsed(line: bytes, parse: Callable[[bytes], T], number: int, path: Path) -> T:
     try:
-        return Record.from_line(line, kinds)
+        return parse(line)
     except ValueError as error:
         raise RunError(
             f"line {number} of {path} is damaged, or another version wrote it; restore the file to go on, or "
@@ -224,7 +311,7 @@ class JournalReader:
             for line in file:
                 if not line.endswith(b"\n"):  # it is being written
                     return
-                record = _parse(line, self.kinds, self._number + 1, self.path)
+                record = _parsed(line, lambda line: Record.from_line(line, self.kinds), self._number + 1, self.path)
                 self._offset, self._number, self._last = self._offset + len(line), self._number + 1, line
                 yield record
 

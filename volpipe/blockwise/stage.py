@@ -5,9 +5,10 @@ Not here: what the stages of one kind of work wait for (runs, segmentation), or 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -19,6 +20,7 @@ BUNDLE_SECONDS = 10.0  # a task's aim: far above the 2 ms that a task costs, far
 LARGEST_BUNDLE = 64
 LEAST_SECONDS = 0.25  # of a task whose stage has rows, which would have it smaller
 SCAN_AT_ONCE = 1 << 16  # units whose flags are turned into numbers at a time
+MARKED_AT_ONCE = 1 << 16  # units of a journal
 Unit = tuple[str, int]
 
 
@@ -80,6 +82,12 @@ class Stage:
             self.done[unit] = True
             self.num_done += 1
 
+    def mark_all(self, units: Iterable[int]) -> None:
+        """Mark many units at once."""
+        array = np.fromiter(units, np.int64)
+        self.done[array] = self.taken[array] = True
+        self.num_done, self.num_taken = int(np.count_nonzero(self.done)), int(np.count_nonzero(self.taken))
+
     def look_again(self) -> None:
         """Go through all units once more: a resumed run has inputs that nobody will announce."""
         self._scan = self._units()
@@ -132,11 +140,10 @@ class Stage:
         return self.has(unit) and not self.taken[unit] and not (self.waits is not None and self.waits(unit))
 
     def _units(self) -> Iterator[int]:
-        if self.active is None:
-            yield from range(self.size)
-            return
         for start in range(0, self.size, SCAN_AT_ONCE):
-            yield from (np.flatnonzero(self.active[start : start + SCAN_AT_ONCE]) + start).tolist()
+            at_once = slice(start, start + SCAN_AT_ONCE)
+            free = ~self.taken[at_once] if self.active is None else ~self.taken[at_once] & self.active[at_once]
+            yield from (np.flatnonzero(free) + start).tolist()
 
 
 def bundle_size(pace: float, row: int = 0, num_workers: int = 1) -> int:
@@ -180,9 +187,13 @@ class Schedule:
 
     def resume(self, done: Iterable[Unit]) -> None:
         """Mark what an earlier session finished; to be called before anything is taken."""
-        for name, unit in done:
-            if name in self.by_name:
-                self.by_name[name].mark(unit)
+        rest = iter(done)
+        while units := list(islice(rest, MARKED_AT_ONCE)):
+            by_stage = defaultdict[str, list[int]](list)
+            for name, unit in units:
+                by_stage[name].append(unit)
+            for name in by_stage.keys() & self.by_name.keys():
+                self.by_name[name].mark_all(by_stage[name])
         for stage in self.stages:
             if stage.waits is not None and stage.marked:
                 stage.look_again()

@@ -6,6 +6,7 @@ Not here: anything that a notebook would want as well (driver). Exit codes: 0 do
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -50,6 +51,7 @@ from volpipe.display.console import (
     check_folder,
     err,
     interruptible,
+    lasting_streams,
     measuring_shown,
     out,
     rendered,
@@ -357,7 +359,7 @@ def main(began: float | None = None) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as in the background, and under nohup
             signal.signal(number, _interrupt)
     logging.getLogger("volpipe").addHandler(Notices())
-    with watched() as watch:
+    with lasting_streams(), watched() as watch:
         try:
             app(prog_name="volpipe")
         except RunStopped as error:
@@ -383,7 +385,8 @@ def _fail(sentence: str, code: int, error: Exception | None = None) -> NoReturn:
 def _interrupt(signum: int, frame: Any) -> None:  # Any: a frame, unused
     if INTERRUPTS.ask():
         # Not through the console: what was interrupted may be printing.
-        os.write(sys.stderr.fileno(), current().as_printed(STOPPING))
+        with contextlib.suppress(BrokenPipeError):
+            os.write(sys.stderr.fileno(), current().as_printed(STOPPING))
 
 
 def _tell_look(look: Look[Report], seconds: float) -> None:

@@ -137,7 +137,7 @@ def describe_plan(plan: SegmentPlan) -> str:
         f"{shape} voxels in {count(len(plan.blocks), 'block')} of {' × '.join(map(str, plan.block))}: writes up to "
         f"{size(need.output_bytes)} in {count(need.output_files, 'file')}, takes up to {size(plan.task_bytes)} of "
         f"memory per task, {size(plan.scratch_bytes)} of scratch, and {plan.recipe.output.graph_gib:g} GiB for the "
-        f"graph of all fragments; {count(len(plan.factors), 'level')}"
+        f"graph of a box of them; {count(len(plan.factors), 'level')}"
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TextIO, cast
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -38,6 +39,61 @@ def console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     known = stream.isatty() or "COLUMNS" in os.environ
     return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if known else PLAIN_WIDTH)
+
+
+class LastingStream:
+    """A standard stream of this process that outlives its reader: what nobody reads any more is dropped.
+
+    Attributes:
+        is_unread: whether its reader has gone, as `head` does after its lines.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self.is_unread = stream, False
+
+    def __getattr__(self, name: str) -> Any:  # Any: whatever the stream has
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write `text`, as long as somebody reads."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream, as long as somebody reads."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Let all that is still buffered, and what comes, go nowhere."""
+        self.is_unread = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+@contextmanager
+def lasting_streams() -> Iterator[None]:
+    """Let a command work on, and end with its own exit code, where nobody reads its output any more."""
+    before = sys.stdout, sys.stderr
+    streams = LastingStream(sys.stdout), LastingStream(sys.stderr)
+    sys.stdout, sys.stderr = cast(TextIO, streams[0]), cast(TextIO, streams[1])
+    try:
+        yield
+    finally:
+        for stream in streams:
+            stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def is_unread() -> bool:
+    """Return whether nobody reads standard output any more."""
+    return bool(getattr(sys.stdout, "is_unread", False))
 
 
 @contextmanager

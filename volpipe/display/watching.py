@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from volpipe.display.console import PLAIN_LINE_SECONDS, columns
+from volpipe.display.console import PLAIN_LINE_SECONDS, columns, is_unread
 from volpipe.display.live_batches import Now, live_table
 from volpipe.display.reports import waiting_line
 from volpipe.units import count, duration, size
@@ -39,7 +39,7 @@ OTHER_LINES = 7  # of a terminal, beside those of a table: its heading and its c
 def follow(
     look: Callable[[], Status], console: Console, seconds: float | None, show: Callable[[Status], None] | None = None
 ) -> Status:
-    """Show what `look` returns until the work has ended, and return what it was then.
+    """Show what `look` returns until the work has ended, or nobody reads it any more; return what it was then.
 
     Args:
         console: a table is drawn on a terminal; elsewhere a line is printed now and then.
@@ -73,6 +73,8 @@ def _each(look: Callable[[], Status], seconds: float, show: Callable[[Status], N
         if status.state != "running" and not may_be_alive:
             return status
         show(status)
+        if is_unread():
+            return status
         time.sleep(max(seconds, min(MOST_OF_TIME * (now - began), LONGEST_PAUSE)))
 
 

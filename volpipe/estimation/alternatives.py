@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from volpipe.errors import PlanError
 from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate, upper_bounds
 from volpipe.estimation.memory import array_bytes
+from volpipe.geometry.block_shape import BLOCKS_PER_WORKER, ENOUGH_BLOCKS
 from volpipe.geometry.grid import triple
-from volpipe.inference.plan import ENOUGH_BLOCKS, Plan, make_plan
+from volpipe.inference.plan import Plan, make_plan
 from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import Volume
 
 NOTABLE = 1.05  # a ratio below says nothing
-BLOCKS_PER_WORKER = 4  # fewer leave workers idle at the end
 
 
 @dataclass(frozen=True)
@@ -100,4 +100,6 @@ def _for(plan: Plan, chosen: Estimate, others: Sequence[Estimate]) -> str:
         return "set in the recipe"
     own = _measures(chosen)
     best = [name for name, value in own.items() if value and all(value <= NOTABLE * _measures(o)[name] for o in others)]
-    return f"least of {', '.join(name[4:] for name in best)}" if best else "blocks near 256 voxels an axis"
+    if best:
+        return f"least of {', '.join(name[4:] for name in best)}"
+    return "few files and fetches, and blocks enough" if plan.has_slabs else "blocks near 256 voxels an axis"

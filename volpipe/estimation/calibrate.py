@@ -30,6 +30,7 @@ from volpipe.blockwise.work import Steps, each
 from volpipe.errors import ChunkError, RunStopped
 from volpipe.estimation.estimate import UnitCosts, upper_bounds
 from volpipe.estimation.memory import array_bytes, net_bytes
+from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.factor import factor
 from volpipe.inference.infer import block_sums
@@ -261,7 +262,9 @@ def _sized(plan: Plan, volume: Volume, seconds_per_voxel: float) -> Plan | None:
     windows = [plan.window] if any(plan.net.fixed) else [plan.window, *smaller_windows(plan)]
     window = next((w for w in windows if rate * math.prod(w) <= BUDGET_SECONDS), windows[-1])
     most, block = max(1.0, BUDGET_SECONDS / (rate * math.prod(window))), list(plan.block)
-    while math.prod(block) > most:
+    if plan.has_slabs:
+        most = min(most, SLAB_VOXELS / (math.prod(plan.lattice.stride) * math.prod(plan.net.scale)))
+    while math.prod(block) > max(1.0, most):
         longest = block.index(max(block))
         block[longest] = -(-block[longest] // 2)
     if (window, tuple(block)) == (plan.window, plan.block):

@@ -6,6 +6,7 @@ Not here: the arithmetic (estimate), trying blocks (calibrate), the limits (limi
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, replace
 
 from volpipe.blockwise.pool import WorkerPool
@@ -15,6 +16,7 @@ from volpipe.estimation.alternatives import Alternative, alternatives
 from volpipe.estimation.calibrate import OnTry, Sample, TooSlowError, calibrate, load_rates, sample, store_rates
 from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate
 from volpipe.estimation.limits import Limits, check_limits, disk_limits
+from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
@@ -141,10 +143,15 @@ def forecast_run(
         volume = plan.source.volume()
         pending = PendingInput(volume, float(volume.num_channels * volume.dtype.itemsize))
         return forecast(plan, folder, pool, share, pending=pending)
-    if share_left < 1 or selection.num_blocks < WORTH_CALIBRATING * pool.slots["gpu"]:
+    if share_left < 1 or selection.num_blocks * num_tried(plan) < WORTH_CALIBRATING * pool.slots["gpu"]:
         return forecast(plan, folder, pool, share)
     try:
         return (yield from forecast_calibrated(plan, folder, pool, share))
     except RunStopped as error:  # the run retries and names blocks that fail
         log.warning("no times are known, for a block could not be tried: %s", error)
         return forecast(plan, folder, pool, share)
+
+
+def num_tried(plan: Plan) -> int:
+    """Return how many blocks of the largest size that is tried have the voxels of a block of `plan`."""
+    return max(1, math.prod(plan.sum_shape) // SLAB_VOXELS) if plan.has_slabs else 1

@@ -10,6 +10,8 @@ import math
 import numpy as np
 
 from volpipe.estimation.window_search import FIXED_BYTES
+from volpipe.geometry.block_shape import Sizes
+from volpipe.geometry.grid import triple
 from volpipe.inference.plan import Plan
 from volpipe.inference.windows import CACHE_BYTES
 from volpipe.nets import facts
@@ -62,19 +64,41 @@ def net_bytes(plan: Plan, speeds: NetSpeeds | None = None) -> float | None:
 def array_bytes(plan: Plan) -> int:
     """Return the bytes of arrays in a worker that infers, without the net itself.
 
-    Two blocks of voxels (one is read ahead) and the chunks that neighbours share, two sums (one is written meanwhile)
-    with the part that is rounded and those that go to scratch and come from it, and the windows that wait.
+    Of a block in slabs, two of these, of the volume and of the output. Else two blocks of voxels (one is read ahead)
+    and the chunks that neighbours share, two sums (one is written meanwhile) with the part that is rounded and those
+    that go to scratch and come from it. And the windows that wait.
     """
     channels, out = plan.source.num_channels, plan.net.out_channels
     itemsize = np.dtype(plan.source.dtype).itemsize
     box, cache = (plan.lattice.input_box(0).num_voxels, CACHE_BYTES) if plan.mode == "streamed" else (0, 0)
-    batch = plan.recipe.infer.batch if plan.recipe.infer.batch != "auto" else 1
-    window = math.prod(plan.window)
-    waiting = 4 * batch * channels * window + 2 * batch * out * window * math.prod(plan.net.scale)
+    waiting = _window_bytes(plan)
+    if plan.has_slabs:
+        return _slab_bytes(plan) + CACHE_BYTES + 4 * waiting
     source = math.prod(plan.source.shape) * channels * itemsize
     stored = 2 * box * channels * itemsize + (min(cache, source) if any(plan.overlap) else 0)
     parts = 2 * max(p.num_voxels for p in plan.sum_parts) * out * 4 if plan.num_sums else 0
     return stored + 2 * math.prod(plan.sum_shape) * out * 4 + 4 * waiting + parts + _finishing_bytes(plan)
+
+
+def _window_bytes(plan: Plan) -> int:
+    """Return the bytes of the windows of a batch, and of what the net makes of them."""
+    batch = plan.recipe.infer.batch if plan.recipe.infer.batch != "auto" else 1
+    window = batch * math.prod(plan.window)
+    return 4 * plan.source.num_channels * window + 2 * plan.net.out_channels * window * math.prod(plan.net.scale)
+
+
+def _slab_bytes(plan: Plan) -> int:
+    """Return the bytes of the slabs of a block, of the volume and of the output."""
+    sizes = Sizes(
+        plan.source.shape,
+        plan.overlap,
+        triple(plan.lattice.stride),
+        plan.net.scale,
+        input_bytes=plan.source.num_channels * np.dtype(plan.source.dtype).itemsize,
+        output_bytes=plan.net.out_channels * plan.dtype.itemsize,
+        chunk=plan.chunk[0],
+    )
+    return sizes.slab_bytes(plan.block)
 
 
 def _finishing_bytes(plan: Plan) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from volpipe.errors import PlanError, VolpipeError
+from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.geometry.grid import Box, triple
 from volpipe.nets.files import short_hash
 from volpipe.recipes.toml import leaves
@@ -138,9 +138,14 @@ def makings_of(volume: Volume) -> tuple[Making, ...]:
 
 
 def _making(volume: Volume) -> Making | None:
-    """Return how a volume was made, by the innermost group around it that says so."""
+    """Return how a volume was made, by the innermost group around it that says so; of a copy, how the original was."""
     for place in _groups(volume):
-        said = read_provenance(place)
+        try:
+            said = read_provenance(place)
+        except RunError:  # inside an HDF5 file
+            continue
+        if _of(said, "copied_from", "bin") == [1, 1, 1] and isinstance(said.get("made"), dict):
+            said = said["made"] | {"run": said["run"]}
         if "input" in said and ("recipe" in said or RECIPE_KEY in said):
             return Making(str(place), volume.spatial_shape, said)
     return None

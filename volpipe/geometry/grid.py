@@ -110,11 +110,33 @@ class Box:
         """Return the box with another start and stop on `axis`."""
         return Box(_put(self.start, axis, start), _put(self.stop, axis, stop))
 
+    def layers(self, most: int, step: int = 1) -> Iterator[Box]:
+        """Yield the box in layers along z, of `most` voxels where whole steps of `step` voxels are no more."""
+        (first, *_), (depth, *rest) = self.start, self.shape
+        thickness = max(step, most // max(1, math.prod(rest)) // step * step)
+        for start in range(first, first + depth, thickness):
+            yield self.along(0, start, min(start + thickness, self.stop[0]))
+
     def contains(self, other: Box) -> bool:
         return other.is_empty or (self & other) == other
 
     def __str__(self) -> str:
         return ",".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True))
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Layers of windows of a block that are computed together, one slab after the other along z.
+
+    Attributes:
+        numbers: of the windows that are computed.
+        seen: voxels of the volume that a block's slabs see there; it reaches outside the volume at the faces.
+        made: voxels of the output that are the slab's; those of a block's slabs are disjoint.
+    """
+
+    numbers: tuple[int, ...]
+    seen: Box
+    made: Box
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from volpipe.errors import NonfiniteError
 from volpipe.geometry.blend import span
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Slab
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.inference.output import finish
 from volpipe.inference.plan import Plan
@@ -54,13 +54,15 @@ class BlockSum:
 
     With `crop` each voxel comes from one window, so that it is finished at once and held as it will be stored; a sum of
     several windows, or one that other blocks add to, is float32 until it is written. Nothing asks the device for values
-    while the sum grows, so that a GPU never waits for it.
+    while the sum grows, so that a GPU never waits for it. With a `slab`, it is of that part of the block alone.
     """
 
     selection: Selection
     normalise: Affine
     block: int
     bus: Bus
+    slab: Slab | None = None
+    is_last: bool = True  # of its block
     box: Box = field(init=False)
     _total: torch.Tensor = field(init=False, repr=False)
     _tally: Tally = field(default_factory=Tally)
@@ -75,7 +77,7 @@ class BlockSum:
     def __post_init__(self) -> None:
         import torch
 
-        self.box = self.plan.sum_box(self.block)
+        self.box = self.plan.sum_box(self.block) if self.slab is None else self.slab.made
         shape = (self.plan.net.out_channels, *self.box.shape)
         dtype = getattr(torch, self.plan.dtype.name) if self.is_finished else torch.float32
         self._total = torch.full(shape, 0 if self.is_finished else float(NO_SUM), dtype=dtype, device=self.bus.device)

@@ -8,8 +8,9 @@ sum of a block (block_sum), or the order of blocks (schedule).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,12 @@ from volpipe.errors import NetError
 from volpipe.geometry.grid import Box
 from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
-from volpipe.inference.output import summed, write_selected
+from volpipe.inference.output import append_selected, close_shard, open_shard, summed, write_selected
 from volpipe.inference.runner import Bus, Runner, load_runner
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import Batch, Voxels, WindowSource, ahead, batches
+from volpipe.volumes.writer import ShardStream
 
 if TYPE_CHECKING:
     import torch
@@ -107,6 +109,43 @@ def _summed(
     return data, tally.clipped
 
 
+class SlabWriter:
+    """The shards of one block at a time, which grow slab by slab, and what is noted of it."""
+
+    def __init__(self, selection: Selection) -> None:
+        self.selection = selection
+        self._streams: dict[int, ShardStream] = {}
+        self._bad, self._clipped = ALL_FINITE, 0
+
+    def add(self, done: BlockSum) -> None:
+        """Append the slab `done` of the block to its shards.
+
+        Raises:
+            NonfiniteError: as `BlockSum.check`.
+        """
+        done.check()
+        for shard in filter(self.selection.is_due, self.selection.plan.shards().touching(done.box)):
+            if shard not in self._streams:
+                self._streams[shard] = open_shard(self.selection.plan, shard)
+            box = self.selection.plan.shards().box(shard) & done.box
+            append_selected(self.selection, self._streams[shard], box, done.part(box))
+        self._bad, self._clipped = self._bad + done.bad, self._clipped + done.clipped
+
+    def close(self, fingerprint: str) -> BlockResult:
+        """Put the shards in their places, once all slabs were added, and return what was noted of the block."""
+        checksums = {shard: close_shard(self.selection.plan, shard, stream) for shard, stream in self._streams.items()}
+        clipped = {next(iter(checksums)): self._clipped} if checksums else {}
+        result = BlockResult((), self._bad, checksums, clipped, fingerprint)
+        self._streams, self._bad, self._clipped = {}, ALL_FINITE, 0
+        return result
+
+    def abort(self) -> None:
+        """Delete what was written of shards that are not whole."""
+        for stream in self._streams.values():
+            stream.abort()
+        self._streams, self._bad, self._clipped = {}, ALL_FINITE, 0
+
+
 def infer(
     selection: Selection,
     normalise: Affine,
@@ -120,36 +159,50 @@ def infer(
     """Yield each of `blocks` once it is written, with its result or its error.
 
     At most two sums are in memory: the one that grows and the one that is being written; the voxels of the next block
-    are read meanwhile. A block is not written if `before_write` raises; `on_windows` is called with the number of
-    windows of each batch that was computed.
+    are read meanwhile. Of a block in slabs, these take the place of blocks. A block is not written if `before_write`
+    raises; `on_windows` is called with the number of windows of each batch that was computed.
     """
     after_next = dict(zip(blocks, blocks[2:], strict=False))
+    slabs, failed = SlabWriter(selection), set[int]()
 
-    def write(done: BlockSum) -> BlockResult:
-        source.forget(done.block)
+    def write(done: BlockSum) -> BlockResult | None:
+        if done.is_last:
+            source.forget(done.block)
         try:
             before_write()
-            return write_block(selection, tensors, done, source.fingerprint(done.block))
+            if done.slab is None:
+                return write_block(selection, tensors, done, source.fingerprint(done.block))
+            slabs.add(done)
+            return slabs.close(source.fingerprint(done.block)) if done.is_last else None
+        except BaseException:
+            failed.add(done.block)
+            slabs.abort()
+            raise
         finally:
-            if done.block in after_next:
+            if done.is_last and done.block in after_next:
                 source.expect(after_next[done.block])
 
     runner = load_runner(selection.plan)
     runner.check()
     for block in blocks[:2]:
         source.expect(block)
-    writing: tuple[int, Future[BlockResult]] | None = None
-    with ThreadPoolExecutor(1, "volpipe-write") as writer:
-        for block, outcome in block_sums(selection, normalise, runner, source, blocks, on_windows=on_windows):
-            if isinstance(outcome, Exception):
-                yield block, outcome
-                continue
+    writing: tuple[int, Future[BlockResult | None]] | None = None
+    sums = block_sums(selection, normalise, runner, source, blocks, on_windows=on_windows, given_up=failed)
+    with ExitStack() as stack:
+        stack.callback(slabs.abort)  # after the last write
+        writer = stack.enter_context(ThreadPoolExecutor(1, "volpipe-write"))
+        for block, outcome in sums:
             if writing is not None:
-                yield writing[0], _outcome(writing[1])
-            writing = block, writer.submit(write, outcome)
+                yield from _written(*writing)
+                writing = None
+            if isinstance(outcome, Exception):
+                slabs.abort()
+                yield block, outcome
+            elif block not in failed:
+                writing = block, writer.submit(write, outcome)
             del outcome  # else it would stay while the next one grows
         if writing is not None:
-            yield writing[0], _outcome(writing[1])
+            yield from _written(*writing)
 
 
 def block_sums(
@@ -160,8 +213,12 @@ def block_sums(
     blocks: Sequence[int],
     *,
     on_windows: Callable[[int], None] = lambda num_windows: None,
+    given_up: Container[int] = (),
 ) -> Iterator[tuple[int, BlockSum | Exception]]:
     """Yield each of `blocks` with its sum once its last window is added, or with its first error.
+
+    Of a block that `source` gives in slabs, each is yielded for itself; blocks that are `given_up` meanwhile are not
+    computed to their end.
 
     The voxels of the next one are on the device by then. On a GPU the sum may still be computed: whoever takes a part
     of it waits.
@@ -172,13 +229,13 @@ def block_sums(
     as_stored = selection.plan.keeps_integers
     depth = BLOCKS_AHEAD if source.has_blocks else BATCHES_AHEAD
     for batch, voxels in ahead(lifted(incoming, runner.bus, as_stored=as_stored), depth):
-        if batch.block == failed:
+        if batch.block == failed or batch.block in given_up:
             continue
         error = batch.error
         if batch.voxels is not None and voxels is not None:
             try:
                 if growing is None or growing.block != batch.block:
-                    growing = BlockSum(selection, normalise, batch.block, runner.bus)
+                    growing = BlockSum(selection, normalise, batch.block, runner.bus, batch.slab, batch.is_last)
                 for part in batch.parts(runner.batch):
                     _add(growing, runner, part, voxels)
                     on_windows(len(part.numbers))
@@ -187,7 +244,7 @@ def block_sums(
         if error is not None:
             failed, growing = batch.block, None
             yield batch.block, error
-        elif batch.is_last:
+        elif batch.is_last or batch.slab is not None:
             assert growing is not None
             growing.close()
             yield batch.block, growing
@@ -247,8 +304,11 @@ def cut(voxels: Voxels, data: torch.Tensor, *, as_stored: bool) -> torch.Tensor:
     return windows
 
 
-def _outcome(future: Future[BlockResult]) -> Exception | BlockResult:
+def _written(block: int, future: Future[BlockResult | None]) -> Iterator[tuple[int, Exception | BlockResult]]:
+    """Yield `block` with its result, or its error; nothing as long as slabs of it are missing."""
     error = future.exception()  # not raised: a traceback through here would keep the block's sum
     if error is not None and not isinstance(error, Exception):
         raise error
-    return future.result() if error is None else error
+    result = future.result() if error is None else error
+    if result is not None:
+        yield block, result

@@ -28,6 +28,7 @@ from volpipe.volumes.formats.container import grow_array, locate
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location
 from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
+from volpipe.volumes.writer import ShardStream
 
 if TYPE_CHECKING:
     from volpipe.inference.intensity import Array
@@ -238,6 +239,34 @@ def write_selected(selection: Selection, box: Box, data: np.ndarray) -> str:
     """Write stored `data` (c, z, y, x) to `box` of level 0, zeros outside the selection; return the checksums."""
     mask = selection.mask(box)
     return write_voxels(selection.plan, 0, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
+
+
+def open_shard(plan: OutputPlan, shard: int, level: int = 0) -> ShardStream:
+    """Return the stream of `shard` of `level`, which is written layer by layer."""
+    return ShardStream(open_writer(plan.out, level_key(level)), stored_box(plan, plan.shards(level).box(shard)))
+
+
+def append_selected(selection: Selection, stream: ShardStream, box: Box, data: np.ndarray) -> None:
+    """Append stored `data` (c, z, y, x), the next layers of a shard in `box` of level 0, zeros outside the selection.
+
+    Layers between those before and these are zeros, too.
+    """
+    mask = selection.mask(box)
+    append_voxels(selection.plan, stream, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
+
+
+def append_voxels(plan: OutputPlan, stream: ShardStream, box: Box, data: np.ndarray) -> None:
+    """Append `data` (c, z, y, x), the next layers of a shard in `box`; those before that are missing are zeros."""
+    stream.fill(box.start[0])
+    stream.append(data if plan.num_channels > 1 else data[0])
+
+
+def close_shard(plan: OutputPlan, shard: int, stream: ShardStream, level: int = 0) -> str:
+    """Put `shard` of `level` in its place, zeros where nothing was appended; return its checksums."""
+    box = plan.shards(level).box(shard)
+    stream.fill(box.stop[0])
+    stream.close()
+    return checksums.take(open_writer(plan.out, level_key(level)).header, stored_box(plan, box))
 
 
 def write_voxels(plan: OutputPlan, level: int, box: Box, data: np.ndarray) -> str:

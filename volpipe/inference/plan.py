@@ -18,6 +18,7 @@ from pydantic import Field
 from volpipe.errors import PlanError
 from volpipe.geometry.affinities import name_of
 from volpipe.geometry.blend import support
+from volpipe.geometry.block_shape import CHUNK_TARGET, Sizes, choose_block, slab_layers
 from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up, triple
 from volpipe.geometry.levels import level_factors
 from volpipe.inference.output_plan import OutputPlan, Source, levels_of
@@ -27,19 +28,15 @@ from volpipe.nets.facts import NetFacts, cautions
 from volpipe.nets.files import code_hash
 from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Output, Recipe
-from volpipe.volumes.formats.container import SHARDED, chunk_channels
+from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED, chunk_channels
 from volpipe.volumes.formats.precomputed import default_codec, even_chunk
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute
 
 AXES = "zyx"
 
-BLOCK_TARGET, LARGEST_TARGET = 128, 256  # output voxels per axis of a block, near which sizes are chosen
-CHUNK_TARGET = 64
 SUM_CHUNK_TARGET = 32
-ENOUGH_BLOCKS = 8  # for the workers of one machine; smaller volumes get smaller blocks
-MOST_BLOCKS = 1 << 15  # a file each; larger volumes get larger blocks
-LARGEST_READ = 1.5  # voxels that a block reads by those of its core; larger overlaps get larger blocks
+STREAMED = ("zarr3",)  # formats whose shards are written layer by layer
 
 
 @dataclass(frozen=True)
@@ -213,6 +210,29 @@ class Plan(OutputPlan):
             and not self.num_sums
         )
 
+    @cached_property
+    def is_streamed(self) -> bool:
+        """Whether a block can write its shards layer by layer: it alone has their voxels, each from one window."""
+        return (
+            self.recipe.windows.blend == "crop"
+            and self.mode == "streamed"
+            and self.array_format in STREAMED
+            and "://" not in self.out
+            and not self.num_sums
+        )
+
+    @cached_property
+    def slab(self) -> int:
+        """Layers of windows, along z, of a block that are computed at a time; they follow from the sizes alone."""
+        if not self.is_streamed:
+            return self.lattice.places[0]
+        return slab_layers(self.block, triple(self.lattice.stride), self.net.scale, self.chunk[0])
+
+    @property
+    def has_slabs(self) -> bool:
+        """Whether blocks are computed slab by slab."""
+        return self.slab < self.lattice.places[0]
+
     def reach_along(self, axis: int) -> list[tuple[int, int]]:
         """Return the voxels of the volume, clipped to the region, that the sums of each block along `axis` reach."""
         return [self._reach(axis, k) for k in range(self.blocks.counts[axis])]
@@ -319,11 +339,12 @@ def make_plan(
     search_path: str = "",
     mask: Volume | None = None,
     sizes: NetSizes | None = None,
+    num_workers: int | None = None,
 ) -> Plan:
     """Return the plan of `recipe` for `volume`, all sizes decided.
 
     Relative names in the recipe count from `search_path`; `mask` is the volume of its mask; `sizes` are taken where the
-    recipe leaves them open.
+    recipe leaves them open. Large volumes have blocks enough for `num_workers`.
 
     Raises:
         PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.
@@ -334,14 +355,26 @@ def make_plan(
     window, overlap = choose_windows(recipe.windows, net, shape, None if sizes is None else sizes.window)
     check_augment(recipe.infer.augment, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     stride = tuple(w - o for w, o in zip(window, overlap, strict=True))
-    block = _block(recipe, shape, overlap, stride, net.scale)
+    intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
+    out_dtype = _out_dtype(recipe, volume.dtype, intensity)
+    block_sizes = Sizes(
+        shape,
+        overlap,
+        triple(stride),
+        net.scale,
+        input_chunk=triple(volume.spatial_chunks),
+        input_bytes=volume.num_channels * volume.dtype.itemsize,
+        output_bytes=net.out_channels * np.dtype(out_dtype).itemsize,
+        chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
+        num_workers=num_workers,
+    )
+    block = choose_block(recipe.windows.block, block_sizes, in_slabs=_may_be_large(recipe, mask, out))
     core = tuple(b * s * f for b, s, f in zip(block, stride, net.scale, strict=True))
     shard = _shard(recipe.output, core)
     chunk = _chunk(recipe.output, shard)
     roi = find_roi(recipe.input.roi, volume)
     out_shape = tuple(n * f for n, f in zip(roi.shape, net.scale, strict=True))
     voxel = tuple(v / s for v, s in zip(volume.voxel_size_nm or (1.0, 1.0, 1.0), net.scale, strict=True))
-    intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     return Plan(
         recipe=recipe,
         source=Source.from_volume(volume),
@@ -356,7 +389,7 @@ def make_plan(
         block=block,
         shard=shard,
         chunk=chunk,
-        out_dtype=_out_dtype(recipe, volume.dtype, intensity),
+        out_dtype=out_dtype,
         intensity=intensity,
         factors=level_factors(recipe.output.levels, out_shape, voxel),
         roi=(triple(roi.start), triple(roi.stop)),
@@ -439,46 +472,18 @@ def _remedy(volume: Volume, net: NetFacts) -> str:
     return f"choose {other_net}, or an array of {_channels(net.in_channels)}"
 
 
-def _block(recipe: Recipe, shape: Triple, overlap: Triple, stride: tuple[int, ...], scale: Triple) -> Triple:
-    """Return windows per block: the recipe's, or near BLOCK_TARGET output voxels, whole chunks where possible."""
-    if recipe.windows.block != "auto":
-        if min(recipe.windows.block) < 1:
-            raise PlanError(f"windows.block {recipe.windows.block} must be at least 1 on every axis")
-        return recipe.windows.block
-
-    def fitted(target: list[int]) -> Triple:
-        return triple(_axis_block(*sizes) for sizes in zip(shape, stride, scale, target, strict=True))
-
-    def count(target: list[int]) -> int:
-        return math.prod(-(-n // (b * s)) for n, b, s in zip(shape, fitted(target), stride, strict=True))
-
-    def reads(target: list[int]) -> float:
-        return math.prod(1 + o / (b * s) for o, b, s in zip(overlap, fitted(target), stride, strict=True))
-
-    target = [BLOCK_TARGET] * 3
-    while count(target) < ENOUGH_BLOCKS and max(target) > CHUNK_TARGET:
-        target = _changed(target, target.index(max(target)), 0.5)
-    while min(target) < LARGEST_TARGET:
-        larger = _changed(target, max(axis for axis in range(3) if target[axis] == min(target)), 2)
-        wasteful = reads(target) > LARGEST_READ and count(larger) >= ENOUGH_BLOCKS
-        if not wasteful and count(target) <= MOST_BLOCKS:
-            break
-        target = larger
-    return fitted(target)
-
-
-def _changed(target: list[int], axis: int, factor: float) -> list[int]:
-    return [int(t * factor) if i == axis else t for i, t in enumerate(target)]
-
-
-def _axis_block(size: int, stride: int, scale: int, target: int) -> int:
-    most = max(1, min(-(-size // stride), 3 * target // (2 * stride * scale)))
-
-    def cost(block: int) -> tuple[bool, int]:
-        core = block * stride * scale
-        return core % CHUNK_TARGET != 0, abs(core - target)
-
-    return min(range(1, most + 1), key=cost)
+def _may_be_large(recipe: Recipe, mask: Volume | None, out: Location) -> bool:
+    """Return whether blocks can be computed slab by slab, and are shards, all of whose voxels may be wanted."""
+    return (
+        recipe.windows.blend == "crop"
+        and recipe.tensors.mode != "stored"
+        and ARRAY_FORMATS[recipe.output.format] in STREAMED
+        and recipe.output.shard == "auto"
+        and isinstance(out, Path)
+        and mask is None
+        and recipe.input.empty is None
+        and recipe.input.roi is None
+    )
 
 
 def _shard(choice: Output, core: tuple[int, ...]) -> Triple:

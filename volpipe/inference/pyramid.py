@@ -9,9 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Box, Grid
-from volpipe.inference.output import read_voxels, write_voxels
+from volpipe.inference.output import append_voxels, close_shard, open_shard, read_voxels, write_voxels
 from volpipe.inference.output_plan import OutputPlan
+from volpipe.inference.plan import STREAMED
 from volpipe.volumes.storage.tensorstore import downsample
 
 
@@ -23,7 +25,16 @@ def finer_box(plan: OutputPlan, level: int, box: Box) -> Box:
 def coarsen(plan: OutputPlan, level: int, shard: int) -> str:
     """Write `shard` of `level`, and return its checksums."""
     box = plan.shards(level).box(shard)
-    return write_voxels(plan, level, box, coarse_voxels(plan, level, box))
+    layers = list(box.layers(SLAB_VOXELS, plan.chunk[0]))
+    if len(layers) == 1 or plan.array_format not in STREAMED or "://" in plan.out:
+        return write_voxels(plan, level, box, coarse_voxels(plan, level, box))
+    stream = open_shard(plan, shard, level)
+    try:
+        for layer in layers:
+            append_voxels(plan, stream, layer, coarse_voxels(plan, level, layer))
+        return close_shard(plan, shard, stream, level)
+    finally:
+        stream.abort()  # nothing is left once it is closed
 
 
 def coarse_voxels(plan: OutputPlan, level: int, box: Box) -> np.ndarray:

@@ -7,6 +7,7 @@ choice of windows (windows), or memory that a plan knows without the net (memory
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -285,7 +286,7 @@ class Runner:
         """Return the windows per call: one on a CPU, where more are no faster, else the most that fit its memory."""
         if self.device == "cpu":
             return 1
-        most = min(LARGEST_BATCH, self.plan.lattice.windows_per_block)
+        most = min(LARGEST_BATCH, self.plan.slab * math.prod(self.plan.lattice.places[1:]))
         try:
             size = largest_that_fits(lambda size: self._fits(self.plan.window, size), most)
         except MemoryError as error:

@@ -14,6 +14,7 @@ are written as 0::
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ import numpy as np
 
 from volpipe.errors import PlanError, RunError
 from volpipe.geometry.blend import support
-from volpipe.geometry.grid import Box, ravel
+from volpipe.geometry.grid import Box, Slab, ravel
 from volpipe.inference.plan import Plan, load_plan
 from volpipe.volumes.storage.paths import whole_file
 from volpipe.volumes.volume import Volume
@@ -142,6 +143,25 @@ class Selection:
         places = self._computed(block)
         first, last = (self._number(block, corner.tolist()) for corner in (places.min(axis=0), places.max(axis=0)))
         return Box(self.plan.lattice.window_box(first).start, self.plan.lattice.window_box(last).stop)
+
+    def slabs(self, block: int) -> list[Slab]:
+        """Return the slabs of `block` that have windows to be computed, ascending."""
+        plan, lattice = self.plan, self.plan.lattice
+        numbers, seen, made = self.windows_of(block), self.input_box(block), plan.sum_box(block)
+        first = lattice.windows_along(0, lattice.blocks.index(block)[0]).start
+        per_layer = lattice.places[1] * lattice.places[2]
+        slabs, base = [], block * lattice.windows_per_block
+
+        def output(layer: int) -> int:
+            voxel = (first + layer) * lattice.stride[0] - plan.roi[0][0]
+            return min(max(voxel * plan.net.scale[0], made.start[0]), made.stop[0])
+
+        for place, group in itertools.groupby(numbers, lambda number: (number - base) // per_layer // plan.slab):
+            own = tuple(group)
+            low, high = lattice.window_box(own[0]), lattice.window_box(own[-1])
+            start, stop = (output(layer) for layer in (place * plan.slab, (place + 1) * plan.slab))
+            slabs.append(Slab(own, seen.along(0, low.start[0], high.stop[0]), made.along(0, start, stop)))
+        return slabs
 
     def mask(self, box: Box) -> np.ndarray | None:
         """Return for each voxel of `box` of the output whether it is selected, (z, y, x), bool; None where all are."""

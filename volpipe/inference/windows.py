@@ -6,6 +6,9 @@ Not here: torch (runner, dataset), or where windows lie (geometry.grid).
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
@@ -16,11 +19,12 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from volpipe.blockwise.malloc import mapped
 from volpipe.errors import VolumeError
-from volpipe.geometry.grid import Box, Lattice
+from volpipe.geometry.grid import Box, Lattice, Slab, align_up
 from volpipe.inference.intensity import Affine
-from volpipe.volumes.file_states import is_same, read_known
-from volpipe.volumes.volume import Volume
+from volpipe.volumes.file_states import hash_voxels, is_same, known_files, read_known
+from volpipe.volumes.volume import Reader, Volume
 
 T = TypeVar("T")
 END: Any = object()  # past the last item of any type
@@ -29,7 +33,9 @@ BLOCKS_IN_MEMORY = 2  # the one being cut and the one being read
 # Decoded chunks that neighbouring blocks share. At 512³, windows of 64³ with half overlap, chunks of 64³, two workers
 # fetched a chunk 5.4 times without, 2.5 times with 32 MiB, 1.8 with 64 and 1.7 with 256 (measured 2026-11-21).
 CACHE_BYTES = 64 * 2**20
-
+# Voxels along z that are read at a time where a block has several slabs: whole chunks, unless one is thicker.
+LEAST_LAYER, MOST_LAYER = 32, 128
+PIECE_VOXELS = 1 << 22  # that are read at a time, about: mirrored at a face they are copied twice
 
 Place = tuple[int | slice, ...]
 
@@ -46,6 +52,89 @@ class Voxels:
     data: np.ndarray
     places: tuple[Place, ...]
     normalise: Affine | None = None
+
+
+class RollingBox:
+    """Boxes of a volume one after the other along z, which share voxels: each is read once, with all of its chunk.
+
+    Args:
+        reader: of the volume.
+        boxes: ascending along z, alike in y and x; they reach outside the volume at the faces, where it is mirrored.
+    """
+
+    def __init__(self, reader: Reader, boxes: Sequence[Box]) -> None:
+        self._reader, self._boxes, self._files = reader, boxes, known_files(reader.volume)
+        self.whole = boxes[0].along(0, boxes[0].start[0], boxes[-1].stop[0])
+        self._before = self._files.hash(self.whole, may_be_old=self._files.is_remote)
+        self._hashes: list[str] = []
+        self._box, self._data = Box.from_shape((0, 0, 0)), np.empty((0, 0, 0, 0))
+        depth, height, _ = reader.volume.spatial_chunks
+        self._step = align_up(LEAST_LAYER, depth) if depth <= MOST_LAYER else 1
+        row = self.whole.shape[2] * max(self._step, LEAST_LAYER)
+        self._height = align_up(-(-PIECE_VOXELS // row), height)
+
+    def read(self, index: int) -> np.ndarray:
+        """Return the voxels (c, z, y, x) of box `index`; boxes are asked for in ascending order."""
+        asked = self._boxes[index]
+        box = asked.along(0, asked.start[0], self._stop(asked.stop[0]))
+        shared = box & self._box
+        parts = [] if shared.is_empty else [self._data[:, *shared.relative_to(self._box.start).slices]]
+        rest = box if shared.is_empty else box.along(0, shared.stop[0], box.stop[0])
+        data: np.ndarray | None = None
+        for piece in self._pieces(rest):
+            voxels = self._reader.read_mirrored(piece)
+            self._hashes.append(hash_voxels(voxels))
+            if data is None:
+                data = mapped((len(voxels), *box.shape), voxels.dtype)
+            data[:, *piece.relative_to(box.start).slices] = voxels
+        if data is None:
+            data = mapped((len(parts[0]), *box.shape), parts[0].dtype)
+        if parts:
+            data[:, : shared.shape[0]] = parts[0]
+        self._box, self._data = box, data
+        return data[:, : asked.shape[0]]
+
+    def _stop(self, stop: int) -> int:
+        """Return where to read until, if all up to `stop` is needed: the end of its chunks."""
+        end = align_up(stop, self._step)
+        return min(end, self.whole.stop[0]) if end < self._reader.volume.spatial_shape[0] else self.whole.stop[0]
+
+    def _pieces(self, box: Box) -> Iterator[Box]:
+        """Yield `box` in pieces of whole chunks, layer by layer; what is mirrored belongs to the piece at the face."""
+        if not box.is_empty:
+            for top, bottom in self._cuts(0, box, self._step if self._step > 1 else sys.maxsize):
+                for left, right in self._cuts(1, box, self._height):
+                    yield box.along(0, top, bottom).along(1, left, right)
+
+    def _cuts(self, axis: int, box: Box, step: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of `box` along `axis` between multiples of `step` in the volume."""
+        first, last, size = box.start[axis], box.stop[axis], self._reader.volume.spatial_shape[axis]
+        inner = (place for place in range(align_up(first + 1, step), last, step) if 0 < place < size)
+        yield from itertools.pairwise([first, *inner, last])
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of all voxels that were read.
+
+        Raises:
+            VolumeError: their files changed meanwhile.
+        """
+        state = self._files.hash(self.whole)
+        if state != self._before:
+            raise VolumeError(
+                f"{self._reader.volume} changed while its voxels {self.whole} were read; let whoever writes it come to "
+                "an end, and give the same command again"
+            )
+        return f"{state}:{hashlib.blake2b(''.join(self._hashes).encode(), digest_size=8).hexdigest()}"
+
+
+def read_fingerprint(reader: Reader, slabs: Sequence[Slab], box: Box) -> str:
+    """Return the fingerprint of the voxels in `box`, those of a block that is computed in `slabs`, if in any."""
+    if not slabs:
+        return read_known(reader, box)[1]
+    rolling = RollingBox(reader, [slab.seen for slab in slabs])
+    for index in range(len(slabs)):
+        rolling.read(index)
+    return rolling.fingerprint()
 
 
 class WindowSource(ABC):
@@ -69,6 +158,10 @@ class WindowSource(ABC):
     @abstractmethod
     def forget(self, block: int) -> None:
         """Free the voxels of `block`, if they are kept."""
+
+    def slabs(self, block: int) -> Sequence[Slab]:
+        """Return the slabs in which `block` is computed; none where it is computed as a whole."""
+        return ()
 
     def fingerprint(self, block: int) -> str:
         """Return the fingerprint of the voxels of the volume that `block` was cut from; "" where none were read."""
@@ -102,6 +195,7 @@ class StreamedWindows(WindowSource):
 
     Where not all windows of a block are selected, `input_box` returns the box that the selected ones see together.
     Chunks in memory, also those of another `session`, are compared with their files.
+    Of a block that is computed in several slabs, which `slabs_of` returns, no more than two are in memory.
     """
 
     has_blocks = True
@@ -110,13 +204,17 @@ class StreamedWindows(WindowSource):
     normalise: Affine
     input_box: Callable[[int], Box] | None = None
     session: str = ""
+    slabs_of: Callable[[int], Sequence[Slab]] | None = None
+    _rolling: tuple[int, int, RollingBox] | None = field(default=None, repr=False)  # block, next slab
     _blocks: OrderedDict[int, Future[tuple[Box, np.ndarray]]] = field(default_factory=OrderedDict, repr=False)
     _fingerprints: dict[int, str] = field(default_factory=dict, repr=False)
     _reader: ThreadPoolExecutor | None = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def voxels(self, numbers: Sequence[int]) -> Voxels:
-        box, data = self._voxels(numbers[0] // self.lattice.windows_per_block)
+        block = numbers[0] // self.lattice.windows_per_block
+        slabs = self.slabs(block)
+        box, data = self._slab(block, slabs, numbers[0]) if slabs else self._voxels(block)
         return Voxels(data, tuple(self._place(number, box) for number in numbers), self.normalise)
 
     def read(self, numbers: Sequence[int]) -> np.ndarray:
@@ -126,8 +224,12 @@ class StreamedWindows(WindowSource):
             self.normalise.apply(data[self._place(number, box)], out=window)
         return windows
 
+    def slabs(self, block: int) -> Sequence[Slab]:
+        return self.slabs_of(block) if self.slabs_of is not None else ()
+
     def expect(self, block: int) -> None:
-        self._reading(block)
+        if not self.slabs(block):
+            self._reading(block)
 
     def forget(self, block: int) -> None:
         with self._lock:
@@ -135,6 +237,33 @@ class StreamedWindows(WindowSource):
 
     def fingerprint(self, block: int) -> str:
         return self._fingerprints[block]
+
+    def _slab(self, block: int, slabs: Sequence[Slab], number: int) -> tuple[Box, np.ndarray]:
+        """Return the voxels (c, z, y, x) under the slab that begins with window `number`, and their box."""
+        index = [slab.numbers[0] for slab in slabs].index(number)
+        if self._rolling is None or self._rolling[0] != block or self._rolling[1] > index:
+            self._rolling = None  # two blocks' voxels would be there
+            self._rolling = block, 0, RollingBox(self._open(), [slab.seen for slab in slabs])
+        rolling = self._rolling[2]
+        data = rolling.read(index)
+        self._rolling = block, index + 1, rolling
+        if index == len(slabs) - 1:
+            self._note(block, rolling.fingerprint(), rolling.whole)
+            self._rolling = None
+        return slabs[index].seen, data
+
+    def _open(self) -> Reader:
+        cache_bytes = CACHE_BYTES if any(self.lattice.overlap) else 0
+        return self.volume.open(cache_bytes=cache_bytes, session=self.session, live=True)
+
+    def _note(self, block: int, fingerprint: str, box: Box) -> None:
+        """Note the `fingerprint` of the voxels of `block`, in `box`.
+
+        Raises:
+            VolumeError: they were others before.
+        """
+        if not is_same(self._fingerprints.setdefault(block, fingerprint), fingerprint):
+            raise VolumeError(f"{self.volume} changed while the windows of block {block}, voxels {box}, were cut")
 
     def _place(self, number: int, box: Box) -> Place:
         """Return where window `number` is in the voxels (c, z, y, x) of `box`."""
@@ -166,16 +295,12 @@ class StreamedWindows(WindowSource):
 
     def _read_block(self, block: int) -> tuple[Box, np.ndarray]:
         box = (self.input_box or self.lattice.input_box)(block)
-        cache_bytes = CACHE_BYTES if any(self.lattice.overlap) else 0
-        reader = self.volume.open(cache_bytes=cache_bytes, session=self.session, live=True)
-        voxels, fingerprint = read_known(reader, box)
-        before = self._fingerprints.setdefault(block, fingerprint)
-        if not is_same(before, fingerprint):
-            raise VolumeError(f"{self.volume} changed while the windows of block {block}, voxels {box}, were cut")
+        voxels, fingerprint = read_known(self._open(), box)
+        self._note(block, fingerprint, box)
         return box, voxels
 
     def __getstate__(self) -> dict[str, object]:
-        names = ("volume", "lattice", "normalise", "input_box", "session")
+        names = ("volume", "lattice", "normalise", "input_box", "session", "slabs_of")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -191,6 +316,7 @@ class Batch:
     voxels: Voxels | None
     is_last: bool  # of its block
     error: Exception | None = None
+    slab: Slab | None = None
 
     def parts(self, size: int) -> Iterator[Batch]:
         """Yield it in parts of `size` windows at most, which were read."""
@@ -204,7 +330,7 @@ class Batch:
 def batches(
     source: WindowSource, blocks: Sequence[int], size: int, windows_of: Callable[[int], Sequence[int]] | None = None
 ) -> Iterator[Batch]:
-    """Yield the windows of `blocks`, block by block, `size` at a time, or all of a block where that costs no more.
+    """Yield the windows of `blocks` in turn, `size` at a time, or all of a block or slab where that costs no more.
 
     The composition of batches depends on the block alone, so that a net sees the same input however blocks are
     spread over workers. A block that cannot be read yields one batch with the error, and the next block follows.
@@ -213,14 +339,15 @@ def batches(
     for block in blocks:
         numbers = (windows_of or source.lattice.windows_of)(block)
         num = len(numbers) if source.has_blocks else size
-        for start in range(0, len(numbers), num):
-            some = tuple(numbers[start : start + num])
+        slabs = source.slabs(block)
+        groups = [slab.numbers for slab in slabs] or [tuple(numbers[i : i + num]) for i in range(0, len(numbers), num)]
+        for some, slab, place in zip(groups, slabs or itertools.repeat(None), itertools.count(1), strict=False):
             try:
                 voxels = source.voxels(some)
             except Exception as error:
                 yield Batch(block, some, None, True, error)
                 break
-            yield Batch(block, some, voxels, start + num >= len(numbers))
+            yield Batch(block, some, voxels, place == len(groups), slab=slab)
 
 
 def ahead(items: Iterable[T], depth: int) -> Iterator[T]:

@@ -199,7 +199,8 @@ class Windows(Section):
     """How windows are joined. crop: each keeps its core. The others are weights that overlap, and sum to one at every
     voxel."""
     block: Triple | Auto = "auto"
-    """Windows of a block (z, y, x), which is the unit of work."""
+    """Windows of a block (z, y, x), which is the unit of work. auto: by the volume and the workers of the site; a run
+    that was begun keeps its own."""
 
 
 class Tensors(Section):

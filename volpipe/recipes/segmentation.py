@@ -85,7 +85,7 @@ class SegmentOutput(Section):
     levels: Annotated[int, Field(ge=0)] | Auto = "auto"
     """Number of coarser levels beside level 0."""
     graph_gib: float = Field(4.0, gt=0, allow_inf_nan=False)
-    """Memory, in GiB, of the one task that holds the graph of all fragments."""
+    """Memory, in GiB, of a task that solves the graph of a box of blocks."""
 
     @model_validator(mode="after")
     def _check_codec(self) -> SegmentOutput:

@@ -8,7 +8,6 @@ such a journal is for `blockwise.journal` to say, which reads it strictly.
 from __future__ import annotations
 
 import heapq
-import json
 import math
 from array import array
 from bisect import bisect_right
@@ -231,6 +230,8 @@ class Tally:
 
         There is nothing to add where there is no file; a last line that is not whole is still being written.
         """
+        from pydantic_core import from_json  # a third of the time of json's
+
         if not journal.is_file():
             return
         with journal.open("rb") as lines:
@@ -238,7 +239,7 @@ class Tally:
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    yield from self._add(json.loads(line.decode()), prefix)
+                    yield from self._add(from_json(line), prefix)
                 except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
                     self.num_damaged += 1
                     self.first_damaged = self.first_damaged or f"line {number} of {journal}"

@@ -406,7 +406,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def is_complete(self) -> bool:
         """Whether nothing is left to do, as far as the journal says."""
         old = self.folder.load(type(self.plan))
-        return old is not None and old.identity == self.plan.identity and self.resumed()[0].is_complete
+        return old is not None and old.identity == self.plan.identity and self.replayed().is_complete
 
     def clean(self) -> None:
         """Delete what killed writers left in the output."""

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, Field
 
 import volpipe
-from volpipe.blockwise.journal import Journal, Kinds, Record, read_records, read_results
+from volpipe.blockwise.journal import Journal, Kinds, Record, read_records, read_results, read_usages
 from volpipe.errors import RunError
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output_plan import OutputPlan, Source, level_key
@@ -120,8 +120,12 @@ def is_sealed(folder: RunFolder) -> bool:
 
 
 def _history(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> dict[str, Any]:  # Any: JSON
-    usages = [record.usage for record in read_records(folder.journal, kinds) if record.done and record.usage.seconds]
-    ended = max((usage.started + usage.seconds for usage in usages), default=time.time())
+    ended, devices, hosts = 0.0, set[str](), set[str]()
+    for usage in read_usages(folder.journal, kinds):
+        ended = max(ended, usage.started + usage.seconds) if usage.seconds else ended
+        devices.add(usage.device)
+        hosts.add(usage.host)
+    ended = ended or time.time()
     updates = standing_history(folder.journal, kinds, plan.identity)
     last = [update for _, update in updates_in(folder.journal, kinds, plan.identity, with_due=False)][-1:]
     kept = {"statistics": "of the volume as it was before the updates"} if updates and last[0].normalise else {}
@@ -134,8 +138,8 @@ def _history(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> dict[str, Any
         "folder": plan.search_path,
         "output": plan.out,
         "sessions": [{"site": s.site, "started": _moment(s.began), "code_sha256": s.code_sha256} for s in sessions],
-        "devices": sorted({usage.device for usage in usages if usage.device}),
-        "hosts": sorted({usage.host for usage in usages if usage.host}),
+        "devices": sorted(devices - {""}),
+        "hosts": sorted(hosts - {""}),
         **({"updates": list(map(_entry, updates))} if updates else {}),
         **kept,
     }

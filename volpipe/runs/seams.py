@@ -6,6 +6,8 @@ Not here: who is told (cli, provenance). Per axis, from voxels as stored, a samp
 
 Nets that pool and upsample differ by their grid's phase, so that inside is taken in the phase of the face: a step is
 the net's stride times its scale, one voxel for most. A score is the ratio of the means, 1 where no face can be seen.
+The same ratio at places beside the faces says how far from 1 the tissue alone takes it: much in a small volume, where a
+score is that of one or two planes.
 """
 
 from __future__ import annotations
@@ -45,17 +47,34 @@ PROFILE_CAPTION = (
 ROUNDING = 1 / 6  # energy of a difference of two rounded numbers, 1/12 each
 
 
+# A seam stands out from the places beside it by so many times their spread. Of 300 volumes of 32 to 96 voxels a side,
+# cut from an invented EM volume, identity brought a warning of 10 by the threshold alone, of 3 with this; with steps of
+# 8 grey levels (standard deviation) between windows, of 257 and 249 (2026-11-23).
+SPREADS = 3.0
+
+
 @dataclass(frozen=True)
 class Score:
-    """The score of the faces across one axis, and from how many pairs of voxels it is."""
+    """The score of the faces across one axis, and from how many pairs of voxels it is.
+
+    Attributes:
+        spread: root mean square of the logarithm of the same ratio at places beside the faces; 0 where there are none.
+    """
 
     axis: str
     value: float
     num_pairs: int
+    spread: float = 0.0
 
     @property
     def is_seam(self) -> bool:
-        return self.value > THRESHOLD
+        """Whether the score is above the threshold, and the tissue alone does not explain it."""
+        return self.value > THRESHOLD and not self.is_of_tissue
+
+    @property
+    def is_of_tissue(self) -> bool:
+        """Whether it is above the threshold and says nothing: neighbours differ as much at places beside the faces."""
+        return self.value > THRESHOLD and math.log(self.value) <= SPREADS * self.spread
 
 
 @dataclass(frozen=True)
@@ -118,12 +137,27 @@ def _by_axis(selection: Selection, judge: Callable[[Selection, int, np.random.Ge
 
 def _score(selection: Selection, axis: int, rng: np.random.Generator) -> Score | None:
     plan, step = selection.plan, _step(selection.plan, axis)
-    sums, counts, level = _squares(selection, axis, step, rng)
-    if (num_pairs := int(counts[step])) < FEWEST:
+    most = max(0, min(MOST_REACH, plan.lattice.stride[axis] * plan.net.scale[axis] - step - 1))
+    reach = step + most
+    sums, counts, level = _squares(selection, axis, reach, rng)
+    if (num_pairs := int(counts[reach])) < FEWEST:
         return None
-    across, inside = sums[step], (sums[0] + sums[2 * step]) / 2
     least = ROUNDING if plan.dtype.kind != "f" else 1e-12 * level / num_pairs + np.finfo(np.float64).tiny
-    return Score(AXES[axis], float((across / num_pairs + least) / (inside / num_pairs + least)), num_pairs)
+    ratios = _ratios(sums, counts, step, least)
+    beside = [ratios[place] for place in range(len(ratios)) if place - most not in (0, step, -step)]
+    logarithms = np.log([ratio for ratio in beside if math.isfinite(ratio)])
+    spread = float(np.sqrt(np.square(logarithms).mean())) if logarithms.size else 0.0
+    return Score(AXES[axis], float(ratios[most]), num_pairs, spread)
+
+
+def _ratios(sums: np.ndarray, counts: np.ndarray, step: int, least: float) -> np.ndarray:
+    """Return the ratio of each place to those a step before and after it, all but the first and last `step` places.
+
+    It is NaN where fewer than half as many pairs were read as across the faces.
+    """
+    is_known = 2 * counts >= counts[len(counts) // 2]
+    means = np.where(is_known, sums / np.maximum(counts, 1) + least, np.nan)
+    return means[step : len(means) - step] / ((means[: -2 * step] + means[2 * step :]) / 2)
 
 
 def _profile(

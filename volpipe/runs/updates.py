@@ -13,7 +13,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ MARK = b'"result":"Updated"'
 SHARDS = "s0"  # of level 0, whichever stage wrote them; those of coarser levels are s1 and so on
 SEEN = "seen"  # what blocks read: taken back where it has changed, not of their neighbours, which keep some shards
 BLOCKS = "blocks"
+UNPLACED = ("solve", "number", "name", "graph")  # stages whose units are no blocks: they keep their numbers
 Grids = Mapping[str, tuple[int, ...]]
 Number = Callable[[str, int], int | None]  # of a unit now, by stage and number; None of one that was taken back
 
@@ -103,10 +104,11 @@ def updates_in(path: Path, kinds: Kinds, plan: str, *, with_due: bool = True) ->
     They lead to the plan of identity `plan`: one to another plan that was killed before that was stored does not count.
     One that is due counts until the input was compared, and not at all without `with_due`.
     """
-    if not path.is_file():
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    with path.open("rb") as lines:
-        marked = [(n, line) for n, line in enumerate(lines) if MARK in line and line.endswith(b"\n")]
+    marked = _marked(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
     updates: list[tuple[int, Updated]] = []
     for number, line in reversed(marked):
         update = Record.from_line(line, kinds).result
@@ -115,6 +117,13 @@ def updates_in(path: Path, kinds: Kinds, plan: str, *, with_due: bool = True) ->
             plan = update.before
     compared = max((n for n, update in updates if not update.is_due and not update.grids), default=-1)
     return [(n, update) for n, update in updates if not update.is_due or (with_due and n > compared)]
+
+
+@lru_cache(maxsize=64)  # it is asked often, of a journal of which 10^6 lines take a fifth of a second
+def _marked(path: Path, state: tuple[int, ...]) -> list[tuple[int, bytes]]:
+    """Return the lines of updates, each with its number, of the journal at `path` in that `state` of its file."""
+    with path.open("rb") as lines:
+        return [(n, line) for n, line in enumerate(lines) if MARK in line and line.endswith(b"\n")]
 
 
 def is_due(path: Path, kinds: Kinds, plan: str) -> bool:
@@ -181,6 +190,8 @@ class _History:
         return None if last is not None and now < len(last) and last[now] > num_before else now
 
     def _renumbered(self, num_updates: int, key: str, unit: int) -> int:
+        if key in UNPLACED:
+            return unit
         grid = key if re.fullmatch(r"s\d+", key) else BLOCKS
         before, now = self._grids[num_updates].get(grid), self._now.get(grid)
         return unit if before == now or before is None or now is None else ravel(unravel(unit, before), now)

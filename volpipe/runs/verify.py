@@ -208,7 +208,8 @@ def _box_of(output: str, levels: Sequence[str], name: str) -> str:
 def recompute(selection: Selection, normalise: Affine, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
     """Yield random blocks whose cores went through the net again, compared with the output as it is stored.
 
-    Where other blocks add to a core, they are computed too, so that the sums are the run's own.
+    Where other blocks add to a core, they are computed too, so that the sums are the run's own. Of a block that is
+    computed slab by slab, one of these is.
     """
     plan = selection.plan
     cores = ((block, core_box(plan, block)) for block in range(len(plan.blocks)))
@@ -216,9 +217,12 @@ def recompute(selection: Selection, normalise: Affine, num_blocks: int, seed: in
     rng = np.random.default_rng(seed)
     chosen = rng.choice(written, size=min(num_blocks, len(written)), replace=False)
     source = plan.source.volume()
-    windows = StreamedWindows(source, plan.lattice, normalise, selection.input_box)
     for block in sorted(map(int, chosen)):
-        box = core_box(plan, block)
+        box, windows = core_box(plan, block), StreamedWindows(source, plan.lattice, normalise, selection.input_box)
+        if plan.has_slabs:
+            slabs = selection.slabs(block)
+            slab = slabs[int(rng.integers(len(slabs)))]
+            box, windows.slabs_of = slab.made, {block: [slab]}.__getitem__
         due = compute_box(selection, normalise, windows, box, load_runner(plan))
         found = read_voxels(plan, 0, box)
         differs = due.view(f"V{due.itemsize}") != found.view(f"V{due.itemsize}")

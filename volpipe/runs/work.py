@@ -168,6 +168,15 @@ class JournalAccount:
                 self._schedule.by_name[name].mark(number)
 
 
+def file_mark(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with the content of a file; None where there is none."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def is_counted(record: Record[Any]) -> bool:  # Any: one of its journal's kinds
     """Return whether its usage is of units that were done, those included that an update took back since."""
     return bool(record.done or record.usage.seconds) and not isinstance(record.result, Attempt)
@@ -340,6 +349,12 @@ class FolderWork(HeldWork[R]):
     def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
         """Yield what the journal has, oldest first, less what an update took back."""
         return read_records(self.journal, self.kinds)
+
+    def replayed(self) -> Schedule:
+        """Return the schedule less the units that the journal has."""
+        schedule = self.schedule()
+        schedule.resume(unit for record in self.records() for unit in record.units)
+        return schedule
 
     def resumed(self) -> tuple[Schedule, dict[str, Totals], dict[tuple[str, int], str]]:
         """Return the schedule less what the journal has, the totals of its tasks, and the reasons of failures."""

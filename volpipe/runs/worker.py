@@ -21,6 +21,7 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.task import Outcomes, work, work_each
 from volpipe.errors import PlanError
+from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine, Tally
 from volpipe.inference.plan import Plan, load_plan
@@ -29,15 +30,16 @@ from volpipe.inference.selection import Selection, load_due, load_selection, sca
 from volpipe.inference.selection import scan as scan_block
 from volpipe.inference.statistics import Statistics, is_finite, join
 from volpipe.inference.statistics import measure as measure_voxels
-from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource
+from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource, read_fingerprint
 from volpipe.runs.updates import SEEN, Number, Updated
-from volpipe.volumes.file_states import FileStates, read_known, read_still
+from volpipe.volumes.file_states import FileStates, read_still
 from volpipe.volumes.node_cache import through_cache
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.volume import AS_STORED, View, Volume, open_volume
 
 V = TypeVar("V")
 
+READ_LAYERS = 64  # voxels along z that a measuring task reads at least
 SELECTION_FILE, DUE_FILE = "wanted.npy", "due.npy"
 
 
@@ -198,7 +200,9 @@ def measure(job: Job, units: Sequence[int]) -> Record[Statistics]:
     """Return the joined statistics of the given blocks' own voxels."""
 
     def one(block: int) -> Statistics:
-        box = job.plan.blocks.box(block)
+        return join(part(box) for box in job.plan.blocks.box(block).layers(SLAB_VOXELS, READ_LAYERS))
+
+    def part(box: Box) -> Statistics:
         data = open_source(job).open().read(box)
         return measure_voxels(data if is_finite(data) else _finite(job.selection, box, data), job.bins)
 
@@ -258,7 +262,8 @@ def look(job: Job, units: Sequence[int], what: str) -> Record[Seen]:
 
     def one(block: int) -> tuple[int, str]:
         reader = open_source(job).open(session=job.session, live=True)
-        return block, read_known(reader, job.selection.input_box(block))[1]
+        slabs = job.selection.slabs(block) if job.plan.has_slabs else ()
+        return block, read_fingerprint(reader, slabs, job.selection.input_box(block))
 
     beater = job.beater(job.selection.input_box)
     return work_each(f"look {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
@@ -371,7 +376,9 @@ def window_source(job: Job) -> WindowSource:
     plan = job.plan
     if plan.mode == "stored":
         return StoredWindows(_stored_windows(job.identity, job.folder), plan.lattice)
-    return StreamedWindows(open_source(job), plan.lattice, job.normalise, job.selection.input_box, job.session)
+    selection = job.selection
+    slabs_of = selection.slabs if plan.has_slabs else None
+    return StreamedWindows(open_source(job), plan.lattice, job.normalise, selection.input_box, job.session, slabs_of)
 
 
 @lru_cache(maxsize=4)

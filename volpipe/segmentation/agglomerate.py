@@ -1,89 +1,367 @@
-"""The graph of a segmentation: fragments joined to supervoxels, supervoxels agglomerated to objects, objects numbered.
+"""Agglomeration: supervoxels merged to objects along the edges between them, all of them or those of a box.
 
-Not here: voxels (fragments), or files (tasks). Objects depend on supervoxels alone, not on the blocks that cut
-them into fragments: sums are of integers, and ties are broken by the first voxel in C order.
+Not here: fragments, supervoxels and boxes (hierarchy), or files (tasks). A node that is open may have edges that are
+not known yet. It is merged with nothing, and nothing is merged that its edges may still change: a merge is made only
+along the edge that is the best of both its ends, of which all edges are known. What follows from it is the same
+wherever the border lies:
+
+    mean   the mean of two edges that become one lies between theirs, so that no edge becomes better by a merge. Two
+           that are each other's best stay that until they are merged (reciprocal nearest neighbours, Murtagh 1983).
+    mutex  edges keep their weights. When the turn of an edge comes that is the best of both ends, these have been
+           merged with nothing since, and a heavier edge that forbids lies between the two themselves or nowhere.
+
+The order of edges is total: of equal means or weights the edge of the first pair of voxels in C order is the best, and
+an edge that two become has the earlier of their pairs.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from volpipe.recipes.segmentation import Objects
 from volpipe.segmentation.boundary_maps import FULL
 
-FIRST = 1  # column of a table: number of the first voxel
-LEAST, MOST = slice(2, 5), slice(5, 8)
-# Upper bounds, of tables and working memory; 0.4 and 0.5 of them were measured on noisy affinities, 2026-11.
-FRAGMENT_BYTES, JOIN_BYTES = 400, 64
-EDGE_BYTES = {"mean": 900, "mutex": 500}
-FEW = 0.02  # share of supervoxels: below it, merging one by one is faster than all at once
+NO_PAIR = np.iinfo(np.int64).max  # of voxels: an edge has none of that kind
+FEW = 0.02  # share of active nodes: below it, merging one by one is faster than all at once
+BITS = 31  # of a part of a mean: two means with fewer than 2**31 pairs of voxels differ in twice as many bits
 
 
 @dataclass(frozen=True)
 class Edges:
-    """Edges of the region adjacency graph, of fragments or of supervoxels.
+    """Edges of a graph.
 
     Attributes:
-        pairs: (pairs, 2), int64: two regions, the lower number first; unique, ascending.
-        sums: (pairs, 4), int64: sum and number of the nearest affinities, as bytes; the same of farther ones.
+        pairs: (pairs, 2), int64: two nodes, the lower number first; unique, ascending.
+        sums: (pairs, 2 or 4), int64: sum and number of the nearest affinities, as bytes; the same of farther ones.
+        first: (pairs, 1 or 2), int64: number of the first pair of voxels of each kind, NO_PAIR of none.
     """
 
     pairs: np.ndarray
     sums: np.ndarray
+    first: np.ndarray
 
     @classmethod
-    def total(cls, pairs: np.ndarray, sums: np.ndarray) -> Edges:
+    def total(cls, pairs: np.ndarray, sums: np.ndarray, first: np.ndarray) -> Edges:
         """Return the edges of `pairs` in any order, duplicates summed, self-edges dropped."""
-        low, high = pairs.min(axis=1), pairs.max(axis=1)
-        apart = low != high
-        low, high, sums = low[apart], high[apart], sums[apart]
-        order = np.lexsort((high, low))
-        low, high, sums = low[order], high[order], sums[order]
-        begins = np.ones(len(low), bool)
-        begins[1:] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
-        starts = np.flatnonzero(begins)
-        added = np.add.reduceat(sums, starts, axis=0) if len(starts) else sums
-        return cls(np.stack([low[starts], high[starts]], axis=1), added)
+        order, pairs, starts = _grouped(pairs)
+        if not len(starts):
+            return cls(pairs, sums[:0], first[:0])
+        sums, first = np.add.reduceat(sums[order], starts, axis=0), np.minimum.reduceat(first[order], starts, axis=0)
+        return cls(pairs, sums, first)
+
+    def __getitem__(self, chosen: np.ndarray) -> Edges:
+        return Edges(self.pairs[chosen], self.sums[chosen], self.first[chosen])
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+
+def _grouped(pairs: np.ndarray, *keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the order of `pairs` by their nodes, then by `keys`; the unique pairs; and where each starts.
+
+    Self-edges are left out. Nodes are below 2**31.
+    """
+    packed = (pairs.min(axis=1) << 32) | pairs.max(axis=1)
+    apart = np.flatnonzero(pairs[:, 0] != pairs[:, 1])
+    order = np.lexsort((*(key[apart] for key in reversed(keys)), packed[apart])) if keys else np.argsort(packed[apart])
+    order = apart[order]
+    packed = packed[order]
+    starts = np.flatnonzero(np.concatenate([[True], packed[1:] != packed[:-1]])) if len(packed) else order
+    unique = packed[starts]
+    return order, np.stack([unique >> 32, unique & 0xFFFFFFFF], axis=1), starts
 
 
 @dataclass(frozen=True)
-class Solution:
-    """Labels and objects of the whole volume.
+class Mean:
+    """Mean agglomeration: the highest mean first, while it reaches the threshold; edges to one neighbour are summed."""
 
-    Attributes:
-        labels: (fragments,), int64; 0 where the object is too small.
-        objects: a table as in Fragments, one row per label from 1 on.
+    threshold: float
+
+    def prepared(self, edges: Edges, is_open: np.ndarray) -> tuple[Edges, np.ndarray]:
+        """Return the edges that matter, and the nodes that may not be merged."""
+        return edges[edges.sums[:, 1] > 0], is_open
+
+    def is_live(self, edges: Edges) -> np.ndarray:
+        """Return the edges along which nodes may be merged."""
+        return mean_of(edges.sums) >= self.threshold
+
+    def keys(self, edges: Edges) -> Sequence[np.ndarray]:
+        """Return the order of edges, the highest first, by the first key, then the next."""
+        total, count = edges.sums[:, 0], edges.sums[:, 1]
+        whole, rest = np.divmod(total, count)
+        high, rest = np.divmod(rest << BITS, count)
+        return (whole << BITS) | high, (rest << BITS) // count, -edges.first[:, 0]
+
+    def merged(self, edges: Edges, owner: np.ndarray) -> Edges:
+        """Return the edges between the owners of nodes."""
+        return Edges.total(owner[edges.pairs], edges.sums, edges.first)
+
+    def one_by_one(self, edges: Edges, is_active: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Yield the pairs to be merged, of active nodes; a node whose best edge leads to another is active no more."""
+        around = _around(edges, is_active)
+        heap, is_free = [], is_active.tolist()
+        for (a, b), (total, count), (first,) in zip(*(x.tolist() for x in _columns(edges)), strict=True):
+            if total / count / FULL >= self.threshold:
+                heap.append((*_place(total, count, first), a, b))
+        heapq.heapify(heap)
+        while heap:
+            mean, first, a, b = heapq.heappop(heap)
+            known = around.get(a, {}).get(b) or around.get(b, {}).get(a)
+            if known is None or _place(*known) != (mean, first):
+                continue  # stale: one of the two was merged, or their edge changed
+            if not (is_free[a] and is_free[b]):
+                is_free[a] = is_free[b] = False
+                continue
+            yield a, b
+            keep, drop = (a, b) if len(around[a]) >= len(around[b]) else (b, a)
+            for c in _absorb(around, keep, drop):
+                total, count, first = around[keep][c]
+                if total / count / FULL >= self.threshold:
+                    heapq.heappush(heap, (*_place(total, count, first), keep, c))
+
+
+Around = dict[int, dict[int, tuple[int, int, int]]]
+
+
+def _columns(edges: Edges) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return edges.pairs, edges.sums[:, :2], edges.first[:, :1]
+
+
+def _place(total: int, count: int, first: int) -> tuple[int, int]:
+    """Return the place of an edge in the order of `Mean.keys`, the best first."""
+    return -((total << 2 * BITS) // count), first
+
+
+def _around(edges: Edges, is_active: np.ndarray) -> Around:
+    """Return the edges of each active node."""
+    around: Around = {node: {} for node in np.flatnonzero(is_active).tolist()}
+    for (a, b), (total, count), (first,) in zip(*(x.tolist() for x in _columns(edges)), strict=True):
+        for here, there in ((a, b), (b, a)):
+            if here in around:
+                around[here][there] = total, count, first
+    return around
+
+
+def _absorb(around: Around, keep: int, drop: int) -> Iterator[int]:
+    """Merge `drop` into `keep`, and yield the neighbours whose edges changed."""
+    del around[keep][drop], around[drop][keep]
+    for c, (total, count, first) in around.pop(drop).items():
+        before = around[keep].get(c, (0, 0, NO_PAIR))
+        edge = before[0] + total, before[1] + count, min(before[2], first)
+        around[keep][c] = edge
+        if c in around:
+            del around[c][drop]
+            around[c][keep] = edge
+        yield c
+
+
+@dataclass(frozen=True)
+class Mutex:
+    """Mutex watershed (Wolf et al. 2018): near edges above a threshold join, far ones below another forbid.
+
+    The one farthest from its threshold comes first. Of edges between the same two, the best of each kind counts.
     """
 
-    labels: np.ndarray
-    objects: np.ndarray
+    threshold: float
+    far_threshold: float
+
+    def prepared(self, edges: Edges, is_open: np.ndarray) -> tuple[Edges, np.ndarray]:
+        """Return the edges that matter, and the nodes that may not be merged.
+
+        Those are the neighbours of open nodes too: an edge that grows yet has no weight that may be kept for a group.
+        """
+        is_locked = is_open.copy()
+        is_locked[edges.pairs[is_open[edges.pairs].any(axis=1)]] = True
+        return self._settled(edges, is_open), is_locked
+
+    def is_live(self, edges: Edges) -> np.ndarray:
+        """Return the edges along which nodes may be merged."""
+        return np.asarray(edges.sums[:, 1] > 0)
+
+    def keys(self, edges: Edges) -> Sequence[np.ndarray]:
+        """Return the order of edges, the highest first, by the first key, then the next."""
+        return self._pulls(edges), -edges.first[:, 0]
+
+    def merged(self, edges: Edges, owner: np.ndarray) -> Edges:
+        """Return the edges between the owners of nodes, none of which is open."""
+        kinds = [self._best(edges, owner, kind) for kind in (0, 1)]
+        return self._settled(Edges.total(*(np.concatenate(parts) for parts in zip(*kinds, strict=True))), None)
+
+    def one_by_one(self, edges: Edges, is_active: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Yield the pairs to be merged, of active nodes; a node whose best edge leads to another is active no more."""
+        owner, is_free = list(range(len(is_active))), is_active.tolist()
+        foes: list[set[int]] = [set() for _ in owner]
+
+        def root(node: int) -> int:
+            while owner[node] != node:
+                owner[node] = node = owner[owner[node]]
+            return node
+
+        for joins, a, b in self._in_order(edges):
+            here, there = root(a), root(b)
+            if here == there or there in foes[here]:
+                continue
+            if not joins:
+                foes[here].add(there)
+                foes[there].add(here)
+            elif not (is_free[here] and is_free[there]):
+                is_free[here] = is_free[there] = False
+            else:
+                yield here, there
+                keep, drop = (here, there) if len(foes[here]) >= len(foes[there]) else (there, here)
+                owner[drop] = keep
+                for foe in foes[drop]:
+                    foes[foe].remove(drop)
+                    foes[foe].add(keep)
+                foes[keep] |= foes[drop]
+
+    def _in_order(self, edges: Edges) -> list[tuple[bool, int, int]]:
+        near, far = edges.sums[:, 1] > 0, edges.sums[:, 3] > 0
+        joins = np.repeat([True, False], [near.sum(), far.sum()])
+        weight = np.concatenate([self._pulls(edges)[near], self._pushes(edges)[far]])
+        first = np.concatenate([edges.first[near, 0], edges.first[far, 1]])
+        pairs = np.concatenate([edges.pairs[near], edges.pairs[far]])
+        order = np.lexsort((first, -weight))
+        return list(zip(joins[order].tolist(), *pairs[order].T.tolist(), strict=True))
+
+    def _settled(self, edges: Edges, is_open: np.ndarray | None) -> Edges:
+        """Return `edges` without what has no effect, but for those of open nodes, which may grow."""
+        pull, push = self._pulls(edges), self._pushes(edges)
+        joins, forbids = (edges.sums[:, 1] > 0) & (pull > 0), (edges.sums[:, 3] > 0) & (push > 0)
+        is_later = (push > pull) | ((push == pull) & (edges.first[:, 1] < edges.first[:, 0]))
+        joins &= ~(forbids & is_later)
+        if is_open is not None:
+            grows = is_open[edges.pairs].any(axis=1)
+            joins, forbids = joins | grows, forbids | grows
+        kept = np.stack([joins, forbids], axis=1)
+        sums, first = np.where(np.repeat(kept, 2, axis=1), edges.sums, 0), np.where(kept, edges.first, NO_PAIR)
+        return Edges(edges.pairs, sums, first)[joins | forbids]
+
+    def _best(self, edges: Edges, owner: np.ndarray, kind: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return pairs, sums and first pairs of the best edge of a `kind` between any two owners."""
+        edges = edges[edges.sums[:, 2 * kind + 1] > 0]
+        weight = self._pushes(edges) if kind else self._pulls(edges)
+        order, pairs, starts = _grouped(owner[edges.pairs], -weight, edges.first[:, kind])
+        best = edges[order[starts]]
+        sums, first = np.zeros_like(best.sums), np.full_like(best.first, NO_PAIR)
+        sums[:, 2 * kind : 2 * kind + 2] = best.sums[:, 2 * kind : 2 * kind + 2]
+        first[:, kind] = best.first[:, kind]
+        return pairs, sums, first
+
+    def _pulls(self, edges: Edges) -> np.ndarray:
+        return np.asarray(mean_of(edges.sums) - self.threshold)
+
+    def _pushes(self, edges: Edges) -> np.ndarray:
+        return np.asarray(self.far_threshold - mean_of(edges.sums[:, 2:]))
 
 
-def solve(table: np.ndarray, joins: np.ndarray, pairs: np.ndarray, sums: np.ndarray, choice: Objects) -> Solution:
-    """Return the objects of all fragments.
+Rule = Mean | Mutex
 
-    Args:
-        table: of all fragments, as in Fragments.
-        joins: (joins, 2), int64: rows of the table that are of one supervoxel.
-        pairs, sums: as in Edges, of fragments by their rows.
-        choice: how supervoxels become objects.
+
+def rule_of(choice: Objects) -> Rule:
+    """Return how supervoxels are agglomerated."""
+    if choice.agglomerate == "mean":
+        return Mean(choice.threshold)
+    return Mutex(choice.threshold, choice.far_threshold)
+
+
+def mean_of(sums: np.ndarray) -> np.ndarray:
+    """Return the mean affinity (edges,), 0 to 1, of sums and numbers as in Edges."""
+    return np.asarray(sums[:, 0] / np.maximum(sums[:, 1], 1) / FULL)
+
+
+def agglomerate(num: int, edges: Edges, rule: Rule, is_open: np.ndarray) -> tuple[np.ndarray, Edges]:
+    """Return the owner (num,), from 0, of each of `num` nodes, and the edges that matter between owners.
+
+    Owners are in the order of their first nodes. Open nodes, a flag for each, own themselves alone.
     """
-    owner = connected_components(len(table), joins, table[:, FIRST])
-    if choice.method == "watershed":
-        edges = Edges.total(owner[pairs], sums)
-        num = int(owner.max(initial=-1)) + 1
-        owner = agglomerate(num, edges, choice)[owner]
-    rows = add_up(owner, table)
-    large = rows[:, 0] >= choice.min_voxels
-    number = np.zeros(len(rows), np.int64)
-    order = np.flatnonzero(large)
-    order = order[np.argsort(rows[order, FIRST], kind="stable")]
-    number[order] = np.arange(1, len(order) + 1)
-    return Solution(number[owner], rows[order])
+    edges, is_locked = rule.prepared(edges, is_open)
+    links = np.concatenate([np.zeros((0, 2), np.int64), *_links(edges, rule, ~is_locked)])
+    owner = connected_components(num, links, np.arange(num))
+    if not len(links):
+        return owner, edges
+    touched = ~is_locked[edges.pairs].all(axis=1)
+    rest, own = edges[~touched], rule.merged(edges[touched], owner)
+    pairs = np.concatenate([owner[rest.pairs], own.pairs])
+    sums, first = np.concatenate([rest.sums, own.sums]), np.concatenate([rest.first, own.first])
+    return owner, Edges.total(pairs, sums, first)
+
+
+def _links(edges: Edges, rule: Rule, is_active: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the pairs (n, 2) of nodes to be merged, as long as there are some.
+
+    A node whose best edge leads to one that is not active can only wait, and so can those that wait for it.
+    """
+    names = np.arange(len(is_active))
+    while True:
+        live = rule.is_live(edges)
+        has_live = np.zeros(len(is_active), bool)
+        has_live[edges.pairs[live]] = True
+        is_active = is_active & has_live
+        edges = edges[is_active[edges.pairs].any(axis=1)]
+        if not len(edges):
+            return
+        edges, names, is_active = _compact(edges, names, is_active)
+        links, is_active = _mutual(edges[rule.is_live(edges)], rule, is_active)
+        if not is_active.any():
+            return
+        if len(links) <= FEW * np.count_nonzero(is_active):
+            pairs = np.array(list(rule.one_by_one(edges, is_active)), np.int64).reshape(-1, 2)
+            yield names[pairs]
+            return
+        yield names[links]
+        owner = connected_components(len(names), links, np.arange(len(names)))
+        edges = rule.merged(edges, owner)
+        names, is_active = _of_owners(owner, names), _of_owners(owner, is_active)
+
+
+def _of_owners(owner: np.ndarray, values: np.ndarray) -> np.ndarray:
+    result = np.empty(int(owner.max(initial=-1)) + 1, values.dtype)
+    result[owner] = values
+    return result
+
+
+def _compact(edges: Edges, names: np.ndarray, is_active: np.ndarray) -> tuple[Edges, np.ndarray, np.ndarray]:
+    """Return `edges` with their nodes numbered from 0, and the names and flags of these nodes."""
+    has_edge = np.zeros(len(names), bool)
+    has_edge[edges.pairs] = True
+    number = np.cumsum(has_edge) - 1
+    return replace(edges, pairs=number[edges.pairs]), names[has_edge], is_active[has_edge]
+
+
+def _mutual(edges: Edges, rule: Rule, is_active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs (n, 2) of active nodes that are each other's best, and the nodes that stay active."""
+    num, own = len(is_active), np.arange(len(edges))
+    best = _best_edges(num, edges, rule)
+    is_mutual = (best[edges.pairs[:, 0]] == own) & (best[edges.pairs[:, 1]] == own)
+    leads = np.arange(num)
+    has_best = best >= 0
+    leads[has_best] = edges.pairs[best[has_best]].sum(axis=1) - leads[has_best]
+    leads[~is_active] = np.flatnonzero(~is_active)
+    pairs = edges.pairs[is_mutual]
+    is_pair = is_active[pairs].all(axis=1)
+    leads[pairs[is_pair]] = pairs[is_pair]
+    while not np.array_equal(leads, farther := leads[leads]):
+        leads = farther
+    return pairs[is_pair], is_active & is_active[leads]
+
+
+def _best_edges(num: int, edges: Edges, rule: Rule) -> np.ndarray:
+    """Return the best edge of each of `num` nodes, -1 where it has none."""
+    nodes, edge = edges.pairs.T.ravel(), np.tile(np.arange(len(edges)), 2)
+    for key in rule.keys(edges):
+        lowest = -np.inf if key.dtype.kind == "f" else np.iinfo(key.dtype).min
+        highest = np.full(num, lowest, key.dtype)
+        np.maximum.at(highest, nodes, key[edge])
+        best = key[edge] == highest[nodes]
+        nodes, edge = nodes[best], edge[best]
+    result = np.full(num, -1)
+    result[nodes] = edge
+    return result
 
 
 def connected_components(num: int, joins: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -110,128 +388,7 @@ def _roots(num: int, joins: np.ndarray) -> np.ndarray:
         apart = low < high
         if not apart.any():
             return root
+        joins = joins[apart]
         np.minimum.at(root, high[apart], low[apart])
         while not np.array_equal(root, farther := root[root]):
             root = farther
-
-
-def add_up(owner: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return the table of the owners of the rows of `table`; `owner` (rows,) counts from 0."""
-    num = int(owner.max(initial=-1)) + 1
-    rows = np.zeros((num, table.shape[1]), np.int64)
-    np.add.at(rows, owner, table)
-    for columns, extreme, worst in (
-        (slice(FIRST, FIRST + 1), np.minimum, np.iinfo(np.int64).max),
-        (LEAST, np.minimum, np.iinfo(np.int64).max),
-        (MOST, np.maximum, 0),
-    ):
-        rows[:, columns] = worst
-        extreme.at(rows[:, columns], owner, table[:, columns])
-    return rows
-
-
-def agglomerate(num: int, edges: Edges, choice: Objects) -> np.ndarray:
-    """Return the object (num,), from 0, of each of `num` supervoxels."""
-    if choice.agglomerate == "mean":
-        return mean_agglomeration(num, edges, choice)
-    return connected_components(num, mutex_watershed(edges, choice), np.arange(num))
-
-
-def mutex_watershed(edges: Edges, choice: Objects) -> np.ndarray:
-    """Return pairs (n, 2), int64, of supervoxels of one object, by the mutex watershed (Wolf et al. 2018)."""
-    import mwatershed
-
-    near, far = edges.sums[:, :2], edges.sums[:, 2:]
-    pulls, pushes = _mean(near) - choice.threshold, _mean(far) - choice.far_threshold
-    joins, forbids = (near[:, 1] > 0) & (pulls > 0), (far[:, 1] > 0) & (pushes < 0)
-    weight = np.concatenate([pulls[joins], pushes[forbids]])
-    pairs = np.concatenate([edges.pairs[joins], edges.pairs[forbids]])
-    order = np.lexsort((weight > 0, pairs[:, 1], pairs[:, 0], -np.abs(weight)))
-    sorted_edges = list(zip((weight > 0)[order].tolist(), *pairs[order].T.tolist(), strict=True))
-    links = mwatershed.cluster(sorted_edges) if sorted_edges else []
-    # A segment is named by one of its supervoxels.
-    return np.array(links, np.int64).reshape(-1, 2)
-
-
-def _mean(sums: np.ndarray) -> np.ndarray:
-    """Return the mean affinity (edges,), 0 to 1, of sums and numbers as in Edges."""
-    return np.asarray(sums[:, 0] / np.maximum(sums[:, 1], 1) / FULL)
-
-
-def mean_agglomeration(num: int, edges: Edges, choice: Objects) -> np.ndarray:
-    """Return the object (num,), from 0, of each of `num` supervoxels by mean affinity agglomeration.
-
-    The pair with the highest mean is merged first, while it reaches the threshold; edges to a common neighbour are
-    summed. A mean cannot exceed the higher of two, so that all mutually best pairs may be merged at once, with the same
-    objects (reciprocal nearest neighbours, Murtagh 1983): done while there are many.
-    """
-    near = edges.sums[:, 1] > 0
-    edges = Edges(edges.pairs[near], edges.sums[near, :2])
-    owner, num_left = np.arange(num), num
-    while True:
-        best = _mutual(num_left, edges, choice.threshold)
-        merging = connected_components(num_left, best, np.arange(num_left))
-        if len(best) > FEW * num_left:
-            owner, num_left = merging[owner], num_left - len(best)
-            edges = Edges.total(merging[edges.pairs], edges.sums)
-            continue
-        return connected_components(num_left, one_by_one(num_left, edges, choice.threshold), np.arange(num_left))[owner]
-
-
-def _mutual(num: int, edges: Edges, threshold: float) -> np.ndarray:
-    """Return the mutually best pairs (n, 2) of `num` supervoxels with a mean of at least `threshold`.
-
-    Of equal pairs the first is the best.
-    """
-    mean = _mean(edges.sums)
-    place = np.flatnonzero(mean >= threshold)
-    pairs, mean = edges.pairs[place], mean[place]
-    highest, first = np.full(num, -1.0), np.full(num, len(pairs))
-    for side in pairs.T:
-        np.maximum.at(highest, side, mean)
-    for side in pairs.T:
-        is_best = np.flatnonzero(mean == highest[side])
-        np.minimum.at(first, side[is_best], is_best)
-    own = np.arange(len(pairs))
-    return np.asarray(pairs[(first[pairs[:, 0]] == own) & (first[pairs[:, 1]] == own)])
-
-
-def one_by_one(num: int, edges: Edges, threshold: float) -> np.ndarray:
-    """Return the pairs (n, 2) of supervoxels to merge, as in `mean_agglomeration`; of ties the lowest numbers first."""
-    around: list[dict[int, tuple[int, int]]] = [{} for _ in range(num)]
-    heap = []
-    for (a, b), (total, count) in zip(edges.pairs.tolist(), edges.sums.tolist(), strict=True):
-        around[a][b] = around[b][a] = (total, count)
-        if total / count / FULL >= threshold:
-            heap.append((-total / count, a, b))
-    heapq.heapify(heap)
-    links: list[tuple[int, int]] = []
-    while heap:
-        mean, a, b = heapq.heappop(heap)
-        known = around[a].get(b)
-        if known is None or -known[0] / known[1] != mean:
-            continue  # stale: one of the two was merged, or their edge changed
-        links.append((a, b))
-        keep, drop = (a, b) if len(around[a]) >= len(around[b]) else (b, a)
-        for c in _absorb(around, keep, drop):
-            total, count = around[keep][c]
-            if total / count / FULL >= threshold:
-                heapq.heappush(heap, (-total / count, min(keep, c), max(keep, c)))
-    return np.array(links, np.int64).reshape(-1, 2)
-
-
-def _absorb(around: list[dict[int, tuple[int, int]]], keep: int, drop: int) -> Iterator[int]:
-    """Merge `drop` into `keep`, and yield the neighbours whose edges changed."""
-    del around[keep][drop], around[drop][keep]
-    for c, (total, count) in around[drop].items():
-        before = around[keep].get(c, (0, 0))
-        del around[c][drop]
-        around[keep][c] = around[c][keep] = (before[0] + total, before[1] + count)
-        yield c
-    around[drop] = {}
-
-
-def bytes_needed(num_fragments: int, num_joins: int, num_edges: int, choice: Objects) -> int:
-    """Return an upper bound of the memory of `solve`, in bytes."""
-    edge = EDGE_BYTES[choice.agglomerate] if choice.method == "watershed" else 0
-    return num_fragments * FRAGMENT_BYTES + num_joins * JOIN_BYTES + num_edges * edge

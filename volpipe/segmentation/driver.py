@@ -3,7 +3,7 @@
 Not here: tasks (tasks), or how objects are found (fragments, agglomerate). The same call resumes a stopped
 segmentation from its journal::
 
-    fragments of each block ─► edges of each block ─► graph of all, once ─► labels of each block ─► coarser levels
+    fragments of each block ─► edges of each block ─► graph, box by box ─► labels of each block ─► coarser levels
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from volpipe.runs.updates import Updated, records_after, updates_in
 from volpipe.runs.verify import Recomputed, Verdict, check_present, judge, written
 from volpipe.runs.work import SILENT, Listener, Options, WorkSession
 from volpipe.segmentation import tasks
-from volpipe.segmentation.agglomerate import bytes_needed
 from volpipe.segmentation.estimate import forecast_labels
+from volpipe.segmentation.graph import check_size
 from volpipe.segmentation.output import origin
 from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit
 from volpipe.segmentation.tasks import (
@@ -60,9 +60,11 @@ from volpipe.segmentation.tasks import (
     FRAGMENTS,
     IDS,
     NAMES,
+    NUMBERS,
     PAINTED,
+    SOLVED,
     TABLE,
-    EdgeCounts,
+    Counts,
     FragmentCounts,
     Objects,
     Painted,
@@ -91,9 +93,12 @@ class SegmentSchedule(OutputSchedule[SegmentPlan]):
         num_blocks = len(plan.blocks)
         self.pieces = fed(Stage("pieces", num_blocks), feed, plan.input_box)
         self.edges = Stage("edges", num_blocks, waits=self._lacks_fragments)
-        self.graph = Stage("graph", 1, waits=lambda unit: self.edges.num_done < num_blocks)
+        self.solve = Stage("solve", len(plan.boxes), waits=self._lacks_parts)
+        self.number = Stage("number", plan.boxes.num_slabs, waits=lambda slab: not _is_done(self.solve))
+        self.name = Stage("name", len(plan.boxes), waits=self._lacks_names)
+        self.graph = Stage("graph", 1, waits=lambda unit: not _is_done(self.name))
         self.paint = Stage("paint", num_blocks, waits=lambda block: not self.graph.num_done)
-        stages = (self.paint, self.graph, self.edges, self.pieces)
+        stages = (self.paint, self.graph, self.name, self.number, self.solve, self.edges, self.pieces)
         super().__init__(plan, stages, [None] * len(plan.factors), feed, readers)
 
     @property
@@ -107,11 +112,19 @@ class SegmentSchedule(OutputSchedule[SegmentPlan]):
         if stage is self.pieces:
             for block in self.plan.blocks.touching(self.plan.around(unit)):
                 self.edges.offer(block)
-        elif stage is self.edges and self.edges.num_done == self.edges.num_units:
-            self.graph.offer(0)
-        elif stage is self.graph:
-            self.paint.look_again()
-        elif stage not in (self.edges, self.graph):
+        elif stage is self.edges:
+            self.solve.offer(next(self.plan.boxes.around(unit)))
+        elif stage is self.solve and (parent := self.plan.boxes.parent(unit)) is not None:
+            self.solve.offer(parent)
+        elif stage is self.name and self.plan.boxes.level(unit):
+            for part in self.plan.boxes.children(unit):
+                self.name.offer(part)
+        elif stage in (self.solve, self.number, self.name, self.graph):
+            if _is_done(stage):
+                {"solve": self.number, "number": self.name, "name": self.graph, "graph": self.paint}[
+                    stage.name
+                ].look_again()
+        else:
             self._finish_shard([self.paint, *self.pyramid].index(stage), unit)
 
     def _is_first_written(self, shard: int) -> bool:
@@ -121,17 +134,33 @@ class SegmentSchedule(OutputSchedule[SegmentPlan]):
         """Return the box of the task `unit` in voxels (z, y, x) of its level."""
         if stage is self.graph:
             return self.plan.box
+        if stage in (self.solve, self.name):
+            return self.plan.boxes.box(unit)
+        if stage is self.number:
+            return self.plan.boxes.slab_box(unit)
         return self.plan.shards(self.pyramid.index(stage) + 1 if stage in self.pyramid else 0).box(unit)
 
     def kept_back(self) -> Iterator[tuple[Stage, int]]:
         """Yield the units that cannot be done because something that they need was not made."""
         yield from self.starved()
-        if self.pieces.num_done < self.pieces.num_units or self.edges.num_done < self.edges.num_units:
+        if not all(map(_is_done, (self.pieces, self.edges, self.solve, self.number, self.name))):
             yield self.graph, 0
         yield from self._coarser_kept_back(self.paint.failed)
 
     def _lacks_fragments(self, block: int) -> bool:
         return not all(self.pieces.done[near] for near in self.plan.blocks.touching(self.plan.around(block)))
+
+    def _lacks_parts(self, unit: int) -> bool:
+        boxes = self.plan.boxes
+        return not (self.solve if boxes.level(unit) else self.edges).done[boxes.children(unit)].all()
+
+    def _lacks_names(self, unit: int) -> bool:
+        parent = self.plan.boxes.parent(unit)
+        return not (_is_done(self.number) if parent is None else self.name.done[parent])
+
+
+def _is_done(stage: Stage) -> bool:
+    return stage.num_done == stage.num_units
 
 
 SHOWN_OBJECTS, MOST_LISTED = 8, 1_000_000  # of a table in a notebook; a longer table takes seconds to read
@@ -328,8 +357,9 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             if not schedule.graph.num_done:
                 self._check_graph(session.journal)
                 self._note_painted()
-            schedule.graph.look_again()
-            yield from session.finish(self.phase(session, schedule, submit, only=("graph",)))
+            for stage in (schedule.solve, schedule.number, schedule.name, schedule.graph):
+                stage.look_again()
+            yield from session.finish(self.phase(session, schedule, submit, only=("solve", "number", "name", "graph")))
         if schedule.graph.num_done:
             schedule = self._painting()
             self._create_output()
@@ -390,13 +420,15 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         """Delete what no update will need, and what killed writers left."""
         self.clean()
         if not self.options.update:
-            for name in (IDS, FRAGMENTS, EDGES):
+            for name in (IDS, FRAGMENTS, EDGES, SOLVED):
                 if (self.folder.path / name).exists():
                     delete(self.folder.path / name)
         remove_leftovers(self.folder.path / IDS)
-        for name in (NAMES, PAINTED):
-            (self.folder.path / name).unlink(missing_ok=True)
-        for folder in (self.folder.path, self.folder.path / FRAGMENTS, self.folder.path / EDGES):
+        (self.folder.path / PAINTED).unlink(missing_ok=True)
+        for name in (NUMBERS, NAMES):
+            if (self.folder.path / name).exists():
+                delete(self.folder.path / name)
+        for folder in (self.folder.path, *(self.folder.path / name for name in (FRAGMENTS, EDGES, SOLVED))):
             for path in paths.partial_files(folder):
                 path.unlink(missing_ok=True)
 
@@ -406,19 +438,18 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         Raises:
             RunStopped: naming both.
         """
-        plan, results = self.plan, [record.result for record in self.records()]
-        num_fragments = sum(counts.num_fragments for counts in results if isinstance(counts, FragmentCounts))
-        num_joins = sum(counts.num_joins for counts in results if isinstance(counts, EdgeCounts))
-        num_edges = sum(counts.num_edges for counts in results if isinstance(counts, EdgeCounts))
-        needed = bytes_needed(num_fragments, num_joins, num_edges, plan.recipe.objects)
-        if needed > plan.recipe.output.graph_gib * GIB:
-            reason = (
-                f"the graph of {num_fragments:,} fragments and {num_edges:,} edges takes up to {needed / GIB:.1f} GiB, "
-                f"output.graph_gib gives it {plan.recipe.output.graph_gib:g}; segment with --fresh and more of either, "
-                "a larger objects.background, or more objects.smooth"
-            )
-            journal.append(Record("graph", (), ((0, reason),)))
-            raise RunStopped(reason)
+        plan, sizes = self.plan, np.zeros((len(self.plan.boxes.levels[0]), 3), np.int64)
+        for result in (record.result for record in self.records()):
+            if isinstance(result, Counts):
+                columns = [0] if isinstance(result, FragmentCounts) else [1, 2]
+                for block, *counts in result.blocks:
+                    sizes[next(plan.boxes.around(block)), columns] += counts[: len(columns)]
+        try:
+            for unit, (num_fragments, num_joins, num_edges) in enumerate(sizes.tolist()):
+                check_size(plan, unit, num_fragments, num_joins, num_edges)
+        except PlanError as error:
+            journal.append(Record("solve", (), ((unit, str(error)),)))
+            raise RunStopped(str(error)) from error
 
 
 def objects_of(folder: RunFolder) -> Objects | None:

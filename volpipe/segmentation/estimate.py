@@ -1,8 +1,8 @@
 """Time of a segmentation, forecast from a small one of the same voxels that each worker makes and deletes.
 
 Not here: bytes and files (cost), or the segmentation (driver). Blocks of up to EDGE voxels per axis are tried,
-larger ones where that is quick; times are per voxel. The graph is one task, which grows with fragments and edges: many
-copies of the small graph are solved together, so that constant costs count little.
+larger ones where that is quick; times are per voxel. The graph grows with fragments and edges: many copies of the small
+graph are solved together, so that constant costs count little.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
 from volpipe.geometry.grid import Box
 from volpipe.inference.output_plan import Source, level_key
 from volpipe.runs.run_folder import RunFolder
+from volpipe.segmentation import graph
 from volpipe.segmentation import tasks as label_tasks
-from volpipe.segmentation.agglomerate import FIRST, solve
+from volpipe.segmentation.graph import load_block, rows_csv
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.segmentation.tasks import FragmentGraph, SegmentJob, objects_csv
+from volpipe.segmentation.solve import FIRST, Frame, Part, solve
+from volpipe.segmentation.tasks import SegmentJob
 from volpipe.volumes.placeholder import synthetic_affinities, write
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.lock import held
@@ -64,6 +66,9 @@ class SegmentCosts:
         graph_parts: fragments and edges per voxel.
         graph_seconds: per fragment or edge, times the logarithm of their number: they are sorted.
         load_seconds: per block, to load the graph.
+        number_seconds: per fragment or edge, to number objects.
+        name_seconds: per block, to name its fragments.
+        finish_seconds: per block, to join the table of objects.
     """
 
     num_voxels: int
@@ -76,6 +81,9 @@ class SegmentCosts:
     graph_parts: float
     graph_seconds: float
     load_seconds: float
+    number_seconds: float
+    name_seconds: float
+    finish_seconds: float
 
 
 @dataclass(frozen=True)
@@ -159,7 +167,10 @@ def segment_times(trial: SegmentTrial, rates: SegmentCosts, num_workers: int) ->
     stages = (
         StageTime("pieces", num_blocks, reading + rates.fragments_seconds * _touched(plan, plan.near, SINGLE)),
         StageTime("edges", num_blocks, again + rates.edges_seconds * _pairs(plan)),
-        StageTime("graph", 1, rates.graph_seconds * sorting(parts) + rates.load_seconds * num_blocks),
+        StageTime("solve", len(plan.boxes), rates.graph_seconds * sorting(parts) + rates.load_seconds * num_blocks),
+        StageTime("number", plan.boxes.num_slabs, rates.number_seconds * parts),
+        StageTime("name", len(plan.boxes), rates.name_seconds * num_blocks),
+        StageTime("graph", 1, rates.finish_seconds * num_blocks),
         StageTime("paint", num_blocks, rates.paint_seconds * num_voxels),
         *(
             StageTime(f"pyramid {n}", len(plan.shards(n)), rates.coarse_seconds * math.prod(plan.level_shape(n - 1)))
@@ -275,8 +286,12 @@ def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:
     tasks = label_tasks.fragments, label_tasks.edges
     fragments, edges = (_seconds(function(job, blocks)) for function in tasks)
     with stopwatch() as loading:
-        graph = FragmentGraph.load(job)
-    _seconds(label_tasks.graph(job, [0]))
+        parts = [load_block(job, block) for block in blocks]
+    solve_seconds, number_seconds = _graph_seconds(parts, plan)
+    boxes, slabs = range(len(plan.boxes)), range(plan.boxes.num_slabs)
+    _seconds(graph.solve_boxes(job, boxes))
+    _seconds(graph.number_objects(job, slabs))
+    name, finish = _seconds(graph.name_fragments(job, boxes[::-1])), _seconds(graph.finish_graph(job, [0]))
     paint = _seconds(label_tasks.paint(job, blocks))
     coarser = dataclasses.replace(job, level=1)
     coarse = range(len(plan.shards(1))) if len(plan.factors) > 1 else ()
@@ -288,9 +303,12 @@ def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:
         edges_seconds=edges / _pairs(plan),
         paint_seconds=paint / num_voxels,
         coarse_seconds=_seconds(label_tasks.coarsen(coarser, coarse)) / num_voxels,
-        graph_parts=(len(graph.table) + len(graph.pairs)) / num_voxels,
-        graph_seconds=_graph_seconds(graph, plan),
+        graph_parts=num_items(parts) / num_voxels,
+        graph_seconds=solve_seconds,
         load_seconds=loading.seconds / len(blocks),
+        number_seconds=number_seconds,
+        name_seconds=name / len(blocks),
+        finish_seconds=finish / len(blocks),
     )
 
 
@@ -305,15 +323,22 @@ def _seconds(record: Record[object]) -> float:
     return record.usage.seconds
 
 
-def _graph_seconds(graph: FragmentGraph, plan: SegmentPlan) -> float:
-    """Return the seconds per unit of `sorting` of many separate copies of `graph`."""
-    parts = max(1, len(graph.table) + len(graph.pairs))
-    copies = math.ceil(MANY / parts)
-    many = repeated(graph, copies, math.prod(plan.shape))
-    with stopwatch() as watch:
-        solution = solve(many.table, many.joins, many.pairs, many.sums, plan.recipe.objects)
-        objects_csv(solution.objects, plan)
-    return watch.seconds / sorting(copies * parts)
+def _graph_seconds(parts: Sequence[Part], plan: SegmentPlan) -> tuple[float, float]:
+    """Return the seconds of many copies of `parts`: to solve them per unit of `sorting`, to number objects per item."""
+    num = max(1, num_items(parts))
+    copies = math.ceil(MANY / num)
+    many, box = Part.joined(repeated(parts, copies, math.prod(plan.shape))), Box.from_shape(plan.shape)
+    frame = Frame(box, plan.shape, plan.contact, lambda blocks: np.ones(len(blocks), bool))
+    with stopwatch() as solving:
+        solved = solve(many, frame, plan.recipe.objects)
+    with stopwatch() as numbering:
+        rows_csv(solved.objects, plan, 1)
+    return solving.seconds / sorting(copies * num), numbering.seconds / (copies * num)
+
+
+def num_items(parts: Sequence[Part]) -> int:
+    """Return the number of nodes and edges of `parts`."""
+    return sum(len(part.table) + len(part.pairs) for part in parts)
 
 
 def sorting(parts: float) -> float:
@@ -321,13 +346,16 @@ def sorting(parts: float) -> float:
     return parts * math.log(max(2.0, parts))
 
 
-def repeated(graph: FragmentGraph, copies: int, num_voxels: int) -> FragmentGraph:
-    """Return `copies` of `graph` side by side, each of a volume of `num_voxels`."""
-    number = np.arange(copies)
-    table = np.tile(graph.table, (copies, 1))
-    table[:, FIRST] += np.repeat(number * num_voxels, len(graph.table))
-    joins, pairs = (
-        np.tile(pairs, (copies, 1)) + np.repeat(number * len(graph.table), len(pairs))[:, None]
-        for pairs in (graph.joins, graph.pairs)
-    )
-    return FragmentGraph(graph.ids, table, graph.bases, joins, pairs, np.tile(graph.sums, (copies, 1)))
+def repeated(parts: Sequence[Part], copies: int, num_voxels: int) -> list[Part]:
+    """Return `copies` of the graph of blocks side by side, each of a volume of `num_voxels`."""
+    return [
+        _moved(part, (number * len(parts)) << 32, number * num_voxels) for number in range(copies) for part in parts
+    ]
+
+
+def _moved(part: Part, ids: int, voxels: int) -> Part:
+    """Return `part` with other numbers of fragments and of voxels."""
+    table = part.table.copy()
+    table[:, FIRST] += voxels
+    moved = {name: getattr(part, name) + ids for name in ("ids", "joins", "pairs")}
+    return dataclasses.replace(part, table=table, **moved)

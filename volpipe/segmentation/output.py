@@ -17,7 +17,7 @@ from volpipe.volumes.identity import fingerprint
 RECIPE_KEY = "labelling"  # of attributes: a run's is "recipe"
 PACKAGES = (
     "volpipe",
-    *("connected-components-3d", "fastremap", "mwatershed", "numpy", "parsl", "tensorstore", "zarr"),
+    *("connected-components-3d", "fastremap", "numpy", "parsl", "tensorstore", "zarr"),
 )
 
 

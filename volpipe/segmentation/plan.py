@@ -18,6 +18,8 @@ from volpipe.geometry.levels import level_factors
 from volpipe.inference.output_plan import OutputPlan, Source, levels_of
 from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
 from volpipe.runs.run_folder import RunFolder
+from volpipe.segmentation import boxes
+from volpipe.segmentation.boxes import Boxes
 from volpipe.volumes.formats.precomputed import SEGMENTATION, even_chunk
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute, with_view
 
@@ -103,6 +105,23 @@ class SegmentPlan(OutputPlan):
         """Halo of a block's fragments in voxels (z, y, x)."""
         objects = self.recipe.objects
         return tuple(n + 2 for n in objects.smooth) if objects.method == "watershed" else (1, 1, 1)
+
+    @property
+    def kinds(self) -> int:
+        """Kinds of affinities that an edge sums: the nearest, and with a mutex the farther ones."""
+        objects = self.recipe.objects
+        return 2 if objects.method == "watershed" and objects.agglomerate == "mutex" else 1
+
+    @property
+    def contact(self) -> Shape:
+        """How far apart in voxels (z, y, x) two neighbouring fragments may have a voxel."""
+        offsets = self.recipe.input.offsets if self.kinds == 2 else NEAREST
+        return tuple(max(abs(offset[axis]) for offset in offsets) for axis in range(3))
+
+    @cached_property
+    def boxes(self) -> Boxes:
+        """The boxes of blocks in which the graph is solved."""
+        return Boxes(self.blocks, boxes.EDGE, boxes.SLAB)
 
     @property
     def task_bytes(self) -> int:

@@ -1,24 +1,22 @@
-"""The tasks of a segmentation: fragments, edges and labels of a block, the graph of all blocks, coarser levels.
+"""The tasks of a segmentation's blocks: fragments, edges and labels; coarser levels.
 
-Not here: the order of stages (driver). Tasks hand over files in the run's folder, each written atomically::
+Not here: the graph of all blocks (graph), or the order of stages (driver). Tasks hand over files in the run's folder,
+each written atomically::
 
     ids.zarr                 fragments of every block, uint32, a shard each
     pieces/<block>.npz       their table, and their joins to neighbouring blocks
     edges/<block>.npz        pairs of fragments, of neighbouring blocks too
     painted.npy              digests of the labels of every block, as they were painted last
-    names.npz, objects.csv   the label of every fragment, and the table of objects
 
 The first three stay where the labels are updated.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import hashlib
 import io
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,31 +28,31 @@ import numpy as np
 from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.task import work_each, work_once
+from volpipe.blockwise.task import work_each
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import write_voxels
 from volpipe.inference.pyramid import coarse_voxels
 from volpipe.recipes.segmentation import NEAREST
-from volpipe.runs.updates import SEEN, SHARDS, Number, TakesBack, Updated, to_ranges
+from volpipe.runs.updates import SEEN, SHARDS, Number, TakesBack, Updated
 from volpipe.runs.worker import Seen, Written, kept_entries
-from volpipe.segmentation.agglomerate import Edges, solve
+from volpipe.segmentation.agglomerate import NO_PAIR, Edges
 from volpipe.segmentation.boundary_maps import VoxelBox, nearest_affinities, read_probabilities
 from volpipe.segmentation.fragments import COLUMNS, find_fragments
 from volpipe.segmentation.plan import SegmentPlan, load_segment_plan
-from volpipe.volumes import checksums
 from volpipe.volumes.file_states import hash_voxels, read_known
 from volpipe.volumes.formats.container import grow_array
 from volpipe.volumes.storage.lock import check_holder
-from volpipe.volumes.storage.paths import atomic_write
+from volpipe.volumes.storage.paths import atomic_write, whole_file
 from volpipe.volumes.volume import ArraySpec, create_array, open_writer
 
 IDS, FRAGMENTS, EDGES, PAINTED = "ids.zarr", "pieces", "edges", "painted.npy"
-NAMES, TABLE = "names.npz", "objects.csv"
+SOLVED, NUMBERS, NAMES, TABLE = "solved", "numbers", "names", "objects.csv"
 DIGEST = np.dtype("S16")
 APPS = {
-    "pieces": "find_fragments", "edges": "find_edges", "graph": "agglomerate", "paint": "paint",
-    "pyramid": "coarsen_labels", "look": "look_fragments",
+    "pieces": "find_fragments", "edges": "find_edges", "solve": "solve_boxes", "number": "number_objects",
+    "name": "name_fragments", "graph": "finish_graph", "paint": "paint", "pyramid": "coarsen_labels",
+    "look": "look_fragments",
 }  # fmt: skip
 HEADINGS = ("label", *COLUMNS[:1], *COLUMNS[2:], "z_nm", "y_nm", "x_nm")
 
@@ -186,7 +184,7 @@ def submitter(pool: WorkerPool, job: SegmentJob, stage: str, units: Sequence[int
 def prepare(job: SegmentJob) -> None:
     """Create the folders and the array that tasks write to, unless they exist; one of a volume that grew grows."""
     plan = job.plan
-    for stage in (FRAGMENTS, EDGES):
+    for stage in (FRAGMENTS, EDGES, SOLVED, NUMBERS, NAMES):
         (job.path / stage).mkdir(exist_ok=True)
     spec = ArraySpec(shape=plan.shape, dtype=np.dtype(np.uint32), chunks=plan.chunk, shards=plan.block)
     grow_array(job.path / IDS, "", spec, "zarr3")
@@ -214,13 +212,14 @@ def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
     """Write the joins and the edges of the fragments of blocks `units`."""
 
     def one(block: int) -> EdgeCounts:
-        near, result, seen = Neighbourhood.load(job, block), Edges(*_NO_EDGES), list[tuple[int, str]]()
-        joins = near.joined_ids(_load(job.file(FRAGMENTS, block))["joins"])
+        near, result, seen = Neighbourhood.load(job, block), _NO_EDGES, list[tuple[int, str]]()
+        joins = near.joined_ids(load_one(job.file(FRAGMENTS, block), "joins"))
         if job.plan.recipe.objects.method == "watershed":
             voxels, fingerprint = job.read(block)
             result, seen = near.edges(voxels), [(block, fingerprint)]
         job.check_session()
-        save(job.file(EDGES, block), joins=joins, pairs=near.global_ids(result.pairs), sums=result.sums)
+        pairs = near.global_ids(result.pairs)
+        save(job.file(EDGES, block), joins=joins, pairs=pairs, sums=result.sums, first=result.first)
         return EdgeCounts.total([(block, len(joins), len(result.pairs))], seen)
 
     return work_each(
@@ -228,60 +227,7 @@ def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
     )
 
 
-_NO_EDGES = (np.zeros((0, 2), np.int64), np.zeros((0, 4), np.int64))
-
-
-@dataclass(frozen=True)
-class FragmentGraph:
-    """The fragments of all blocks and their edges, in the order of blocks.
-
-    Attributes:
-        ids: a hash of the ids of each block.
-        table: as in Fragments.
-        bases: (blocks + 1,), row of each block's first fragment in `table`, and the number of rows.
-        joins, pairs, sums: the arguments of `solve`.
-    """
-
-    ids: np.ndarray
-    table: np.ndarray
-    bases: np.ndarray
-    joins: np.ndarray
-    pairs: np.ndarray
-    sums: np.ndarray
-
-    @classmethod
-    def load(cls, job: SegmentJob) -> FragmentGraph:
-        blocks = range(len(job.plan.blocks))
-        files = [_load(job.file(FRAGMENTS, block)) for block in blocks]
-        ids, tables = np.array([str(file["ids"]) for file in files]), [file["table"] for file in files]
-        bases = np.cumsum([0, *map(len, tables)])
-        parts = [_load(job.file(EDGES, block)) for block in blocks]
-        joins, pairs, sums = (np.concatenate([part[name] for part in parts]) for name in ("joins", "pairs", "sums"))
-        return cls(ids, np.concatenate(tables), bases, _rows(joins, bases), _rows(pairs, bases), sums)
-
-    def digests(self, labels: np.ndarray) -> np.ndarray:
-        """Return a digest of the voxels of each block, (blocks,), DIGEST, where its fragments have such `labels`."""
-        parts = zip(self.ids, self.bases, self.bases[1:], strict=False)
-        texts = ((ids.encode(), labels[a:b].tobytes()) for ids, a, b in parts)
-        return np.array([hashlib.blake2b(a + b, digest_size=8).hexdigest() for a, b in texts], DIGEST)
-
-
-def graph(job: SegmentJob, units: Sequence[int]) -> Record[Objects]:
-    """Write the label of every fragment and the table of objects; there is one unit."""
-
-    def do() -> Objects:
-        job.check_session()
-        plan, whole = job.plan, FragmentGraph.load(job)
-        solution = solve(whole.table, whole.joins, whole.pairs, whole.sums, plan.recipe.objects)
-        labels = solution.labels.astype(plan.dtype)
-        digests = whole.digests(labels)
-        changed = np.flatnonzero(digests != _painted(job))
-        job.check_session()
-        atomic_write(job.path / TABLE, objects_csv(solution.objects, plan).encode())
-        save(job.path / NAMES, is_kept=False, labels=labels, bases=whole.bases, ids=whole.ids, digests=digests)
-        return Objects(len(solution.objects), checksums.checksum(job.path / TABLE), _levels(plan, changed.tolist()))
-
-    return work_once("graph", units[0], do, job.beater(lambda unit: job.plan.box))
+_NO_EDGES = Edges(*(np.zeros((0, columns), np.int64) for columns in (2, 2, 1)))
 
 
 def note_painted(folder: Path, digests: np.ndarray) -> None:
@@ -291,31 +237,13 @@ def note_painted(folder: Path, digests: np.ndarray) -> None:
     atomic_write(folder / PAINTED, data.getvalue())
 
 
-def _painted(job: SegmentJob) -> np.ndarray:
-    """Return the digests of the labels that are painted; those of blocks that are only tried are not."""
-    path = job.path / PAINTED
-    return np.load(path) if path.is_file() else np.zeros(len(job.plan.blocks), DIGEST)
-
-
-def _levels(plan: SegmentPlan, blocks: Sequence[int]) -> dict[str, str]:
-    """Return `blocks` and the coarser shards above them, as ranges by level."""
-    levels = {SHARDS: to_ranges(blocks)}
-    shards = set(blocks)
-    for level in range(1, len(plan.factors)):
-        finer, coarser = plan.shards(level - 1), plan.shards(level)
-        starts = (zip(finer.box(shard).start, plan.step(level), plan.shard, strict=True) for shard in shards)
-        shards = {coarser.number(tuple(a // step // n for a, step, n in each)) for each in starts}
-        levels[f"s{level}"] = to_ranges(sorted(shards))
-    return levels
-
-
 def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
     """Write the labels of blocks `units` to the output."""
 
     def one(block: int) -> Painted:
-        names = _load(job.path / NAMES)
-        written = _write(job, block, _labels(job, block, names))
-        return Painted(written.checksums, labels=((block, names["digests"][block].decode()),))
+        labels, digest = _labels(job, block)
+        written = _write(job, block, labels)
+        return Painted(written.checksums, labels=((block, digest),))
 
     def joined(parts: Sequence[Painted]) -> Painted:
         both = Written.joined(parts)
@@ -324,15 +252,16 @@ def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
     return work_each("paint", units, one, joined, job.check_session, _shard_beater(job))
 
 
-def _labels(job: SegmentJob, block: int, names: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the labels (1, z, y, x) of `block`, where fragments have such `names`."""
-    plan = job.plan
-    label = np.zeros(int(names["bases"][block + 1] - names["bases"][block]) + 1, plan.dtype)
-    label[1:] = names["labels"][names["bases"][block] : names["bases"][block + 1]]
+def _labels(job: SegmentJob, block: int) -> tuple[np.ndarray, str]:
+    """Return the labels (1, z, y, x) of `block`, and their digest."""
+    plan, boxes = job.plan, job.plan.boxes
+    unit = next(boxes.around(block))
+    names, place = load(job.file(NAMES, unit), (str(block), "ids", "digests")), boxes.children(unit).index(block)
+    label = np.concatenate([np.zeros(1, plan.dtype), names[str(block)]])
     ids = open_writer(job.path / IDS, "").read(plan.blocks.box(block))
-    if hash_voxels(ids) != str(names["ids"][block]):
+    if hash_voxels(ids) != str(names["ids"][place]):
         raise ValueError(f"the fragments of {plan.blocks.box(block)} in {job.path / IDS} are damaged; use --fresh")
-    return np.asarray(label[ids])[np.newaxis]
+    return np.asarray(label[ids])[np.newaxis], names["digests"][place].decode()
 
 
 def coarsen(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
@@ -421,65 +350,55 @@ class Neighbourhood:
         probabilities = read_probabilities(plan, voxels, wide)
         inner = self.own.relative_to(wide.start).slices
         near = nearest_affinities(plan, probabilities, wide)[:, *inner]
-        parts = [self._between(offset, near[k], 0) for k, offset in enumerate(NEAREST)]
+        parts = [self._between(k, offset, near[k], 0) for k, offset in enumerate(NEAREST)]
         if objects.agglomerate == "mutex":
             far = enumerate(plan.recipe.input.offsets[len(NEAREST) :], len(NEAREST))
-            parts += [self._between(offset, probabilities[k][inner], 2) for k, offset in far]
-        pairs, sums = zip(*((part.pairs, part.sums) for part in parts), strict=True)
-        return Edges.total(np.concatenate(pairs), np.concatenate(sums))
+            parts += [self._between(k, offset, probabilities[k][inner], 1) for k, offset in far]
+        columns = zip(*((part.pairs, part.sums, part.first) for part in parts), strict=True)
+        return Edges.total(*map(np.concatenate, columns))
 
-    def _between(self, offset: Offset, probabilities: np.ndarray, column: int) -> Edges:
-        """Return the edges of the block's voxels to those at `offset`; the sum in `column`, the number in the next."""
+    def _between(self, channel: int, offset: Offset, probabilities: np.ndarray, kind: int) -> Edges:
+        """Return the edges of the block's voxels to those at `offset`, as of `edge_sums`."""
         here = self.own & self.job.plan.box.shift(tuple(-o for o in offset))
         data = probabilities[here.relative_to(self.own.start).slices]
         first = self.ids[here.relative_to(self.box.start).slices]
         second = self.ids[here.shift(offset).relative_to(self.box.start).slices]
         apart = (first != second) & (first > 0) & (second > 0)
-        return edge_sums(first[apart], second[apart], data[apart], column)
+        edges, places = edge_sums(first[apart], second[apart], data[apart], self.job.plan.kinds, kind)
+        at = np.unravel_index(np.flatnonzero(apart)[places], here.shape)
+        voxel = np.ravel_multi_index([p + a for p, a in zip(at, here.start, strict=True)], self.job.plan.shape)
+        edges.first[:, kind] = voxel * max(len(NEAREST), len(self.job.plan.recipe.input.offsets)) + channel
+        return edges
 
 
-def edge_sums(first: np.ndarray, second: np.ndarray, probabilities: np.ndarray, column: int) -> Edges:
-    """Return the edges of pairs of voxels (n,): sums of `probabilities`, uint8, in `column`, numbers in the next."""
+def edge_sums(
+    first: np.ndarray, second: np.ndarray, probabilities: np.ndarray, kinds: int, kind: int
+) -> tuple[Edges, np.ndarray]:
+    """Return the edges of pairs of voxels (n,), and the first pair of each; `probabilities` are of one `kind`."""
     low, high = np.minimum(first, second), np.maximum(first, second)
     span = int(high.max(initial=0)) + 1
-    keys, number = np.unique(low * span + high, return_inverse=True)
-    sums = np.zeros((len(keys), 4), np.int64)
-    sums[:, column] = np.bincount(number, probabilities, len(keys)).astype(np.int64)
-    sums[:, column + 1] = np.bincount(number, minlength=len(keys))
-    return Edges(np.stack([keys // span, keys % span], axis=1), sums)
-
-
-def _rows(ids: np.ndarray, bases: np.ndarray) -> np.ndarray:
-    """Return the rows in the table of all fragments of global `ids`, block << 32 | id."""
-    return np.asarray(bases[ids >> 32] + (ids & 0xFFFFFFFF) - 1)
-
-
-def objects_csv(objects: np.ndarray, plan: SegmentPlan) -> str:
-    """Return the table of objects as CSV: label, voxels, bounding box, centre in voxels and in nm."""
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(HEADINGS if plan.source.voxel_size_nm is not None else HEADINGS[:-3])
-    for label, row in enumerate(objects.tolist(), 1):
-        voxels, _, *bounds = row[:8]
-        centre = [total / voxels for total in row[8:]]
-        cells = [f"{c:.3f}" for c in centre]
-        if plan.source.voxel_size_nm is not None:
-            places = zip(centre, plan.source.voxel_size_nm, plan.source.origin_nm, strict=True)
-            cells += [f"{o + c * v:.3f}" for c, v, o in places]
-        lines.writerow([label, voxels, *bounds, *cells])
-    return text.getvalue()
+    keys, places, number = np.unique(low * span + high, return_index=True, return_inverse=True)
+    sums, pairs = np.zeros((len(keys), 2 * kinds), np.int64), np.full((len(keys), kinds), NO_PAIR)
+    sums[:, 2 * kind] = np.bincount(number, probabilities, len(keys)).astype(np.int64)
+    sums[:, 2 * kind + 1] = np.bincount(number, minlength=len(keys))
+    return Edges(np.stack([keys // span, keys % span], axis=1), sums, pairs), places
 
 
 def save(path: Path, *, is_kept: bool = True, **arrays: np.ndarray) -> None:
     """Write `arrays` to the file at `path` atomically; compressed where it is kept, for updates."""
-    data, method = io.BytesIO(), zipfile.ZIP_DEFLATED if is_kept else zipfile.ZIP_STORED
-    with zipfile.ZipFile(data, "w", method, compresslevel=1) as archive:
+    method = zipfile.ZIP_DEFLATED if is_kept else zipfile.ZIP_STORED
+    with whole_file(path) as partial, zipfile.ZipFile(partial, "w", method, compresslevel=1) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)
-    atomic_write(path, data.getvalue())
 
 
-def _load(path: Path) -> Any:  # Any: numpy's archive
+def load(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the arrays of the file at `path` that have one of `names`; others are not read."""
     with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+        return {name: archive[name] for name in names if name in archive.files}
+
+
+def load_one(path: Path, name: str) -> np.ndarray:
+    """Return the array `name` of the file at `path`."""
+    return load(path, (name,))[name]

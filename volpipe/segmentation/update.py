@@ -1,8 +1,9 @@
 """An update of a segmentation: blocks whose input has changed, and what rests on them.
 
 Not here: how files and voxels are compared (runs.update), or the journal's records (runs.updates). Fragments of changed
-blocks are made again, the edges of these and of their neighbours, and the graph. Until it is solved all labels are
-open; then only those that have changed, by the digests of the fragments and names of each block::
+blocks are made again, the edges of these and of their neighbours, the boxes of the graph around them, and the names of
+all. Until they are known all labels are open; then only those that have changed, by the digests of the fragments and
+names of each block::
 
     blocks                |  0  |  1  | *2* |  3  |  4  |      2 has changed
     fragments                         | *2* |
@@ -36,7 +37,7 @@ from volpipe.runs.update import LOOK, Comparison, changed_blocks, compare_known,
 from volpipe.runs.updates import SEEN, STAGE, Updated, is_due, to_ranges, updates_in
 from volpipe.runs.work import WorkSession
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.segmentation.tasks import EDGES, FRAGMENTS, IDS, RESULTS, Objects, SegmentJob, submitter
+from volpipe.segmentation.tasks import EDGES, FRAGMENTS, IDS, RESULTS, SOLVED, Objects, SegmentJob, submitter
 from volpipe.units import count
 from volpipe.volumes.storage import paths
 
@@ -106,7 +107,10 @@ def _take_back(work: Work, journal: Journal, changed: list[int], why: str) -> Up
     if changed:
         blocks |= _lost(work.folder.path, FRAGMENTS, plan)
         edges = _near(plan, changed) | _lost(work.folder.path, EDGES, plan)
-        taken = {SEEN: to_ranges(changed)} | _taken(blocks, edges)
+        boxes = {unit for block in blocks | edges for unit in plan.boxes.around(block)} | _unsolved(
+            work.folder.path, plan
+        )
+        taken = {SEEN: to_ranges(changed)} | _taken(plan, blocks, edges, boxes)
         work.before_change()
     update = Updated(
         time.time(), len(changed), len(blocks), len(plan.blocks), taken, (), why, plan.identity, plan.identity
@@ -116,8 +120,16 @@ def _take_back(work: Work, journal: Journal, changed: list[int], why: str) -> Up
     return update if changed else None
 
 
-def _taken(blocks: Iterable[int], edges: Iterable[int]) -> dict[str, str]:
-    return {"pieces": to_ranges(sorted(blocks)), "edges": to_ranges(sorted(edges)), "graph": "0"}
+def _taken(plan: SegmentPlan, blocks: Iterable[int], edges: Iterable[int], boxes: Iterable[int]) -> dict[str, str]:
+    """Return what is made again: with a box all around it, and all labels."""
+    own = {"pieces": to_ranges(sorted(blocks)), "edges": to_ranges(sorted(edges)), "solve": to_ranges(sorted(boxes))}
+    sizes = {"number": plan.boxes.num_slabs, "name": len(plan.boxes), "graph": 1}
+    return own | {stage: to_ranges(range(size)) for stage, size in sizes.items()}
+
+
+def _unsolved(folder: Path, plan: SegmentPlan) -> set[int]:
+    """Return the boxes whose file is gone."""
+    return {unit for unit in range(len(plan.boxes)) if not (folder / SOLVED / f"{unit}.npz").is_file()}
 
 
 def _near(plan: SegmentPlan, blocks: Iterable[int]) -> set[int]:
@@ -168,7 +180,8 @@ def follow(work: Work, old: Work) -> Updated:
     blocks = changed | _lost(work.folder.path, FRAGMENTS, before)
     edges |= _lost(work.folder.path, EDGES, before)
     shapes = (" × ".join(map(str, each.source.shape)) for each in (before, plan))
-    taken = {SEEN: to_ranges(sorted(changed))} | _taken(blocks, edges | _near(plan, changed))
+    boxes = range(max(len(before.boxes), len(plan.boxes)))
+    taken = {SEEN: to_ranges(sorted(changed))} | _taken(plan, blocks, edges | _near(plan, changed), boxes)
     update = Updated(
         time.time(), len(changed), len(blocks), len(plan.blocks), taken, (),
         "the volume has grown from {} to {}".format(*shapes), before.identity, plan.identity, grids_of(before),

@@ -79,14 +79,13 @@ def find_site(name: str) -> Callable[[Path], Config]:
 
 
 def try_site(name: str, run_dir: Path) -> Config:
-    """Return the configuration of a site with its files under `run_dir`, to look at: nothing of it is started.
+    """Return the configuration of a site with its files under `run_dir`, without starting any of it.
 
     Raises:
         SiteError: no such site, or one that gives no configuration; the message says which and why.
     """
     config = _given(name)
-    # A ready one is checked where it is started: it would keep the folder.
-    return _configure(name, config, run_dir) if callable(config) else config
+    return _configure(name, config, run_dir) if callable(config) else config  # a ready one would keep the folder
 
 
 def _given(name: str) -> Config | Callable[[str], Config]:

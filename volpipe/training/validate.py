@@ -110,14 +110,14 @@ def tiled(
     plan = make_plan(tree, volume, facts, out=folder / "validated.zarr")
     normalise, selection = held_out.source.normalise, Selection(plan)
     runner = Runner(plan, next(net.parameters()).device.type, _net=net)
-    windows = StreamedWindows(volume, plan.lattice, normalise)
+    slabs_of = selection.slabs if plan.has_slabs else None
+    windows = StreamedWindows(volume, plan.lattice, normalise, slabs_of=slabs_of)
     for block, outcome in block_sums(selection, normalise, runner, windows, range(len(plan.blocks))):
         if isinstance(outcome, Exception):
             raise outcome
         windows.forget(block)
-        box = plan.blocks.box(block).scaled(facts.scale)
-        part = outcome.part(box)
-        yield box, part if outcome.is_finished else finish(plan, normalise, part)
+        part = outcome.part(outcome.box)
+        yield outcome.box, part if outcome.is_finished else finish(plan, normalise, part)
 
 
 def predict(net: nn.Module, sampler: Sampler, folder: Path, label: str, step: int) -> None:

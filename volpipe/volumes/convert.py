@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import json
 import math
 import multiprocessing
 import os
@@ -22,17 +23,19 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+import volpipe
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, align_up, triple
 from volpipe.volumes.atomic_copy import Target, atomic_copy
 from volpipe.volumes.formats import hdf5, mrc, npy, precomputed, tiff
-from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED, absolute, chunk_channels, inside
+from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED, absolute, chunk_channels, inside, read_attributes
 from volpipe.volumes.formats.flat import Part, num_bytes
 from volpipe.volumes.identity import identify
-from volpipe.volumes.storage.metadata import Place
+from volpipe.volumes.storage.metadata import Place, plain
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.quota import find_quotas
@@ -59,6 +62,7 @@ SUFFIXES = {
     ".npy": "npy",
 }
 DEFAULT_KEY = "raw"
+RECORD = "volpipe"  # the attribute of an output, or of a copy, that says how it was made
 CHUNK, SHARD = 64, 256
 MIN_BOX_BYTES = 2**24  # smaller boxes would cost more to hand out than to copy
 MAX_BOX_BYTES = 2**27  # a worker holds two to four boxes, measured 2026-11
@@ -114,7 +118,7 @@ def convert(
             copy is in the way.
     """
     choice = choice or Choice()
-    target = plan_copy(volume, out, choice)
+    target = with_record(plan_copy(volume, out, choice), volume, choice)
     coarse, read = coarser(volume, choice.bin), partial(_read, volume, choice.bin)
     boxes = Grid(coarse.spatial_shape, _cell(target, coarse))
     tell = on_progress or (lambda done, total: None)
@@ -160,6 +164,44 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
         precomputed.check_place(target.levels)
     _check_free(target, volume)
     return target
+
+
+def with_record(target: Target, volume: Volume, choice: Choice) -> Target:
+    """Return `target` with what its array says of the volume that it is copied from, and of how that one was made.
+
+    TIFF, MRC, .npy and precomputed have no place for it.
+    """
+    if target.format in ("tiff", "mrc", "npy", "precomputed"):
+        return target
+    made = read_record(volume)
+    record = {
+        "version": volpipe.__version__,
+        "copied_from": {
+            "path": str(volume.path),
+            "key": volume.key,
+            "view": dataclasses.asdict(volume.view),
+            "bin": choice.bin,
+        },
+        **({"made": made} if made else {}),
+    }
+    stored = json.dumps(plain(record)) if target.format == "hdf5" else plain(record)
+    attributes = {**target.spec.attributes, RECORD: stored}
+    return dataclasses.replace(target, spec=dataclasses.replace(target.spec, attributes=attributes))
+
+
+def read_record(volume: Volume) -> dict[str, Any]:  # Any: JSON
+    """Return what the innermost group around `volume` says of how it was made; {} where none does."""
+    place, container = volume.folder, absolute(volume.path)
+    while True:
+        record: object = None
+        with contextlib.suppress(VolumeError, ValueError):  # of a group that is no more than around it
+            record = read_attributes(place).get(RECORD)
+            record = json.loads(record) if isinstance(record, str) else record
+        if isinstance(record, dict):
+            return record
+        if place == container or place.parent == place:
+            return {}
+        place = place.parent
 
 
 def coarser(volume: Volume, bin: Triple) -> Volume:

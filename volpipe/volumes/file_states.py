@@ -242,6 +242,11 @@ def hash_voxels(voxels: np.ndarray) -> str:
     return f"{crc:08x}{(total ^ total >> 32) & 0xFFFFFFFF:08x}"
 
 
+def known_files(volume: Volume) -> FileStates:
+    """Return this process's states of the files of `volume`."""
+    return once(volume.folder, ("files", volume), lambda: FileStates(volume))
+
+
 def read_known(reader: Reader, box: Box) -> tuple[np.ndarray, str]:
     """Return the voxels of `box` as `Reader.read_mirrored` does, and their fingerprint.
 
@@ -250,8 +255,7 @@ def read_known(reader: Reader, box: Box) -> tuple[np.ndarray, str]:
     Raises:
         VolumeError: they do not stop changing.
     """
-    volume = reader.volume
-    files = once(volume.folder, ("files", volume), lambda: FileStates(volume))
+    volume, files = reader.volume, known_files(reader.volume)
     voxels, state = read_still(
         lambda: reader.read_mirrored(box), lambda: files.hash(box), f"{volume}", f" while its voxels {box} were read",
         earlier=(lambda: files.hash(box, may_be_old=True)) if files.is_remote else None,

@@ -15,8 +15,9 @@ from volpipe.geometry.grid import Box
 from volpipe.volumes.formats.container import absolute, read_header
 from volpipe.volumes.reader import naming, once
 from volpipe.volumes.storage import damage, object_store, tensorstore
+from volpipe.volumes.storage.chunk_files import ABSENT, CHECKSUM_BYTES, ChunkFiles
 from volpipe.volumes.storage.metadata import check_aligned
-from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.storage.paths import Location, partial_of, sync
 
 
 class Writer:
@@ -60,6 +61,107 @@ class Writer:
         if box.is_empty or not Box.from_shape(self.shape).contains(box):
             raise VolumeError(f"{self.header.folder}: box {box} is empty or leaves the array {self.shape}")
         return damage.read(self.header.folder, self.header, self._array, box.slices)
+
+
+class ShardStream:
+    """A shard of a Zarr v3 array on a disk, written layer by layer along z; it appears whole or not at all.
+
+    Chunks go to a file beside it as soon as they are whole. The bytes are those of the shard written at once.
+
+    Args:
+        writer: of the array.
+        box: the shard, in stored axes, clipped to the array.
+    """
+
+    def __init__(self, writer: Writer, box: Box) -> None:
+        header, files = writer.header, ChunkFiles(writer.header)
+        assert isinstance(header.folder, Path) and header.shards is not None
+        unit = header.write_unit
+        self._header, self._box = header, box
+        self._file = header.folder / files.name(tuple(a // n for a, n in zip(box.start, unit, strict=True)))
+        self._partial = partial_of(self._file)
+        self._entries = np.full((*(s // c for s, c in zip(unit, header.chunks, strict=True)), 2), ABSENT, np.uint64)
+        row = list(box.shape)
+        row[-3:-1] = header.chunks[-3:-1]
+        self._encoder = tensorstore.ChunkEncoder(header, tuple(row))
+        self._rest = np.empty((*box.shape[:-3], 0, *box.shape[-2:]), header.dtype)
+        self._num_layers = self._num_appended = self._size = 0
+
+    def append(self, data: np.ndarray) -> None:
+        """Write the next layers, `data` in stored axes; a part of a chunk waits for the rest of it.
+
+        Raises:
+            VolumeError: a disk that is full.
+        """
+        thickness = self._header.chunks[-3]
+        self._num_appended += data.shape[-3]
+        data = np.concatenate((self._rest, data), axis=-3) if self._rest.size else data
+        whole = data.shape[-3] // thickness * thickness
+        if self._num_appended == self._box.shape[-3]:
+            whole = data.shape[-3]
+        with naming(self._header.folder, self._box, self._header.folder):
+            for start in range(0, whole, thickness):
+                self._write(data[..., start : min(start + thickness, whole), :, :])
+        self._rest = data[..., whole:, :, :].copy()
+
+    def fill(self, stop: int) -> None:
+        """Append zeros up to `stop` along z, if anything is missing there."""
+        shape, thickness = self._box.shape, self._header.chunks[-3]
+        while (missing := stop - self._box.start[-3] - self._num_appended) > 0:
+            depth = min(missing, thickness)
+            self.append(np.zeros((*shape[:-3], depth, *shape[-2:]), self._header.dtype))
+
+    def _write(self, layer: np.ndarray) -> None:
+        """Append the chunks of a `layer` as thick as a chunk, or the last one, to the file."""
+        height = self._header.chunks[-2]
+        self._partial.parent.mkdir(parents=True, exist_ok=True)
+        with self._partial.open("ab") as file:
+            for row, start in enumerate(range(0, layer.shape[-2], height)):
+                for place, data in self._encoder.encode(layer[..., start : start + height, :]):
+                    self._entries[*place[:-3], self._num_layers, row, place[-1]] = self._size, len(data)
+                    file.write(data)
+                    tensorstore.count(written=len(data))
+                    self._size += len(data)
+        self._num_layers += 1
+
+    def close(self) -> None:
+        """Put the shard in its place, all of whose layers were written; where it holds nothing, there is no file."""
+        assert self._num_appended == self._box.shape[-3]
+        with naming(self._header.folder, self._box, self._header.folder):
+            if not self._size:
+                self.abort()
+                self._file.unlink(missing_ok=True)
+                return
+            self._order()
+            import google_crc32c
+
+            index = self._entries.astype("<u8").tobytes()
+            index += google_crc32c.value(index).to_bytes(CHECKSUM_BYTES, "little")
+            with self._partial.open("ab") as file:
+                file.write(index)
+            tensorstore.count(written=len(index))
+            sync(self._partial)
+            self._partial.replace(self._file)
+            sync(self._file.parent)
+
+    def _order(self) -> None:
+        """Give the chunks in the file the order of the shard's, where channels were written in turn."""
+        entries = self._entries.reshape(-1, 2)
+        stored = entries[entries[:, 0] != ABSENT].tolist()
+        if stored == sorted(stored):
+            return
+        ordered, size = partial_of(self._file), 0
+        with self._partial.open("rb") as old, ordered.open("wb") as new:
+            for entry in entries:
+                if entry[0] != ABSENT:
+                    old.seek(int(entry[0]))
+                    new.write(old.read(int(entry[1])))
+                    entry[0], size = size, size + int(entry[1])
+        ordered.replace(self._partial)
+
+    def abort(self) -> None:
+        """Delete what was written."""
+        self._partial.unlink(missing_ok=True)
 
 
 def open_writer(path: str | Path | object_store.Remote, key: str, into: Location | None = None) -> Writer:

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from volpipe.blockwise.journal import Kinds, Record
+from volpipe.blockwise.journal import Kinds, Record, read_records, read_units
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pace import Prospect
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Schedule
+from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.blockwise.work import POOL, Errand, Steps
 from volpipe.errors import PlanError, RunError, VolpipeError
@@ -54,7 +54,7 @@ from volpipe.runs.seams import Score, profile_items, seam_scores
 from volpipe.runs.update import Update, take_selection, with_due
 from volpipe.runs.updates import Updated, standing_records, updates_in
 from volpipe.runs.verify import Recomputed, Shard, check_present, recompute
-from volpipe.runs.work import SILENT, Listener, Options, WorkSession
+from volpipe.runs.work import SILENT, Listener, Options, WorkSession, file_mark
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.units import count, shape
@@ -139,6 +139,7 @@ class RunWork(OutputWork[Plan, Report]):
     goes_on: ClassVar[str] = "volpipe run"
     kinds: ClassVar[Kinds] = RESULTS
     updates: tuple[Updated, ...] = ()  # of this session
+    _replayed: tuple[tuple[object, ...], RunSchedule] | None = None  # and what it follows from
 
     def volumes(self) -> dict[str, Volume]:
         """Return volume and mask."""
@@ -162,6 +163,35 @@ class RunWork(OutputWork[Plan, Report]):
     def is_all(self, taken: Taken) -> bool:
         """Whether all that is selected is done; see `FolderWork`."""
         return self._selection() is not None and super().is_all(taken)
+
+    def replayed(self) -> RunSchedule:
+        """Return the schedule less the units that are done; see `FolderWork`.
+
+        A journal of 10^6 lines takes seconds, and is not read again until it, or what is selected, has changed.
+        """
+        folder, plan = self.folder, self.plan
+        marks = (plan.identity, self.is_comparing, file_mark(folder.journal), file_mark(folder.selection_file))
+        if self._replayed is None or self._replayed[0] != marks:
+            schedule = self._schedule(self._selected())
+            schedule.resume(self._units())
+            self._replayed = marks, schedule
+        return self._replayed[1]
+
+    def _units(self) -> Iterator[Unit]:
+        """Return the units that are done, numbered as the plan has them."""
+        if self._is_updated:
+            return (unit for record in self.records() for unit in record.units)
+        return read_units(self.folder.journal, self.kinds)
+
+    def _records_with(self, field: str) -> Iterator[Record[Any]]:  # Any: one of its kinds
+        """Return those of `records` that may have `field`, a key of their lines: few, of many."""
+        return self.records() if self._is_updated else read_records(self.folder.journal, self.kinds, [field])
+
+    @property
+    def _is_updated(self) -> bool:
+        """Whether an update took units back, so that a line says no more what still counts of it."""
+        with_due = not self.is_comparing
+        return bool(updates_in(self.folder.journal, self.kinds, self.plan.identity, with_due=with_due))
 
     def facts(self) -> dict[str, str]:
         """Return net, windows and blocks."""
@@ -339,8 +369,7 @@ class RunWork(OutputWork[Plan, Report]):
         selection = self._selection()
         if selection is None:
             selection = yield from scanned(self, session, pool, job)
-        schedule = self._schedule(selection)
-        schedule.resume(unit for record in self.records() for unit in record.units)
+        schedule, self._replayed = self.replayed(), None  # it changes from here on
         self._limit(schedule, selection)
         forecast = yield from forecast_run(
             selection, folder, pool, schedule.share_left, is_pending=self.feed is not None
@@ -424,7 +453,8 @@ class RunWork(OutputWork[Plan, Report]):
         """Return the report, after scratch was deleted and the output was given what it says of how its run ended."""
         selection, was_complete = self._selected(), report is None
         report = report or Report(self.plan, self.folder.path)
-        report.kept, report.clipped = kept_in(self.records()), clipped_in(self.records(), selection)
+        report.kept = kept_in(self._records_with("nonfinite"))
+        report.clipped = clipped_in(self._records_with("clipped"), selection)
         if report.is_complete:
             self.clean()
             if not self.options.keep_tensors:

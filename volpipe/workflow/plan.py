@@ -79,10 +79,10 @@ def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path, siz
     folder = absolute(out)
     if isinstance(folder, Remote):
         check_writable(folder)
-    stages: dict[str, StagePlan] = {}
+    make, stages = _Making(search_path, sizing), dict[str, StagePlan]()
     for stage in flow.stages:
         with named(stage.name):
-            stages[stage.name] = _plan_stage(stage, stages, location, folder, search_path, sizing)
+            stages[stage.name] = _plan_stage(stage, stages, location, folder, make)
     _check_apart(list(stages.values()))
     return FlowPlan(flow.source, location, folder, tuple(stages.values()))
 
@@ -113,27 +113,30 @@ def _check_apart(stages: Sequence[StagePlan]) -> None:
                 check_apart(stage.out, volume, what)
 
 
+@dataclass(frozen=True)
+class _Making:
+    """How the stages of runs are planned; see `prepare`."""
+
+    search_path: Path
+    sizing: Sizing
+
+
 def _plan_stage(
-    stage: FlowStage,
-    earlier: dict[str, StagePlan],
-    location: str,
-    folder: Location,
-    search_path: Path,
-    sizing: Sizing,
+    stage: FlowStage, earlier: dict[str, StagePlan], location: str, folder: Location, make: _Making
 ) -> StagePlan:
     feed = earlier.get(stage.reads)
     if isinstance(stage.choice, Comparison):
         return _plan_comparison(stage, stage.choice, feed, location, folder / f"{stage.name}.json")
     if isinstance(stage.choice, SegmentRecipe):
         ending = suffix_of(stage.choice.output.format)
-        return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}{ending}", search_path)
+        return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}{ending}", make.search_path)
     recipe, out = stage.choice, folder / f"{stage.name}{suffix_of(stage.choice.output.format)}"
     if feed is None:
-        plan = prepare(location, recipe, out, search_path, sizing)
+        plan = prepare(location, recipe, out, make.search_path, make.sizing)
         given = plan.source.volume()
     else:
         given = _fed(feed, recipe.input)
-        plan = prepare_for(given, recipe, out, search_path, sizing)
+        plan = prepare_for(given, recipe, out, make.search_path, make.sizing)
         check_access(None, out)
     check_window(plan)
     return RunStage(stage.name, stage.reads, given, out, plan)

@@ -25,7 +25,7 @@ from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.update import compare
-from volpipe.runs.work import JournalAccount
+from volpipe.runs.work import JournalAccount, file_mark
 from volpipe.runs.worker import SELECTION_FILE
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
@@ -227,7 +227,7 @@ class Observer:
 
     def _kept(self, path: Path, files: Sequence[Path], read: Callable[[], Any]) -> Any:  # Any: what each kind has
         """Return what `read` gave of `path` when its `files` were last changed."""
-        marks = tuple(map(_mark, files))
+        marks = tuple(map(file_mark, files))
         held = self._held.get(path)
         if held is None or held.marks != marks:
             held = self._held[path] = _Held(marks, read())
@@ -331,15 +331,6 @@ class Observer:
             rows = []
         is_complete = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
         return Status("trials", self.output, is_complete, driver, parts=parts, folder=folder)
-
-
-def _mark(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with the content of a file that is replaced as a whole; None where there is none."""
-    try:
-        status = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _with_changes(status: Status) -> Status:

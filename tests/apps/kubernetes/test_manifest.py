@@ -279,7 +279,7 @@ def test_a_driver_in_the_cluster_makes_the_same_bytes_as_this_machine_also_after
     drivers: list[str] = []
     with ThreadPoolExecutor(1) as controller:
         condition = controller.submit(run_job, cluster, job, 200, drivers.append)
-        wait_until(slow.marked, 90)
+        wait_until(slow.marked, 150)
         (worker,) = [name for name in cluster.names("Running") if name not in drivers]
         (owner,) = cluster.pod(worker).metadata["ownerReferences"]
         assert (owner["name"], owner["uid"]) == (drivers[0], cluster.pod(drivers[0]).metadata["uid"])

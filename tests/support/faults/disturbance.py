@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from command import Ended, begin, finish, giver, processes_in, set_each, wait_until
+from command import Ended, Process, begin, finish, giver, processes_in, set_each, wait_until
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.blockwise.journal import read_records
@@ -117,7 +116,7 @@ class Slow:
     environment: dict[str, str] = field(default_factory=dict)
     place: Path | None = None
     num_sessions: int = 0
-    process: subprocess.Popen[str] | None = field(default=None, repr=False)
+    process: Process | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -148,7 +147,7 @@ class Slow:
         """Return a hash of what the command makes."""
         return fingerprint(self.out)
 
-    def begin(self) -> subprocess.Popen[str]:
+    def begin(self) -> Process:
         """Start the next session."""
         self.num_sessions += 1
         environment = {"VOLPIPE_WORKERS": "2", "SESSION_FILE": str(self._calls(self.num_sessions))}

@@ -191,7 +191,7 @@ def whole_file(path: Path, *, lasting: bool = True) -> Iterator[Path]:
 
     One that is not `lasting` is not waited for: a power cut may leave it empty, a crash of the process may not.
     """
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    partial = partial_of(path)
     try:
         yield partial
         if lasting:
@@ -201,6 +201,11 @@ def whole_file(path: Path, *, lasting: bool = True) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
     if lasting:
         sync(path.parent)
+
+
+def partial_of(path: Path) -> Path:
+    """Return a new name beside `path` for a file that will take its place once it is whole."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
 
 
 def partial_files(folder: Path) -> list[Path]:

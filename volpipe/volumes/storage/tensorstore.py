@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -159,6 +159,38 @@ class ArrayInMemory:
 
     def read(self, index: Index) -> np.ndarray:
         return self._array.read(index)
+
+
+class ChunkEncoder:
+    """The chunks in the shards of a Zarr v3 array of `header`, as they are stored; none where all is the fill value.
+
+    `shape` of voxels, in stored axes, is encoded at a time; it starts with a chunk.
+    """
+
+    def __init__(self, header: Header, shape: tuple[int, ...]) -> None:
+        import tensorstore as ts
+
+        names = ("zarr_format", "node_type", "data_type", "fill_value", "chunk_key_encoding")
+        sharding = header.known["codecs"][0]["configuration"]
+        grid = {"name": "regular", "configuration": {"chunk_shape": list(header.chunks)}}
+        metadata = {name: header.known[name] for name in names}
+        metadata |= {"shape": list(shape), "chunk_grid": grid, "codecs": sharding["codecs"]}
+        place = {"driver": "memory", "path": f"{uuid.uuid4().hex}/"}
+        spec = {"driver": "zarr3", "kvstore": place, "metadata": metadata}
+        self._files = ts.KvStore.open(place, context=context()).result()
+        self._array = ts.open(spec, open=True, assume_metadata=True, write=True, context=context()).result()
+
+    def encode(self, data: np.ndarray) -> Iterator[tuple[tuple[int, ...], bytes]]:
+        """Yield the place of each chunk of `data`, counted in chunks, and its bytes; past its end are fill values."""
+        import tensorstore as ts
+
+        check_process()
+        self._array[tuple(slice(0, n) for n in data.shape)].write(data).result()
+        names = self._files.list().result()
+        for name, result in [(name, self._files.read(name)) for name in names]:
+            encoded = result.result().value
+            yield tuple(map(int, name.decode().split("/")[1:])), encoded
+        self._files.delete_range(ts.KvStore.KeyRange()).result()
 
 
 def context(cache_bytes: int = 0) -> ts.Context:

@@ -92,7 +92,7 @@ def driven(folder: Path, turn: int, short: bool) -> tuple[dict[str, float], ...]
 def _driven(folder: Path, side: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         ended = subprocess.run(
-            [sys.executable, "-m", "benchmarks.driver", scratch, str(side)],
+            [sys.executable, "-m", "benchmarks.engine.driver", scratch, str(side)],
             capture_output=True,
             text=True,
             env=environment(),

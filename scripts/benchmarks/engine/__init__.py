@@ -1,0 +1,1 @@
+"""Rows of the engine itself, without workers or with workers that sleep."""

@@ -1,0 +1,154 @@
+"""The shape of blocks: few files and few fetches of a large volume, workers busy, and little memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+from conftest import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import facts, volume
+from volumes import noise, windowed, write_volume
+
+from volpipe.blockwise.pool import Capacity
+from volpipe.errors import RunError
+from volpipe.estimation.estimate import Slots, estimate
+from volpipe.estimation.forecast import num_tried
+from volpipe.estimation.memory import array_bytes
+from volpipe.geometry.block_shape import LARGEST_SLABS, LARGEST_VOXELS, Sizes, choose_block
+from volpipe.geometry.grid import Triple
+from volpipe.inference.plan import Plan, make_plan
+from volpipe.recipes.inference import load_recipe
+from volpipe.workflow.prepare import Sizing, prepare
+
+DENOISE = facts(halo=(10, 10, 10), window=(84, 84, 84))  # the default recipe's, about
+MIB = 1 << 20
+
+
+def plan_of(side: int, num_workers: int | None, *settings: str, out: str = "/data/out.zarr") -> Plan:
+    given = dataclasses.replace(volume((side,) * 3), chunks=(64, 64, 64))
+    return make_plan(load_recipe(None, settings), given, DENOISE, out=Path(out), num_workers=num_workers)
+
+
+@pytest.mark.parametrize(
+    ("side", "num_workers", "files", "fetches"),
+    [(1024, 2, 30, 1.45), (2048, 2, 100, 1.3), (2048, None, 100, 1.7), (4096, 16, 200, 1.4), (100_000, 64, 1.5e6, 1.5)],
+)
+def test_a_large_volume_has_few_files_and_its_chunks_are_fetched_few_times(
+    side: int, num_workers: int | None, files: float, fetches: float
+) -> None:
+    plan = plan_of(side, num_workers)
+    result = estimate(plan, plan_volume(side), 1.0, Slots(num_workers or 1, num_workers or 1, shared=True))
+    assert result.output_files <= files
+    assert result.amplification <= fetches
+    assert array_bytes(plan) <= 512 * MIB  # of the GiB of a worker, beside its net
+
+
+def plan_volume(side: int):  # type: ignore[no-untyped-def]  # see `plan_of`
+    return dataclasses.replace(volume((side,) * 3), chunks=(64, 64, 64))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 7, 16, 64, 300])
+@pytest.mark.parametrize("side", [256, 700, 2048])
+def test_workers_have_enough_blocks(side: int, num_workers: int) -> None:
+    plan = plan_of(side, num_workers)
+    small = len(plan_of(side, 10**6).blocks)
+    assert len(plan.blocks) >= min(small, 4 * num_workers)
+    assert len(plan.blocks) >= 8
+
+
+def test_a_run_over_few_large_blocks_tries_some_as_over_many_small_ones() -> None:
+    """Else its time would not be known: three that are tried cost a run of a hundred per worker little."""
+    large, small = plan_of(2048, 2), plan_of(2048, 2, "windows.block=[2,2,4]")
+    assert len(large.blocks) == 12
+    assert len(large.blocks) * num_tried(large) > 100 * 2
+    assert num_tried(small) == 1
+
+
+def test_256_cubed_is_divided_alike_for_any_site() -> None:
+    assert {plan_of(256, num_workers).identity for num_workers in (None, 1, 2, 8, 100)} == {plan_of(256, 2).identity}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("windows.blend=hann",),
+        ("tensors.mode=stored",),
+        ("output.format=n5",),
+        ("output.format=precomputed",),
+        ("input.roi=5:2000,:,:",),
+        ("input.empty=0",),
+        ("output.shard=[64,64,64]",),
+    ],
+)
+def test_blocks_that_are_not_computed_slab_by_slab_stay_small(settings: tuple[str, ...]) -> None:
+    plan = plan_of(2048, 2, *settings)
+    assert not plan.has_slabs or plan.slab * plan.lattice.stride[0] * math.prod(plan.blocks.cell[1:]) <= 1 << 24
+    assert max(plan.blocks.cell) <= 256
+
+
+TRIPLES = st.tuples(*[st.integers(1, 40)] * 3)
+
+
+@examples(60, 300)
+@given(TRIPLES, TRIPLES, st.tuples(*[st.integers(0, 6)] * 3), TRIPLES, st.integers(1, 9))
+def test_fetches_are_the_chunks_under_each_block(
+    shape: Triple, stride: Triple, overlap: Triple, chunk: Triple, block: int
+) -> None:
+    sizes = Sizes(shape, overlap, stride, (1, 1, 1), input_chunk=chunk)
+    for axis in range(3):
+        n, step, before = shape[axis], block * stride[axis], overlap[axis] // 2
+        fetched = 0
+        for start in range(0, n, step):
+            seen = range(start - before, min(start + step, n) + overlap[axis] - before)
+            fetched += len({voxel // chunk[axis] for voxel in seen if 0 <= voxel < n})
+        assert sizes.fetches(axis, block) == fetched / len({voxel // chunk[axis] for voxel in range(n)})
+
+
+@examples(40, 200)
+@given(
+    st.tuples(*[st.integers(1, 6000)] * 3), st.sampled_from([24, 44, 64, 128]), st.sampled_from([1, 4, 12]),
+    st.sampled_from([None, 1, 8, 64]),
+)  # fmt: skip
+def test_large_blocks_keep_their_bounds(shape: Triple, stride: int, voxel_bytes: int, workers: int | None) -> None:
+    sizes = Sizes(
+        shape, (20, 20, 20), (stride,) * 3, (1, 1, 1), output_bytes=voxel_bytes, num_workers=workers
+    )  # fmt: skip
+    small, large = (choose_block("auto", sizes, in_slabs=in_slabs) for in_slabs in (False, True))
+    if large != small:
+        assert math.prod(sizes.core(large)) <= LARGEST_VOXELS
+        assert sizes.slab_bytes(large) <= LARGEST_SLABS
+        assert sizes.num_blocks(large) >= 4 * (16 if workers is None else workers)
+
+
+def test_a_run_that_was_begun_keeps_its_blocks_on_another_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from volpipe.geometry import block_shape
+    from volpipe.runs.run_folder import RunFolder
+
+    monkeypatch.setattr(block_shape, "LARGEST_VOXELS", 48**3)
+    monkeypatch.setattr(block_shape, "LARGEST_TARGET", 16)
+    monkeypatch.setattr(block_shape, "BLOCK_TARGET", 16)
+    monkeypatch.setattr(block_shape, "CHUNK_TARGET", 16)
+    monkeypatch.setattr(block_shape, "SLAB_VOXELS", 1)
+    volume_path = write_volume(tmp_path / "in.n5", noise((96, 96, 96)))
+    recipe = load_recipe(None, ["net.name=identity", *windowed((16,) * 3, (0,) * 3, (1, 1, 1), "crop")[:2]])
+
+    def made(num_workers: int, *, fresh: bool = False) -> Plan:
+        out = tmp_path / "out.zarr"
+        return prepare(
+            str(volume_path), recipe, out, tmp_path, Sizing(Capacity(None, num_workers, on_gpu=False), fresh)
+        )
+
+    two, many = made(2), made(50)
+    assert len(two.blocks) < len(many.blocks)
+    folder = RunFolder.from_output(tmp_path / "out.zarr")
+    folder.path.mkdir()
+    folder.store(many)
+    assert made(2).identity == many.identity
+    assert made(2, fresh=True).identity == two.identity
+    other = load_recipe(None, ["net.name=identity", "windows.shape=[32,32,32]"])
+    with pytest.raises(RunError, match=r"windows\.shape"):
+        folder.check_same(prepare(str(volume_path), other, tmp_path / "out.zarr", tmp_path), "run")

@@ -1,0 +1,245 @@
+"""Blocks that are computed slab by slab: the same bytes as at once, chunks read once, and little in memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from inline import Inline, Stopped
+from volumes import fingerprint, noise, windowed, write_volume
+
+from volpipe.geometry import block_shape
+from volpipe.geometry.grid import Box
+from volpipe.inference import pyramid
+from volpipe.inference.infer import infer
+from volpipe.inference.intensity import Affine
+from volpipe.inference.output import create_output, write_voxels
+from volpipe.inference.plan import Plan
+from volpipe.inference.scratch import Tensors
+from volpipe.inference.selection import Selection
+from volpipe.inference.windows import RollingBox, StreamedWindows, read_fingerprint
+from volpipe.recipes.inference import load_recipe
+from volpipe.runs import worker
+from volpipe.runs.verify import recompute
+from volpipe.volumes.reader import Reader
+from volpipe.volumes.volume import open_volume
+from volpipe.workflow.driver import execute
+from volpipe.workflow.prepare import prepare
+
+NORMALISE = Affine(127.5, 127.5)
+
+
+@contextmanager
+def slabs_of(voxels: int) -> Iterator[None]:
+    """Let slabs, and layers of coarser levels and of statistics, have so many voxels."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (block_shape, pyramid, worker):
+            patch.setattr(module, "SLAB_VOXELS", voxels)
+        yield
+
+
+def planned(folder: Path, volume: Path, out: str, *settings: str) -> Plan:
+    return prepare(str(volume), load_recipe(None, settings), folder / out, folder)
+
+
+def levels_of(plan: Plan) -> list[str]:
+    """Return a hash of each level of the output."""
+    return [fingerprint(Path(plan.out) / f"s{level}") for level in range(len(plan.factors))]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], list[str]]:
+    """A volume's shape, and a recipe whose blocks have several layers of windows, of which some may be empty."""
+    shape = tuple(draw(st.integers(1, 40)) for _ in range(3))
+    overlap = tuple(2 * draw(st.integers(0, 2)) for _ in range(3))
+    window = tuple(o + draw(st.integers(2, 8)) for o in overlap)
+    settings = windowed(window, overlap, (draw(st.integers(3, 8)), 2, 3), "crop")
+    scale = [draw(st.integers(1, 2)) for _ in range(3)]
+    settings += ["net.name=upsample", f"net.options.scale={scale}", "output.levels=1"]
+    settings += draw(st.sampled_from([[], ["input.empty=0"], ["output.dtype=float32"]]))
+    return shape, settings
+
+
+@examples(12, 60)
+@given(cases())
+def test_slabs_make_the_bytes_of_whole_blocks(drawn: tuple[tuple[int, ...], list[str]]) -> None:
+    shape, settings = drawn
+    data = noise(shape)
+    data[len(data) // 3 : len(data) // 3 * 2] = 0  # nothing is selected there where input.empty is 0
+    with tempfile.TemporaryDirectory() as name:
+        folder, hashes = Path(name), []
+        volume = write_volume(folder / "in.n5", data)
+        for voxels in (1, block_shape.SLAB_VOXELS):
+            with slabs_of(voxels):
+                plan = planned(folder, volume, f"{voxels}.zarr", *settings)
+                assert execute(plan, Inline(slots=2).start).missing == []
+                hashes.append(levels_of(plan))
+        assert hashes[0] == hashes[1]
+
+
+def laid_out(folder: Path, shape: tuple[int, int, int], *settings: str) -> Plan:
+    """Return a plan over noise, uint8, whose output exists."""
+    plan = planned(folder, write_volume(folder / "in.n5", noise(shape)), "out.zarr", "output.levels=0", *settings)
+    create_output(plan, {})
+    return plan
+
+
+def source_of(plan: Plan) -> StreamedWindows:
+    selection = Selection(plan)
+    return StreamedWindows(plan.source.volume(), plan.lattice, NORMALISE, selection.input_box, slabs_of=selection.slabs)
+
+
+ONE_BLOCK = ("net.name=shift", "output.chunk=[16,16,16]", *windowed((12, 20, 22), (4, 4, 6), (12, 3, 3), "crop"))
+
+
+def test_every_voxel_of_a_block_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, plain = Counter[int](), Reader.read
+
+    def read(reader: Reader, box: Box) -> np.ndarray:
+        seen.update(range(box.start[0] // 16, -(-box.stop[0] // 16)))  # chunks along z
+        return plain(reader, box)
+
+    with slabs_of(1):
+        plan = laid_out(tmp_path, (96, 48, 48), *ONE_BLOCK)
+        assert len(plan.blocks) == 1
+        assert len(Selection(plan).slabs(0)) == 6
+        monkeypatch.setattr(Reader, "read", read)
+        outcomes = list(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0]))
+    assert [block for block, outcome in outcomes if not isinstance(outcome, Exception)] == [0]
+    assert seen == dict.fromkeys(range(6), 1)
+
+
+def test_the_fingerprint_of_a_block_is_that_of_its_voxels(tmp_path: Path) -> None:
+    with slabs_of(1):
+        plan = laid_out(tmp_path, (96, 48, 48), *ONE_BLOCK)
+        selection = Selection(plan)
+
+        def looked() -> str:
+            return read_fingerprint(plan.source.volume().open(), selection.slabs(0), selection.input_box(0))
+
+        ((_, result),) = infer(selection, NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0])
+        assert not isinstance(result, Exception)
+        assert result.fingerprint == looked()
+        data = noise((96, 48, 48))
+        data[95, 47, 47] ^= 1
+        write_volume(tmp_path / "other.n5", data)
+        (tmp_path / "in.n5/raw/2/2/5").write_bytes((tmp_path / "other.n5/raw/2/2/5").read_bytes())
+        assert result.fingerprint != looked()
+
+
+def test_a_block_whose_input_changes_meanwhile_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    with slabs_of(1):
+        plan = laid_out(tmp_path, (96, 48, 48), *ONE_BLOCK)
+        source, windows = source_of(plan), list[int]()
+
+        def touch(num: int) -> None:
+            windows.append(num)
+            (tmp_path / "in.n5/raw/0/0/0").touch()
+
+        ((_, error),) = infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source, [0], on_windows=touch)
+    assert "changed while its voxels" in str(error)
+    assert len(windows) > 2
+    assert not [path for path in (tmp_path / "out.zarr/s0").rglob("*") if path.is_file() and path.name != "zarr.json"]
+
+
+def test_a_block_with_nan_fails_at_once_and_the_next_is_computed(tmp_path: Path) -> None:
+    """Its first slab is refused: what is left of the block is not computed to its end."""
+    (tmp_path / "spoil.py").write_text(
+        "import torch\n"
+        "class Spoil(torch.nn.Module):\n"
+        "    scale, stride, halo = (1, 1, 1), (1, 1, 1), (0, 0, 0)\n"
+        "    def forward(self, x):\n"
+        "        return torch.where(x > 0.9, float('nan'), x)\n"
+        "def spoil():\n"
+        "    return Spoil()\n"
+    )
+    data = np.full((96, 16, 32), 100, np.uint8)
+    data[20, 5, 5] = 250
+    volume = write_volume(tmp_path / "in.n5", data)
+    with slabs_of(1):
+        plan = planned(
+            tmp_path, volume, "out.zarr", "net.name=spoil.py:spoil", "net.accept_tile_variance=true",
+            "net.intensity=same", "output.levels=0",
+            "output.chunk=[16,16,16]", *windowed((16, 16, 16), (0, 0, 0), (6, 1, 1), "crop"),
+        )  # fmt: skip
+        create_output(plan, {})
+        (_, error), (second, result) = infer(
+            Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0, 1]
+        )
+    assert "1 NaN" in str(error)
+    assert second == 1
+    assert not isinstance(result, Exception)
+    files = [path for path in (tmp_path / "out.zarr/s0").rglob("*") if path.is_file() and path.name != "zarr.json"]
+    assert [path.name for path in files] == ["1"]
+    assert (open_volume(tmp_path / "out.zarr", level=0).open()[:, :, 16:] == 100).all()
+
+
+@given(st.integers(1, 60), st.integers(1, 7), st.data())
+@examples(25, 100)
+def test_rolling_boxes_are_the_boxes(size: int, chunk: int, data: st.DataObject) -> None:
+    voxels = noise((size, 3, 4))
+    starts = sorted(data.draw(st.lists(st.integers(-size, 2 * size), min_size=1, max_size=5)))
+    lengths = [data.draw(st.integers(1, 30)) for _ in starts]
+    stops = np.maximum.accumulate([start + length for start, length in zip(starts, lengths, strict=True)]).tolist()
+    boxes = [Box((start, -1, 0), (stop, 3, 4)) for start, stop in zip(starts, stops, strict=True)]
+    with tempfile.TemporaryDirectory() as name:
+        reader = open_volume(write_volume(Path(name) / "in.n5", voxels, chunk)).open()
+        rolling = RollingBox(reader, boxes)
+        for index, box in enumerate(boxes):
+            assert np.array_equal(rolling.read(index), reader.read_mirrored(box))
+
+
+SEVERAL_BLOCKS = (
+    "net.name=shift", "output.chunk=[16,16,16]", *windowed((12, 20, 22), (4, 4, 6), (4, 1, 2), "crop"),
+)  # fmt: skip
+
+
+def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    volume = write_volume(tmp_path / "in.n5", noise((96, 48, 48)))
+    with slabs_of(1):
+        whole, stopped = (planned(tmp_path, volume, f"{name}.zarr", *SEVERAL_BLOCKS) for name in ("a", "b"))
+        assert len(Selection(whole).slabs(0)) == 2
+        execute(whole, Inline().start)
+        with pytest.raises(Stopped):
+            execute(stopped, Inline(most_tasks=4).start)
+        assert execute(stopped, Inline(seed=1, slots=2).start).missing == []
+    assert levels_of(whole) == levels_of(stopped)
+
+
+def test_an_update_computes_the_blocks_that_saw_what_has_changed(tmp_path: Path) -> None:
+    data = noise((96, 48, 48))
+    volume = write_volume(tmp_path / "in.n5", data)
+    with slabs_of(1):
+        plan = planned(tmp_path, volume, "out.zarr", *SEVERAL_BLOCKS)
+        execute(plan, Inline().start)
+        data[40, 2, 5] ^= 255  # in the middle of a block, which is the second along z
+        write_volume(tmp_path / "other.n5", data)
+        changed = "in.n5/raw/0/0/2"
+        (tmp_path / changed).write_bytes((tmp_path / "other.n5/raw/0/0/2").read_bytes())
+        report = execute(plan, Inline().start, update=True)
+        assert [update.changed for update in report.updates] == [1]
+        fresh = planned(tmp_path, volume, "fresh.zarr", *SEVERAL_BLOCKS)
+        execute(fresh, Inline().start)
+    assert levels_of(plan) == levels_of(fresh)
+
+
+def test_verify_computes_a_slab_of_a_block_and_finds_a_voxel_that_differs(tmp_path: Path) -> None:
+    with slabs_of(1):
+        plan = laid_out(tmp_path, (96, 48, 48), *ONE_BLOCK)
+        list(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0]))
+        (found,) = recompute(Selection(plan), NORMALISE, 1)
+        assert found.num_differ == 0
+        assert found.box.shape == (16, 48, 48)
+        stored = open_volume(plan.out, level=0).open()[...]
+        stored[found.box.start] ^= 1
+        write_voxels(plan, 0, Box.from_shape(stored.shape), stored[None])
+        (found,) = recompute(Selection(plan), NORMALISE, 1)
+        assert found.num_differ == 1

@@ -1,0 +1,153 @@
+"""A graph solved box by box has the objects of the graph in one piece, number by number, whatever the boxes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from one_piece import Fragmented, by_boxes, in_one_piece
+
+from volpipe.geometry.grid import Box, Grid
+from volpipe.recipes.segmentation import Objects
+from volpipe.segmentation import agglomerate as agglomerate_module
+from volpipe.segmentation.boxes import Boxes, border
+from volpipe.segmentation.solve import Frame, Part, solve
+
+METHODS = ("components", "mean", "mutex")
+
+
+def choice_of(method: str, threshold: float, far_threshold: float, min_voxels: int) -> Objects:
+    """Return how objects are found."""
+    common = {"threshold": threshold, "min_voxels": min_voxels}
+    if method == "components":
+        return Objects(method="components", **common)
+    return Objects(agglomerate=method, far_threshold=far_threshold, **common)
+
+
+def check_law(data: st.DataObject, edges: tuple[int, int]) -> None:
+    """Fragments of random voxels, a few levels of affinities: most edges are ties."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    shape = tuple(data.draw(st.integers(*edges)) for _ in range(3))
+    block = tuple(data.draw(st.integers(1, 4)) for _ in range(3))
+    method = data.draw(st.sampled_from(METHODS))
+    thresholds = (data.draw(st.sampled_from([0.2, 0.4, 120 / 255, 0.6])) for _ in range(2))
+    choice = choice_of(method, *thresholds, data.draw(st.sampled_from([0, 3])))
+    graph = Fragmented.random(rng, shape, block, data.draw(st.integers(1, 8)), far=method == "mutex")
+    expected = in_one_piece(graph, choice)
+    for edge in (1, 2, 4, 8):
+        np.testing.assert_array_equal(by_boxes(graph, choice, edge)[0], expected, f"boxes of {edge} voxels")
+
+
+@pytest.mark.parametrize("few", [-1.0, 0.02, 2.0])  # all at once, some, one by one
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_objects_of_boxes_are_those_of_one_piece(few: float, data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agglomerate_module, "FEW", few)
+        check_law(data, (2, 7))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("few", [-1.0, 0.02, 2.0])
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_objects_of_boxes_are_those_of_one_piece_at_length(few: float, data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agglomerate_module, "FEW", few)
+        check_law(data, (5, 14))
+
+
+@pytest.mark.parametrize(("method", "least", "most"), [("components", 1, 169), ("mean", 169, 300), ("mutex", 218, 440)])
+def test_what_lies_within_a_box_stays_there(method: str, least: int, most: int) -> None:
+    """Fragments of single voxels, 16³ of them, few of which are alike: of a box of 8³ little but its faces goes up.
+
+    Three of its faces lie in the volume, which are 8³ - 7³ = 169 voxels, and 8³ - 7·7·6 = 218 where two voxels along x
+    count. Others stay only where they may join those, or, with a mutex, are beside them.
+    """
+    rng, shape = np.random.default_rng(3), (16, 16, 16)
+    ids = np.arange(1, 16**3 + 1).reshape(shape)
+    blocks = Grid(shape, (8, 8, 8))
+    for number in range(len(blocks)):
+        part = ids[blocks.box(number).slices]
+        part[:] = (number << 32) + 1 + np.arange(part.size).reshape(part.shape)
+    data = rng.choice([20, 230], (3, *shape), p=[0.8, 0.2])
+    graph = Fragmented(blocks, ids, np.zeros((0, 2), np.int64), data, ((-1, 0, 0), (0, -1, 0), (0, 0, -1)))
+    choice = choice_of(method, 0.5, 0.5, 0)
+    labels, solved = by_boxes(graph, choice, 8) if method != "mutex" else by_boxes(with_far(graph, rng), choice, 8)
+    inner = solved[:8]
+    assert all(len(each.target) == 8**3 for each in inner)
+    assert all(least <= len(each.rest.table) <= most for each in inner)
+    assert all(len(each.objects) > 10 for each in inner)
+    assert len(solved[-1].rest.table) == 0
+    assert labels.max() == sum(len(each.objects) for each in solved)
+
+
+def with_far(graph: Fragmented, rng: np.random.Generator) -> Fragmented:
+    """Return `graph` with affinities two voxels along x as well."""
+    more = rng.choice([20, 230], (1, *graph.ids.shape))
+    return Fragmented(
+        graph.blocks, graph.ids, graph.joined, np.concatenate([graph.data, more]), (*graph.offsets, (0, 0, -2))
+    )
+
+
+def test_a_fragment_that_a_part_lacks_is_refused() -> None:
+    graph = Fragmented.random(np.random.default_rng(0), (4, 4, 4), (2, 4, 4), 5, far=False)
+    parts = [graph.part(0), graph.part(1)]
+    frame = Frame(Box((0, 0, 0), (4, 4, 4)), (4, 4, 4), (1, 1, 1), lambda blocks: blocks < 2)
+    solve(Part.joined(parts), frame, Objects())
+    with pytest.raises(ValueError, match=r"a fragment of 0:4,0:4,0:4 is named by a neighbour, and is not there"):
+        solve(parts[1], frame, Objects())
+
+
+# ---- boxes and slabs
+
+
+@given(
+    shape=st.tuples(*[st.integers(1, 40)] * 3),
+    block=st.tuples(*[st.integers(1, 9)] * 3),
+    edge=st.integers(1, 20),
+    slab=st.integers(1, 3000),
+)
+def test_boxes_of_every_level_hold_every_block_once(
+    shape: tuple[int, ...], block: tuple[int, ...], edge: int, slab: int
+) -> None:
+    boxes = Boxes(Grid(shape, block), edge, slab)
+    blocks = sorted(child for unit in range(len(boxes.levels[0])) for child in boxes.children(unit))
+    assert blocks == list(range(len(boxes.blocks)))
+    top = len(boxes) - 1
+    assert boxes.box(top) == Box.from_shape(shape) and boxes.parent(top) is None
+    for unit in range(len(boxes)):
+        if unit != top:
+            parent = boxes.parent(unit)
+            assert parent is not None and parent > unit and unit in boxes.children(parent)
+            assert boxes.box(parent).contains(boxes.box(unit))
+    for block_number in {0, len(boxes.blocks) // 2, len(boxes.blocks) - 1}:
+        around = list(boxes.around(block_number))
+        assert [boxes.level(unit) for unit in around] == list(range(len(boxes.levels)))
+        assert all(boxes.has_blocks(unit, np.array([block_number]))[0] for unit in around)
+        assert all(boxes.box(unit).contains(boxes.blocks.box(block_number)) for unit in around)
+
+
+@given(shape=st.tuples(*[st.integers(1, 12)] * 3), block=st.tuples(*[st.integers(1, 9)] * 3), slab=st.integers(1, 300))
+def test_slabs_have_the_boxes_in_which_their_voxels_lie(
+    shape: tuple[int, ...], block: tuple[int, ...], slab: int
+) -> None:
+    boxes = Boxes(Grid(shape, block), 4, slab)
+    voxels = np.arange(np.prod(shape)).reshape(shape) // slab
+    assert boxes.num_slabs == voxels.max() + 1
+    units_in = [set(boxes.units_in(number)) for number in range(boxes.num_slabs)]
+    for unit in range(len(boxes)):
+        own = set(np.unique(voxels[boxes.box(unit).slices]).tolist())
+        assert own <= set(boxes.slabs(unit))
+        assert all(unit in units_in[number] for number in own)
+
+
+def test_a_border_is_as_deep_as_neighbours_reach() -> None:
+    box, shape = Box((0, 10, 10), (10, 20, 20)), (10, 20, 40)
+    bounds = np.array(
+        [[z, y, x, z + 1, y + 1, x + 1] for z, y, x in [(0, 11, 10), (9, 12, 12), (5, 19, 13), (5, 15, 18)]]
+    )
+    assert border(bounds, box, shape, (1, 1, 1)).tolist() == [True, False, False, False]
+    assert border(bounds, box, shape, (1, 2, 2)).tolist() == [True, False, False, True]
+    assert border(bounds, box, shape, (1, 3, 0)).tolist() == [True, True, False, False]

@@ -1,0 +1,190 @@
+"""The shape of blocks, in windows: from the recipe, or by the volume.
+
+Not here: windows (tiling), shards and chunks (plan). Sizes alone decide, so that the same inputs make the same plan. A
+block that can be computed slab by slab takes little memory however large it is, so that its shard, one file, may be
+large, and few chunks of the volume are needed by two blocks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from volpipe.errors import PlanError
+from volpipe.geometry.grid import Triple, align_up, triple
+
+BLOCK_TARGET, LARGEST_TARGET = 128, 256  # output voxels per axis of a block, near which sizes are chosen
+CHUNK_TARGET = 64
+ENOUGH_BLOCKS = 8  # for the workers of one machine; smaller volumes get smaller blocks
+MOST_BLOCKS = 1 << 15  # a file each; larger volumes get larger blocks
+LARGEST_READ = 1.5  # voxels that a block reads by those of its core; larger overlaps get larger blocks
+
+SLAB_VOXELS = 1 << 23  # output voxels of a part of a block that is computed at a time, where blocks have several
+BLOCKS_PER_WORKER = 4  # fewer leave workers idle at the end
+USUAL_WORKERS = 16  # where nobody says how many there are
+# Of a block that is computed slab by slab. A worker that is lost begins its block again: 13 min of a core that computes
+# the default net in windows of 148³ (0.96 million voxels a second), 3 s to 2 min of a GPU.
+LARGEST_VOXELS = 3 << 28
+LARGEST_SLABS = 448 << 20  # bytes of a worker's slabs, two of the input and two of the output
+MOST_PARTS, LONGEST = 12, 2048  # of a volume along an axis; output voxels of a block
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes that decide the shape of blocks, along z, y and x.
+
+    Attributes:
+        shape: voxels of the volume.
+        overlap, stride: of windows, in voxels of the volume.
+        scale: output voxels per voxel.
+        input_chunk: voxels of a chunk of the volume.
+        input_bytes, output_bytes: of a voxel, all channels.
+        chunk: output voxels along z of a chunk of the output.
+        num_workers: that run the net; None where nobody says.
+    """
+
+    shape: Triple
+    overlap: Triple
+    stride: Triple
+    scale: Triple
+    input_chunk: Triple = (64, 64, 64)
+    input_bytes: int = 1
+    output_bytes: int = 1
+    chunk: int = CHUNK_TARGET
+    num_workers: int | None = None
+
+    @cached_property
+    def counts(self) -> Triple:
+        """Number of windows."""
+        return triple(-(-n // s) for n, s in zip(self.shape, self.stride, strict=True))
+
+    def num_blocks(self, block: Triple) -> int:
+        """Return the number of blocks of that many windows."""
+        return math.prod(-(-n // b) for n, b in zip(self.counts, block, strict=True))
+
+    def core(self, block: Triple) -> Triple:
+        """Return the output voxels of a block."""
+        return triple(b * s * f for b, s, f in zip(block, self.stride, self.scale, strict=True))
+
+    def slab_bytes(self, block: Triple) -> int:
+        """Return the bytes of a worker's slabs: what two see, a layer of chunks that is read, and what two make."""
+        layers = slab_layers(block, self.stride, self.scale, self.chunk)
+        depth, height, width = self.core((layers, *block[1:]))
+        across = math.prod(b * s + o for b, s, o in zip(block[1:], self.stride[1:], self.overlap[1:], strict=True))
+        read = self.input_chunk[0]
+        seen = 2 * (layers * self.stride[0] + self.overlap[0] + read) + read
+        return seen * across * self.input_bytes + 2 * depth * height * width * self.output_bytes
+
+    def is_fit(self, block: Triple) -> bool:
+        """Return whether a block has several slabs, of few bytes, and not so many voxels that a task takes too long."""
+        has_slabs = slab_layers(block, self.stride, self.scale, self.chunk) < block[0]
+        return has_slabs and math.prod(self.core(block)) <= LARGEST_VOXELS and self.slab_bytes(block) <= LARGEST_SLABS
+
+    def fetches(self, axis: int, block: int) -> float:
+        """Return how often a chunk of the volume is needed along `axis` by blocks of so many windows, on average."""
+        size, chunk, before = self.shape[axis], self.input_chunk[axis], self.overlap[axis] // 2
+        after, step = self.overlap[axis] - before, block * self.stride[axis]
+        cores = ((start, min(start + align_up(step, self.stride[axis]), size)) for start in range(0, size, step))
+        needed = sum(-(-min(b + after, size) // chunk) - max(0, a - before) // chunk for a, b in cores)
+        return needed / -(-size // chunk)
+
+
+def slab_layers(block: Triple, stride: Triple, scale: Triple, chunk: int) -> int:
+    """Return the layers of windows, along z, of a slab of a block: those of a `chunk` of the output at least."""
+    step, *sides = (c * s for c, s in zip(stride, scale, strict=True))
+    layer = step * math.prod(n * side for n, side in zip(block[1:], sides, strict=True))
+    return min(block[0], max(-(-chunk // step), SLAB_VOXELS // layer))
+
+
+def choose_block(choice: Triple | str, sizes: Sizes, *, in_slabs: bool) -> Triple:
+    """Return windows per block: the recipe's `choice`, or by the volume; larger ones where they are made in slabs.
+
+    Raises:
+        PlanError: the recipe's is below one.
+    """
+    if not isinstance(choice, str):
+        if min(choice) < 1:
+            raise PlanError(f"windows.block {choice} must be at least 1 on every axis")
+        return choice
+    block = _small(sizes)
+    return _large(sizes, block) if in_slabs else block
+
+
+def _small(sizes: Sizes) -> Triple:
+    """Return the windows of a block near BLOCK_TARGET output voxels, whole chunks where possible."""
+
+    def fitted(target: list[int]) -> Triple:
+        axes = zip(sizes.shape, sizes.stride, sizes.scale, target, strict=True)
+        return triple(_axis_block(*lengths) for lengths in axes)
+
+    def count(target: list[int]) -> int:
+        return sizes.num_blocks(fitted(target))
+
+    def reads(target: list[int]) -> float:
+        axes = zip(sizes.overlap, fitted(target), sizes.stride, strict=True)
+        return math.prod(1 + o / (b * s) for o, b, s in axes)
+
+    target = [BLOCK_TARGET] * 3
+    while count(target) < ENOUGH_BLOCKS and max(target) > CHUNK_TARGET:
+        target = _changed(target, target.index(max(target)), 0.5)
+    while min(target) < LARGEST_TARGET:
+        larger = _changed(target, max(axis for axis in range(3) if target[axis] == min(target)), 2)
+        wasteful = reads(target) > LARGEST_READ and count(larger) >= ENOUGH_BLOCKS
+        if not wasteful and count(target) <= MOST_BLOCKS:
+            break
+        target = larger
+    return fitted(target)
+
+
+def _changed(target: list[int], axis: int, factor: float) -> list[int]:
+    return [int(t * factor) if i == axis else t for i, t in enumerate(target)]
+
+
+def _axis_block(size: int, stride: int, scale: int, target: int) -> int:
+    most = max(1, min(-(-size // stride), 3 * target // (2 * stride * scale)))
+
+    def cost(block: int) -> tuple[bool, int]:
+        core = block * stride * scale
+        return core % CHUNK_TARGET != 0, abs(core - target)
+
+    return min(range(1, most + 1), key=cost)
+
+
+def _large(sizes: Sizes, small: Triple) -> Triple:
+    """Return the windows of blocks of which each chunk of the volume is needed by few, and workers have enough.
+
+    Where there are no more than enough of the `small` ones, these.
+    """
+    workers = USUAL_WORKERS if sizes.num_workers is None else sizes.num_workers
+    enough = max(ENOUGH_BLOCKS, BLOCKS_PER_WORKER * workers)
+    if sizes.num_blocks(small) <= enough:
+        return small
+    along = [[(b, sizes.fetches(axis, b)) for b in _lengths(sizes, axis, small[axis])] for axis in range(3)]
+
+    best, least = small, (math.inf, 0)
+    for (k, share_z), (j, share_y), (i, share_x) in itertools.product(*along):
+        fetches = share_z * share_y * share_x
+        if fetches > least[0]:
+            continue
+        block = k, j, i
+        num_blocks = sizes.num_blocks(block)
+        if (fetches, num_blocks) < least and num_blocks >= enough and sizes.is_fit(block):
+            best, least = block, (fetches, num_blocks)
+    return best
+
+
+def _lengths(sizes: Sizes, axis: int, small: int) -> list[int]:
+    """Return the windows along `axis` that a large block may have: whole chunks where `small` ones are, even parts."""
+    step, count = sizes.stride[axis] * sizes.scale[axis], sizes.counts[axis]
+    unit = CHUNK_TARGET // math.gcd(CHUNK_TARGET, step)
+    unit = unit if small % unit == 0 else 1
+
+    def parts() -> Iterator[int]:
+        yield from (align_up(-(-count // num), unit) for num in range(1, MOST_PARTS + 1))
+        yield from (length // (unit * step) * unit for length in range(LARGEST_TARGET, LONGEST, LARGEST_TARGET // 2))
+
+    longest = max(small, LONGEST // step)
+    return sorted({small, *(length for length in parts() if small <= length <= min(longest, align_up(count, unit)))})
