@@ -35,7 +35,7 @@ APPS = {
     "scan": App("volpipe.runs.worker:scan", "cpu", 9),
     "measure": App("volpipe.runs.worker:measure", "cpu", 9),
     "histogram": App("volpipe.runs.worker:measure", "cpu", 9),
-    "look": App("volpipe.runs.worker:look", "cpu", 9),
+    "reread": App("volpipe.runs.worker:look", "cpu", 9),
     "factor": App("volpipe.runs.worker:factor", "cpu", 9),
     "infer": App("volpipe.runs.worker:infer", "gpu", 5),
     "reassemble": App("volpipe.runs.worker:reassemble", "cpu", 2),

@@ -22,6 +22,7 @@ from volpipe.resolve import nearest
 
 Chosen = TypeVar("Chosen")
 FILE_VARIABLE = "VOLPIPE_SITE"
+SLURM_PREFIX = "VOLPIPE_SLURM"
 WORKERS_VARIABLE = "VOLPIPE_WORKERS"
 MOST_PER_CORE = 64  # workers, on purpose where an input is slow to fetch; more is a slip of the keyboard
 POSITIVE = {"cores", "mem_gb", "max_jobs", "max_pods", "hours", "longest_task", "heartbeat", "poll_seconds"}
@@ -87,14 +88,7 @@ def settings_file(site: str) -> Path:
 
 
 def _from_file(file: Path, hints: dict[str, Any]) -> dict[str, Any]:  # Any: types, and values of those types
-    if not file.is_file():
-        if FILE_VARIABLE in os.environ:
-            raise SiteError(f"{FILE_VARIABLE} names {file}, which is no file; write it, or unset {FILE_VARIABLE}")
-        return {}
-    try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SiteError(f"{file} is no TOML: {error}") from error
+    values = _tree(file)
     for name, value in values.items():
         if name not in hints:
             raise SiteError(f"{file}: {_unknown(name, hints)}")
@@ -102,6 +96,17 @@ def _from_file(file: Path, hints: dict[str, Any]) -> dict[str, Any]:  # Any: typ
             kind = _kind(hints[name])
             raise SiteError(f"{file}: {name} = {value!r} is no {kind.name}; write {kind.example}")
     return values
+
+
+def _tree(file: Path) -> dict[str, Any]:  # Any: TOML values
+    if not file.is_file():
+        if FILE_VARIABLE in os.environ:
+            raise SiteError(f"{FILE_VARIABLE} names {file}, which is no file; write it, or unset {FILE_VARIABLE}")
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SiteError(f"{file} is no TOML: {error}") from error
 
 
 def _from_environment(prefix: str, hints: dict[str, Any]) -> dict[str, Any]:  # Any: as above
@@ -174,4 +179,14 @@ def read_slurm_settings(kind: type[Chosen], site: str) -> Chosen:
     """
     if shutil.which("sbatch") is None:
         raise SiteError("no sbatch on the PATH; give the command on a machine that can submit Slurm jobs")
-    return read_settings(kind, site, "VOLPIPE_SLURM")
+    return read_settings(kind, site, SLURM_PREFIX)
+
+
+def slurm_account(site: str) -> str | None:
+    """Return the account of the jobs of `site`, None where its settings name none.
+
+    Raises:
+        SiteError: the settings are no TOML.
+    """
+    account = os.environ.get(f"{SLURM_PREFIX}_ACCOUNT") or _tree(settings_file(Path(site).stem)).get("account")
+    return None if account is None else str(account)

@@ -114,9 +114,9 @@ def slice_shares(factor: int) -> list[list[float]]:
     with torch.device("cpu"):  # a net may be built on another, which has no numbers to give
         faces = torch.arange(num_slices + 1, dtype=torch.float64) - num_slices / 2
         sums = torch.ones(num_slices + 1, num_slices, dtype=torch.float64).tril(-1)  # up to each face, of each mean
-        coefficients = torch.linalg.solve(torch.vander(faces), sums)
+        coefficients = torch.linalg.solve(torch.linalg.vander(faces).flip(-1), sums)
         places = torch.linspace(-0.5, 0.5, factor + 1, dtype=torch.float64)
-        inner = torch.vander(places, num_slices + 1) @ coefficients
+        inner = torch.linalg.vander(places, N=num_slices + 1).flip(-1) @ coefficients
     shares: list[list[float]] = (inner.diff(dim=0) * factor).tolist()
     return shares
 

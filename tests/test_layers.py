@@ -71,7 +71,7 @@ HEAVY = {
     "dask": (set(), {"volumes"}),
     "tensorstore": (set(), {"volumes.storage"}),
     "numcodecs": (set(), {"volumes"}),
-    "google_crc32c": (set(), {"volumes", "training"}),
+    "google_crc32c": (set(), {"volumes", "volumes.storage", "training"}),
     "obstore": (set(), {"volumes.storage"}),
     "z5py": (set(), {"volumes.formats"}),
     "zarr": (set(), {"volumes.formats"}),

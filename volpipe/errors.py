@@ -45,6 +45,10 @@ class RemoteError(VolumeError):
     """A bucket or a web server denies access, or does not answer: what it holds is not known."""
 
 
+class ChangedError(VolumeError):
+    """A file was written anew between two requests for parts of it."""
+
+
 class ChunkError(VolumeError):
     """A stored chunk is damaged, cut short or of a wrong length; the rest of the volume may be whole.
 

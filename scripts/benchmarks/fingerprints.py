@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
-import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from multiprocessing.connection import Connection
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +13,8 @@ import numpy as np
 
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting
-from benchmarks.session import DEFAULT_RECIPE, ROOT, remove
+from benchmarks.session import DEFAULT_RECIPE, remove
+from benchmarks.stores.bucket import NAME, served
 from volpipe.apps.pool import on_site
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.geometry.grid import Box
@@ -32,7 +28,6 @@ SETTINGS = (
     "net.name=identity", "tensors.mode=streamed", "windows.shape=[64,64,64]", "windows.overlap=32",
     "windows.block=[4,4,4]", "windows.blend=crop", "output.levels=0",
 )  # fmt: skip
-NAME = "bench"
 
 
 def _unmarked(reader: Reader, box: Box) -> tuple[np.ndarray, str]:
@@ -76,42 +71,8 @@ def on_disk(setting: Setting, repeats: int) -> Iterator[Outcome]:
 def in_bucket(setting: Setting, repeats: int) -> Iterator[Outcome]:
     """Processor time with fingerprints by that without, of an N5 volume in a bucket; requests are counted."""
     location = Path(inputs.volume(setting, setting.cube(256))).parent
-    with _bucket(location) as requests:
-        yield from _compared(setting, f"s3://{NAME}/in.n5/raw", repeats, requests)
-
-
-@contextmanager
-def _bucket(folder: Path) -> Iterator[Callable[[], Counter[str]]]:
-    """Serve the files of `folder` from a process of its own; give what counts the requests since it was last asked."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(folder, there), daemon=True)
-    process.start()
-    settings = here.recv()
-
-    def requests() -> Counter[str]:
-        here.send("count")
-        counts: Counter[str] = here.recv()
-        return counts
-
-    with mock.patch.dict(os.environ, settings):
-        yield requests
-    process.terminate()
-    process.join()
-
-
-def _serve(folder: Path, there: Connection) -> None:
-    """Serve `folder` as in.n5 in a bucket, and answer what asks for counts; in a process of its own."""
-    sys.path.append(str(ROOT / "tests" / "support" / "faults"))
-    server = importlib.import_module("bucket")
-    with server.serving(NAME) as bucket:
-        files = (file for file in folder.rglob("*") if file.is_file())
-        bucket.files |= {f"in.n5/{file.relative_to(folder)}": file.read_bytes() for file in files}
-        keys = {"AWS_ACCESS_KEY_ID": server.ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": server.SECRET_KEY}
-        there.send({"AWS_ENDPOINT_URL": bucket.url, "AWS_REGION": "eu-west-1", **keys})
-        while there.recv():
-            there.send(Counter(method for method, _ in bucket.requests))
-            bucket.requests.clear()
+    with served(location) as requests:
+        yield from _compared(setting, f"s3://{NAME}/{location.name}/raw", repeats, requests)
 
 
 ROWS = [

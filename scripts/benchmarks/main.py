@@ -29,6 +29,7 @@ from benchmarks.comparisons import bare, dask, floor, monai
 from benchmarks.engine import driver, scaling, solve, whole_runs
 from benchmarks.row import OVER, Measured, Row, Setting, take
 from benchmarks.session import environment
+from benchmarks.stores import bucket
 
 FAMILIES = (
     bare,
@@ -40,6 +41,7 @@ FAMILIES = (
     fetches,
     fingerprints,
     nodes,
+    bucket,
     scratch,
     memory,
     large,

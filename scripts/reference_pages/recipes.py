@@ -25,8 +25,8 @@ A recipe says what to do, in TOML. `--set section.key=value` changes single keys
 `settings=[...]` in Python. A key that a recipe does not have is refused, with the one that you may mean.
 
 Without `--recipe`, `volpipe run` takes the shipped recipe `default`, a small denoiser. `volpipe recipes` lists all that
-ship. `--recipe none` has the defaults of this page. Lists have the axes z, y, x. Sizes are voxels of the input unless
-the text says otherwise.
+ship. `--recipe none` has the defaults of this page. Lists have the axes z, y, x; `--set` takes them
+as `[24,16,16]` and as `24,16,16`. Sizes are voxels of the input unless the text says otherwise.
 """
 KINDS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("Runs", "`volpipe run`, `volpipe plan`, `volpipe batch` and `vp.run` read these.", Recipe),

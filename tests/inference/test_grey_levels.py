@@ -83,6 +83,17 @@ def test_8_bits_keep_the_range_of_their_type(tmp_path: Path, give: Give) -> None
     assert "grey levels:" not in printed
 
 
+def test_the_plan_of_a_net_of_ones_own_says_that_nobody_gave_its_numbers(tmp_path: Path, give: Give) -> None:
+    """A net trained on 0 … 1 gave nonsense from -1 … 1, and nothing said that anything could be set."""
+    write_volume(tmp_path / "in.n5", specimen("uint16").astype(np.uint8))
+    net = ["--recipe", "none", *DENOISER, *set_each("net.untrained=true", "net.options={features=[2,4]}")]
+    _, _, printed = run(give, *net)
+    assert "0 … 255 of uint8 → -1 … 1, by default; set normalise if the net was trained otherwise" in printed
+    _, said, printed = run(give, *net, *set_each("normalise.low=-255", "normalise.high=255"))
+    assert said["normalise"] == {"shift": 0.0, "scale": 255.0}  # 0 … 255 are 0 … 1
+    assert "-255 … 255 of uint8, given → -1 … 1 output" in printed
+
+
 def test_numbers_that_are_given_count_before_any_measuring(tmp_path: Path, give: Give) -> None:
     write_volume(tmp_path / "in.n5", specimen("uint16"))
     _, said, printed = run(give, *IDENTITY, *set_each("normalise.low=1000", "normalise.high=1510"))

@@ -92,6 +92,14 @@ def test_a_number_in_a_key_is_a_place_in_a_list() -> None:
             set_value(tree, setting)
 
 
+@pytest.mark.parametrize("form", ["[24,16,8]", "24,16,8", " 24, 16, 8 "])
+def test_a_list_of_numbers_needs_no_brackets_which_zsh_would_read(form: str) -> None:
+    recipe = load_recipe(None, [f"net.halo={form}", f"input.voxel_size_nm={form.replace('8', '4.5')}"])
+    assert (recipe.net.halo, recipe.input.voxel_size_nm) == ((24, 16, 8), (24.0, 16.0, 4.5))
+    with pytest.raises(RecipeError, match=r"'1,2,x' is not a list of three"):
+        load_recipe(None, ["net.halo=1,2,x"])
+
+
 def test_another_net_leaves_the_options_of_the_files_behind(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text('[net]\nname = "unet3d"\nweights = "w.safetensors"\noptions = { features = [4, 8] }\n')

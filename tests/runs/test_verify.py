@@ -113,6 +113,28 @@ def test_what_is_missing_and_what_is_extra_is_named(tmp_path: Path, give: Give) 
     assert f"{out} is gone; put it back" in gone.err
 
 
+def test_a_fast_look_finds_what_is_gone_or_empty_and_says_that_it_reads_nothing(tmp_path: Path, give: Give) -> None:
+    run(give)
+    out = tmp_path / "out.zarr"
+    whole = give("verify", "--fast", "out.zarr")
+    num_files = sum(file.is_file() for file in out.rglob("*"))
+    said = "looked for, 0 not as they were written; voxels were not read"
+    assert (whole.code, whole.out) == (0, f"{num_files:,} files {said}\n")
+    flip(out / "s0/c/1/1/1", 77)
+    assert give("verify", "--fast", "out.zarr").code == 0  # which is what it is not for
+    assert give("verify", "out.zarr").code == 1
+    (out / "s0/c/1/1/2").unlink()
+    (out / "s1/c/0/0/1").write_bytes(b"")
+    (out / "notes.txt").write_text("mine")
+    ended = give("verify", "--fast", "out.zarr")
+    assert ended.code == 1
+    assert sorted(ended.out.splitlines()[:-1]) == [
+        f"{out}/notes.txt is extra",
+        f"{out}/s0/c/1/1/2 is missing (s0 8:16,8:16,16:24)",
+        f"{out}/s1/c/0/0/1 is empty (s1 0:8,0:8,8:14)",
+    ]
+
+
 def test_channels_are_in_the_files_of_their_shard(tmp_path: Path) -> None:
     for format, num_files in (("zarr3", 1), ("zarr2", 2 * 2), ("n5", 2 * 2)):
         sharded = (2, 8, 8, 8) if format == "zarr3" else None

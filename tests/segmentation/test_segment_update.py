@@ -175,7 +175,7 @@ def test_labels_that_stay_are_not_painted(source: Path) -> None:
     zarr.open_array(source, mode="r+")[:, :4] = voxels[:, :4]
     computed = num_units(source)
     assert made(source, SMALL, update=True).was_complete
-    assert {**num_units(source), "look changed": 0} == {**computed, "look changed": 0}
+    assert {**num_units(source), "reread changed": 0} == {**computed, "reread changed": 0}
     assert_fresh(source, SMALL)
 
 

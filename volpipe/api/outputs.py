@@ -107,6 +107,7 @@ def report(output: str | Path, file: str | Path | None = None) -> Path:
 def verify(
     output: str | Path,
     *,
+    fast: bool = False,
     recompute: int = 0,
     seed: int = 0,
     on_files: Callable[[Verdict], None] = lambda verdict: None,
@@ -116,6 +117,7 @@ def verify(
 
     Args:
         output: of a run, or labels of a segmentation.
+        fast: look only whether each file of voxels is there and has bytes; a damaged one is not found.
         recompute: number of random blocks to compute again, by the net or as fragments.
         seed: decides which.
         on_files: called when all files are compared.
@@ -134,7 +136,7 @@ def verify(
             f"{folder.path} holds no journal, which alone knows what the output's files should hold; restore the "
             "folder, or give the command with --fresh to make both again"
         )
-    on_files(verdict := work.verify())
+    on_files(verdict := work.verify(is_fast=fast))
     blocks = []
     for block in work.recomputed(recompute, seed) if recompute else ():
         on_block(block)

@@ -15,6 +15,7 @@ from volpipe.blockwise.malloc import share_heap
 from volpipe.blockwise.usage import is_alone, measured
 from volpipe.errors import ChunkError, LockLost, NetError
 from volpipe.volumes.node_cache import take_warnings
+from volpipe.volumes.storage.requests import take_notes
 
 FATAL = (LockLost, NetError)  # of a worker that may do nothing more of its work, whatever the unit
 Outcomes = Iterator[tuple[int, Exception | None]]
@@ -61,7 +62,7 @@ def work(
         result(),
         meter.usage,
         permanent=tuple(sorted(permanent)),
-        warnings=take_warnings(),
+        warnings=(*take_warnings(), *take_notes()),
         fatal=fatal,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,6 +42,9 @@ MOST_NAMED = 100
 
 def verify(
     output: OutputArgument,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Only whether each file of voxels is there; a damaged one is not found.")
+    ] = False,
     recompute: Annotated[
         int,
         typer.Option(parser=whole, metavar="K", help="Random blocks to compute again, by the net or as fragments."),
@@ -48,7 +52,8 @@ def verify(
     seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Decides which blocks.")] = 0,
 ) -> None:
     """Read OUTPUT back, and name each file that is not as its task wrote it; exit code 1 if there are any."""
-    result = vp.verify(output, recompute=recompute, seed=seed, on_files=_print_files, on_block=_print_block)
+    on_files = partial(_print_files, is_fast=fast)
+    result = vp.verify(output, fast=fast, recompute=recompute, seed=seed, on_files=on_files, on_block=_print_block)
     for sentence in result.reasons:
         typer.echo(f"why: {sentence}")
     if not result.is_whole:
@@ -63,13 +68,19 @@ def _print_block(block: Recomputed) -> None:
     typer.echo(f"block {block.block} (s0 {block.box}){block.device and f' on {block.device}'}: {alike}")
 
 
-def _print_files(verdict: Verdict) -> None:
+def _print_files(verdict: Verdict, *, is_fast: bool) -> None:
     """Print the files that are not as they were written."""
     for difference in verdict.differences[:MOST_NAMED]:
         typer.echo(f"{difference.file} {difference.what}{difference.box and f' ({difference.box})'}")
     if len(verdict.differences) > MOST_NAMED:
         typer.echo(f"… and {len(verdict.differences) - MOST_NAMED} more")
-    typer.echo(f"{count(verdict.num_files, 'file')} read, {len(verdict.differences):,} not as they were written")
+    if is_fast:
+        typer.echo(
+            f"{count(verdict.num_files, 'file')} looked for, {len(verdict.differences):,} not as they were written; "
+            "voxels were not read"
+        )
+    else:
+        typer.echo(f"{count(verdict.num_files, 'file')} read, {len(verdict.differences):,} not as they were written")
     if verdict.num_unwritten:
         typer.echo(f"{verdict.num_unwritten:,} shards have no checksum: not written yet, or by an earlier version")
 

@@ -6,11 +6,13 @@ Not here: runs, which any site runs by `volpipe run`.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from volpipe.apps.settings import slurm_account
 from volpipe.apps.slurm.driver_script import DriverJob, driver_script
 from volpipe.cli.job import check_command, check_site, command_options
 from volpipe.cli.options import Whole, positive
@@ -32,7 +34,9 @@ def script(
     partition: Annotated[
         str | None, typer.Option(metavar="NAME", help="Partition of the driver's job; its workers have their site's.")
     ] = None,
-    account: Annotated[str | None, typer.Option(metavar="NAME", help="Account of the driver's job.")] = None,
+    account: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Account of the driver's job; without it, the site's.")
+    ] = None,
     cores: Annotated[
         int, typer.Option(parser=positive, metavar="N", help="Cores of the driver's job.")
     ] = DriverJob.cores,
@@ -42,12 +46,14 @@ def script(
 ) -> None:
     """Print an sbatch script that runs `volpipe run` with the other arguments as a job."""
     job = DriverJob(time, cores, mem_gb, partition, account)
-    _check(context, cores)
+    site = _check(context, cores)
+    job = replace(job, account=account or slurm_account(site))
     typer.echo(driver_script(job, context.args, Path.cwd(), os.environ), nl=False)
 
 
-def _check(context: typer.Context, cores: int) -> None:
-    """Refuse what `volpipe run` would refuse, now rather than in the job, as far as it can be known here."""
+def _check(context: typer.Context, cores: int) -> str:
+    """Return the site; refuse what `volpipe run` would refuse, now rather than in the job, as far as is known here."""
     given = command_options(context, ["run", *context.args])
     check_command("run", given, Path.cwd())
     check_site(given["config"], cores, is_given=any(word.startswith("--config") for word in context.args))
+    return str(given["config"])

@@ -84,7 +84,12 @@ def grey_line(plan: Plan) -> str:
     else:
         low, high = choice.percentiles
         said = f"percentiles {low:g} … {high:g} of {dtype}, measured → -1 … 1"
-    return said + (f"; the net was trained with {trained[0]:g} … {trained[1]:g}" if trained else "")
+    if trained:
+        return f"{said}; the net was trained with {trained[0]:g} … {trained[1]:g}"
+    is_given = plan.recipe.normalise.method != "auto" or choice.low is not None or choice.mean is not None
+    if is_given or not plan.net.num_parameters:
+        return said
+    return f"{said}, by default; set normalise if the net was trained otherwise"
 
 
 def measured_line(plan: Plan, normalise: Affine, about: str = "") -> str:

@@ -272,8 +272,7 @@ def close_shard(plan: OutputPlan, shard: int, stream: ShardStream, level: int = 
 def write_voxels(plan: OutputPlan, level: int, box: Box, data: np.ndarray) -> str:
     """Write `data` (c, z, y, x) to `box` of `level`, whole shards with one writer each; return the checksums."""
     writer = open_writer(plan.out, level_key(level))
-    writer.write(stored_box(plan, box), data if plan.num_channels > 1 else data[0])
-    return checksums.take(writer.header, stored_box(plan, box))
+    return writer.write_summed(stored_box(plan, box), data if plan.num_channels > 1 else data[0])
 
 
 def stored_box(plan: OutputPlan, box: Box) -> Box:

@@ -5,6 +5,7 @@ Not here: what may be set (inference, training, segmentation, workflow), or the 
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from volpipe.recipes.complaints import complain, show_value
 from volpipe.resolve import nearest, recipe_name, shipped_recipe, shipped_recipes
 
 NO_RECIPE = Path("none")  # the name of the recipe in which every key has its default
+BARE_NUMBERS = re.compile(r"\s*[-+]?\d[\d.]*(\s*,\s*[-+]?\d[\d.]*)+\s*")  # a list whose brackets were left out
 
 
 class Section(BaseModel):
@@ -102,7 +104,7 @@ def differences(old: BaseModel, new: BaseModel) -> list[str]:
 
 
 def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
-    """Write ``key=value`` into `tree`.
+    """Write ``key=value`` into `tree`; the brackets of a list of numbers may be left out, for shells that read them.
 
     Setting ``net.name`` to another net drops what `tree` has for its own; ``net.untrained=true`` drops the weights.
 
@@ -112,8 +114,9 @@ def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
     key, equals, text = setting.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"--set {setting!r}: write key=value, such as windows.blend=hann")
+    written = f"[{text}]" if BARE_NUMBERS.fullmatch(text) else text
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {written}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
     *sections, last = key.strip().split(".")

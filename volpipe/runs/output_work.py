@@ -227,8 +227,11 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """Return what differs from when the output was made and may be why recomputed blocks differ."""
         return ()
 
-    def verify(self) -> Verdict:
+    def verify(self, *, is_fast: bool = False) -> Verdict:
         """Read every file of the output, and compare it with what its task noted.
+
+        Args:
+            is_fast: whether to look only whether the files of voxels are there.
 
         Raises:
             RunError: there is no journal, or nothing was written yet.
@@ -243,7 +246,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             raise RunError(
                 f"the {self.what} in {self.folder.path} has not written anything yet; run `{self.goes_on}` to continue"
             )
-        verdict = check_files(self.plan.out, shards, metadata_of(self.folder), len(self.plan.factors))
+        verdict = check_files(self.plan.out, shards, metadata_of(self.folder), len(self.plan.factors), is_fast=is_fast)
         levels = [(self.due(level), len(self.plan.shards(level))) for level in range(len(self.plan.factors))]
         num_due = sum(num if due is None else int(due.sum()) for due, num in levels)
         verdict.num_unwritten = num_due - len(shards)

@@ -53,7 +53,7 @@ from volpipe.volumes.storage import paths
 log = logging.getLogger(__name__)
 
 MEASURED_AGAIN = "the volume is measured again"
-LOOK, ADOPT = "look changed", "look adopt"  # stages that read blocks without computing them
+LOOK, ADOPT = "reread changed", "reread adopted"  # stages that read blocks without computing them
 NO_FINGERPRINT = b""
 FINGERPRINT = np.dtype("S33")  # two hashes of 16 digits
 

@@ -5,7 +5,7 @@ Not here: the checksums themselves (checksums), or printing (cli.verify).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,13 +36,16 @@ from volpipe.volumes.volume import open_writer
 LOOKS, REMOTE_LOOKS = 1000, 50  # shards of a complete output that are looked for
 
 
+Judge = Callable[["list[Difference]", paths.Location, int, str], None]
+
+
 @dataclass(frozen=True)
 class Difference:
     """A file that is not as the run left it.
 
     Attributes:
         file: where it is, or should be.
-        what: "differs", "is missing" or "is extra".
+        what: "differs", "is missing", "is empty" or "is extra".
         box: of the output's level, such as "s0 0:64,0:64,0:64"; "" of a file that holds no voxels.
     """
 
@@ -140,23 +143,26 @@ def _files(output: str, shard: Shard) -> list[tuple[paths.Location, int]]:
     return [(file, crc) for file, crc in noted if crc != checksums.ABSENT]
 
 
-def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int], num_levels: int) -> Verdict:
+def check_files(
+    output: str, shards: Iterable[Shard], metadata: Mapping[str, int], num_levels: int, *, is_fast: bool = False
+) -> Verdict:
     """Read the files of `shards` and of `metadata` in `output`, and return how they differ from what was noted.
 
     Args:
         output: with levels s0, s1 and so on.
         shards: that were written.
         metadata: checksum by name; where there are none, a driver may be at work, and nothing counts as extra.
+        is_fast: whether files of shards are not read: those that are there and have bytes count as they were written.
 
     Raises:
         RunError: there is no output.
     """
-    out, verdict = paths.locate(output), Verdict()
+    out, verdict, look = paths.locate(output), Verdict(), judge_presence if is_fast else judge
     if not paths.exists(out):
         raise RunError(f"{output} is gone; put it back, or give its command with --fresh to make it again")
     known = set(metadata)
     with ThreadPoolExecutor(num_threads()) as pool:
-        for names, differences in pool.map(lambda shard: _compare(output, shard), shards):
+        for names, differences in pool.map(lambda shard: _compare(output, shard, look), shards):
             known.update(names)
             verdict.num_files += len(names)
             verdict.differences += differences
@@ -172,11 +178,11 @@ def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int
     return verdict
 
 
-def _compare(output: str, shard: Shard) -> tuple[list[str], list[Difference]]:
+def _compare(output: str, shard: Shard, look: Judge) -> tuple[list[str], list[Difference]]:
     """Return the names in `output` of the files of `shard`, and those that are not as was noted."""
     out, differences, files = paths.locate(output), list[Difference](), _files(output, shard)
     for file, crc in files:
-        judge(differences, file, crc, f"{level_key(shard.level)} {shard.box}")
+        look(differences, file, crc, f"{level_key(shard.level)} {shard.box}")
     return [str(file.relative_to(out)) for file, _ in files], differences  # type: ignore[arg-type]  # both are of a kind
 
 
@@ -189,6 +195,13 @@ def judge(differences: list[Difference], file: paths.Location, crc: int, box: st
         return
     if checksum != crc:
         differences.append(Difference(str(file), "is missing" if checksum == checksums.ABSENT else "differs", box))
+
+
+def judge_presence(differences: list[Difference], file: paths.Location, crc: int, box: str) -> None:
+    """Add to `differences` that `file` is not there or empty, as none is that was written; `crc` is not compared."""
+    num_bytes = paths.size(file)
+    if not num_bytes:
+        differences.append(Difference(str(file), "is missing" if num_bytes is None else "is empty", box))
 
 
 def _box_of(output: str, levels: Sequence[str], name: str) -> str:

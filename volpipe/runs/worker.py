@@ -266,7 +266,7 @@ def look(job: Job, units: Sequence[int], what: str) -> Record[Seen]:
         return block, read_fingerprint(reader, slabs, job.selection.input_box(block))
 
     beater = job.beater(job.selection.input_box)
-    return work_each(f"look {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
+    return work_each(f"reread {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
 
 
 @dataclass(frozen=True)

@@ -286,9 +286,9 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         """Return the stages of the segmentation."""
         return SegmentSchedule(self.plan, self.feed, self.readers)
 
-    def verify(self) -> Verdict:
-        """Compare every file of the labels, and their table, with what their tasks noted."""
-        verdict, objects = super().verify(), objects_of(self.folder)
+    def verify(self, *, is_fast: bool = False) -> Verdict:
+        """Compare every file of the labels, and their table, with what their tasks noted; see `OutputWork`."""
+        verdict, objects = super().verify(is_fast=is_fast), objects_of(self.folder)
         if objects is not None:
             verdict.num_files += 1
             judge(verdict.differences, self.folder.path / TABLE, objects.table_checksum, "")

@@ -52,7 +52,7 @@ DIGEST = np.dtype("S16")
 APPS = {
     "pieces": "find_fragments", "edges": "find_edges", "solve": "solve_boxes", "number": "number_objects",
     "name": "name_fragments", "graph": "finish_graph", "paint": "paint", "pyramid": "coarsen_labels",
-    "look": "look_fragments",
+    "reread": "look_fragments",
 }  # fmt: skip
 HEADINGS = ("label", *COLUMNS[:1], *COLUMNS[2:], "z_nm", "y_nm", "x_nm")
 
@@ -291,7 +291,7 @@ def look(job: SegmentJob, units: Sequence[int], what: str) -> Record[Seen]:
         return block, job.read(block)[1]
 
     beater = job.beater(job.plan.input_box)
-    return work_each(f"look {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
+    return work_each(f"reread {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ Not here: their use (inference.output), storage (journal) or comparison (runs.ve
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from volpipe.geometry.grid import Box, cells
-from volpipe.volumes.storage import paths
+from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.paths import Location
@@ -36,10 +36,15 @@ def checksum(file: Location) -> int:
         except (FileNotFoundError, NotADirectoryError):
             return ABSENT
         return crc or 1
-    size = paths.size(file)
-    if size is None:
-        return ABSENT
-    return google_crc32c.value(paths.read(file, size) or b"") or 1
+    part = object_store.fetch(file, denied_ok=True)
+    return ABSENT if part is None else of_bytes(part.data)
+
+
+def of_bytes(data: bytes) -> int:
+    """Return the checksum of a file with this content."""
+    import google_crc32c
+
+    return google_crc32c.value(data) or 1
 
 
 def stored_files(header: Header, box: Box) -> Iterator[Location]:
@@ -50,7 +55,12 @@ def stored_files(header: Header, box: Box) -> Iterator[Location]:
 
 def take(header: Header, box: Box) -> str:
     """Return the checksums of the files that hold `box`, one after the other, eight hexadecimal digits each."""
-    return "".join(f"{checksum(file):0{DIGITS}x}" for file in stored_files(header, box))
+    return joined(map(checksum, stored_files(header, box)))
+
+
+def joined(sums: Iterable[int]) -> str:
+    """Return checksums as the text that `split` takes apart."""
+    return "".join(f"{crc:0{DIGITS}x}" for crc in sums)
 
 
 def split(sums: str) -> list[int]:

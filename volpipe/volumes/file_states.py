@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,8 +28,9 @@ from volpipe.volumes.reader import Reader, Volume, once
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.damage import CHUNKED
+from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.metadata import Header
-from volpipe.volumes.storage.object_store import Remote
+from volpipe.volumes.storage.object_store import Remote, Stamp
 from volpipe.volumes.storage.paths import ABSENT, UNTOLD, Location, State, file_state, stamp_state
 
 NOT_ASKED = -3
@@ -66,10 +67,27 @@ class FileStates:
         Args:
             may_be_old: take what this process saw a moment ago of files in a bucket.
         """
+        return self._hash(box, lambda files: self._states(files, may_be_old=may_be_old))
+
+    def hash_stamps(self, box: Box, stamps: Mapping[Remote, Stamp | None]) -> str:
+        """Return the same from the `stamps` that came with the voxels of `box`."""
+        layout = self._layout
+        if layout is None:
+            return ""
+
+        def states(files: Box) -> np.ndarray:
+            remotes = (layout.file(place) for place in cells(files, (1,) * len(files.start)))
+            known = [stamps[file] for file in remotes if isinstance(file, Remote)]
+            entries = [ABSENT if stamp is None else stamp_state(stamp) for stamp in known]
+            return np.array(entries, np.int64).reshape(*files.shape, 4)
+
+        return self._hash(box, states)
+
+    def _hash(self, box: Box, states_of: Callable[[Box], np.ndarray]) -> str:
         if self._layout is None:
             return ""
         shown = mirrored(box, self._volume.spatial_shape)
-        states = self._states(self._files(shown, self._layout.cell), may_be_old=may_be_old)
+        states = states_of(self._files(shown, self._layout.cell))
         if (states == UNTOLD).all(axis=-1).any():
             return ""
         place = np.array([box.start, box.stop, shown.start, shown.stop], np.int64)
@@ -250,12 +268,17 @@ def known_files(volume: Volume) -> FileStates:
 def read_known(reader: Reader, box: Box) -> tuple[np.ndarray, str]:
     """Return the voxels of `box` as `Reader.read_mirrored` does, and their fingerprint.
 
-    A box whose files change meanwhile is read again.
+    A box whose files change meanwhile is read again. Files that are fetched tell their states themselves.
 
     Raises:
         VolumeError: they do not stop changing.
     """
     volume, files = reader.volume, known_files(reader.volume)
+    if reader.is_fetched:
+        with noting_stamps() as stamps:
+            voxels = reader.read_mirrored(box)
+        state = files.hash_stamps(box, stamps)
+        return voxels, f"{state}:{hash_voxels(voxels)}"
     voxels, state = read_still(
         lambda: reader.read_mirrored(box), lambda: files.hash(box), f"{volume}", f" while its voxels {box} were read",
         earlier=(lambda: files.hash(box, may_be_old=True)) if files.is_remote else None,

@@ -31,6 +31,7 @@ from volpipe.volumes.formats import precomputed, single_file, webknossos, zarr
 from volpipe.volumes.formats.container import absolute, inside, read_attributes, read_datasets, read_header, read_place
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
+from volpipe.volumes.storage.fetched_array import FetchedArray, can_fetch
 from volpipe.volumes.storage.indexing import plain_index
 from volpipe.volumes.storage.metadata import Header, Lengths, usual_axes
 from volpipe.volumes.storage.paths import Location
@@ -291,11 +292,18 @@ class Reader:
         self._header = header
         self._array = _open_for_reading(header, cache_bytes, live=live)
         self._through: tensorstore.StoredArray | None = None
+        is_fetched = can_fetch(header) and isinstance(self._array, tensorstore.TensorStoreArray)
+        self._fetched = FetchedArray(header, cache_bytes) if is_fetched else None
 
     def read_through(self, wrap: Callable[[Header, tensorstore.StoredArray], tensorstore.StoredArray]) -> None:
         """Read voxels through the array that `wrap` returns; only the first call counts."""
         with _lock:
             self._through = self._through or wrap(self._header, self._array)
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether boxes are read by requests of ours, which note the stamps of files; see `fetched_array`."""
+        return self._through is None and self._fetched is not None
 
     def __reduce__(self) -> tuple[Callable[[], Reader], tuple[()]]:
         return partial(self.volume.open, cache_bytes=self._cache_bytes, live=self._live), ()
@@ -378,7 +386,10 @@ class Reader:
         return self.read_raw(index)
 
     def _read(self, index: tensorstore.Index) -> np.ndarray:
-        data = damage.read(self.volume, self._header, self._through or self._array, index)
+        if self.is_fetched and self._fetched is not None and self._fetched.can_read(index):
+            data = damage.read(self.volume, self._header, self._fetched, index, is_checked=True)
+        else:
+            data = damage.read(self.volume, self._header, self._through or self._array, index)
         return data.view(np.uint8) if data.dtype == np.bool_ else data
 
 

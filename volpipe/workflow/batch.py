@@ -125,7 +125,8 @@ def plan_batch(
     wrong += [*places.mistakes(), *(("all datasets", why) for why in _check_room(rows, options.at_once, notes))]
     if wrong:
         num = "1 thing is" if len(wrong) == 1 else f"{len(wrong):,} things are"
-        raise BatchError(f"{num} wrong, and nothing was begun", wrong)
+        remedy = "; mend what is wrong, or give the other volumes in a .txt file, one on each line" if rows else ""
+        raise BatchError(f"{num} wrong, and nothing was begun{remedy}", wrong)
     return BatchPlan(folder, [each for each, _ in kept], rows, [identity for _, identity in kept], notes)
 
 

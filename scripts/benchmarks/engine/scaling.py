@@ -42,7 +42,7 @@ def nap(record: Record[Any], seconds: float) -> Record[Any]:
     """Sleep, and say that `record` took as long; sent to workers."""
     started = time.time()
     time.sleep(seconds)
-    usage = dataclasses.replace(record.usage, started=started, seconds=time.time() - started)
+    usage = dataclasses.replace(record.usage, started=started, seconds=time.time() - started, pid=os.getpid())
     return dataclasses.replace(record, usage=usage)
 
 
@@ -65,7 +65,10 @@ class Sleepers(StandIns):
 
 
 def run(folder: Path, num_workers: int, seconds: float) -> dict[str, float]:
-    """Return how much of their time workers slept, from the first task's start to the last one's end."""
+    """Return how much of their time workers slept, from the first task's start to the last one's end.
+
+    Lost are `between`, the share before a worker's next task, and `end`, the share after its last one.
+    """
     from volpipe.apps.pool import on_site
 
     os.environ |= {"VOLPIPE_WORKERS": str(num_workers), "PARSL_CORES": str(num_workers)}  # Parsl starts one per core
@@ -79,9 +82,13 @@ def run(folder: Path, num_workers: int, seconds: float) -> dict[str, float]:
     assert not report.missing
     usages = list(read_usages(RunFolder.from_output(locate(plan.out)).journal, RESULTS))
     first, last = min(u.started for u in usages), max(u.started + u.seconds for u in usages)
-    slept = sum(u.seconds for u in usages)
-    return {"efficiency": slept / (num_workers * (last - first)), "seconds": last - first, "tasks": len(usages),
-            "start": ready - asked}  # fmt: skip
+    ends: dict[int, float] = {}
+    for usage in usages:
+        ends[usage.pid] = max(ends.get(usage.pid, 0.0), usage.started + usage.seconds)
+    time_of_all, slept = num_workers * (last - first), sum(u.seconds for u in usages)
+    end = sum(last - at for at in ends.values()) / time_of_all
+    return {"efficiency": slept / time_of_all, "between": 1 - slept / time_of_all - end, "end": end,
+            "seconds": last - first, "tasks": len(usages), "start": ready - asked}  # fmt: skip
 
 
 def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:

@@ -51,7 +51,7 @@ COUNTS = {
     1_000: (10, 10, 10), 10_000: (25, 20, 20), 100_000: (50, 50, 40), 1_000_000: (100, 100, 100),
 }  # blocks (z, y, x)  # fmt: skip
 NUM_LEFT = 64  # blocks
-LOOKS = {"status": ["status"], "verify": ["verify"], "report": ["report"]}
+LOOKS = {"status": ["status"], "verify": ["verify", "--fast"], "report": ["report"]}
 WINDOW, STRIDE, BLOCK = 16, 8, (4, 5, 5)
 COSTS = UnitCosts(3, 1.0, 1e-9, 0.0, SECONDS["infer"] / 100, 1e-9, 1e-8, 1e-9, 0.0, 0.0, 1.0, 1.0, 300 * MIB)
 

@@ -59,6 +59,22 @@ def test_what_a_run_would_refuse_is_refused_when_the_script_is_made(
     assert ended.err == "volpipe: --time '1h': write HH:MM:SS or D-HH:MM:SS, such as 12:00:00 or 2-00:00:00\n"
 
 
+def test_the_account_of_the_site_is_that_of_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where every job needs an account, Slurm refused the script of a site that had one."""
+    write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
+    (tmp_path / "ours.toml").write_text('partition = "gpu"\naccount = "lab"\n')
+    give = giver(tmp_path, monkeypatch, capsys)
+    words = ("slurm", "script", "--config", "slurm_htex", "in.n5")
+    assert "--account" not in give(*words).out
+    monkeypatch.setenv("VOLPIPE_SITE", str(tmp_path / "ours.toml"))
+    assert "#SBATCH --account=lab\n" in give(*words).out
+    assert "#SBATCH --account=other\n" in give(*words[:2], "--account", "other", *words[2:]).out
+    monkeypatch.setenv("VOLPIPE_SLURM_ACCOUNT", "third")
+    assert "#SBATCH --account=third\n" in give(*words).out
+
+
 class Scripted(SlurmJobs):
     """Jobs of which Slurm says what a test tells it to."""
 

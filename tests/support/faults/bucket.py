@@ -9,15 +9,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import socket
+import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 ACCESS_KEY, SECRET_KEY = "AKIAVOLPIPETEST", "kept/secret+by=volpipe"
+SILENCE = 1.2
 PAGE = 40  # keys, far fewer than S3's 1000
 
 
@@ -31,6 +36,8 @@ class Bucket:
         requests: (method, path with query), in the order in which they came.
         broken: the status that every request is answered with, 0 where the server is well.
         num_good: requests that are answered well all the same, before that.
+        fault: what goes wrong with a request (method, path): "" or a status, "cut" (half of what is read),
+            "reset" (no answer, the connection ends) or "silent" (none for SILENCE seconds).
     """
 
     def __init__(self, name: str) -> None:
@@ -40,7 +47,16 @@ class Bucket:
         self.readable = self.listable = self.is_open = False
         self.requests: list[tuple[str, str]] = []
         self.broken = self.num_good = 0
+        self.fault: Callable[[str, str], str] = lambda method, path: ""
         self.lock = threading.Lock()
+        self._tags: dict[str, tuple[bytes, str]] = {}
+
+    def tag(self, key: str) -> str | None:
+        """Return the tag of a file, computed once for each content; None where there is no such file."""
+        data = self.files.get(key)
+        if data is not None and (key not in self._tags or self._tags[key][0] is not data):
+            self._tags[key] = data, etag(data)
+        return None if data is None else self._tags[key][1]
 
 
 class Server(ThreadingHTTPServer):
@@ -80,7 +96,10 @@ class Handler(BaseHTTPRequestHandler):
         name, _, key = unquote(found.path).lstrip("/").partition("/")
         bucket.requests.append((self.command, self.path))
         bucket.num_good -= 1
-        if bucket.broken and bucket.num_good < 0:
+        fault = bucket.fault(self.command, self.path)
+        if fault:
+            self.fail(fault)
+        elif bucket.broken and bucket.num_good < 0:
             self.answer_error(bucket.broken, "InternalError")
         elif not self.may(key, body):
             self.answer_error(403, "AccessDenied")
@@ -90,9 +109,24 @@ class Handler(BaseHTTPRequestHandler):
             self.answer_bucket(query, body)
         else:
             with bucket.lock:
-                self.answer_file(key, body)
+                answer = self.file_answer(key, body)
+            answer()  # others are served while it is on its way
 
     do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = handle_one
+
+    def fail(self, fault: str) -> None:
+        """Answer a request with a fault; see `Bucket`."""
+        if fault.isdecimal():
+            self.answer_error(int(fault), "SlowDown" if fault == "503" else "InternalError")
+            return
+        self.close_connection = True
+        if fault == "silent":
+            time.sleep(SILENCE)
+        elif fault == "cut" and self.command == "GET":
+            self.wfile.write(b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nETag: "cut"\r\n')
+            self.wfile.write(b"Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\nhalf")
+        else:  # so that the end of the connection is a reset
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def may(self, key: str, body: bytes) -> bool:
         """Tell whether the request is signed, or need not be; a missing file is denied to those who may not list."""
@@ -143,23 +177,23 @@ class Handler(BaseHTTPRequestHandler):
             f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{''.join(xml)}</ListBucketResult>"
         )
 
-    def answer_file(self, key: str, body: bytes) -> None:
-        files = self.bucket.files
-        tag = etag(files[key]) if key in files else None
+    def file_answer(self, key: str, body: bytes) -> Callable[[], None]:
+        """Do what is asked of a file; return what answers."""
+        files, tag = self.bucket.files, self.bucket.tag(key)
         wanted, unwanted = self.headers.get("If-Match"), self.headers.get("If-None-Match")
         if tag is None and self.command in ("GET", "HEAD"):
-            self.answer_error(404, "NoSuchKey")  # whatever the conditions
-        elif (wanted and wanted != tag) or (unwanted and tag and unwanted in ("*", tag)):
+            return partial(self.answer_error, 404, "NoSuchKey")  # whatever the conditions
+        if (wanted and wanted != tag) or (unwanted and tag and unwanted in ("*", tag)):
             reading = self.command in ("GET", "HEAD")
-            self.answer_error(304 if reading and unwanted else 412, "PreconditionFailed")
-        elif self.command == "PUT":
+            return partial(self.answer_error, 304 if reading and unwanted else 412, "PreconditionFailed")
+        if self.command == "PUT":
             files[key] = body
-            self.answer(200, b"", tag=etag(body))
-        elif self.command == "DELETE":
+            return partial(self.answer, 200, b"", tag=self.bucket.tag(key) or "")
+        if self.command == "DELETE":
             files.pop(key, None)
-            self.answer(204, b"")
-        elif tag is not None:
-            self.answer_range(files[key], tag)
+            return partial(self.answer, 204, b"")
+        assert tag is not None
+        return partial(self.answer_range, files[key], tag)
 
     def answer_range(self, data: bytes, tag: str) -> None:
         found = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))

@@ -14,7 +14,6 @@ import numpy as np
 from volpipe.geometry.grid import Grid
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import Header, Tree
-from volpipe.volumes.storage.paths import Location
 
 ABSENT = np.uint64(2**64 - 1)  # offset and length of a chunk that a shard lacks
 OFFSET_BYTES, CHECKSUM_BYTES = 16, 4
@@ -88,16 +87,54 @@ class ChunkFiles:
 
     def places_in_shard(self, index: tuple[int, ...]) -> np.ndarray | None:
         """Return offset and length of each chunk of the shard at `index`, (…, 2), uint64; None as above."""
-        settings, shards = self._sharding(), self.header.shards
-        if settings is None or shards is None:
+        if self.sharding is None:
             return None
-        counts = tuple(s // c for s, c in zip(shards, self.header.chunks, strict=True))
-        num_bytes = OFFSET_BYTES * math.prod(counts)
-        entries = self._read_index(self.header.folder / self.name(index), num_bytes, settings)
-        return None if entries is None else np.frombuffer(entries, "<u8").reshape(*counts, 2)
+        file, (num_bytes, at_end) = self.header.folder / self.name(index), self.index_bytes()
+        data = paths.read_end(file, num_bytes) if at_end else paths.read(file, num_bytes)
+        return self._places(data) if data is not None and len(data) >= num_bytes else None
 
-    def _sharding(self) -> Tree | None:
-        """Return the settings of the array's shards, None where they are not of the usual kind."""
+    def index_bytes(self) -> tuple[int, bool]:
+        """Return the bytes of the index of a shard, with its checksum, and whether they are the last of its file."""
+        tail = CHECKSUM_BYTES if self._has_checksum else 0
+        at_end = (self.sharding or {}).get("index_location", "end") == "end"
+        return OFFSET_BYTES * math.prod(self._chunks_per_shard) + tail, at_end
+
+    def parse_index(self, data: bytes, file_bytes: int) -> np.ndarray:
+        """Return offset and length of each chunk, (…, 2), uint64, from a shard, or its part with the index.
+
+        Raises:
+            ValueError: it is damaged: cut short, its checksum is wrong, or a chunk would lie outside the file.
+        """
+        import google_crc32c
+
+        num_bytes, at_end = self.index_bytes()
+        index = data[-num_bytes:] if at_end else data[:num_bytes]
+        if len(index) < num_bytes:
+            raise ValueError(f"DATA_LOSS: a shard of {file_bytes} bytes is too short for its index of {num_bytes}")
+        entries, tail = index[: num_bytes - CHECKSUM_BYTES], index[num_bytes - CHECKSUM_BYTES :]
+        if self._has_checksum and google_crc32c.value(entries) != int.from_bytes(tail, "little"):
+            raise ValueError("DATA_LOSS: the checksum of the shard's index is wrong")
+        places = self._places(index)
+        stored = places[places[..., 0] != ABSENT]
+        if (stored > file_bytes).any() or (stored.sum(axis=-1) > file_bytes).any():
+            raise ValueError(f"DATA_LOSS: the shard's index names bytes beyond the {file_bytes} of its file")
+        return places
+
+    def _places(self, index: bytes) -> np.ndarray:
+        counts = self._chunks_per_shard
+        return np.frombuffer(index, "<u8", 2 * math.prod(counts)).reshape(*counts, 2)
+
+    @property
+    def _chunks_per_shard(self) -> tuple[int, ...]:
+        return tuple(s // c for s, c in zip(self.header.write_unit, self.header.chunks, strict=True))
+
+    @property
+    def _has_checksum(self) -> bool:
+        return len((self.sharding or {}).get("index_codecs", ())) == 2
+
+    @property
+    def sharding(self) -> Tree | None:
+        """The settings of the array's shards, None where there are none, or none of the usual kind."""
         codecs = self.header.known.get("codecs") or []
         if len(codecs) != 1 or codecs[0]["name"] != "sharding_indexed":
             return None
@@ -107,12 +144,6 @@ class ChunkFiles:
         usual = index in (["bytes"], ["bytes", "crc32c"]) and "sharding_indexed" not in inner
         little = usual and (settings["index_codecs"][0].get("configuration") or {}).get("endian", "little") == "little"
         return settings if little else None
-
-    def _read_index(self, file: Location, num_bytes: int, settings: Tree) -> bytes | None:
-        tail = CHECKSUM_BYTES if len(settings["index_codecs"]) == 2 else 0
-        at_end = settings.get("index_location", "end") == "end"
-        data = paths.read_end(file, num_bytes + tail) if at_end else paths.read(file, num_bytes)
-        return data[:num_bytes] if data is not None and len(data) >= num_bytes else None
 
 
 def _precomputed_name(header: Header, index: tuple[int, ...]) -> str:

@@ -44,7 +44,7 @@ XZ_BYTES = 2**16  # of headers and tables, at most, beside what an xz stream hol
 N5_SIZES = 4  # where the sizes of an N5 chunk stand: after its mode and its number of axes, 2 bytes each
 
 
-def read(what: object, header: Header, array: StoredArray, index: Index) -> np.ndarray:
+def read(what: object, header: Header, array: StoredArray, index: Index, *, is_checked: bool = False) -> np.ndarray:
     """Return the voxels at `index` of `array`, in stored axes.
 
     Args:
@@ -52,6 +52,7 @@ def read(what: object, header: Header, array: StoredArray, index: Index) -> np.n
         header: of `array`.
         array: open.
         index: what to read.
+        is_checked: whether the array itself checks its chunks, by `check_content`.
 
     Raises:
         ChunkError: a chunk is damaged, cut short, of a wrong length, or unpacks to more than a chunk.
@@ -61,10 +62,12 @@ def read(what: object, header: Header, array: StoredArray, index: Index) -> np.n
     box = bounds(index, header.shape)
     check_memory(box.num_voxels * header.dtype.itemsize, f"{what}: a box to be read at once")
     place = f"{what}, voxels {box}"
-    _check_before(place, header, box)
+    if not is_checked:
+        _check_before(place, header, box)
     with _named(place, header, array, box):
         data = array.read(index)
-    _check_after(place, header, index, data)
+    if not is_checked:
+        _check_after(place, header, index, data)
     return data
 
 
@@ -80,8 +83,8 @@ def _named(place: str, header: Header, array: StoredArray, box: Box) -> Iterator
     """Turn errors of reading `box` of `array` into one that names array, box, chunk and file."""
     try:
         yield
-    except RemoteError:
-        raise
+    except RemoteError as error:
+        raise RemoteError(f"{place}: {error}") from error
     except (VolumeError, ValueError, OSError, RuntimeError, MemoryError, OverflowError) as error:
         if isinstance(error, MemoryError):
             raise VolumeError(f"{place}: too much for the memory of this process; read less") from error
@@ -128,6 +131,26 @@ def file_of(header: Header, chunk: Sequence[int]) -> Location:
         return header.folder / ChunkFiles(header).name(tuple(i * c // unit for i, c, unit in units))
     file = header.known.get("file")
     return file if isinstance(file, Path) else header.folder
+
+
+def check_content(header: Header, chunk: Sequence[int], content: bytes) -> None:
+    """Raise where the `content` of the file of a chunk tells that it is damaged, and its codec would not.
+
+    Raises:
+        ValueError: a blosc or xz chunk unpacks to more than a chunk, or an N5 chunk has too few voxels.
+    """
+    offset, most = _blosc_offset(header), math.prod(header.chunks) * header.dtype.itemsize
+    try:
+        if header.format == "n5":
+            start = N5_SIZES + 4 * len(header.shape)
+            axes = zip(chunk, header.chunks, header.shape, strict=True)
+            _check_n5_sizes("it", content[:start], tuple(min(c, n - k * c) for k, c, n in axes))
+            if header.known["compression"]["type"] == "xz":
+                decoded_size.check_xz(content[start:], most)
+        if offset is not None:
+            _check_blosc_size("it", content[offset : offset + BLOSC_BYTES], most)
+    except ChunkError as error:
+        raise ValueError(f"DATA_LOSS: {error}") from error
 
 
 def _check_before(place: str, header: Header, box: Box) -> None:
@@ -207,7 +230,10 @@ def _place_in_shard(header: Header, chunk: tuple[int, ...], known: dict[Location
 
 @lru_cache(maxsize=KNOWN_CHUNKS)  # of valid chunks: one that raises is checked again
 def _check_blosc(file: Path, offset: int, most: int) -> None:
-    text = paths.read_part(file, offset, BLOSC_BYTES)
+    _check_blosc_size(file, paths.read_part(file, offset, BLOSC_BYTES), most)
+
+
+def _check_blosc_size(file: object, text: bytes, most: int) -> None:
     if len(text) == BLOSC_BYTES:
         size = int.from_bytes(text[4:8], "little")
         if size > most:
@@ -248,9 +274,11 @@ def _last_of_chunks(positions: range, chunk: int) -> tuple[np.ndarray, np.ndarra
 @lru_cache(maxsize=KNOWN_CHUNKS)
 def _check_n5(file: Location, expected: tuple[int, ...]) -> None:
     """Raise where the N5 chunk in `file`, if there is one, says that it has fewer voxels than `expected`, C order."""
-    end = N5_SIZES + 4 * len(expected)
-    text = paths.read(file, end) or b""
-    if len(text) == end:
+    _check_n5_sizes(file, paths.read(file, N5_SIZES + 4 * len(expected)) or b"", expected)
+
+
+def _check_n5_sizes(file: object, text: bytes, expected: tuple[int, ...]) -> None:
+    if len(text) == N5_SIZES + 4 * len(expected):
         shape = struct.unpack(f">{len(expected)}I", text[N5_SIZES:])[::-1]
         if any(f < n for f, n in zip(shape, expected, strict=True)):
             raise ChunkError(f"{file} holds {shape} voxels instead of {expected}: it is damaged")

@@ -11,28 +11,29 @@ import configparser
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from volpipe.errors import RemoteError, VolumeError
+from volpipe.errors import ChangedError, RemoteError, VolumeError
+from volpipe.volumes.storage.requests import patiently
 
 if TYPE_CHECKING:
+    from obstore import GetOptions
     from obstore.store import HTTPStore, S3Config, S3Store
 
+T = TypeVar("T")
 SCHEMES = ("s3", "http", "https")
 BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 DEFAULT_REGION = "us-east-1"  # servers other than Amazon's accept it
 CONNECT_SECONDS = 5
-ANSWER_SECONDS = 15  # for a small file
-RETRY_SECONDS = 15
-RETRIES = 3
-DELETED_AT_ONCE = 1000  # the most that S3 takes in one request
+SILENT_SECONDS, LONG_SECONDS = 10, 3600  # without a byte of an answer; of a whole one
+UPLOAD_SECONDS, UPLOAD_BYTES = 60, 16 << 20  # for each so many bytes of a file that is written
+LISTED_AT_ONCE = DELETED_AT_ONCE = 1000  # the most that S3 takes in one request
 # Environment variables that tell programs on Amazon's machines where to fetch credentials.
 ROLES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
 
@@ -234,8 +235,10 @@ def kvstore(folder: Remote) -> dict[str, Any]:  # Any: JSON
     return spec
 
 
-def client(place: Remote) -> S3Store | HTTPStore:
+def client(place: Remote, upload_seconds: int = 0) -> S3Store | HTTPStore:
     """Return this process's client of the bucket, or of the web server, that `place` lies in.
+
+    Its requests are made once; `upload_seconds` are those that one may take that writes.
 
     Raises:
         VolumeError: this process was forked from one that had a client.
@@ -247,17 +250,22 @@ def client(place: Remote) -> S3Store | HTTPStore:
             'start workers with multiprocessing.get_context("spawn")'
         )
     _owner = os.getpid()
-    return _client(place.root, place.endpoint, place.region, find_credentials() if place.is_s3 else None)
+    credentials = find_credentials() if place.is_s3 else None
+    return _client(place.root, place.endpoint, place.region, credentials, upload_seconds)
 
 
 @lru_cache(maxsize=16)
-def _client(root: str, endpoint: str, region: str, credentials: Credentials | None) -> S3Store | HTTPStore:
+def _client(
+    root: str, endpoint: str, region: str, credentials: Credentials | None, upload_seconds: int
+) -> S3Store | HTTPStore:
     from obstore.store import HTTPStore, S3Store
 
-    seconds = {"timeout": timedelta(seconds=ANSWER_SECONDS), "connect_timeout": timedelta(seconds=CONNECT_SECONDS)}
+    # The wait for an answer ends what is still being uploaded, too, so that this has the time of a whole request.
+    waits = {"timeout": upload_seconds} if upload_seconds else {"read_timeout": SILENT_SECONDS, "timeout": LONG_SECONDS}
+    seconds = {name: timedelta(seconds=wait) for name, wait in {**waits, "connect_timeout": CONNECT_SECONDS}.items()}
     plain = (endpoint or root).startswith("http://")
-    retry = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
-    options: dict[str, Any] = {"client_options": seconds | {"allow_http": plain}, "retry_config": retry}
+    once = {"max_retries": 0, "retry_timeout": timedelta(0)}
+    options: dict[str, Any] = {"client_options": seconds | {"allow_http": plain}, "retry_config": once}
     if credentials is None:
         return HTTPStore.from_url(root, **options)
     config: S3Config = {"region": region or DEFAULT_REGION, "skip_signature": credentials.kind == "anonymous"}
@@ -275,21 +283,19 @@ def read(file: Remote, limit: int) -> bytes | None:
     """
     import obstore
 
-    with _explained(file, missing_ok=True):
+    def request() -> bytes:
         result = obstore.get(client(file), file.key)
         if result.meta["size"] > limit:
             return bytes(obstore.get_range(client(file), file.key, start=0, end=limit))
         return bytes(result.bytes())
-    return None
+
+    return _ask(file, request, missing_ok=True, denied_ok=True)
 
 
 def read_end(file: Remote, num_bytes: int) -> bytes | None:
     """Return the last `num_bytes` of `file`, all of a shorter one; None where there is none."""
-    import obstore
-
-    with _explained(file, missing_ok=True):
-        return bytes(obstore.get(client(file), file.key, options={"range": {"suffix": num_bytes}}).bytes())
-    return None
+    part = fetch(file, (-num_bytes, 0), denied_ok=True)
+    return None if part is None else part.data
 
 
 def size(file: Remote) -> int | None:
@@ -307,13 +313,45 @@ class Stamp:
     tag: str = ""
 
 
+@dataclass(frozen=True)
+class Part:
+    """Bytes of a file, or all of them, and the stamp of the file that they were in."""
+
+    data: bytes
+    stamp: Stamp
+
+
+def fetch(file: Remote, span: tuple[int, int] | None = None, tag: str = "", *, denied_ok: bool = False) -> Part | None:
+    """Return `file`, or the bytes of a `span` of it, by one request; None where there is no such file.
+
+    Args:
+        file: what to read.
+        span: its first byte and that after its last, or (-n, 0) for its last n; all where it is None.
+        tag: refuse a file with another tag.
+        denied_ok: whether a file that may not be read counts as one that is not there.
+
+    Raises:
+        ChangedError: the file has another tag.
+        RemoteError: it may not be read, or no answer.
+    """
+    import obstore
+
+    options: GetOptions = {"if_match": tag} if tag else {}
+    if span is not None:
+        options["range"] = {"suffix": -span[0]} if span[0] < 0 else span
+
+    def request() -> Part:
+        result = obstore.get(client(file), file.key, options=options)
+        return Part(bytes(result.bytes()), _stamp(result.meta))
+
+    return _ask(file, request, missing_ok=True, denied_ok=denied_ok)
+
+
 def stamp(file: Remote) -> Stamp | None:
     """Return the stamp of `file`; None where it does not exist or may not be read."""
     import obstore
 
-    with _explained(file, missing_ok=True):
-        return _stamp(obstore.head(client(file), file.key))
-    return None
+    return _ask(file, lambda: _stamp(obstore.head(client(file), file.key)), missing_ok=True, denied_ok=True)
 
 
 def _stamp(metadata: Any) -> Stamp:  # Any: obstore's, which has no type for it at run time
@@ -330,8 +368,8 @@ def write(file: Remote, data: bytes) -> None:
     import obstore
 
     check_writable(file)
-    with _explained(file):
-        obstore.put(client(file), file.key, data, use_multipart=False)
+    seconds = UPLOAD_SECONDS << (len(data) // UPLOAD_BYTES).bit_length()
+    _ask(file, lambda: obstore.put(client(file, seconds), file.key, data, use_multipart=False))
 
 
 def check_writable(file: Remote) -> None:
@@ -360,9 +398,9 @@ def list_folders(folder: Remote) -> list[str]:
     import obstore
 
     _check_listable(folder)
-    with _explained(folder):
-        prefixes = obstore.list_with_delimiter(client(folder), folder.key)["common_prefixes"]
-    return sorted(PurePosixPath(prefix).name for prefix in prefixes)
+    result = _ask(folder, lambda: obstore.list_with_delimiter(client(folder), folder.key))
+    assert result is not None
+    return sorted(PurePosixPath(prefix).name for prefix in result["common_prefixes"])
 
 
 def _check_listable(folder: Remote) -> None:
@@ -376,12 +414,7 @@ def list_files(folder: Remote) -> Iterator[tuple[str, int]]:
     Raises:
         VolumeError: it cannot be listed.
     """
-    import obstore
-
-    _check_listable(folder)
-    with _explained(folder):
-        for entry in itertools.chain.from_iterable(obstore.list(client(folder), folder.key, chunk_size=1000)):
-            yield entry["path"].removeprefix(f"{folder.key}/"), entry["size"]
+    return ((name, stamp.num_bytes) for name, stamp in list_stamps(folder))
 
 
 def list_stamps(folder: Remote) -> Iterator[tuple[str, Stamp]]:
@@ -389,9 +422,22 @@ def list_stamps(folder: Remote) -> Iterator[tuple[str, Stamp]]:
     import obstore
 
     _check_listable(folder)
-    with _explained(folder):
-        for entry in itertools.chain.from_iterable(obstore.list(client(folder), folder.key, chunk_size=1000)):
+    last: str | None = None
+    pages: Iterator[Any] | None = None  # Any: obstore's
+
+    def page() -> Any:
+        nonlocal pages
+        try:
+            pages = pages or iter(obstore.list(client(folder), folder.key, offset=last, chunk_size=LISTED_AT_ONCE))
+            return next(pages, ())
+        except Exception:
+            pages = None  # the next attempt goes on after the last file that came
+            raise
+
+    while entries := _ask(folder, page):
+        for entry in entries:
             yield entry["path"].removeprefix(f"{folder.key}/"), _stamp(entry)
+        last = entries[-1]["path"]
 
 
 def exists(folder: Remote) -> bool:
@@ -410,8 +456,7 @@ def delete(folder: Remote) -> None:
     check_writable(folder)
     keys = (f"{folder.key}/{name}" for name, _ in list_files(folder))
     while batch := list(itertools.islice(keys, DELETED_AT_ONCE)):
-        with _explained(folder):
-            obstore.delete(client(folder), batch)
+        _ask(folder, partial(obstore.delete, client(folder), batch))
 
 
 def delete_file(file: Remote) -> None:
@@ -423,21 +468,27 @@ def delete_file(file: Remote) -> None:
     import obstore
 
     check_writable(file)
-    with _explained(file), suppress(FileNotFoundError):
-        obstore.delete(client(file), file.key)
+    _ask(file, lambda: obstore.delete(client(file), file.key), missing_ok=True)
 
 
-@contextmanager
-def _explained(place: Remote, *, missing_ok: bool = False) -> Iterator[None]:
-    """Turn obstore's errors into one sentence; with `missing_ok` ignore a missing or forbidden file."""
-    from obstore.exceptions import BaseError
+def _ask(place: Remote, request: Callable[[], T], *, missing_ok: bool = False, denied_ok: bool = False) -> T | None:
+    """Return what `request` gives, made again where it fails in passing; None for a missing or denied file that is ok.
+
+    Raises:
+        ChangedError: the file at `place` has another tag than the request names.
+        RemoteError: with the meaning of the error in one sentence.
+    """
+    from obstore.exceptions import BaseError, PreconditionError
 
     try:
-        yield
+        return patiently(place, request)
+    except PreconditionError:
+        raise ChangedError(f"{place} changed while it was read") from None
     except (BaseError, OSError) as error:
-        is_absent = isinstance(error, FileNotFoundError) or re.search(DENIED, str(error))
-        if missing_ok and is_absent and "NoSuchBucket" not in str(error):
-            return
+        is_denied = re.search(DENIED, str(error)) is not None
+        is_absent = missing_ok and isinstance(error, FileNotFoundError) and not is_denied
+        if (is_absent or (denied_ok and is_denied)) and "NoSuchBucket" not in str(error):
+            return None
         raise RemoteError(explain(place, error)) from None  # obstore's own text fills a page
 
 
@@ -451,7 +502,7 @@ REASONS: Mapping[str, str] = {
     r"PermanentRedirect|Redirect|redirect|AuthorizationHeaderMalformed|301 ": (
         "the bucket lies in another region than {region}; set AWS_REGION, or add ?region=NAME to the location"
     ),
-    r"range .* was ignored": (
+    r"range .* was ignored|non-partial response|Range request not supported": (
         "{server} sends whole files alone, and sharded arrays are read in parts; copy it to a folder or to s3://"
     ),
     r"error sending request|timed out|Timeout was reached|Could not (connect|resolve)|curl_code": (
@@ -477,7 +528,8 @@ def explain(place: Remote, error: Exception) -> str:
         "signed": signed,
         "region": place.region or DEFAULT_REGION,
     }
+    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
     for pattern, reason in REASONS.items():
         if re.search(pattern, text):
-            return f"{place.address}: {reason.format(**facts)}"
-    return f"{place.address} at {facts['server']}: {' '.join(text.split())[:300]}"
+            return f"{place.address}: {reason.format(**facts)}{notes}"
+    return f"{place.address} at {facts['server']}: {' '.join(text.split())[:300]}{notes}"

@@ -144,21 +144,29 @@ def _turned(array: ts.TensorStore, rank: int) -> ts.TensorStore:
 
 
 class ArrayInMemory:
-    """An array of `header` for reading, with chunk files in memory alone; others count as absent."""
+    """An array of `header` with chunk files in memory alone; those that nobody put there count as absent."""
 
-    def __init__(self, header: Header, cache_bytes: int = 0) -> None:
+    def __init__(self, header: Header, cache_bytes: int = 0, *, write: bool = False) -> None:
         import tensorstore as ts
 
         place = {"driver": "memory", "path": f"{uuid.uuid4().hex}/"}
         self._files = ts.KvStore.open(place, context=context(cache_bytes)).result()
-        self._array = open_array(header, kvstore=place, cache_bytes=cache_bytes)
+        self._array = open_array(header, kvstore=place, cache_bytes=cache_bytes, write=write)
+        self._prefix = f"{key}/" if (key := _scale_key(header)) else ""
 
     def put(self, name: str, data: bytes | None) -> None:
         """Store the chunk file `name`, or forget it where there are no `data`."""
-        self._files.write(name, data).result()
+        self._files.write(self._prefix + name, data).result()
 
     def read(self, index: Index) -> np.ndarray:
         return self._array.read(index)
+
+    def encode(self, index: Index, data: np.ndarray, name: str) -> bytes | None:
+        """Return the content of the file `name` that `data`, all its voxels, make; None where there is to be none."""
+        self._array.write(index, data)
+        result = self._files.read(self._prefix + name).result()
+        self.put(name, None)
+        return bytes(result.value) if result.state == "value" else None
 
 
 class ChunkEncoder:

@@ -1,0 +1,67 @@
+"""A line between clients and a server on this machine: as fast and as far as it is told, in both directions.
+
+Not here: the server (tests/support/faults/bucket). A process of its own: `python -m benchmarks.stores.link PORT`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+
+LATENCY_SECONDS, BYTES_PER_SECOND = 0.02, 200e6  # there and back; in each direction
+PIECE_BYTES, PIECES = 1 << 17, 16  # of a connection, on their way
+
+
+class Direction:
+    """One direction of the line: pieces leave it one after the other, each as long after it came as the line is far."""
+
+    def __init__(self) -> None:
+        self._free = 0.0
+
+    def arrival(self, num_bytes: int, now: float) -> float:
+        """Return when a piece that is sent now arrives."""
+        self._free = max(now, self._free) + num_bytes / BYTES_PER_SECOND
+        return self._free + LATENCY_SECONDS / 2
+
+
+async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: Direction) -> None:
+    """Bring what `reader` gives to `writer` by `line`, until the connection ends."""
+    clock = asyncio.get_running_loop().time
+    pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(PIECES)
+
+    async def send() -> None:
+        while True:
+            at, piece = await pieces.get()
+            await asyncio.sleep(at - clock())
+            if not piece:
+                break
+            writer.write(piece)
+            await writer.drain()
+
+    sender = asyncio.create_task(send())
+    with contextlib.suppress(ConnectionError):
+        while piece := await reader.read(PIECE_BYTES):
+            await pieces.put((line.arrival(len(piece), clock()), piece))
+    await pieces.put((clock(), b""))
+    with contextlib.suppress(ConnectionError):
+        await sender
+        writer.close()
+
+
+async def serve(port: int) -> None:
+    """Carry connections to `port` of this machine; print the port that they are to come to."""
+    there, back = Direction(), Direction()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port, limit=PIECE_BYTES)
+        await asyncio.gather(carry(reader, far_writer, there), carry(far_reader, writer, back))
+
+    server = await asyncio.start_server(connect, "127.0.0.1", 0, limit=PIECE_BYTES, backlog=256)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    async with server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1])))

@@ -1,0 +1,96 @@
+"""Requests to stores: many at a time, and made again after pauses that grow where they fail in passing.
+
+Not here: the requests (object_store), or tensorstore's, which has retries of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from typing import TypeVar
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+REQUESTS_AT_ONCE, FEWEST_AT_ONCE, BYTES_AT_ONCE = 32, 4, 16 << 20
+# Half of each at least, as it is drawn, so that workers that failed together do not come again together.
+PAUSES_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0)
+MOST_SECONDS = 30.0  # after which no request is made again, so that a server that says nothing is told soon
+UNREACHED_PAUSES = 2  # where nobody listens: most often the address is wrong
+PASSING = re.compile(
+    r"status code: (429|50[0234])|SlowDown|RequestTimeout|error sending request|body error|error decoding|timed out"
+)
+UNREACHED = re.compile(r"Connection ?refused|dns error|failed to lookup")
+
+_repeated: list[str] = []  # why, of each request that was made again
+_lock = threading.Lock()
+
+
+def patiently(what: object, request: Callable[[], T]) -> T:
+    """Return what `request` gives; one that fails in passing is made again.
+
+    Raises:
+        Exception: the last one, with a note on how often and how long it was tried.
+    """
+    started, tries = time.monotonic(), 0
+    while True:
+        tries += 1
+        try:
+            return request()
+        except Exception as error:
+            if not PASSING.search(str(error)):
+                raise
+            seconds = time.monotonic() - started
+            pauses = PAUSES_SECONDS[: UNREACHED_PAUSES if UNREACHED.search(str(error)) else None]
+            if tries > len(pauses) or seconds > MOST_SECONDS:
+                error.add_note(f"tried {tries} times over {seconds:.0f} s")
+                raise
+            pause = pauses[tries - 1] * random.uniform(0.5, 1.0)
+            _note(what, error, pause)
+        time.sleep(pause)
+
+
+def _note(what: object, error: Exception, pause: float) -> None:
+    reason = " ".join(str(error).partition("\n\nDebug source")[0].split())[:200]
+    with _lock:
+        _repeated.append(reason)
+    log.info("%s: %s; tried again in %.1f s", what, reason, pause)
+
+
+def take_notes() -> tuple[str, ...]:
+    """Return a sentence on the requests of this process that were made again since it was last asked, if any were."""
+    with _lock:
+        num, last = len(_repeated), _repeated[-1] if _repeated else ""
+        _repeated.clear()
+    return (f"requests made again: {num}, the last because of: {last}",) if num else ()
+
+
+def each(works: Sequence[Callable[[], T]]) -> list[T]:
+    """Return what `works` give, many of them at a time; after the first error no other is begun.
+
+    Raises:
+        Exception: the first error.
+    """
+    futures: list[Future[T]] = [_pool().submit(work) for work in works]
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def room(num_bytes: int, fewest: int = FEWEST_AT_ONCE) -> threading.Semaphore:
+    """Return what lets so many pass that their parts, of `num_bytes` each, take BYTES_AT_ONCE, or the `fewest`."""
+    return threading.Semaphore(max(fewest, min(REQUESTS_AT_ONCE, BYTES_AT_ONCE // max(1, num_bytes))))
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    """Return this process's threads that make requests; they mostly wait."""
+    return ThreadPoolExecutor(REQUESTS_AT_ONCE, "volpipe-requests")
