@@ -19,6 +19,7 @@ from volpipe.volumes.formats.container import absolute, read_header
 from volpipe.volumes.reader import naming, once
 from volpipe.volumes.storage import damage, object_store, tensorstore
 from volpipe.volumes.storage.chunk_files import ABSENT, CHECKSUM_BYTES, ChunkFiles
+from volpipe.volumes.storage.fetched_array import FetchedArray, can_fetch
 from volpipe.volumes.storage.metadata import check_aligned
 from volpipe.volumes.storage.paths import Location, partial_of, sync
 from volpipe.volumes.storage.requests import each, room
@@ -43,6 +44,7 @@ class Writer:
             self._array = tensorstore.open_array(header, write=True)
         except ValueError as error:
             raise VolumeError(f"{folder}: cannot be written to: {error}") from error
+        self._fetched = FetchedArray(header) if can_fetch(header) else None
         self._at_once = room(math.prod(header.write_unit) * header.dtype.itemsize, fewest=1)
 
     def write(self, box: Box, data: np.ndarray) -> None:
@@ -107,6 +109,8 @@ class Writer:
         """Return the voxels of `box`, in stored axes, as they are on disk now."""
         if box.is_empty or not Box.from_shape(self.shape).contains(box):
             raise VolumeError(f"{self.header.folder}: box {box} is empty or leaves the array {self.shape}")
+        if self._fetched is not None:
+            return damage.read(self.header.folder, self.header, self._fetched, box.slices, is_checked=True)
         return damage.read(self.header.folder, self.header, self._array, box.slices)
 
 
