@@ -221,7 +221,8 @@ def test_measuring_ends_in_time_and_says_what_is_known_and_what_is_missing(caplo
     with pytest.raises(SlowNetError) as caught:
         measure_geometry(Flat3d, 1, Watch(clock=Clock(1.0), wall=Clock(1.0)))
     assert re.fullmatch(
-        r"measuring took more than 60 s of processor time; known so far: scale \(1, 1, 1\), stride along z 1.*; missing: .*halo along x",
+        r"measuring took more than 60 s of processor time; "
+        r"known so far: scale \(1, 1, 1\), stride along z 1.*; missing: .*halo along x",
         str(caught.value),
     )
     lines = [record.getMessage() for record in caplog.records]

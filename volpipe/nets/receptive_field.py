@@ -72,8 +72,7 @@ class Watch:
         for took, limit, of in ((seconds, most, " of processor time"), (wall - self._started[1], PATIENCE * most, "")):
             if took > limit:
                 raise SlowNetError(
-                    f"measuring took more than {limit:.0f} s{of}; known so far: {known}; missing: "
-                    f"{', '.join(missing)}",
+                    f"measuring took more than {limit:.0f} s{of}; known so far: {known}; missing: {', '.join(missing)}",
                     "set {keys}, which it does not declare",
                 )
         if wall - self._last_log >= LOG_SECONDS:
