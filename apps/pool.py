@@ -37,14 +37,16 @@ from volpipe.apps.htex.executor import ResilientExecutor, translate_error
 from volpipe.apps.htex.watch import Watch, cancel_blocks
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
-from volpipe.blockwise.pool import Start, followed
+from volpipe.blockwise.pool import Capacity, Start, followed
 from volpipe.sites.find import find_site, name_user, try_site
 from volpipe.volumes.node_cache import VARIABLE
+from volpipe.volumes.storage.metadata import memory_bytes
 
 log = logging.getLogger(__name__)
 
 LABELS = ("cpu", "gpu")
 LOOPBACK = "127.0.0.1"
+LOCAL_SHARE = 0.5  # of this machine's memory, by which windows are chosen: it has other work too
 UNKNOWN_SLOTS = 8  # workers assumed of an executor that does not say
 CLEANUP_SECONDS = 60.0  # Parsl's takes 1 s here and 30 s for pods that ignore TERM; with a dead interchange it hangs
 
@@ -71,6 +73,7 @@ class ParslPool:
         self.is_here = self.address == LOOPBACK
         for_nets = [e for e in executors if e.label in self.labels["gpu"]]
         self.worker_threads, self.on_gpu = _worker_threads(for_nets), all(map(_has_gpu, for_nets))
+        self.capacity: Capacity | None = capacity_of(executors)
         self._apps = {kind: python_app(perform, executors=chosen) for kind, chosen in self.labels.items()}
 
     def num_connected(self) -> int:
@@ -115,15 +118,34 @@ def on_site(name: str, folder: Path | None = None) -> Start:
     return start
 
 
-def count_workers(name: str, folder: Path) -> int:
-    """Return how many workers of the site `name`, with its files in `folder`, run nets; nothing is started.
+def capacity_at(name: str, folder: Path) -> Capacity:
+    """Return what the site `name`, with its files in `folder`, gives workers; nothing of it is started.
 
     Raises:
         SiteError: no such site, or one that cannot be used here.
     """
-    executors = getattr(try_site(name, folder), "executors", ())
-    labels = _with_label(executors, "gpu")
-    return sum(_num_workers(executor) for executor in executors if executor.label in labels)
+    return capacity_of(getattr(try_site(name, folder), "executors", ()))  # a ready one may be of any type
+
+
+def capacity_of(executors: Sequence[ParslExecutor]) -> Capacity:
+    """Return what `executors` give workers: of this machine's memory a share, of a cluster's what is asked for."""
+    for_nets = [e for e in executors if e.label in _with_label(executors, "gpu")]
+    here = sum(map(_num_workers, filter(_is_local, executors)))
+
+    def worker_bytes(executor: ParslExecutor) -> int | None:
+        return int(LOCAL_SHARE * memory_bytes() / here) if _is_local(executor) else _worker_bytes(executor)
+
+    known = [worker_bytes(executor) for executor in for_nets]
+    num_workers = sum(map(_num_workers, for_nets))
+    least = None if None in known else min(filter(None, known), default=None)
+    return Capacity(least, num_workers, bool(for_nets) and all(map(_has_gpu, for_nets)))
+
+
+def _is_local(executor: ParslExecutor) -> bool:
+    """Return whether its workers are processes or threads of this machine."""
+    return isinstance(executor, ThreadPoolExecutor) or (
+        isinstance(executor, HighThroughputExecutor) and isinstance(executor.provider, LocalProvider)
+    )
 
 
 @contextmanager
@@ -210,8 +232,7 @@ def _worker_threads(executors: Sequence[ParslExecutor]) -> int | None:
 
 def _has_gpu(executor: ParslExecutor) -> bool:
     """Return whether nets of its workers are on a GPU: each has one by the site, or all are here and torch sees one."""
-    is_here = isinstance(executor, ThreadPoolExecutor) or isinstance(getattr(executor, "provider", None), LocalProvider)
-    return bool(getattr(executor, "available_accelerators", None)) or (is_here and _sees_gpu())
+    return bool(getattr(executor, "available_accelerators", None)) or (_is_local(executor) and _sees_gpu())
 
 
 def _sees_gpu(devices: Path = Path("/dev")) -> bool:

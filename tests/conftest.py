@@ -34,7 +34,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = ROOT / "tests" / "support"
-TEST_PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests", SUPPORT, SUPPORT / "clusters", SUPPORT / "faults")))
+FOLDERS = (ROOT, ROOT / "tests", SUPPORT, *(SUPPORT / name for name in ("clusters", "faults", "screens")))
+TEST_PATH = os.pathsep.join(map(str, FOLDERS))
 # The longest first, by the time that they took on 2 cores.
 LONGEST = tuple(
     f"test_{name}.py"

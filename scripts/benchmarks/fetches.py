@@ -14,13 +14,14 @@ from torch import Tensor
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import command
+from volpipe.blockwise.pool import Capacity
 from volpipe.estimation.estimate import Slots, estimate
 from volpipe.estimation.memory import net_bytes
 from volpipe.models.identity import Identity
 from volpipe.recipes.inference import load_recipe
 from volpipe.resolve import default_recipe
 from volpipe.volumes.volume import ArraySpec, create_array
-from volpipe.workflow.prepare import prepare
+from volpipe.workflow.prepare import Sizing, prepare
 
 NUM_WORKERS = 2
 
@@ -80,7 +81,9 @@ def planned(setting: Setting, repeats: int) -> Iterator[Outcome]:
     location = setting.scratch / "large.n5"
     create_array(location, "raw", ArraySpec((2048,) * 3, np.dtype("uint8"), (64,) * 3, codec="gzip"), "n5")
     recipe, folder = load_recipe(default_recipe(), []), setting.scratch
-    plan = prepare(str(location), recipe, folder / "large.zarr", folder, num_workers=NUM_WORKERS)
+    plan = prepare(
+        str(location), recipe, folder / "large.zarr", folder, Sizing(Capacity(None, NUM_WORKERS, on_gpu=False))
+    )
     result = estimate(plan, plan.source.volume(), 1.0, Slots(NUM_WORKERS, NUM_WORKERS, shared=True))
     memory = result.memory_bytes - (net_bytes(plan) or 0.0)
     yield Outcome(result.amplification, {"files": float(result.output_files), "worker without net MiB": memory / 2**20})

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plans import facts, volume
 from volumes import noise, windowed, write_volume
 
+from volpipe.blockwise.pool import Capacity
 from volpipe.errors import RunError
 from volpipe.estimation.estimate import Slots, estimate
 from volpipe.estimation.forecast import num_tried
@@ -21,7 +22,7 @@ from volpipe.geometry.block_shape import LARGEST_SLABS, LARGEST_VOXELS, Sizes, c
 from volpipe.geometry.grid import Triple
 from volpipe.inference.plan import Plan, make_plan
 from volpipe.recipes.inference import load_recipe
-from volpipe.workflow.prepare import prepare
+from volpipe.workflow.prepare import Sizing, prepare
 
 DENOISE = facts(halo=(10, 10, 10), window=(84, 84, 84))  # the default recipe's, about
 MIB = 1 << 20
@@ -137,7 +138,9 @@ def test_a_run_that_was_begun_keeps_its_blocks_on_another_site(tmp_path: Path, m
 
     def made(num_workers: int, *, fresh: bool = False) -> Plan:
         out = tmp_path / "out.zarr"
-        return prepare(str(volume_path), recipe, out, tmp_path, num_workers=num_workers, fresh=fresh)
+        return prepare(
+            str(volume_path), recipe, out, tmp_path, Sizing(Capacity(None, num_workers, on_gpu=False), fresh)
+        )
 
     two, many = made(2), made(50)
     assert len(two.blocks) < len(many.blocks)
@@ -148,4 +151,4 @@ def test_a_run_that_was_begun_keeps_its_blocks_on_another_site(tmp_path: Path, m
     assert made(2, fresh=True).identity == two.identity
     other = load_recipe(None, ["net.name=identity", "windows.shape=[32,32,32]"])
     with pytest.raises(RunError, match=r"windows\.shape"):
-        folder.check_same(prepare(str(volume_path), other, tmp_path / "out.zarr", tmp_path, num_workers=2), "run")
+        folder.check_same(prepare(str(volume_path), other, tmp_path / "out.zarr", tmp_path), "run")

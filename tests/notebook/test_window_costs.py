@@ -42,11 +42,13 @@ def costs() -> WindowCosts:
 
 def test_the_one_to_choose_is_marked() -> None:
     table = costs()
-    assert table.settings == ("windows.shape=[16, 16, 16]", "infer.batch=1")
+    assert table.settings == ("windows.shape=[16, 16, 16]", "infer.batch=1", "infer.channels_last=false")
     lines = repr(table).splitlines()
     assert [line.endswith("choose this") for line in lines[2:5]] == [False, True, False]
     assert lines[3].split()[:7] == ["16", "×", "16", "×", "16", "1", "67"]
-    assert "choose windows.shape=[16, 16, 16] infer.batch=1: 5,488 voxels per second" in lines[5]
+    assert (
+        "choose windows.shape=[16, 16, 16] infer.batch=1 infer.channels_last=false: 5,488 voxels per second" in lines[5]
+    )
     html = table._repr_html_()
     assert html.count("font-weight:bold") == 1
     assert "<td>16 × 16 × 16</td>" in html.partition("font-weight:bold")[2].partition("</tr>")[0]
@@ -60,8 +62,8 @@ def test_where_none_fits_it_says_so() -> None:
 def test_windows_of_a_module_are_tried_here_and_its_settings_run() -> None:
     threads = torch.get_num_threads()
     table = vp.windows(Slow())
-    assert [cost.window[0] for cost in table.costs] == [12, 16, 24, 32]
-    assert table.costs[0].kept == 10**3 and all(cost.seconds > 0 for cost in table.costs)
+    assert [cost.window[0] for cost in table.costs] == [9, 16, 23, 30, 37, 44]
+    assert table.costs[0].kept == 7**3 and all(cost.seconds > 0 for cost in table.costs)
     assert table.best in table.costs and torch.get_num_threads() == threads
 
 
@@ -77,7 +79,7 @@ def test_what_the_notebook_holds_already_is_not_held_against_windows(monkeypatch
     monkeypatch.setattr(window_search, "free_memory", lambda: 100 * MIB)
     monkeypatch.setattr("volpipe.notebook.windows.free_memory", lambda: 100 * MIB)
     table = vp.windows(Slow())
-    assert len(table.costs) == 4 and table.best is not None
+    assert len(table.costs) == 6 and table.best is not None
     assert table.costs[0].num_bytes > held.nbytes
 
 
@@ -90,7 +92,7 @@ def test_a_peak_that_cannot_be_counted_anew_is_named(monkeypatch: pytest.MonkeyP
 def test_windows_of_a_named_net_are_tried_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_search, "GROWTHS", (0.5,))
     table = vp.windows("identity")
-    assert [cost.window for cost in table.costs] == [(32, 32, 32)]
+    assert [(cost.window, cost.channels_last) for cost in table.costs] == [((32, 32, 32), False), ((32, 32, 32), True)]
     assert table.net == "identity" and table.halo == (0, 0, 0)
 
 

@@ -27,6 +27,7 @@ from volpipe.apps import pool
 from volpipe.apps.htex.executor import ResilientExecutor
 from volpipe.apps.pool import on_site
 from volpipe.blockwise.journal import Record, read_records
+from volpipe.blockwise.pool import Capacity
 from volpipe.errors import SiteError
 from volpipe.runs import worker
 from volpipe.runs.worker import RESULTS
@@ -536,3 +537,20 @@ def test_a_site_whose_workers_cannot_start_is_given_up_with_their_last_words(tmp
     assert "executor mine cannot start workers: " in sentence
     assert "the last said: there is no such module" in sentence
     assert processes_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(("name", "workers"), [("local", 4), ("threads", 4)])
+def test_the_memory_by_which_windows_are_chosen_is_the_same_whatever_else_the_machine_does(
+    name: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOLPIPE_WORKERS", str(workers))
+    monkeypatch.setattr(pool, "memory_bytes", lambda: 64 << 30)
+    expected = Capacity((32 << 30) // workers, workers, on_gpu=False)
+    assert pool.capacity_at(name, tmp_path) == expected
+
+
+def test_a_cluster_gives_the_memory_that_is_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in {"partition": "cpu", "mem_gb": "32", "cores": "8", "max_jobs": "4", "gpus": "0"}.items():
+        monkeypatch.setenv(f"VOLPIPE_SLURM_{key.upper()}", value)
+    capacity = pool.capacity_at("slurm_single", tmp_path)
+    assert capacity == Capacity(4 * 10**9, 32, on_gpu=False)

@@ -14,7 +14,7 @@ from volpipe.apps.app import APPS
 from volpipe.apps.app import perform as run_app
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.loop import perform as perform_work
-from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.pool import Capacity, WorkerPool
 from volpipe.blockwise.work import Errand, Steps
 
 R = TypeVar("R")
@@ -38,7 +38,8 @@ class Inline:
     """Executors whose threads take waiting tasks at random, or in the order of the sites.
 
     Attributes:
-        shared, is_here, address, worker_bytes, worker_threads, on_gpu, node_directory: as every site says them.
+        shared, is_here, address, worker_bytes, worker_threads, on_gpu, node_directory, capacity: as every
+            site says them.
 
     Args:
         seed: of the order.
@@ -54,6 +55,7 @@ class Inline:
     worker_threads: int | None = None
     on_gpu: bool = False
     node_directory: str | None = None
+    capacity: Capacity | None = None
 
     def __init__(self, seed: int = 0, slots: int = 1, most_tasks: int | None = None, *, in_turn: bool = False) -> None:
         self.slots = {"cpu": slots, "gpu": slots}

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-from volpipe.blockwise.pool import Start, WorkerPool
+from volpipe.blockwise.pool import Capacity, Start, WorkerPool
 from volpipe.recipes.toml import Section, load_tree, set_value, typed
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import locate
@@ -73,21 +73,21 @@ def site_of(site: str | Path | WorkerPool, folder: RunFolder | None = None) -> t
     return lambda folder: nullcontext(site), ""
 
 
-def num_workers_of(site: str | Path | WorkerPool, folder: RunFolder) -> int:
-    """Return how many workers of `site` run nets, of a site that is not started by what it says itself.
+def capacity_of(site: str | Path | WorkerPool | None, folder: RunFolder) -> Capacity | None:
+    """Return what `site` gives its workers, by which a plan chooses windows; None where nothing is known.
 
     Args:
-        site: a shipped name, a Python file, or a pool.
-        folder: of the run, in which the site would keep its files.
+        site: a shipped name, a Python file, or a pool that is started; None for no site.
+        folder: of the run.
 
     Raises:
         SiteError: no such site, or it cannot be used here.
     """
-    if isinstance(site, str | Path):
-        from volpipe.apps.pool import count_workers
+    if not isinstance(site, str | Path):
+        return None if site is None else site.capacity or Capacity(None, site.slots["gpu"], site.on_gpu)
+    from volpipe.apps.pool import capacity_at
 
-        return count_workers(str(site), folder.parsl)
-    return site.slots["gpu"]
+    return capacity_at(str(site), folder.parsl)
 
 
 def default_name(volume: str | Volume, ending: str, inner: str | None = None) -> str:

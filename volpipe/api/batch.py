@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from volpipe.api.arguments import site_of
+from volpipe.api.arguments import capacity_of, site_of
 from volpipe.api.progress import rows_shown
 from volpipe.api.runs import check, request
 from volpipe.blockwise.pool import WorkerPool
@@ -28,6 +28,7 @@ from volpipe.volumes.storage.paths import Location
 from volpipe.workflow.batch import AT_ONCE, BatchListener, BatchOptions, BatchPlan, Prepare, execute_batch, plan_batch
 from volpipe.workflow.batch_table import BatchReport, batch_folder
 from volpipe.workflow.plan import FlowPlan
+from volpipe.workflow.prepare import Sizing
 
 Volumes = str | Path | Sequence[str | Path]
 
@@ -81,12 +82,14 @@ def batch(
         BatchError, SiteError, RunError: what is wrong with each dataset; no such site; another driver has the batch.
     """
     tree, folder = _batch_of(volumes, recipe, out)
-    start, name = site_of(site, None if dry_run else folder)
+    start, name = site_of(site)
+    sizing = Sizing(None if dry_run else capacity_of(site, folder), fresh)
     options = BatchOptions(
         fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input, update=update,
         at_once=at_once or tree.at_once or AT_ONCE,
     )  # fmt: skip
-    prepare = partial(_plan, settings=settings, trust_model=trust_model, search_path=search_path or Path.cwd())
+    folders = search_path or Path.cwd()
+    prepare = partial(_plan, settings=settings, trust_model=trust_model, search_path=folders, sizing=sizing)
     with monitored(metrics, "batch", recipe), _listening(progress, listener) as hears:
         plan = _planned(tree, folder, prepare, options, hears, parents=parents)
         if dry_run:
@@ -140,7 +143,9 @@ def _batch_of(volumes: Volumes, recipe: str | Path | None, out: str | Path | Non
     return tree, RunFolder(batch_folder(home(tree.out)))
 
 
-def _plan(dataset: Dataset, settings: Sequence[str], trust_model: bool, search_path: Path) -> Plan | FlowPlan:
+def _plan(
+    dataset: Dataset, settings: Sequence[str], trust_model: bool, search_path: Path, sizing: Sizing
+) -> Plan | FlowPlan:
     """Return the plan of `dataset`; the output of a run gets a suffix by its format where it has none."""
     own = (*settings, *dataset.settings)
     asked = request(
@@ -151,7 +156,7 @@ def _plan(dataset: Dataset, settings: Sequence[str], trust_model: bool, search_p
         place, suffix = paths.locate(asked.out), suffix_of(asked.work.output.format)
         asked = dataclasses.replace(asked, out=str(place.parent / f"{place.name}{suffix}"))
     check(asked)
-    return asked.plan()
+    return asked.plan(sizing)
 
 
 def _check_folder(out: Location, inside: Location) -> None:

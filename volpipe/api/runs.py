@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from volpipe.api.arguments import default_name, load, num_workers_of, site_of
+from volpipe.api.arguments import capacity_of, default_name, load, site_of
 from volpipe.api.progress import both, stages_shown, voxels_per_block
 from volpipe.blockwise.phase import Progress, Show
 from volpipe.blockwise.pool import Start, WorkerPool
@@ -41,7 +41,7 @@ from volpipe.workflow.driver import Listener, Report, execute, preview
 from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
 from volpipe.workflow.follow import execute_following
 from volpipe.workflow.plan import FlowPlan, plan_flow
-from volpipe.workflow.prepare import prepare, prepare_for
+from volpipe.workflow.prepare import UNSIZED, Sizing, prepare, prepare_for
 from volpipe.workflow.stages import StagePlan
 
 RecipeLike = Recipe | str | Path | Mapping[str, Any] | None  # Any: TOML values
@@ -74,21 +74,15 @@ class Request:
             return RunFolder.from_output(paths.locate(self.out))
         return RunFolder.for_stages(absolute(self.out))
 
-    def plan(self, num_workers: int | None = None, *, fresh: bool = False) -> Plan | FlowPlan:
-        """Return the plan; everything that can be refused before the start is refused here.
-
-        Args:
-            num_workers: that run nets, by which large blocks are chosen; None where nobody says.
-            fresh: whether a run that was begun does not count; else its blocks stay, whatever the site.
-        """
-        options: dict[str, Any] = {"num_workers": num_workers, "fresh": fresh}  # Any: of two types
+    def plan(self, sizing: Sizing = UNSIZED) -> Plan | FlowPlan:
+        """Return the plan, open sizes by `sizing`; what can be refused before the start is refused here."""
         if isinstance(self.work, Flow):
-            return plan_flow(self.work, str(self.volume), self.out, self.search_path, **options)
+            return plan_flow(self.work, str(self.volume), self.out, self.search_path, sizing)
         if isinstance(self.volume, Volume):
-            plan = prepare_for(self.volume, self.work, self.out, self.search_path, **options)
+            plan = prepare_for(self.volume, self.work, self.out, self.search_path, sizing)
             check_access(paths.locate(self.volume.path), paths.locate(self.out))
         else:
-            plan = prepare(self.volume, self.work, self.out, self.search_path, **options)
+            plan = prepare(self.volume, self.work, self.out, self.search_path, sizing)
         check_window(plan)
         return plan
 
@@ -152,6 +146,8 @@ def plan(
     mask: str | None = None,
     trust_model: bool = False,
     search_path: Path | None = None,
+    site: str | Path | WorkerPool | None = "local",
+    fresh: bool = False,
 ) -> Plan | FlowPlan:
     """Return the plan of a run over `volume`, before anything runs; what cannot work is refused.
 
@@ -166,8 +162,12 @@ def plan(
         mask: a volume of any resolution, nonzero where voxels are wanted.
         trust_model: load a net's file that is code, TorchScript or torch.export.
         search_path: folder that relative names in the recipe count from; the current one where None.
+        site: where it will run, as of `run`: windows that the recipe leaves open are chosen by the memory of its
+            workers. None: the net's own windows.
+        fresh: the run will start over; else a run that was begun keeps its windows, on whatever site it goes on.
 
     Raises:
+        SiteError: the site cannot be used.
         RecipeError: an unknown key or a value that does not fit.
         VolumeError: the volume is not there, or is not what the recipe says.
         PlanError: volume, net and recipe do not fit each other; the message says what would.
@@ -176,7 +176,7 @@ def plan(
         volume, recipe, out=out, settings=settings, roi=roi, mask=mask, trust_model=trust_model, search_path=search_path
     )
     check(asked)
-    return asked.plan()
+    return asked.plan(Sizing(capacity_of(site, asked.folder), fresh))
 
 
 def estimate(
@@ -247,9 +247,7 @@ def run(
     """
     planned = volume
     if not isinstance(planned, Plan | FlowPlan):
-        asked = request(planned, recipe, out=out, settings=settings, search_path=search_path)
-        check(asked)
-        planned = asked.plan(num_workers_of(site, asked.folder), fresh=fresh)
+        planned = plan(planned, recipe, out=out, settings=settings, search_path=search_path, site=site, fresh=fresh)
     start, name = site_of(site)
     options: dict[str, Any] = {  # Any: as `execute` takes them
         "fresh": fresh, "keep_tensors": keep_tensors, "site": name, "tolerated": tolerate, "same_input": same_input,

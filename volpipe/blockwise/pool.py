@@ -8,12 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from volpipe.blockwise.journal import Record
 
 Submit = Callable[[str, Sequence[int]], "Future[Record[Any]]"]  # of a stage and its units; Any: its own
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a site gives its workers, as far as that is known before they start; the same each time.
+
+    Attributes:
+        worker_bytes: memory of each, None where the site does not say.
+        num_workers: that run nets.
+        on_gpu: whether these have a GPU each.
+    """
+
+    worker_bytes: int | None
+    num_workers: int
+    on_gpu: bool
 
 
 class WorkerPool(Protocol):
@@ -29,6 +45,7 @@ class WorkerPool(Protocol):
             not.
         is_here: whether all workers are on the driver's machine.
         address: at which workers reach the driver, and ranks of a training each other.
+        capacity: by which plans choose windows, None where nothing is known.
     """
 
     slots: Mapping[str, int]
@@ -39,6 +56,7 @@ class WorkerPool(Protocol):
     node_directory: str | None
     is_here: bool
     address: str
+    capacity: Capacity | None
 
     def num_connected(self) -> int:
         """Return how many workers are ready now; from any thread, which may have to wait for the answer."""

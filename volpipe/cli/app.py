@@ -266,7 +266,7 @@ def plan(
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
     with interruptible():
         asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
-        planned = _plan(asked, config, quick=quick)
+        planned = _plan(asked, config, is_quick=quick)
         from volpipe.workflow.cost import FlowCost
         from volpipe.workflow.plan import FlowPlan
 
@@ -449,21 +449,23 @@ def _request(
     return asked
 
 
-def _plan(asked: Request, config: str, *, fresh: bool = False, quick: bool = False) -> Plan | FlowPlan:
+def _plan(asked: Request, config: str, *, fresh: bool = False, is_quick: bool = False) -> Plan | FlowPlan:
     """Return the plan, with its warnings printed; a site that cannot be used here is refused before it is made.
 
-    Where it is `quick`, nothing is computed there.
+    A quick one does without: then it has the net's own windows, and says so.
     """
-    from volpipe.api.arguments import num_workers_of
+    from volpipe.api.arguments import capacity_of
+    from volpipe.workflow.prepare import Sizing
 
-    num_workers: int | None = None
     try:
-        num_workers = num_workers_of(config, asked.folder)
-    except SiteError:
-        if not quick:
+        capacity = capacity_of(config, asked.folder)
+    except SiteError as error:
+        if not is_quick:
             raise
+        capacity = None
+        err.print(f"warning: {error}; the plan has the net's own windows, a run on {config} may choose others")
     with measuring_shown():
-        planned = asked.plan(num_workers, fresh=fresh)
+        planned = asked.plan(Sizing(capacity, fresh))
     for warning in planned.warnings():
         err.print(f"warning: {warning}", markup=False)
     return planned

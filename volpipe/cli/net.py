@@ -118,11 +118,16 @@ def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:
     """Print what windows cost, and the one to choose."""
     from volpipe.estimation.window_search import fastest, free_memory, measure_windows
 
-    table, found = columns("window", "batch", "memory", "time", "voxels kept per second"), []
+    table, found = columns("window", "batch", "channels last", "memory", "time", "voxels kept per second"), []
     for cost in measure_windows(chosen.net, chosen.infer, facts, halo, str(Path.cwd())):
         found.append(cost)
         table.add_row(
-            shape(cost.window), str(cost.batch), size(cost.num_bytes), f"{cost.seconds:.2g} s", f"{cost.speed:,.0f}"
+            shape(cost.window),
+            str(cost.batch),
+            "yes" if cost.channels_last else "",
+            size(cost.num_bytes),
+            f"{cost.seconds:.2g} s",
+            f"{cost.speed:,.0f}",
         )
     out.print(table)
     memory = free_memory()
@@ -130,6 +135,7 @@ def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:
     if choice is None:
         raise VolpipeError(f"no window fits {size(memory)} of memory; use a smaller net, or another machine")
     out.print(
-        f"choose net.halo={list(halo)} windows.shape={list(choice.window)} infer.batch={choice.batch}: "
+        f"choose net.halo={list(halo)} windows.shape={list(choice.window)} infer.batch={choice.batch} "
+        f"infer.channels_last={str(choice.channels_last).lower()}: "
         f"{choice.speed:,.0f} voxels per second in {size(choice.num_bytes)}"
     )

@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from volpipe.apps.settings import slurm_account
 from volpipe.apps.slurm.driver_script import DriverJob, driver_script
 from volpipe.cli.job import check_command, check_site, command_options
 from volpipe.cli.options import Whole, positive
@@ -47,6 +46,8 @@ def script(
     """Print an sbatch script that runs `volpipe run` with the other arguments as a job."""
     job = DriverJob(time, cores, mem_gb, partition, account)
     site = _check(context, cores)
+    from volpipe.apps.settings import slurm_account
+
     job = replace(job, account=account or slurm_account(site))
     typer.echo(driver_script(job, context.args, Path.cwd(), os.environ), nl=False)
 

@@ -56,7 +56,8 @@ def _others(plan: Plan, volume: Volume) -> Iterator[Plan]:
             windows = plan.recipe.windows.model_copy(update={"block": block})
             recipe = plan.recipe.model_copy(update={"tensors": tensors, "windows": windows})
             try:
-                yield make_plan(recipe, volume, plan.net, out=locate(plan.out), search_path=plan.search_path)
+                out, folder = locate(plan.out), plan.search_path
+                yield make_plan(recipe, volume, plan.net, out=out, search_path=folder, sizes=plan.sizes)
             except PlanError:  # a shard that the recipe gives does not fit this block
                 continue
 

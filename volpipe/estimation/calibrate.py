@@ -278,7 +278,7 @@ def _sized(plan: Plan, volume: Volume, seconds_per_voxel: float) -> Plan | None:
         "tensors": plan.recipe.tensors.model_copy(update={"mode": plan.mode}),
     }
     recipe = plan.recipe.model_copy(update=update)
-    return make_plan(recipe, volume, plan.net, out=locate(plan.out), search_path=plan.search_path)
+    return make_plan(recipe, volume, plan.net, out=locate(plan.out), search_path=plan.search_path, sizes=plan.sizes)
 
 
 def _by_probe(plan: Plan, probe: _Probe) -> UnitCosts:

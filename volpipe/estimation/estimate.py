@@ -257,7 +257,7 @@ class _Totals:
         chunk, shard = self.volume.spatial_chunks[axis], 0
         if self.volume.shards is not None:
             shard = self.volume.spatial(self.volume.shards)[axis]
-        windows, ends = _windows_along(plan, axis), _ends(plan, axis)
+        windows, ends = windows_along(plan, axis), _ends(plan, axis)
         own = [(a, min(a + plan.blocks.cell[axis], n) - 1) for a in range(0, n, plan.blocks.cell[axis])]
         return _Axis(
             blocks=sum(start < stop for start, stop in plan.reach_along(axis)),
@@ -426,7 +426,7 @@ def index_bytes(num_chunks: int) -> int:
     return 16 * num_chunks + 4
 
 
-def _windows_along(plan: Plan, axis: int) -> range:
+def windows_along(plan: Plan, axis: int) -> range:
     """Return the computed windows along `axis`: those that add to a voxel of the region."""
     before, after = support(plan.lattice, plan.recipe.windows.blend)
     (first, last), stride = (corner[axis] for corner in plan.roi), plan.lattice.stride[axis]
@@ -437,7 +437,7 @@ def _windows_along(plan: Plan, axis: int) -> range:
 
 def _ends(plan: Plan, axis: int) -> list[tuple[int, int]]:
     """Return the first and last voxel in the windows of each block along `axis` that computes any."""
-    lattice, computed = plan.lattice, _windows_along(plan, axis)
+    lattice, computed = plan.lattice, windows_along(plan, axis)
     stride, margin, size = lattice.stride[axis], lattice.margin[axis], plan.source.shape[axis]
     ends = []
     for block in range(lattice.blocks.counts[axis]):

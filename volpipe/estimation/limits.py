@@ -16,6 +16,7 @@ from volpipe.errors import PlanError
 from volpipe.estimation.estimate import Estimate
 from volpipe.geometry.grid import align_up
 from volpipe.inference.plan import AXES, Plan
+from volpipe.inference.tiling import LARGEST_WASTE
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
@@ -139,7 +140,7 @@ def check_window(plan: Plan) -> None:
         AXES, plan.source.shape, plan.window, plan.overlap, plan.net.stride, strict=True
     ):
         enough = overlap + align_up(size, stride)
-        if plan.recipe.windows.shape != "auto" and window > enough:
+        if plan.recipe.windows.shape != "auto" and window > max(enough, overlap + LARGEST_WASTE * size):
             raise PlanError(
                 f"axis {axis}: windows.shape {window} is too large for a volume of {size} voxels: with an overlap of "
                 f"{overlap}, of mirrored voxels there, it can be at most {enough}; set it to that, or to auto"

@@ -9,14 +9,19 @@ import math
 
 import numpy as np
 
+from volpipe.estimation.window_search import FIXED_BYTES
 from volpipe.geometry.block_shape import Sizes
 from volpipe.geometry.grid import triple
 from volpipe.inference.plan import Plan
 from volpipe.inference.windows import CACHE_BYTES
 from volpipe.nets import facts
+from volpipe.nets.facts import NetSpeeds
 
 WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, before any voxel (measured 2026-11)
-NET_BYTES, NET_SAFETY = 64 << 20, 1.15  # of any window; threads and malloc make a net's own vary by a tenth (2026-11)
+NET_BYTES, NET_SAFETY = (
+    FIXED_BYTES,
+    1.15,
+)  # of any window; threads and malloc make a net's own vary by a tenth (2026-11)
 GPU_BYTES = (
     700 << 20
 )  # for CUDA itself, of a worker whose net is on a GPU: workers took 935 and 960 MiB in all (2026-11)
@@ -24,7 +29,7 @@ FULL = ("float32", "tf32")  # precisions of which all values have 32 bits
 SAFETY = 1.25  # factor by which memory may exceed that of a few blocks: allocators keep freed memory
 
 
-def memory_bytes(plan: Plan, peak_bytes: int | None, *, on_gpu: bool = False) -> float:
+def memory_bytes(plan: Plan, peak_bytes: int | None, *, on_gpu: bool = False, speeds: NetSpeeds | None = None) -> float:
     """Return the highest resident memory of a worker, in bytes; without the net's own where that is unknown.
 
     Blocks that are tried have no neighbours whose sums they could add, and slow ones are tried one by one, so that
@@ -33,21 +38,24 @@ def memory_bytes(plan: Plan, peak_bytes: int | None, *, on_gpu: bool = False) ->
     Args:
         peak_bytes: highest resident memory of a worker that tried a few blocks, None where none did.
         on_gpu: whether the net computes on a GPU, in whose memory its own values are.
+        speeds: what was measured of the net, where that is not among the facts of shipped nets.
     """
     least = WORKER_BYTES + SAFETY * array_bytes(plan)
     if peak_bytes is None:
-        return least + (GPU_BYTES if on_gpu else net_bytes(plan) or 0.0)
+        return least + (GPU_BYTES if on_gpu else net_bytes(plan, speeds) or 0.0)
     return max(least, SAFETY * peak_bytes + _finishing_bytes(plan)) if plan.num_sums else SAFETY * peak_bytes
 
 
-def net_bytes(plan: Plan) -> float | None:
+def net_bytes(plan: Plan, speeds: NetSpeeds | None = None) -> float | None:
     """Return the bytes of the plan's net on a CPU while it computes; None where they were not measured.
 
-    They go with the voxels of a window, by the facts of shipped nets in models/facts.json (`scripts/describe`).
+    They go with the voxels of a window, by the facts of shipped nets in models/facts.json (`scripts/describe`), or by
+    `speeds`.
     """
     choice = plan.recipe.infer
-    per_voxel = facts.bytes_per_voxel(plan.recipe.net)
-    if per_voxel is None or choice.exact or choice.compile or choice.channels_last or choice.precision not in FULL:
+    measured = speeds or facts.shipped_speeds(plan.recipe.net)
+    per_voxel = None if measured is None else measured.bytes_per_voxel(channels_last=plan.channels_last)
+    if per_voxel is None or choice.exact or choice.compile or choice.precision not in FULL:
         return None
     batch = choice.batch if choice.batch != "auto" else 1
     return NET_BYTES + NET_SAFETY * per_voxel * batch * math.prod(plan.window)

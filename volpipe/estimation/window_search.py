@@ -5,28 +5,50 @@ Not here: what a whole run costs (estimate), or how large a halo must be (recept
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
+import logging
 import math
+import os
+import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from volpipe.blockwise.malloc import keep_freed_memory, share_heap
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.inference.runner import autocast, is_shortage, take_precision
-from volpipe.nets.facts import NetFacts
+from volpipe.inference.tiling import aligned_halo, own_window
+from volpipe.nets.facts import NetFacts, NetSpeeds, WindowSpeed
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import Infer, NetChoice
 
-GROWTHS = (0.75, 1.0, 1.5, 2.0)  # of the net's own window
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+GROWTHS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)  # of the core of the net's own window: shards hold whole cores
+LAYOUTS = (False, True)  # channels first, channels last
 GPU_BATCHES = (1, 2, 4, 8)
-LARGEST_MEASURED = 84**3  # voxels of the window by which the memory of a net is measured
+MEASURED_VOXELS = (84**3, 116**3)  # of windows by which the memory of a net is measured; it varies by a fifth
 LONGEST_CALL = 20.0  # seconds; larger windows are not tried after one that took so long
+REPEATS, MOST_REPEATED = 3, 10.0  # of a call that is timed, the fastest counts; no more after so many seconds
+MOST_WAIT = 180.0  # seconds, for processes that load torch and the net
+LEAST_VOXELS = 32**3  # smaller windows are no choice, and too short to be timed
+FIXED_BYTES = 64 << 20  # that a net takes for any window (2026-11)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,6 +58,7 @@ class WindowCost:
     Attributes:
         window: input voxels (z, y, x).
         kept: of them, those outside the halo.
+        channels_last: the layout of tensors.
         seconds: of the call.
         num_bytes: highest memory of the process, or of the GPU where there is one.
     """
@@ -45,6 +68,7 @@ class WindowCost:
     kept: int
     seconds: float
     num_bytes: int
+    channels_last: bool = False
 
     @property
     def speed(self) -> float:
@@ -59,8 +83,10 @@ def windows_to_try(facts: NetFacts, halo: Triple) -> list[Triple]:
     """
     windows = []
     for growth in GROWTHS:
-        sizes = zip(facts.window, facts.stride, halo, strict=True)
-        grown = (align_up(max(round(w * growth), 2 * align_up(h, s) + s), s) for w, s, h in sizes)
+        grown = []
+        for size, stride, outside in zip(own_window(facts), facts.stride, halo, strict=True):
+            edge = align_up(outside, stride)
+            grown.append(align_up(max(round(growth * (size - 2 * edge)), stride), stride) + 2 * edge)
         windows.append(triple(only or size for only, size in zip(facts.fixed, grown, strict=True)))
     return list(dict.fromkeys(windows))
 
@@ -70,14 +96,14 @@ def measure_windows(
 ) -> Iterator[WindowCost]:
     """Yield the cost of windows of ascending sizes, up to one that takes too long or too much memory."""
 
-    def attempt(shape: Sequence[int]) -> tuple[float, int] | None:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    def attempt(shape: Sequence[int], channels_last: bool) -> tuple[float, int] | None:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=keep_freed_memory) as pool:
             try:
-                return pool.submit(_try, choice, infer, shape, search_path).result()
+                return pool.submit(_try, choice, infer, shape, channels_last, search_path).result()
             except BrokenProcessPool:  # killed for its memory
                 return None
 
-    return _costs(attempt, facts, halo)
+    return _costs(attempt, LAYOUTS if infer.channels_last == "auto" else (infer.channels_last,), facts, halo)
 
 
 def measure_windows_here(
@@ -92,24 +118,28 @@ def measure_windows_here(
 
     per_voxel = 0.0  # bytes that the latest window took beyond what was held before
 
-    def attempt(shape: Sequence[int]) -> tuple[float, int] | None:
+    def attempt(shape: Sequence[int], channels_last: bool) -> tuple[float, int] | None:
         nonlocal per_voxel
         if per_voxel * math.prod(shape) > free_memory():
             return None
         num_threads, held = torch.get_num_threads(), held_memory()
         try:
             _count_peak()
-            seconds, num_bytes = _try(choice, infer, shape, search_path)
+            seconds, num_bytes = _try(choice, infer, shape, channels_last, search_path)
         finally:
             torch.set_num_threads(num_threads)
         per_voxel = max(0, num_bytes - held) / math.prod(shape)
         return seconds, num_bytes
 
-    return _costs(attempt, facts, halo)
+    layout = infer.channels_last is True  # its owner's net stays as it is, unless the recipe says otherwise
+    return _costs(attempt, (layout,), facts, halo)
 
 
 def _costs(
-    attempt: Callable[[Sequence[int]], tuple[float, int] | None], facts: NetFacts, halo: Triple
+    attempt: Callable[[Sequence[int], bool], tuple[float, int] | None],
+    layouts: Sequence[bool],
+    facts: NetFacts,
+    halo: Triple,
 ) -> Iterator[WindowCost]:
     """Yield the cost of windows, whose seconds and bytes `attempt` returns; None where memory is too little."""
     import torch
@@ -119,9 +149,9 @@ def _costs(
         kept = 1
         for size, h, stride in zip(window, halo, facts.stride, strict=True):
             kept *= size - 2 * align_up(h, stride)
-        for batch in batches:
+        for channels_last, batch in itertools.product(layouts, batches):
             try:
-                result = attempt((batch, facts.in_channels, *window))
+                result = attempt((batch, facts.in_channels, *window), channels_last)
             except Exception as error:
                 if is_shortage(error):
                     return
@@ -129,7 +159,7 @@ def _costs(
             if result is None:
                 return
             seconds, num_bytes = result
-            yield WindowCost(window, batch, kept, seconds, num_bytes)
+            yield WindowCost(window, batch, kept, seconds, num_bytes, channels_last)
             if seconds > LONGEST_CALL:
                 return
 
@@ -176,33 +206,169 @@ def count_peak_anew() -> bool:
     return True
 
 
-def bytes_per_voxel(choice: NetChoice, facts: NetFacts, fixed_bytes: int, search_path: str = "") -> float:
+def measure_speeds(
+    choice: NetChoice, facts: NetFacts, search_path: str = "", *, most_seconds: float = math.inf
+) -> NetSpeeds:
+    """Return what windows of the net cost on one core of this machine: seconds, and memory.
+
+    A window is not tried with which calls would take more than `most_seconds` in all, nor one beyond a window that
+    fails, or is killed for its memory.
+    """
+    windows = [window for window in windows_to_try(facts, aligned_halo(facts)) if math.prod(window) >= LEAST_VOXELS]
+    speeds = [
+        speed for last in LAYOUTS for speed in _timed(choice, facts, windows, last, search_path, most_seconds / 2)
+    ]
+    measure = partial(bytes_per_voxel, choice, facts, FIXED_BYTES, search_path)
+    with ThreadPoolExecutor(2) as pool:
+        first, last = pool.map(lambda layout: measure(channels_last=layout), LAYOUTS)
+    return NetSpeeds(processor=processor(), windows=tuple(speeds), bytes_first=round(first), bytes_last=round(last))
+
+
+def measured_speeds(choice: NetChoice, facts: NetFacts, search_path: str, *, most_seconds: float) -> NetSpeeds | None:
+    """Return what `measure_speeds` does, by a process that is none of the caller's program; None where it fails.
+
+    A process that the caller's own starts would run a script of the user's anew.
+    """
+    question = {"choice": choice.model_dump(), "facts": facts.model_dump(), "search_path": search_path}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "volpipe.estimation.window_search"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(question | {"most_seconds": most_seconds}), env=environment, text=True,
+            capture_output=True, timeout=MOST_WAIT + 4 * most_seconds, check=True,
+        )  # fmt: skip
+        return NetSpeeds.model_validate_json(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        log.info("windows of net %s could not be timed: %s", facts.label, error)
+        return None
+
+
+def _answer() -> None:
+    """Answer the question of `measured_speeds`, in its process."""
+    question = json.loads(sys.stdin.read())
+    choice, facts = NetChoice.model_validate(question["choice"]), NetFacts.model_validate(question["facts"])
+    speeds = measure_speeds(choice, facts, question["search_path"], most_seconds=question["most_seconds"])
+    sys.stdout.write(speeds.model_dump_json())
+
+
+def _timed(
+    choice: NetChoice,
+    facts: NetFacts,
+    windows: Iterable[Triple],
+    channels_last: bool,
+    search_path: str,
+    most_seconds: float,
+) -> Iterator[WindowSpeed]:
+    """Yield the speed of `windows`, ascending, in a process of their own."""
+    spent = per_voxel = 0.0
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        for window in windows:
+            if spent + 2 * per_voxel * math.prod(window) > most_seconds:
+                return
+            shape = (1, facts.in_channels, *window)
+            try:
+                seconds, total = pool.submit(_time, choice, shape, channels_last, search_path).result()
+            except (BrokenProcessPool, RuntimeError, VolpipeError) as error:  # killed, or the net takes no such window
+                log.debug("windows of %s could not be tried: %s", window, error)
+                return
+            spent, per_voxel = spent + total, seconds / math.prod(window)
+            yield WindowSpeed(window=window, channels_last=channels_last, seconds=seconds)
+
+
+def _time(choice: NetChoice, shape: Sequence[int], channels_last: bool, search_path: str) -> tuple[float, float]:
+    """Return the processor time of the fastest call, and the seconds of all of them; a slow one is not repeated."""
+    import torch
+
+    torch.set_num_threads(1)
+    share_heap()
+    keep_freed_memory()
+    net = _laid_out_once(choice.model_dump_json(), search_path, channels_last)
+    times: list[float] = []
+    began = time.perf_counter()
+    with torch.inference_mode():
+        while len(times) <= REPEATS and time.perf_counter() - began < MOST_REPEATED:
+            started = time.process_time()  # other work on the machine does not count
+            _call(net, torch.zeros(tuple(shape)), channels_last=channels_last)
+            times.append(time.process_time() - started)
+    return min(times[1:] or times), time.perf_counter() - began
+
+
+@cache
+def _laid_out_once(choice: str, search_path: str, channels_last: bool) -> nn.Module:
+    """Return the net of a `choice` as JSON as `_laid_out` does, built once in a process."""
+    return _laid_out(NetChoice.model_validate_json(choice), search_path, channels_last)
+
+
+def _laid_out(choice: NetChoice, search_path: str, channels_last: bool) -> nn.Module:
+    """Return the net with its weights in a layout."""
+    import torch
+
+    net = build_net(choice, search_path)
+    if channels_last:
+        net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d
+    return net
+
+
+def _call(net: nn.Module, windows: torch.Tensor, *, channels_last: bool) -> torch.Tensor:
+    """Return the output of the net for `windows`, as a worker has it computed."""
+    import torch
+
+    if channels_last:
+        windows = windows.contiguous(memory_format=torch.channels_last_3d)
+    output: torch.Tensor = net(windows).contiguous()
+    return output
+
+
+@cache
+def processor() -> str:
+    """Return the name of this machine's processor, as the system gives it."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        if names:
+            return names[0]
+    return platform.machine()
+
+
+def bytes_per_voxel(
+    choice: NetChoice, facts: NetFacts, fixed_bytes: int, search_path: str = "", *, channels_last: bool = False
+) -> float:
     """Return the bytes that a net takes on a CPU per voxel of a window, beyond the `fixed_bytes` of any window.
 
-    Measured with two threads, which take somewhat more than one, over a window of the net's own proportions.
+    Measured with two threads, which take somewhat more than one, over windows of the net's own proportions.
     """
-    growth = min(1.0, (LARGEST_MEASURED / math.prod(facts.window)) ** (1 / 3))
-    sizes = zip(facts.window, facts.stride, facts.fixed, strict=True)
-    window = [only or align_up(max(s, round(growth * w)), s) for w, s, only in sizes]
-    shape = (1, facts.in_channels, *window)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        num_bytes = pool.submit(_net_bytes, choice, shape, search_path).result()
-    return max(0.0, num_bytes - fixed_bytes) / math.prod(window)
+    most = 0.0
+    for window in _sized_as(facts, MEASURED_VOXELS):
+        shape = (1, facts.in_channels, *window)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            num_bytes = pool.submit(_net_bytes, choice, shape, channels_last, search_path).result()
+        most = max(most, (num_bytes - fixed_bytes) / math.prod(window))
+    return most
 
 
-def _net_bytes(choice: NetChoice, shape: Sequence[int], search_path: str) -> int:
+def _sized_as(facts: NetFacts, num_voxels: Iterable[int]) -> list[Triple]:
+    """Return windows near to so many voxels, in whole strides, in the proportions of the net's own."""
+    windows = []
+    for num in num_voxels:
+        growth = (num / math.prod(facts.window)) ** (1 / 3)
+        sizes = zip(facts.window, facts.stride, facts.fixed, strict=True)
+        windows.append(triple(only or align_up(max(s, round(growth * w)), s) for w, s, only in sizes))
+    return list(dict.fromkeys(windows))
+
+
+def _net_bytes(choice: NetChoice, shape: Sequence[int], channels_last: bool, search_path: str) -> int:
     """Return the bytes that calls of the net add to a process that keeps freed memory, as workers do."""
     import torch
 
     torch.set_num_threads(2)
     share_heap()
     keep_freed_memory()
-    net = build_net(choice, search_path)
+    net = _laid_out(choice, search_path, channels_last)
     _count_peak()
     before = peak_bytes()
     with torch.inference_mode():
         for _ in range(2):
-            net(torch.zeros(tuple(shape)))
+            _call(net, torch.zeros(tuple(shape)), channels_last=channels_last)
     return peak_bytes() - before
 
 
@@ -212,20 +378,26 @@ def fastest(costs: Iterable[WindowCost], most_bytes: int) -> WindowCost | None:
     return max(fitting, key=lambda cost: cost.speed, default=None)
 
 
-def _try(choice: NetChoice, infer: Infer, shape: Sequence[int], search_path: str) -> tuple[float, int]:
+def _try(
+    choice: NetChoice, infer: Infer, shape: Sequence[int], channels_last: bool, search_path: str
+) -> tuple[float, int]:
     """Return seconds and highest memory of a call with windows of `shape`; the first call is not counted."""
     import torch
 
     torch.set_num_threads(infer.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    net = build_net(choice, search_path).to(device)
+    net = _laid_out(choice, search_path, channels_last).to(device)
     windows = torch.zeros(tuple(shape), device=device)
     take_precision(infer.precision)
     with torch.inference_mode(), autocast(device, infer.precision):
         for _ in range(2):
             started = time.perf_counter()
-            net(windows).float().cpu()
+            _call(net, windows, channels_last=channels_last).float().cpu()
             seconds = time.perf_counter() - started
             if seconds > LONGEST_CALL:
                 break
     return seconds, torch.cuda.max_memory_allocated() if device == "cuda" else peak_bytes()
+
+
+if __name__ == "__main__":
+    _answer()

@@ -7,6 +7,7 @@ where its block lies, what it reads and what it writes.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -38,10 +39,21 @@ SUM_CHUNK_TARGET = 32
 STREAMED = ("zarr3",)  # formats whose shards are written layer by layer
 
 
+@dataclass(frozen=True)
+class NetSizes:
+    """What a recipe may leave open of how its net computes; the window (z, y, x), None for the net's own."""
+
+    window: Triple | None = None
+    channels_last: bool = False
+
+
+OWN_SIZES = NetSizes()
+
+
 class Plan(OutputPlan):
     """Everything that a worker needs to know beside the number of its block.
 
-    `notes` for the user, on the volume, are printed with the plan and not stored.
+    `notes` for the user, on the volume, and `sizes_note`, on the windows, are printed with the plan and not stored.
     """
 
     FILE: ClassVar[str] = "plan.json"  # in a run's folder
@@ -51,12 +63,19 @@ class Plan(OutputPlan):
     mode: Literal["stored", "streamed"]
     window: Triple
     overlap: Triple
+    channels_last: bool
     out_dtype: str
     intensity: Literal["same", "unit", "raw"]
     roi: tuple[Triple, Triple]
     mask: Mask | None = None
     code_sha256: str = ""
     notes: tuple[str, ...] = Field((), exclude=True, repr=False)
+    sizes_note: str = Field("", exclude=True, repr=False)
+
+    @property
+    def sizes(self) -> NetSizes:
+        """What was taken where the recipe leaves it open."""
+        return NetSizes(self.window, self.channels_last)
 
     @cached_property
     def lattice(self) -> Lattice:
@@ -319,12 +338,13 @@ def make_plan(
     out: Location,
     search_path: str = "",
     mask: Volume | None = None,
+    sizes: NetSizes | None = None,
     num_workers: int | None = None,
 ) -> Plan:
     """Return the plan of `recipe` for `volume`, all sizes decided.
 
-    Relative names in the recipe count from `search_path`; `mask` is the volume of its mask. Large volumes have blocks
-    enough for `num_workers`.
+    Relative names in the recipe count from `search_path`; `mask` is the volume of its mask; `sizes` are taken where the
+    recipe leaves them open. Large volumes have blocks enough for `num_workers`.
 
     Raises:
         PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.
@@ -332,12 +352,12 @@ def make_plan(
     _check_net(recipe, volume, net)
     _check_grey(recipe, volume)
     shape = volume.spatial_shape
-    window, overlap = choose_windows(recipe.windows, net, shape)
+    window, overlap = choose_windows(recipe.windows, net, shape, None if sizes is None else sizes.window)
     check_augment(recipe.infer.augment, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     stride = tuple(w - o for w, o in zip(window, overlap, strict=True))
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     out_dtype = _out_dtype(recipe, volume.dtype, intensity)
-    sizes = Sizes(
+    block_sizes = Sizes(
         shape,
         overlap,
         triple(stride),
@@ -348,7 +368,7 @@ def make_plan(
         chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
         num_workers=num_workers,
     )
-    block = choose_block(recipe.windows.block, sizes, in_slabs=_may_be_large(recipe, mask, out))
+    block = choose_block(recipe.windows.block, block_sizes, in_slabs=_may_be_large(recipe, mask, out))
     core = tuple(b * s * f for b, s, f in zip(block, stride, net.scale, strict=True))
     shard = _shard(recipe.output, core)
     chunk = _chunk(recipe.output, shard)
@@ -365,6 +385,7 @@ def make_plan(
         mode="streamed" if recipe.tensors.mode == "auto" else recipe.tensors.mode,
         window=window,
         overlap=overlap,
+        channels_last=_channels_last(recipe, sizes or OWN_SIZES),
         block=block,
         shard=shard,
         chunk=chunk,
@@ -376,6 +397,11 @@ def make_plan(
         code_sha256=code_hash(recipe.net.name, search_path),
         notes=(*_level_note(volume), *volume.notes),
     )
+
+
+def _channels_last(recipe: Recipe, sizes: NetSizes) -> bool:
+    choice = recipe.infer.channels_last
+    return sizes.channels_last if choice == "auto" else choice
 
 
 def _level_note(volume: Volume) -> tuple[str, ...]:

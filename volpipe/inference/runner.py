@@ -150,7 +150,7 @@ class Runner:
         net = build_net(net_choice, search_path)
         weights, code = weights_digest(net_choice, net, search_path), code_hash(net_choice.name, search_path)
         net = net.to(device)
-        if choice.channels_last:
+        if plan.channels_last:
             net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d
         called = torch.compile(net) if choice.compile else net
         runner = cls(plan, device, weights_sha256=weights, code_sha256=code, _net=called)
@@ -243,7 +243,7 @@ class Runner:
             autocast(self.device, choice.precision),
         ):
             data = windows
-            if choice.channels_last:
+            if self.plan.channels_last:
                 data = data.contiguous(memory_format=torch.channels_last_3d)
             if not data.is_floating_point():
                 return self._net(data)

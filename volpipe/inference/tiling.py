@@ -14,10 +14,15 @@ AXES = "zyx"
 LARGEST_WASTE = 1.05  # along an axis: voxels that windows cover, by those of the volume
 
 
-def choose_windows(choice: Windows, net: NetFacts, shape: Triple) -> tuple[Triple, Triple]:
-    """Return window and overlap in voxels, aligned to the net's stride."""
-    halo = triple(align_up(h, s) for h, s in zip(net.halo, net.stride, strict=True))
-    window = _auto_window(net, halo) if choice.shape == "auto" else choice.shape
+def choose_windows(
+    choice: Windows, net: NetFacts, shape: Triple, chosen: Triple | None = None
+) -> tuple[Triple, Triple]:
+    """Return window and overlap in voxels, aligned to the net's stride.
+
+    Where the recipe leaves the window open it is `chosen`, or the net's own, fitted to a volume of `shape`.
+    """
+    halo = aligned_halo(net)
+    window = choice.shape if choice.shape != "auto" else chosen or own_window(net)
     _check_fixed(window, net)
     if choice.overlap != "auto":
         overlap = (choice.overlap,) * 3 if isinstance(choice.overlap, int) else choice.overlap
@@ -35,6 +40,11 @@ def choose_windows(choice: Windows, net: NetFacts, shape: Triple) -> tuple[Tripl
         fitted = _fitted(window, overlap, net.stride, shape)
         window = triple(only or size for only, size in zip(net.fixed, fitted, strict=True))
     return window, overlap
+
+
+def aligned_halo(net: NetFacts) -> Triple:
+    """Return the halo of `net` in whole strides."""
+    return triple(align_up(h, s) for h, s in zip(net.halo, net.stride, strict=True))
 
 
 def _check_fixed(window: Triple, net: NetFacts) -> None:
@@ -58,8 +68,9 @@ def _fitted(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> T
     return triple(fit(*values) for values in zip(window, overlap, stride, shape, strict=True))
 
 
-def _auto_window(net: NetFacts, halo: Triple) -> Triple:
+def own_window(net: NetFacts) -> Triple:
     """Return the net's own window in whole strides; four times its halo where that would leave next to no core."""
+    halo = aligned_halo(net)
     sizes = (w if 4 * (w - 2 * h) >= h else 4 * h for w, h in zip(net.window, halo, strict=True))
     aligned = (align_up(size, stride) for size, stride in zip(sizes, net.stride, strict=True))
     return triple(only or size for only, size in zip(net.fixed, aligned, strict=True))

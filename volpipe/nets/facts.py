@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from volpipe.errors import PlanError, VolpipeError
+from volpipe.geometry.grid import Triple
 from volpipe.nets.files import is_program
 from volpipe.recipes.inference import NetChoice, Normalise, Recipe
 from volpipe.resolve import default_recipe, nearest, shipped
@@ -52,6 +54,46 @@ class NetFacts(BaseModel):
     fixed: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
     normalise: Normalise | None = None
     integers: bool = False
+
+
+class WindowSpeed(BaseModel):
+    """Seconds of one call of a net for one window (z, y, x), on one core."""
+
+    model_config = ConfigDict(frozen=True)
+
+    window: Sizes
+    channels_last: bool
+    seconds: PositiveFloat
+
+
+class NetSpeeds(BaseModel):
+    """What windows of ascending sizes cost a net on a kind of processor, in both layouts of tensors.
+
+    Attributes:
+        processor: its name, as the system gives it.
+        windows: none of a net without parameters, which is as fast in any.
+        bytes_first, bytes_last: memory that the net takes per voxel of a window, with channels first and last; None
+            where it was not measured.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    processor: str
+    windows: tuple[WindowSpeed, ...] = ()
+    bytes_first: NonNegativeFloat | None = None
+    bytes_last: NonNegativeFloat | None = None
+
+    def bytes_per_voxel(self, *, channels_last: bool) -> float | None:
+        """Return the memory per voxel of a window in one of the layouts; None where it was not measured."""
+        return self.bytes_last if channels_last else self.bytes_first
+
+    def seconds(self, window: Triple, *, channels_last: bool) -> float | None:
+        """Return the seconds of a call, by the window nearest in size that was measured; None where none was."""
+        voxels = math.prod(window)
+        measured = [speed for speed in self.windows if speed.channels_last == channels_last]
+        sizes = {math.prod(speed.window): speed.seconds for speed in measured}
+        nearest_size = min(sizes, key=lambda size: abs(math.log(size / voxels)), default=0)
+        return sizes[nearest_size] * voxels / nearest_size if sizes else None
 
 
 def models_folder() -> Path:
@@ -117,17 +159,23 @@ def look_up(choice: NetChoice) -> Mapping[str, Any] | None:  # Any: JSON
     return facts
 
 
-def bytes_per_voxel(choice: NetChoice) -> float | None:
-    """Return the bytes on a CPU per voxel of a window for the net of `choice`; None if facts.json lacks it.
+def shipped_speeds(choice: NetChoice) -> NetSpeeds | None:
+    """Return what windows of the net of `choice` cost on a CPU; None if facts.json lacks it.
 
-    They do not depend on the weights.
+    That does not depend on the weights.
     """
     key = shape_key(choice)
     try:
         known = json.loads((models_folder() / FILE).read_text(encoding="utf-8"))
-        return max((float(e["bytes_per_voxel"]) for e in known.values() if e.get("shape") == key), default=None)
+        return next((NetSpeeds.model_validate(e["speeds"]) for e in known.values() if e.get("shape") == key), None)
     except (OSError, ValueError, AttributeError, KeyError):  # a checkout without it
         return None
+
+
+def bytes_per_voxel(choice: NetChoice, *, channels_last: bool = False) -> float | None:
+    """Return the bytes on a CPU per voxel of a window for the net of `choice`; None if facts.json lacks it."""
+    speeds = shipped_speeds(choice)
+    return None if speeds is None else speeds.bytes_per_voxel(channels_last=channels_last)
 
 
 def shape_key(choice: NetChoice) -> str | None:

@@ -31,11 +31,13 @@ from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets import files
 from volpipe.nets.facts import (
     NetFacts,
+    NetSpeeds,
     check_shipped,
     choice_digest,
     is_shipped,
     look_up,
     models_folder,
+    shipped_speeds,
     torch_version,
     weights_path,
 )
@@ -274,6 +276,39 @@ def cached_geometry(choice: NetChoice, search_path: str, in_channels: int) -> Ge
         return measure_geometry(lambda: build_net(_without_weights(choice), search_path), in_channels)
 
     return _kept(_memory_of_code(choice, search_path, f"geometry {in_channels}"), Geometry, measure)
+
+
+def known_speeds(choice: NetChoice, search_path: str, processor: str) -> NetSpeeds | None:
+    """Return what windows of the net of `choice` cost on a `processor`: as measured there, else as shipped."""
+    memory = _memory_of_speeds(choice, search_path, processor)
+    if memory is not None and memory.is_file():
+        with contextlib.suppress(OSError, ValidationError):  # a file cut short is written again
+            return NetSpeeds.model_validate_json(memory.read_bytes())
+    return shipped_speeds(choice)
+
+
+def keep_speeds(choice: NetChoice, search_path: str, speeds: NetSpeeds) -> bool:
+    """Remember what windows of the net of `choice` cost on a processor; return whether that can be."""
+    memory = _memory_of_speeds(choice, search_path, speeds.processor)
+    if memory is None:
+        return False
+    try:
+        paths.write(memory, speeds.model_dump_json().encode())
+    except OSError as error:  # without a cache, they are measured again
+        log.debug("%s cannot be written: %s", memory, error)
+        return False
+    return True
+
+
+def can_keep_speeds(choice: NetChoice, search_path: str) -> bool:
+    """Return whether speeds of the net of `choice` can be remembered: its code is known."""
+    return _memory_of_speeds(choice, search_path, "") is not None
+
+
+def _memory_of_speeds(choice: NetChoice, search_path: str, processor: str) -> Path | None:
+    plain = _without_weights(choice)  # whose numbers do not matter
+    memory_of = _memory if is_shipped(choice) else _memory_of_code
+    return memory_of(plain, search_path, f"speeds on {processor}")
 
 
 def _without_weights(choice: NetChoice) -> NetChoice:

@@ -26,7 +26,7 @@ from volpipe.tables import html_table, text_table
 from volpipe.units import shape
 
 MIB = 1 << 20
-HEAD = ("window", "batch", "kept of it", "memory", "time", "voxels kept per second", "")
+HEAD = ("window", "batch", "channels last", "kept of it", "memory", "time", "voxels kept per second", "")
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +59,11 @@ class WindowCosts:
         """Settings that choose the best window, as `run` and `try_net` take them; none where no window fits."""
         if self.best is None:
             return ()
-        return f"windows.shape={list(self.best.window)}", f"infer.batch={self.best.batch}"
+        return (
+            f"windows.shape={list(self.best.window)}",
+            f"infer.batch={self.best.batch}",
+            f"infer.channels_last={str(self.best.channels_last).lower()}",
+        )
 
     @property
     def advice(self) -> str:
@@ -72,7 +76,8 @@ class WindowCosts:
     def _rows(self) -> list[list[str]]:
         return [
             [
-                shape(cost.window), str(cost.batch), f"{100 * cost.kept / math.prod(cost.window):.0f} %",
+                shape(cost.window), str(cost.batch), "yes" if cost.channels_last else "",
+                f"{100 * cost.kept / math.prod(cost.window):.0f} %",
                 f"{cost.num_bytes / MIB:,.0f} MiB", f"{cost.seconds:.2g} s", f"{cost.speed:,.0f}",
                 "choose this" if cost == self.best else "",
             ]

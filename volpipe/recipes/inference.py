@@ -204,7 +204,8 @@ class Windows(Section):
     """What the net sees at once, in voxels (z, y, x), and how windows are joined."""
 
     shape: Triple | Auto = "auto"
-    """Voxels of a window (z, y, x), multiples of the net's stride."""
+    """Voxels of a window (z, y, x), multiples of the net's stride. auto: with crop the fastest measured windows that
+    fit the memory of the site's workers; the net's own where nothing was measured, or no site is known."""
     overlap: Triple | int | Auto = "auto"
     """Voxels that neighbouring windows share (z, y, x). auto: twice the net's halo for crop; else a quarter of the
     window."""
@@ -240,8 +241,9 @@ class Infer(Section):
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
     """Of the net's arithmetic; sums over windows are float32. tf32: float32 of which GPUs, from Ampere on, multiply
     only the first 10 bits of the fraction; other devices compute in float32."""
-    channels_last: bool = False
-    """Lay tensors out with channels last, which some GPUs compute faster."""
+    channels_last: bool | Auto = "auto"
+    """Lay tensors out with channels last. It changes last bits. auto: where the net was measured to be faster so on the
+    processors of the site."""
     compile: bool = False
     """Compile the net with torch.compile."""
     exact: bool = False

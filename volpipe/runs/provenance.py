@@ -60,6 +60,7 @@ def origin(selection: Selection, normalise: Affine, fingerprint: str) -> dict[st
         "windows": {
             "shape": plan.window,
             "overlap": plan.overlap,
+            "channels_last": plan.channels_last,
             "block": plan.block,
             "blend": plan.recipe.windows.blend,
         },
@@ -212,9 +213,18 @@ class RunOrigin(Origin):
     command: ClassVar[str] = "run"
     recipe: Recipe
     net: dict[str, Any]  # Any: JSON
+    windows: dict[str, Any] = Field(default_factory=dict)
     normalise: dict[str, float]
     packages: dict[str, str] = Field(default_factory=dict)
     python: str = ""
+
+    @property
+    def again(self) -> Section:
+        """The recipe for `volume`, with the windows and the layout that were taken, on whatever site it runs."""
+        tree = super().again.model_dump(mode="json")
+        tree["windows"]["shape"] = self.windows.get("shape", tree["windows"]["shape"])
+        tree["infer"]["channels_last"] = self.windows.get("channels_last", tree["infer"]["channels_last"])
+        return Recipe.model_validate(tree)
 
 
 def changes(origin: RunOrigin, runner: Runner) -> list[str]:

@@ -1,6 +1,6 @@
 """Agglomeration: supervoxels merged to objects along the edges between them, all of them or those of a box.
 
-Not here: fragments, supervoxels and boxes (hierarchy), or files (tasks). A node that is open may have edges that are
+Not here: fragments, supervoxels and boxes (solve), or files (tasks). A node that is open may have edges that are
 not known yet. It is merged with nothing, and nothing is merged that its edges may still change: a merge is made only
 along the edge that is the best of both its ends, of which all edges are known. What follows from it is the same
 wherever the border lies:

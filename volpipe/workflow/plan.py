@@ -23,7 +23,7 @@ from volpipe.segmentation.plan import check_offsets, fit
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, absolute, open_volume, with_view
-from volpipe.workflow.prepare import prepare, prepare_for
+from volpipe.workflow.prepare import UNSIZED, Sizing, prepare, prepare_for
 from volpipe.workflow.stages import LabelStage, RunStage, ScoreStage, StagePlan
 
 
@@ -64,21 +64,13 @@ def stages_of(plan: Plan | FlowPlan) -> tuple[StagePlan, ...]:
     return plan.stages if isinstance(plan, FlowPlan) else (RunStage.alone(plan),)
 
 
-def plan_flow(
-    flow: Flow,
-    location: str,
-    out: str | Path,
-    search_path: Path,
-    *,
-    num_workers: int | None = None,
-    fresh: bool = False,
-) -> FlowPlan:
+def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path, sizing: Sizing = UNSIZED) -> FlowPlan:
     """Return the plan of all stages of `flow` for the volume at `location`, before any of them has run.
 
     Args:
         out: the folder that gets an output of each stage, named after it; also in S3.
         search_path: folder that the recipes' relative names count from.
-        num_workers, fresh: as of `prepare`.
+        sizing: of the stages that run nets.
 
     Raises:
         PlanError: stage, volume and net do not fit; the message names the stage.
@@ -87,7 +79,7 @@ def plan_flow(
     folder = absolute(out)
     if isinstance(folder, Remote):
         check_writable(folder)
-    make, stages = _Making(search_path, num_workers, fresh), dict[str, StagePlan]()
+    make, stages = _Making(search_path, sizing), dict[str, StagePlan]()
     for stage in flow.stages:
         with named(stage.name):
             stages[stage.name] = _plan_stage(stage, stages, location, folder, make)
@@ -126,8 +118,7 @@ class _Making:
     """How the stages of runs are planned; see `prepare`."""
 
     search_path: Path
-    num_workers: int | None
-    fresh: bool
+    sizing: Sizing
 
 
 def _plan_stage(
@@ -141,11 +132,11 @@ def _plan_stage(
         return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}{ending}", make.search_path)
     recipe, out = stage.choice, folder / f"{stage.name}{suffix_of(stage.choice.output.format)}"
     if feed is None:
-        plan = prepare(location, recipe, out, make.search_path, num_workers=make.num_workers, fresh=make.fresh)
+        plan = prepare(location, recipe, out, make.search_path, make.sizing)
         given = plan.source.volume()
     else:
         given = _fed(feed, recipe.input)
-        plan = prepare_for(given, recipe, out, make.search_path, num_workers=make.num_workers, fresh=make.fresh)
+        plan = prepare_for(given, recipe, out, make.search_path, make.sizing)
         check_access(None, out)
     check_window(plan)
     return RunStage(stage.name, stage.reads, given, out, plan)

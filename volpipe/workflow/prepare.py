@@ -5,15 +5,18 @@ Not here: the plan itself (inference.plan), or the run (driver).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from volpipe.blockwise.pool import Capacity
 from volpipe.errors import RunError
 from volpipe.estimation.limits import check_access, check_apart
+from volpipe.estimation.window_choice import fastest_plan
 from volpipe.inference.output import check_name, check_output
 from volpipe.inference.output_plan import Source
-from volpipe.inference.plan import Plan, check_thickness, make_plan
+from volpipe.inference.plan import NetSizes, Plan, check_thickness, make_plan
 from volpipe.inference.roi import lay_mask
-from volpipe.nets.facts import check_trained, with_normalisation
+from volpipe.nets.facts import NetFacts, check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
 from volpipe.runs.run_folder import RunFolder
@@ -22,48 +25,52 @@ from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, open_volume
 
 
-def prepare(
-    location: str,
-    recipe: Recipe,
-    out: str | Location,
-    search_path: Path,
-    *,
-    num_workers: int | None = None,
-    fresh: bool = False,
-) -> Plan:
-    """Return the plan for `location`; everything that can be refused before the start is refused here.
+@dataclass(frozen=True)
+class Sizing:
+    """By what a plan takes the sizes that its recipe leaves open.
 
-    Args:
-        num_workers: that run the net, by which large blocks are chosen; None where nobody says.
-        fresh: whether a run that was begun does not count; else its blocks stay, whatever the site.
+    Attributes:
+        capacity: what the site gives its workers, None where no site is known: then the net's own are taken.
+        fresh: whether a run that was begun does not count; else its sizes are kept, on whatever site it goes on.
+        sizes: these, where they are known.
     """
+
+    capacity: Capacity | None = None
+    fresh: bool = False
+    sizes: NetSizes | None = None
+
+
+UNSIZED = Sizing()
+
+
+def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path, sizing: Sizing = UNSIZED) -> Plan:
+    """Return the plan for `location`; everything that can be refused before the start is refused here."""
     volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
-    plan = prepare_for(volume, recipe, out, search_path, num_workers=num_workers, fresh=fresh)
+    plan = prepare_for(volume, recipe, out, search_path, sizing)
     check_access(paths.locate(volume.path), paths.locate(out))
     return plan
 
 
 def prepare_for(
-    volume: Volume,
-    recipe: Recipe,
-    out: str | Location,
-    search_path: Path,
-    *,
-    num_workers: int | None = None,
-    fresh: bool = False,
+    volume: Volume, recipe: Recipe, out: str | Location, search_path: Path, sizing: Sizing = UNSIZED
 ) -> Plan:
-    """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here.
-
-    `num_workers` and `fresh` are as of `prepare`.
-    """
+    """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here."""
     check_name(out)
     net = describe(recipe.net, str(search_path))
     check_trained(recipe.net, net)
     recipe = with_normalisation(recipe, net)
     mask = _open_mask(recipe.input.mask, search_path)
     target = paths.locate(out)
-    plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask, num_workers=num_workers)
-    plan = plan if fresh else _as_begun(plan)
+
+    def make(sizes: NetSizes) -> Plan:
+        folder, num_workers = str(search_path), None if sizing.capacity is None else sizing.capacity.num_workers
+        return make_plan(
+            recipe, volume, net, out=target, search_path=folder, mask=mask, sizes=sizes, num_workers=num_workers
+        )
+
+    sizes = sizing.sizes or (None if sizing.fresh else _begun_sizes(target, recipe, net))
+    plan = fastest_plan(make, sizing.capacity) if sizes is None else make(sizes)
+    plan = plan if sizing.fresh else _as_begun(plan)
     check_thickness(volume, net)
     check_apart(target, volume, "volume")
     if mask is not None:
@@ -72,6 +79,17 @@ def prepare_for(
     check_shapes(recipe.net, net, plan.window, str(search_path))
     check_geometry(recipe.net, net, plan.window, str(search_path))
     return plan
+
+
+def _begun_sizes(out: Location, recipe: Recipe, net: NetFacts) -> NetSizes | None:
+    """Return the sizes of the run that was begun for `out`, by the same recipe; None where there is none."""
+    try:
+        old = RunFolder.from_output(out).load(Plan)
+    except RunError:  # another version's: the run itself refuses it
+        return None
+    if old is None or old.net != net or (old.recipe.windows, old.recipe.infer) != (recipe.windows, recipe.infer):
+        return None
+    return old.sizes
 
 
 def _as_begun(plan: Plan) -> Plan:
@@ -95,7 +113,7 @@ def prepare_again(plan: Plan) -> Plan:
     laid = None if plan.mask is None else lay_mask(open_volume(plan.mask.path, plan.mask.key), volume)
     if Source.from_volume(volume) == plan.source and laid == plan.mask:
         return plan
-    return prepare_for(volume, plan.recipe, plan.out, Path(plan.search_path))
+    return prepare_for(volume, plan.recipe, plan.out, Path(plan.search_path), Sizing(sizes=plan.sizes))
 
 
 def _open_mask(location: str | None, search_path: Path) -> Volume | None:

@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import DEFAULT_RECIPE, IDENTITY, environment
 from volpipe.blockwise.journal import Record
+from volpipe.blockwise.pool import Capacity
 from volpipe.blockwise.usage import Usage, peak_bytes
 from volpipe.estimation.estimate import UnitCosts
 from volpipe.geometry.grid import Box, triple
@@ -71,6 +72,7 @@ class StandIns:
     worker_bytes: int | None = None
     worker_threads: int | None = None
     node_directory: str | None = None
+    capacity: Capacity | None = None
 
     def __init__(self, plan: Plan, num_workers: int = 64, *, most: int | None = None) -> None:
         self.slots: Mapping[str, int] = {"cpu": num_workers, "gpu": num_workers}

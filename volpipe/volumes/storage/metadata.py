@@ -240,7 +240,7 @@ class ArraySpec:
 
 def check_memory(num_bytes: int, what: object) -> None:
     """Raise where `what` takes more memory than this machine has, or this process may have."""
-    most = _memory_bytes()
+    most = memory_bytes()
     if num_bytes > most:
         raise VolumeError(
             f"{what} takes {num_bytes / 2**30:,.1f} GiB and this process may have {most / 2**30:,.1f}; read smaller "
@@ -249,7 +249,7 @@ def check_memory(num_bytes: int, what: object) -> None:
 
 
 @cache
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
     """Return the memory of this machine, or of the control group or the limit that this process runs under."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,0 +1,221 @@
+"""The windows of a plan: the fastest, of those that were measured, for which the workers of its site have memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from plans import facts, volume
+from volumes import noise, write_volume
+
+from volpipe.blockwise.pool import Capacity
+from volpipe.estimation import window_choice
+from volpipe.estimation.memory import memory_bytes
+from volpipe.estimation.window_choice import fastest_plan
+from volpipe.estimation.window_search import measured_speeds, processor
+from volpipe.geometry.grid import Triple
+from volpipe.inference.intensity import Affine
+from volpipe.inference.plan import NetSizes, Plan, make_plan
+from volpipe.inference.selection import Selection
+from volpipe.nets.facts import NetFacts, NetSpeeds, WindowSpeed
+from volpipe.nets.load import describe, keep_speeds, known_speeds
+from volpipe.recipes.inference import NetChoice, load_recipe
+from volpipe.runs.provenance import RunOrigin, origin
+from volpipe.runs.run_folder import RunFolder
+from volpipe.workflow.prepare import Sizing, prepare
+
+GIB = 1 << 30
+LARGE = (512, 512, 512)
+NET = facts(label="blur", halo=(8, 8, 8), window=(80, 80, 80), num_parameters=1)  # cores of 64
+# Seconds for a voxel of a window: less the larger it is, up to a core of 128, and less with channels last.
+PER_VOXEL = {48: 3e-6, 80: 1.2e-6, 112: 1e-6, 144: 0.8e-6, 208: 1.1e-6}
+
+
+def speeds(bytes_first: float = 500.0, bytes_last: float = 500.0) -> NetSpeeds:
+    windows = [
+        WindowSpeed(window=(n, n, n), channels_last=last, seconds=n**3 * rate * (0.8 if last else 1.0))
+        for last in (False, True)
+        for n, rate in PER_VOXEL.items()
+    ]
+    return NetSpeeds(processor=processor(), windows=tuple(windows), bytes_first=bytes_first, bytes_last=bytes_last)
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_choice, "known_speeds", lambda *arguments: speeds())
+
+
+def chosen(
+    worker_bytes: float | None = 16 * GIB,
+    num_workers: int = 2,
+    *,
+    settings: Sequence[str] = (),
+    shape: Triple = LARGE,
+    net: NetFacts = NET,
+    on_gpu: bool = False,
+) -> Plan:
+    capacity = Capacity(None if worker_bytes is None else int(worker_bytes), num_workers, on_gpu)
+    make = partial(make_plan, load_recipe(Path("none"), settings), volume(shape), net, out=Path("/data/out.zarr"))
+    return fastest_plan(lambda sizes: make(sizes=sizes), capacity)
+
+
+def test_the_fastest_windows_are_taken_and_what_they_gain_is_said() -> None:
+    plan = chosen()
+    assert (plan.window, plan.channels_last) == ((144, 144, 144), True)
+    # By hand: 8³ windows of 80³ against 4³ of 144³, times seconds for a voxel.
+    gain = 8**3 * 80**3 * 1.2 / (4**3 * 144**3 * 0.8 * 0.8)
+    assert plan.sizes_note == f"{gain:.2g} times as fast as windows of 80 × 80 × 80, the net's own"
+
+
+@pytest.mark.parametrize("gib", [0.1, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 4.0, 16.0])
+def test_no_window_is_taken_for_which_the_workers_have_too_little_memory(gib: float) -> None:
+    plan = chosen(gib * GIB)
+    fits = memory_bytes(plan, None, speeds=speeds()) <= gib * GIB
+    own = chosen(None)
+    assert fits or plan == own  # of which the run says what would fit
+    assert plan.window[0] <= 144
+
+
+def test_what_the_next_larger_window_would_need_is_said() -> None:
+    plan = chosen(1.5 * GIB)
+    assert plan.window == (102, 102, 102)  # of 112, fitted: six as large cover 512 voxels
+    assert "144 × 144 × 144 would be " in plan.sizes_note
+    assert "a worker, for which this site has 1.5 GiB" in plan.sizes_note
+
+
+def test_a_worker_with_too_little_memory_for_the_nets_own_window_gets_a_smaller_one() -> None:
+    assert chosen(0.65 * GIB).window == (48, 48, 48)
+
+
+@pytest.mark.parametrize("unknown", [{"worker_bytes": None}, {"on_gpu": True}])
+def test_where_nothing_is_known_of_workers_the_nets_own_window_is_taken(unknown: dict[str, bool]) -> None:
+    plan = chosen(**unknown)
+    assert (plan.window, plan.channels_last, plan.sizes_note) == ((80, 80, 80), False, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "net"),
+    [
+        (["windows.blend=hann"], NET),
+        (["windows.shape=[80,80,80]"], NET),
+        ([], facts(label="one", halo=(8, 8, 8), window=(80, 80, 80), fixed=(80, 80, 80), num_parameters=1)),
+        (["net.accept_tile_variance=true"], NET),  # by which a halo may be smaller than the exact one
+        (["net.accept_tile_variance=true"], NET.model_copy(update={"tile_invariant": False})),
+    ],
+)
+def test_windows_that_would_change_more_than_last_bits_stay_and_the_layout_is_chosen(
+    settings: list[str], net: NetFacts
+) -> None:
+    plan = chosen(settings=settings, net=net)
+    assert (plan.window, plan.channels_last) == ((80, 80, 80), True)
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_a_layout_that_the_recipe_gives_is_taken(value: str) -> None:
+    assert chosen(settings=[f"infer.channels_last={value}"]).channels_last is (value == "true")
+
+
+@pytest.mark.parametrize("setting", ["infer.compile=true", "infer.exact=true", "infer.precision=bfloat16"])
+def test_a_net_that_computes_otherwise_than_it_was_measured_stays_as_it_is(setting: str) -> None:
+    plan = chosen(settings=[setting])
+    assert (plan.window, plan.channels_last) == ((80, 80, 80), False)
+
+
+def test_windows_are_no_larger_than_leaves_all_workers_work() -> None:
+    choose = partial(chosen, settings=["windows.block=[1,1,1]"], shape=(256, 256, 256))
+    assert choose(num_workers=1).window == (144, 144, 144)
+    crowded = choose(num_workers=64)
+    assert crowded.window == (80, 80, 80) and crowded.num_active == 64
+
+
+def test_a_small_volume_has_one_window_that_covers_it() -> None:
+    assert chosen(shape=(64, 64, 64)).window == (80, 80, 80)
+
+
+def test_a_run_that_was_begun_keeps_its_windows_on_whatever_site_it_goes_on(tmp_path: Path) -> None:
+    location = str(write_volume(tmp_path / "in.n5", noise((200, 200, 200))))
+    recipe, out = load_recipe(None, []), tmp_path / "out.zarr"
+    large, small = (Sizing(Capacity(int(n * GIB), 1, on_gpu=False)) for n in (16, 1.0))
+    first = prepare(location, recipe, out, tmp_path, large)
+    assert first.window != (other := prepare(location, recipe, out, tmp_path, small)).window
+    assert prepare(location, recipe, out, tmp_path, large).identity == first.identity
+    (folder := RunFolder.from_output(out)).path.mkdir()
+    folder.store(first)
+    for sizing in (large, small, Sizing()):
+        assert prepare(location, recipe, out, tmp_path, sizing).identity == first.identity
+    fresh = Sizing(small.capacity, fresh=True)
+    assert prepare(location, recipe, out, tmp_path, fresh).identity == other.identity
+
+
+def test_an_output_is_made_again_by_the_windows_that_made_it() -> None:
+    plan = chosen()
+    again = RunOrigin.model_validate(
+        origin(Selection(plan), Affine(), "0") | {"run": {"output": "/data/out.zarr"}}
+    ).again
+    made = make_plan(load_recipe(Path("none")).model_validate(again.model_dump()), volume(LARGE), NET, out=Path("/b"))
+    assert (made.window, made.overlap, made.channels_last) == (plan.window, plan.overlap, plan.channels_last)
+    assert plan.channels_last
+
+
+@pytest.mark.parametrize("size", [61, 62, 63, 64, 100, 126, 300])
+def test_a_window_that_was_fitted_to_a_volume_is_fitted_to_it_as_it_is(size: int) -> None:
+    recipe, shape = load_recipe(Path("none")), (size, size, size)
+    make = partial(make_plan, recipe, volume(shape), NET, out=Path("/data/out.zarr"))
+    for window in (48, 80, 112, 144, 208):
+        plan = make(sizes=NetSizes((window, window, window), channels_last=True))
+        assert make(sizes=plan.sizes).identity == plan.identity
+
+
+@pytest.mark.parametrize("recipe", ["default", "affinities", "superres_z2", "superres_z4"])
+def test_shipped_recipes_have_measured_windows(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_choice, "known_speeds", known_speeds)
+    chosen_recipe = load_recipe(Path(recipe))
+    net = describe(chosen_recipe.net)
+    make = partial(make_plan, chosen_recipe, volume(LARGE), net, out=Path("/data/out.zarr"))
+    plan = fastest_plan(lambda sizes: make(sizes=sizes), Capacity(12 * GIB, 2, on_gpu=False))
+    assert plan.channels_last
+    assert math.prod(plan.window) >= math.prod(make().window)
+
+
+def test_a_small_volume_is_not_worth_measuring_and_a_large_one_is_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(window_choice, "known_speeds", known_speeds)
+    (tmp_path / "mine.py").write_text("def net():\n    pass\n")
+    asked = []
+
+    def measure(choice: NetChoice, net: NetFacts, folder: str, *, most_seconds: float) -> NetSpeeds | None:
+        asked.append(choice.name)
+        return speeds() if len(asked) == 1 else None
+
+    monkeypatch.setattr(window_choice, "measured_speeds", measure)
+    settings = [f"net.name={tmp_path / 'mine.py'}:net"]
+    assert chosen(settings=settings, shape=(256, 256, 256)).window == (80, 80, 80) and not asked
+    for _ in range(2):
+        assert chosen(settings=settings).window == (144, 144, 144) and len(asked) == 1
+    (tmp_path / "mine.py").write_text("def net():\n    return 1\n")  # another net, which cannot be timed
+    for _ in range(2):
+        assert chosen(settings=settings).window == (80, 80, 80) and len(asked) == 2
+
+
+@pytest.mark.long
+def test_windows_of_a_users_net_are_timed_by_processes_that_do_not_run_the_users_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef net():\n    made = torch.nn.Conv3d(1, 1, 3, padding=1)\n    made.halo = [1] * 3\n"
+        "    return made\n"
+    )
+    choice = NetChoice(name=f"{tmp_path / 'mine.py'}:net", untrained=True)
+    result = measured_speeds(choice, describe(choice, str(tmp_path)), str(tmp_path), most_seconds=4.0)
+    assert result is not None and result.bytes_first is not None
+    timed = [(speed.window[0], speed.channels_last) for speed in result.windows]
+    assert (64, False) in timed and (64, True) in timed
+    assert all(speed.seconds < 4 for speed in result.windows)
+    assert keep_speeds(choice, str(tmp_path), result)
+    assert known_speeds(choice, str(tmp_path), result.processor) == result
