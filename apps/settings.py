@@ -42,6 +42,7 @@ def read_settings(kind: type[Chosen], site: str, prefix: str) -> Chosen:
     """
     file = settings_file(Path(site).stem)
     hints = get_type_hints(kind)
+    _check_names(file, prefix, hints)
     values = _from_file(file, hints) | _from_environment(prefix, hints)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # a dataclass, which mypy has no word for
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -90,8 +91,6 @@ def settings_file(site: str) -> Path:
 def _from_file(file: Path, hints: dict[str, Any]) -> dict[str, Any]:  # Any: types, and values of those types
     values = _tree(file)
     for name, value in values.items():
-        if name not in hints:
-            raise SiteError(f"{file}: {_unknown(name, hints)}")
         if not _fits(value, hints[name]):
             kind = _kind(hints[name])
             raise SiteError(f"{file}: {name} = {value!r} is no {kind.name}; write {kind.example}")
@@ -111,12 +110,8 @@ def _tree(file: Path) -> dict[str, Any]:  # Any: TOML values
 
 def _from_environment(prefix: str, hints: dict[str, Any]) -> dict[str, Any]:  # Any: as above
     values = {}
-    for variable, text in os.environ.items():
-        name = variable.removeprefix(f"{prefix}_").lower()
-        if not variable.startswith(f"{prefix}_") or variable == FILE_VARIABLE:
-            continue
-        if name not in hints:
-            raise SiteError(f"the environment's {variable}: {_unknown(name, hints)}")
+    for variable, name in _variables(prefix).items():
+        text = os.environ[variable]
         if text == "":
             continue  # as a shell unsets what it only emptied
         try:
@@ -126,8 +121,19 @@ def _from_environment(prefix: str, hints: dict[str, Any]) -> dict[str, Any]:  # 
     return values
 
 
-def _unknown(name: str, hints: dict[str, Any]) -> str:  # Any: types
-    return f"no setting {name!r}{nearest(name, hints)}; there are {', '.join(hints)}"
+def _variables(prefix: str) -> dict[str, str]:
+    """Return the setting that each variable of the environment with `prefix` names."""
+    given = [name for name in os.environ if name.startswith(f"{prefix}_") and name != FILE_VARIABLE]
+    return {variable: variable.removeprefix(f"{prefix}_").lower() for variable in given}
+
+
+def _check_names(file: Path, prefix: str, hints: dict[str, Any]) -> None:  # Any: types
+    """Refuse settings that the site does not have, all at once."""
+    places = [(str(file), name) for name in _tree(file)]
+    places += [(f"the environment's {variable}", name) for variable, name in _variables(prefix).items()]
+    unknown = [f"{place}: no setting {name!r}{nearest(name, hints)}" for place, name in places if name not in hints]
+    if unknown:
+        raise SiteError(f"{'; '.join(unknown)}; there are {', '.join(hints)}")
 
 
 def _read_table(text: str) -> dict[str, str]:

@@ -40,7 +40,8 @@ DEAF_SECONDS = 15.0  # for which an API server that did not answer when a pod wa
 AGAIN = 1  # times that a request without an answer is repeated
 OVERDUE = timedelta(seconds=5)  # after the end of its grace period, only a lost node leaves a pod
 NOT_FOUND, TOO_MANY, BROKEN = 404, 429, 500
-UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
 
 class PodProvider(KubernetesProvider):
@@ -304,13 +305,13 @@ def api_message(error: Exception) -> str:
     return " ".join(f"{error.status} {error.reason}: {message}".split())
 
 
-def num_bytes(quantity: str) -> int:
-    """Return the bytes of a quantity of memory as Kubernetes writes it, such as 16Gi.
+def num_bytes(quantity: str, what: str = "memory") -> int:
+    """Return the bytes of a quantity of `what` as Kubernetes writes it, such as 16Gi.
 
     Raises:
         SiteError: it is none.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", quantity)
     if match is None or match[2] not in UNITS:
-        raise SiteError(f"memory {quantity!r} is no quantity of Kubernetes; write 16Gi, or 500Mi")
+        raise SiteError(f"{what} {quantity!r} is no quantity of Kubernetes; write 16Gi, or 500Mi")
     return int(float(match[1]) * UNITS[match[2]])

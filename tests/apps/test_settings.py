@@ -105,6 +105,17 @@ def test_what_a_file_cannot_mean_is_refused_with_its_place(tmp_path: Path, text:
     assert said in str(refused.value)
 
 
+def test_all_settings_that_a_site_does_not_have_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, "partiton = 'a'\nwall = 4")
+    monkeypatch.setenv("VOLPIPE_LAB_CORSE", "4")
+    with pytest.raises(SiteError) as refused:
+        read()
+    assert str(refused.value).startswith(
+        f"{file}: no setting 'partiton' (did you mean 'partition'?); {file}: no setting 'wall'; "
+        "the environment's VOLPIPE_LAB_CORSE: no setting 'corse' (did you mean 'cores'?); there are partition, account"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

@@ -119,6 +119,9 @@ def test_forty_datasets_of_all_formats_on_local_workers(tmp_path: Path, give: Gi
         {"done": 1, "failed": 1, "incomplete": 1, "unchanged": 37},
     )
     np.testing.assert_array_equal(vp.open(tmp_path / "done" / "v09.zarr")[...], vp.open(tmp_path / "raw/v09.n5")[...])
+    assert f"\nto see it again: volpipe status {tmp_path}/forty.batch\n" in again.out
+    (tmp_path / "some.txt").write_text("raw/v09.n5\n")
+    assert "name its folder, such as `volpipe status forty.batch`" in give("status", "some.txt").err
     status = give("status", "forty.toml")
     assert status.code == 1 and "40 datasets: " in status.out
     assert json.loads(give("status", "--json", "forty.batch").out)["stages"]["datasets"]["failed"] == 2

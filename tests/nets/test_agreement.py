@@ -219,15 +219,30 @@ class Clock:
 def test_measuring_ends_in_time_and_says_what_is_known_and_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "volpipe.nets.receptive_field")
     with pytest.raises(SlowNetError) as caught:
-        measure_geometry(Flat3d, 1, Watch(clock=Clock(1.0)))
+        measure_geometry(Flat3d, 1, Watch(clock=Clock(1.0), wall=Clock(1.0)))
     assert re.fullmatch(
-        r"measuring took more than 60 s; known so far: scale \(1, 1, 1\), stride along z 1.*; missing: .*halo along x",
+        r"measuring took more than 60 s of processor time; "
+        r"known so far: scale \(1, 1, 1\), stride along z 1.*; missing: .*halo along x",
         str(caught.value),
     )
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == "measures the scale of the net, 0 s of 60 s; known so far: nothing"
+    assert lines[0] == "measures the scale of the net, 0 s of 60 s of processor time; known so far: nothing"
     assert len(lines) == 61
     assert "known so far: scale (1, 1, 1), stride along z 1" in lines[-1]
+
+
+def test_a_busy_machine_refuses_no_net_that_takes_little_of_its_processor() -> None:
+    facts = measure_geometry(Flat3d, 1, Watch(clock=Clock(0.1), wall=Clock(2.0)))  # a minute goes by in 30 windows
+    assert (facts.stride, facts.halo) == ((1, 4, 4), (0, 5, 5))
+    with pytest.raises(SlowNetError, match="measuring took more than 1200 s; known so far"):
+        measure_geometry(Flat3d, 1, Watch(clock=Clock(0.0), wall=Clock(30.0)))
+
+
+def test_the_time_of_measuring_is_that_of_a_processor() -> None:
+    watch = Watch()
+    started, wall = watch.clock(), watch.wall()
+    time.sleep(0.3)
+    assert watch.clock() - started < 0.1 < 0.3 <= watch.wall() - wall
 
 
 class Flat3d(nn.Module):
@@ -248,7 +263,8 @@ def test_a_net_that_is_too_slow_is_refused_with_the_keys_to_give(
 ) -> None:
     give: Give = giver(folder, monkeypatch, capsys)
     (folder / "nets.py").write_text(NETS + "    \nclass Slow(Net):\n    def forward(self, x):\n"
-                                    "        import time\n        time.sleep(0.02)\n        return super().forward(x)\n"
+                                    "        import time\n        stop = time.thread_time() + 0.02\n"
+                                    "        while time.thread_time() < stop: pass\n        return super().forward(x)\n"
                                     "def slow(): return Slow()\n")  # fmt: skip
     monkeypatch.setattr(console, "PLAIN_LINE_SECONDS", 0.0)
     monkeypatch.setattr(Watch, "__init__", short(Watch.__init__))
@@ -257,9 +273,9 @@ def test_a_net_that_is_too_slow_is_refused_with_the_keys_to_give(
         place = ["nets.py:slow"] if command == ["net"] else ["in.n5", *set_each("net.name=nets.py:slow")]
         ended = give(*command, *place, *set_each("net.untrained=true"))
         assert ended.code == 2
-        assert "measuring took more than 0 s; known so far: scale (1, 1, 1)" in ended.err
+        assert "measuring took more than 0 s of processor time; known so far: scale (1, 1, 1)" in ended.err
         assert "set net.scale, net.stride, net.halo, which it does not declare" in ended.err
-        assert "measures the scale of the net, 0 s of 0 s" in ended.err
+        assert "measures the scale of the net, 0 s of 0 s of processor time" in ended.err
     assert time.monotonic() - started < 30
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command import IDENTITY, THREADS, Ended, Give, giver, set_each
 from disks import small_disk
@@ -243,3 +245,19 @@ def test_a_scan_that_was_begun_is_not_given_up_for_another_recipe(
     assert (tmp_path / "out.zarr.run" / "scan.jsonl").stat().st_size
     assert_refused(run(give, *IDENTITY), "holds a run with another recipe", "use --fresh to start over")
     assert run(give, *IDENTITY, *empty).code == 0
+
+
+def test_a_scan_of_an_input_that_is_another_now_counts_no_more(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = set_each("input.empty=0")
+    write_volume(tmp_path / "in.n5", np.zeros(SHAPE, np.uint8) + (np.arange(SHAPE[2]) < 4).astype(np.uint8))
+    with monkeypatch.context() as patch:
+        patch.setattr("volpipe.runs.prepasses.gather", lambda plan, cells: 1 / 0)
+        assert run(give, *IDENTITY, *empty).code != 0
+    shutil.rmtree(tmp_path / "in.n5")
+    data = noise(SHAPE, seed=1)
+    write_volume(tmp_path / "in.n5", data)
+    ended = run(give, *IDENTITY, *empty)
+    assert (ended.code, "the input is another than when" in caplog.text) == (0, True)
+    np.testing.assert_array_equal(vp.open(tmp_path / "out.zarr")[:], data)

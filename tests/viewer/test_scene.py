@@ -324,7 +324,7 @@ def test_without_the_client_it_is_said_how_to_install_it(
 
 def test_precomputed_is_read_by_us_while_it_is_made_and_by_the_browser_then(tmp_path: Path, give: Give) -> None:
     np.save(tmp_path / "in.npy", noise((8, 16, 32)))
-    assert give("convert", "--voxel-size", "30x6x8nm", "in.npy", "in.n5").code == 0
+    assert give("convert", "--voxel-size-nm", "30,6,8", "in.npy", "in.n5").code == 0
     choices = ["out.precomputed" if choice == "out.zarr" else choice for choice in (*ROWS, *CHOICES)]
     assert "out.precomputed" in choices and give(*choices).code == 0
     (whole,) = open_scene(tmp_path / "out.precomputed", ()).layers

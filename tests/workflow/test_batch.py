@@ -293,6 +293,21 @@ def test_one_datasets_failure_is_its_own_and_the_same_call_goes_on(raw: Path) ->
     assert endings(give(same_input=True, replace=True)) == ["unchanged", "done", "unchanged"]
 
 
+def test_a_dataset_that_could_not_be_measured_begins_again_once_its_input_is_mended(raw: Path) -> None:
+    chunk = sorted((raw / "b.n5" / "raw").glob("*/*/*"))[0]
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[:-9] + bytes(9))
+    report = give(["raw/b.n5"], "normalise.method=zscore")
+    assert endings(report) == ["failed"] and "measure" in report.rows[0].reason
+    assert Path("done/b.zarr.run/journal.jsonl").stat().st_size and not Path("done/b.zarr").exists()
+    shutil.rmtree(raw / "b.n5")
+    write_volume(raw / "b.n5", noise(SHAPE, seed=7))
+    report = give(["raw/b.n5"], "normalise.method=zscore")
+    assert (states(report), endings(report)) == (["new"], ["done"])
+    give(["raw/b.n5"], "normalise.method=zscore", out="alone/{stem}.zarr")
+    assert (vp.open("done/b.zarr")[:] == vp.open("alone/b.zarr")[:]).all()
+
+
 def test_a_dataset_refused_for_memory_may_begin_again_with_other_windows() -> None:
     small = Inline()
     small.worker_bytes = 1 << 20

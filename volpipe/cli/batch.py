@@ -134,6 +134,7 @@ def _tell(report: BatchReport) -> None:
         return
     out.print(result_table(report.rows))
     out.print(f"{duration(report.seconds)} in all; the table is {report.folder}/batch.csv and batch.json", markup=False)
+    out.print(f"to see it again: volpipe status {report.folder}", markup=False)
     tell_report(report.folder)
     if not report.is_complete:
         err.print("run the same command again to continue with what is not done")

@@ -16,7 +16,7 @@ import volpipe as vp
 from volpipe.cli.options import Parents, positive, whole
 from volpipe.display.console import bars, check_folder, out
 from volpipe.display.volumes import arrays_table, codec_table, footprint_lines, info_lines, intensity_line
-from volpipe.errors import RecipeError, SeveralVolumesError, VolpipeError
+from volpipe.errors import SeveralVolumesError, VolpipeError
 from volpipe.units import duration
 
 if TYPE_CHECKING:
@@ -102,12 +102,10 @@ def sample(
 ) -> None:
     """Write an invented electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
     check_folder(path, path if "://" in path else Path(path), parents=parents)
+    from volpipe.recipes.inference import typed_lengths
     from volpipe.volumes.convert import parse_sizes
-    from volpipe.volumes.storage.metadata import lengths
 
-    sizes, voxel = parse_sizes(shape, "--shape"), lengths(f"{voxel_size_nm} nm")
-    if voxel is None:
-        raise RecipeError(f"--voxel-size-nm {voxel_size_nm!r}: write three lengths z,y,x in nm, such as 16,8,8")
+    sizes, voxel = parse_sizes(shape, "--shape"), typed_lengths("--voxel-size-nm", voxel_size_nm)
     started = time.perf_counter()
     with bars() as shown:
         vp.sample(
@@ -142,11 +140,11 @@ def convert(
     level: LevelOption = 0,
     channel: ChannelOption = None,
     time_point: TimeOption = None,
-    voxel_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Voxel size z,y,x with a unit: 16x8x8nm; wins over the file's.")
+    voxel_size_nm: Annotated[
+        str | None, typer.Option(metavar="Z,Y,X", help="Lengths of a voxel, such as 16,8,8; they win over the file's.")
     ] = None,
-    origin: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="Centre of the first voxel z,y,x with a unit: 0,1,1um.")
+    origin_nm: Annotated[
+        str | None, typer.Option(metavar="Z,Y,X", help="Centre of the first voxel, such as 0,1000,1000.")
     ] = None,
     parents: Parents = False,
 ) -> None:
@@ -154,7 +152,7 @@ def convert(
     from volpipe.recipes.inference import typed_view
     from volpipe.volumes.convert import container_of, parse_sizes
 
-    view = typed_view(channel=channel, time=time_point, voxel_size=voxel_size, origin=origin)
+    view = typed_view(channel=channel, time=time_point, voxel_size_nm=voxel_size_nm, origin_nm=origin_nm)
     check_folder(target, container_of(target), parents=parents)
     sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
     binned = parse_sizes(bin, "--bin")

@@ -95,6 +95,7 @@ def _parts(
     from volpipe.apps.kubernetes.environment import read_claims
     from volpipe.apps.kubernetes.manifest import driver_job, rights, service, storage
     from volpipe.apps.kubernetes.pod_spec import Shape
+    from volpipe.apps.kubernetes.provider import num_bytes
     from volpipe.apps.settings import read_settings
 
     missing = [name for name in NEEDED if name not in {field.name for field in dataclasses.fields(kind)}]
@@ -107,6 +108,8 @@ def _parts(
     uid = USER if asked is None else asked
     own_uid = {f"{PREFIX}_UID": str(uid)} if hasattr(told, "uid") else {}
     claims = read_claims(told.claims)
+    if hasattr(told, "memory"):
+        num_bytes(told.memory)
     shape = Shape(
         env={"HOME": "/tmp", **environment(told), **own_uid},
         claims=claims,
@@ -202,6 +205,8 @@ def _site_of(command: Sequence[str]) -> str:
 
 
 def _sizes(texts: Sequence[str], claims: Sequence[Claim]) -> dict[str, str]:
+    from volpipe.apps.kubernetes.provider import num_bytes
+
     found = dict(text.partition("=")[::2] for text in texts)
     names = {claim.name for claim in claims}
     for name, size in found.items():
@@ -209,6 +214,7 @@ def _sizes(texts: Sequence[str], claims: Sequence[Claim]) -> dict[str, str]:
             raise VolpipeError(
                 f"--size {name}={size}: write CLAIM=SIZE of one of the claims {', '.join(sorted(names))}"
             )
+        num_bytes(size, f"--size {name}:")
     return found
 
 

@@ -29,7 +29,10 @@ def info_lines(volume: Volume) -> Iterator[str]:
     if volume.num_stored_channels > 1:
         yield f"channels    {volume.channels}"
     if volume.voxel_size_nm is None:
-        yield "voxel size  unknown; give --set input.voxel_size_nm=[z,y,x] to run and plan, --voxel-size to convert"
+        yield (
+            "voxel size  unknown; give --set input.voxel_size_nm=z,y,x to run and plan, --voxel-size-nm z,y,x to "
+            "convert"
+        )
     else:
         yield f"voxel size  {in_nm(volume.voxel_size_nm)}, origin {' × '.join(f'{v:g}' for v in volume.origin_nm)} nm"
     yield f"chunks      {shape(volume.chunks)}" + (f" in shards {shape(volume.shards)}" if volume.shards else "")

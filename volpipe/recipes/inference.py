@@ -28,7 +28,7 @@ def _to_lengths(value: object) -> object:
     """Return three lengths in nm, z, y, x, from what the user wrote; None stays."""
     sizes = lengths(value)
     if value is not None and sizes is None:
-        raise ValueError('write three lengths z, y, x: [16, 8, 8] in nm, or with a unit, such as "16x8x8nm"')
+        raise ValueError('write three lengths z, y, x: [16, 8, 8] in nm, or with a unit, such as "1,0.5,0.5 um"')
     return sizes
 
 
@@ -68,7 +68,7 @@ class ArrayInput(Section):
     time: Annotated[int | None, BeforeValidator(_to_time)] = None
     """The point in time that is read, from 0; needed where the array has several."""
     voxel_size_nm: Annotated[Lengths | None, BeforeValidator(_to_size)] = None
-    """Voxel size z, y, x in nm, or with a unit such as "16x8x8nm"; it replaces that of the file."""
+    """Voxel size z, y, x in nm, or with a unit such as "1,0.5,0.5 um"; it replaces that of the file."""
     origin_nm: Annotated[Lengths | None, BeforeValidator(_to_lengths)] = None
     """Centre of the first voxel z, y, x in nm, or with a unit; it replaces that of the file."""
 
@@ -78,20 +78,34 @@ class ArrayInput(Section):
         return View(self.channel, self.time, self.voxel_size_nm, self.origin_nm)
 
 
+def typed_lengths(option: str, text: str) -> Lengths:
+    """Return three lengths z, y, x in nm, which an option gives as the keys of a recipe do.
+
+    Raises:
+        RecipeError: it gives none.
+    """
+    sizes = lengths(text) or lengths(f"{text} nm")
+    if sizes is None:
+        raise RecipeError(f"{option} {text!r}: write three lengths z,y,x in nm, such as 16,8,8")
+    return sizes
+
+
 def typed_view(
-    *, channel: str | None = None, time: int | None = None, voxel_size: str | None = None, origin: str | None = None
+    *,
+    channel: str | None = None,
+    time: int | None = None,
+    voxel_size_nm: str | None = None,
+    origin_nm: str | None = None,
 ) -> View:
     """Return the view of an array that the options of a command describe.
 
     Raises:
-        RecipeError: a length has no unit, or is none.
+        RecipeError: a length is none.
     """
-    for option, text in (("--voxel-size", voxel_size), ("--origin", origin)):
-        if text is not None and lengths(text) is None:
-            raise RecipeError(f"{option} {text!r}: write three lengths z, y, x and their unit, such as 16x8x8nm")
-    size, place = lengths(voxel_size), lengths(origin)
+    size = None if voxel_size_nm is None else typed_lengths("--voxel-size-nm", voxel_size_nm)
+    place = None if origin_nm is None else typed_lengths("--origin-nm", origin_nm)
     if size is not None and min(size) <= 0:
-        raise RecipeError(f"--voxel-size {voxel_size!r}: a voxel has three lengths above 0")
+        raise RecipeError(f"--voxel-size-nm {voxel_size_nm!r}: a voxel has three lengths above 0")
     return View(int(channel) if channel is not None and channel.isdecimal() else channel, time, size, place)
 
 

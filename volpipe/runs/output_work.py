@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from volpipe.blockwise.feed import Feed
-from volpipe.blockwise.journal import Journal, Record
+from volpipe.blockwise.journal import Journal, Record, read_records
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.work import POOL, RELEASED, Steps
@@ -62,7 +62,7 @@ from volpipe.runs.work import (
     WorkSession,
     check_kind,
 )
-from volpipe.volumes.identity import Identity, has_moved, read_identities, store_identities
+from volpipe.volumes.identity import Identity, changes, has_moved, identify, is_alike, read_identities, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.volume import Volume
@@ -78,10 +78,12 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     Attributes:
         what, goes_on: the work and its command, in refusals.
+        prepasses: its stages in the journal that read the input and write nothing.
     """
 
     what: ClassVar[str]
     goes_on: ClassVar[str]
+    prepasses: ClassVar[Collection[str]] = ()
 
     def __init__(
         self,
@@ -376,9 +378,38 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         is_done = paths.size(folder.journal) or paths.size(folder.scan) or paths.exists(paths.locate(self.plan.out))
         return self.is_begun and not is_done
 
+    @property
+    def is_unwritten(self) -> bool:
+        """Whether it was begun and has written nothing: it ended before it had scanned and measured all."""
+        if not self.is_begun or paths.exists(paths.locate(self.plan.out)):
+            return False
+        journal = self.folder.journal
+        records = read_records(journal, self.kinds) if journal.is_file() else ()
+        return all(record.stage in self.prepasses for record in records)
+
+    def input_changes(self, *, same_input: bool, is_outside: bool) -> str:
+        """Return what differs between inputs as they are and as they were when the work began."""
+        before, lines = read_identities(self.folder.inputs) or {}, list[str]()
+        for what, volume in self.volumes().items():
+            if what in before and (is_outside or what != "volume"):
+                now = identify(volume)
+                if not (same_input and is_alike(before[what], now)):
+                    lines += changes(before[what], now)
+        return "; ".join(lines)
+
     def _clear_unstarted(self) -> None:
-        """Clear the folder of work that ended before its first task, so that it stands in nobody's way."""
+        """Clear the folder of work that has written nothing, so that it stands in nobody's way.
+
+        What was scanned or measured of the input counts, until that is another.
+        """
+        options = self.options
         if not self.is_unstarted:
+            asked = {"same_input": options.same_input, "is_outside": options.is_outside}
+            if self.is_unwritten and not options.update and self.input_changes(**asked):
+                log.warning(
+                    "the input is another than when %s was begun, which wrote nothing: it begins again", self.name
+                )
+                self.clear()
             return
         old = self.folder.load(type(self.plan))
         if old is not None and old.identity != self.plan.identity:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -137,6 +137,7 @@ class RunWork(OutputWork[Plan, Report]):
 
     what: ClassVar[str] = "run"
     goes_on: ClassVar[str] = "volpipe run"
+    prepasses: ClassVar[Collection[str]] = ("histogram", "measure")
     kinds: ClassVar[Kinds] = RESULTS
     updates: tuple[Updated, ...] = ()  # of this session
     _replayed: tuple[tuple[object, ...], RunSchedule] | None = None  # and what it follows from

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import volpipe
@@ -17,12 +17,9 @@ from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.provenance import RUN_KEY, is_sealed, read_provenance
-from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import check_present
 from volpipe.units import count
-from volpipe.volumes.identity import changes, identify, is_alike, read_identities
 from volpipe.volumes.storage import paths
-from volpipe.volumes.volume import Volume
 from volpipe.workflow.plan import FlowPlan, stages_of
 from volpipe.workflow.stages import RunStage, StagePlan
 
@@ -85,9 +82,8 @@ def _state_of_work(work: OutputWork[Any, Any], *, same_input: bool, is_outside: 
             return "new", ""
         changed = old.changes(plan) or ["other sizes"]
         return _kind(changed), "; ".join(changed)
-    inputs = {name: volume for name, volume in work.volumes().items() if is_outside or name != "volume"}
-    if other := _input_changes(folder, inputs, same_input=same_input):
-        return "input changed", other
+    if other := work.input_changes(same_input=same_input, is_outside=is_outside):
+        return ("new", "") if work.is_unwritten else ("input changed", other)
     try:
         shards = work.shards()
         if shards and not paths.exists(out):
@@ -115,18 +111,6 @@ def _kind(changed: Sequence[str]) -> State:
         next((kind for start, kind in KINDS.items() if line.startswith(start)), "recipe changed") for line in changed
     }
     return next(state for state in CHANGED if state in states)
-
-
-def _input_changes(folder: RunFolder, volumes: Mapping[str, Volume], *, same_input: bool) -> str:
-    """Return what differs between inputs as they are and as they were when the run in `folder` began."""
-    before = read_identities(folder.inputs) or {}
-    lines = []
-    for what, volume in volumes.items():
-        if what in before:
-            now = identify(volume)
-            if not (same_input and is_alike(before[what], now)):
-                lines += changes(before[what], now)
-    return "; ".join(lines)
 
 
 def share_left(plan: Plan | FlowPlan, state: State) -> float:

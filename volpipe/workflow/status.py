@@ -38,7 +38,7 @@ from volpipe.training.search.trials import TABLE as TRIALS_TABLE
 from volpipe.training.task import TRAINING_FILE, Training
 from volpipe.units import count
 from volpipe.volumes.storage import paths
-from volpipe.workflow.batch_table import TABLE, DatasetRow, batch_folder, find_batch, note_of, read_table
+from volpipe.workflow.batch_table import SUFFIX, TABLE, DatasetRow, batch_folder, find_batch, note_of, read_table
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.entries import Entry, find_entries, find_work
 
@@ -284,6 +284,11 @@ class Observer:
             return Status("evaluation", self.output, is_complete=True, driver=driver)
         if driver.state == "running":  # its site is being started
             return Status("run", self.output, is_complete=False, driver=driver, folder=folder.path)
+        if Path(self.output).is_file():
+            raise RunError(
+                f"{self.output} is a file, and no output: a batch of the volumes in it is named after its outputs; "
+                f"name its folder{_batches_here()}"
+            )
         raise RunError(f"no run of {self.output} was started: {folder.path} holds no plan")
 
     def _of_stages(self) -> Status | None:
@@ -388,6 +393,12 @@ def _of_work(account: JournalAccount, driver: Driver) -> Status:
         KINDS[work.what], out, is_complete, driver, stages, progress.totals, progress.missing, remark,
         folder=work.folder.path,
     )  # fmt: skip
+
+
+def _batches_here() -> str:
+    """Return the commands that show the batches of this folder, as the end of a sentence."""
+    folders = sorted(file.parent.name for file in Path.cwd().glob(f"*{SUFFIX}/{TABLE}.json"))
+    return f", such as {' or '.join(f'`volpipe status {name}`' for name in folders[:3])}" if folders else ""
 
 
 def _noted(driver: Driver) -> Mapping[str, StageNote]:

@@ -205,6 +205,7 @@ def test_a_driver_that_was_disturbed_is_started_again_and_one_that_gave_up_is_no
         (["--only", "jobs", *RUN], "--only jobs: write rights, claims, service or job"),
         (["--only", "job"], "a job needs a command; append it"),
         (["--size", "scratch", *RUN], "--size scratch=: write CLAIM=SIZE of one of the claims data, scratch"),
+        (["--size", "data=10TB", *RUN], "--size data: '10TB' is no quantity of Kubernetes; write 16Gi, or 500Mi"),
         (["--size", "other=1Ti", *RUN], "--size other=1Ti: write CLAIM=SIZE of one of the claims data, scratch"),
     ],
 )
@@ -241,6 +242,15 @@ def test_a_base_for_kustomize_has_what_is_printed(tmp_path: Path, give: Give) ->
     assert (kind["kind"], kind["resources"]) == ("Kustomization", ["rights.yaml", "claims.yaml", "job.yaml"])
     written = [d for name in kind["resources"] for d in yaml.safe_load_all((tmp_path / "base" / name).read_text())]
     assert written == printed
+
+
+def test_memory_that_is_no_quantity_is_refused_before_there_is_a_pod(
+    give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOLPIPE_K8S_MEMORY", "16GB")
+    ended = give("k8s", "manifest", *RUN)
+    assert (ended.code, ended.out) == (2, "")
+    assert "memory '16GB' is no quantity of Kubernetes; write 16Gi, or 500Mi" in ended.err
 
 
 def test_a_missing_setting_is_named(give: Give, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,7 +245,7 @@ def test_an_unknown_voxel_size_is_refused(tmp_path: Path, give: Give) -> None:
 
 def test_zeros_alone_are_stored_by_no_file_and_come_back(tmp_path: Path, give: Give) -> None:
     np.save(tmp_path / "a.npy", np.zeros((20, 20, 20), np.uint8))
-    assert give("convert", "--voxel-size", "30x6x8nm", "a.npy", "b.precomputed").code == 0
+    assert give("convert", "--voxel-size-nm", "30,6,8", "a.npy", "b.precomputed").code == 0
     assert [path.name for path in (tmp_path / "b.precomputed").iterdir()] == ["info"]
     volume = open_volume(tmp_path / "b.precomputed")
     assert open_volume(volume.path, volume.key) == volume

@@ -407,8 +407,8 @@ def _places(multiscale: Multiscale) -> Iterator[tuple[Level, Tree]]:
     size = multiscale.voxel_size_nm
     if size is None:
         raise VolumeError(
-            "the voxel size is unknown, and precomputed cannot do without; give it: --set input.voxel_size_nm=16x8x8nm "
-            "for a run, --voxel-size 16x8x8nm for a copy"
+            "the voxel size is unknown, and precomputed cannot do without; give it: --set input.voxel_size_nm=16,8,8 "
+            "for a run, --voxel-size-nm 16,8,8 for a copy"
         )
     corner = _corner(multiscale.origin_nm, size)
     for level in multiscale.levels:
