@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from benchmarks import history, main, report  # noqa: E402  # from scripts, which is not installed
+from benchmarks.comparisons.default import AROUND, middle  # noqa: E402
 from benchmarks.row import Measured, Outcome, Row, Setting  # noqa: E402
 
 
@@ -93,3 +94,12 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path, content: str) -> None
 def test_every_row_has_a_limit_that_its_aim_keeps() -> None:
     for row in main.rows().values():
         assert row.aim <= row.most, row.name
+
+
+@pytest.mark.parametrize("side", [256, 512])
+def test_the_cube_that_programs_are_compared_in_lies_in_the_volume_with_all_that_the_net_sees(side: int) -> None:
+    shape = (side, side, side)
+    seen = middle(shape, AROUND)
+    assert min(seen.start) >= 0
+    assert max(seen.stop) <= side
+    assert [seen.stop[axis] - middle(shape).stop[axis] for axis in range(3)] == [AROUND] * 3

@@ -25,7 +25,7 @@ from benchmarks import (
     scratch,
     sweeps,
 )
-from benchmarks.comparisons import bare, dask, floor, monai
+from benchmarks.comparisons import bare, dask, default, floor, monai
 from benchmarks.engine import driver, scaling, solve, whole_runs
 from benchmarks.row import OVER, Measured, Row, Setting, take
 from benchmarks.session import environment
@@ -47,6 +47,7 @@ FAMILIES = (
     large,
     monai,
     dask,
+    default,
     sweeps,
     batches,
     solve,

@@ -23,7 +23,7 @@ from volpipe.errors import VolpipeError
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.storage.paths import delete
 from volpipe.workflow.driver import Report, execute
-from volpipe.workflow.prepare import prepare
+from volpipe.workflow.prepare import UNSIZED, Sizing, prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = ROOT / "configs" / "default.toml"
@@ -38,13 +38,13 @@ class Session:
     folder: Path
     report: Report | None = None
 
-    def run(self, location: str, *settings: str) -> float:
+    def run(self, location: str, *settings: str, sizing: Sizing = UNSIZED) -> float:
         """Return the seconds that a run of the default recipe with `settings` takes, from plan to complete output."""
         out = self.folder / "out.zarr"
         remove(out)
         started = time.perf_counter()
         recipe = load_recipe(DEFAULT_RECIPE, settings)
-        plan = prepare(location, recipe, out, Path.cwd())
+        plan = prepare(location, recipe, out, Path.cwd(), sizing)
         self.report = execute(plan, lambda folder: nullcontext(self.executors))
         seconds = time.perf_counter() - started
         if self.report.missing:
