@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from command import omit_lines_of_progress
 from markdown_page import ROOT
 
 from volpipe.cli import app, viewer
@@ -139,6 +140,7 @@ class Shell:
                 patch.setattr(sys, name, stream)
             patch.setattr(sys, "argv", ["volpipe", *arguments])
             patch.setattr(viewer, "Event", Looked)
+            omit_lines_of_progress(patch)
             try:
                 app.main()
                 code = 0

@@ -249,6 +249,7 @@ def test_the_output_says_where_it_came_from(tmp_path: Path) -> None:
     assert said["windows"] == {
         "shape": [*plan.window],
         "overlap": [*plan.overlap],
+        "channels_last": plan.channels_last,
         "block": [*plan.block],
         "blend": "crop",
     }

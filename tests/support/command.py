@@ -19,8 +19,8 @@ import pytest
 from conftest import ROOT
 from warm import Begun, Request, read_at_start, warm
 
-from volpipe.cli import app
-from volpipe.display import console
+from volpipe.cli import app, evaluate
+from volpipe.display import console, progress
 
 IDENTITY = ("--set", "net.name=identity")
 THREADS = ("--config", "threads")
@@ -51,9 +51,15 @@ def named_by_verify(give: Give, output: str) -> set[str]:
     return set(ended.out.splitlines()[:-1])
 
 
+def omit_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print no lines that appear on a slow machine alone."""
+    for module in (console, evaluate, progress):
+        monkeypatch.setattr(module, "PLAIN_LINE_SECONDS", math.inf)
+
+
 def giver(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
     """Return what gives a command in this process, as if in a shell in `folder`; a slow machine adds no lines."""
-    monkeypatch.setattr(console, "PLAIN_LINE_SECONDS", math.inf)
+    omit_lines_of_progress(monkeypatch)
 
     def give(*arguments: str | Path) -> Ended:
         monkeypatch.chdir(folder)

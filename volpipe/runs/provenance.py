@@ -223,6 +223,8 @@ class RunOrigin(Origin):
         """The recipe for `volume`, with the windows and the layout that were taken, on whatever site it runs."""
         tree = super().again.model_dump(mode="json")
         tree["windows"]["shape"] = self.windows.get("shape", tree["windows"]["shape"])
+        if tree["windows"]["blend"] != "crop":  # else the halo decides, whatever the windows
+            tree["windows"]["overlap"] = self.windows.get("overlap", tree["windows"]["overlap"])
         tree["infer"]["channels_last"] = self.windows.get("channels_last", tree["infer"]["channels_last"])
         return Recipe.model_validate(tree)
 

@@ -104,10 +104,9 @@ def updates_in(path: Path, kinds: Kinds, plan: str, *, with_due: bool = True) ->
     They lead to the plan of identity `plan`: one to another plan that was killed before that was stored does not count.
     One that is due counts until the input was compared, and not at all without `with_due`.
     """
-    try:
-        status = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.is_file():
         return []
+    status = path.stat()
     marked = _marked(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
     updates: list[tuple[int, Updated]] = []
     for number, line in reversed(marked):
