@@ -58,12 +58,14 @@ def test_workers_of_other_processes_are_shown_with_what_they_take(tmp_path: Path
     def busy() -> list[dict[str, object]]:
         return [each for each in look() if any(task["stage"] == "infer" and task["share"] for task in each["tasks"])]
 
-    wait_until(lambda: len(busy()) == 2, 90)
+    def computing() -> list[dict[str, object]]:  # all the time, beside whatever else the machine does
+        return [each for each in busy() if 5 < each["cpu_percent"] < 210]
+
+    wait_until(lambda: len(computing()) == 2, 90)
     for worker in busy():
         process = psutil.Process(worker["pid"])
         assert worker["pid"] in [each.pid for each in processes_in(tmp_path)]
         assert worker["memory_bytes"] == pytest.approx(process.memory_info().rss, rel=0.3)
-        assert 5 < worker["cpu_percent"] < 210  # it computes all the time, beside whatever else the machine does
         (task,) = worker["tasks"]
         assert (task["num_units"], task["work"]) == (1, None) and 0 < task["seconds"] < 90
         assert task["box"] == f"{8 * (task['unit'] // 2)}:{8 * (task['unit'] // 2) + 8}," + (

@@ -282,7 +282,7 @@ def test_statistics_of_a_stage_that_lacks_parts_are_refused_by_a_sentence(folder
     chunk = folder / "in.n5" / "raw" / "1" / "1" / "1"
     chunk.write_bytes(chunk.read_bytes()[:-9])
     plan = flow_plan(folder, TWO, "second.normalise.method=zscore")
-    with pytest.raises(RunStopped, match=r"^stage second: \d+ of \d+ blocks cannot be read for measure, because parts"):
+    with pytest.raises(RunStopped, match=r"^stage second: \d+ of \d+ blocks cannot be read, because parts"):
         execute_flow(plan, Counted().start, tolerated=1.0)
 
 
