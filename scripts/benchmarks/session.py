@@ -6,6 +6,7 @@ workers that have loaded torch, as the other side has.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -85,6 +86,20 @@ def environment() -> dict[str, str]:
     """Return this process's environment, in which volpipe and the bench can be imported."""
     paths = [str(ROOT), str(ROOT / "scripts"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+
+
+def in_process(module: str, *arguments: object) -> dict[str, float]:
+    """Return what `module` of the bench prints as JSON in its last line, in a process of its own.
+
+    Raises:
+        VolpipeError: it failed.
+    """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    if ended.returncode:
+        raise VolpipeError(ended.stderr)
+    result: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+    return result
 
 
 def remove(out: Path) -> None:

@@ -25,8 +25,8 @@ def choice_of(method: str, threshold: float, far_threshold: float, min_voxels: i
     return Objects(agglomerate=method, far_threshold=far_threshold, **common)
 
 
-def check_law(data: st.DataObject, edges: tuple[int, int]) -> None:
-    """Fragments of random voxels, a few levels of affinities: most edges are ties."""
+def check_law(data: st.DataObject, few: float, edges: tuple[int, int]) -> None:
+    """Fragments of random voxels, a few levels of affinities: most edges are ties; merged one by one below `few`."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     shape = tuple(data.draw(st.integers(*edges)) for _ in range(3))
     block = tuple(data.draw(st.integers(1, 4)) for _ in range(3))
@@ -35,17 +35,17 @@ def check_law(data: st.DataObject, edges: tuple[int, int]) -> None:
     choice = choice_of(method, *thresholds, data.draw(st.sampled_from([0, 3])))
     graph = Fragmented.random(rng, shape, block, data.draw(st.integers(1, 8)), far=method == "mutex")
     expected = in_one_piece(graph, choice)
-    for edge in (1, 2, 4, 8):
-        np.testing.assert_array_equal(by_boxes(graph, choice, edge)[0], expected, f"boxes of {edge} voxels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agglomerate_module, "FEW", few)
+        for edge in (1, 2, 4, 8):
+            np.testing.assert_array_equal(by_boxes(graph, choice, edge)[0], expected, f"boxes of {edge} voxels")
 
 
 @pytest.mark.parametrize("few", [-1.0, 0.02, 2.0])  # all at once, some, one by one
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_objects_of_boxes_are_those_of_one_piece(few: float, data: st.DataObject) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agglomerate_module, "FEW", few)
-        check_law(data, (2, 7))
+    check_law(data, few, (2, 7))
 
 
 @pytest.mark.long
@@ -53,9 +53,7 @@ def test_objects_of_boxes_are_those_of_one_piece(few: float, data: st.DataObject
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_objects_of_boxes_are_those_of_one_piece_at_length(few: float, data: st.DataObject) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agglomerate_module, "FEW", few)
-        check_law(data, (5, 14))
+    check_law(data, few, (5, 14))
 
 
 @pytest.mark.parametrize(("method", "least", "most"), [("components", 1, 169), ("mean", 169, 300), ("mutex", 218, 440)])

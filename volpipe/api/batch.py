@@ -57,8 +57,7 @@ def batch(
     """Run a recipe over many volumes; call it again to continue; it leaves alone what is complete and unchanged.
 
     Args:
-        volumes: a batch's TOML file; or places of volumes, patterns such as "raw/*.n5/em", CSV and text files of them,
-            and prefixes of buckets.
+        volumes: a batch's TOML file; or places of volumes, patterns ("raw/*.n5"), CSV and text files, bucket prefixes.
         recipe: a shipped name or a TOML file, also of stages; None for the batch's own, or the default one.
         out: the folder of the outputs, or a name for each, by {stem}, {key} and {recipe}.
         site: a shipped name, a Python file, or a pool that is started, which stays up.
@@ -88,8 +87,7 @@ def batch(
         fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input, update=update,
         at_once=at_once or tree.at_once or AT_ONCE,
     )  # fmt: skip
-    folders = search_path or Path.cwd()
-    prepare = partial(_plan, settings=settings, trust_model=trust_model, search_path=folders, sizing=sizing)
+    prepare = partial(_plan, settings=settings, trust_model=trust_model, search_path=search_path, sizing=sizing)
     with monitored(metrics, "batch", recipe), _listening(progress, listener) as hears:
         plan = _planned(tree, folder, prepare, options, hears, parents=parents)
         if dry_run:
@@ -144,7 +142,7 @@ def _batch_of(volumes: Volumes, recipe: str | Path | None, out: str | Path | Non
 
 
 def _plan(
-    dataset: Dataset, settings: Sequence[str], trust_model: bool, search_path: Path, sizing: Sizing
+    dataset: Dataset, settings: Sequence[str], trust_model: bool, search_path: Path | None, sizing: Sizing
 ) -> Plan | FlowPlan:
     """Return the plan of `dataset`; the output of a run gets a suffix by its format where it has none."""
     own = (*settings, *dataset.settings)

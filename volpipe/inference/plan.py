@@ -354,27 +354,20 @@ def make_plan(
     shape = volume.spatial_shape
     window, overlap = choose_windows(recipe.windows, net, shape, None if sizes is None else sizes.window)
     check_augment(recipe.infer.augment, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
-    stride = tuple(w - o for w, o in zip(window, overlap, strict=True))
+    stride = triple(w - o for w, o in zip(window, overlap, strict=True))
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     out_dtype = _out_dtype(recipe, volume.dtype, intensity)
-    block_sizes = Sizes(
-        shape,
-        overlap,
-        triple(stride),
-        net.scale,
+    sized = Sizes(
+        shape, overlap, stride, net.scale,
         input_chunk=triple(volume.spatial_chunks),
         input_bytes=volume.num_channels * volume.dtype.itemsize,
         output_bytes=net.out_channels * np.dtype(out_dtype).itemsize,
         chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
         num_workers=num_workers,
-    )
-    block = choose_block(recipe.windows.block, block_sizes, in_slabs=_may_be_large(recipe, mask, out))
-    core = tuple(b * s * f for b, s, f in zip(block, stride, net.scale, strict=True))
-    shard = _shard(recipe.output, core)
-    chunk = _chunk(recipe.output, shard)
+    )  # fmt: skip
+    block = choose_block(recipe.windows.block, sized, in_slabs=_may_be_large(recipe, mask, out))
+    shard = _shard(recipe.output, sized.core(block))
     roi = find_roi(recipe.input.roi, volume)
-    out_shape = tuple(n * f for n, f in zip(roi.shape, net.scale, strict=True))
-    voxel = tuple(v / s for v, s in zip(volume.voxel_size_nm or (1.0, 1.0, 1.0), net.scale, strict=True))
     return Plan(
         recipe=recipe,
         source=Source.from_volume(volume),
@@ -388,15 +381,22 @@ def make_plan(
         channels_last=_channels_last(recipe, sizes or OWN_SIZES),
         block=block,
         shard=shard,
-        chunk=chunk,
+        chunk=_chunk(recipe.output, shard),
         out_dtype=out_dtype,
         intensity=intensity,
-        factors=level_factors(recipe.output.levels, out_shape, voxel),
+        factors=_factors(recipe, volume, net, roi),
         roi=(triple(roi.start), triple(roi.stop)),
         mask=None if mask is None else lay_mask(mask, volume),
         code_sha256=code_hash(recipe.net.name, search_path),
         notes=(*_level_note(volume), *volume.notes),
     )
+
+
+def _factors(recipe: Recipe, volume: Volume, net: NetFacts, roi: Box) -> tuple[Triple, ...]:
+    """Return the factors of the output's levels, for `roi` of the volume."""
+    shape = tuple(n * f for n, f in zip(roi.shape, net.scale, strict=True))
+    voxel = tuple(v / s for v, s in zip(volume.voxel_size_nm or (1.0, 1.0, 1.0), net.scale, strict=True))
+    return level_factors(recipe.output.levels, shape, voxel)
 
 
 def _channels_last(recipe: Recipe, sizes: NetSizes) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +18,7 @@ import numpy as np
 
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting
-from benchmarks.session import IDENTITY, command, environment
+from benchmarks.session import IDENTITY, command, in_process
 
 MIB = 2**20
 
@@ -91,17 +90,7 @@ def driven(folder: Path, turn: int, short: bool) -> tuple[dict[str, float], ...]
 
 def _driven(folder: Path, side: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        ended = subprocess.run(
-            [sys.executable, "-m", "benchmarks.engine.driver", scratch, str(side)],
-            capture_output=True,
-            text=True,
-            env=environment(),
-            check=False,
-        )
-    if ended.returncode:
-        raise RuntimeError(ended.stderr)
-    found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+        return in_process(__name__, scratch, side)
 
 
 def measure_memory(setting: Setting, repeats: int) -> Iterator[Outcome]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ import numpy as np
 
 from benchmarks.engine.whole_runs import StandIns, planned
 from benchmarks.row import Outcome, Row, Setting
-from benchmarks.session import environment
+from benchmarks.session import in_process
 from volpipe.blockwise.journal import Record, read_usages
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.inference.plan import Plan
@@ -96,20 +95,8 @@ def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
     num_workers = 4 if setting.short else 64
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(dir=setting.cache) as scratch:
-            found = in_process(scratch, num_workers, 0.5 if setting.short else 5.0)
+            found = in_process(__name__, scratch, num_workers, 0.5 if setting.short else 5.0)
         yield Outcome(1 - found["efficiency"], found)
-
-
-def in_process(scratch: str, num_workers: int, seconds: float) -> dict[str, float]:
-    """Return what `run` gives in a process of its own."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.engine.scaling", scratch, str(num_workers), str(seconds)],
-        capture_output=True, text=True, env=environment(), check=False,
-    )  # fmt: skip
-    if ended.returncode:
-        raise RuntimeError(ended.stderr)
-    found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
-    return found
 
 
 ROWS = [

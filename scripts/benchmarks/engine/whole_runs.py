@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.row import Outcome, Row, Setting
-from benchmarks.session import DEFAULT_RECIPE, IDENTITY, environment
+from benchmarks.session import DEFAULT_RECIPE, IDENTITY, environment, in_process
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Capacity
 from volpipe.blockwise.usage import Usage, peak_bytes
@@ -223,19 +223,8 @@ def driven(folder: Path, turn: int, short: bool) -> tuple[dict[str, float], ...]
 
 def _driven(folder: Path, size: int, *, looks: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        found = _in_process("drive", scratch, size)
+        found = in_process(__name__, "drive", scratch, size)
         return found | (look_at(Path(scratch)) if looks else {})
-
-
-def _in_process(what: str, scratch: str, size: int) -> dict[str, float]:
-    ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.engine.whole_runs", what, scratch, str(size)],
-        capture_output=True, text=True, env=environment(), check=False,
-    )  # fmt: skip
-    if ended.returncode:
-        raise RuntimeError(ended.stderr)
-    found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
-    return found
 
 
 def measure_time(setting: Setting, repeats: int) -> Iterator[Outcome]:
@@ -254,7 +243,7 @@ def measure_memory(setting: Setting, repeats: int) -> Iterator[Outcome]:
 def measure_replay(setting: Setting, repeats: int) -> Iterator[Outcome]:
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(dir=setting.cache) as scratch:
-            found = _in_process("replay", scratch, 100_000 if setting.short else 1_000_000)
+            found = in_process(__name__, "replay", scratch, 100_000 if setting.short else 1_000_000)
         yield Outcome(found["cpu"], {"s": found["seconds"], "lines": found["lines"], "MiB": found["peak"] / MIB})
 
 
