@@ -20,8 +20,9 @@ from volpipe.geometry.grid import Triple
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.selection import Selection
+from volpipe.nets.cache import keep_speeds, known_speeds
 from volpipe.nets.facts import NetFacts, NetSpeeds, WindowSpeed
-from volpipe.nets.load import describe, keep_speeds, known_speeds
+from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.runs.provenance import RunOrigin, origin
 from volpipe.runs.run_folder import RunFolder

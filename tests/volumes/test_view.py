@@ -19,7 +19,7 @@ from volumes import noise
 
 from volpipe.errors import PlanError, RecipeError, VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.inference.plan import check_thickness
+from volpipe.nets.facts import check_thickness
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.segmentation.driver import plan_segmentation

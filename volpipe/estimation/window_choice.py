@@ -18,8 +18,8 @@ from volpipe.estimation.memory import FULL, memory_bytes, net_bytes
 from volpipe.estimation.window_search import LAYOUTS, measured_speeds, processor
 from volpipe.inference.plan import OWN_SIZES, NetSizes, Plan
 from volpipe.inference.tiling import own_window
+from volpipe.nets.cache import can_keep_speeds, keep_speeds, known_speeds
 from volpipe.nets.facts import NetSpeeds
-from volpipe.nets.load import can_keep_speeds, keep_speeds, known_speeds
 from volpipe.units import shape, size
 
 WORTH_MEASURING = 400**3  # voxels that are computed; fewer take a minute or so, and are not worth ten seconds

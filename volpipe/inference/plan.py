@@ -23,8 +23,9 @@ from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up, t
 from volpipe.geometry.levels import level_factors
 from volpipe.inference.output_plan import OutputPlan, Source, levels_of
 from volpipe.inference.roi import Mask, find_roi, lay_mask
+from volpipe.inference.statistics import check_grey
 from volpipe.inference.tiling import choose_windows
-from volpipe.nets.facts import NetFacts, cautions
+from volpipe.nets.facts import NetFacts, cautions, check_net
 from volpipe.nets.files import code_hash
 from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Output, Recipe
@@ -349,8 +350,8 @@ def make_plan(
     Raises:
         PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.
     """
-    _check_net(recipe, volume, net)
-    _check_grey(recipe, volume)
+    check_net(recipe, volume, net)
+    check_grey(recipe.normalise, volume)
     shape = volume.spatial_shape
     window, overlap = choose_windows(recipe.windows, net, shape, None if sizes is None else sizes.window)
     check_augment(recipe.infer.augment, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
@@ -409,67 +410,6 @@ def _level_note(volume: Volume) -> tuple[str, ...]:
     if len(volume.levels) < 2:
         return ()
     return (f"level {volume.levels.index(volume.key)}, {volume.key.rpartition('/')[2]}, of {len(volume.levels)}",)
-
-
-def check_thickness(volume: Volume, net: NetFacts) -> None:
-    """Refuse a volume of one slice for a net that sees its neighbours, which would all be that slice, mirrored.
-
-    Raises:
-        PlanError: with the way to make slices a volume.
-    """
-    for axis, size, halo in zip(AXES, volume.spatial_shape, net.halo, strict=True):
-        if size == 1 and halo:
-            raise PlanError(
-                f"{volume} is one voxel thick along {axis}, and net {net.label} sees {halo} voxels to either side, "
-                "which would all be mirror images of that one. To make slices a volume, put them as TIFF files into a "
-                "folder and name that; for single images choose a net that is 2D"
-            )
-
-
-def _check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
-    if net.in_channels != volume.num_channels:
-        raise PlanError(
-            f"net {net.label} takes {_channels(net.in_channels)}, the volume {volume} has {volume.channels}; "
-            + _remedy(volume, net)
-        )
-    offsets = recipe.net.offsets
-    if offsets is not None and len(offsets) != net.out_channels:
-        raise PlanError(
-            f"net.offsets names {_channels(len(offsets))}, net {net.label} makes {net.out_channels}; give one "
-            "for each, or leave them out where they are no affinities"
-        )
-    if not net.tile_invariant and not recipe.net.accept_tile_variance:
-        raise PlanError(
-            f"net {net.label} looks at whole windows (instance, group or training-mode batch norm, or it says so "
-            "itself), so that they disagree whatever their overlap; use a net without, or set "
-            "net.accept_tile_variance=true and expect seams"
-        )
-
-
-def _check_grey(recipe: Recipe, volume: Volume) -> None:
-    """Refuse whole numbers of 32 or 64 bits, unless the recipe says that they are grey levels: they may be labels."""
-    choice, dtype = recipe.normalise, volume.dtype
-    is_open = choice.method == "auto" and choice.low is None and choice.mean is None
-    if is_open and dtype.kind in "iu" and dtype.itemsize > 2:
-        raise PlanError(
-            f"{volume} has {dtype} voxels, as labels have, whose numbers are no grey levels, and of which a net sees "
-            "no more than 24 bits; name the image, or give normalise.low and high if these are grey levels "
-            "(`volpipe convert` copies labels)"
-        )
-
-
-def _channels(count: int) -> str:
-    return "1 channel" if count == 1 else f"{count} channels"
-
-
-def _remedy(volume: Volume, net: NetFacts) -> str:
-    """Return the remedy for a volume and a net of different numbers of channels."""
-    other_net = f"a net of {volume.num_channels} in_channels"
-    if net.in_channels == 1:
-        return f"choose a channel, such as --set input.channel=0, or {other_net}"
-    if volume.view.channel is not None and volume.num_stored_channels == net.in_channels:
-        return f"leave out input.channel, or choose {other_net}"
-    return f"choose {other_net}, or an array of {_channels(net.in_channels)}"
 
 
 def _may_be_large(recipe: Recipe, mask: Volume | None, out: Location) -> bool:

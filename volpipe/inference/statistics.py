@@ -18,6 +18,7 @@ import numpy as np
 from volpipe.errors import PlanError
 from volpipe.inference.intensity import Affine
 from volpipe.recipes.inference import Normalise
+from volpipe.volumes.volume import Volume
 
 NUM_BINS = 4096
 
@@ -40,6 +41,18 @@ class Statistics:
 def is_counted(dtype: np.dtype) -> bool:
     """Return whether voxels of `dtype` are counted value by value."""
     return dtype.kind in "iu" and dtype.itemsize == 1
+
+
+def check_grey(choice: Normalise, volume: Volume) -> None:
+    """Refuse whole numbers of 32 or 64 bits, unless `choice` says that they are grey levels: they may be labels."""
+    dtype = volume.dtype
+    is_open = choice.method == "auto" and choice.low is None and choice.mean is None
+    if is_open and dtype.kind in "iu" and dtype.itemsize > 2:
+        raise PlanError(
+            f"{volume} has {dtype} voxels, as labels have, whose numbers are no grey levels, and of which a net sees "
+            "no more than 24 bits; name the image, or give normalise.low and high if these are grey levels "
+            "(`volpipe convert` copies labels)"
+        )
 
 
 def resolve_method(choice: Normalise, dtype: np.dtype) -> Normalise:

@@ -23,6 +23,7 @@ from volpipe.geometry.grid import Triple
 from volpipe.nets.files import is_program
 from volpipe.recipes.inference import NetChoice, Normalise, Recipe
 from volpipe.resolve import default_recipe, nearest, shipped
+from volpipe.volumes.volume import Volume
 
 Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
 FILE = "facts.json"
@@ -209,6 +210,60 @@ def check_trained(choice: NetChoice, facts: NetFacts) -> None:
         f"net {facts.label} has {facts.num_parameters:,} parameters and no weights, so that its output would be noise; "
         f"{ways}, or {rest}"
     )
+
+
+def check_thickness(volume: Volume, net: NetFacts) -> None:
+    """Refuse a volume of one slice for a net that sees its neighbours, which would all be that slice, mirrored.
+
+    Raises:
+        PlanError: with the way to make slices a volume.
+    """
+    for axis, size, halo in zip("zyx", volume.spatial_shape, net.halo, strict=True):
+        if size == 1 and halo:
+            raise PlanError(
+                f"{volume} is one voxel thick along {axis}, and net {net.label} sees {halo} voxels to either side, "
+                "which would all be mirror images of that one. To make slices a volume, put them as TIFF files into a "
+                "folder and name that; for single images choose a net that is 2D"
+            )
+
+
+def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
+    """Refuse a net that the volume or the recipe does not fit.
+
+    Raises:
+        PlanError: for its channels, its offsets, or a net that looks at whole windows.
+    """
+    if net.in_channels != volume.num_channels:
+        raise PlanError(
+            f"net {net.label} takes {_channels(net.in_channels)}, the volume {volume} has {volume.channels}; "
+            + _remedy(volume, net)
+        )
+    offsets = recipe.net.offsets
+    if offsets is not None and len(offsets) != net.out_channels:
+        raise PlanError(
+            f"net.offsets names {_channels(len(offsets))}, net {net.label} makes {net.out_channels}; give one "
+            "for each, or leave them out where they are no affinities"
+        )
+    if not net.tile_invariant and not recipe.net.accept_tile_variance:
+        raise PlanError(
+            f"net {net.label} looks at whole windows (instance, group or training-mode batch norm, or it says so "
+            "itself), so that they disagree whatever their overlap; use a net without, or set "
+            "net.accept_tile_variance=true and expect seams"
+        )
+
+
+def _channels(count: int) -> str:
+    return "1 channel" if count == 1 else f"{count} channels"
+
+
+def _remedy(volume: Volume, net: NetFacts) -> str:
+    """Return the remedy for a volume and a net of different numbers of channels."""
+    other_net = f"a net of {volume.num_channels} in_channels"
+    if net.in_channels == 1:
+        return f"choose a channel, such as --set input.channel=0, or {other_net}"
+    if volume.view.channel is not None and volume.num_stored_channels == net.in_channels:
+        return f"leave out input.channel, or choose {other_net}"
+    return f"choose {other_net}, or an array of {_channels(net.in_channels)}"
 
 
 def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:

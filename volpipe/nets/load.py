@@ -12,33 +12,26 @@ it takes whole numbers of any type as well and gives the same type, and the same
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import inspect
 import logging
 import math
-import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets import files
+from volpipe.nets.cache import file_of, file_of_code, kept, once, without_weights
 from volpipe.nets.facts import (
     NetFacts,
-    NetSpeeds,
     check_shipped,
-    choice_digest,
     is_shipped,
     look_up,
-    models_folder,
-    shipped_speeds,
-    torch_version,
     weights_path,
 )
 from volpipe.nets.files import short_hash
@@ -49,7 +42,6 @@ from volpipe.recipes.complaints import complain
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import describe_error, load_function, nearest
 from volpipe.units import count
-from volpipe.volumes.storage import paths
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,36 +53,6 @@ MOST_COMPUTED = 32**3
 SMALL = 16  # voxels along an axis of a window that is computed twice
 
 log = logging.getLogger(__name__)
-
-_memory_of: ContextVar[dict[Any, Any] | None] = ContextVar("results of checks", default=None)  # Any: of any function
-R = TypeVar("R")
-
-
-@contextlib.contextmanager
-def remembering() -> Iterator[None]:
-    """Examine and check each net once meanwhile: many plans are made of few nets, none of which changes."""
-    token = _memory_of.set({})
-    try:
-        yield
-    finally:
-        _memory_of.reset(token)
-
-
-def _once(function: Callable[..., R]) -> Callable[..., R]:
-    """Return `function`, whose results are kept while somebody is `remembering`."""
-
-    @functools.wraps(function)
-    def call(choice: NetChoice, *arguments: Any) -> R:  # Any: the function's own
-        memory = _memory_of.get()
-        if memory is None:
-            return function(choice, *arguments)
-        key = (function.__name__, choice.model_dump_json(), *map(str, arguments))
-        if key not in memory:
-            memory[key] = function(choice, *arguments)
-        result: R = memory[key]
-        return result
-
-    return call
 
 
 def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
@@ -176,7 +138,7 @@ def load_weights(net: nn.Module, path: Path, key: str | None = None) -> None:
         ) from error
 
 
-@_once
+@once
 def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
     """Return the facts of the net of `choice`: the shipped ones, or those of the net, built.
 
@@ -189,38 +151,7 @@ def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
     known = look_up(choice)
     if known is not None:
         return NetFacts.model_validate(known)
-    return _kept(_memory(choice, search_path, "facts"), NetFacts, lambda: examine(choice, search_path))
-
-
-def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
-    """Return the cache file for `what` of a shipped net; None for a net whose code may be anywhere."""
-    if not is_shipped(choice):
-        return None
-    paths = [Path(__file__), Path(__file__).with_name("facts.py"), *sorted(models_folder().glob("*.py"))]
-    digest = choice_digest(choice, search_path, paths, torch_version(), what)
-    if digest is None:
-        return None
-    return _cache_file(choice.name, digest)
-
-
-def _cache_file(name: str, digest: str) -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "volpipe" / f"{name}-{digest[:24]}.json"
-
-
-def _kept(memory: Path | None, kind: type[R], make: Callable[[], R]) -> R:
-    """Return what the cache file `memory` holds, or else what `make` returns, which is written to it."""
-    values = TypeAdapter(kind)
-    if memory is not None and memory.is_file():
-        with contextlib.suppress(OSError, ValidationError):  # a file cut short is written again
-            return values.validate_json(memory.read_bytes())
-    result = make()
-    if memory is not None:
-        try:
-            paths.write(memory, values.dump_json(result))
-        except OSError as error:  # without a cache, the same work is done again
-            log.debug("%s cannot be written: %s", memory, error)
-    return result
+    return kept(file_of(choice, search_path, "facts"), NetFacts, lambda: examine(choice, search_path))
 
 
 def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
@@ -273,61 +204,12 @@ def cached_geometry(choice: NetChoice, search_path: str, in_channels: int) -> Ge
 
     def measure() -> Geometry:
         log.info("net %s does not declare all of its geometry; measuring it", choice.name)
-        return measure_geometry(lambda: build_net(_without_weights(choice), search_path), in_channels)
+        return measure_geometry(lambda: build_net(without_weights(choice), search_path), in_channels)
 
-    return _kept(_memory_of_code(choice, search_path, f"geometry {in_channels}"), Geometry, measure)
-
-
-def known_speeds(choice: NetChoice, search_path: str, processor: str) -> NetSpeeds | None:
-    """Return what windows of the net of `choice` cost on a `processor`: as measured there, else as shipped."""
-    memory = _memory_of_speeds(choice, search_path, processor)
-    if memory is not None and memory.is_file():
-        with contextlib.suppress(OSError, ValidationError):  # a file cut short is written again
-            return NetSpeeds.model_validate_json(memory.read_bytes())
-    return shipped_speeds(choice)
+    return kept(file_of_code(choice, search_path, f"geometry {in_channels}"), Geometry, measure)
 
 
-def keep_speeds(choice: NetChoice, search_path: str, speeds: NetSpeeds) -> bool:
-    """Remember what windows of the net of `choice` cost on a processor; return whether that can be."""
-    memory = _memory_of_speeds(choice, search_path, speeds.processor)
-    if memory is None:
-        return False
-    try:
-        paths.write(memory, speeds.model_dump_json().encode())
-    except OSError as error:  # without a cache, they are measured again
-        log.debug("%s cannot be written: %s", memory, error)
-        return False
-    return True
-
-
-def can_keep_speeds(choice: NetChoice, search_path: str) -> bool:
-    """Return whether speeds of the net of `choice` can be remembered: its code is known."""
-    return _memory_of_speeds(choice, search_path, "") is not None
-
-
-def _memory_of_speeds(choice: NetChoice, search_path: str, processor: str) -> Path | None:
-    plain = _without_weights(choice)  # whose numbers do not matter
-    memory_of = _memory if is_shipped(choice) else _memory_of_code
-    return memory_of(plain, search_path, f"speeds on {processor}")
-
-
-def _without_weights(choice: NetChoice) -> NetChoice:
-    return choice.model_copy(update={"weights": None, "weights_key": None})
-
-
-def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | None:
-    """Return the cache file for `what` of a net from a file; None for a net whose code may be anywhere."""
-    place = choice.name.rpartition(":")[0]
-    beside = Path(search_path, *place.split(".")).with_suffix(".py") if place else None
-    if not (files.is_program(choice.name) or place.endswith(".py") or (beside and beside.is_file())):
-        return None
-    code = files.code_hash(choice.name, search_path)
-    paths = sorted(Path(__file__).parent.glob("*.py"))
-    digest = choice_digest(_without_weights(choice), search_path, paths, torch_version(), code, what)
-    return _cache_file(files.label_of(choice.name), digest) if code and digest else None
-
-
-@_once
+@once
 def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
     """Refuse a user's net whose windows would disagree: its halo or stride is smaller than declared.
 
@@ -341,9 +223,9 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
         _check_override(choice, facts, search_path)
         return
     declared = Geometry(facts.scale, facts.stride, facts.halo, facts.halo, facts.out_channels)
-    memory = _memory_of_code(choice, search_path, f"agrees {declared} {window} {facts.fixed} {facts.weights_sha256}")
+    memory = file_of_code(choice, search_path, f"agrees {declared} {window} {facts.fixed} {facts.weights_sha256}")
     try:
-        _kept(memory, bool, lambda: _agrees(choice, facts, window, search_path, declared))
+        kept(memory, bool, lambda: _agrees(choice, facts, window, search_path, declared))
     except UnmeasurableError as error:
         if not choice.accept_tile_variance:
             raise PlanError(
@@ -357,7 +239,7 @@ def _agrees(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str
     """Return True for a net whose windows agree; the others are refused."""
 
     def build() -> nn.Module:
-        return build_net(_without_weights(choice), search_path)
+        return build_net(without_weights(choice), search_path)
 
     if not files.is_program(choice.name) and choice.weights is None:
         second = weights_hash(build())
@@ -465,7 +347,7 @@ def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> N
     )
 
 
-@_once
+@once
 def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
     """Refuse a net whose output for a window (z, y, x) has another shape than declared.
 
@@ -476,8 +358,8 @@ def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path
     """
     if look_up(choice) is not None and not any(w % s for w, s in zip(window, facts.stride, strict=True)):
         return
-    memory = _memory(choice, search_path, f"takes {window}")
-    _kept(memory, bool, lambda: _fits(choice, facts, window, search_path))
+    memory = file_of(choice, search_path, f"takes {window}")
+    kept(memory, bool, lambda: _fits(choice, facts, window, search_path))
 
 
 def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) -> bool:

@@ -23,7 +23,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.output import finish
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner
-from volpipe.nets.load import remembering
+from volpipe.nets.cache import remembering
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
 from volpipe.notebook.pictures import DrawnInPanels, Panel
 from volpipe.notebook.slices import error_panel, first_channel, grey_panel, limits_of, slices_of

@@ -21,7 +21,7 @@ from volpipe.blockwise.work import Ended, Steps, Together
 from volpipe.errors import BatchError, RunError, VolpipeError
 from volpipe.estimation.limits import GIB, disk_limits, of_quota
 from volpipe.inference.plan import Plan
-from volpipe.nets.load import remembering
+from volpipe.nets.cache import remembering
 from volpipe.recipes.batch import Dataset, Mistake
 from volpipe.recipes.workflow import VOLUME
 from volpipe.reporting.page import Page

@@ -14,9 +14,9 @@ from volpipe.estimation.limits import check_access, check_apart
 from volpipe.estimation.window_choice import fastest_plan
 from volpipe.inference.output import check_name, check_output
 from volpipe.inference.output_plan import Source
-from volpipe.inference.plan import NetSizes, Plan, check_thickness, make_plan
+from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.roi import lay_mask
-from volpipe.nets.facts import NetFacts, check_trained, with_normalisation
+from volpipe.nets.facts import NetFacts, check_thickness, check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
 from volpipe.runs.run_folder import RunFolder

@@ -1,0 +1,134 @@
+"""The user's cache: what was measured or checked of nets, kept by hashes of their code, options and weights.
+
+Not here: the measuring (load, estimation.window_search), or the facts that ship with volpipe (facts).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from volpipe.nets import files
+from volpipe.nets.facts import NetSpeeds, choice_digest, is_shipped, models_folder, shipped_speeds, torch_version
+from volpipe.recipes.inference import NetChoice
+from volpipe.volumes.storage import paths
+
+log = logging.getLogger(__name__)
+
+_memory_of: ContextVar[dict[Any, Any] | None] = ContextVar("results of checks", default=None)  # Any: of any function
+R = TypeVar("R")
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[None]:
+    """Examine and check each net once meanwhile: many plans are made of few nets, none of which changes."""
+    token = _memory_of.set({})
+    try:
+        yield
+    finally:
+        _memory_of.reset(token)
+
+
+def once(function: Callable[..., R]) -> Callable[..., R]:
+    """Return `function`, whose results are kept while somebody is `remembering`."""
+
+    @functools.wraps(function)
+    def call(choice: NetChoice, *arguments: Any) -> R:  # Any: the function's own
+        memory = _memory_of.get()
+        if memory is None:
+            return function(choice, *arguments)
+        key = (function.__name__, choice.model_dump_json(), *map(str, arguments))
+        if key not in memory:
+            memory[key] = function(choice, *arguments)
+        result: R = memory[key]
+        return result
+
+    return call
+
+
+def file_of(choice: NetChoice, search_path: str, what: str) -> Path | None:
+    """Return the cache file for `what` of a shipped net; None for a net whose code may be anywhere."""
+    if not is_shipped(choice):
+        return None
+    folder = Path(__file__).parent
+    code = [folder / "load.py", folder / "facts.py", *sorted(models_folder().glob("*.py"))]
+    digest = choice_digest(choice, search_path, code, torch_version(), what)
+    return None if digest is None else _cache_file(choice.name, digest)
+
+
+def _cache_file(name: str, digest: str) -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "volpipe" / f"{name}-{digest[:24]}.json"
+
+
+def kept(memory: Path | None, kind: type[R], make: Callable[[], R]) -> R:
+    """Return what the cache file `memory` holds, or else what `make` returns, which is written to it."""
+    values = TypeAdapter(kind)
+    if memory is not None and memory.is_file():
+        with contextlib.suppress(OSError, ValidationError):  # a file cut short is written again
+            return values.validate_json(memory.read_bytes())
+    result = make()
+    if memory is not None:
+        try:
+            paths.write(memory, values.dump_json(result))
+        except OSError as error:  # without a cache, the same work is done again
+            log.debug("%s cannot be written: %s", memory, error)
+    return result
+
+
+def without_weights(choice: NetChoice) -> NetChoice:
+    """Return the `choice` of the same net with whatever weights."""
+    return choice.model_copy(update={"weights": None, "weights_key": None})
+
+
+def file_of_code(choice: NetChoice, search_path: str, what: str) -> Path | None:
+    """Return the cache file for `what` of a net from a file; None for a net whose code may be anywhere."""
+    place = choice.name.rpartition(":")[0]
+    beside = Path(search_path, *place.split(".")).with_suffix(".py") if place else None
+    if not (files.is_program(choice.name) or place.endswith(".py") or (beside and beside.is_file())):
+        return None
+    code = files.code_hash(choice.name, search_path)
+    modules = sorted(Path(__file__).parent.glob("*.py"))
+    digest = choice_digest(without_weights(choice), search_path, modules, torch_version(), code, what)
+    return _cache_file(files.label_of(choice.name), digest) if code and digest else None
+
+
+def known_speeds(choice: NetChoice, search_path: str, processor: str) -> NetSpeeds | None:
+    """Return what windows of the net of `choice` cost on a `processor`: as measured there, else as shipped."""
+    memory = _memory_of_speeds(choice, search_path, processor)
+    if memory is not None and memory.is_file():
+        with contextlib.suppress(OSError, ValidationError):  # a file cut short is written again
+            return NetSpeeds.model_validate_json(memory.read_bytes())
+    return shipped_speeds(choice)
+
+
+def keep_speeds(choice: NetChoice, search_path: str, speeds: NetSpeeds) -> bool:
+    """Remember what windows of the net of `choice` cost on a processor; return whether that can be."""
+    memory = _memory_of_speeds(choice, search_path, speeds.processor)
+    if memory is None:
+        return False
+    try:
+        paths.write(memory, speeds.model_dump_json().encode())
+    except OSError as error:  # without a cache, they are measured again
+        log.debug("%s cannot be written: %s", memory, error)
+        return False
+    return True
+
+
+def can_keep_speeds(choice: NetChoice, search_path: str) -> bool:
+    """Return whether speeds of the net of `choice` can be remembered: its code is known."""
+    return _memory_of_speeds(choice, search_path, "") is not None
+
+
+def _memory_of_speeds(choice: NetChoice, search_path: str, processor: str) -> Path | None:
+    plain = without_weights(choice)  # whose numbers do not matter
+    memory_of = file_of if is_shipped(choice) else file_of_code
+    return memory_of(plain, search_path, f"speeds on {processor}")
