@@ -48,13 +48,22 @@ class Edges:
     def total(cls, pairs: np.ndarray, sums: np.ndarray, first: np.ndarray) -> Edges:
         """Return the edges of `pairs` in any order, duplicates summed, self-edges dropped."""
         order, pairs, starts = _grouped(pairs)
-        if not len(starts):
-            return cls(pairs, sums[:0], first[:0])
-        sums, first = np.add.reduceat(sums[order], starts, axis=0), np.minimum.reduceat(first[order], starts, axis=0)
-        return cls(pairs, sums, first)
+        return cls(pairs, _reduced(np.add, sums, order, starts), _reduced(np.minimum, first, order, starts))
 
     def __getitem__(self, chosen: np.ndarray) -> Edges:
-        return Edges(self.pairs[chosen], self.sums[chosen], self.first[chosen])
+        """Return the edges of which `chosen`, bool, is true; all of them are not copied."""
+        if chosen.all():
+            return self
+        places = np.flatnonzero(chosen)
+        return Edges(*(values.take(places, axis=0) for values in (self.pairs, self.sums, self.first)))
+
+    def any_end(self, flags: np.ndarray) -> np.ndarray:
+        """Return for each edge whether one of its nodes has a flag (nodes,), bool."""
+        return np.asarray(flags[self.pairs[:, 0]] | flags[self.pairs[:, 1]])
+
+    def both_ends(self, flags: np.ndarray) -> np.ndarray:
+        """Return for each edge whether both of its nodes have a flag (nodes,), bool."""
+        return np.asarray(flags[self.pairs[:, 0]] & flags[self.pairs[:, 1]])
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -65,14 +74,28 @@ def _grouped(pairs: np.ndarray, *keys: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
     Self-edges are left out. Nodes are below 2**31.
     """
-    packed = (pairs.min(axis=1) << 32) | pairs.max(axis=1)
-    apart = np.flatnonzero(pairs[:, 0] != pairs[:, 1])
-    order = np.lexsort((*(key[apart] for key in reversed(keys)), packed[apart])) if keys else np.argsort(packed[apart])
-    order = apart[order]
+    a, b = pairs.T
+    packed = np.minimum(a, b)
+    packed <<= 32
+    packed |= np.maximum(a, b)
+    num_selves = np.count_nonzero(is_self := a == b)
+    packed[is_self] = -1  # which come first
+    order = (np.lexsort((*reversed(keys), packed)) if keys else np.argsort(packed))[num_selves:]
     packed = packed[order]
-    starts = np.flatnonzero(np.concatenate([[True], packed[1:] != packed[:-1]])) if len(packed) else order
-    unique = packed[starts]
-    return order, np.stack([unique >> 32, unique & 0xFFFFFFFF], axis=1), starts
+    starts = np.flatnonzero(np.diff(packed, prepend=-1))
+    packed = packed[starts]
+    unique = np.empty((len(starts), 2), np.int64)
+    np.right_shift(packed, 32, out=unique[:, 0])
+    np.bitwise_and(packed, 0xFFFFFFFF, out=unique[:, 1])
+    return order, unique, starts
+
+
+def _reduced(reduce: np.ufunc, values: np.ndarray, order: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return `values` (n, columns) in `order`, those from one of `starts` to the next made one; a column at a time."""
+    result = np.empty((len(starts), values.shape[1]), values.dtype)
+    for column in range(values.shape[1] if len(starts) else 0):
+        reduce.reduceat(values[:, column][order], starts, out=result[:, column])
+    return result
 
 
 @dataclass(frozen=True)
@@ -99,6 +122,10 @@ class Mean:
     def merged(self, edges: Edges, owner: np.ndarray) -> Edges:
         """Return the edges between the owners of nodes."""
         return Edges.total(owner[edges.pairs], edges.sums, edges.first)
+
+    def joined(self, edges: Edges, owner: np.ndarray, is_locked: np.ndarray) -> Edges:
+        """Return the edges between the owners of nodes, of which the locked ones own themselves alone."""
+        return self.merged(edges, owner)
 
     def one_by_one(self, edges: Edges, is_active: np.ndarray) -> Iterator[tuple[int, int]]:
         """Yield the pairs to be merged, of active nodes; a node whose best edge leads to another is active no more."""
@@ -175,7 +202,7 @@ class Mutex:
         Those are the neighbours of open nodes too: an edge that grows yet has no weight that may be kept for a group.
         """
         is_locked = is_open.copy()
-        is_locked[edges.pairs[is_open[edges.pairs].any(axis=1)]] = True
+        is_locked[edges.pairs[edges.any_end(is_open)]] = True
         return self._settled(edges, is_open), is_locked
 
     def is_live(self, edges: Edges) -> np.ndarray:
@@ -219,6 +246,14 @@ class Mutex:
                     foes[foe].add(keep)
                 foes[keep] |= foes[drop]
 
+    def joined(self, edges: Edges, owner: np.ndarray, is_locked: np.ndarray) -> Edges:
+        """Return the edges between the owners of nodes, of which the locked ones own themselves alone."""
+        is_settled = edges.both_ends(is_locked)
+        rest, own = edges[is_settled], self.merged(edges[~is_settled], owner)
+        pairs = np.concatenate([owner[rest.pairs], own.pairs])
+        sums, first = np.concatenate([rest.sums, own.sums]), np.concatenate([rest.first, own.first])
+        return Edges.total(pairs, sums, first)
+
     def _in_order(self, edges: Edges) -> list[tuple[bool, int, int]]:
         near, far = edges.sums[:, 1] > 0, edges.sums[:, 3] > 0
         joins = np.repeat([True, False], [near.sum(), far.sum()])
@@ -235,7 +270,7 @@ class Mutex:
         is_later = (push > pull) | ((push == pull) & (edges.first[:, 1] < edges.first[:, 0]))
         joins &= ~(forbids & is_later)
         if is_open is not None:
-            grows = is_open[edges.pairs].any(axis=1)
+            grows = edges.any_end(is_open)
             joins, forbids = joins | grows, forbids | grows
         kept = np.stack([joins, forbids], axis=1)
         sums, first = np.where(np.repeat(kept, 2, axis=1), edges.sums, 0), np.where(kept, edges.first, NO_PAIR)
@@ -282,13 +317,7 @@ def agglomerate(num: int, edges: Edges, rule: Rule, is_open: np.ndarray) -> tupl
     edges, is_locked = rule.prepared(edges, is_open)
     links = np.concatenate([np.zeros((0, 2), np.int64), *_links(edges, rule, ~is_locked)])
     owner = connected_components(num, links, np.arange(num))
-    if not len(links):
-        return owner, edges
-    touched = ~is_locked[edges.pairs].all(axis=1)
-    rest, own = edges[~touched], rule.merged(edges[touched], owner)
-    pairs = np.concatenate([owner[rest.pairs], own.pairs])
-    sums, first = np.concatenate([rest.sums, own.sums]), np.concatenate([rest.first, own.first])
-    return owner, Edges.total(pairs, sums, first)
+    return owner, rule.joined(edges, owner, is_locked) if len(links) else edges
 
 
 def _links(edges: Edges, rule: Rule, is_active: np.ndarray) -> Iterator[np.ndarray]:
@@ -302,7 +331,7 @@ def _links(edges: Edges, rule: Rule, is_active: np.ndarray) -> Iterator[np.ndarr
         has_live = np.zeros(len(is_active), bool)
         has_live[edges.pairs[live]] = True
         is_active = is_active & has_live
-        edges = edges[is_active[edges.pairs].any(axis=1)]
+        edges = edges[edges.any_end(is_active)]
         if not len(edges):
             return
         edges, names, is_active = _compact(edges, names, is_active)

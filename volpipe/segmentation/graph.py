@@ -55,9 +55,10 @@ def solve_boxes(job: SegmentJob, units: Sequence[int]) -> Record[None]:
 
     def one(unit: int) -> None:
         plan, boxes = job.plan, job.plan.boxes
-        part, splits = _joined([_part(job, unit, child) for child in boxes.children(unit)])
-        check_size(plan, unit, len(part.table), len(part.joins), len(part.pairs))
-        solved = solve(part, frame_of(plan, unit), plan.recipe.objects)
+        parts = [_part(job, unit, child) for child in boxes.children(unit)]
+        splits = np.cumsum([len(part.table) for part in parts])
+        check_size(plan, unit, *(sum(len(getattr(part, name)) for part in parts) for name in ("table", "joins", "pairs")))
+        solved = solve(Part.joined(parts.pop(0) for _ in range(len(parts))), frame_of(plan, unit), plan.recipe.objects)
         job.check_session()
         rest = {name: getattr(solved.rest, name) for name in PART}
         counts = _counts(job, unit, solved)
@@ -67,11 +68,6 @@ def solve_boxes(job: SegmentJob, units: Sequence[int]) -> Record[None]:
         )  # fmt: skip
 
     return work_each("solve", units, one, check=job.check_session, beater=job.beater(job.plan.boxes.box))
-
-
-def _joined(parts: Sequence[Part]) -> tuple[Part, np.ndarray]:
-    """Return the graphs of `parts` as one, and the number of nodes in so many of the first ones."""
-    return Part.joined(parts), np.cumsum([len(part.table) for part in parts])
 
 
 def frame_of(plan: SegmentPlan, unit: int) -> Frame:

@@ -10,8 +10,8 @@ rest is handed up as a smaller graph. The whole volume has no such faces, and le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from volpipe.segmentation.agglomerate import NO_PAIR, Edges, agglomerate, connec
 from volpipe.segmentation.boxes import border
 
 FIRST = 1  # column of a table: number of the first voxel
-LEAST, MOST = slice(2, 5), slice(5, 8)
+LEAST, MOST = (FIRST, 2, 3, 4), (5, 6, 7)
 NO_OBJECT = np.iinfo(np.int64).min
 # Upper bounds, of tables and working memory; 0.4 of them were measured, 1.0 where all were merged one by one, 2026-11.
 NODE_BYTES, JOIN_BYTES = 400, 64
@@ -61,18 +61,21 @@ class Part:
         return cls(table, (block << 32) + 1 + number, number, table[:, 2:8], joins, pairs, sums, first)
 
     @classmethod
-    def joined(cls, parts: Sequence[Part]) -> Part:
-        """Return the graphs of several boxes as one, its nodes in their order."""
-        bases = np.cumsum([0, *(len(part.table) for part in parts[:-1])]).tolist()
-        columns = {
-            name: np.concatenate([getattr(part, name) for part in parts])
-            for name in ("table", "ids", "bounds", "sums", "first")
-        }
-        columns["nodes"] = np.concatenate([part.nodes + base for part, base in zip(parts, bases, strict=True)])
-        for name in ("joins", "pairs"):
-            ends = zip((getattr(part, name) for part in parts), bases, strict=True)
-            columns[name] = np.concatenate([np.where(values < 0, values - base, values) for values, base in ends])
-        return cls(**columns)
+    def joined(cls, parts: Iterable[Part]) -> Part:
+        """Return the graphs of several boxes as one, its nodes in their order.
+
+        The columns of parts that nobody else holds are freed one after the other.
+        """
+        parts = [dict(vars(part)) for part in parts]
+        base = 0
+        for columns in parts:
+            num = len(columns["table"])
+            if base:
+                columns["nodes"] = columns["nodes"] + base
+                for name in ("joins", "pairs"):
+                    columns[name] = np.where(columns[name] < 0, columns[name] - base, columns[name])
+            base += num
+        return cls(**{name: np.concatenate([columns.pop(name) for columns in parts]) for name in list(parts[0])})
 
 
 @dataclass(frozen=True)
@@ -123,73 +126,91 @@ def solve(part: Part, frame: Frame, choice: Objects) -> Solved:
     Raises:
         ValueError: the graph names a fragment of the box that it lacks.
     """
-    graph = _Graph.of(part, frame)
-    num = len(part.table)
-    owner = _supervoxels(graph)
-    rows = add_up(owner[:num], part.table)
-    is_open = np.ones(len(rows) + len(graph.outside), bool)
-    is_open[: len(rows)] = frame.is_border(rows[:, 2:8])
-    edges = Edges.total(owner[graph.pairs], part.sums, part.first)
-    is_kept = is_open.copy()
-    if choice.method == "watershed":
-        rule = rule_of(choice)
-        merged, edges = agglomerate(len(is_open), edges, rule, is_open)
-        owner, rows = merged[owner], add_up(merged[: len(rows)], rows)
-        is_kept = np.zeros(len(rows) + len(graph.outside), bool)
-        is_kept[merged] = is_open
-        is_kept[edges.pairs[rule.is_live(edges)]] = True
-    return _split(graph, frame, rows, owner, is_kept, edges, choice.min_voxels)
+    columns = dict(vars(part))
+    del part  # of a large box, most of the memory
+    graph, edges = _Graph.of(columns, frame)
+    is_open = np.ones(graph.num_owners, bool)
+    is_open[: len(graph.rows)] = frame.is_border(graph.rows[:, 2:8])
+    if choice.method != "watershed":
+        return _split(graph, edges, is_open, choice.min_voxels)
+    rule = rule_of(choice)
+    merged, edges = agglomerate(graph.num_owners, edges, rule, is_open)
+    graph = graph.merged(merged)
+    is_kept = np.zeros(graph.num_owners, bool)
+    is_kept[merged] = is_open
+    is_kept[edges.pairs[rule.is_live(edges)]] = True
+    return _split(graph, edges, is_kept, choice.min_voxels)
 
 
 @dataclass(frozen=True)
 class _Graph:
-    """The graph of a box: its nodes, and after them the fragments `outside`, by their ids."""
+    """The nodes of a box, and after them the fragments `outside`, which own themselves.
 
-    part: Part
+    Attributes:
+        rows: (owners, columns), int64: the table of the supervoxels or objects that own the nodes.
+        owner: (nodes and fragments outside,), int64: the owner of each.
+        outside: (fragments,), int64: their ids, ascending.
+        joins: (joins, 2), int64: of one supervoxel, by number.
+        ids, nodes, bounds: as in Part, of the fragments at the faces of the box.
+    """
+
+    rows: np.ndarray
+    owner: np.ndarray
     outside: np.ndarray
     joins: np.ndarray
-    pairs: np.ndarray
+    ids: np.ndarray
+    nodes: np.ndarray
+    bounds: np.ndarray
 
     @classmethod
-    def of(cls, part: Part, frame: Frame) -> _Graph:
-        order = np.argsort(part.ids)
-        outside, (joins, pairs) = _numbered(
-            (part.joins, part.pairs), part.ids[order], part.nodes[order], len(part.table)
-        )
+    def of(cls, columns: dict[str, np.ndarray], frame: Frame) -> tuple[_Graph, Edges]:
+        """Return the supervoxels of the columns of a part, which it takes out one by one, and the edges between them."""
+        table, ids, nodes, bounds = (columns.pop(name) for name in ("table", "ids", "nodes", "bounds"))
+        order, num = np.argsort(ids), len(table)
+        ends = columns.pop("joins"), columns.pop("pairs")
+        outside, (joins, columns["pairs"]) = _numbered(ends, ids[order], nodes[order], num)
+        del ends
         if frame.has_blocks(outside >> 32).any():
             raise ValueError(f"a fragment of {frame.box} is named by a neighbour, and is not there: scratch is damaged")
-        return cls(part, outside, joins, pairs)
+        first = np.concatenate([table[:, FIRST], np.full(len(outside), NO_PAIR)])
+        owner = connected_components(len(first), joins[(joins < num).all(axis=1)], first)
+        at_border = frame.is_border(bounds)
+        graph = cls(add_up(owner[:num], table), owner, outside, joins, ids[at_border], nodes[at_border], bounds[at_border])
+        del table, ids, nodes, bounds
+        columns["pairs"] = owner[columns["pairs"]]
+        return graph, Edges.total(*(columns.pop(name) for name in ("pairs", "sums", "first")))
+
+    @property
+    def num_owners(self) -> int:
+        """Owners of nodes, and fragments outside."""
+        return len(self.rows) + len(self.outside)
+
+    def merged(self, owner: np.ndarray) -> _Graph:
+        """Return the graph in which the owners have an `owner` themselves; fragments outside stay alone."""
+        return replace(self, rows=add_up(owner[: len(self.rows)], self.rows), owner=owner[self.owner])
 
 
 def _numbered(
     ends: Sequence[np.ndarray], ids: np.ndarray, nodes: np.ndarray, num: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the fragments of `ends` that are not among `ids`, and `ends` as nodes, of these from `num` on."""
-    places = [np.minimum(np.searchsorted(ids, each), max(0, len(ids) - 1)) for each in ends]
-    is_id = [(each > 0) & (ids[place] == each if len(ids) else False) for each, place in zip(ends, places, strict=True)]
-    lacks = [(each > 0) & ~known for each, known in zip(ends, is_id, strict=True)]
-    outside = np.unique(np.concatenate([each[lack] for each, lack in zip(ends, lacks, strict=True)]))
+    names = [each[each > 0] for each in ends]
+    places = [np.minimum(np.searchsorted(ids, each), max(0, len(ids) - 1)) for each in names]
+    lacks = [ids[place] != each if len(ids) else each > 0 for each, place in zip(names, places, strict=True)]
+    outside = np.unique(np.concatenate([each[lack] for each, lack in zip(names, lacks, strict=True)]))
     numbers = []
-    for each, place, known, lack in zip(ends, places, is_id, lacks, strict=True):
+    for each, name, place, lack in zip(ends, names, places, lacks, strict=True):
+        number = nodes[place] if len(ids) else place
+        number[lack] = num + np.searchsorted(outside, name[lack])
         result = ~each
-        result[known] = nodes[place[known]]
-        result[lack] = num + np.searchsorted(outside, each[lack])
+        result[each > 0] = number
         numbers.append(result)
     return outside, numbers
 
 
-def _supervoxels(graph: _Graph) -> np.ndarray:
-    """Return the supervoxel of each node in the order of their first voxels; fragments outside follow, unjoined."""
-    num = len(graph.part.table)
-    first = np.concatenate([graph.part.table[:, FIRST], np.full(len(graph.outside), NO_PAIR)])
-    return connected_components(len(first), graph.joins[(graph.joins < num).all(axis=1)], first)
-
-
-def _split(
-    graph: _Graph, frame: Frame, rows: np.ndarray, owner: np.ndarray, is_kept: np.ndarray, edges: Edges, min_voxels: int
-) -> Solved:
+def _split(graph: _Graph, edges: Edges, is_kept: np.ndarray, min_voxels: int) -> Solved:
     """Return the box, of which the owners that `is_kept` are handed up."""
-    num = len(rows)
+    rows, num = graph.rows, len(graph.rows)
     target = np.full(num, NO_OBJECT)
     kept = np.flatnonzero(is_kept[:num])
     target[kept] = np.arange(len(kept))
@@ -197,16 +218,14 @@ def _split(
     final = final[np.argsort(rows[final, FIRST], kind="stable")]
     target[final] = ~np.arange(len(final))
     names = np.concatenate([~target, graph.outside])  # in which a kept node n is ~n
-    edges = edges[is_kept[edges.pairs].all(axis=1)]
-    joins = owner[graph.joins]
+    edges = edges[edges.both_ends(is_kept)]
+    joins = graph.owner[graph.joins]
     joins = np.unique(joins[joins.max(axis=1, initial=0) >= num], axis=0) if len(joins) else joins
-    part, at_border = graph.part, frame.is_border(graph.part.bounds)
-    nodes = target[owner[part.nodes[at_border]]]
+    target = target[graph.owner[: len(graph.owner) - len(graph.outside)]]
     rest = Part(
-        rows[kept], part.ids[at_border], nodes, part.bounds[at_border], names[joins],
-        names[edges.pairs], edges.sums, edges.first,
-    )  # fmt: skip
-    return Solved(rest, target[owner[: len(part.table)]], rows[final])
+        rows[kept], graph.ids, target[graph.nodes], graph.bounds, names[joins], names[edges.pairs], edges.sums, edges.first
+    )
+    return Solved(rest, target, rows[final])
 
 
 def add_up(owner: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -214,15 +233,11 @@ def add_up(owner: np.ndarray, table: np.ndarray) -> np.ndarray:
     if not len(owner):
         return table
     order = np.argsort(owner, kind="stable")
-    starts = np.searchsorted(owner[order], np.arange(int(owner.max()) + 1))
-    table = table[order]
-    rows = np.add.reduceat(table, starts, axis=0)
-    for columns, extreme in (
-        (slice(FIRST, FIRST + 1), np.minimum),
-        (LEAST, np.minimum),
-        (MOST, np.maximum),
-    ):
-        rows[:, columns] = extreme.reduceat(table[:, columns], starts, axis=0)
+    starts = np.flatnonzero(np.diff(owner[order], prepend=-1))
+    rows = np.empty((len(starts), table.shape[1]), table.dtype)
+    for column in range(table.shape[1]):
+        extreme = np.minimum if column in LEAST else np.maximum if column in MOST else np.add
+        extreme.reduceat(table[:, column][order], starts, out=rows[:, column])
     return rows
 
 

@@ -1,15 +1,21 @@
 """The graph of a segmentation, solved box by box: time by pieces, and the memory of its largest task.
 
 Graphs are made up where they are read, a block at a time: pieces are the cells of a lattice, with an edge to each
-neighbour along z, y and x. Objects are bars of pieces along x of random length, none longer than LONGEST.
+neighbour along z, y and x. Objects are bars of pieces along x of random length, none longer than LONGEST. A graph of
+any size alone, here 10⁸ pieces on one worker, below a folder that has room for 100 bytes a piece::
+
+    PYTHONPATH=.:scripts python -m benchmarks.engine.solve 25 25 20 --folder FOLDER
 """
 
 from __future__ import annotations
 
+import argparse
+import math
 import multiprocessing
 import resource
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +23,7 @@ import numpy as np
 
 from benchmarks.row import Outcome, Row, Setting
 from volpipe.errors import RunError
+from volpipe.geometry.grid import Shape
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import graph, tasks
@@ -29,7 +36,9 @@ from volpipe.volumes.volume import ArraySpec, create_array, open_volume
 BLOCK, CELLS = 256, 20  # voxels and pieces along an edge of a block
 CELL = 13  # voxels along a piece; those of a block that are left over belong to none
 LONGEST = 40  # pieces of an object
+GRAPH_GIB = 64  # what is planned is above what is measured, and refuses nothing here
 HELD = "the bench"
+KEPT = ("target", "splits", "objects", "counts")  # of a solved box, once the box around it is solved
 MIB = 2**20
 
 
@@ -52,9 +61,9 @@ class Took:
     num_objects: int
 
 
-def planned(folder: Path, blocks: int) -> SegmentPlan:
-    """Return the plan of segmenting a volume of `blocks` blocks per axis that has no voxels yet."""
-    shape = (blocks * BLOCK,) * 3
+def planned(folder: Path, blocks: Shape) -> SegmentPlan:
+    """Return the plan of segmenting a volume of so many blocks (z, y, x) that has no voxels yet."""
+    shape = tuple(n * BLOCK for n in blocks)
     create_array(
         folder / "a.zarr", "", ArraySpec((3, *shape), np.dtype("uint8"), (3, 64, 64, 64), axes=tuple("czyx")), "zarr3"
     )
@@ -62,7 +71,7 @@ def planned(folder: Path, blocks: int) -> SegmentPlan:
         {
             "input": {"offsets": [(-1, 0, 0), (0, -1, 0), (0, 0, -1)]},
             "objects": {"threshold": 0.5},
-            "output": {"block": (BLOCK,) * 3, "chunk": (64,) * 3, "levels": 0},
+            "output": {"block": (BLOCK,) * 3, "chunk": (64,) * 3, "levels": 0, "graph_gib": GRAPH_GIB},
         }
     )
     return fit(open_volume(folder / "a.zarr"), recipe, str(folder / "out"), str(folder))
@@ -133,8 +142,8 @@ def _do(call: tuple[str, SegmentJob, int]) -> tuple[float, int]:
     return time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def solved(folder: Path, blocks: int, num_workers: int = 1) -> Took:
-    """Return what the graph of `blocks` blocks per axis takes in so many processes."""
+def solved(folder: Path, blocks: Shape, num_workers: int = 1, *, on_stage: Callable[[str], None] = str) -> Took:
+    """Return what the graph of so many blocks (z, y, x) takes in so many processes."""
     folder.mkdir()
     plan = planned(folder, blocks)
     RunFolder(folder).store(plan)
@@ -149,12 +158,22 @@ def solved(folder: Path, blocks: int, num_workers: int = 1) -> Took:
     with held(folder, HELD, RunError), context.Pool(num_workers, _begin, (job,)) as pool:
         for name, units in stages:
             workers = [0.0, 0.0]
-            for seconds, high in pool.imap(_do, [(name, job, unit) for unit in units]):
+            results = pool.imap(_do, [(name, job, unit) for unit in units])
+            for unit, (seconds, high) in zip(units, results, strict=True):
                 workers[workers.index(min(workers))] += seconds
                 peak = max(peak, high)
+                if name == "solve_boxes" and boxes.level(unit):
+                    _trim([job.file(tasks.SOLVED, child) for child in boxes.children(unit)])
             busy, shared = busy + sum(workers), shared + max(workers)
+            on_stage(f"{name}, {len(units)} tasks: {sum(workers):.1f} s, at most {peak / MIB:.0f} MiB so far")
     lines = sum(chunk.count(b"\n") for chunk in _chunks(folder / tasks.TABLE))
     return Took(busy, shared, time.perf_counter() - began, peak, lines - 1)
+
+
+def _trim(paths: Sequence[Path]) -> None:
+    """Delete what boxes handed up, which only an update would read again: at 10⁸ pieces it takes 60 GB."""
+    for path in paths:
+        tasks.save(path, is_kept=False, **tasks.load(path, KEPT))
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -166,7 +185,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
 def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
     small, large = (2, 4) if setting.short else (3, 9)
     for repeat in range(repeats):
-        took = [solved(setting.scratch / f"{repeat}-{blocks}", blocks) for blocks in (small, large)]
+        took = [solved(setting.scratch / f"{repeat}-{blocks}", (blocks,) * 3) for blocks in (small, large)]
         per_piece = [each.busy / (blocks * CELLS) ** 3 for each, blocks in zip(took, (small, large), strict=True)]
         sides = {
             "µs a piece": per_piece[1] * 1e6, "pieces": (large * CELLS) ** 3, "MiB": took[1].peak / MIB,
@@ -185,3 +204,23 @@ ROWS = [
         why="seconds of processors in all tasks of a made-up graph, solved in boxes of a block, by mean",
     )
 ]
+
+
+def main() -> None:
+    """Print what the graph of a volume of so many blocks takes."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("blocks", nargs=3, type=int, metavar="N", help=f"blocks of {CELLS}³ pieces along z, y, x")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for scratch")
+    choice = parser.parse_args()
+    pieces = math.prod(choice.blocks) * CELLS**3
+    with tempfile.TemporaryDirectory(prefix="volpipe-solve-", dir=choice.folder) as folder:
+        took = solved(Path(folder) / "run", tuple(choice.blocks), choice.workers, on_stage=lambda line: print(line, flush=True))
+    print(
+        f"{pieces:,} pieces, {took.num_objects:,} objects: {took.busy / pieces * 1e6:.1f} µs a piece in all tasks, "
+        f"{took.elapsed:.0f} s elapsed, at most {took.peak / MIB:.0f} MiB; one worker / two {took.busy / took.shared:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
