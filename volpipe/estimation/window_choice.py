@@ -152,8 +152,8 @@ def _candidates(
     make: Callable[[NetSizes], Plan], own: Plan, speeds: NetSpeeds, num_workers: int, *, has_half: bool
 ) -> Iterator[_Candidate]:
     """Yield the plans to choose from, those of smaller windows first; those in bfloat16 too where that may be taken."""
-    measured = {speed.window for each in speeds.speeds for speed in each.windows}
-    windows = [None, *measured] if _has_windows(own) else [None]
+    measured = {each.arithmetic: {speed.window for speed in each.windows} for each in speeds.speeds}
+    windows = [None, *set().union(*measured.values())] if _has_windows(own) else [None]
     layouts = LAYOUTS if own.recipe.infer.channels_last == "auto" else (own.channels_last,)
     precisions: list[Precision] = [own.precision, "bfloat16"] if has_half else [own.precision]
     seen = set()
@@ -164,7 +164,9 @@ def _candidates(
             except PlanError:  # a shard, block or augmentation that the recipe gives does not fit this window
                 continue
             for same in (plan.changed(precision=precision) for precision in precisions):
-                if same.sizes not in seen and (candidate := _rated(same, speeds, num_workers)) is not None:
+                if same.sizes in seen or (window is not None and window not in measured.get(same.arithmetic, ())):
+                    continue
+                if (candidate := _rated(same, speeds, num_workers)) is not None:
                     seen.add(same.sizes)
                     yield candidate
 
