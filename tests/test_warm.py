@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,10 +152,16 @@ def test_a_forked_pool_ends_with_its_script_and_its_script_with_it(tmp_path: Pat
 
 
 def test_a_pool_that_is_to_find_other_packages_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def can_fork(**environment: str) -> bool:
-        return warm.can_fork(warm.Request([], "/", os.environ | environment, "process_worker_pool.py"))
+    def can_fork(folder: Path = Path(sys.executable).parent, **environment: str) -> bool:
+        return warm.can_fork(warm.Request([], "/", os.environ | environment, str(folder / "process_worker_pool.py")))
 
     monkeypatch.delenv("PYTHONPATH", raising=False)
     assert can_fork(PYTHONPATH=f"{tmp_path}/unneeded:{ROOT}", OMP_NUM_THREADS="3")
     assert not can_fork(PYTHONPATH=str(tmp_path))
+    assert not can_fork(tmp_path)
     assert not can_fork(MKL_NUM_THREADS="3")
+    own = warm.confines(os.getpid())
+    with subprocess.Popen(["bash", "-c", "ulimit -v 9000000; echo; read"], stdin=-1, stdout=-1) as limited:
+        assert limited.stdout is not None and limited.stdout.readline() == b"\n"
+        assert warm.confines(limited.pid) != own == warm.confines(os.getppid())
+        limited.communicate()

@@ -21,15 +21,17 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from functools import cache
 from multiprocessing import connection, forkserver, managers
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple, NoReturn, TextIO
 
 ADDRESS = "VOLPIPE_WARM"  # variable that names the socket of the process that forks
 SCRIPTS = Path(__file__).with_name("parsl_scripts")
@@ -143,7 +145,15 @@ def can_fork(request: Request) -> bool:
     threads = theirs.pop(THREADS, ours.pop(THREADS, "1"))
     folders = {Path(name) for name in python_path(request)}
     others = {folder for folder in folders if folder.name != STAND_INS} - {Path(__file__).parents[2]}
-    return theirs == ours and threads.isdigit() and not others
+    is_ours = Path(request.script).parent == Path(sys.executable).parent
+    return is_ours and theirs == ours and threads.isdigit() and not others
+
+
+def confines(process: int) -> tuple[object, ...]:
+    """Return what else tells a process from another: its user, limits and processors, and which files it sees."""
+    place = Path("/proc") / str(process)
+    names = {name.readlink() for name in (place / "ns").iterdir()}
+    return place.stat().st_uid, (place / "limits").read_text(), os.sched_getaffinity(process), names
 
 
 def python_path(request: Request) -> list[str]:
@@ -178,7 +188,8 @@ def attend(answers: socket.socket) -> Request:
     while len(text) < int.from_bytes(header, "big"):
         text += answers.recv(1 << 20)
     request = Request(*json.loads(text))
-    if request.script and not can_fork(request):
+    asker = struct.unpack("3i", answers.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
+    if request.script and not (can_fork(request) and confines(asker) == confines(os.getpid())):
         answers.sendall(b"anew\n")
         os._exit(0)
     leads, write_end = os.pipe()
@@ -219,6 +230,8 @@ def become(request: Request, files: list[int]) -> Request:
         os.dup2(file, target)
         os.close(file)
     os.chdir(request.folder)
+    ours = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [folder for folder in sys.path if folder not in ours]
     os.environ.clear()
     os.environ.update(request.environment)
     tempfile.tempdir = None  # which is chosen once
@@ -277,11 +290,8 @@ def run_script(request: Request) -> None:
     runpy.run_path(request.script, run_name="__main__")
 
 
-def main() -> None:
-    """Serve; in the process of a command, do it as `python -m volpipe` does."""
-    request = serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
-    if request.script:
-        return run_script(request)
+def run_command(request: Request) -> None:
+    """Do a command as `python -m volpipe` does."""
     from setproctitle import setproctitle
 
     setproctitle(" ".join([sys.executable, "-m", "volpipe", *request.arguments]))
@@ -289,7 +299,27 @@ def main() -> None:
     sys.path[1:1] = request.environment["PYTHONPATH"].split(os.pathsep)
     sys.argv = ["volpipe", *request.arguments]
     runpy.run_module("volpipe", run_name="__main__", alter_sys=True)
-    return None
+
+
+def end_without_cleaning(code: int) -> NoReturn:
+    """End as Python does, but leave objects to the system: to delete those it was forked with takes 0.3 s."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    """Serve; in the process of a request, do that."""
+    request = serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    try:
+        (run_script if request.script else run_command)(request)
+    except SystemExit as exit:
+        if not isinstance(exit.code, int | None):
+            raise
+        end_without_cleaning(exit.code or 0)
+    end_without_cleaning(0)
 
 
 if __name__ == "__main__":
