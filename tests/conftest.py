@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 from hypothesis import HealthCheck, settings
+from warm import ADDRESS, SCRIPTS, warm
 
 from volpipe.volumes.storage import object_store
 
@@ -71,6 +72,21 @@ def _own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("t")))
         patch.setattr(tempfile, "tempdir", None)  # which is chosen once
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm(_own_temporary_files: None) -> Iterator[None]:
+    """Let commands and Parsl's pools be forked from a process that has imported what they do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(SCRIPTS), prepend=os.pathsep)
+        patch.setenv(ADDRESS, warm().address)
+        yield
+
+
+@pytest.fixture
+def _pools_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Parsl's processes be started as users have them."""
+    monkeypatch.delenv(ADDRESS)
 
 
 @pytest.fixture(scope="session")

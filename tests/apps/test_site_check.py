@@ -164,6 +164,7 @@ def test_threads_that_lack_nothing_are_well(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_pools_start_anew")
 def test_a_worker_that_lacks_nothing_is_well_and_only_one_block_starts(trial: Trial) -> None:
     volume = write_volume(trial.folder / "in.n5", noise((20, 24, 28)))
     ended = trial.check(volume)

@@ -14,16 +14,16 @@ from volumes import noise, write_volume
 from volpipe.blockwise.pool import Capacity
 from volpipe.estimation import window_choice
 from volpipe.estimation.memory import memory_bytes
-from volpipe.estimation.window_choice import fastest_plan
-from volpipe.estimation.window_search import measured_speeds, processor
+from volpipe.estimation.window_choice import _difference, fastest_plan
+from volpipe.estimation.window_search import arithmetics_here, measured_speeds, processor
 from volpipe.geometry.grid import Triple
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.selection import Selection
 from volpipe.nets.cache import keep_speeds, known_speeds
-from volpipe.nets.facts import NetFacts, NetSpeeds, WindowSpeed
+from volpipe.nets.facts import Arithmetic, Difference, NetFacts, NetSpeeds, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import describe
-from volpipe.recipes.inference import NetChoice, load_recipe
+from volpipe.recipes.inference import NetChoice, Normalise, load_recipe
 from volpipe.runs.provenance import RunOrigin, origin
 from volpipe.runs.run_folder import RunFolder
 from volpipe.workflow.prepare import Sizing, prepare
@@ -35,18 +35,28 @@ NET = facts(label="blur", halo=(8, 8, 8), window=(80, 80, 80), num_parameters=1)
 PER_VOXEL = {48: 3e-6, 80: 1.2e-6, 112: 1e-6, 144: 0.8e-6, 208: 1.1e-6}
 
 
-def speeds(bytes_first: float = 500.0, bytes_last: float = 500.0) -> NetSpeeds:
-    windows = [
-        WindowSpeed(window=(n, n, n), channels_last=last, seconds=n**3 * rate * (0.8 if last else 1.0))
-        for last in (False, True)
-        for n, rate in PER_VOXEL.items()
+# Seconds and memory of each arithmetic, by those of float32 with channels first.
+COSTS = {(False, "float32"): (1.0, 500), (True, "float32"): (0.8, 500), (False, "bfloat16"): (0.5, 250)}
+COSTS[True, "bfloat16"] = (0.4, 250)
+
+
+def speeds() -> NetSpeeds:
+    measured = [
+        WindowSpeeds(
+            arithmetic=Arithmetic(*arithmetic),
+            bytes_per_voxel=num_bytes,
+            windows=[WindowSpeed(window=(n, n, n), seconds=n**3 * rate * share) for n, rate in PER_VOXEL.items()],
+        )
+        for arithmetic, (share, num_bytes) in COSTS.items()
     ]
-    return NetSpeeds(processor=processor(), windows=tuple(windows), bytes_first=bytes_first, bytes_last=bytes_last)
+    return NetSpeeds(processor=processor(), speeds=tuple(measured))
 
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_choice, "known_speeds", lambda *arguments: speeds())
+    monkeypatch.setattr(window_choice, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(window_choice, "_difference", lambda *arguments: None)
 
 
 def chosen(
@@ -119,10 +129,106 @@ def test_a_layout_that_the_recipe_gives_is_taken(value: str) -> None:
     assert chosen(settings=[f"infer.channels_last={value}"]).channels_last is (value == "true")
 
 
-@pytest.mark.parametrize("setting", ["infer.compile=true", "infer.exact=true", "infer.precision=bfloat16"])
+@pytest.mark.parametrize("setting", ["infer.compile=true", "infer.exact=true", "infer.precision=float16"])
 def test_a_net_that_computes_otherwise_than_it_was_measured_stays_as_it_is(setting: str) -> None:
     plan = chosen(settings=[setting])
     assert (plan.window, plan.channels_last) == ((80, 80, 80), False)
+
+
+def given(monkeypatch: pytest.MonkeyPatch, **values: float) -> None:
+    """Let the net differ in bfloat16 by `values`."""
+    measured = Difference.model_validate(
+        {"normalise": Normalise(), "relative": 0.002, "levels": 1, "share": 0.13} | values
+    )
+    monkeypatch.setattr(window_choice, "_difference", lambda *arguments: measured)
+
+
+AUTO = "infer.precision=auto"
+
+
+def test_bfloat16_is_taken_where_it_is_faster_and_asked_for_and_what_it_changes_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given(monkeypatch)
+    plan = chosen(settings=[AUTO])
+    assert (plan.window, plan.sizes) == ((144, 144, 144), NetSizes((144, 144, 144), True, "bfloat16"))
+    assert plan.precision_note == (
+        "bfloat16, 2 times as fast as float32; it changes 0.13 of the voxels by one grey level"
+    )
+    assert plan.sizes_note == chosen().sizes_note  # what windows gain is told in the same precision
+
+
+def test_float32_stays_where_nobody_asks_and_what_another_precision_would_gain_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given(monkeypatch)
+    plan, small = chosen(), chosen(shape=(128, 128, 128))
+    assert plan.precision == small.precision == "float32" and not small.precision_note
+    assert plan.precision_note == (
+        "float32; infer.precision=auto would take bfloat16, 2 times as fast as float32, which changes 0.13 of the "
+        "voxels by one grey level"
+    )
+    without = plan.changed(precision_note="")
+    monkeypatch.setattr(window_choice, "has_bfloat16", lambda: False)  # a processor that is slower with it
+    assert chosen() == without and chosen(settings=[AUTO]).precision == "float32"
+
+
+@pytest.mark.parametrize(
+    ("settings", "values"),
+    [
+        ([], {"levels": 2}),
+        (["output.kind=labels"], {"levels": 0}),
+        (["output.dtype=uint16"], {"levels": 0}),
+        (["output.intensity=unit"], {"levels": 0}),
+        (["output.dtype=float32"], {"relative": 0.002}),
+    ],
+)
+def test_bfloat16_is_not_taken_where_it_changes_more_than_the_output_is_rounded_by(
+    settings: list[str], values: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given(monkeypatch, **values)
+    plan = chosen(settings=[AUTO, *settings])
+    assert (plan.precision, plan.precision_note, plan.window) == ("float32", "", (144, 144, 144))
+
+
+def test_floats_may_differ_by_a_thousandth_of_their_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, relative=0.0009)
+    plan = chosen(settings=[AUTO, "output.dtype=float32"])
+    assert plan.precision == "bfloat16" and "by at most 0.0009 of the output's range" in plan.precision_note
+
+
+def test_windows_that_fit_in_bfloat16_alone_are_taken_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch)
+    assert chosen(1.5 * GIB).window == (102, 102, 102)
+    assert chosen(1.5 * GIB, settings=[AUTO]).window == (144, 144, 144)
+
+
+@pytest.mark.parametrize("value", ["float32", "tf32", "bfloat16"])
+def test_a_precision_that_the_recipe_gives_is_taken(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, levels=200)
+    plan = chosen(settings=[f"infer.precision={value}"])
+    assert (plan.precision, plan.window) == (value, (144, 144, 144))
+
+
+def test_a_net_whose_code_is_known_is_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "mine.py").write_text("def net():\n    pass\n")
+    asked = []
+
+    def measure(choice: NetChoice, normalise: Normalise, net: NetFacts, folder: str) -> Difference:
+        asked.append(net.weights_sha256)
+        return Difference(normalise=normalise, relative=0.002, levels=1, share=0.13)
+
+    monkeypatch.setattr(window_choice, "_difference", _difference)
+    monkeypatch.setattr(window_choice, "measured_difference", measure)
+    mine = [AUTO, f"net.name={tmp_path / 'mine.py'}:net"]
+    assert chosen(settings=mine, shape=(128, 128, 128)).precision == "float32" and not asked
+    for _ in range(2):
+        assert chosen(settings=mine).precision == "bfloat16" and asked == ["0"]
+    chosen(settings=mine, net=NET.model_copy(update={"weights_sha256": "1"}))
+    chosen(settings=[*mine, "normalise.low=50", "normalise.high=200"])  # of which a grey level is another share
+    assert asked == ["0", "1", "0"]
+    assert chosen(settings=[AUTO, "net.name=package:net"]).precision == "float32" and len(asked) == 3
 
 
 def test_windows_are_no_larger_than_leaves_all_workers_work() -> None:
@@ -151,14 +257,15 @@ def test_a_run_that_was_begun_keeps_its_windows_on_whatever_site_it_goes_on(tmp_
     assert prepare(location, recipe, out, tmp_path, fresh).identity == other.identity
 
 
-def test_an_output_is_made_again_by_the_windows_that_made_it() -> None:
-    plan = chosen()
+def test_an_output_is_made_again_by_the_windows_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch)
+    plan = chosen(settings=[AUTO])
     again = RunOrigin.model_validate(
         origin(Selection(plan), Affine(), "0") | {"run": {"output": "/data/out.zarr"}}
     ).again
     made = make_plan(load_recipe(Path("none")).model_validate(again.model_dump()), volume(LARGE), NET, out=Path("/b"))
-    assert (made.window, made.overlap, made.channels_last) == (plan.window, plan.overlap, plan.channels_last)
-    assert plan.channels_last
+    assert (made.sizes, made.overlap) == (plan.sizes, plan.overlap)
+    assert plan.channels_last and plan.precision == "bfloat16"
 
 
 @pytest.mark.parametrize("size", [61, 62, 63, 64, 100, 126, 300])
@@ -168,6 +275,21 @@ def test_a_window_that_was_fitted_to_a_volume_is_fitted_to_it_as_it_is(size: int
     for window in (48, 80, 112, 144, 208):
         plan = make(sizes=NetSizes((window, window, window), channels_last=True))
         assert make(sizes=plan.sizes).identity == plan.identity
+
+
+def test_a_run_in_bfloat16_that_was_begun_goes_on_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch)
+    location = str(write_volume(tmp_path / "in.n5", noise((200, 200, 200))))
+    recipe, out = load_recipe(None, [AUTO]), tmp_path / "out.zarr"
+    sizing = Sizing(Capacity(16 * GIB, 1, on_gpu=False))
+    first = prepare(location, recipe, out, tmp_path, sizing)
+    (folder := RunFolder.from_output(out)).path.mkdir()
+    folder.store(first)
+    monkeypatch.setattr(window_choice, "has_bfloat16", lambda: False)
+    assert first.precision == "bfloat16"
+    for other in (sizing, Sizing()):
+        assert prepare(location, recipe, out, tmp_path, other).identity == first.identity
+    assert prepare(location, recipe, out, tmp_path, Sizing(sizing.capacity, fresh=True)).precision == "float32"
 
 
 @pytest.mark.parametrize("recipe", ["default", "affinities", "superres_z2", "superres_z4"])
@@ -214,9 +336,10 @@ def test_windows_of_a_users_net_are_timed_by_processes_that_do_not_run_the_users
     )
     choice = NetChoice(name=f"{tmp_path / 'mine.py'}:net", untrained=True)
     result = measured_speeds(choice, describe(choice, str(tmp_path)), str(tmp_path), most_seconds=4.0)
-    assert result is not None and result.bytes_first is not None
-    timed = [(speed.window[0], speed.channels_last) for speed in result.windows]
-    assert (64, False) in timed and (64, True) in timed
-    assert all(speed.seconds < 4 for speed in result.windows)
+    assert result is not None
+    assert [each.arithmetic for each in result.speeds] == arithmetics_here()
+    for each in result.speeds:
+        assert each.windows[0].window[0] == 64 and each.bytes_per_voxel > 0
+        assert all(speed.seconds < 4 for speed in each.windows)
     assert keep_speeds(choice, str(tmp_path), result)
     assert known_speeds(choice, str(tmp_path), result.processor) == result

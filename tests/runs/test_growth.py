@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import Give, begin, finish, giver, set_each, wait_until
-from conftest import ROOT, examples
+from conftest import examples
 from growing import edit, edits, grow
 from hypothesis import given
 from hypothesis import strategies as st
@@ -190,10 +190,11 @@ def test_a_folder_of_slices_grows_again_and_again(
     assert give("verify", "out.zarr").code == 0
 
 
-# Halts a driver at the point that HALT names, for it to be killed there: in the middle of a write, or between two.
+# A site that halts its driver at the point that HALT names, to be killed there: in a write, or between two.
 HALTING = """
 import os, threading
 from pathlib import Path
+from volpipe.configs.threads import config
 
 def halt():
     Path("halted").touch()
@@ -241,7 +242,7 @@ POINTS = ("half a line", "before the plan", "after the plan", "first array", "be
 
 def kill_at(point: str, folder: Path, command: tuple[str, ...]) -> None:
     """Give the command in `folder`, and kill its driver at `point`."""
-    driver = begin(folder, *command, HALT=point, PYTHONPATH=f"{folder}:{ROOT}")
+    driver = begin(folder, *command, HALT=point)
     try:
         wait_until(lambda: (folder / "halted").exists() or driver.poll() is not None, 200)
     finally:
@@ -260,11 +261,11 @@ def test_a_driver_killed_while_its_output_grows_goes_on_to_the_bytes_of_a_fresh_
     data = noise((40, 24, 24))
     write_n5(tmp_path, data[:20, :20, :20])
     more = ("net.name=identity", *windowed((8, 8, 8), (4, 4, 4), (1, 1, 1), "hann"), "output.levels=2")
-    command = ("run", "--config", "threads", *set_each(*more), "-o", "out.zarr", "in.n5", "--update")
+    command = ("run", "--config", "site.py", *set_each(*more), "-o", "out.zarr", "in.n5", "--update")
+    (tmp_path / "site.py").write_text(HALTING)
     give: Give = giver(tmp_path, monkeypatch, capsys)
     assert give(*command).code == 0
     grow(tmp_path / "in.n5", data, chunk=8)
-    (tmp_path / "sitecustomize.py").write_text(HALTING)
     for point in POINTS:
         kill_at(point, tmp_path, command)
         assert not find_status(str(tmp_path / "out.zarr")).is_complete or point in POINTS[:2]

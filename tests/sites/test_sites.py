@@ -46,6 +46,7 @@ def command(site: str, mode: str, volume: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_pools_start_anew")
 def test_the_same_bytes_on_every_site_and_nothing_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

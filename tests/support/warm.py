@@ -3,11 +3,16 @@
 Each is a process like one that was started anew: in a session, a folder and an environment of its own, with files of
 its own for what it prints. What reads the environment as it starts (Python itself, threads of arrays) cannot be told
 another; such a command is to be started anew.
+
+Parsl's interchange and pool of workers are forked as well, where ADDRESS is in their environment: first in its PATH
+are scripts of their names (the folder parsl_scripts), each of which asks for a fork and stands for it. Signals that
+reach such a script reach the group of its fork, which ends with it, and it ends as its fork does.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -16,34 +21,48 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from functools import cache
-from typing import NamedTuple, TextIO
+from multiprocessing import connection, forkserver, managers
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import NamedTuple, NoReturn, TextIO
 
-PACKAGES = ("volpipe.apps.pool", "volpipe.cli.app", "torch", "tensorstore", "zarr", "setproctitle")
+ADDRESS = "VOLPIPE_WARM"  # variable that names the socket of the process that forks
+SCRIPTS = Path(__file__).with_name("parsl_scripts")
+PACKAGES = (
+    "volpipe.apps.pool", "volpipe.cli.app", "torch", "tensorstore", "zarr", "setproctitle", "volpipe.runs.worker",
+    "parsl.executors.high_throughput.interchange", "parsl.executors.high_throughput.process_worker_pool",
+)  # fmt: skip
 AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_")  # variables that are read only then
+THREADS = "OMP_NUM_THREADS"  # which torch alone can be told later
+STAND_INS = "unneeded"  # the folder that volpipe.apps.htex.lean_imports puts first in PYTHONPATH
 LENGTH_BYTES = 8
 
 
 class Request(NamedTuple):
-    """A command: its arguments, folder and environment."""
+    """A command of volpipe, or a script of Parsl: its arguments, folder and environment."""
 
     arguments: list[str]
     folder: str
     environment: dict[str, str]
+    script: str = ""
 
 
 class Begun:
     """A command that was begun, as `subprocess.Popen` has it: `returncode` is None until its end was seen."""
 
-    def __init__(self, request: Request, end: int) -> None:
+    def __init__(self, request: Request, answers: socket.socket) -> None:
         self.args = ["volpipe", *request.arguments]
         self.returncode: int | None = None
-        self._end = os.fdopen(end)
-        started = self._end.readline()
+        with answers:
+            self._answers = answers.makefile("r")
+        started = self._answers.readline()
         assert started, "the process that forks commands has ended"
         self.pid = int(started)
 
@@ -55,10 +74,10 @@ class Begun:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select.select([self._end], [], [], timeout)[0]:
+            if not select.select([self._answers], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            with self._end:
-                self.returncode = os.waitstatus_to_exitcode(int(self._end.readline()))
+            with self._answers:
+                self.returncode = os.waitstatus_to_exitcode(int(self._answers.readline()))
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -73,35 +92,39 @@ class Begun:
 
 
 class Warm:
-    """A process that forks commands, and ends with this one."""
+    """A process that forks commands, and ends with this one.
+
+    Attributes:
+        address: of its socket.
+        environment: what it read as it started.
+    """
 
     def __init__(self) -> None:
         self.environment = read_at_start(os.environ)
-        self._lock = threading.Lock()
-        self._socket, other = socket.socketpair()
-        with other:
+        self.address = str(Path(tempfile.mkdtemp(prefix="warm")) / "s")
+        alive, self._alive = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen(64)
             self._server = subprocess.Popen(
-                [sys.executable, __file__, str(other.fileno())], cwd="/", pass_fds=[other.fileno()],
+                [sys.executable, __file__, str(listener.fileno()), str(alive)], cwd="/",
+                pass_fds=[listener.fileno(), alive],
                 env=dict(os.environ),  # else with what readline told C alone: COLUMNS
                 start_new_session=True,
             )  # fmt: skip
+        os.close(alive)
         atexit.register(self._end)
 
     def begin(self, request: Request, out: TextIO, err: TextIO) -> Begun:
-        end, write_end = os.pipe()
-        try:
-            text = json.dumps(request).encode()
-            header = len(text).to_bytes(LENGTH_BYTES, "big")
-            with self._lock:
-                socket.send_fds(self._socket, [header], [out.fileno(), err.fileno(), write_end])
-                self._socket.sendall(text)
-        finally:
-            os.close(write_end)
-        return Begun(request, end)
+        answers = socket.socket(socket.AF_UNIX)
+        answers.connect(self.address)
+        text = json.dumps(request).encode()
+        socket.send_fds(answers, [len(text).to_bytes(LENGTH_BYTES, "big")], [0, out.fileno(), err.fileno()])
+        answers.sendall(text)
+        return Begun(request, answers)
 
     def _end(self) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        os.close(self._alive)
         self._server.wait()
 
 
@@ -116,50 +139,159 @@ def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(AT_START) and name != "PYTHONPATH"}
 
 
-def serve(server: socket.socket) -> Request:
+def can_fork(request: Request) -> bool:
+    """Return whether a script of Parsl would be no other if it were started anew: of its threads, torch is told."""
+    theirs, ours = read_at_start(request.environment), read_at_start(os.environ)
+    threads = theirs.pop(THREADS, ours.pop(THREADS, "1"))
+    folders = {Path(name) for name in python_path(request)}
+    others = {folder for folder in folders if folder.name != STAND_INS} - {Path(__file__).parents[2]}
+    is_ours = Path(request.script).parent == Path(sys.executable).parent
+    return is_ours and theirs == ours and threads.isdigit() and not others
+
+
+def confines(process: int) -> tuple[object, ...]:
+    """Return what else tells a process from another: its user, limits and processors, and which files it sees."""
+    place = Path("/proc") / str(process)
+    names = {name.readlink() for name in (place / "ns").iterdir()}
+    return place.stat().st_uid, (place / "limits").read_text(), os.sched_getaffinity(process), names
+
+
+def python_path(request: Request) -> list[str]:
+    return list(filter(None, request.environment.get("PYTHONPATH", "").split(os.pathsep)))
+
+
+def serve(listener: socket.socket, alive: int) -> Request:
     """Take requests until nobody can ask any more; return each in a process of its own."""
-    for package in PACKAGES:
+    if alive in select.select([listener, alive], [], [])[0]:
+        os._exit(0)
+    for package in PACKAGES:  # once somebody asks
         importlib.import_module(package)
+    sys.modules["setproctitle"].getproctitle()  # which finds its place by the environment that this process began with
     gc.collect()
     gc.freeze()  # what is shared stays so
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those who wait for a command are nobody's concern
-    while header := socket.recv_fds(server, LENGTH_BYTES, 3):
-        length, files = header[:2]
-        if not length:
-            os._exit(0)
-        text = b""
-        while len(text) < int.from_bytes(length, "big"):
-            text += server.recv(1 << 20)
+    while alive not in select.select([listener, alive], [], [])[0]:
+        answers = listener.accept()[0]
         if os.fork() == 0:
-            server.close()
-            return become(Request(*json.loads(text)), files)
-        for file in files:
-            os.close(file)
-    raise AssertionError
+            listener.close()
+            os.close(alive)
+            return attend(answers)
+        answers.close()
+    os._exit(0)
+
+
+def attend(answers: socket.socket) -> Request:
+    """Return what is asked for in the process that does it; this one waits for that, and tells how it ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    header, files = socket.recv_fds(answers, LENGTH_BYTES, 3)[:2]
+    text = b""
+    while len(text) < int.from_bytes(header, "big"):
+        text += answers.recv(1 << 20)
+    request = Request(*json.loads(text))
+    asker = struct.unpack("3i", answers.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
+    if request.script and not (can_fork(request) and confines(asker) == confines(os.getpid())):
+        answers.sendall(b"anew\n")
+        os._exit(0)
+    leads, write_end = os.pipe()
+    child = os.fork()
+    os.close(write_end if child else leads)
+    if not child:
+        answers.close()
+        os.setsid()
+        os.close(write_end)
+        return become(request, files)
+    for file in files:
+        os.close(file)
+    os.read(leads, 1)
+    answers.sendall(f"{child}\n".encode())
+    if request.script:
+        pass_on_signals(answers, child)
+    status = os.waitpid(child, 0)[1]
+    with contextlib.suppress(OSError):  # of one who does not wait any more
+        answers.sendall(f"{status}\n".encode())
+    os._exit(0)
+
+
+def pass_on_signals(answers: socket.socket, leader: int) -> None:
+    """Give a group the signals that reach the script that stands for it, until its leader ends; end it with them."""
+    end = os.pidfd_open(leader)
+    while end not in select.select([answers, end], [], [])[0]:
+        number = answers.recv(1)
+        os.killpg(leader, number[0] if number else signal.SIGKILL)
+        if not number:
+            break
+    with contextlib.suppress(ProcessLookupError):  # nobody but the leader, who has ended
+        os.killpg(leader, signal.SIGKILL)
 
 
 def become(request: Request, files: list[int]) -> Request:
-    """Return `request` in the process that does it; another waits for that, and tells how it ended."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    out, err, end = files
-    if child := os.fork():
-        os.write(end, f"{child}\n".encode())
-        os.write(end, f"{os.waitpid(child, 0)[1]}\n".encode())
-        os._exit(0)
-    os.close(end)
-    for target, file in enumerate((out, err), 1):
+    """Return `request` in its process, with its files, folder and environment."""
+    for target, file in enumerate(files):
         os.dup2(file, target)
         os.close(file)
-    os.setsid()
     os.chdir(request.folder)
+    ours = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [folder for folder in sys.path if folder not in ours]
     os.environ.clear()
     os.environ.update(request.environment)
+    tempfile.tempdir = None  # which is chosen once
     return request
 
 
-def main() -> None:
-    """Serve; in the process of a command, do it as `python -m volpipe` does."""
-    request = serve(socket.socket(fileno=int(sys.argv[1])))
+class Forked(ForkServerContext):
+    """What Parsl takes for the context that spawns: its processes are forked from a copy of this one."""
+
+    def Manager(self) -> managers.SyncManager:
+        """Return a manager as that of the spawned, which is no worker by its title."""
+        from setproctitle import setproctitle
+
+        manager = managers.SyncManager(ctx=self.get_context())
+        manager.start(setproctitle, [f"{sys.executable} -c manager"])
+        return manager
+
+
+def fork_server() -> None:
+    """Let `multiprocessing` have a copy of this process as the server of its forks, instead of one that is started."""
+    from setproctitle import setproctitle
+
+    server = forkserver._forkserver
+    server._forkserver_address = connection.arbitrary_address("AF_UNIX")
+    alive, server._forkserver_alive_fd = os.pipe()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(server._forkserver_address)
+        listener.listen()
+        server._forkserver_pid = os.fork()
+        if not server._forkserver_pid:
+            os.close(server._forkserver_alive_fd)
+            setproctitle(f"{sys.executable} -c forkserver")
+            title = f"{sys.executable} -c from multiprocessing.spawn import spawn_main; spawn_main() --forked"
+            os.register_at_fork(after_in_child=lambda: setproctitle(title))
+            try:
+                forkserver.main(listener.detach(), alive, [])
+            finally:
+                os._exit(0)
+    os.close(alive)
+
+
+def run_script(request: Request) -> None:
+    """Be a script of Parsl."""
+    from setproctitle import setproctitle
+
+    setproctitle(" ".join([sys.executable, request.script, *request.arguments]))
+    Path("/proc/self/comm").write_text(Path(request.script).name)
+    sys.path[0] = str(Path(request.script).parent)
+    sys.path[1:1] = python_path(request)
+    sys.argv = [request.script, *request.arguments]
+    if THREADS in request.environment:
+        sys.modules["torch"].set_num_threads(int(request.environment[THREADS]))
+    if "interchange" not in request.script:  # which starts no process
+        fork_server()
+        sys.modules["parsl.multiprocessing"].SpawnContext = Forked()  # type: ignore[attr-defined]
+    runpy.run_path(request.script, run_name="__main__")
+
+
+def run_command(request: Request) -> None:
+    """Do a command as `python -m volpipe` does."""
     from setproctitle import setproctitle
 
     setproctitle(" ".join([sys.executable, "-m", "volpipe", *request.arguments]))
@@ -167,6 +299,27 @@ def main() -> None:
     sys.path[1:1] = request.environment["PYTHONPATH"].split(os.pathsep)
     sys.argv = ["volpipe", *request.arguments]
     runpy.run_module("volpipe", run_name="__main__", alter_sys=True)
+
+
+def end_without_cleaning(code: int) -> NoReturn:
+    """End as Python does, but leave objects to the system: to delete those it was forked with takes 0.3 s."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    """Serve; in the process of a request, do that."""
+    request = serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    try:
+        (run_script if request.script else run_command)(request)
+    except SystemExit as exit:
+        if not isinstance(exit.code, int | None):
+            raise
+        end_without_cleaning(exit.code or 0)
+    end_without_cleaning(0)
 
 
 if __name__ == "__main__":

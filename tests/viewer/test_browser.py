@@ -15,6 +15,7 @@ from command import THREADS, begin, finish, set_each, wait_until
 from volumes import noise, windowed, write_volume
 
 import volpipe as vp
+from volpipe.viewer.progress import DONE, RUNNING, watch
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, create_array, create_multiscale
 
 pytestmark = pytest.mark.browser
@@ -223,8 +224,13 @@ def test_a_run_is_watched_while_it_is_made(browser: Browser, tmp_path: Path) -> 
                   "output.shard=[8,16,16]", "output.chunk=[8,16,16]",
                   *windowed((8, 16, 16), (0, 0, 0), (1, 1, 1), "crop")),
     )  # fmt: skip
-    journal = tmp_path / "out.zarr.run" / "journal.jsonl"
-    wait_until(lambda: journal.is_file() and journal.read_bytes().count(b'"infer"') == 2, 60)
+
+    def states() -> list[int]:
+        run = watch(str(tmp_path / "out.zarr")) if (tmp_path / "out.zarr.run" / "journal.jsonl").is_file() else None
+        return [] if run is None else run.look().cells.ravel().tolist()
+
+    # A shard runs once its worker gave a sign: after the journal has the others.
+    wait_until(lambda: states() == [DONE, DONE, RUNNING, RUNNING], 60)
     with vp.view(tmp_path / "out.zarr", at=(4, 16, 16)) as viewer:
         browser.open(viewer.url)
         browser.driver.execute_script("viewer.layout.reset(); viewer.state.restoreState({layout: 'xy'});")

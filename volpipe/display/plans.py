@@ -45,6 +45,8 @@ def plan_summary(plan: Plan) -> Table:
         table.add_row("", f"asks for {plan.net.normalise.method}: statistics of the whole volume, not of each window")
     if plan.sizes_note:
         table.add_row("windows", f"{shape(plan.window)} voxels: {plan.sizes_note}")
+    if plan.precision_note:
+        table.add_row("infer", plan.precision_note)
     table.add_row("grey", grey_line(plan))
     table.add_row("output", f"{plan.out}")
     channels = f"{count(plan.net.out_channels, 'channel')} of " if plan.net.out_channels > 1 else ""

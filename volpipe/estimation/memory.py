@@ -25,7 +25,6 @@ NET_BYTES, NET_SAFETY = (
 GPU_BYTES = (
     700 << 20
 )  # for CUDA itself, of a worker whose net is on a GPU: workers took 935 and 960 MiB in all (2026-11)
-FULL = ("float32", "tf32")  # precisions of which all values have 32 bits
 SAFETY = 1.25  # factor by which memory may exceed that of a few blocks: allocators keep freed memory
 
 
@@ -54,11 +53,11 @@ def net_bytes(plan: Plan, speeds: NetSpeeds | None = None) -> float | None:
     """
     choice = plan.recipe.infer
     measured = speeds or facts.shipped_speeds(plan.recipe.net)
-    per_voxel = None if measured is None else measured.bytes_per_voxel(channels_last=plan.channels_last)
-    if per_voxel is None or choice.exact or choice.compile or choice.precision not in FULL:
+    known = None if measured is None else measured.of(plan.arithmetic)
+    if known is None or choice.exact or choice.compile:
         return None
     batch = choice.batch if choice.batch != "auto" else 1
-    return NET_BYTES + NET_SAFETY * per_voxel * batch * math.prod(plan.window)
+    return NET_BYTES + NET_SAFETY * known.bytes_per_voxel * batch * math.prod(plan.window)
 
 
 def array_bytes(plan: Plan) -> int:

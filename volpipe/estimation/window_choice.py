@@ -1,30 +1,34 @@
-"""The choice of windows and of the layout of tensors: the fastest, as measured, for which workers have the memory.
+"""The choice of windows, layout of tensors and precision: the fastest, as measured, for which workers have the memory.
 
-Not here: how windows are measured (window_search), or where a plan cuts them (inference.tiling). It rests on sizes,
-on facts of the net and on what the site gives its workers alone, so that the same command makes the same plan.
+Not here: how windows are measured (window_search), what bfloat16 changes (precision), or where a plan cuts windows
+(inference.tiling). It rests on sizes, on facts of the net and on what the site gives its workers alone, so that the
+same command makes the same plan.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from volpipe.blockwise.pool import Capacity
 from volpipe.errors import NOTICE, PlanError
 from volpipe.estimation.estimate import windows_along
-from volpipe.estimation.memory import FULL, memory_bytes, net_bytes
-from volpipe.estimation.window_search import LAYOUTS, measured_speeds, processor
+from volpipe.estimation.memory import memory_bytes, net_bytes
+from volpipe.estimation.precision import change, compared_voxels, is_allowed, measured_difference
+from volpipe.estimation.window_search import LAYOUTS, has_bfloat16, measured_speeds, processor
 from volpipe.inference.plan import OWN_SIZES, NetSizes, Plan
 from volpipe.inference.tiling import own_window
-from volpipe.nets.cache import can_keep_speeds, keep_speeds, known_speeds
-from volpipe.nets.facts import NetSpeeds
+from volpipe.nets.cache import can_keep_speeds, keep_speeds, kept_difference, known_speeds
+from volpipe.nets.facts import FLOAT32, Difference, NetSpeeds, shipped_difference
+from volpipe.recipes.inference import Precision
 from volpipe.units import shape, size
 
 WORTH_MEASURING = 400**3  # voxels that are computed; fewer take a minute or so, and are not worth ten seconds
-MEASURE_SECONDS = 8.0  # of calls of the net, in both layouts
+MEASURE_SECONDS = 4.0  # of calls of the net, in each layout and precision; and to compare two precisions
 NOTABLE = 1.03  # times as fast: less is no reason for larger windows, or to speak of
+WORTH_ROUNDING = 1.2  # times as fast: less is no reason to speak of another precision
 
 log = logging.getLogger(__name__)
 
@@ -53,24 +57,40 @@ def fastest_plan(make: Callable[[NetSizes], Plan], capacity: Capacity | None) ->
     if capacity is None or capacity.on_gpu or capacity.worker_bytes is None or not _is_open(own):
         return own
     speeds = _speeds(own)
-    if speeds is None or not speeds.windows:
+    if speeds is None:
         return own
-    candidates = list(_candidates(make, own, speeds, capacity.num_workers))
+    half = _half(own, speeds)
+    candidates = list(_candidates(make, own, speeds, capacity.num_workers, has_half=half is not None))
     fitting = [candidate for candidate in candidates if candidate.num_bytes <= capacity.worker_bytes]
-    if not fitting:
+    is_auto = own.recipe.infer.precision == "auto"
+    chosen = _fastest(fitting if is_auto else _of(fitting, own.precision))
+    if chosen is None:
         return own  # and is refused where the run begins
-    best = min(candidate.seconds for candidate in fitting)
-    chosen = min((each for each in fitting if each.seconds <= NOTABLE * best), key=lambda each: each.voxels)
-    before = _rated(own, speeds, capacity.num_workers)
-    note = _note(chosen, candidates, before, capacity.worker_bytes)
-    return chosen.plan.changed(notes=own.notes, sizes_note=note)
+    before = _rated(own.changed(precision=chosen.plan.precision), speeds, capacity.num_workers)
+    same = _of(candidates, chosen.plan.precision)
+    return chosen.plan.changed(
+        notes=own.notes,
+        sizes_note=_note(chosen, same, before, capacity.worker_bytes),
+        precision_note="" if half is None else _precision_note(own, fitting, half),
+    )
+
+
+def _fastest(candidates: Sequence[_Candidate]) -> _Candidate | None:
+    """Return the smallest windows of those that are about as fast as the fastest; None where there are none."""
+    best = min((candidate.seconds for candidate in candidates), default=0.0)
+    nearly = [candidate for candidate in candidates if candidate.seconds <= NOTABLE * best]
+    return min(nearly, key=lambda candidate: candidate.voxels, default=None)
+
+
+def _of(candidates: Iterable[_Candidate], precision: Precision) -> list[_Candidate]:
+    return [candidate for candidate in candidates if candidate.plan.precision == precision]
 
 
 def _is_open(plan: Plan) -> bool:
     """Return whether something is left to choose for a net that computes as it was measured."""
     choice = plan.recipe.infer
-    is_plain = not (choice.exact or choice.compile) and choice.precision in FULL
-    return is_plain and (choice.channels_last == "auto" or plan.recipe.windows.shape == "auto")
+    is_plain = not (choice.exact or choice.compile)
+    return is_plain and "auto" in (choice.channels_last, choice.precision, plan.recipe.windows.shape)
 
 
 def _has_windows(plan: Plan) -> bool:
@@ -80,11 +100,16 @@ def _has_windows(plan: Plan) -> bool:
     return choice.shape == "auto" and is_exact and not any(net.fixed)
 
 
+def _is_large(plan: Plan) -> bool:
+    """Return whether the net computes long enough that it is worth measuring."""
+    return _num_windows(plan) * math.prod(plan.window) >= WORTH_MEASURING
+
+
 def _speeds(plan: Plan) -> NetSpeeds | None:
     """Return what windows of the net cost here, measured now where nobody knows and it pays."""
     choice, folder, name = plan.recipe.net, plan.search_path, processor()
     known = known_speeds(choice, folder, name)
-    if known is not None or _num_windows(plan) * math.prod(plan.window) < WORTH_MEASURING:
+    if known is not None or not _is_large(plan):
         return known
     if not can_keep_speeds(choice, folder):
         return None
@@ -94,12 +119,43 @@ def _speeds(plan: Plan) -> NetSpeeds | None:
     return speeds
 
 
+def _half(plan: Plan, speeds: NetSpeeds) -> Difference | None:
+    """Return what bfloat16 changes in the output of `plan`; None where that is too much, not known, or of no use.
+
+    Where it is not asked for, it is of use to speak of it for a large volume.
+    """
+    precision = plan.recipe.infer.precision
+    if precision != "auto" and (precision != "float32" or not _is_large(plan)):
+        return None
+    if not has_bfloat16() or speeds.of(FLOAT32._replace(precision="bfloat16")) is None:
+        return None
+    measured = _difference(plan, speeds)
+    return measured if measured is not None and is_allowed(plan, measured) else None
+
+
+def _difference(plan: Plan, speeds: NetSpeeds) -> Difference | None:
+    """Return how the net's output differs in bfloat16, measured now where nobody knows and it does not take long."""
+    choice, net, normalise = plan.recipe.net, plan.net, plan.recipe.normalise
+    known = shipped_difference(choice)
+    if known is not None and known.normalise == normalise:
+        return known
+    float32 = speeds.of(FLOAT32)
+    seconds = None if float32 is None else float32.seconds(compared_voxels(net))
+    if seconds is None or seconds > MEASURE_SECONDS or not _is_large(plan):
+        return None
+    what = f"bfloat16 {normalise} {net.weights_sha256} on {processor()}"
+    folder = plan.search_path
+    return kept_difference(choice, folder, what, lambda: measured_difference(choice, normalise, net, folder))
+
+
 def _candidates(
-    make: Callable[[NetSizes], Plan], own: Plan, speeds: NetSpeeds, num_workers: int
+    make: Callable[[NetSizes], Plan], own: Plan, speeds: NetSpeeds, num_workers: int, *, has_half: bool
 ) -> Iterator[_Candidate]:
-    """Yield the plans to choose from, those of smaller windows first."""
-    windows = [None, *{speed.window for speed in speeds.windows}] if _has_windows(own) else [None]
+    """Yield the plans to choose from, those of smaller windows first; those in bfloat16 too where that may be taken."""
+    measured = {each.arithmetic: {speed.window for speed in each.windows} for each in speeds.speeds}
+    windows = [None, *set().union(*measured.values())] if _has_windows(own) else [None]
     layouts = LAYOUTS if own.recipe.infer.channels_last == "auto" else (own.channels_last,)
+    precisions: list[Precision] = [own.precision, "bfloat16"] if has_half else [own.precision]
     seen = set()
     for window in sorted(windows, key=lambda each: math.prod(each or own_window(own.net))):
         for channels_last in layouts:
@@ -107,19 +163,35 @@ def _candidates(
                 plan = make(NetSizes(window, channels_last))
             except PlanError:  # a shard, block or augmentation that the recipe gives does not fit this window
                 continue
-            if plan.sizes not in seen and (candidate := _rated(plan, speeds, num_workers)) is not None:
-                seen.add(plan.sizes)
-                yield candidate
+            for same in (plan.changed(precision=precision) for precision in precisions):
+                if same.sizes in seen or (window is not None and window not in measured.get(same.arithmetic, ())):
+                    continue
+                if (candidate := _rated(same, speeds, num_workers)) is not None:
+                    seen.add(same.sizes)
+                    yield candidate
 
 
 def _rated(plan: Plan, speeds: NetSpeeds, num_workers: int) -> _Candidate | None:
     """Return `plan` with its seconds and bytes; None where they are not known."""
-    seconds = speeds.seconds(plan.window, channels_last=plan.channels_last)
+    known = speeds.of(plan.arithmetic)
+    seconds = None if known is None else known.seconds(math.prod(plan.window))
     if seconds is None or net_bytes(plan, speeds) is None:
         return None
     rounds = -(-plan.num_active // num_workers)
     windows = rounds * _num_windows(plan) / plan.num_active  # of a worker: blocks are not divided among them
     return _Candidate(plan, windows * seconds, memory_bytes(plan, None, speeds=speeds))
+
+
+def _precision_note(own: Plan, fitting: Iterable[_Candidate], half: Difference) -> str:
+    """Return what bfloat16 gains or would gain, and what it changes; "" where it gains little."""
+    fastest = [_fastest(_of(fitting, precision)) for precision in ("float32", "bfloat16")]
+    float32, bfloat16 = (math.inf if each is None else each.seconds for each in fastest)
+    if fastest[0] is None or fastest[1] is None or float32 < WORTH_ROUNDING * bfloat16:
+        return ""
+    gain = f"{float32 / bfloat16:.2g} times as fast as float32"
+    if own.recipe.infer.precision == "auto":
+        return f"bfloat16, {gain}; it changes {change(own, half)}"
+    return f"float32; infer.precision=auto would take bfloat16, {gain}, which changes {change(own, half)}"
 
 
 def _num_windows(plan: Plan) -> int:

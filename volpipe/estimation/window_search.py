@@ -15,11 +15,11 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,9 +30,9 @@ from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.inference.runner import autocast, is_shortage, take_precision
 from volpipe.inference.tiling import aligned_halo, own_window
-from volpipe.nets.facts import NetFacts, NetSpeeds, WindowSpeed
+from volpipe.nets.facts import FLOAT32, Arithmetic, NetFacts, NetSpeeds, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import build_net
-from volpipe.recipes.inference import Infer, NetChoice
+from volpipe.recipes.inference import Infer, NetChoice, Precision
 
 if TYPE_CHECKING:
     import torch
@@ -207,21 +207,34 @@ def count_peak_anew() -> bool:
 
 
 def measure_speeds(
-    choice: NetChoice, facts: NetFacts, search_path: str = "", *, most_seconds: float = math.inf
+    choice: NetChoice,
+    facts: NetFacts,
+    search_path: str = "",
+    *,
+    most_seconds: float = math.inf,
+    known: Sequence[WindowSpeeds] = (),
 ) -> NetSpeeds:
-    """Return what windows of the net cost on one core of this machine: seconds, and memory.
+    """Return what windows of the net cost on one core of this machine, by each arithmetic that is not `known`.
 
-    A window is not tried with which calls would take more than `most_seconds` in all, nor one beyond a window that
-    fails, or is killed for its memory.
+    A window is not tried with which the calls of one arithmetic would take more than `most_seconds`, nor one beyond a
+    window that fails, or is killed for its memory.
     """
     windows = [window for window in windows_to_try(facts, aligned_halo(facts)) if math.prod(window) >= LEAST_VOXELS]
-    speeds = [
-        speed for last in LAYOUTS for speed in _timed(choice, facts, windows, last, search_path, most_seconds / 2)
-    ]
-    measure = partial(bytes_per_voxel, choice, facts, FIXED_BYTES, search_path)
+    new = [each for each in arithmetics_here() if each not in {speeds.arithmetic for speeds in known}]
+    times = [tuple(_timed(choice, facts, windows, each, search_path, most_seconds)) for each in new]
     with ThreadPoolExecutor(2) as pool:
-        first, last = pool.map(lambda layout: measure(channels_last=layout), LAYOUTS)
-    return NetSpeeds(processor=processor(), windows=tuple(speeds), bytes_first=round(first), bytes_last=round(last))
+        memory = pool.map(lambda each: bytes_per_voxel(choice, facts, FIXED_BYTES, search_path, arithmetic=each), new)
+    measured = [
+        WindowSpeeds(arithmetic=each, bytes_per_voxel=round(num_bytes), windows=speeds)
+        for each, num_bytes, speeds in zip(new, memory, times, strict=True)
+    ]
+    return NetSpeeds(processor=processor(), speeds=(*known, *measured))
+
+
+def arithmetics_here() -> list[Arithmetic]:
+    """Return the arithmetics by which a net may be fast on this machine's processor."""
+    precisions: tuple[Precision, ...] = ("float32", "bfloat16") if has_bfloat16() else ("float32",)
+    return [Arithmetic(layout, precision) for precision in precisions for layout in LAYOUTS]
 
 
 def measured_speeds(choice: NetChoice, facts: NetFacts, search_path: str, *, most_seconds: float) -> NetSpeeds | None:
@@ -230,16 +243,23 @@ def measured_speeds(choice: NetChoice, facts: NetFacts, search_path: str, *, mos
     A process that the caller's own starts would run a script of the user's anew.
     """
     question = {"choice": choice.model_dump(), "facts": facts.model_dump(), "search_path": search_path}
+    answer = ask(
+        "volpipe.estimation.window_search", question | {"most_seconds": most_seconds}, MOST_WAIT + 8 * most_seconds
+    )
+    return None if answer is None else NetSpeeds.model_validate_json(answer)
+
+
+def ask(module: str, question: Mapping[str, object], most_seconds: float) -> str | None:
+    """Return the answer of `module` to a question, by a process of its own; None where it fails or takes too long."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "volpipe.estimation.window_search"]
     try:
         done = subprocess.run(
-            command, input=json.dumps(question | {"most_seconds": most_seconds}), env=environment, text=True,
-            capture_output=True, timeout=MOST_WAIT + 4 * most_seconds, check=True,
+            [sys.executable, "-m", module], input=json.dumps(question), env=environment, text=True,
+            capture_output=True, timeout=most_seconds, check=True,
         )  # fmt: skip
-        return NetSpeeds.model_validate_json(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        log.info("windows of net %s could not be timed: %s", facts.label, error)
+        return done.stdout.splitlines()[-1]
+    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        log.info("nets could not be measured: %s", error)
         return None
 
 
@@ -255,7 +275,7 @@ def _timed(
     choice: NetChoice,
     facts: NetFacts,
     windows: Iterable[Triple],
-    channels_last: bool,
+    arithmetic: Arithmetic,
     search_path: str,
     most_seconds: float,
 ) -> Iterator[WindowSpeed]:
@@ -267,28 +287,28 @@ def _timed(
                 return
             shape = (1, facts.in_channels, *window)
             try:
-                seconds, total = pool.submit(_time, choice, shape, channels_last, search_path).result()
+                seconds, total = pool.submit(_time, choice, shape, arithmetic, search_path).result()
             except (BrokenProcessPool, RuntimeError, VolpipeError) as error:  # killed, or the net takes no such window
                 log.debug("windows of %s could not be tried: %s", window, error)
                 return
             spent, per_voxel = spent + total, seconds / math.prod(window)
-            yield WindowSpeed(window=window, channels_last=channels_last, seconds=seconds)
+            yield WindowSpeed(window=window, seconds=seconds)
 
 
-def _time(choice: NetChoice, shape: Sequence[int], channels_last: bool, search_path: str) -> tuple[float, float]:
+def _time(choice: NetChoice, shape: Sequence[int], arithmetic: Arithmetic, search_path: str) -> tuple[float, float]:
     """Return the processor time of the fastest call, and the seconds of all of them; a slow one is not repeated."""
     import torch
 
     torch.set_num_threads(1)
     share_heap()
     keep_freed_memory()
-    net = _laid_out_once(choice.model_dump_json(), search_path, channels_last)
+    net = _laid_out_once(choice.model_dump_json(), search_path, arithmetic.channels_last)
     times: list[float] = []
     began = time.perf_counter()
-    with torch.inference_mode():
+    with torch.inference_mode(), autocast("cpu", arithmetic.precision):
         while len(times) <= REPEATS and time.perf_counter() - began < MOST_REPEATED:
             started = time.process_time()  # other work on the machine does not count
-            _call(net, torch.zeros(tuple(shape)), channels_last=channels_last)
+            _call(net, torch.zeros(tuple(shape)), channels_last=arithmetic.channels_last)
             times.append(time.process_time() - started)
     return min(times[1:] or times), time.perf_counter() - began
 
@@ -319,19 +339,28 @@ def _call(net: nn.Module, windows: torch.Tensor, *, channels_last: bool) -> torc
     return output
 
 
-@cache
 def processor() -> str:
     """Return the name of this machine's processor, as the system gives it."""
+    return _of_processor("model name") or platform.machine()
+
+
+def has_bfloat16() -> bool:
+    """Return whether this machine's processor multiplies in bfloat16; others convert it, which is slower."""
+    flags = (_of_processor("flags") or _of_processor("Features")).split()  # of x86, of ARM
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
+
+
+@cache
+def _of_processor(what: str) -> str:
+    """Return what Linux says of the first processor; "" where it does not."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        if names:
-            return names[0]
-    return platform.machine()
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), "")
+    return ""
 
 
 def bytes_per_voxel(
-    choice: NetChoice, facts: NetFacts, fixed_bytes: int, search_path: str = "", *, channels_last: bool = False
+    choice: NetChoice, facts: NetFacts, fixed_bytes: int, search_path: str = "", *, arithmetic: Arithmetic = FLOAT32
 ) -> float:
     """Return the bytes that a net takes on a CPU per voxel of a window, beyond the `fixed_bytes` of any window.
 
@@ -341,7 +370,7 @@ def bytes_per_voxel(
     for window in _sized_as(facts, MEASURED_VOXELS):
         shape = (1, facts.in_channels, *window)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            num_bytes = pool.submit(_net_bytes, choice, shape, channels_last, search_path).result()
+            num_bytes = pool.submit(_net_bytes, choice, shape, arithmetic, search_path).result()
         most = max(most, (num_bytes - fixed_bytes) / math.prod(window))
     return most
 
@@ -356,19 +385,19 @@ def _sized_as(facts: NetFacts, num_voxels: Iterable[int]) -> list[Triple]:
     return list(dict.fromkeys(windows))
 
 
-def _net_bytes(choice: NetChoice, shape: Sequence[int], channels_last: bool, search_path: str) -> int:
+def _net_bytes(choice: NetChoice, shape: Sequence[int], arithmetic: Arithmetic, search_path: str) -> int:
     """Return the bytes that calls of the net add to a process that keeps freed memory, as workers do."""
     import torch
 
     torch.set_num_threads(2)
     share_heap()
     keep_freed_memory()
-    net = _laid_out(choice, search_path, channels_last)
+    net = _laid_out(choice, search_path, arithmetic.channels_last)
     _count_peak()
     before = peak_bytes()
-    with torch.inference_mode():
+    with torch.inference_mode(), autocast("cpu", arithmetic.precision):
         for _ in range(2):
-            _call(net, torch.zeros(tuple(shape)), channels_last=channels_last)
+            _call(net, torch.zeros(tuple(shape)), channels_last=arithmetic.channels_last)
     return peak_bytes() - before
 
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -25,10 +25,10 @@ from volpipe.inference.output_plan import OutputPlan, Source, levels_of
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.statistics import check_grey
 from volpipe.inference.tiling import choose_windows
-from volpipe.nets.facts import NetFacts, cautions, check_net
+from volpipe.nets.facts import Arithmetic, NetFacts, cautions, check_net
 from volpipe.nets.files import code_hash
 from volpipe.nets.tta import check_augment
-from volpipe.recipes.inference import Output, Recipe
+from volpipe.recipes.inference import Auto, Output, Precision, Recipe
 from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED, chunk_channels
 from volpipe.volumes.formats.precomputed import default_codec, even_chunk
 from volpipe.volumes.storage.paths import Location
@@ -46,15 +46,18 @@ class NetSizes:
 
     window: Triple | None = None
     channels_last: bool = False
+    precision: Precision = "float32"
 
 
 OWN_SIZES = NetSizes()
+T = TypeVar("T", bool, Precision)
 
 
 class Plan(OutputPlan):
     """Everything that a worker needs to know beside the number of its block.
 
-    `notes` for the user, on the volume, and `sizes_note`, on the windows, are printed with the plan and not stored.
+    `notes` for the user, on the volume, `sizes_note`, on the windows, and `precision_note` are printed with the plan,
+    and not stored.
     """
 
     FILE: ClassVar[str] = "plan.json"  # in a run's folder
@@ -65,6 +68,7 @@ class Plan(OutputPlan):
     window: Triple
     overlap: Triple
     channels_last: bool
+    precision: Precision
     out_dtype: str
     intensity: Literal["same", "unit", "raw"]
     roi: tuple[Triple, Triple]
@@ -72,11 +76,17 @@ class Plan(OutputPlan):
     code_sha256: str = ""
     notes: tuple[str, ...] = Field((), exclude=True, repr=False)
     sizes_note: str = Field("", exclude=True, repr=False)
+    precision_note: str = Field("", exclude=True, repr=False)
 
     @property
     def sizes(self) -> NetSizes:
         """What was taken where the recipe leaves it open."""
-        return NetSizes(self.window, self.channels_last)
+        return NetSizes(self.window, self.channels_last, self.precision)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How the net computes on a CPU, where TF32 is float32."""
+        return Arithmetic(self.channels_last, "float32" if self.precision == "tf32" else self.precision)
 
     @cached_property
     def lattice(self) -> Lattice:
@@ -379,7 +389,8 @@ def make_plan(
         mode="streamed" if recipe.tensors.mode == "auto" else recipe.tensors.mode,
         window=window,
         overlap=overlap,
-        channels_last=_channels_last(recipe, sizes or OWN_SIZES),
+        channels_last=_given(recipe.infer.channels_last, (sizes or OWN_SIZES).channels_last),
+        precision=_given(recipe.infer.precision, (sizes or OWN_SIZES).precision),
         block=block,
         shard=shard,
         chunk=_chunk(recipe.output, shard),
@@ -400,9 +411,9 @@ def _factors(recipe: Recipe, volume: Volume, net: NetFacts, roi: Box) -> tuple[T
     return level_factors(recipe.output.levels, shape, voxel)
 
 
-def _channels_last(recipe: Recipe, sizes: NetSizes) -> bool:
-    choice = recipe.infer.channels_last
-    return sizes.channels_last if choice == "auto" else choice
+def _given(choice: T | Auto, chosen: T) -> T:
+    """Return the `choice` of a recipe, or what was `chosen` where it leaves that open."""
+    return chosen if choice == "auto" else choice
 
 
 def _level_note(volume: Volume) -> tuple[str, ...]:

@@ -141,7 +141,7 @@ class Runner:
         keep_freed_memory()  # also on a GPU: what comes back from there is a new array each time
         choice = plan.recipe.infer
         # The same sums on every device of a kind: TF32 only where it is asked for, no choice of algorithm by timing.
-        take_precision(choice.precision)
+        take_precision(plan.precision)
         torch.backends.cudnn.deterministic = True
         take_threads(choice.threads)
         # oneDNN's order of sums depends on the window's shape.
@@ -240,7 +240,7 @@ class Runner:
         with (
             self._timed(),
             torch.inference_mode(),
-            autocast(self.device, choice.precision),
+            autocast(self.device, self.plan.precision),
         ):
             data = windows
             if self.plan.channels_last:

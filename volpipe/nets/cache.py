@@ -17,7 +17,15 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from volpipe.nets import files
-from volpipe.nets.facts import NetSpeeds, choice_digest, is_shipped, models_folder, shipped_speeds, torch_version
+from volpipe.nets.facts import (
+    Difference,
+    NetSpeeds,
+    choice_digest,
+    is_shipped,
+    models_folder,
+    shipped_speeds,
+    torch_version,
+)
 from volpipe.recipes.inference import NetChoice
 from volpipe.volumes.storage import paths
 
@@ -132,3 +140,12 @@ def _memory_of_speeds(choice: NetChoice, search_path: str, processor: str) -> Pa
     plain = without_weights(choice)  # whose numbers do not matter
     memory_of = file_of if is_shipped(choice) else file_of_code
     return memory_of(plain, search_path, f"speeds on {processor}")
+
+
+def kept_difference(
+    choice: NetChoice, search_path: str, what: str, make: Callable[[], Difference | None]
+) -> Difference | None:
+    """Return what `make` returns, which is remembered; None where the code of the net is not known."""
+    memory_of = file_of if is_shipped(choice) else file_of_code
+    memory = memory_of(choice, search_path, what)
+    return None if memory is None else kept(memory, Difference | None, make)  # type: ignore[arg-type]  # a union

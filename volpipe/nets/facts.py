@@ -14,14 +14,13 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.geometry.grid import Triple
 from volpipe.nets.files import is_program
-from volpipe.recipes.inference import NetChoice, Normalise, Recipe
+from volpipe.recipes.inference import NetChoice, Normalise, Precision, Recipe
 from volpipe.resolve import default_recipe, nearest, shipped
 from volpipe.volumes.volume import Volume
 
@@ -57,44 +56,75 @@ class NetFacts(BaseModel):
     integers: bool = False
 
 
+class Arithmetic(NamedTuple):
+    """How a net computes: with which layout of tensors, and how precisely."""
+
+    channels_last: bool
+    precision: Precision
+
+
+FLOAT32 = Arithmetic(channels_last=False, precision="float32")
+
+
 class WindowSpeed(BaseModel):
     """Seconds of one call of a net for one window (z, y, x), on one core."""
 
     model_config = ConfigDict(frozen=True)
 
     window: Sizes
-    channels_last: bool
     seconds: PositiveFloat
 
 
-class NetSpeeds(BaseModel):
-    """What windows of ascending sizes cost a net on a kind of processor, in both layouts of tensors.
+class WindowSpeeds(BaseModel):
+    """What windows of ascending sizes cost a net in one arithmetic.
 
     Attributes:
-        processor: its name, as the system gives it.
-        windows: none of a net without parameters, which is as fast in any.
-        bytes_first, bytes_last: memory that the net takes per voxel of a window, with channels first and last; None
-            where it was not measured.
+        bytes_per_voxel: memory that the net takes per voxel of a window.
+        windows: none of a net without parameters, which is as fast in any, and where none was timed.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    processor: str
+    arithmetic: Arithmetic
+    bytes_per_voxel: NonNegativeFloat
     windows: tuple[WindowSpeed, ...] = ()
-    bytes_first: NonNegativeFloat | None = None
-    bytes_last: NonNegativeFloat | None = None
 
-    def bytes_per_voxel(self, *, channels_last: bool) -> float | None:
-        """Return the memory per voxel of a window in one of the layouts; None where it was not measured."""
-        return self.bytes_last if channels_last else self.bytes_first
-
-    def seconds(self, window: Triple, *, channels_last: bool) -> float | None:
+    def seconds(self, voxels: int) -> float | None:
         """Return the seconds of a call, by the window nearest in size that was measured; None where none was."""
-        voxels = math.prod(window)
-        measured = [speed for speed in self.windows if speed.channels_last == channels_last]
-        sizes = {math.prod(speed.window): speed.seconds for speed in measured}
+        sizes = {math.prod(speed.window): speed.seconds for speed in self.windows}
         nearest_size = min(sizes, key=lambda size: abs(math.log(size / voxels)), default=0)
         return sizes[nearest_size] * voxels / nearest_size if sizes else None
+
+
+class NetSpeeds(BaseModel):
+    """What windows cost a net on a kind of processor, whose name is as the system gives it, by each arithmetic."""
+
+    model_config = ConfigDict(frozen=True)
+
+    processor: str
+    speeds: tuple[WindowSpeeds, ...] = ()
+
+    def of(self, arithmetic: Arithmetic) -> WindowSpeeds | None:
+        """Return what was measured of `arithmetic`; None where nothing was."""
+        return next((speeds for speeds in self.speeds if speeds.arithmetic == arithmetic), None)
+
+
+class Difference(BaseModel):
+    """How the output of a net in bfloat16 differs from that in float32, over an invented volume of 8 bits.
+
+    Attributes:
+        normalise: of that volume.
+        relative: the largest difference, as a share of the range of the output.
+        levels: the largest in grey levels, once both are rounded to 8 bits; None of an output that is no grey levels.
+        share: of these voxels that differ, 0 to 1.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    normalise: Normalise
+    relative: NonNegativeFloat
+    levels: NonNegativeInt | None = None
+    share: NonNegativeFloat = 0.0
 
 
 def models_folder() -> Path:
@@ -149,11 +179,7 @@ def look_up(choice: NetChoice) -> Mapping[str, Any] | None:  # Any: JSON
 
     Facts of random weights hold for the release of torch that drew them.
     """
-    key = facts_key(choice)
-    try:
-        known = json.loads((models_folder() / FILE).read_text(encoding="utf-8")).get(key)
-    except (OSError, ValueError, AttributeError):  # without the file, nets are built
-        return None
+    known = _entries().get(facts_key(choice))
     if known is None or known["torch"] not in (None, torch_version()):
         return None
     facts: Mapping[str, Any] = known["facts"]
@@ -166,17 +192,29 @@ def shipped_speeds(choice: NetChoice) -> NetSpeeds | None:
     That does not depend on the weights.
     """
     key = shape_key(choice)
+    return next((NetSpeeds.model_validate(e["speeds"]) for e in _entries().values() if e["shape"] == key), None)
+
+
+def shipped_difference(choice: NetChoice) -> Difference | None:
+    """Return the difference of the net of `choice` in bfloat16, with its weights; None if facts.json lacks it."""
+    known = _entries().get(facts_key(choice), {}).get("difference")
+    return None if known is None else Difference.model_validate(known)
+
+
+def _entries() -> dict[str | None, dict[str, Any]]:  # Any: JSON
+    """Return the entries of facts.json; none where it is missing, as in some checkouts: nets are built then."""
     try:
-        known = json.loads((models_folder() / FILE).read_text(encoding="utf-8"))
-        return next((NetSpeeds.model_validate(e["speeds"]) for e in known.values() if e.get("shape") == key), None)
-    except (OSError, ValueError, AttributeError, KeyError):  # a checkout without it
-        return None
+        entries: dict[str | None, dict[str, Any]] = json.loads((models_folder() / FILE).read_text(encoding="utf-8"))
+        return entries
+    except (OSError, ValueError):
+        return {}
 
 
-def bytes_per_voxel(choice: NetChoice, *, channels_last: bool = False) -> float | None:
+def bytes_per_voxel(choice: NetChoice, arithmetic: Arithmetic = FLOAT32) -> float | None:
     """Return the bytes on a CPU per voxel of a window for the net of `choice`; None if facts.json lacks it."""
     speeds = shipped_speeds(choice)
-    return None if speeds is None else speeds.bytes_per_voxel(channels_last=channels_last)
+    known = None if speeds is None else speeds.of(arithmetic)
+    return None if known is None else known.bytes_per_voxel
 
 
 def shape_key(choice: NetChoice) -> str | None:

@@ -36,7 +36,7 @@ from volpipe.volumes.storage import paths
 
 log = logging.getLogger(__name__)
 
-SIZES = ("window", "overlap", "channels_last", "block", "shard", "chunk")
+SIZES = ("window", "overlap", "channels_last", "precision", "block", "shard", "chunk")
 
 
 class Blocks(Protocol):

@@ -61,6 +61,7 @@ def origin(selection: Selection, normalise: Affine, fingerprint: str) -> dict[st
             "shape": plan.window,
             "overlap": plan.overlap,
             "channels_last": plan.channels_last,
+            "precision": plan.precision,
             "block": plan.block,
             "blend": plan.recipe.windows.blend,
         },
@@ -220,12 +221,13 @@ class RunOrigin(Origin):
 
     @property
     def again(self) -> Section:
-        """The recipe for `volume`, with the windows and the layout that were taken, on whatever site it runs."""
+        """The recipe for `volume`, with the windows and the arithmetic that were taken, on whatever site it runs."""
         tree = super().again.model_dump(mode="json")
         tree["windows"]["shape"] = self.windows.get("shape", tree["windows"]["shape"])
         if tree["windows"]["blend"] != "crop":  # else the halo decides, whatever the windows
             tree["windows"]["overlap"] = self.windows.get("overlap", tree["windows"]["overlap"])
-        tree["infer"]["channels_last"] = self.windows.get("channels_last", tree["infer"]["channels_last"])
+        for key in ("channels_last", "precision"):
+            tree["infer"][key] = self.windows.get(key, tree["infer"][key])
         return Recipe.model_validate(tree)
 
 

@@ -25,7 +25,7 @@ from volpipe.runs.worker import RESULTS
 from volpipe.workflow.roster import Roster, Worker
 from volpipe.workflow.status import Observer
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm]
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.usefixtures("_pools_start_anew")]
 
 SETTINGS = {
     "PARTITION": "main", "CORES": "1", "MEM_GB": "1", "GPUS": "0", "MAX_JOBS": "2", "WALLTIME": "00:10:00",
