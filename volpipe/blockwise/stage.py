@@ -194,11 +194,11 @@ class Schedule:
 
     def resume(self, done: Iterable[Unit]) -> None:
         """Mark what an earlier session finished; to be called before anything is taken."""
-        rest = iter(done)
-        while units := list(islice(rest, MARKED_AT_ONCE)):
-            by_stage = defaultdict[str, list[int]](list)
-            for name, unit in units:
-                by_stage[name].append(unit)
+        self.resume_many(_by_stage(done))
+
+    def resume_many(self, done: Iterable[Mapping[str, list[int]]]) -> None:
+        """Mark what an earlier session finished, by stage; as `resume`."""
+        for by_stage in done:
             for name in by_stage.keys() & self.by_name.keys():
                 self.by_name[name].mark_all(by_stage[name])
         for stage in self.stages:
@@ -226,3 +226,13 @@ class Schedule:
         failed = [(s, unit, message_of(reasons[s.name, unit])) for s in self.shown for unit in sorted(s.failed)]
         kept = [(s, unit, NEEDS_FAILED) for s, unit in self.kept_back() if unit not in s.failed]
         return [Missing(s.name, unit, self.box(s, unit), reason) for s, unit, reason in failed + kept]
+
+
+def _by_stage(units: Iterable[Unit]) -> Iterator[Mapping[str, list[int]]]:
+    """Yield `units` by stage, many at a time."""
+    rest = iter(units)
+    while some := list(islice(rest, MARKED_AT_ONCE)):
+        by_stage = defaultdict[str, list[int]](list)
+        for name, unit in some:
+            by_stage[name].append(unit)
+        yield by_stage

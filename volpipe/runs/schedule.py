@@ -10,14 +10,14 @@ the driver's memory stays flat. Dependants are counted by looking at their few n
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, partial
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from volpipe.blockwise.feed import FedSchedule, Feed, fed
-from volpipe.blockwise.stage import Stage, Unit
+from volpipe.blockwise.stage import Stage
 from volpipe.geometry.grid import Box
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.inference.plan import Plan
@@ -171,9 +171,9 @@ class RunSchedule(OutputSchedule[Plan]):
         """The stage that reads the volume."""
         return [self.factor if self.plan.mode == "stored" else self.infer]
 
-    def resume(self, done: Iterable[Unit]) -> None:
-        """Mark what an earlier session finished; to be called before anything is taken."""
-        super().resume(done)
+    def resume_many(self, done: Iterable[Mapping[str, list[int]]]) -> None:
+        """Mark what an earlier session finished; see `Schedule`."""
+        super().resume_many(done)
         self.factor.leave_out(self.infer.done[: self.factor.size])
         for stage in (self.infer, self.reassemble, *self.pyramid):
             stage.look_again()

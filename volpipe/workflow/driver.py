@@ -23,7 +23,7 @@ from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pace import Prospect
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Schedule, Unit
+from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.blockwise.work import POOL, Errand, Steps
 from volpipe.errors import PlanError, RunError, VolpipeError
@@ -174,15 +174,12 @@ class RunWork(OutputWork[Plan, Report]):
         marks = (plan.identity, self.is_comparing, file_mark(folder.journal), file_mark(folder.selection_file))
         if self._replayed is None or self._replayed[0] != marks:
             schedule = self._schedule(self._selected())
-            schedule.resume(self._units())
+            if self._is_updated:
+                schedule.resume(unit for record in self.records() for unit in record.units)
+            else:
+                schedule.resume_many(read_units(self.folder.journal, self.kinds))
             self._replayed = marks, schedule
         return self._replayed[1]
-
-    def _units(self) -> Iterator[Unit]:
-        """Return the units that are done, numbered as the plan has them."""
-        if self._is_updated:
-            return (unit for record in self.records() for unit in record.units)
-        return read_units(self.folder.journal, self.kinds)
 
     def _records_with(self, field: str) -> Iterator[Record[Any]]:  # Any: one of its kinds
         """Return those of `records` that may have `field`, a key of their lines: few, of many."""
