@@ -39,7 +39,7 @@ from volpipe.runs.pages import (
     volume_line,
 )
 from volpipe.runs.planned import Planned
-from volpipe.runs.provenance import begin_session, recognise, unseal
+from volpipe.runs.provenance import begin_session, has_voxels, recognise, unseal
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.updates import STAGE, Updated, is_due, key_of, standing_history, to_ranges, updates_in
 from volpipe.runs.verify import (
@@ -373,10 +373,10 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     @property
     def is_unstarted(self) -> bool:
-        """Whether it was begun and ended before its first task: refused for its memory, or interrupted."""
+        """Whether it was begun and ended before a task did something: refused, by the site perhaps, or interrupted."""
         folder = self.folder
-        is_done = paths.size(folder.journal) or paths.size(folder.scan) or paths.exists(paths.locate(self.plan.out))
-        return self.is_begun and not is_done
+        is_done = paths.size(folder.journal) or paths.size(folder.scan)
+        return self.is_begun and not is_done and not has_voxels(paths.locate(self.plan.out))
 
     @property
     def is_unwritten(self) -> bool:
