@@ -255,8 +255,8 @@ def read_units(path: Path, kinds: Kinds) -> Iterator[Mapping[str, list[int]]]:
                 if match is not None:
                     own, done, *others = match.groups()
                     texts[own].append(done)
-                    for stage, text in zip(stages, others, strict=True):
-                        texts[stage].append(text)
+                    for name, text in zip(stages, others, strict=True):
+                        texts[name].append(text)
                 elif line.endswith(b"\n"):  # or a crash cut it off
                     for stage, unit in _parsed(line, lambda line: Record.from_line(line, kinds), number, path).units:
                         units[stage].append(unit)

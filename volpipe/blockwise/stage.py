@@ -18,7 +18,8 @@ from volpipe.geometry.grid import Box
 NEEDS_FAILED = "needs a part that failed"
 BUNDLE_SECONDS = 10.0  # a task's aim: far above the 2 ms that a task costs, far below what a lost worker may cost
 LARGEST_BUNDLE = 64
-LEAST_SECONDS = 0.25  # of a task whose stage has rows, which would have it smaller
+LEAST_SECONDS = 0.25  # of a task whose stage has rows, which would have it smaller; with many workers, more:
+FEW_WORKERS = 25  # with more, their driver would have more than 100 such tasks a second to send
 SCAN_AT_ONCE = 1 << 16  # units whose flags are turned into numbers at a time
 MARKED_AT_ONCE = 1 << 16  # units of a journal
 Unit = tuple[str, int]
@@ -164,7 +165,7 @@ def bundle_size(pace: float, row: int = 0, num_workers: int = 1) -> int:
     pace = max(pace, 1e-6)
     size = BUNDLE_SECONDS / pace
     if row:
-        size = min(size, max(row // num_workers, LEAST_SECONDS / pace))
+        size = min(size, max(row // num_workers, LEAST_SECONDS * max(1.0, num_workers / FEW_WORKERS) / pace))
     return max(1, min(int(size), LARGEST_BUNDLE))
 
 
