@@ -5,13 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-from collections.abc import Iterator
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from volpipe.blockwise.journal import (
     KEYS,
@@ -24,6 +29,7 @@ from volpipe.blockwise.journal import (
     read_units,
     read_usages,
 )
+from volpipe.blockwise.stage import Unit
 from volpipe.blockwise.usage import Usage
 from volpipe.errors import RunError
 from volpipe.runs import run_folder, worker
@@ -34,19 +40,29 @@ from volpipe.segmentation import tasks
 class Sums:
     """A result with fields of every type that results have."""
 
+    FINISHED: ClassVar[Mapping[str, str]] = {"shared": "reassemble"}
+
     total: Fraction
     counts: dict[int, int]
     shards: tuple[tuple[int, int, str], ...] = ()
-
-    @property
-    def finished(self) -> Iterator[tuple[str, int]]:
-        return (("reassemble", shard) for _, shard, _ in self.shards)
+    shared: tuple[int, ...] = ()
 
 
-KINDS = (Sums,)
+@dataclass(frozen=True)
+class Plain:
+    """A result whose lines have a plain form."""
+
+    FINISHED: ClassVar[Mapping[str, str]] = {"shared": "reassemble"}
+
+    entries: tuple[tuple[int, float, str], ...]
+    shared: tuple[int, ...] = ()
+    name: str = ""
+
+
+KINDS = (Sums, Plain)
 USAGE = Usage(1.5, 2.5, 3.5, 4, 5, 6, -7, "cpu", 0.25, 7, "host", 8, 0.5, 97.5, 9)
 FULL = Record(
-    "infer", (3, 4), ((5, "ValueError: no"),), Sums(Fraction(1, 3), {255: 2}, ((0, 3, "0123abcd"),)), USAGE
+    "infer", (3, 4), ((5, "ValueError: no"),), Sums(Fraction(1, 3), {255: 2}, ((0, 3, "0123abcd"),), (3,)), USAGE
 )  # fmt: skip
 
 
@@ -86,23 +102,60 @@ LINES = (
     Record("factor", (1, 2)),
     Record("graph", (0,), result=Attempt((0,), 'it said "result":"Sums" and "counts":{}', 2)),
     Record("infer", (), ((7, "no"),)),
-    Record("infer", (), result=Sums(Fraction(2), {}, ((0, 9, "ab"),))),
+    Record("infer", (), result=Sums(Fraction(2), {}, shared=(9,))),
+    Record("infer", (12, 0), result=Plain(((0, 1e-9, "ab"), (-7, 2.0, "")), (0, 120), "a b"), usage=USAGE),
+    Record("infer", (1,), result=Plain(((1, float("inf"), 'é\\"{'),))),
 )
+
+
+def units_in(path: Path, kinds: Kinds = KINDS) -> list[Unit]:
+    return sorted((stage, unit) for some in read_units(path, kinds) for stage, units in some.items() for unit in units)
 
 
 def test_units_alone_are_those_of_the_records(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text("".join(record.to_line() for record in LINES) + '{"stage":"inf')
     infer = [("infer", 3), ("infer", 4)]
     units = [("reassemble", 3), *infer, ("factor", 1), ("factor", 2), ("graph", 0), ("reassemble", 9)]
-    assert list(read_units(tmp_path / "journal", KINDS)) == units
+    units += [("reassemble", 0), ("reassemble", 120), ("infer", 12), ("infer", 0), ("infer", 1)]
+    assert units_in(tmp_path / "journal") == sorted(units)
     assert [unit for record in read_records(tmp_path / "journal", KINDS) for unit in record.units] == units
+
+
+@given(st.sampled_from(LINES), st.data())
+def test_units_alone_are_those_of_the_records_whatever_byte_is_damaged(
+    record: Record[object], data: st.DataObject
+) -> None:
+    line = bytearray(record.to_line().encode())
+    where = data.draw(st.integers(0, len(line) - 2))
+    line[where] = data.draw(st.sampled_from(b'0123456789-+.e,:"\\[]{} nax\xff\x00'))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "journal"
+        path.write_bytes(line)
+        try:
+            units = [unit for record in read_records(path, KINDS) for unit in record.units]
+        except RunError as error:
+            with pytest.raises(RunError, match=f"^{re.escape(str(error))}$"):
+                units_in(path)
+        else:
+            assert units_in(path) == sorted(units)
+
+
+def test_most_lines_need_no_parsing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = ((0, 7, "0123abcd"), (1, 0, "ff"))
+    results = (None, worker.Written(sums, 3, ((7, 3),)), worker.Inferred(sums, shared=(7, 9), seen=((5, "0f"),)))
+    lines = [Record("infer", (5, 6), result=result, usage=USAGE).to_line() for result in results]
+    (tmp_path / "journal").write_text("".join(lines))
+    monkeypatch.setattr(Record, "from_line", None)
+    infer = [("infer", 5), ("infer", 6)]
+    expected = [*infer, *infer, *infer, ("reassemble", 7), ("reassemble", 9)]
+    assert units_in(tmp_path / "journal", worker.RESULTS) == sorted(expected)
 
 
 def test_records_with_a_field_are_those_that_say_it_themselves(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text("".join(record.to_line() for record in LINES))
     assert list(read_records(tmp_path / "journal", KINDS, ["counts"])) == [LINES[0], LINES[4]]
     assert list(read_records(tmp_path / "journal", KINDS, ["number", "failed"])) == [LINES[0], LINES[2], LINES[3]]
-    assert list(read_usages(tmp_path / "journal", KINDS)) == [USAGE, Usage(), Usage()]
+    assert list(read_usages(tmp_path / "journal", KINDS)) == [USAGE, Usage(), Usage(), USAGE, Usage()]
 
 
 BAD_LINES = {
@@ -131,7 +184,7 @@ def test_a_damaged_line_is_named_and_ends_the_reading(tmp_path: Path, line: byte
     with pytest.raises(RunError, match="line 2"):
         list(read_results(path, KINDS, Sums))
     with pytest.raises(RunError, match=rf"^line 2 of {path} is damaged, or another version wrote it; .* --fresh"):
-        list(read_units(path, KINDS))
+        units_in(path)
 
 
 @pytest.mark.parametrize("cut", range(1, len(FULL.to_line()) + 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,6 @@ from inline import Inline, Stopped
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.blockwise.journal import Kinds, read_units
-from volpipe.blockwise.stage import Unit
 from volpipe.errors import PlanError
 from volpipe.geometry.blend import FAMILIES, profile
 from volpipe.inference.plan import Plan
@@ -250,7 +249,7 @@ def test_a_run_that_goes_on_reads_the_units_of_its_journal_once(
         execute(plan, Inline(most_tasks=4).start)
     reads = list[Path]()
 
-    def counted(path: Path, kinds: Kinds) -> Iterator[Unit]:
+    def counted(path: Path, kinds: Kinds) -> Iterator[Mapping[str, list[int]]]:
         reads.append(path)
         return read_units(path, kinds)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from disks import small_disk
 from volumes import fingerprint, noise, windowed, write_volume
 
 import volpipe as vp
+from volpipe.errors import SiteError
 from volpipe.estimation.limits import Limits, unwritable
 
 SHAPE = (16, 24, 16)
@@ -233,6 +236,38 @@ def test_a_run_refused_for_memory_may_begin_again_with_other_windows_without_fre
     assert (ended.code, ended.err) == (0, "")
     assert run(give, *IDENTITY, *smaller, out="alone.zarr").code == 0
     assert (vp.open(tmp_path / "out.zarr")[:] == vp.open(tmp_path / "alone.zarr")[:]).all()
+
+
+def refused_by_the_site(give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a run that ends at its first task: its output has metadata, and no voxel."""
+
+    def refuse(stage: str, units: Sequence[int]) -> NoReturn:
+        raise SiteError("executor cpu cannot start workers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("volpipe.workflow.driver.submitter", lambda pool, job: refuse)
+        assert "executor cpu cannot start workers" in run(give, *IDENTITY).err
+
+
+def test_a_run_that_the_site_refuses_stands_in_nobodys_way(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused_by_the_site(give, monkeypatch)
+    assert (tmp_path / "out.zarr/zarr.json").is_file()
+    other = set_each("output.levels=1", "output.codec_level=2")
+    assert (run(give, *IDENTITY, *other).code, run(give, *IDENTITY, *other, out="alone.zarr").code) == (0, 0)
+    assert (vp.open(tmp_path / "out.zarr")[:] == vp.open(tmp_path / "alone.zarr")[:]).all()
+    names = [{file.relative_to(out) for file in out.rglob("*")} for out in tmp_path.glob("*.zarr")]
+    assert len(names) == 2 and names[0] == names[1]
+
+
+def test_a_run_that_wrote_a_voxel_and_no_line_of_its_journal_is_not_given_up(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused_by_the_site(give, monkeypatch)
+    (tmp_path / "out.zarr/s0/c/0/0").mkdir(parents=True)
+    (tmp_path / "out.zarr/s0/c/0/0/0").write_bytes(b"of a task that was lost")
+    assert_refused(run(give, *IDENTITY, *set_each("output.levels=1")), "holds a run with another recipe")
 
 
 def test_a_scan_that_was_begun_is_not_given_up_for_another_recipe(

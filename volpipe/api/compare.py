@@ -23,7 +23,8 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Listener
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.workflow.compare import ComparisonTable, check_complete, compare_pairs, find_pairs, pair_name
-from volpipe.workflow.driver import Report, location_of
+from volpipe.workflow.driver import Report
+from volpipe.workflow.entries import location_of
 
 COMPARE = "compare"  # the end of names of its folder and its page
 

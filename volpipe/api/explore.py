@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.volumes.reader import Volume
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import Report, place_of
+from volpipe.workflow.driver import Report
+from volpipe.workflow.entries import place_of
 
 if TYPE_CHECKING:
     from volpipe.notebook.explore import Explorer

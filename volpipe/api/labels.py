@@ -29,7 +29,8 @@ from volpipe.segmentation.estimate import SegmentTimes
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import Report, location_of
+from volpipe.workflow.driver import Report
+from volpipe.workflow.entries import location_of
 
 
 def segment(

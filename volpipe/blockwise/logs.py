@@ -77,3 +77,12 @@ def logging_to(path: Path) -> Iterator[None]:
             logger.setLevel(_levels[0])
         _levels.pop()
         handler.close()
+
+
+@contextmanager
+def warned(lack: str) -> Iterator[None]:
+    """Warn of what something that is complete lacks because it cannot be read, which is no reason to fail."""
+    try:
+        yield
+    except VolpipeError as error:
+        log.warning("%s: %s", lack, error)

@@ -139,27 +139,38 @@ class _Flight:
     began: float | None
 
 
+_Key = tuple[str, int]  # stage and first unit
+
+
 @dataclass
 class Flights:
     """Tasks in flight: as many as there are workers are under way, the others wait, first come first served."""
 
     slots: Mapping[str, int]  # workers by label
-    _tasks: dict[str, dict[tuple[str, int], _Flight]] = field(default_factory=dict)
+    _tasks: dict[str, dict[_Key, _Flight]] = field(default_factory=dict)  # under way or waiting
+    _waiting: dict[str, dict[_Key, _Flight]] = field(default_factory=dict)  # those that wait, the first to begin first
 
     def add(self, label: str, stage: str, unit: int, num_units: int, now: float) -> None:
         """Take note of a task that was sent, whose first unit is `unit`."""
-        tasks = self._tasks.setdefault(label, {})
-        under_way = sum(task.began is not None for task in tasks.values())
-        tasks[stage, unit] = _Flight(num_units, now, now if under_way < self.slots[label] else None)
+        tasks, waiting = self._tasks.setdefault(label, {}), self._waiting.setdefault(label, {})
+        begins = len(tasks) - len(waiting) < self.slots[label]
+        tasks[stage, unit] = task = _Flight(num_units, now, now if begins else None)
+        if not begins:
+            waiting[stage, unit] = task
 
     def remove(self, label: str, stage: str, unit: int, now: float) -> float:
         """Take note of a task that came back, and return when it was sent; one that waited begins."""
-        tasks = self._tasks[label]
+        tasks, waiting = self._tasks[label], self._waiting[label]
         sent = tasks.pop((stage, unit)).sent
-        waiting = next((task for task in tasks.values() if task.began is None), None)
-        if waiting is not None and sum(task.began is not None for task in tasks.values()) < self.slots[label]:
-            waiting.began = now
+        if waiting.pop((stage, unit), None) is None and waiting:
+            waiting.pop(next(iter(waiting))).began = now
         return sent
+
+    def said(self, beats: Mapping[int, Beat]) -> dict[str, float]:
+        """Return by stage the units that tasks under way have done as their `beats` say, which are as for `parts`."""
+        tasks = [(own.get(("infer", unit)), beat) for unit, beat in beats.items() for own in self._tasks.values()]
+        done = sum(self._part(task, 0.0, 0.0, 0.0, beat)[0] for task, beat in tasks if task is not None)
+        return {"infer": done} if done else {}
 
     def parts(
         self, now: float, first_task: float, seconds_per_unit: Mapping[str, float], beats: Mapping[int, Beat]

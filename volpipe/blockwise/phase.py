@@ -197,8 +197,7 @@ class Phase:
         if time.monotonic() - self._looked >= LOOK_SECONDS or not self.num_in_flight:
             self._look()
             self._looked = time.monotonic()
-        shares = self._flights.parts(time.time(), 0.0, {}, self._beats)
-        self.progress.parts = {name: done for name, (done, _) in shares.items() if done}
+        self.progress.parts = self._flights.said(self._beats)
         self.show(self.progress)
 
     def _look(self) -> None:

@@ -18,7 +18,8 @@ from volpipe.geometry.grid import Box
 NEEDS_FAILED = "needs a part that failed"
 BUNDLE_SECONDS = 10.0  # a task's aim: far above the 2 ms that a task costs, far below what a lost worker may cost
 LARGEST_BUNDLE = 64
-LEAST_SECONDS = 0.25  # of a task whose stage has rows, which would have it smaller
+LEAST_SECONDS = 0.25  # of a task whose stage has rows, which would have it smaller; with many workers, more:
+FEW_WORKERS = 25  # with more, their driver would have more than 100 such tasks a second to send
 SCAN_AT_ONCE = 1 << 16  # units whose flags are turned into numbers at a time
 MARKED_AT_ONCE = 1 << 16  # units of a journal
 Unit = tuple[str, int]
@@ -164,7 +165,7 @@ def bundle_size(pace: float, row: int = 0, num_workers: int = 1) -> int:
     pace = max(pace, 1e-6)
     size = BUNDLE_SECONDS / pace
     if row:
-        size = min(size, max(row // num_workers, LEAST_SECONDS / pace))
+        size = min(size, max(row // num_workers, LEAST_SECONDS * max(1.0, num_workers / FEW_WORKERS) / pace))
     return max(1, min(int(size), LARGEST_BUNDLE))
 
 
@@ -194,11 +195,11 @@ class Schedule:
 
     def resume(self, done: Iterable[Unit]) -> None:
         """Mark what an earlier session finished; to be called before anything is taken."""
-        rest = iter(done)
-        while units := list(islice(rest, MARKED_AT_ONCE)):
-            by_stage = defaultdict[str, list[int]](list)
-            for name, unit in units:
-                by_stage[name].append(unit)
+        self.resume_many(_by_stage(done))
+
+    def resume_many(self, done: Iterable[Mapping[str, list[int]]]) -> None:
+        """Mark what an earlier session finished, by stage; as `resume`."""
+        for by_stage in done:
             for name in by_stage.keys() & self.by_name.keys():
                 self.by_name[name].mark_all(by_stage[name])
         for stage in self.stages:
@@ -226,3 +227,13 @@ class Schedule:
         failed = [(s, unit, message_of(reasons[s.name, unit])) for s in self.shown for unit in sorted(s.failed)]
         kept = [(s, unit, NEEDS_FAILED) for s, unit in self.kept_back() if unit not in s.failed]
         return [Missing(s.name, unit, self.box(s, unit), reason) for s, unit, reason in failed + kept]
+
+
+def _by_stage(units: Iterable[Unit]) -> Iterator[Mapping[str, list[int]]]:
+    """Yield `units` by stage, many at a time."""
+    rest = iter(units)
+    while some := list(islice(rest, MARKED_AT_ONCE)):
+        by_stage = defaultdict[str, list[int]](list)
+        for name, unit in some:
+            by_stage[name].append(unit)
+        yield by_stage

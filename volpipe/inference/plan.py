@@ -190,7 +190,7 @@ class Plan(OutputPlan):
 
     def sum_box(self, block: int) -> Box:
         """Return the output voxels that the weighted sum of `block` reaches; none where it is not needed."""
-        reach = [self._reach(axis, k) for axis, k in enumerate(self.blocks.index(block))]
+        reach = [self._reaches[axis][k] for axis, k in enumerate(self.blocks.index(block))]
         box = Box(tuple(a for a, _ in reach), tuple(b for _, b in reach))
         return box.relative_to(self.roi_box.start).scaled(self.net.scale)
 
@@ -246,7 +246,11 @@ class Plan(OutputPlan):
 
     def reach_along(self, axis: int) -> list[tuple[int, int]]:
         """Return the voxels of the volume, clipped to the region, that the sums of each block along `axis` reach."""
-        return [self._reach(axis, k) for k in range(self.blocks.counts[axis])]
+        return self._reaches[axis]
+
+    @cached_property
+    def _reaches(self) -> list[list[tuple[int, int]]]:
+        return [[self._reach(axis, k) for k in range(num)] for axis, num in enumerate(self.blocks.counts)]
 
     def _reach(self, axis: int, block: int) -> tuple[int, int]:
         before, after = support(self.lattice, self.recipe.windows.blend)
@@ -257,8 +261,13 @@ class Plan(OutputPlan):
 
     def blocks_of_shard(self, shard: int) -> tuple[int, ...]:
         """Return the blocks, ascending, whose sums make `shard` of level 0."""
-        z, y, x = (self.blocks_along(axis, i) for axis, i in enumerate(self.shards().index(shard)))
-        return tuple(self.blocks.number((k, j, i)) for k in z for j in y for i in x)
+        z, y, x = (self._blocks_along[axis][i] for axis, i in enumerate(self.shards().index(shard)))
+        _, ny, nx = self.blocks.counts
+        return tuple((k * ny + j) * nx + i for k in z for j in y for i in x)
+
+    @cached_property
+    def _blocks_along(self) -> list[list[range]]:
+        return [[self.blocks_along(axis, i) for i in range(num)] for axis, num in enumerate(self.shards().counts)]
 
     def blocks_along(self, axis: int, index: int) -> range:
         """Return the blocks along `axis` whose sums reach the shards at `index` of that axis."""

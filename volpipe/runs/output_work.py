@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from volpipe.blockwise.feed import Feed
-from volpipe.blockwise.journal import Journal, Record, read_records
+from volpipe.blockwise.journal import Attempt, Journal, Record, read_records
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.work import POOL, RELEASED, Steps
@@ -39,7 +39,7 @@ from volpipe.runs.pages import (
     volume_line,
 )
 from volpipe.runs.planned import Planned
-from volpipe.runs.provenance import begin_session, recognise, unseal
+from volpipe.runs.provenance import begin_session, has_voxels, recognise, unseal
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.updates import STAGE, Updated, is_due, key_of, standing_history, to_ranges, updates_in
 from volpipe.runs.verify import (
@@ -373,10 +373,18 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     @property
     def is_unstarted(self) -> bool:
-        """Whether it was begun and ended before its first task: refused for its memory, or interrupted."""
-        folder = self.folder
-        is_done = paths.size(folder.journal) or paths.size(folder.scan) or paths.exists(paths.locate(self.plan.out))
-        return self.is_begun and not is_done
+        """Whether it was begun and ended before a task did something: refused, by the site perhaps, or interrupted."""
+        is_begun = self.is_begun and not paths.size(self.folder.scan)
+        return is_begun and self._is_idle and not has_voxels(paths.locate(self.plan.out))
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether the journal knows of attempts alone, if of anything; one that is damaged may have known more."""
+        try:
+            records = read_records(self.folder.journal, self.kinds)
+            return all(not record.done and isinstance(record.result, Attempt | None) for record in records)
+        except RunError:
+            return False
 
     @property
     def is_unwritten(self) -> bool:

@@ -112,6 +112,12 @@ def _entry(update: Updated) -> dict[str, object]:
     return {"at": _moment(update.at)} | fields | ({"why": update.why} if update.why else {})
 
 
+def has_voxels(out: paths.Location) -> bool:
+    """Return whether there is more of an output than its metadata."""
+    files = paths.list_files(out) if paths.exists(out) else ()
+    return any(file.rpartition("/")[2] not in METADATA_NAMES for file, _ in files)
+
+
 def is_sealed(folder: RunFolder) -> bool:
     """Return whether the last thing that a driver noted in `folder` was the end of a session."""
     last = None

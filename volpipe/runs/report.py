@@ -5,12 +5,16 @@ Not here: the work (work), or what the command line prints of it (display).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from volpipe.blockwise.failures import Missing, last_line
-from volpipe.blockwise.journal import Totals
+from volpipe.blockwise.journal import Record, Totals
+from volpipe.inference.intensity import ALL_FINITE, Nonfinite
+from volpipe.inference.selection import Selection
+from volpipe.runs.worker import Inferred, Written
 from volpipe.tables import html_facts, html_table
 from volpipe.units import count, duration, size
 from volpipe.volumes.storage import paths
@@ -81,3 +85,15 @@ def _line(stage: str, totals: Totals) -> tuple[object, ...]:
     bytes_ = (size(value) for value in (totals.read_bytes, totals.written_bytes, totals.peak_bytes))
     times = (duration(totals.seconds), duration(totals.cpu_seconds))
     return stage, f"{totals.units:,}", f"{totals.tasks:,}", *times, *bytes_
+
+
+def kept_in(records: Iterable[Record[Any]]) -> Nonfinite:  # Any: of a run
+    """Return how many voxels of all sessions are not finite, and were kept."""
+    entries = (entry for record in records if isinstance(record.result, Inferred) for entry in record.result.nonfinite)
+    return sum((Nonfinite(nan, infinite) for _, nan, infinite in entries), ALL_FINITE)
+
+
+def clipped_in(records: Iterable[Record[Any]], selection: Selection) -> tuple[int, float]:  # Any: of a run
+    """Return how many voxels of all sessions were clipped to the output's type, and their share of what is wanted."""
+    num = sum(record.result.clipped for record in records if isinstance(record.result, Written))
+    return num, num / (selection.num_voxels * selection.plan.net.out_channels)

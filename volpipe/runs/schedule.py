@@ -10,14 +10,14 @@ the driver's memory stays flat. Dependants are counted by looking at their few n
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence, Set
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import cached_property, partial
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from volpipe.blockwise.feed import FedSchedule, Feed, fed
-from volpipe.blockwise.stage import Stage, Unit
+from volpipe.blockwise.stage import Stage
 from volpipe.geometry.grid import Box
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.inference.plan import Plan
@@ -171,9 +171,9 @@ class RunSchedule(OutputSchedule[Plan]):
         """The stage that reads the volume."""
         return [self.factor if self.plan.mode == "stored" else self.infer]
 
-    def resume(self, done: Iterable[Unit]) -> None:
-        """Mark what an earlier session finished; to be called before anything is taken."""
-        super().resume(done)
+    def resume_many(self, done: Iterable[Mapping[str, list[int]]]) -> None:
+        """Mark what an earlier session finished; see `Schedule`."""
+        super().resume_many(done)
         self.factor.leave_out(self.infer.done[: self.factor.size])
         for stage in (self.infer, self.reassemble, *self.pyramid):
             stage.look_again()
@@ -248,14 +248,34 @@ class RunSchedule(OutputSchedule[Plan]):
         plan = self.plan
         if self.keep_tensors or not self.infer.has(block):
             return
-        reach, corner = plan.sum_box(block), plan.core_start(block)
-        for unit, region in enumerate(plan.sum_parts, block * len(plan.sum_parts)):
+        place, (_, ny, nx) = plan.blocks.index(block), plan.shards().counts
+        for unit, along in enumerate(self._reached, block * len(plan.sum_parts)):
             if self.discards["sum"].taken[unit]:
                 continue
-            touched = list(plan.shards().touching(region.shift(corner) & reach))
-            added = [shard for shard in touched if self.reassemble.done[shard]]
-            if added and not any(map(self._is_to_be_added, set(touched).difference(added))):
-                self._discard("sum", unit)
+            z, y, x = (ranges[k] for ranges, k in zip(along, place, strict=True))
+            is_used = False
+            for shard in ((k * ny + j) * nx + i for k in z for j in y for i in x):  # that is done last comes first
+                if self.reassemble.done[shard]:
+                    is_used = True
+                elif self._is_to_be_added(shard):
+                    break
+            else:
+                if is_used:
+                    self._discard("sum", unit)
+
+    @cached_property
+    def _reached(self) -> list[list[list[range]]]:
+        """The places of the shards that sums reach, by part, by axis, and by the place of their block along that."""
+        return [[self._reached_along(axis, part) for axis in range(3)] for part in self.plan.sum_parts]
+
+    def _reached_along(self, axis: int, part: Box) -> list[range]:
+        plan, cell, ranges = self.plan, self.plan.shard[axis], list[range]()
+        for k in range(plan.blocks.counts[axis]):
+            block = plan.blocks.number(tuple(k if other == axis else 0 for other in range(3)))
+            box = part.shift(plan.core_start(block)) & plan.sum_box(block)
+            places = range(box.start[axis] // cell, -(-box.stop[axis] // cell))
+            ranges.append(places[::-1] if box.shape[axis] else places[:0])
+        return ranges
 
     def _is_to_be_added(self, shard: int) -> bool:
         return self._is_due(0, shard) and not self.plan.is_direct(shard)
@@ -271,7 +291,8 @@ class RunSchedule(OutputSchedule[Plan]):
 
     def _lacks_sums(self, shard: int) -> bool:
         blocks = self.plan.blocks_of_shard(shard)
-        return len(blocks) == 1 or not all(self.infer.done[block] for block in blocks if self.infer.has(block))
+        # The last one comes last, as a rule.
+        return len(blocks) == 1 or not all(self.infer.done[b] for b in reversed(blocks) if self.infer.has(b))
 
     def _is_first_written(self, shard: int) -> bool:
         blocks = self.plan.blocks_of_shard(shard)

@@ -5,6 +5,7 @@ Not here: the checksums themselves (checksums), or printing (cli.verify).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.tensorstore import num_threads
 from volpipe.volumes.volume import open_writer
 
+AT_ONCE = 64  # shards whose files a thread looks for; a task for each would take longer than to look
 LOOKS, REMOTE_LOOKS = 1000, 50  # shards of a complete output that are looked for
 
 
@@ -161,8 +163,10 @@ def check_files(
     if not paths.exists(out):
         raise RunError(f"{output} is gone; put it back, or give its command with --fresh to make it again")
     known = set(metadata)
+    rest = iter(shards)
+    parts = iter(lambda: list(itertools.islice(rest, AT_ONCE if is_fast else 1)), [])
     with ThreadPoolExecutor(num_threads()) as pool:
-        for names, differences in pool.map(lambda shard: _compare(output, shard, look), shards):
+        for names, differences in pool.map(lambda part: _compare(output, part, look), parts):
             known.update(names)
             verdict.num_files += len(names)
             verdict.differences += differences
@@ -178,12 +182,14 @@ def check_files(
     return verdict
 
 
-def _compare(output: str, shard: Shard, look: Judge) -> tuple[list[str], list[Difference]]:
-    """Return the names in `output` of the files of `shard`, and those that are not as was noted."""
-    out, differences, files = paths.locate(output), list[Difference](), _files(output, shard)
-    for file, crc in files:
-        look(differences, file, crc, f"{level_key(shard.level)} {shard.box}")
-    return [str(file.relative_to(out)) for file, _ in files], differences  # type: ignore[arg-type]  # both are of a kind
+def _compare(output: str, shards: Sequence[Shard], look: Judge) -> tuple[list[str], list[Difference]]:
+    """Return the names in `output` of the files of `shards`, and those that are not as was noted."""
+    out, differences, names = paths.locate(output), list[Difference](), list[str]()
+    for shard in shards:
+        for file, crc in _files(output, shard):
+            look(differences, file, crc, f"{level_key(shard.level)} {shard.box}")
+            names.append(str(file.relative_to(out)))  # type: ignore[arg-type]  # both are of a kind
+    return names, differences
 
 
 def judge(differences: list[Difference], file: paths.Location, crc: int, box: str) -> None:

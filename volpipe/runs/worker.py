@@ -7,12 +7,12 @@ stop the driver's result thread. Marks are the driver's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -167,14 +167,11 @@ class Inferred(Written):
         seen: block and fingerprint of what it read, where it read the volume.
     """
 
+    FINISHED: ClassVar[Mapping[str, str]] = {"shared": "reassemble"}  # these shards need no reassembly, being written
+
     shared: tuple[int, ...] = ()
     nonfinite: tuple[tuple[int, int, int], ...] = ()
     seen: tuple[tuple[int, str], ...] = ()
-
-    @property
-    def finished(self) -> Iterator[tuple[str, int]]:
-        """Shards that need no reassembly, being written."""
-        return (("reassemble", shard) for shard in self.shared)
 
     def kept(self, number: Number, stage: str) -> Self:
         """Return what of it still counts; see `runs.updates`."""

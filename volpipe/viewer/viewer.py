@@ -20,7 +20,8 @@ from volpipe.viewer.layers import Scene, open_scene
 from volpipe.viewer.site import Service, client_folder, host_names
 from volpipe.viewer.state import check_at
 from volpipe.volumes.volume import Volume
-from volpipe.workflow.driver import Report, place_of
+from volpipe.workflow.driver import Report
+from volpipe.workflow.entries import place_of
 
 BIND = re.compile(r"(?:(?P<address>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):)?(?P<port>\d{1,5})")
 

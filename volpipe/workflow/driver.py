@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,14 +18,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from volpipe.blockwise.journal import Kinds, Record, read_records, read_units
-from volpipe.blockwise.logs import logging_to
+from volpipe.blockwise.logs import logging_to, warned
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pace import Prospect
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Schedule, Unit
+from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.blockwise.work import POOL, Errand, Steps
-from volpipe.errors import PlanError, RunError, VolpipeError
+from volpipe.errors import PlanError, RunError
 from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.estimate import Estimate
 from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated, forecast_run
@@ -47,7 +46,7 @@ from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import known_normalisation, measured, rescanned, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal, stored_fingerprint, unseal
-from volpipe.runs.report import WorkReport
+from volpipe.runs.report import WorkReport, clipped_in, kept_in
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, profile_items, seam_scores
@@ -55,14 +54,13 @@ from volpipe.runs.update import Update, take_selection, with_due
 from volpipe.runs.updates import Updated, standing_records, updates_in
 from volpipe.runs.verify import Recomputed, Shard, check_present, recompute
 from volpipe.runs.work import SILENT, Listener, Options, WorkSession, file_mark
-from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
-from volpipe.segmentation.driver import SegmentationResult
+from volpipe.runs.worker import RESULTS, Job, submitter
 from volpipe.units import count, shape
 from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume, open_volume
 
-__all__ = ["Listener", "Options", "Report", "RunWork", "execute", "location_of", "place_of", "preview"]
+__all__ = ["Listener", "Options", "Report", "RunWork", "execute", "preview"]
 
 log = logging.getLogger(__name__)
 
@@ -103,33 +101,6 @@ class Report(WorkReport):
         seams = ", ".join(f"{score.axis} {score.value:.2f}" for score in self.seams)
         grey = {"clipped voxels": f"{self.clipped[0]:,}"} if self.clipped[0] else {}
         return {"output": paths.shown(self.plan.out), **super().facts(), **({"seams": seams} if seams else {}), **grey}
-
-
-def place_of(value: object, called: str) -> str | Path | Volume:
-    """Return a volume or its location, of a report that of the output; `called` names it in a refusal.
-
-    Raises:
-        VolpipeError: it is none of these.
-    """
-    if isinstance(value, str | Path | Volume):
-        return value
-    if isinstance(value, Report | SegmentationResult):
-        return str(value.plan.out)
-    raise VolpipeError(
-        f"{called} is {type(value).__name__}; give a path, a volume, or what vp.run or vp.segment returned"
-    )
-
-
-def location_of(value: object, called: str) -> str:
-    """Return the location of what workers open themselves; as `place_of`.
-
-    Raises:
-        VolpipeError: it is a volume that is open, with a view perhaps, or no place of one.
-    """
-    place = place_of(value, called)
-    if isinstance(place, Volume):
-        raise VolpipeError(f"{called} is opened by workers, by its location; give {place.path!r}, not the volume")
-    return str(place)
 
 
 class RunWork(OutputWork[Plan, Report]):
@@ -174,15 +145,12 @@ class RunWork(OutputWork[Plan, Report]):
         marks = (plan.identity, self.is_comparing, file_mark(folder.journal), file_mark(folder.selection_file))
         if self._replayed is None or self._replayed[0] != marks:
             schedule = self._schedule(self._selected())
-            schedule.resume(self._units())
+            if self._is_updated:
+                schedule.resume(unit for record in self.records() for unit in record.units)
+            else:
+                schedule.resume_many(read_units(self.folder.journal, self.kinds))
             self._replayed = marks, schedule
         return self._replayed[1]
-
-    def _units(self) -> Iterator[Unit]:
-        """Return the units that are done, numbered as the plan has them."""
-        if self._is_updated:
-            return (unit for record in self.records() for unit in record.units)
-        return read_units(self.folder.journal, self.kinds)
 
     def _records_with(self, field: str) -> Iterator[Record[Any]]:  # Any: one of its kinds
         """Return those of `records` that may have `field`, a key of their lines: few, of many."""
@@ -463,9 +431,9 @@ class RunWork(OutputWork[Plan, Report]):
         if not (was_complete and is_sealed(self.folder)):
             if report.is_complete:
                 self._know_input(selection, report)
-                with _warned("no seam score"):
+                with warned("no seam score"):
                     report.seams = seam_scores(selection)
-                with _warned("no windows of channels for viewers"):
+                with warned("no windows of channels for viewers"):
                     write_displays(self.plan)
             seal(self.folder, self.plan, self.plan.array_format, RESULTS, _findings(report))
         return Report(self.plan, self.folder.path, was_complete=True) if was_complete else report
@@ -517,15 +485,6 @@ def preview(plan: Plan, start: Start | None, on_try: OnTry = lambda seconds, mos
     return perform(Errand("plan", steps), partial(start, folder.parsl))
 
 
-@contextmanager
-def _warned(lack: str) -> Iterator[None]:
-    """Warn of what a complete output lacks because it cannot be read, which is no reason to fail."""
-    try:
-        yield
-    except VolpipeError as error:
-        log.warning("%s: %s", lack, error)
-
-
 def _findings(report: Report) -> dict[str, object]:
     """Return what the output says of how its run ended."""
     return {
@@ -534,15 +493,3 @@ def _findings(report: Report) -> dict[str, object]:
         "missing": len(report.missing),
         "seams": {score.axis: round(score.value, 4) for score in report.seams},
     }
-
-
-def kept_in(records: Iterable[Record[Any]]) -> Nonfinite:  # Any: of a run
-    """Return how many voxels of all sessions are not finite, and were kept."""
-    entries = (entry for record in records if isinstance(record.result, Inferred) for entry in record.result.nonfinite)
-    return sum((Nonfinite(nan, infinite) for _, nan, infinite in entries), ALL_FINITE)
-
-
-def clipped_in(records: Iterable[Record[Any]], selection: Selection) -> tuple[int, float]:  # Any: of a run
-    """Return how many voxels of all sessions were clipped to the output's type, and their share of what is wanted."""
-    num = sum(record.result.clipped for record in records if isinstance(record.result, Written))
-    return num, num / (selection.num_voxels * selection.plan.net.out_channels)

@@ -1,4 +1,4 @@
-"""The stages of a flow as its folder remembers them, and the work whose plan lies in a folder.
+"""The stages of a flow as its folder remembers them, the work whose plan lies in a folder, and the places of outputs.
 
 Not here: making anything (execute), or how far it is (status).
 """
@@ -9,14 +9,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from volpipe.errors import RunError
+from volpipe.errors import RunError, VolpipeError
 from volpipe.inference.plan import Plan
 from volpipe.runs.run_folder import RunFolder
-from volpipe.segmentation.driver import SegmentWork
+from volpipe.segmentation.driver import SegmentationResult, SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json
-from volpipe.workflow.driver import RunWork
+from volpipe.volumes.volume import Volume
+from volpipe.workflow.driver import Report, RunWork
 
 FLOW_FILE = "flow.json"
 
@@ -74,3 +75,30 @@ def find_work(folder: RunFolder) -> RunWork | SegmentWork | None:
     if work is not None:
         work.folder = folder  # both may have been moved
     return work
+
+
+def place_of(value: object, called: str) -> str | Path | Volume:
+    """Return a volume or its location, of a report that of the output; `called` names it in a refusal.
+
+    Raises:
+        VolpipeError: it is none of these.
+    """
+    if isinstance(value, str | Path | Volume):
+        return value
+    if isinstance(value, Report | SegmentationResult):
+        return str(value.plan.out)
+    raise VolpipeError(
+        f"{called} is {type(value).__name__}; give a path, a volume, or what vp.run or vp.segment returned"
+    )
+
+
+def location_of(value: object, called: str) -> str:
+    """Return the location of what workers open themselves; as `place_of`.
+
+    Raises:
+        VolpipeError: it is a volume that is open, with a view perhaps, or no place of one.
+    """
+    place = place_of(value, called)
+    if isinstance(place, Volume):
+        raise VolpipeError(f"{called} is opened by workers, by its location; give {place.path!r}, not the volume")
+    return str(place)

@@ -5,6 +5,7 @@ Afterwards no job and no process is left. Longer ones are in scripts/cluster.
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -469,6 +470,11 @@ def test_jobs_that_slurm_refuses_end_the_run_in_its_words(place: Path, slurm: Sl
     assert ended.err.splitlines()[-1].startswith("volpipe: executor cpu cannot start workers: ")
     assert "Invalid partition name specified" in ended.err.splitlines()[-1]
     check_gone(slow, slurm)
+    assert (slow.out / "zarr.json").is_file()
+    slow.mode = "streamed"  # another recipe, which needs no --fresh
+    slow.begin()
+    assert "Invalid partition name specified" in slow.finish().err.splitlines()[-1]
+    assert json.loads((slow.run / "plan.json").read_text())["mode"] == "streamed"
 
 
 def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm) -> None:
