@@ -50,7 +50,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Plain:
-    """A result whose lines have a plain form."""
+    """A result with numbers that are no whole ones."""
 
     FINISHED: ClassVar[Mapping[str, str]] = {"shared": "reassemble"}
 
@@ -82,6 +82,16 @@ def test_what_the_loop_alone_needs_is_not_written(tmp_path: Path) -> None:
 def test_numbers_of_numpy_come_back_as_numbers() -> None:
     record = Record("infer", (1,), result=Sums(Fraction(1), {}, ((0, np.int64(7), "ab"),)))  # type: ignore[arg-type]
     assert Record.from_line(record.to_line(), KINDS) == record
+
+
+def test_numbers_that_json_has_no_names_for_come_back() -> None:
+    record = Record("infer", (1,), result=Plain(((1, float("inf"), ""), (2, -float("inf"), ""))))
+    assert Record.from_line(record.to_line(), KINDS) == record
+
+
+def test_a_name_that_is_no_text_leaves_the_journal_readable() -> None:
+    record = Record("infer", (), ((1, "no such file: bl\udcf6cke.tif"),))
+    assert Record.from_line(record.to_line(), KINDS).failed == ((1, "no such file: bl?cke.tif"),)
 
 
 def test_a_result_names_units_of_other_stages_that_its_task_finished() -> None:
@@ -138,17 +148,6 @@ def test_units_alone_are_those_of_the_records_whatever_byte_is_damaged(
                 units_in(path)
         else:
             assert units_in(path) == sorted(units)
-
-
-def test_most_lines_need_no_parsing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sums = ((0, 7, "0123abcd"), (1, 0, "ff"))
-    results = (None, worker.Written(sums, 3, ((7, 3),)), worker.Inferred(sums, shared=(7, 9), seen=((5, "0f"),)))
-    lines = [Record("infer", (5, 6), result=result, usage=USAGE).to_line() for result in results]
-    (tmp_path / "journal").write_text("".join(lines))
-    monkeypatch.setattr(Record, "from_line", None)
-    infer = [("infer", 5), ("infer", 6)]
-    expected = [*infer, *infer, *infer, ("reassemble", 7), ("reassemble", 9)]
-    assert units_in(tmp_path / "journal", worker.RESULTS) == sorted(expected)
 
 
 def test_records_with_a_field_are_those_that_say_it_themselves(tmp_path: Path) -> None:

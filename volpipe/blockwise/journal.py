@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 from collections import defaultdict
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
 
 from volpipe.blockwise.usage import Usage
 from volpipe.errors import RunError
@@ -27,14 +28,7 @@ T = TypeVar("T")
 Kinds = tuple[type, ...]
 KEYS = {"stage", "done", "failed"}  # of a line, beside those of its usage and its result
 RESULT = re.compile(rb'"result":\s*"(\w*)"')  # within a text its quotes would have backslashes
-INTEGER = r"(?:0|-?[1-9]\d*)"
-SCALARS = {
-    int: INTEGER,
-    float: r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:e[-+]\d+)?",
-    str: r'"[ !#-\[\]-~]*"',
-}  # as lines have them
-NUMBERS = rf"\[((?:{INTEGER}(?:,{INTEGER})*)?)\]"
-READ_AT_ONCE = 1 << 22  # bytes
+LINES_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -73,8 +67,12 @@ class Record(Generic[R_co]):
             fields["failed"] = self.failed
         if self.result is not None:
             fields |= {"result": type(self.result).__name__} | _changed_fields(self.result)
-        # Fractions, and numbers of numpy: whoever reads them knows their type.
-        return json.dumps(fields | _changed_fields(self.usage), separators=(",", ":"), default=str) + "\n"
+        fields |= _changed_fields(self.usage)
+        try:
+            text = _dump(fields)
+        except ValueError:  # JSON has no such numbers
+            text = _dump(_finite(fields))
+        return text.encode(errors="replace").decode() + "\n"  # half characters, of names of files that are no text
 
     @classmethod
     def from_line(cls, line: str | bytes, kinds: Kinds) -> Record[Any]:  # Any: one of `kinds`
@@ -83,10 +81,7 @@ class Record(Generic[R_co]):
         Raises:
             ValueError: it is no line that `to_line` gives.
         """
-        line = line.encode() if isinstance(line, str) else line
-        form = _form(line, kinds)
-        fields = form.validate(line)
-        return cls(fields.stage, fields.done, fields.failed, form.result(fields), form.usage(fields))
+        return _Line.of(line.encode() if isinstance(line, str) else line, kinds).record()
 
 
 @dataclass(frozen=True)
@@ -113,6 +108,20 @@ def _changed_fields(value: Any) -> dict[str, object]:  # Any: a dataclass
     return {name: entry for name, entry, default in entries if entry != default}
 
 
+def _dump(fields: object) -> str:
+    # Fractions, and numbers of numpy: whoever reads them knows their type.
+    return json.dumps(fields, separators=(",", ":"), default=str, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    """Return `value` with names for numbers that are infinite or none; whoever reads them knows their type."""
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(entry) for entry in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 @dataclass(frozen=True)
 class _Form:
     """What lines look like that have a result of `kind`, or none: one flat object, which is checked in one go.
@@ -129,27 +138,45 @@ class _Form:
 
     @classmethod
     def from_kind(cls, kind: type | None) -> _Form:
-        from pydantic import ConfigDict, TypeAdapter
+        import msgspec
 
         parts = (Usage,) if kind is None else (Usage, kind)
-        line = dataclasses.make_dataclass(
+        line = msgspec.defstruct(
             "line",
-            [("stage", str), ("done", tuple[int, ...]), ("failed", tuple[tuple[int, str], ...], field(default=()))]
+            [("stage", str), ("done", tuple[int, ...]), ("failed", tuple[tuple[int, str], ...], ())]
             + ([] if kind is None else [("result", Literal[kind.__name__])])
-            + [_copied(kind, own) for kind in parts for own in dataclasses.fields(kind)],
+            + [_copied(part, own) for part in parts for own in dataclasses.fields(part)],
             kw_only=True,
+            forbid_unknown_fields=True,
+            gc=False,
         )
-        line.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]  # as pydantic says it
         names = [tuple(own.name for own in dataclasses.fields(part)) for part in (*parts, *parts)]
-        return cls(kind, TypeAdapter(line).validate_json, names[0], names[1] if kind is not None else ())
+        decoder = msgspec.json.Decoder(line, strict=False, dec_hook=lambda hint, value: hint(value))
+        return cls(kind, decoder.decode, names[0], names[1] if kind is not None else ())
 
-    def usage(self, line: Any) -> Usage:
-        """Return the usage in a line that was validated."""
-        return Usage(*map(vars(line).__getitem__, self.usage_names))
 
-    def result(self, line: Any) -> Any:  # Any: of its kind
-        """Return the result in a line that was validated."""
-        return None if self.kind is None else self.kind(*map(vars(line).__getitem__, self.result_names))
+class _Line(NamedTuple):
+    """A line that was checked: its fields, and the form that they have."""
+
+    form: _Form
+    fields: Any  # Any: a class of its own
+
+    @classmethod
+    def of(cls, line: bytes, kinds: Kinds) -> _Line:
+        """Return the line; it need not be one, or of one of `kinds`: a ValueError says so."""
+        name, forms = RESULT.search(line), _forms(kinds)
+        key = name[1] if name is not None else b""
+        if key not in forms:
+            raise ValueError(f"its result is {key.decode()}")
+        return cls(forms[key], forms[key].validate(line))
+
+    def usage(self) -> Usage:
+        return Usage(*(getattr(self.fields, name) for name in self.form.usage_names))
+
+    def record(self) -> Record[Any]:  # Any: one of its kinds
+        form, fields = self
+        result = form.kind and form.kind(*(getattr(fields, name) for name in form.result_names))
+        return Record(fields.stage, fields.done, fields.failed, result, self.usage())
 
 
 def finished_by(kind: type | None) -> Mapping[str, str]:
@@ -159,23 +186,18 @@ def finished_by(kind: type | None) -> Mapping[str, str]:
 
 def _copied(kind: type, own: dataclasses.Field[Any]) -> tuple[str, Any, Any]:
     """Return a field of `kind` as that of another class, with the type that its annotation means."""
-    copy: Any = field(default=own.default, default_factory=own.default_factory)
-    return own.name, get_type_hints(kind)[own.name], copy
+    import msgspec
+
+    factory, given = own.default_factory, own.default
+    default = {} if given is dataclasses.MISSING else {"default": given}
+    made = {} if factory is dataclasses.MISSING else {"default_factory": factory}
+    return own.name, get_type_hints(kind)[own.name], msgspec.field(**default, **made)
 
 
 @cache
 def _forms(kinds: Kinds) -> Mapping[bytes, _Form]:
     """Return the forms of lines by the names of results; b"" of lines without one."""
     return {b"": _Form.from_kind(None)} | {kind.__name__.encode(): _Form.from_kind(kind) for kind in (*kinds, Attempt)}
-
-
-def _form(line: bytes, kinds: Kinds) -> _Form:
-    """Return the form of a line; it need not have that, or any."""
-    name = RESULT.search(line)
-    key, forms = name[1] if name is not None else b"", _forms(kinds)
-    if key not in forms:
-        raise ValueError(f"its result is {key.decode()}")
-    return forms[key]
 
 
 @dataclass
@@ -225,13 +247,12 @@ def read_records(path: Path, kinds: Kinds, fields: Sequence[str] = ()) -> Iterat
     Raises:
         RunError: a line is damaged, or its result is of none of `kinds`.
     """
-    keys = [f'"{name}":'.encode() for name in fields]
-    return _read(path, lambda line: Record.from_line(line, kinds), keys)
+    return (line.record() for line in _read(path, kinds, [f'"{name}":'.encode() for name in fields]))
 
 
 def read_usages(path: Path, kinds: Kinds) -> Iterator[Usage]:
     """Yield what each task took that finished units, by the journal at `path`, as `read_records`."""
-    return (usage for usage in _read(path, lambda line: _usage(line, kinds)) if usage is not None)
+    return (line.usage() for line in _read(path, kinds) if line.fields.done)
 
 
 def read_units(path: Path, kinds: Kinds) -> Iterator[Mapping[str, list[int]]]:
@@ -242,83 +263,21 @@ def read_units(path: Path, kinds: Kinds) -> Iterator[Mapping[str, list[int]]]:
     Raises:
         RunError: as `read_records`.
     """
-    if not path.is_file():
-        return
-    pattern, stages = _plain(kinds)
-    number = 0
-    with path.open("rb") as file:
-        while lines := file.readlines(READ_AT_ONCE):
-            texts, units = defaultdict[bytes, list[bytes]](list), defaultdict[str, list[int]](list)
-            for line in lines:
-                number += 1
-                match = pattern.fullmatch(line)
-                if match is not None:
-                    own, done, *others = match.groups()
-                    texts[own].append(done)
-                    for name, text in zip(stages, others, strict=True):
-                        texts[name].append(text)
-                elif line.endswith(b"\n"):  # or a crash cut it off
-                    for stage, unit in _parsed(line, lambda line: Record.from_line(line, kinds), number, path).units:
-                        units[stage].append(unit)
-            for own, parts in texts.items():
-                if numbers := b",".join(filter(None, parts)):
-                    units[own.decode()] += map(int, numbers.split(b","))
+    units = defaultdict[str, list[int]](list)
+    for number, (form, fields) in enumerate(_read(path, kinds), 1):
+        units[fields.stage].extend(fields.done)
+        for name, stage in finished_by(form.kind).items():
+            units[stage].extend(getattr(fields, name))
+        if number % LINES_AT_ONCE == 0:
             yield units
+            units = defaultdict(list)
+    yield units
 
 
-@cache
-def _plain(kinds: Kinds) -> tuple[re.Pattern[bytes], list[bytes]]:
-    """Return what most lines look like, and the stages of the units that their groups have after stage and done.
-
-    `Record.from_line` takes each line that matches, and others; to parse one takes three times as long.
-    """
-    stages, results = list[bytes](), [""]
-    for kind in (*kinds, Attempt):
-        finished, parts = finished_by(kind), _plain_fields(kind)
-        if parts is not None:
-            stages += [stage.encode() for stage in finished.values()]
-            results.append(f',"result":"{kind.__name__}"{parts}')
-    start = rf'{{"stage":"([ !#-\[\]-~]*+)","done":{NUMBERS}'
-    return re.compile(rf"{start}(?:{'|'.join(reversed(results))}){_plain_fields(Usage)}}}\n".encode()), stages
-
-
-def _plain_fields(kind: type) -> str | None:
-    """Return what the fields of a dataclass look like in a line, with a group for units; None where it cannot be said.
-
-    Fields follow one another as in the class, and those that are their defaults are left out.
-    """
-    hints, text = get_type_hints(kind), ""
-    for own in dataclasses.fields(kind):
-        value = NUMBERS if own.name in finished_by(kind) else _plain_value(hints[own.name])
-        if value is None:
-            return None
-        is_needed = own.default is dataclasses.MISSING
-        text += rf',"{own.name}":{value}' if is_needed else rf'(?:,"{own.name}":{value})?+'
-    return text
-
-
-def _plain_value(hint: Any) -> str | None:  # Any: a type
-    """Return what values of a type look like in a line; None where that is not said."""
-    if get_origin(hint) is not tuple:
-        return SCALARS.get(hint)
-    parts = [_plain_value(part) for part in get_args(hint) if part is not Ellipsis]
-    if None in parts:
-        return None
-    texts = ",".join(filter(None, parts))
-    return rf"\[(?:{texts}(?:,{texts})*+)?+\]" if get_args(hint)[-1] is Ellipsis else rf"\[{texts}\]"
-
-
-def _usage(line: bytes, kinds: Kinds) -> Usage | None:
-    form = _form(line, kinds)
-    fields = form.validate(line)
-    return form.usage(fields) if fields.done else None
-
-
-def _read(path: Path, parse: Callable[[bytes], T], keys: Sequence[bytes] = ()) -> Iterator[T]:
-    """Yield what `parse` gives of each whole line that has one of `keys`, if there are any.
+def _read(path: Path, kinds: Kinds, keys: Sequence[bytes] = ()) -> Iterator[_Line]:
+    """Yield each whole line that has one of `keys`, if there are any.
 
     Args:
-        parse: may raise a ValueError.
         keys: as they are written; within a text their quotes would have backslashes.
     """
     if not path.is_file():
@@ -328,12 +287,12 @@ def _read(path: Path, parse: Callable[[bytes], T], keys: Sequence[bytes] = ()) -
             if not line.endswith(b"\n"):  # a crash cut it off
                 return
             if not keys or any(key in line for key in keys):
-                yield _parsed(line, parse, number, path)
+                yield _checked(line, kinds, number, path)
 
 
-def _parsed(line: bytes, parse: Callable[[bytes], T], number: int, path: Path) -> T:
+def _checked(line: bytes, kinds: Kinds, number: int, path: Path) -> _Line:
     try:
-        return parse(line)
+        return _Line.of(line, kinds)
     except ValueError as error:
         raise RunError(
             f"line {number} of {path} is damaged, or another version wrote it; restore the file to continue, or "
@@ -377,7 +336,7 @@ class JournalReader:
             for line in file:
                 if not line.endswith(b"\n"):  # it is being written
                     return
-                record = _parsed(line, lambda line: Record.from_line(line, self.kinds), self._number + 1, self.path)
+                record = _checked(line, self.kinds, self._number + 1, self.path).record()
                 self._offset, self._number, self._last = self._offset + len(line), self._number + 1, line
                 yield record
 
