@@ -97,6 +97,7 @@ ROWS = [
         1.2,
         planned,
         why="the default recipe, N5 in chunks of 64³, two workers; beside, files of the output, and memory of a worker",
+        is_quick=True,
     ),
     Row(
         "fetches",

@@ -1,4 +1,4 @@
-"""Scaling by simulation: whole runs of 1 to 64 workers and more, of which only the workers are made up.
+"""Scaling by simulation: whole runs of 1 to 64 workers and more, in which only the workers are stand-ins.
 
 In two ways. On workers of a clock of its own a task takes no time of this machine: what is lost is lost by the loop's
 own choices (bundles, what is sent ahead, the tail), exactly and at any load. On real managers and workers of Parsl

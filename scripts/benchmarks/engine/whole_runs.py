@@ -259,9 +259,9 @@ WHY = (
 )
 quick = partial(Row, why=WHY, is_quick=True)
 ROWS = [
-    quick("engine", "driver's time per block, 10⁵ / 10⁴ blocks", 1.25, 1.0, measure_time),
-    quick("engine-memory", "driver, 10⁵ blocks - 10⁴ blocks", 60.0, 30.0, measure_memory, unit="MiB"),
-    quick("replay", "resumed run to its first task, 10⁶ lines", 10.0, 5.0, measure_replay, unit="s"),
+    quick("engine", "driver's time per block, 10⁵ / 10⁴ blocks", 1.1, 1.0, measure_time),
+    quick("engine-memory", "driver, 10⁵ blocks - 10⁴ blocks", 40.0, 30.0, measure_memory, unit="MiB"),
+    quick("replay", "resumed run to its first task, 10⁶ lines", 7.0, 5.0, measure_replay, unit="s"),
     quick("looks", "status, verify, report of 10⁵ blocks, slowest", 30.0, 10.0, measure_looks, unit="s"),
 ]
 
