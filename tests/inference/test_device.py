@@ -287,6 +287,26 @@ def test_a_net_of_integers_gets_them_where_nothing_else_is_done(settings: tuple[
     assert not planned(*settings, of=volume((8, 8, 8))).keeps_integers
 
 
+def test_whole_numbers_go_through_a_net_many_small_windows_at_a_time() -> None:
+    settings = ("net.name=identity", *windowed((8, 8, 8), (0, 0, 0), (4, 4, 4), "crop"))
+    assert Runner.load(planned(*settings, of=volume((32, 32, 32)), net=facts(integers=True))).batch == 64
+    assert Runner.load(planned(*settings, of=volume((32, 32, 32)))).batch == 1
+    large = ("net.name=identity", *windowed((64, 64, 128), (0, 0, 0), (1, 1, 1), "crop"))
+    assert Runner.load(planned(*large, of=volume((128, 128, 128)), net=facts(integers=True))).batch == 4
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_batches_of_whole_numbers_are_not_filled_up(num: int) -> None:
+    seen: list[tuple[int, ...]] = []
+    plan = planned(
+        *windowed((8, 8, 8), (0, 0, 0), (2, 2, 2), "crop"), of=volume((16, 16, 16)), net=facts(integers=True)
+    )
+    runner = Runner(plan, "cpu", 4, _net=lambda x: (seen.append(tuple(x.shape)), x.clone())[1])
+    windows = torch.arange(num * 512, dtype=torch.uint8).reshape(num, 1, 8, 8, 8)
+    assert torch.equal(runner.run(windows), windows)
+    assert seen == [(num, 1, 8, 8, 8)]
+
+
 def test_large_labels_go_through_a_net_of_integers(tmp_path: Path) -> None:
     data = noise((8, 8, 16)).astype(np.int32) + 2**30
     location = write_volume(tmp_path / "in.n5", data)

@@ -219,6 +219,22 @@ def test_a_seam_is_a_peak_at_the_faces(tmp_path: Path) -> None:
         assert own[0] > 1.2 * max(difference for distance, difference in own.items() if distance)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16, np.int32, np.float32])
+def test_a_histogram_counts_each_value_once(dtype: type) -> None:
+    values = np.random.default_rng(0).integers(0, 120, (2, 5, 7)).astype(dtype) - dtype(
+        3 if dtype is not np.uint8 else 0
+    )
+    chart = histogram.histogram("Greys", {"input": values, "output": values[:0]})
+    bins = zip(chart.data["low"], chart.data["high"], chart.data["series"], strict=True)
+    own = [(low, high) for low, high, series in bins if series == "input"]
+    last = own[-1][1]
+    expected = [
+        int(((values >= low) & ((values < high) | (high == last) & (values == high))).sum()) for low, high in own
+    ]
+    assert list(chart.data["count"]) == expected + [0] * len(own)
+    assert sum(expected) == values.size
+
+
 @pytest.mark.browser
 def test_every_chart_is_drawn_without_a_complaint(tmp_path: Path, browser: Browser) -> None:
     blocks = BlockMap("infer", Grid((64, 64, 64), (16, 16, 16)))

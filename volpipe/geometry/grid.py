@@ -373,6 +373,8 @@ def mirror(start: int, stop: int, size: int) -> np.ndarray:
 
 def mirrored(box: Box, shape: Sequence[int]) -> Box:
     """Return the smallest box around the voxels of a volume of `shape` that `box` shows, mirrored at its faces."""
+    if Box.from_shape(tuple(shape)).contains(box):
+        return box
     seen = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, shape, strict=True)]
     return Box(tuple(int(places.min()) for places in seen), tuple(int(places.max()) + 1 for places in seen))
 

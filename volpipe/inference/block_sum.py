@@ -14,7 +14,7 @@ import numpy as np
 
 from volpipe.errors import NonfiniteError
 from volpipe.geometry.blend import span
-from volpipe.geometry.grid import Box, Slab
+from volpipe.geometry.grid import Box, Slab, unravel
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.inference.output import finish
 from volpipe.inference.plan import Plan
@@ -80,20 +80,25 @@ class BlockSum:
         self.box = self.plan.sum_box(self.block) if self.slab is None else self.slab.made
         shape = (self.plan.net.out_channels, *self.box.shape)
         dtype = getattr(torch, self.plan.dtype.name) if self.is_finished else torch.float32
+        if self.is_finished and self.selection.cells is None:  # its windows have all of its voxels
+            self._total = torch.empty(shape, dtype=dtype, device=self.bus.device)
+            return
         self._total = torch.full(shape, 0 if self.is_finished else float(NO_SUM), dtype=dtype, device=self.bus.device)
 
     @cached_property
     def is_finished(self) -> bool:
         """Whether it holds voxels as they are stored, not sums."""
         plan = self.plan
-        return plan.recipe.windows.blend == "crop" and all(map(plan.is_direct, plan.shards_of_block(self.block)))
+        is_direct = not plan.num_sums or all(map(plan.is_direct, plan.shards_of_block(self.block)))
+        return plan.recipe.windows.blend == "crop" and is_direct
 
     def add(self, number: int, out: torch.Tensor) -> None:
         """Add window `number`, whose net output is `out` (c, z, y, x), on the device, with its weights."""
         import torch
 
         plan = self.plan
-        sides = [self._side(axis, i) for axis, i in enumerate(plan.lattice.window_index(number))]
+        places = unravel(number % plan.lattice.windows_per_block, plan.lattice.places)
+        sides = [self._side(axis, place) for axis, place in enumerate(places)]
         z, y, x = (side.place for side in sides)
         with torch.inference_mode():
             part = self._finite(out[:, *(side.inner for side in sides)], (z, y, x))
@@ -106,20 +111,21 @@ class BlockSum:
             else:
                 self._total[:, z, y, x] += self._weighted(part, sides)
 
-    def _side(self, axis: int, index: int) -> _Side:
-        """Return where window `index` along `axis` adds to this sum; a region of interest may cut through it."""
-        if (axis, index) not in self._sides:
+    def _side(self, axis: int, place: int) -> _Side:
+        """Return where window `place` of the block along `axis` adds; a region of interest may cut through it."""
+        if (axis, place) not in self._sides:
             plan, low = self.plan, self.box.start[axis]
             lattice, scale = plan.lattice, plan.net.scale[axis]
+            index = lattice.windows_along(axis, lattice.blocks.index(self.block)[axis])[place]
             own = span(plan.recipe.windows.blend, lattice, axis, index, scale)
             first = (index * lattice.stride[axis] - lattice.margin[axis] - plan.roi_box.start[axis]) * scale
             start = max(first + own.start, low)
             stop = max(start, min(first + own.stop, self.box.stop[axis]))
             weights = own.weights[start - first - own.start : stop - first - own.start]
-            self._sides[axis, index] = _Side(
+            self._sides[axis, place] = _Side(
                 slice(start - first, stop - first), slice(start - low, stop - low), weights
             )
-        return self._sides[axis, index]
+        return self._sides[axis, place]
 
     def _weighted(self, part: torch.Tensor, sides: list[_Side]) -> torch.Tensor:
         """Return `part` of a window times its weights along z, y and x."""

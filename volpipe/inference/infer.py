@@ -63,7 +63,9 @@ def write_block(selection: Selection, tensors: Tensors, done: BlockSum, fingerpr
     done.check()
     reached = plan.shards_of_block(done.block)
     shards = list(filter(selection.is_due, reached))
-    contributors = {s: list(filter(selection.has_block, plan.blocks_of_shard(s))) for s in shards}
+    contributors = {
+        s: list(filter(selection.has_block, plan.blocks_of_shard(s))) if plan.num_sums else [done.block] for s in shards
+    }
     closed = [
         shard
         for shard, blocks in contributors.items()

@@ -169,7 +169,9 @@ def write_displays(plan: Plan) -> None:
 
 def _display(name: str, values: np.ndarray, *, is_partial: bool) -> Display:
     """Return the display range of a channel with these `values`: from one to the other of SHOWN_PERCENTILES."""
-    dtype, values = values.dtype, values[np.isfinite(values)].astype(np.float64)
+    dtype = values.dtype
+    if dtype.kind != "u" or dtype.itemsize > 2:  # of these differences of sorted values stay exact as they are
+        values = values[np.isfinite(values)].astype(np.float64)
     values = values[values != 0] if is_partial and values.any() else values
     low, start, end, high = np.percentile(values if values.size else [0.0], (0, *SHOWN_PERCENTILES, 100)).tolist()
     if dtype.kind == "f":

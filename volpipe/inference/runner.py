@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
 
 LARGEST_BATCH = 64
+WHOLE_BYTES = 2 << 20  # of windows of whole numbers that go through a net on a CPU at once
 
 log = logging.getLogger(__name__)
 _counting = threading.Lock()
@@ -223,9 +224,10 @@ class Runner:
         """Return the output of the net for `windows`, to which empty ones are added up to a whole `batch`.
 
         Libraries sum in another order for another batch size, so that a window's last bits would depend on its block.
+        Whole numbers have no such bits.
         """
         missing = batch - len(windows)
-        if missing <= 0:
+        if missing <= 0 or not windows.is_floating_point():
             return self._run(windows)
         import torch
 
@@ -283,9 +285,14 @@ class Runner:
             raise self.explain(error) from error
 
     def _batch_that_fits(self) -> int:
-        """Return the windows per call: one on a CPU, where more are no faster, else the most that fit its memory."""
+        """Return the windows per call: the most that fit a GPU; on a CPU one, or of whole numbers as many as are small.
+
+        More make no net faster there that computes much; one that computes little waits for Python between calls.
+        """
         if self.device == "cpu":
-            return 1
+            window_bytes = np.dtype(self.plan.source.dtype).itemsize * math.prod(self.plan.window)
+            window_bytes *= self.plan.source.num_channels
+            return max(1, min(LARGEST_BATCH, WHOLE_BYTES // window_bytes)) if self.plan.keeps_integers else 1
         most = min(LARGEST_BATCH, self.plan.slab * math.prod(self.plan.lattice.places[1:]))
         try:
             size = largest_that_fits(lambda size: self._fits(self.plan.window, size), most)

@@ -21,7 +21,7 @@ import numpy as np
 
 from volpipe.blockwise.malloc import mapped
 from volpipe.errors import VolumeError
-from volpipe.geometry.grid import Box, Lattice, Slab, align_up
+from volpipe.geometry.grid import Box, Lattice, Slab, align_up, unravel
 from volpipe.inference.intensity import Affine
 from volpipe.volumes.file_states import hash_voxels, is_same, known_files, read_known
 from volpipe.volumes.volume import Reader, Volume
@@ -215,13 +215,13 @@ class StreamedWindows(WindowSource):
         block = numbers[0] // self.lattice.windows_per_block
         slabs = self.slabs(block)
         box, data = self._slab(block, slabs, numbers[0]) if slabs else self._voxels(block)
-        return Voxels(data, tuple(self._place(number, box) for number in numbers), self.normalise)
+        return Voxels(data, tuple(self._places(numbers, box)), self.normalise)
 
     def read(self, numbers: Sequence[int]) -> np.ndarray:
         windows = np.empty((len(numbers), self.volume.num_channels, *self.lattice.window), np.float32)
         for window, number in zip(windows, numbers, strict=True):
             box, data = self._voxels(number // self.lattice.windows_per_block)
-            self.normalise.apply(data[self._place(number, box)], out=window)
+            self.normalise.apply(data[next(self._places([number], box))], out=window)
         return windows
 
     def slabs(self, block: int) -> Sequence[Slab]:
@@ -265,12 +265,15 @@ class StreamedWindows(WindowSource):
         if not is_same(self._fingerprints.setdefault(block, fingerprint), fingerprint):
             raise VolumeError(f"{self.volume} changed while the windows of block {block}, voxels {box}, were cut")
 
-    def _place(self, number: int, box: Box) -> Place:
-        """Return where window `number` is in the voxels (c, z, y, x) of `box`."""
+    def _places(self, numbers: Sequence[int], box: Box) -> Iterator[Place]:
+        """Yield where the windows of these numbers, all of one block, are in the voxels (c, z, y, x) of `box`."""
         lattice = self.lattice
-        start = lattice.window_start(lattice.window_index(number))
-        sides = zip(start, box.start, lattice.window, strict=True)
-        return (slice(None), *(slice(a - b, a - b + w) for a, b, w in sides))
+        base = numbers[0] - numbers[0] % lattice.windows_per_block
+        start = lattice.window_start(lattice.window_index(base))
+        first = [a - b for a, b in zip(start, box.start, strict=True)]
+        for number in numbers:
+            sides = zip(first, unravel(number - base, lattice.places), lattice.stride, lattice.window, strict=True)
+            yield (slice(None), *(slice(a + i * s, a + i * s + w) for a, i, s, w in sides))
 
     def _voxels(self, block: int) -> tuple[Box, np.ndarray]:
         """Return the block's input box and its voxels (c, z, y, x), from memory if they were read lately."""

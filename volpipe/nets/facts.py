@@ -12,6 +12,7 @@ import logging
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -222,6 +223,7 @@ def shape_key(choice: NetChoice) -> str | None:
     return facts_key(NetChoice(name=choice.name, options=choice.options))
 
 
+@cache
 def torch_version() -> str:
     """Return the installed version of torch, without its build."""
     return version("torch").partition("+")[0]

@@ -35,13 +35,22 @@ def histogram(title: str, values: Mapping[str, np.ndarray]) -> Chart:
     edges = edges_of(values)
     columns: dict[str, list[object]] = {"low": [], "high": [], "count": [], "share": [], "series": []}
     for name, series in values.items():
-        counts = np.histogram(series, edges)[0]
+        counts = _counts(series, edges)
         columns["low"] += edges[:-1].tolist()
         columns["high"] += edges[1:].tolist()
         columns["count"] += counts.tolist()
         columns["share"] += (counts / max(1, series.size)).round(6).tolist()
         columns["series"] += [name] * len(counts)
     return Chart(title, "Of the voxels in the slices above.", "histogram", columns)
+
+
+def _counts(series: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Return how many values lie between neighbouring `edges`; short whole numbers are counted before."""
+    if not series.size or series.dtype.kind not in "iu" or series.dtype.itemsize > 2:
+        return np.histogram(series, edges)[0]
+    low = int(series.min())
+    numbers = np.bincount(series.ravel().astype(np.int64) - low)
+    return np.histogram(np.arange(low, low + len(numbers)), edges, weights=numbers)[0]
 
 
 def sizes_chart(table: Path, num_objects: int) -> Chart:

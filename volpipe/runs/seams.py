@@ -44,6 +44,8 @@ PROFILE_CAPTION = (
     "How much neighbouring voxels differ (root of the mean square) by their distance from the faces between windows, 0 "
     "the pair across a face: a seam is a peak, or a dip, at 0. From a sample of the output."
 )
+# Types that hold squares of differences, and are faster than float64, which holds their sums without rounding too.
+EXACT = {"uint8": np.int32, "int8": np.int32, "uint16": np.int64, "int16": np.int64}
 ROUNDING = 1 / 6  # energy of a difference of two rounded numbers, 1/12 each
 
 
@@ -192,7 +194,7 @@ def _squares(
     boxes = [_longer(selection, axis, box, reach - step) for _, box in samples]
     sums, counts, level = np.zeros(2 * reach + 1), np.zeros(2 * reach + 1, np.int64), 0.0
     for (face, _), box, data in zip(samples, boxes, _each_read(plan, boxes), strict=True):
-        lines = np.moveaxis(data, axis + 1, 0).astype(np.float64)
+        lines = np.moveaxis(data, axis + 1, 0).astype(EXACT.get(data.dtype.name, np.float64))
         if not np.isfinite(lines).all():
             continue
         energy = np.square(np.diff(lines, axis=0)).reshape(len(lines) - 1, -1)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -52,6 +52,7 @@ class FileStates:
         self._layout = _layout(header)
         self._description = _description(header)
         self._lately: deque[float] = deque(maxlen=LOOKS)  # seconds that a file took
+        self._named: tuple[Box, list[Location | str | None]] | None = None  # those of one look after the other
         self._memory: OrderedDict[Location | str | None, tuple[State, float]] = OrderedDict()  # and when it was so
 
     @property
@@ -109,13 +110,19 @@ class FileStates:
 
     def _states(self, files: Box, *, may_be_old: bool = False) -> np.ndarray:
         """Return the states of `files`, (…, 4), int64."""
-        states = self._ask(list(cells(files, (1,) * len(files.start))), may_be_old=may_be_old)
+        named = self._named
+        if named is None or named[0] != files:
+            named = self._named = files, self._names(cells(files, (1,) * len(files.start)))
+        states = self._ask(named[1], may_be_old=may_be_old)
         return np.array(states, np.int64).reshape(*files.shape, 4)
 
-    def _ask(self, places: Sequence[Index], *, may_be_old: bool = False) -> list[State]:
-        """Return the states of the files at `places`; from where answers take long, many at a time."""
+    def _names(self, places: Iterable[Index]) -> list[Location | str | None]:
+        """Return the files at `places`."""
         assert self._layout is not None
-        files = [self._layout.file(place) for place in places]
+        return list(map(self._layout.file, places))
+
+    def _ask(self, files: Sequence[Location | str | None], *, may_be_old: bool = False) -> list[State]:
+        """Return the states of `files`; from where answers take long, many at a time."""
         if self.is_remote:
             return self._ask_store(files, may_be_old=may_be_old)
         if len(self._lately) == LOOKS and min(self._lately) > SLOW_SECONDS:
@@ -164,7 +171,7 @@ class KnownStates(FileStates):
             unknown = np.argwhere(self._row(row)[inner.slices][..., 0] == NOT_ASKED)
             if len(unknown):
                 places = [(row, *map(int, place)) for place in unknown + inner.start]
-                for place, state in zip(places, self._ask(places), strict=True):
+                for place, state in zip(places, self._ask(self._names(places)), strict=True):
                     self._rows[row][place[1:]] = state
         if self._volume.axes[0] == "z" and not self._is_listed:
             for row in [row for row in self._rows if row < rows.start]:

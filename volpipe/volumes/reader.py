@@ -365,6 +365,8 @@ class Reader:
         """
         if box.is_empty:
             raise VolumeError(f"{self.volume}: box {box} is empty")
+        if Box.from_shape(self.volume.spatial_shape).contains(box):
+            return self.read(box)
         sources, around = self._mirrored(box)
         data = self.read(around)
         for i, positions in enumerate(sources):
@@ -472,14 +474,14 @@ def once(folder: Location, purpose: object, make: Callable[[], T], *, has_slices
 
 def state(folder: Location, *, has_slices: bool = False) -> tuple[object, ...]:
     """Return a value that changes when an array's metadata do; those of slices are their names."""
+    states = () if has_slices else paths.state(folder, METADATA_FILES.values())
+    if states or not (has_slices or isinstance(folder, Path)):
+        return states
     within = single_file.split(folder)
     if within is not None:
         return paths.state(within[0].parent, [within[0].name])
-    if has_slices:
+    if has_slices or not isinstance(folder, Path):
         return paths.state(folder.parent, [folder.name])
-    states = paths.state(folder, METADATA_FILES.values())
-    if states or not isinstance(folder, Path):
-        return states
     return tuple(entry for root in precomputed.roots(folder) for entry in paths.state(root, [precomputed.FILE]))
 
 

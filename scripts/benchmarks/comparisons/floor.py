@@ -13,7 +13,7 @@ from volpipe.inference.output import create_output, write_voxels
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.prepare import prepare
+from volpipe.workflow.prepare import Sizing, prepare
 
 
 def copy(plan_json: str) -> Callable[[Take], None]:
@@ -30,11 +30,12 @@ def copy(plan_json: str) -> Callable[[Take], None]:
     return work
 
 
-def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
-    location = inputs.volume(setting, setting.cube(512))
+def measure(setting: Setting, repeats: int, size: int = 512) -> Iterator[Outcome]:
+    location = inputs.volume(setting, setting.cube(size))
     out = setting.scratch / "floor.zarr"
     with session(setting) as running:
-        plan = prepare(location, load_recipe(DEFAULT_RECIPE, IDENTITY), out, Path.cwd())
+        sizing = Sizing(running.executors.capacity)  # of both sides, as `volpipe run` takes it
+        plan = prepare(location, load_recipe(DEFAULT_RECIPE, IDENTITY), out, Path.cwd(), sizing)
         workers = running.executors.slots["gpu"]
         with peers(workers, copy, plan.model_dump_json(), env={"VOLPIPE_THREADS": "1", "OMP_NUM_THREADS": "1"}) as go:
 
@@ -43,17 +44,19 @@ def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
                 create_output(plan, {})
                 return go()
 
-            yield from compared(repeats, lambda: running.run(location, *IDENTITY), floor, "floor")
+            yield from compared(repeats, lambda: running.run(location, *IDENTITY, sizing=sizing), floor, "floor")
 
 
+def measure_large(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    yield from measure(setting, repeats, 1024)
+
+
+WHAT = "run of the identity / decode and encode each chunk once"
+WHY = (
+    "uint8, N5 gzip 64³ to OME-Zarr zstd 64³ without pyramid; as many processes of one thread as workers, "
+    "up on both sides; the floor reads and writes whole shards through the same library, those of the run's plan"
+)
 ROWS = [
-    Row(
-        "floor",
-        "run of the identity / decode and encode each chunk once",
-        2.0,
-        1.3,
-        measure,
-        why="512³ uint8, N5 gzip 64³ to OME-Zarr zstd 64³ without pyramid; as many processes of one thread as workers, "
-        "up on both sides; the floor reads and writes whole shards through the same library",
-    )
+    Row("floor", WHAT, 2.0, 1.3, measure, why=f"512³ {WHY}"),
+    Row("floor-large", f"{WHAT}, 1024³", 2.0, 1.3, measure_large, why=f"1024³ {WHY}; start and end count less"),
 ]
