@@ -74,7 +74,7 @@ class Whole:
             return False
         chunks = self.sight.volume.spatial_chunks
         nums = [num_chunks(slice_at(self.region, axis, self.at), chunks) for axis in axes]
-        return sum(nums) * self.sight.chunk_bytes <= self.sight.most_bytes
+        return sum(nums) <= self.sight.most_chunks
 
 
 def overview_of(subject: Subject) -> list[Item]:
