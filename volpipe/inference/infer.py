@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,11 +21,19 @@ from volpipe.errors import NetError
 from volpipe.geometry.grid import Box
 from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
-from volpipe.inference.output import append_selected, close_shard, open_shard, summed, write_selected
+from volpipe.inference.output import (
+    append_selected,
+    close_shard,
+    open_shard,
+    shards_at_once,
+    summed,
+    write_selected,
+)
 from volpipe.inference.runner import Bus, Runner, load_runner
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import Batch, Voxels, WindowSource, ahead, batches
+from volpipe.volumes.storage.requests import in_turn
 from volpipe.volumes.writer import ShardStream
 
 if TYPE_CHECKING:
@@ -72,14 +81,18 @@ def write_block(selection: Selection, tensors: Tensors, done: BlockSum, fingerpr
     if len(closed) < len(shards):
         other = [] if selection.due is None else [shard for shard in reached if not selection.due[shard]]
         tensors.write_sum(done, [*closed, *other])
-    checksums, clipped = {}, {}
-    for shard in closed:
-        box = plan.shards().box(shard)
-        if done.is_finished:
-            data = done.part(box)
-        else:
-            data, clipped[shard] = _summed(selection, tensors, done, box, contributors[shard])
-        checksums[shard] = write_selected(selection, box, data)
+    clipped = dict[int, int]()
+
+    def writes() -> Iterator[Callable[[], str]]:
+        for shard in closed:
+            box = plan.shards().box(shard)
+            if done.is_finished:
+                data = done.part(box)
+            else:
+                data, clipped[shard] = _summed(selection, tensors, done, box, contributors[shard])
+            yield partial(write_selected, selection, box, data)
+
+    checksums = dict(zip(closed, in_turn(writes(), shards_at_once(plan)), strict=True))
     if done.is_finished and closed:
         clipped[closed[0]] = done.clipped
     shared = tuple(shard for shard in closed if not plan.is_direct(shard))

@@ -1,6 +1,7 @@
 """A line between clients and a server on this machine: as fast and as far as it is told, in both directions.
 
-Not here: the server (tests/support/faults/bucket). A process of its own: `python -m benchmarks.stores.link PORT`.
+Not here: the server (tests/support/faults/bucket). A process of its own: `python -m benchmarks.stores.link PORT RATE`,
+in bytes per second in each direction.
 """
 
 from __future__ import annotations
@@ -9,19 +10,19 @@ import asyncio
 import contextlib
 import sys
 
-LATENCY_SECONDS, BYTES_PER_SECOND = 0.02, 200e6  # there and back; in each direction
+LATENCY_SECONDS = 0.02  # there and back
 PIECE_BYTES, PIECES = 1 << 17, 16  # of a connection, on their way
 
 
 class Direction:
     """One direction of the line: pieces leave it one after the other, each as long after it came as the line is far."""
 
-    def __init__(self) -> None:
-        self._free = 0.0
+    def __init__(self, rate: float) -> None:
+        self._rate, self._free = rate, 0.0
 
     def arrival(self, num_bytes: int, now: float) -> float:
         """Return when a piece that is sent now arrives."""
-        self._free = max(now, self._free) + num_bytes / BYTES_PER_SECOND
+        self._free = max(now, self._free) + num_bytes / self._rate
         return self._free + LATENCY_SECONDS / 2
 
 
@@ -49,9 +50,9 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line
         writer.close()
 
 
-async def serve(port: int) -> None:
+async def serve(port: int, rate: float) -> None:
     """Carry connections to `port` of this machine; print the port that they are to come to."""
-    there, back = Direction(), Direction()
+    there, back = Direction(rate), Direction(rate)
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port, limit=PIECE_BYTES)
@@ -64,4 +65,4 @@ async def serve(port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1])))
+    asyncio.run(serve(int(sys.argv[1]), float(sys.argv[2])))
