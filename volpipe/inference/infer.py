@@ -171,9 +171,9 @@ def infer(
 ) -> Iterator[tuple[int, Exception | BlockResult]]:
     """Yield each of `blocks` once it is written, with its result or its error.
 
-    At most two sums are in memory: the one that grows and the one that is being written; the voxels of the next block
-    are read meanwhile. Of a block in slabs, these take the place of blocks. A block is not written if `before_write`
-    raises; `on_windows` is called with the number of windows of each batch that was computed.
+    At most two sums are in memory: the one that grows and the one that is being written; the voxels of the block
+    after these are read meanwhile. Of a block in slabs, these take the place of blocks. A block is not written if
+    `before_write` raises; `on_windows` is called with the number of windows of each batch that was computed.
     """
     after_next = dict(zip(blocks, blocks[2:], strict=False))
     slabs, failed = SlabWriter(selection), set[int]()
@@ -181,6 +181,8 @@ def infer(
     def write(done: BlockSum) -> BlockResult | None:
         if done.is_last:
             source.forget(done.block)
+            if done.block in after_next:
+                source.expect(after_next[done.block])
         try:
             before_write()
             if done.slab is None:
@@ -191,9 +193,6 @@ def infer(
             failed.add(done.block)
             slabs.abort()
             raise
-        finally:
-            if done.is_last and done.block in after_next:
-                source.expect(after_next[done.block])
 
     runner = load_runner(selection.plan)
     runner.check()

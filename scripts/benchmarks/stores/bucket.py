@@ -37,7 +37,7 @@ from volpipe.workflow.prepare import prepare
 
 NAME = "bench"
 SETTINGS = (*IDENTITY, "tensors.mode=streamed", "output.codec=raw")
-RATE, SLOW_RATE = 200e6, 25e6  # of the line in each direction, in bytes per second
+RATE, SLOW_RATE = 200e6, 12.5e6  # of the line in each direction, in bytes per second
 PLAIN_REQUESTS = 32  # at a time, of a plain program in each direction
 CHUNK = (64, 64, 64)
 
@@ -192,7 +192,7 @@ ROWS = [
     ),
     Row(
         "line",
-        "blocks from bucket to bucket / the line's own time, 20 ms, 25 MB/s",
+        "blocks from bucket to bucket / the line's own time, 20 ms, 12.5 MB/s",
         1.25,
         1.11,
         measure_slow,
