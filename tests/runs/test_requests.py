@@ -24,9 +24,9 @@ from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
 
 SHAPE, CHUNK, SHARD = (256, 384, 384), (64, 64, 64), (128, 128, 128)
-# Asked for beside what the blocks need, whatever the volume: 16 chunks each for the estimate and the identity of the
-# input, 48 for pictures of it; 48 of the output, 24 samples at faces of windows and 8 for viewers, with indices.
-MOST_OF_INPUT, MOST_OF_OUTPUT, MOST_METADATA = 16 + 16 + 48, 2 * 48 + 4 * 24 + 2 * 8, 240
+# Asked for beside what the blocks need, whatever the volume: 12 chunks for the estimate, 16 for the identity of the
+# input, 27 for pictures of it; 27 of the output, 24 samples at faces of windows and 8 for viewers, with indices.
+MOST_OF_INPUT, MOST_OF_OUTPUT, MOST_METADATA = 12 + 16 + 27, 2 * 27 + 4 * 24 + 2 * 8, 220
 
 
 @pytest.fixture

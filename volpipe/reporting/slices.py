@@ -25,7 +25,7 @@ from volpipe.volumes.volume import Volume
 
 PLANES = {"xy": 0, "xz": 1, "yz": 2}  # and the axis that each cuts; of the other two the first goes down
 MOST_BYTES = 20 * 2**20  # of decoded chunks that the three slices of a volume touch
-REMOTE_CHUNKS = 48  # that they touch of a volume in a bucket or on a web server, where each is a request
+REMOTE_CHUNKS = 27  # that they touch of a volume in a bucket or on a web server, where each is a request
 MOST_CHANNELS = 3  # that are read, to be shown as red, green and blue
 
 IsMissing = Callable[[Box], np.ndarray | None]  # of each voxel of a box whether it is not written, None where all are
