@@ -12,7 +12,7 @@ from volumes import noise, windowed, write_volume
 
 from volpipe.display.reports import seam_line, seam_warning
 from volpipe.inference.selection import Selection
-from volpipe.runs.seams import THRESHOLD, seam_scores
+from volpipe.runs.seams import THRESHOLD, seam_scores, seam_squares
 from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.volumes.formats.container import read_attributes
 
@@ -72,7 +72,7 @@ def test_a_score_is_the_ratio_of_mean_squares(monkeypatch: pytest.MonkeyPatch) -
     along = np.cumsum([0, *(3 if i % 10 == 0 else 1 for i in range(1, 40))]).astype(np.uint8)
     data = np.broadcast_to(along[:, None, None], (40, 40, 40))
     monkeypatch.setattr("volpipe.runs.seams.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
-    found = {score.axis: score.value for score in seam_scores(Selection(plan))}
+    found = {score.axis: score.value for score in seam_scores(plan, seam_squares(Selection(plan)))}
     assert found == pytest.approx({"z": (9 + 1 / 6) / (1 + 1 / 6), "y": 1.0, "x": 1.0})
 
 
@@ -88,7 +88,7 @@ def test_the_one_face_of_a_small_volume_is_a_seam_only_where_it_stands_out(
     steps = [3 if place == 10 else elsewhere[place % 2] for place in range(1, 20)]
     data = np.broadcast_to(np.cumsum([0, *steps]).astype(np.uint8)[:, None, None], (20, 40, 40))
     monkeypatch.setattr("volpipe.runs.seams.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
-    score = seam_scores(Selection(plan))[0]
+    score = seam_scores(plan, seam_squares(Selection(plan)))[0]
     assert (score.axis, score.value) == ("z", pytest.approx((9 + 1 / 6) / (1 + 1 / 6)))
     assert (score.is_seam, score.is_of_tissue) == (is_seam, not is_seam)
     assert bool(seam_warning([score])) == is_seam
@@ -96,7 +96,7 @@ def test_the_one_face_of_a_small_volume_is_a_seam_only_where_it_stands_out(
 
 
 def test_labels_have_no_score() -> None:
-    assert seam_scores(Selection(planned("net.name=identity", "output.kind=labels"))) == []
+    assert seam_squares(Selection(planned("net.name=identity", "output.kind=labels"))) == []
 
 
 def test_the_edges_of_a_mask_are_no_seams(tmp_path: Path, give: Give) -> None:

@@ -40,7 +40,7 @@ from volpipe.inference.plan import Plan, make_plan
 from volpipe.inference.runner import load_runner, smaller_windows
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
-from volpipe.inference.statistics import sampled_affine
+from volpipe.inference.statistics import needs_measuring, sampled_affine
 from volpipe.inference.windows import StreamedWindows
 from volpipe.runs import worker
 from volpipe.runs.run_folder import RunFolder
@@ -57,7 +57,7 @@ PROBE_SECONDS, BUDGET_SECONDS = 0.5, 4.0  # of the first window, and of all wind
 LONG_SECONDS = 4.0  # a first block that takes as long is sample enough
 NUM_PASSES = 4  # of windows through the net: a first block, two that are timed, and one whose output is written
 FACTOR_SECONDS = 3e-7  # to store a voxel of a window (gzip, one core, 2026-11)
-SAMPLED_CHUNKS, LEAST_CHUNKS, SAMPLE_SECONDS = 64, 8, 0.5
+SAMPLED_CHUNKS, REMOTE_CHUNKS, LEAST_CHUNKS, SAMPLE_SECONDS = 64, 12, 8, 0.5
 READERS, VOXELS_AT_ONCE = 4, 2**24  # of the sample, with the decoded chunks that may lie in memory
 KEPT_VOXELS = 2**16  # of each of its chunks
 SEED = 0
@@ -73,10 +73,11 @@ class Sample:
 
 
 def sample(plan: Plan, volume: Volume) -> Sample:
-    """Read chunks of `volume` here and there, for half a second at most where those are enough."""
+    """Read chunks of `volume` here and there, for half a second at most where those are enough; few from far away."""
     reader, chunk = volume.open(), volume.spatial_chunks
     grid = Grid(plan.source.shape, chunk)
-    boxes = [grid.box(n) for n in Random(SEED).sample(range(len(grid)), min(SAMPLED_CHUNKS, len(grid)))]
+    most = SAMPLED_CHUNKS if isinstance(volume.folder, Path) else REMOTE_CHUNKS
+    boxes = [grid.box(n) for n in Random(SEED).sample(range(len(grid)), min(most, len(grid)))]
     at_once = max(1, VOXELS_AT_ONCE // math.prod(chunk))
     stop, before = time.perf_counter() + SAMPLE_SECONDS, transferred().read
 
@@ -317,7 +318,8 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
     num_windows = sum(len(plan.lattice.windows_of(block)) for block in units[1:])
     box = plan.blocks.box(units[0])
     with stopwatch() as measuring:
-        _check(worker.measure(job, units[:1]))
+        if needs_measuring(plan.recipe.normalise, np.dtype(plan.source.dtype)):
+            _check(worker.measure(job, units[:1]))
     factor_seconds, window_bytes = _try_factor(job, units if plan.mode == "stored" else units[:1])
     with stopwatch() as warm:
         closed = _check(worker.infer(job, units[:1])).shared

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,11 +21,19 @@ from volpipe.errors import NetError
 from volpipe.geometry.grid import Box
 from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
-from volpipe.inference.output import append_selected, close_shard, open_shard, summed, write_selected
+from volpipe.inference.output import (
+    append_selected,
+    close_shard,
+    open_shard,
+    shards_at_once,
+    summed,
+    write_selected,
+)
 from volpipe.inference.runner import Bus, Runner, load_runner
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import Batch, Voxels, WindowSource, ahead, batches
+from volpipe.volumes.storage.requests import in_turn
 from volpipe.volumes.writer import ShardStream
 
 if TYPE_CHECKING:
@@ -74,14 +83,18 @@ def write_block(selection: Selection, tensors: Tensors, done: BlockSum, fingerpr
     if len(closed) < len(shards):
         other = [] if selection.due is None else [shard for shard in reached if not selection.due[shard]]
         tensors.write_sum(done, [*closed, *other])
-    checksums, clipped = {}, {}
-    for shard in closed:
-        box = plan.shards().box(shard)
-        if done.is_finished:
-            data = done.part(box)
-        else:
-            data, clipped[shard] = _summed(selection, tensors, done, box, contributors[shard])
-        checksums[shard] = write_selected(selection, box, data)
+    clipped = dict[int, int]()
+
+    def writes() -> Iterator[Callable[[], str]]:
+        for shard in closed:
+            box = plan.shards().box(shard)
+            if done.is_finished:
+                data = done.part(box)
+            else:
+                data, clipped[shard] = _summed(selection, tensors, done, box, contributors[shard])
+            yield partial(write_selected, selection, box, data)
+
+    checksums = dict(zip(closed, in_turn(writes(), shards_at_once(plan)), strict=True))
     if done.is_finished and closed:
         clipped[closed[0]] = done.clipped
     shared = tuple(shard for shard in closed if not plan.is_direct(shard))
@@ -160,9 +173,9 @@ def infer(
 ) -> Iterator[tuple[int, Exception | BlockResult]]:
     """Yield each of `blocks` once it is written, with its result or its error.
 
-    At most two sums are in memory: the one that grows and the one that is being written; the voxels of the next block
-    are read meanwhile. Of a block in slabs, these take the place of blocks. A block is not written if `before_write`
-    raises; `on_windows` is called with the number of windows of each batch that was computed.
+    At most two sums are in memory: the one that grows and the one that is being written; the voxels of the block
+    after these are read meanwhile. Of a block in slabs, these take the place of blocks. A block is not written if
+    `before_write` raises; `on_windows` is called with the number of windows of each batch that was computed.
     """
     after_next = dict(zip(blocks, blocks[2:], strict=False))
     slabs, failed = SlabWriter(selection), set[int]()
@@ -170,6 +183,8 @@ def infer(
     def write(done: BlockSum) -> BlockResult | None:
         if done.is_last:
             source.forget(done.block)
+            if done.block in after_next:
+                source.expect(after_next[done.block])
         try:
             before_write()
             if done.slab is None:
@@ -180,9 +195,6 @@ def infer(
             failed.add(done.block)
             slabs.abort()
             raise
-        finally:
-            if done.is_last and done.block in after_next:
-                source.expect(after_next[done.block])
 
     runner = load_runner(selection.plan)
     runner.check()

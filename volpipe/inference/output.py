@@ -27,6 +27,7 @@ from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import grow_array, locate
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location
+from volpipe.volumes.storage.requests import num_at_once
 from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
 from volpipe.volumes.writer import ShardStream
 
@@ -241,6 +242,12 @@ def write_selected(selection: Selection, box: Box, data: np.ndarray) -> str:
     """Write stored `data` (c, z, y, x) to `box` of level 0, zeros outside the selection; return the checksums."""
     mask = selection.mask(box)
     return write_voxels(selection.plan, 0, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
+
+
+def shards_at_once(plan: OutputPlan) -> int:
+    """Return how many shards a worker writes at a time: several into a bucket, where each waits for an answer."""
+    shard_bytes = math.prod(plan.shard) * plan.num_channels * plan.dtype.itemsize
+    return num_at_once(shard_bytes, fewest=1) if "://" in plan.out else 1
 
 
 def open_shard(plan: OutputPlan, shard: int, level: int = 0) -> ShardStream:

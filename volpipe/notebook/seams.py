@@ -11,7 +11,7 @@ from pathlib import Path
 from volpipe.errors import RunError, VolpipeError
 from volpipe.notebook.pictures import Curve, Drawn, curves_png
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.seams import THRESHOLD, Profile, Score, seam_profiles, seam_scores
+from volpipe.runs.seams import THRESHOLD, Profile, Score, seam_profiles, seam_scores, seam_squares
 from volpipe.tables import html_table
 from volpipe.workflow.driver import Report, RunWork
 from volpipe.workflow.entries import find_work
@@ -100,4 +100,5 @@ def seams(result: Report | str | Path) -> Seams:
         raise RunError(f"{name} is not complete, so that missing voxels would count as seams; run it to its end first")
     selection = folder.load_selection(work.plan)
     assert selection is not None  # of a complete run
-    return Seams(Path(name).name, tuple(seam_scores(selection)), tuple(seam_profiles(selection)))
+    sample = seam_squares(selection)
+    return Seams(Path(name).name, tuple(seam_scores(work.plan, sample)), tuple(seam_profiles(work.plan, sample)))

@@ -84,6 +84,20 @@ class Subject:
         """The length that a pixel shows before pictures are enlarged."""
         return min(self.voxel)
 
+    @cached_property
+    def sights(self) -> tuple[dict[str, Sight], list[Item]]:
+        """The input and the output as far as they can be opened, and a note for each that cannot."""
+        sights, notes = dict[str, Sight](), list[Item]()
+        for name in ("input", "output"):
+            try:
+                sight = Sight(self.plan.source.volume()) if name == "input" else self.output()
+                sight.volume.open()
+                sight.within_reach(*(_given if name == "input" else outer)(self, self.region))
+                sights[name] = sight
+            except (VolpipeError, OSError) as error:
+                notes.append(Note(f"The {name} cannot be shown: {reason_of(error)}", "warning"))
+        return sights, notes
+
     def output(self, level: int = 0, most_bytes: int = MOST_BYTES) -> Sight:
         """Return a level of the output."""
         plan = self.plan
@@ -114,11 +128,10 @@ class Plane:
 
 def slices_of(subject: Subject) -> list[Item]:
     """Return the pictures of three slices through the middle, what could not be read, and a histogram of the rest."""
-    sights, notes = sights_of(subject)
+    sights, notes = subject.sights
     planes = list(_planes(subject, sights)) if sights else []
     patches = [patch for plane in planes for patch in (plane.source, plane.output) if patch is not None]
-    notes += damage_notes(patches)
-    return [*notes, *Drawing(subject, planes).items(), *_histograms(subject, planes)]
+    return [*notes, *damage_notes(patches), *Drawing(subject, planes).items(), *_histograms(subject, planes)]
 
 
 def damage_notes(patches: Sequence[Patch]) -> list[Item]:
@@ -128,20 +141,6 @@ def damage_notes(patches: Sequence[Patch]) -> list[Item]:
     if any(not (patch.problem or patch.is_known.all()) for patch in patches):
         notes.append(Note("What is not written yet, or was set aside, is hatched.", "warning"))
     return notes
-
-
-def sights_of(subject: Subject) -> tuple[dict[str, Sight], list[Item]]:
-    """Return the input and the output as far as they can be opened, and a note for each that cannot."""
-    sights, notes = dict[str, Sight](), list[Item]()
-    for name in ("input", "output"):
-        try:
-            sight = Sight(subject.plan.source.volume()) if name == "input" else subject.output()
-            sight.volume.open()
-            sight.within_reach(*(_given if name == "input" else outer)(subject, subject.region))
-            sights[name] = sight
-        except (VolpipeError, OSError) as error:
-            notes.append(Note(f"The {name} cannot be shown: {reason_of(error)}", "warning"))
-    return sights, notes
 
 
 def _given(subject: Subject, box: Box) -> tuple[Box, Index]:

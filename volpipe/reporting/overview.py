@@ -23,7 +23,6 @@ from volpipe.reporting.comparison import (
     outer,
     shaded,
     sides_of,
-    sights_of,
 )
 from volpipe.reporting.frames import EDGE, Scale
 from volpipe.reporting.page import Item, Note, Picture
@@ -74,12 +73,12 @@ class Whole:
             return False
         chunks = self.sight.volume.spatial_chunks
         nums = [num_chunks(slice_at(self.region, axis, self.at), chunks) for axis in axes]
-        return sum(nums) * self.sight.chunk_bytes <= self.sight.most_bytes
+        return sum(nums) <= self.sight.most_chunks
 
 
 def overview_of(subject: Subject) -> list[Item]:
     """Return pictures of the whole input and output, at levels that are coarse enough; none of small ones."""
-    sights, _ = sights_of(subject)
+    sights, _ = subject.sights
     if not sights:
         return []
     field = field_of(subject, sights)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from volpipe.volumes.volume import Volume
 
 PLANES = {"xy": 0, "xz": 1, "yz": 2}  # and the axis that each cuts; of the other two the first goes down
 MOST_BYTES = 20 * 2**20  # of decoded chunks that the three slices of a volume touch
+REMOTE_CHUNKS = 27  # that they touch of a volume in a bucket or on a web server, where each is a request
 MOST_CHANNELS = 3  # that are read, to be shown as red, green and blue
 
 IsMissing = Callable[[Box], np.ndarray | None]  # of each voxel of a box whether it is not written, None where all are
@@ -62,7 +64,7 @@ GONE = "files that the run wrote are gone; `volpipe verify` names them all"
 
 @dataclass
 class Sight:
-    """A volume as a report sees it: within MOST_BYTES of its chunks.
+    """A volume as a report sees it: within MOST_BYTES of its chunks, and REMOTE_CHUNKS of one that is far away.
 
     Attributes:
         most_bytes: of chunks that three slices may touch, decoded.
@@ -83,6 +85,12 @@ class Sight:
         volume = self.volume
         return math.prod(volume.chunks) * volume.dtype.itemsize * min(volume.num_channels, MOST_CHANNELS)
 
+    @property
+    def most_chunks(self) -> int:
+        """How many chunks the three slices may touch."""
+        most = self.most_bytes // self.chunk_bytes
+        return most if isinstance(self.volume.folder, Path) else min(most, REMOTE_CHUNKS)
+
     def within_reach(self, whole: Box, at: Index) -> Box:
         """Return the part of `whole` around the voxel `at` whose slices may be read: of huge chunks a single one.
 
@@ -101,7 +109,7 @@ class Sight:
 
     def affordable(self, box: Box, axis: int, at: Index) -> Box:
         """Return the part around the voxel `at` of a slice across `axis` whose chunks may be read."""
-        return fewer_chunks(box, self.volume.spatial_chunks, self.most_bytes // (3 * self.chunk_bytes), axis, at)
+        return fewer_chunks(box, self.volume.spatial_chunks, self.most_chunks // 3, axis, at)
 
     def hold(self, whole: Box) -> None:
         """Read `whole`, which a single huge chunk holds, at once: a chunk is read for each slice otherwise."""

@@ -212,8 +212,10 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
         """Return slices of input and output; see `FolderWork`."""
 
+        subject_of = cache(lambda: self._checked_subject(schedule))  # opened once for all pictures
+
         def drawn(draw: Callable[[Subject], Sequence[Item]]) -> Sequence[Item]:
-            subject = self._checked_subject(schedule)
+            subject = subject_of()
             return draw(subject) if subject is not None else [Note("Nothing is computed yet.")]
 
         return [

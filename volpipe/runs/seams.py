@@ -13,11 +13,9 @@ score is that of one or two planes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -28,9 +26,7 @@ from volpipe.inference.selection import Selection
 from volpipe.reporting.page import Chart, Item, Note
 from volpipe.units import size
 
-T = TypeVar("T")
-
-MOST_SAMPLES = 32  # per axis
+MOST_SAMPLES, REMOTE_SAMPLES = 32, 8  # per axis; of an output in a bucket, where each is two to four requests
 EDGE = 64  # output voxels of a sample along the other axes
 READERS = 4
 MOST_REACH = 16  # pairs of voxels to each side of a face in a profile, at least one step
@@ -97,28 +93,73 @@ class Profile:
     num_pairs: int
 
 
-def seam_scores(selection: Selection) -> list[Score]:
-    """Return the scores of the written output of `selection`; no axis without faces, and none for labels."""
-    return _by_axis(selection, _score)
+@dataclass(frozen=True)
+class Squares:
+    """Sums over a sample of the faces across one axis, by the distance of a pair of neighbouring voxels from its face.
+
+    Attributes:
+        axis: 0 to 2.
+        sums, counts: of squared differences, and of pairs, (2 * reach + 1,); the pair across the face is in the middle.
+        level: sum of squares of the voxels before the faces.
+        step: of the net's own grid, in voxels of the output.
+    """
+
+    axis: int
+    sums: np.ndarray
+    counts: np.ndarray
+    level: float
+    step: int
+
+    @property
+    def reach(self) -> int:
+        return len(self.counts) // 2
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs across faces."""
+        return int(self.counts[self.reach])
 
 
-def seam_profiles(selection: Selection) -> list[Profile]:
-    """Return profiles from the same samples as `seam_scores`; no axis without faces, and none for labels."""
-    return _by_axis(selection, _profile)
+def seam_squares(selection: Selection, most_samples: int = MOST_SAMPLES) -> list[Squares]:
+    """Return what scores and profiles of the written output of `selection` are made of, read once for both.
 
-
-def profile_items(selection: Selection) -> list[Item]:
-    """Return the chart of profiles for a report, from as few samples as it may read; nothing of labels."""
+    There is no axis without faces, or with too few voxels at them, and none of labels.
+    """
     plan = selection.plan
     if plan.recipe.output.kind == "labels":
         return []
-    sample = 2 * math.prod(plan.chunk) * plan.num_channels * plan.dtype.itemsize  # a face may lie between two chunks
-    most = min(REPORT_SAMPLES, REPORT_BYTES // (3 * sample))
-    if most == 0:
-        return [
-            Note(f"No profile across the faces of windows: chunks of {size(sample / 2)} are too much to read for it.")
-        ]
-    profiles = _by_axis(selection, partial(_profile, most_samples=most))
+    rng = np.random.default_rng(SEED)
+    most = min(most_samples, REMOTE_SAMPLES) if "://" in plan.out else most_samples
+    found = [_squares(selection, axis, rng, most) for axis in range(3)]
+    return [squares for squares in found if squares.num_pairs >= FEWEST]
+
+
+def seam_scores(plan: Plan, sample: Sequence[Squares]) -> list[Score]:
+    """Return the score of each axis of `sample`."""
+    return [_score(plan, squares) for squares in sample]
+
+
+def seam_profiles(plan: Plan, sample: Sequence[Squares]) -> list[Profile]:
+    """Return the profile of each axis of `sample`."""
+    return [_profile(plan, squares) for squares in sample]
+
+
+def profile_items(selection: Selection, sample: Sequence[Squares] | None = None) -> list[Item]:
+    """Return the chart of profiles for a report; nothing of labels.
+
+    Without a `sample` that was read already, it is of as few voxels as a report may read.
+    """
+    plan = selection.plan
+    if plan.recipe.output.kind == "labels":
+        return []
+    if sample is None:
+        num_bytes = 2 * math.prod(plan.chunk) * plan.num_channels * plan.dtype.itemsize  # a face lies between two
+        most = min(REPORT_SAMPLES, REPORT_BYTES // (3 * num_bytes))
+        if most == 0:
+            chunks = size(num_bytes / 2)
+            return [Note(f"No profile across the faces of windows: chunks of {chunks} are too much to read for it.")]
+        sample = seam_squares(selection, most)
+    profiles = seam_profiles(plan, sample)
     if not profiles:
         return [Note("No profile across the faces of windows: there are none, or too few voxels at them.")]
     columns: dict[str, list[object]] = {"axis": [], "distance": [], "difference": []}
@@ -129,27 +170,15 @@ def profile_items(selection: Selection) -> list[Item]:
     return [Chart("Profiles across the faces of windows", PROFILE_CAPTION, "seams", columns)]
 
 
-def _by_axis(selection: Selection, judge: Callable[[Selection, int, np.random.Generator], T | None]) -> list[T]:
-    if selection.plan.recipe.output.kind == "labels":
-        return []
-    rng = np.random.default_rng(SEED)
-    results = (judge(selection, axis, rng) for axis in range(3))
-    return [result for result in results if result is not None]
-
-
-def _score(selection: Selection, axis: int, rng: np.random.Generator) -> Score | None:
-    plan, step = selection.plan, _step(selection.plan, axis)
-    most = max(0, min(MOST_REACH, plan.lattice.stride[axis] * plan.net.scale[axis] - step - 1))
-    reach = step + most
-    sums, counts, level = _squares(selection, axis, reach, rng)
-    if (num_pairs := int(counts[reach])) < FEWEST:
-        return None
-    least = ROUNDING if plan.dtype.kind != "f" else 1e-12 * level / num_pairs + np.finfo(np.float64).tiny
-    ratios = _ratios(sums, counts, step, least)
+def _score(plan: Plan, squares: Squares) -> Score:
+    step, num_pairs = squares.step, squares.num_pairs
+    most = squares.reach - step
+    least = ROUNDING if plan.dtype.kind != "f" else 1e-12 * squares.level / num_pairs + np.finfo(np.float64).tiny
+    ratios = _ratios(squares.sums, squares.counts, step, least)
     beside = [ratios[place] for place in range(len(ratios)) if place - most not in (0, step, -step)]
     logarithms = np.log([ratio for ratio in beside if math.isfinite(ratio)])
     spread = float(np.sqrt(np.square(logarithms).mean())) if logarithms.size else 0.0
-    return Score(AXES[axis], float(ratios[most]), num_pairs, spread)
+    return Score(AXES[squares.axis], float(ratios[most]), num_pairs, spread)
 
 
 def _ratios(sums: np.ndarray, counts: np.ndarray, step: int, least: float) -> np.ndarray:
@@ -162,32 +191,21 @@ def _ratios(sums: np.ndarray, counts: np.ndarray, step: int, least: float) -> np
     return means[step : len(means) - step] / ((means[: -2 * step] + means[2 * step :]) / 2)
 
 
-def _profile(
-    selection: Selection, axis: int, rng: np.random.Generator, most_samples: int = MOST_SAMPLES
-) -> Profile | None:
-    plan, step = selection.plan, _step(selection.plan, axis)
-    reach = max(step, min(MOST_REACH, plan.lattice.stride[axis] * plan.net.scale[axis] // 2))
-    sums, counts, _ = _squares(selection, axis, reach, rng, most_samples)
-    if counts[reach] < FEWEST:
-        return None
-    known = np.flatnonzero(counts)
-    distances = tuple(int(place) - reach for place in known)
-    return Profile(AXES[axis], distances, tuple((sums[known] / counts[known]).tolist()), step, int(counts[reach]))
+def _profile(plan: Plan, squares: Squares) -> Profile:
+    """Return the profile from the middle of one face to that of the next, at most."""
+    stride = plan.lattice.stride[squares.axis] * plan.net.scale[squares.axis]
+    reach = max(squares.step, min(MOST_REACH, stride // 2))
+    known = [place for place in np.flatnonzero(squares.counts) if abs(place - squares.reach) <= reach]
+    differences = squares.sums[known] / squares.counts[known]
+    distances = tuple(int(place) - squares.reach for place in known)
+    return Profile(AXES[squares.axis], distances, tuple(differences.tolist()), squares.step, squares.num_pairs)
 
 
-def _step(plan: Plan, axis: int) -> int:
-    """Return the step of the net's own grid in voxels of the output."""
-    return plan.net.stride[axis] * plan.net.scale[axis]
-
-
-def _squares(
-    selection: Selection, axis: int, reach: int, rng: np.random.Generator, most_samples: int = MOST_SAMPLES
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return the sums (2 * reach + 1,) of squared differences of pairs from -`reach` to `reach` off the faces.
-
-    With them come the numbers of pairs, and the sum of squares of the voxels before the faces.
-    """
-    plan, step = selection.plan, _step(selection.plan, axis)
+def _squares(selection: Selection, axis: int, rng: np.random.Generator, most_samples: int) -> Squares:
+    """Return the sums over `most_samples` faces across `axis`, which may be the same ones."""
+    plan = selection.plan
+    step = plan.net.stride[axis] * plan.net.scale[axis]
+    reach = step + max(0, min(MOST_REACH, plan.lattice.stride[axis] * plan.net.scale[axis] - step - 1))
     faces = [face for face in _faces(plan, axis) if step < face < plan.out_shape[axis] - step]
     chosen = [int(face) for face in rng.choice(faces, size=most_samples)] if faces else []
     samples = [(face, box) for face in chosen if _is_selected(selection, box := _sample(plan, axis, face, step, rng))]
@@ -202,7 +220,7 @@ def _squares(
         sums[first : first + len(energy)] += energy.sum(axis=1)
         counts[first : first + len(energy)] += energy.shape[1]
         level += np.square(lines[reach - first]).sum()
-    return sums, counts, level
+    return Squares(axis, sums, counts, level, step)
 
 
 def _longer(selection: Selection, axis: int, box: Box, more: int) -> Box:

@@ -22,8 +22,9 @@ from volpipe.volumes.formats.container import inside, read_header
 from volpipe.volumes.reader import METADATA_FILES
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.chunk_files import ChunkFiles
+from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.metadata import Header
-from volpipe.volumes.storage.object_store import Stamp
+from volpipe.volumes.storage.object_store import Remote, Stamp
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume
 
@@ -73,16 +74,22 @@ def identify(volume: Volume) -> Identity:
     root, names = _files(volume, header)
     boxes, places = _boxes(volume), _places(volume, header, root)
     contents: dict[Box, bytes] = {}
-    for box in boxes:
-        if box not in contents:
-            contents[box] = _content(volume, box)
-        digest.update(contents[box])
+    with noting_stamps() as stamps:
+        for box in boxes:
+            if box not in contents:
+                contents[box] = _content(volume, box)
+            digest.update(contents[box])
     sampled = [Sampled(box=str(box), voxels=_hash(data), file=places(box)) for box, data in contents.items()]
     names += [sample.file for sample in sampled if sample.file]
+
+    def state(file: Location) -> Stamp | None:
+        """Return the stamp of `file`: that which came with its voxels, where it did."""
+        return stamps[file] if isinstance(file, Remote) and file in stamps else paths.stamp(file)
+
     return Identity(
         name=str(volume),
         metadata={name: json.dumps(value) for name, value in metadata.items()},
-        files={name: paths.stamp(root / name) for name in dict.fromkeys(names)},
+        files={name: state(root / name) for name in dict.fromkeys(names)},
         boxes=tuple(sampled),
         fingerprint=digest.hexdigest()[:32],
     )

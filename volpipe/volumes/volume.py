@@ -67,7 +67,8 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0, *,
     if not isinstance(container, object_store.Remote):  # there it is asked last: not all that may be read may be listed
         single_file.probe_file(container)
         _check_exists(container, key)
-    volume = _resolve(container, key, level)
+    with paths.reading_once():
+        volume = _resolve(container, key, level)
     if volume.format == "tiff" and isinstance(volume.folder, Path) and volume.folder.is_dir():
         tiff_folder.check(volume.folder)
     volume = with_view(volume, view)

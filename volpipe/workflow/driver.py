@@ -49,7 +49,7 @@ from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, sea
 from volpipe.runs.report import WorkReport, clipped_in, kept_in
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.seams import Score, profile_items, seam_scores
+from volpipe.runs.seams import Score, Squares, profile_items, seam_scores, seam_squares
 from volpipe.runs.update import Update, take_selection, with_due
 from volpipe.runs.updates import Updated, standing_records, updates_in
 from volpipe.runs.verify import Recomputed, Shard, check_present, recompute
@@ -112,6 +112,7 @@ class RunWork(OutputWork[Plan, Report]):
     kinds: ClassVar[Kinds] = RESULTS
     updates: tuple[Updated, ...] = ()  # of this session
     _replayed: tuple[tuple[object, ...], RunSchedule] | None = None  # and what it follows from
+    _squares: Sequence[Squares] | None = None  # read when the run was closed
 
     def volumes(self) -> dict[str, Volume]:
         """Return volume and mask."""
@@ -233,7 +234,7 @@ class RunWork(OutputWork[Plan, Report]):
         selection = self._selection()
         if selection is None or not schedule.is_complete:
             return [Note("Seams are looked for once the output is complete.")]
-        return profile_items(selection)
+        return profile_items(selection, self._squares)
 
     def subject(self, schedule: Schedule) -> Subject | None:
         """Return the output and its input for pictures; see `OutputWork`."""
@@ -432,7 +433,8 @@ class RunWork(OutputWork[Plan, Report]):
             if report.is_complete:
                 self._know_input(selection, report)
                 with warned("no seam score"):
-                    report.seams = seam_scores(selection)
+                    self._squares = seam_squares(selection)
+                    report.seams = seam_scores(self.plan, self._squares)
                 with warned("no windows of channels for viewers"):
                     write_displays(self.plan)
             seal(self.folder, self.plan, self.plan.array_format, RESULTS, _findings(report))

@@ -37,15 +37,16 @@ from volpipe.workflow.prepare import prepare
 
 NAME = "bench"
 SETTINGS = (*IDENTITY, "tensors.mode=streamed", "output.codec=raw")
+RATE, SLOW_RATE = 200e6, 12.5e6  # of the line in each direction, in bytes per second
 PLAIN_REQUESTS = 32  # at a time, of a plain program in each direction
 CHUNK = (64, 64, 64)
 
 
 @contextmanager
-def served(folder: Path, *, far: bool = False) -> Iterator[Callable[[], Counter[str]]]:
+def served(folder: Path, rate: float = 0.0) -> Iterator[Callable[[], Counter[str]]]:
     """Serve the files of `folder` by its name, from a process of its own; give what counts requests since it was asked.
 
-    `far` puts the line between (link).
+    A line (link) of `rate` bytes per second in each direction lies between; none where it is 0.
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -58,8 +59,9 @@ def served(folder: Path, *, far: bool = False) -> Iterator[Callable[[], Counter[
         counts: Counter[str] = here.recv()
         return counts
 
+    line = _line(settings["AWS_ENDPOINT_URL"], rate) if rate else nullcontext()
     try:
-        with mock.patch.dict(os.environ, settings), _line(settings["AWS_ENDPOINT_URL"]) if far else nullcontext():
+        with mock.patch.dict(os.environ, settings), line:
             yield requests
     finally:
         process.terminate()
@@ -67,10 +69,10 @@ def served(folder: Path, *, far: bool = False) -> Iterator[Callable[[], Counter[
 
 
 @contextmanager
-def _line(url: str) -> Iterator[None]:
+def _line(url: str, rate: float) -> Iterator[None]:
     """Let this process and its workers reach the server at `url` by a line."""
     port = url.rpartition(":")[2]
-    command = [sys.executable, "-m", "benchmarks.stores.link", port]
+    command = [sys.executable, "-m", "benchmarks.stores.link", port, str(rate)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as line:
         assert line.stdout is not None
         try:
@@ -148,10 +150,10 @@ def _run(running: Session, location: str, folder: Path) -> tuple[float, float, f
     return blocks, seconds, max(usage.peak_bytes for usage in usages) / memory_bytes(plan, None)
 
 
-def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
+def measure(setting: Setting, repeats: int, rate: float = RATE) -> Iterator[Outcome]:
     """Yield seconds of the blocks of a run by those of a plain program that moves as many bytes there, in turn."""
     container = raw_volume(setting, 512 if setting.short else 1024)
-    with served(container, far=True) as requests, session(setting) as running:
+    with served(container, rate) as requests, session(setting) as running:
         location = f"s3://{NAME}/{container.name}/raw"
         source = open_volume(location).folder
         assert isinstance(source, Remote)
@@ -163,10 +165,17 @@ def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
             blocks, seconds, memory = _run(running, location, folder)
             counts = requests()
             plain = _plain(source, keys, counts["PUT"])
-            rate = len(keys) * math.prod(CHUNK) / 1e6
-            sides = {"blocks": blocks, "run": seconds, "plain program": plain, "plain MB/s each way": rate / plain}
+            num_bytes = len(keys) * math.prod(CHUNK)  # each way
+            sides = {"blocks": blocks, "run": seconds, "plain program": plain, "line": num_bytes / rate}
+            sides |= {"MB/s each way": num_bytes / blocks / 1e6, "plain MB/s each way": num_bytes / plain / 1e6}
             sides |= {"requests per chunk": counts.total() / (len(keys) + counts["PUT"]), "peak / planned": memory}
             yield Outcome(blocks / plain, sides | dict(counts))
+
+
+def measure_slow(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    """Yield seconds of the blocks by those that the bytes need on a line that is slower than two busy processors."""
+    for outcome in measure(setting, repeats, SLOW_RATE):
+        yield Outcome(outcome.sides["blocks"] / outcome.sides["line"], outcome.sides)
 
 
 ROWS = [
@@ -180,5 +189,14 @@ ROWS = [
         "workers that are up, from the start of the first block to the end of the last; requests are all that came, "
         "with those of plan and report, by chunks read and files written; the plain program makes 32 requests at a "
         "time in each direction, the line is a process between",
-    )
+    ),
+    Row(
+        "line",
+        "blocks from bucket to bucket / the line's own time, 20 ms, 12.5 MB/s",
+        1.25,
+        1.11,
+        measure_slow,
+        why="as `s3`, on a line that the processors are faster than; the bytes of the volume by its rate, as reading "
+        "and writing go on at once; the first block is not written meanwhile, and the last not read",
+    ),
 ]

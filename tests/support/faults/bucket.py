@@ -169,7 +169,7 @@ class Handler(BaseHTTPRequestHandler):
                 xml.append(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>")
             else:
                 time = "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-                known = f"<ETag>{escape(etag(stored))}</ETag><Size>{len(stored)}</Size>"
+                known = f"<ETag>{escape(self.bucket.tag(name) or '')}</ETag><Size>{len(stored)}</Size>"
                 xml.append(f"<Contents><Key>{escape(name)}</Key>{time}{known}</Contents>")
         more = len(left) > len(page)
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""

@@ -16,6 +16,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from volpipe.errors import VolumeError
@@ -32,6 +33,7 @@ PARTIAL = r"\..+\.[0-9a-f]{32}"  # names that `whole_file` gives
 State = tuple[int, int, int, int]  # of a file, for equality alone
 ABSENT: State = (-1, -1, -1, -1)
 UNTOLD: State = (-2, -2, -2, -2)  # its store gives neither a time nor a tag
+_read: ContextVar[dict[tuple[Remote, int], bytes | None] | None] = ContextVar("read", default=None)
 
 _num_changes = itertools.count(1)
 _last_change = 0  # to files in remote places, by this process
@@ -57,6 +59,16 @@ def shown(place: object) -> str:
     return str(place).removeprefix(here)
 
 
+@contextlib.contextmanager
+def reading_once() -> Iterator[None]:
+    """Ask for a small file in a remote place once, however often this thread reads it meanwhile."""
+    token = _read.set({})
+    try:
+        yield
+    finally:
+        _read.reset(token)
+
+
 def read(file: Location, limit: int) -> bytes | None:
     """Return the first `limit` bytes of `file`, None where there is no such file.
 
@@ -64,7 +76,12 @@ def read(file: Location, limit: int) -> bytes | None:
         VolumeError: it is there but cannot be read.
     """
     if isinstance(file, Remote):
-        return object_store.read(file, limit)
+        known = _read.get()
+        if known is None:
+            return object_store.read(file, limit)
+        if (file, limit) not in known:
+            known[file, limit] = object_store.read(file, limit)
+        return known[file, limit]
     try:
         with open(file, "rb", opener=_without_waiting) as stream:
             return stream.read(limit)

@@ -10,7 +10,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import TypeVar
@@ -85,9 +86,31 @@ def each(works: Sequence[Callable[[], T]]) -> list[T]:
             future.cancel()
 
 
+def in_turn(works: Iterable[Callable[[], T]], at_once: int) -> list[T]:
+    """Return what `works` give, begun in their order and up to `at_once` at a time; one is taken when there is room.
+
+    Raises:
+        Exception: the first error, once those that were begun have ended.
+    """
+    if at_once == 1:
+        return [work() for work in works]
+    results, waiting = list[T](), deque[Future[T]]()
+    with ThreadPoolExecutor(at_once, "volpipe-in-turn") as pool:
+        for work in works:
+            waiting.append(pool.submit(work))
+            if len(waiting) == at_once:
+                results.append(waiting.popleft().result())
+        return results + [future.result() for future in waiting]
+
+
+def num_at_once(num_bytes: int, fewest: int = FEWEST_AT_ONCE) -> int:
+    """Return how many parts of `num_bytes` each take BYTES_AT_ONCE, at least the `fewest`."""
+    return max(fewest, min(REQUESTS_AT_ONCE, BYTES_AT_ONCE // max(1, num_bytes)))
+
+
 def room(num_bytes: int, fewest: int = FEWEST_AT_ONCE) -> threading.Semaphore:
-    """Return what lets so many pass that their parts, of `num_bytes` each, take BYTES_AT_ONCE, or the `fewest`."""
-    return threading.Semaphore(max(fewest, min(REQUESTS_AT_ONCE, BYTES_AT_ONCE // max(1, num_bytes))))
+    """Return what lets as many pass as `num_at_once` says."""
+    return threading.Semaphore(num_at_once(num_bytes, fewest))
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,112 @@
+"""Requests of a run from bucket to bucket, counted by a server on loopback."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
+from inline import Inline
+from volumes import noise, windowed
+
+from volpipe.geometry.grid import Box
+from volpipe.recipes.inference import load_recipe
+from volpipe.volumes.storage.requests import in_turn
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.workflow.driver import execute
+from volpipe.workflow.prepare import prepare
+
+SHAPE, CHUNK, SHARD = (256, 384, 384), (64, 64, 64), (128, 128, 128)
+# Asked for beside what the blocks need, whatever the volume: 12 chunks for the estimate, 16 for the identity of the
+# input, 27 for pictures of it; 27 of the output, 24 samples at faces of windows and 8 for viewers, with indices.
+MOST_OF_INPUT, MOST_OF_OUTPUT, MOST_METADATA = 12 + 16 + 27, 2 * 27 + 4 * 24 + 2 * 8, 220
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    with serving() as bucket:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        yield bucket
+
+
+def test_a_run_asks_once_for_each_chunk_and_puts_each_file_once(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What plan and report ask for beside that is bounded."""
+    monkeypatch.chdir(tmp_path)
+    data = noise(SHAPE)
+    create_array("s3://cells/in.zarr", "raw", ArraySpec(SHAPE, data.dtype, CHUNK, codec="raw"), "zarr3")
+    open_writer("s3://cells/in.zarr", "raw").write(Box.from_shape(SHAPE), data)
+    settings = ["net.name=identity", "normalise.method=none", "output.levels=0", "output.codec=raw"]
+    settings += [f"output.chunk={list(CHUNK)}", f"output.shard={list(SHARD)}"]
+    recipe = load_recipe(None, [*settings, *windowed((64,) * 3, (0,) * 3, (2, 2, 2), "crop")])
+    bucket.requests.clear()
+    plan = prepare("s3://cells/in.zarr", recipe, "s3://cells/out.zarr", tmp_path)
+    assert execute(plan, Inline().start).missing == []
+    asked = Counter(bucket.requests)
+    given = [count for (_, path), count in asked.items() if "in.zarr/raw/c/" in path]
+    read = [count for (method, path), count in asked.items() if method == "GET" and "out.zarr/s0/c/" in path]
+    files = [count for (method, path), count in asked.items() if method == "PUT" and "out.zarr/s0/c/" in path]
+    assert (len(given), files) == (4 * 6 * 6, [1] * (2 * 3 * 3))
+    assert sum(given) <= len(given) + MOST_OF_INPUT
+    assert sum(read) <= MOST_OF_OUTPUT
+    assert asked.total() - sum(given) - sum(read) - sum(files) <= MOST_METADATA
+    assert np.array_equal(open_volume("s3://cells/out.zarr")[...], data)
+
+
+def test_shards_of_a_block_are_put_side_by_side(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two wait for each other: one after the other they would never go."""
+    monkeypatch.chdir(tmp_path)
+    data = noise((16, 16, 16))
+    create_array("s3://cells/in.zarr", "raw", ArraySpec(data.shape, data.dtype, (8, 8, 8)), "zarr3")
+    open_writer("s3://cells/in.zarr", "raw").write(Box.from_shape(data.shape), data)
+    settings = ["net.name=identity", "output.levels=0", "output.chunk=[8,8,8]", "output.shard=[8,8,8]"]
+    recipe = load_recipe(None, [*settings, *windowed((8,) * 3, (0,) * 3, (2, 2, 2), "crop")])
+    plan = prepare("s3://cells/in.zarr", recipe, "s3://cells/out.zarr", tmp_path)
+    assert (len(plan.blocks), len(plan.shards())) == (1, 8)
+    first_two, numbers = threading.Barrier(2, timeout=60), itertools.count()
+
+    def fault(method: str, path: str) -> str:
+        if method == "PUT" and "/s0/c/" in path and next(numbers) < 2:
+            first_two.wait()
+        return ""
+
+    bucket.fault = fault
+    assert execute(plan, Inline().start).missing == []
+    assert next(numbers) == 8
+    assert np.array_equal(open_volume("s3://cells/out.zarr")[...], data)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_works_in_turn_keep_their_order_and_no_more_are_taken_than_run(at_once: int) -> None:
+    num_taken = num_ended = most = 0
+    lock = threading.Lock()
+
+    def work(number: int) -> int:
+        nonlocal num_ended
+        time.sleep(0.001 * (number % 4))
+        with lock:
+            num_ended += 1
+        return number
+
+    def works() -> Iterator[Callable[[], int]]:
+        nonlocal num_taken, most
+        for number in range(20):
+            with lock:
+                num_taken += 1
+                most = max(most, num_taken - num_ended)
+            yield partial(work, number)
+
+    assert in_turn(works(), at_once) == list(range(20))
+    assert 1 <= most <= at_once
