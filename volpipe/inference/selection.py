@@ -17,7 +17,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -147,20 +147,24 @@ class Selection:
     def slabs(self, block: int) -> list[Slab]:
         """Return the slabs of `block` that have windows to be computed, ascending."""
         plan, lattice = self.plan, self.plan.lattice
-        numbers, seen, made = self.windows_of(block), self.input_box(block), plan.sum_box(block)
+        numbers, seen, total = self.windows_of(block), self.input_box(block), plan.sum_box(block)
         first = lattice.windows_along(0, lattice.blocks.index(block)[0]).start
         per_layer = lattice.places[1] * lattice.places[2]
-        slabs, base = [], block * lattice.windows_per_block
+        before, after = (sides[0] for sides in support(lattice, plan.recipe.windows.blend))
+        slabs, base = list[Slab](), block * lattice.windows_per_block
 
-        def output(layer: int) -> int:
-            voxel = (first + layer) * lattice.stride[0] - plan.roi[0][0]
-            return min(max(voxel * plan.net.scale[0], made.start[0]), made.stop[0])
+        def output(layer: int, reach: int) -> int:
+            voxel = (first + layer) * lattice.stride[0] + reach - plan.roi[0][0]
+            return min(max(voxel * plan.net.scale[0], total.start[0]), total.stop[0])
 
         for place, group in itertools.groupby(numbers, lambda number: (number - base) // per_layer // plan.slab):
             own = tuple(group)
             low, high = lattice.window_box(own[0]), lattice.window_box(own[-1])
-            start, stop = (output(layer) for layer in (place * plan.slab, (place + 1) * plan.slab))
-            slabs.append(Slab(own, seen.along(0, low.start[0], high.stop[0]), made.along(0, start, stop)))
+            start, stop = output(place * plan.slab, -before), output((place + 1) * plan.slab, after)
+            if slabs:
+                slabs[-1] = replace(slabs[-1], made=slabs[-1].reached & total.along(0, total.start[0], start))
+            reached = total.along(0, start, stop)
+            slabs.append(Slab(own, seen.along(0, low.start[0], high.stop[0]), reached, reached))
         return slabs
 
     def mask(self, box: Box) -> np.ndarray | None:

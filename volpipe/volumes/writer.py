@@ -138,6 +138,11 @@ class ShardStream:
         self._rest = np.empty((*box.shape[:-3], 0, *box.shape[-2:]), header.dtype)
         self._num_layers = self._num_appended = self._size = 0
 
+    @property
+    def position(self) -> int:
+        """Where the next layer lies along z in the array."""
+        return self._box.start[-3] + self._num_appended
+
     def append(self, data: np.ndarray) -> None:
         """Write the next layers, `data` in stored axes; a part of a chunk waits for the rest of it.
 
@@ -158,7 +163,7 @@ class ShardStream:
     def fill(self, stop: int) -> None:
         """Append zeros up to `stop` along z, if anything is missing there."""
         shape, thickness = self._box.shape, self._header.chunks[-3]
-        while (missing := stop - self._box.start[-3] - self._num_appended) > 0:
+        while (missing := stop - self.position) > 0:
             depth = min(missing, thickness)
             self.append(np.zeros((*shape[:-3], depth, *shape[-2:]), self._header.dtype))
 
