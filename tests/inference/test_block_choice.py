@@ -65,6 +65,12 @@ def plan_volume(side: int):  # type: ignore[no-untyped-def]  # see `plan_of`
     return dataclasses.replace(volume((side,) * 3), chunks=(64, 64, 64))
 
 
+def test_where_windows_may_be_left_out_blocks_are_more() -> None:
+    plan = plan_of(2048, 2, "input.empty=0")
+    assert len(plan.blocks) == 64
+    assert len(plan_of(2048, 2).blocks) == 12
+
+
 @pytest.mark.parametrize("num_workers", [1, 2, 7, 16, 64, 300])
 @pytest.mark.parametrize("side", [256, 700, 2048])
 @pytest.mark.parametrize("settings", [(), HALF, ("windows.blend=hann",)], ids=["crop", "half", "auto"])
@@ -94,7 +100,6 @@ def test_256_cubed_is_divided_alike_for_any_site() -> None:
         ("output.format=n5",),
         ("output.format=precomputed",),
         ("input.roi=5:2000,:,:",),
-        ("input.empty=0",),
         ("output.shard=[64,64,64]",),
     ],
 )

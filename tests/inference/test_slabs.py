@@ -20,6 +20,7 @@ from volpipe.geometry import block_shape
 from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
 from volpipe.inference import pyramid
+from volpipe.inference import selection as selection_module
 from volpipe.inference.infer import infer
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import create_output, write_voxels
@@ -45,7 +46,7 @@ NORMALISE = Affine(127.5, 127.5)
 def slabs_of(voxels: int) -> Iterator[None]:
     """Let slabs, and layers of coarser levels and of statistics, have so many voxels."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (block_shape, pyramid, worker):
+        for module in (block_shape, pyramid, selection_module, worker):
             patch.setattr(module, "SLAB_VOXELS", voxels)
         patch.setattr(block_shape, "WHOLE_SUM", 2 * voxels)
         yield
@@ -69,8 +70,8 @@ def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], list[str]]:
     settings = windowed(window, overlap, (draw(st.integers(3, 8)), 2, 3), draw(st.sampled_from(FAMILIES)))
     scale = [draw(st.integers(1, 2)) for _ in range(3)]
     settings += ["net.name=upsample", f"net.options.scale={scale}", "output.levels=1"]
-    settings += draw(st.sampled_from([[], ["input.empty=0"], ["output.dtype=float32"]]))
-    if draw(st.booleans()):
+    settings += draw(st.sampled_from([[], ["input.empty=0"], ["output.dtype=float32"], ["input.mask=mask.n5/raw"]]))
+    if "input.mask" not in settings[-1] and draw(st.booleans()):  # else nothing might be left
         starts = [draw(st.integers(0, n - 1)) for n in shape]
         sides = ((a, draw(st.integers(a + 1, n))) for a, n in zip(starts, shape, strict=True))
         settings.append("input.roi=" + ",".join(f"{a}:{b}" for a, b in sides))
@@ -86,7 +87,9 @@ def test_slabs_make_the_bytes_of_whole_blocks(drawn: tuple[tuple[int, ...], list
     data[len(data) // 3 : len(data) // 3 * 2] = 0  # nothing is selected there where input.empty is 0
     with tempfile.TemporaryDirectory() as name:
         folder, hashes = Path(name), []
-        volume = write_volume(folder / "in.n5", data)
+        volume, mask = write_volume(folder / "in.n5", data), np.zeros(shape, np.uint8)
+        mask[tuple(n // 2 for n in shape)] = mask[:1, -1:] = 1
+        write_volume(folder / "mask.n5", mask)
         for voxels in (1, block_shape.SLAB_VOXELS):
             with slabs_of(voxels):
                 plan = planned(folder, volume, f"{voxels}.zarr", *settings)

@@ -26,6 +26,7 @@ SLAB_VOXELS = 1 << 23  # output voxels of a part of a block that is computed at 
 WHOLE_SUM = 1 << 24  # output voxels of a block of sums that is computed at once, at most
 SUM_CHUNK_TARGET = 32
 BLOCKS_PER_WORKER = 4  # fewer leave workers idle at the end
+SPARSE_FACTOR = 8  # as many more blocks where nobody knows yet how few are left of them
 USUAL_WORKERS = 16  # where nobody says how many there are
 # Of a block that is computed slab by slab. A worker that is lost begins its block again: 13 min of a core that computes
 # the default net in windows of 148³ (0.96 million voxels a second), 3 s to 2 min of a GPU.
@@ -47,6 +48,7 @@ class Sizes:
         sum_bytes: of the sum of an output voxel, all channels; 0 where each voxel comes from one window.
         chunk: output voxels along z of a chunk of the output.
         num_workers: that run the net; None where nobody says.
+        is_sparse: whether a mask or empty space may leave few of the windows.
     """
 
     shape: Triple
@@ -59,6 +61,7 @@ class Sizes:
     sum_bytes: int = 0
     chunk: int = CHUNK_TARGET
     num_workers: int | None = None
+    is_sparse: bool = False
 
     @cached_property
     def counts(self) -> Triple:
@@ -196,7 +199,7 @@ def _large(sizes: Sizes, small: Triple) -> Triple:
     Where there are no more than enough of the `small` ones, these.
     """
     workers = USUAL_WORKERS if sizes.num_workers is None else sizes.num_workers
-    enough = max(ENOUGH_BLOCKS, BLOCKS_PER_WORKER * workers)
+    enough = max(ENOUGH_BLOCKS, BLOCKS_PER_WORKER * workers) * (SPARSE_FACTOR if sizes.is_sparse else 1)
     if sizes.num_filled(small) <= enough:
         return small
     along = [[(b, sizes.fetches(axis, b)) for b in _lengths(sizes, axis, small[axis])] for axis in range(3)]

@@ -364,8 +364,9 @@ def make_plan(
         sum_bytes=0 if recipe.windows.blend == "crop" else net.out_channels * SUM_TYPE.itemsize,
         chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
         num_workers=num_workers,
+        is_sparse=mask is not None or recipe.input.empty is not None,
     )  # fmt: skip
-    block = choose_block(recipe.windows.block, sized, in_slabs=_may_be_large(recipe, mask, out))
+    block = choose_block(recipe.windows.block, sized, in_slabs=_may_be_large(recipe, out))
     shard = _shard(recipe.output, sized.core(block))
     roi = find_roi(recipe.input.roi, volume)
     return Plan(
@@ -472,15 +473,13 @@ def _remedy(volume: Volume, net: NetFacts) -> str:
     return f"choose {other_net}, or an array of {_channels(net.in_channels)}"
 
 
-def _may_be_large(recipe: Recipe, mask: Volume | None, out: Location) -> bool:
-    """Return whether blocks can be computed slab by slab, and are shards, all of whose voxels may be wanted."""
+def _may_be_large(recipe: Recipe, out: Location) -> bool:
+    """Return whether blocks can be computed slab by slab, and are shards: a region of interest may cut these anywhere."""
     return (
         recipe.tensors.mode != "stored"
         and ARRAY_FORMATS[recipe.output.format] in STREAMED
         and recipe.output.shard == "auto"
         and isinstance(out, Path)
-        and mask is None
-        and recipe.input.empty is None
         and recipe.input.roi is None
     )
 
