@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from volpipe.blockwise.malloc import mapped
 from volpipe.errors import NonfiniteError
 from volpipe.geometry.blend import span
 from volpipe.geometry.grid import Box, Slab
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.inference.output import finish
-from volpipe.inference.plan import Plan
+from volpipe.inference.plan import SUM_TYPE, Plan
 from volpipe.inference.runner import Bus
 from volpipe.inference.scratch import NO_SUM
 from volpipe.inference.selection import Selection
@@ -78,18 +79,24 @@ class BlockSum:
         return self.selection.plan
 
     def __post_init__(self, before: BlockSum | None) -> None:
-        import torch
-
         whole, slab = self.plan.sum_box(self.block), self.slab
         self._reached, self.box = (whole, whole) if slab is None else (slab.reached, slab.made)
-        shape = (self.plan.net.out_channels, *self._reached.shape)
-        dtype = getattr(torch, self.plan.dtype.name) if self.is_finished else torch.float32
-        self._total = torch.full(shape, 0 if self.is_finished else float(NO_SUM), dtype=dtype, device=self.bus.device)
+        self._total = self._begun()
         if before is not None:
             left = self._reached & before._reached
             self._in(left).copy_(before._in(left))
             if before._flags is not None:
                 self._raise_flags()[:, :, *self._place(left)] = before._flags[:, :, *before._place(left)]
+
+    def _begun(self) -> torch.Tensor:
+        """Return the sum of no window, on the device."""
+        import torch
+
+        shape, nothing = (self.plan.net.out_channels, *self._reached.shape), 0 if self.is_finished else float(NO_SUM)
+        dtype = self.plan.dtype if self.is_finished else SUM_TYPE
+        if self.slab is not None and self.bus.device == "cpu":
+            return torch.from_numpy(mapped(shape, dtype)).fill_(nothing)
+        return torch.full(shape, nothing, dtype=getattr(torch, dtype.name), device=self.bus.device)
 
     @cached_property
     def is_finished(self) -> bool:

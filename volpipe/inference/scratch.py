@@ -247,6 +247,7 @@ class SumStream:
         plan = tensors.plan
         shards, channels = plan.shards(), plan.net.out_channels
         self._tensors, self._block, self._streams = tensors, block, dict[int, ShardStream]()
+        self._layers: dict[int, np.ndarray] = {}
         self._closed = [shards.box(shard) for shard in closed]
         for part, region in tensors.parts(block, plan.sum_box(block)):
             if not all(shard in closed for shard in shards.touching(region)):
@@ -259,15 +260,22 @@ class SumStream:
         for part, region in self._tensors.parts(self._block, box):
             if (stream := self._streams.get(part)) is None:
                 continue
-            origin, (_, *sides) = self._tensors.origin(self._block, part), plan.sum_parts[part].shape
+            origin = self._tensors.origin(self._block, part)
             for layer in region.cut(0, plan.sum_chunk[0], origin[0]):
-                data = np.zeros((1, plan.net.out_channels, layer.shape[0], *sides), np.float32)
-                first = (layer.start[0], *origin[1:])
+                data, first = self._layer(part)[:, :, : layer.shape[0]], (layer.start[0], *origin[1:])
                 data[0, :, *layer.relative_to(first).slices] = total.part(layer)
                 for inner in (shard & layer for shard in self._closed):
                     data[0, :, *inner.relative_to(first).slices] = 0.0
                 stream.fill(layer.start[0] - origin[0])
                 stream.append(data)
+
+    def _layer(self, part: int) -> np.ndarray:
+        """Return a layer of chunks of `part`, (1, c, z, y, x), float32: zeros where no sum reaches, the same each time."""
+        if part not in self._layers:
+            plan = self._tensors.plan
+            shape = (1, plan.net.out_channels, plan.sum_chunk[0], *plan.sum_parts[part].shape[1:])
+            self._layers[part] = np.zeros(shape, np.float32)
+        return self._layers[part]
 
     def close(self) -> None:
         """Put the parts in their places, zeros where nothing was appended."""

@@ -135,7 +135,7 @@ class ShardStream:
         row = list(box.shape)
         row[-3:-1] = header.chunks[-3:-1]
         self._encoder = tensorstore.ChunkEncoder(header, tuple(row))
-        self._rest = np.empty((*box.shape[:-3], 0, *box.shape[-2:]), header.dtype)
+        self._waiting: np.ndarray | None = None  # one for all layers of chunks: it is large
         self._num_layers = self._num_appended = self._size = 0
 
     @property
@@ -149,16 +149,28 @@ class ShardStream:
         Raises:
             VolumeError: a disk that is full.
         """
-        thickness = self._header.chunks[-3]
-        self._num_appended += data.shape[-3]
-        data = np.concatenate((self._rest, data), axis=-3) if self._rest.size else data
-        whole = data.shape[-3] // thickness * thickness
-        if self._num_appended == self._box.shape[-3]:
-            whole = data.shape[-3]
+        thickness, num_layers = self._header.chunks[-3], data.shape[-3]
         with naming(self._header.folder, self._box, self._header.folder):
-            for start in range(0, whole, thickness):
-                self._write(data[..., start : min(start + thickness, whole), :, :])
-        self._rest = data[..., whole:, :, :].copy()
+            start = 0
+            while start < num_layers:
+                num_waiting = self._num_appended % thickness
+                stop = min(start + thickness - num_waiting, num_layers)
+                self._num_appended += stop - start
+                layer, start = data[..., start:stop, :, :], stop
+                is_whole = self._num_appended % thickness == 0 or self._num_appended == self._box.shape[-3]
+                if num_waiting or not is_whole:
+                    layer = self._joined(layer, num_waiting)
+                if is_whole:
+                    self._write(layer)
+
+    def _joined(self, layer: np.ndarray, num_waiting: int) -> np.ndarray:
+        """Return `layer` with the layers of its chunks that wait before it; it waits with them."""
+        shape = self._box.shape
+        if self._waiting is None:
+            self._waiting = np.empty((*shape[:-3], self._header.chunks[-3], *shape[-2:]), self._header.dtype)
+        stop = num_waiting + layer.shape[-3]
+        self._waiting[..., num_waiting:stop, :, :] = layer
+        return self._waiting[..., :stop, :, :]
 
     def fill(self, stop: int) -> None:
         """Append zeros up to `stop` along z, if anything is missing there."""
