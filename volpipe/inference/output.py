@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 import numpy as np
 from pydantic import ValidationError
 
+from volpipe.blockwise.malloc import mapped
 from volpipe.errors import PlanError, VolumeError
 from volpipe.geometry.grid import Box, Grid, triple
 from volpipe.inference.intensity import Affine, Tally, constant, to_dtype, unit_scale
@@ -245,7 +246,8 @@ def write_selected(selection: Selection, box: Box, data: np.ndarray) -> str:
 
 def open_shard(plan: OutputPlan, shard: int, level: int = 0) -> ShardStream:
     """Return the stream of `shard` of `level`, which is written layer by layer."""
-    return ShardStream(open_writer(plan.out, level_key(level)), stored_box(plan, plan.shards(level).box(shard)))
+    writer = open_writer(plan.out, level_key(level))
+    return ShardStream(writer, stored_box(plan, plan.shards(level).box(shard)), mapped)
 
 
 def append_selected(selection: Selection, stream: ShardStream, box: Box, data: np.ndarray) -> None:

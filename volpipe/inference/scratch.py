@@ -19,9 +19,10 @@ from typing import Protocol
 
 import numpy as np
 
+from volpipe.blockwise.malloc import mapped
 from volpipe.blockwise.usage import counting_growth
 from volpipe.geometry.grid import Box
-from volpipe.inference.plan import Plan
+from volpipe.inference.plan import SUM_TYPE, Plan
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import plain
@@ -252,7 +253,7 @@ class SumStream:
         for part, region in tensors.parts(block, plan.sum_box(block)):
             if not all(shard in closed for shard in shards.touching(region)):
                 whole = Box((block, 0, 0, 0, 0), (block + 1, channels, *plan.sum_parts[part].shape))
-                self._streams[part] = ShardStream(tensors.sum_writer(part), whole)
+                self._streams[part] = ShardStream(tensors.sum_writer(part), whole, mapped)
 
     def append(self, total: BlockPart, box: Box) -> None:
         """Write the layers `box` of the output of the sum `total`, which begin where those before ended, or later."""
@@ -268,13 +269,15 @@ class SumStream:
                     data[0, :, *inner.relative_to(first).slices] = 0.0
                 stream.fill(layer.start[0] - origin[0])
                 stream.append(data)
+            if stream.position == plan.sum_parts[part].shape[0]:
+                self._layers.pop(part, None)
 
     def _layer(self, part: int) -> np.ndarray:
         """Return a layer of chunks of `part`, (1, c, z, y, x), float32: zeros where no sum reaches, the same each time."""
         if part not in self._layers:
             plan = self._tensors.plan
             shape = (1, plan.net.out_channels, plan.sum_chunk[0], *plan.sum_parts[part].shape[1:])
-            self._layers[part] = np.zeros(shape, np.float32)
+            self._layers[part] = mapped(shape, SUM_TYPE)
         return self._layers[part]
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ Not here: arrays that are made (volume, formats), or voxels that are read (reade
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -122,9 +123,10 @@ class ShardStream:
     Args:
         writer: of the array.
         box: the shard, in stored axes, clipped to the array.
+        allocate: makes the array in which layers wait for the rest of their chunks, of a shape and a type.
     """
 
-    def __init__(self, writer: Writer, box: Box) -> None:
+    def __init__(self, writer: Writer, box: Box, allocate: Callable[..., np.ndarray] = np.empty) -> None:
         header, files = writer.header, ChunkFiles(writer.header)
         assert isinstance(header.folder, Path) and header.shards is not None
         unit = header.write_unit
@@ -136,6 +138,7 @@ class ShardStream:
         row[-3:-1] = header.chunks[-3:-1]
         self._encoder = tensorstore.ChunkEncoder(header, tuple(row))
         self._waiting: np.ndarray | None = None  # one for all layers of chunks: it is large
+        self._allocate = allocate
         self._num_layers = self._num_appended = self._size = 0
 
     @property
@@ -162,12 +165,14 @@ class ShardStream:
                     layer = self._joined(layer, num_waiting)
                 if is_whole:
                     self._write(layer)
+        if self._num_appended == self._box.shape[-3]:
+            self._waiting = None
 
     def _joined(self, layer: np.ndarray, num_waiting: int) -> np.ndarray:
         """Return `layer` with the layers of its chunks that wait before it; it waits with them."""
         shape = self._box.shape
         if self._waiting is None:
-            self._waiting = np.empty((*shape[:-3], self._header.chunks[-3], *shape[-2:]), self._header.dtype)
+            self._waiting = self._allocate((*shape[:-3], self._header.chunks[-3], *shape[-2:]), self._header.dtype)
         stop = num_waiting + layer.shape[-3]
         self._waiting[..., num_waiting:stop, :, :] = layer
         return self._waiting[..., :stop, :, :]
