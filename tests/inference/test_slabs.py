@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, windowed, write_volume
 
+from volpipe.estimation.memory import memory_bytes
 from volpipe.geometry import block_shape
 from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
@@ -33,9 +36,9 @@ from volpipe.runs import worker
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import recompute
 from volpipe.runs.worker import Job
-from volpipe.volumes.storage.paths import partial_of
 from volpipe.volumes.reader import Reader
-from volpipe.volumes.volume import open_volume
+from volpipe.volumes.storage.paths import partial_of
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume
 from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
 
@@ -196,7 +199,8 @@ def test_a_voxel_that_is_nan_in_two_slabs_counts_once(tmp_path: Path) -> None:
             )  # fmt: skip
             create_output(plan, {})
             assert plan.has_slabs == (voxels == 1)
-            source = source_of(plan) if plan.has_slabs else StreamedWindows(plan.source.volume(), plan.lattice, NORMALISE)
+            source = source_of(plan)
+            source.slabs_of = source.slabs_of if plan.has_slabs else None
             ((_, result),) = infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source, [0])
             assert not isinstance(result, Exception)
             bad.append((result.bad.nan, result.bad.infinite))
@@ -270,6 +274,31 @@ def job_of(plan: Plan, folder: Path) -> Job:
     return job
 
 
+MEASURED = """
+import sys
+from volpipe.runs import worker
+from volpipe.runs.worker import Job
+job = Job(*sys.argv[1:3], shift=1.0)  # else sums of an empty volume are zeros, which are not stored
+assert worker.infer(job, [int(sys.argv[3])]).failed == ()
+print(next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+def test_a_worker_takes_no_more_for_a_long_blended_block_than_planned(tmp_path: Path) -> None:
+    """A block whose earlier neighbour is not done, so that its whole sum goes to scratch; that alone is 0.4 GiB."""
+    spec = ArraySpec((832, 320, 768), np.dtype("uint8"), (64, 64, 64), codec="gzip")
+    create_array(tmp_path / "in.n5", "raw", spec, "n5")
+    division = windowed((64, 64, 64), (32, 32, 32), (26, 10, 12), "hann")
+    plan = planned(tmp_path, tmp_path / "in.n5", "out.zarr", "net.name=identity", "output.levels=0", *division)
+    create_output(plan, {})
+    job = job_of(plan, tmp_path)
+    assert plan.sum_box(1).num_voxels * 4 > 350 << 20
+    command = [sys.executable, "-c", MEASURED, job.folder, job.identity, "1"]
+    peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
+    assert job.tensors.sum_file(1, 0).stat().st_size > 0
+    assert peak < memory_bytes(plan, None) < 700 << 20
+
+
 @pytest.mark.parametrize("is_ascending", [True, False])
 def test_a_blended_block_finishes_its_shard_where_its_neighbours_are_done(tmp_path: Path, is_ascending: bool) -> None:
     """Else its sum goes to scratch, layer by layer, and is added up by another task, the same way."""
@@ -294,7 +323,7 @@ def test_what_a_killed_writer_left_of_a_sum_is_deleted(tmp_path: Path) -> None:
         plan = laid_out(tmp_path, (96, 48, 48), *several_blocks("hann"))
         job = job_of(plan, tmp_path)
         assert worker.infer(job, [0]).failed == ()
-    whole = [path for path in job.tensors.sums_path.rglob("c/*/0/0/0/0")]
+    whole = list(job.tensors.sums_path.rglob("c/*/0/0/0/0"))
     left = [partial_of(file) for file in whole]
     for file in left:
         file.write_bytes(b"begun")

@@ -129,8 +129,8 @@ class Sizes:
 def slab_layers(block: Triple, stride: Triple, scale: Triple, chunk: int | None) -> int:
     """Return the layers of windows, along z, of a slab of a block: those of a `chunk` of the output at least.
 
-    Without a chunk, a block of sums, which is computed as a whole as long as it has few voxels: it then knows at its end
-    which sums of its neighbours are there.
+    Without a chunk, of a block of sums. As long as it has few voxels it is computed as a whole, so that at its end the
+    sums of more of its neighbours are there.
     """
     step, *sides = (c * s for c, s in zip(stride, scale, strict=True))
     layer = step * math.prod(n * side for n, side in zip(block[1:], sides, strict=True))

@@ -145,9 +145,7 @@ class SlabWriter:
             box = shards.box(shard)
             if not done.is_finished:
                 stop = box.stop[0] if done.is_last else min(done.box.stop[0], box.stop[0])
-                make = partial(
-                    _summed, selection, self.tensors, done, blocks=blocks, tally=self._tallies[shard]
-                )
+                make = partial(_summed, selection, self.tensors, done, blocks=blocks, tally=self._tallies[shard])
                 append_summed(selection, stream, box.along(0, stream.position, max(stream.position, stop)), make)
             elif not (box & done.box).is_empty:
                 append_selected(selection, stream, box & done.box, done.part(box & done.box))

@@ -474,7 +474,7 @@ def _remedy(volume: Volume, net: NetFacts) -> str:
 
 
 def _may_be_large(recipe: Recipe, out: Location) -> bool:
-    """Return whether blocks can be computed slab by slab, and are shards: a region of interest may cut these anywhere."""
+    """Return whether blocks can be computed slab by slab, and are shards: a region of interest cuts these anywhere."""
     return (
         recipe.tensors.mode != "stored"
         and ARRAY_FORMATS[recipe.output.format] in STREAMED

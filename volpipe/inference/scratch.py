@@ -273,7 +273,7 @@ class SumStream:
                 self._layers.pop(part, None)
 
     def _layer(self, part: int) -> np.ndarray:
-        """Return a layer of chunks of `part`, (1, c, z, y, x), float32: zeros where no sum reaches, the same each time."""
+        """Return a layer of chunks of `part`, (1, c, z, y, x), float32, the same each time: 0 where no sum reaches."""
         if part not in self._layers:
             plan = self._tensors.plan
             shape = (1, plan.net.out_channels, plan.sum_chunk[0], *plan.sum_parts[part].shape[1:])
