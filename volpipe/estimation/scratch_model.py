@@ -146,17 +146,19 @@ def missed_share(counts: Sequence[int], num_workers: int, bundle: int, lead: int
     _, ny, nx = counts
     num_simulated = min(math.prod(counts), MOST_SIMULATED)
 
-    def done(number: int) -> int:
+    def done(number: int) -> tuple[int, int]:
         turn, place = divmod(number, bundle)
-        return turn // num_workers * bundle + place
+        return turn % num_workers, turn // num_workers * bundle + place
 
     missed = 0.0
     for number in range(num_simulated):
         x, y, z = number % nx, number // nx % ny, number // (nx * ny)
-        latest = -1
+        worker, end = done(number)
+        share = 0.0
         for dz, dy, dx in itertools.product((0, 1), repeat=3):
             if (dz or dy or dx) and z >= dz and y >= dy and x >= dx:
-                latest = max(latest, done(number - (dz * ny + dy) * nx - dx))
-        start = done(number) - lead
-        missed += 1.0 if latest > start else 0.5 * (latest == start)
+                other, other_end = done(number - (dz * ny + dy) * nx - dx)
+                if other != worker:
+                    share = max(share, 1.0 if other_end > end - lead else 0.5 * (other_end == end - lead))
+        missed += share
     return missed / num_simulated
