@@ -27,6 +27,7 @@ WHOLE_SUM = 1 << 24  # output voxels of a block of sums that is computed at once
 SUM_CHUNK_TARGET = 32
 BLOCKS_PER_WORKER = 4  # fewer leave workers idle at the end
 SPARSE_FACTOR = 8  # as many more blocks where nobody knows yet how few are left of them
+SUMS_FACTOR = 2  # as many more where each worker may have the sum of its whole block in scratch
 USUAL_WORKERS = 16  # where nobody says how many there are
 # Of a block that is computed slab by slab. A worker that is lost begins its block again: 13 min of a core that computes
 # the default net in windows of 148³ (0.96 million voxels a second), 3 s to 2 min of a GPU.
@@ -199,7 +200,8 @@ def _large(sizes: Sizes, small: Triple) -> Triple:
     Where there are no more than enough of the `small` ones, these.
     """
     workers = USUAL_WORKERS if sizes.num_workers is None else sizes.num_workers
-    enough = max(ENOUGH_BLOCKS, BLOCKS_PER_WORKER * workers) * (SPARSE_FACTOR if sizes.is_sparse else 1)
+    enough = max(ENOUGH_BLOCKS, BLOCKS_PER_WORKER * workers)
+    enough *= (SPARSE_FACTOR if sizes.is_sparse else 1) * (SUMS_FACTOR if sizes.sum_bytes else 1)
     if sizes.num_filled(small) <= enough:
         return small
     along = [[(b, sizes.fetches(axis, b)) for b in _lengths(sizes, axis, small[axis])] for axis in range(3)]
