@@ -153,6 +153,22 @@ def test_blocks_miss_what_is_still_at_work(
     assert missed_share(counts, workers, bundle) == pytest.approx(share)
 
 
+@pytest.mark.parametrize(
+    ("counts", "workers", "bundle", "share"),
+    [
+        ((4, 4, 4), 1, 1, 0.0),
+        ((1, 1, 8), 2, 1, (4 + 0.5 * 3) / 8),  # of two side by side the later misses; the next begins as that ends
+        ((1, 1, 8), 8, 1, 7 / 8),
+        ((1, 1, 8), 2, 4, 1 / 8),
+        ((1, 1, 8), 2, 2, 2 / 8 + 0.5 / 8),  # blocks 2 and 6, and 4, which begins as 3 ends
+    ],
+)
+def test_blocks_in_slabs_miss_what_is_at_work_when_they_begin(
+    counts: tuple[int, int, int], workers: int, bundle: int, share: float
+) -> None:
+    assert missed_share(counts, workers, bundle, lead=1) == pytest.approx(share)
+
+
 @FEW
 @given(plans())
 def test_stages_have_the_units_of_the_schedule(plan: Plan) -> None:
@@ -381,7 +397,7 @@ def test_a_run_is_refused_before_it_writes_what_no_worker_can_hold(tmp_path: Pat
 
 
 def test_what_is_planned_covers_what_a_large_blended_run_was_seen_to_take() -> None:
-    plan = planned("windows.blend=hann", of=volume((1500, 1500, 1500)))
+    plan = planned("windows.blend=hann", "windows.block=[8,8,8]", of=volume((1500, 1500, 1500)))
     for tried_mib, used_mib in ((616, 995), (748, 949)):  # measured 2026-11-21, identity, docs/performance.md
         assert used_mib * 2**20 < memory_bytes(plan, tried_mib * 2**20) < 1.2 * used_mib * 2**20
     assert memory_bytes(plan, None) > 995 * 2**20

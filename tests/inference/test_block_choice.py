@@ -19,12 +19,13 @@ from volpipe.estimation.estimate import Slots, estimate
 from volpipe.estimation.forecast import num_tried
 from volpipe.estimation.memory import array_bytes
 from volpipe.geometry.block_shape import LARGEST_SLABS, LARGEST_VOXELS, Sizes, choose_block
-from volpipe.geometry.grid import Triple
+from volpipe.geometry.grid import Lattice, Triple, triple
 from volpipe.inference.plan import Plan, make_plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.workflow.prepare import Sizing, prepare
 
 DENOISE = facts(halo=(10, 10, 10), window=(84, 84, 84))  # the default recipe's, about
+HALF = ("windows.blend=hann", "windows.shape=[64,64,64]", "windows.overlap=32")
 MIB = 1 << 20
 
 
@@ -47,17 +48,38 @@ def test_a_large_volume_has_few_files_and_its_chunks_are_fetched_few_times(
     assert array_bytes(plan) <= 512 * MIB  # of the GiB of a worker, beside its net
 
 
+@pytest.mark.parametrize(
+    ("side", "num_workers", "files", "fetches"),
+    [(1024, 2, 30, 1.35), (2048, 2, 100, 1.3), (2048, 16, 200, 1.3), (4096, 16, 200, 1.3), (100_000, 64, 1.5e6, 1.3)],
+)
+def test_so_has_one_whose_windows_are_blended(side: int, num_workers: int, files: float, fetches: float) -> None:
+    plan = plan_of(side, num_workers, *HALF)
+    result = estimate(plan, plan_volume(side), 1.0, Slots(num_workers, num_workers, shared=True))
+    assert plan.has_slabs
+    assert result.scratch_bytes <= 2.3 * side**3  # where nothing compresses
+    assert result.output_files <= files
+    assert result.amplification <= fetches
+    assert array_bytes(plan) <= 512 * MIB
+
+
 def plan_volume(side: int):  # type: ignore[no-untyped-def]  # see `plan_of`
     return dataclasses.replace(volume((side,) * 3), chunks=(64, 64, 64))
 
 
+def test_where_windows_may_be_left_out_blocks_are_more() -> None:
+    plan = plan_of(2048, 2, "input.empty=0")
+    assert len(plan.blocks) == 64
+    assert len(plan_of(2048, 2).blocks) == 12
+
+
 @pytest.mark.parametrize("num_workers", [1, 2, 7, 16, 64, 300])
 @pytest.mark.parametrize("side", [256, 700, 2048])
-def test_workers_have_enough_blocks(side: int, num_workers: int) -> None:
-    plan = plan_of(side, num_workers)
-    small = len(plan_of(side, 10**6).blocks)
-    assert len(plan.blocks) >= min(small, 4 * num_workers)
-    assert len(plan.blocks) >= 8
+@pytest.mark.parametrize("settings", [(), HALF, ("windows.blend=hann",)], ids=["crop", "half", "auto"])
+def test_workers_have_enough_blocks(side: int, num_workers: int, settings: tuple[str, ...]) -> None:
+    plan = plan_of(side, num_workers, *settings)
+    small = plan_of(side, 10**6, *settings).lattice.num_blocks
+    assert plan.lattice.num_blocks >= min(small, 4 * num_workers)
+    assert plan.lattice.num_blocks >= min(small, 8)
 
 
 def test_a_run_over_few_large_blocks_tries_some_as_over_many_small_ones() -> None:
@@ -75,12 +97,10 @@ def test_256_cubed_is_divided_alike_for_any_site() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        ("windows.blend=hann",),
         ("tensors.mode=stored",),
         ("output.format=n5",),
         ("output.format=precomputed",),
         ("input.roi=5:2000,:,:",),
-        ("input.empty=0",),
         ("output.shard=[64,64,64]",),
     ],
 )
@@ -99,29 +119,44 @@ def test_fetches_are_the_chunks_under_each_block(
     shape: Triple, stride: Triple, overlap: Triple, chunk: Triple, block: int
 ) -> None:
     sizes = Sizes(shape, overlap, stride, (1, 1, 1), input_chunk=chunk)
+    blended = dataclasses.replace(sizes, sum_bytes=4)
     for axis in range(3):
         n, step, before = shape[axis], block * stride[axis], overlap[axis] // 2
         fetched = 0
         for start in range(0, n, step):
             seen = range(start - before, min(start + step, n) + overlap[axis] - before)
             fetched += len({voxel // chunk[axis] for voxel in seen if 0 <= voxel < n})
-        assert sizes.fetches(axis, block) == fetched / len({voxel // chunk[axis] for voxel in range(n)})
+        num_chunks = len({voxel // chunk[axis] for voxel in range(n)})
+        assert sizes.fetches(axis, block) == fetched / num_chunks
+
+        window = triple(s + o for s, o in zip(stride, overlap, strict=True))
+        lattice = Lattice(shape, window, overlap, (block,) * 3, blended.shift)
+        fetched = 0
+        for k in range(lattice.blocks.counts[axis]):
+            if windows := lattice.windows_along(axis, k):
+                first, last = windows.start * stride[axis] - before, (windows.stop - 1) * stride[axis] - before
+                seen = range(first, min(last + stride[axis], n - before) + overlap[axis])
+                fetched += len({voxel // chunk[axis] for voxel in seen if 0 <= voxel < n})
+        assert blended.fetches(axis, block) == fetched / num_chunks
 
 
 @examples(40, 200)
 @given(
     st.tuples(*[st.integers(1, 6000)] * 3), st.sampled_from([24, 44, 64, 128]), st.sampled_from([1, 4, 12]),
-    st.sampled_from([None, 1, 8, 64]),
+    st.sampled_from([0, 4, 48]), st.sampled_from([None, 1, 8, 64]),
 )  # fmt: skip
-def test_large_blocks_keep_their_bounds(shape: Triple, stride: int, voxel_bytes: int, workers: int | None) -> None:
+def test_large_blocks_keep_their_bounds(
+    shape: Triple, stride: int, voxel_bytes: int, sum_bytes: int, workers: int | None
+) -> None:
     sizes = Sizes(
-        shape, (20, 20, 20), (stride,) * 3, (1, 1, 1), output_bytes=voxel_bytes, num_workers=workers
+        shape, (20, 20, 20), (stride,) * 3, (1, 1, 1), output_bytes=voxel_bytes, sum_bytes=sum_bytes,
+        num_workers=workers,
     )  # fmt: skip
     small, large = (choose_block("auto", sizes, in_slabs=in_slabs) for in_slabs in (False, True))
     if large != small:
         assert math.prod(sizes.core(large)) <= LARGEST_VOXELS
         assert sizes.slab_bytes(large) <= LARGEST_SLABS
-        assert sizes.num_blocks(large) >= 4 * (16 if workers is None else workers)
+        assert sizes.num_filled(large) >= 4 * (16 if workers is None else workers)
 
 
 def test_a_run_that_was_begun_keeps_its_blocks_on_another_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,8 +92,8 @@ def test_blocks_grow_where_windows_overlap_much_and_where_they_would_be_very_man
     apart, half = "windows.overlap=0", "windows.overlap=32"
 
     def core(settings: str, side: int) -> tuple[int, ...]:
-        found = planned("windows.blend=hann", "windows.shape=[64,64,64]", settings, of=volume((side,) * 3), net=facts())
-        return found.blocks.cell
+        division = ("windows.blend=hann", "windows.shape=[64,64,64]", settings, "output.format=n5")
+        return planned(*division, of=volume((side,) * 3), net=facts()).blocks.cell
 
     assert core(apart, 256) == core(apart, 1024) == core(apart, 4096) == (128, 128, 128)
     assert core(apart, 6144) == (128, 256, 256)

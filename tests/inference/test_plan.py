@@ -164,7 +164,7 @@ def test_what_auto_chooses_is_sane(net: NetFacts, shape: tuple[int, int, int], b
         assert plan.shard[axis] == core
         assert 32 <= plan.chunk[axis] <= 128 or plan.chunk[axis] == core < 32
         assert plan.sum_chunk[axis] <= 64
-    assert math.prod(plan.sum_shape) <= (LARGEST_VOXELS if plan.has_slabs else 1 << 28)
+    assert math.prod(plan.shard) <= LARGEST_VOXELS if plan.has_slabs else math.prod(plan.sum_shape) <= 1 << 28
     assert not plan.has_slabs or len(plan.blocks) >= BLOCKS_PER_WORKER * USUAL_WORKERS
     assert len(plan.blocks) >= min(
         ENOUGH_BLOCKS, math.prod(-(-n * s // 128) for n, s in zip(shape, net.scale, strict=True)) // 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -16,9 +18,12 @@ from hypothesis import strategies as st
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, windowed, write_volume
 
+from volpipe.estimation.memory import memory_bytes
 from volpipe.geometry import block_shape
+from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
 from volpipe.inference import pyramid
+from volpipe.inference import selection as selection_module
 from volpipe.inference.infer import infer
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import create_output, write_voxels
@@ -28,9 +33,12 @@ from volpipe.inference.selection import Selection
 from volpipe.inference.windows import RollingBox, StreamedWindows, read_fingerprint
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs import worker
+from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import recompute
+from volpipe.runs.worker import Job
 from volpipe.volumes.reader import Reader
-from volpipe.volumes.volume import open_volume
+from volpipe.volumes.storage.paths import partial_of
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume
 from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
 
@@ -41,8 +49,9 @@ NORMALISE = Affine(127.5, 127.5)
 def slabs_of(voxels: int) -> Iterator[None]:
     """Let slabs, and layers of coarser levels and of statistics, have so many voxels."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (block_shape, pyramid, worker):
+        for module in (block_shape, pyramid, selection_module, worker):
             patch.setattr(module, "SLAB_VOXELS", voxels)
+        patch.setattr(block_shape, "WHOLE_SUM", 2 * voxels)
         yield
 
 
@@ -61,26 +70,33 @@ def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], list[str]]:
     shape = tuple(draw(st.integers(1, 40)) for _ in range(3))
     overlap = tuple(2 * draw(st.integers(0, 2)) for _ in range(3))
     window = tuple(o + draw(st.integers(2, 8)) for o in overlap)
-    settings = windowed(window, overlap, (draw(st.integers(3, 8)), 2, 3), "crop")
+    settings = windowed(window, overlap, (draw(st.integers(3, 8)), 2, 3), draw(st.sampled_from(FAMILIES)))
     scale = [draw(st.integers(1, 2)) for _ in range(3)]
     settings += ["net.name=upsample", f"net.options.scale={scale}", "output.levels=1"]
-    settings += draw(st.sampled_from([[], ["input.empty=0"], ["output.dtype=float32"]]))
+    settings += draw(st.sampled_from([[], ["input.empty=0"], ["output.dtype=float32"], ["input.mask=mask.n5/raw"]]))
+    if "input.mask" not in settings[-1] and draw(st.booleans()):  # else nothing might be left
+        starts = [draw(st.integers(0, n - 1)) for n in shape]
+        sides = ((a, draw(st.integers(a + 1, n))) for a, n in zip(starts, shape, strict=True))
+        settings.append("input.roi=" + ",".join(f"{a}:{b}" for a, b in sides))
     return shape, settings
 
 
-@examples(12, 60)
-@given(cases())
-def test_slabs_make_the_bytes_of_whole_blocks(drawn: tuple[tuple[int, ...], list[str]]) -> None:
+@examples(20, 200)
+@given(cases(), st.integers(0, 9))
+def test_slabs_make_the_bytes_of_whole_blocks(drawn: tuple[tuple[int, ...], list[str]], seed: int) -> None:
+    """Whatever the order of work: shards are finished by their last block, or by a task that adds them up."""
     shape, settings = drawn
     data = noise(shape)
     data[len(data) // 3 : len(data) // 3 * 2] = 0  # nothing is selected there where input.empty is 0
     with tempfile.TemporaryDirectory() as name:
         folder, hashes = Path(name), []
-        volume = write_volume(folder / "in.n5", data)
+        volume, mask = write_volume(folder / "in.n5", data), np.zeros(shape, np.uint8)
+        mask[tuple(n // 2 for n in shape)] = mask[:1, -1:] = 1
+        write_volume(folder / "mask.n5", mask)
         for voxels in (1, block_shape.SLAB_VOXELS):
             with slabs_of(voxels):
                 plan = planned(folder, volume, f"{voxels}.zarr", *settings)
-                assert execute(plan, Inline(slots=2).start).missing == []
+                assert execute(plan, Inline(seed, slots=1 + seed % 3).start).missing == []
                 hashes.append(levels_of(plan))
         assert hashes[0] == hashes[1]
 
@@ -97,10 +113,17 @@ def source_of(plan: Plan) -> StreamedWindows:
     return StreamedWindows(plan.source.volume(), plan.lattice, NORMALISE, selection.input_box, slabs_of=selection.slabs)
 
 
-ONE_BLOCK = ("net.name=shift", "output.chunk=[16,16,16]", *windowed((12, 20, 22), (4, 4, 6), (12, 3, 3), "crop"))
+def one_block(blend: str) -> list[str]:
+    return ["net.name=shift", "output.chunk=[16,16,16]", *windowed((12, 20, 22), (4, 4, 6), (12, 3, 3), blend)]
 
 
-def test_every_voxel_of_a_block_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+ONE_BLOCK = one_block("crop")
+
+
+@pytest.mark.parametrize(("blend", "num_slabs"), [("crop", 6), ("hann", 12)])
+def test_every_voxel_of_a_block_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blend: str, num_slabs: int
+) -> None:
     seen, plain = Counter[int](), Reader.read
 
     def read(reader: Reader, box: Box) -> np.ndarray:
@@ -108,9 +131,9 @@ def test_every_voxel_of_a_block_is_read_once(tmp_path: Path, monkeypatch: pytest
         return plain(reader, box)
 
     with slabs_of(1):
-        plan = laid_out(tmp_path, (96, 48, 48), *ONE_BLOCK)
+        plan = laid_out(tmp_path, (96, 48, 48), *one_block(blend))
         assert len(plan.blocks) == 1
-        assert len(Selection(plan).slabs(0)) == 6
+        assert len(Selection(plan).slabs(0)) == num_slabs
         monkeypatch.setattr(Reader, "read", read)
         outcomes = list(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0]))
     assert [block for block, outcome in outcomes if not isinstance(outcome, Exception)] == [0]
@@ -150,25 +173,50 @@ def test_a_block_whose_input_changes_meanwhile_fails_and_leaves_nothing(tmp_path
     assert not [path for path in (tmp_path / "out.zarr/s0").rglob("*") if path.is_file() and path.name != "zarr.json"]
 
 
+SPOIL = (
+    "import torch\n"
+    "class Spoil(torch.nn.Module):\n"
+    "    scale, stride, halo = (1, 1, 1), (1, 1, 1), (0, 0, 0)\n"
+    "    def forward(self, x):\n"
+    "        return torch.where(x > 0.9, float('nan'), x)\n"
+    "def spoil():\n"
+    "    return Spoil()\n"
+)
+SPOILED = ("net.name=spoil.py:spoil", "net.accept_tile_variance=true", "net.intensity=same", "output.chunk=[16,16,16]")
+
+
+def test_a_voxel_that_is_nan_in_two_slabs_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "spoil.py").write_text(SPOIL)
+    data = np.full((96, 16, 16), 100, np.uint8)
+    data[::5, 3, 4] = 250
+    volume, bad = write_volume(tmp_path / "in.n5", data), []
+    division = windowed((16, 16, 16), (8, 8, 8), (12, 2, 2), "hann")
+    for voxels in (1, block_shape.SLAB_VOXELS):
+        with slabs_of(voxels):
+            plan = planned(
+                tmp_path, volume, f"{voxels}.zarr", *SPOILED, *division, "output.levels=0", "infer.nonfinite=keep",
+                "output.dtype=float32",
+            )  # fmt: skip
+            create_output(plan, {})
+            assert plan.has_slabs == (voxels == 1)
+            source = source_of(plan)
+            source.slabs_of = source.slabs_of if plan.has_slabs else None
+            ((_, result),) = infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source, [0])
+            assert not isinstance(result, Exception)
+            bad.append((result.bad.nan, result.bad.infinite))
+    assert bad == [(20, 0)] * 2
+
+
 def test_a_block_with_nan_fails_at_once_and_the_next_is_computed(tmp_path: Path) -> None:
     """Its first slab is refused: what is left of the block is not computed to its end."""
-    (tmp_path / "spoil.py").write_text(
-        "import torch\n"
-        "class Spoil(torch.nn.Module):\n"
-        "    scale, stride, halo = (1, 1, 1), (1, 1, 1), (0, 0, 0)\n"
-        "    def forward(self, x):\n"
-        "        return torch.where(x > 0.9, float('nan'), x)\n"
-        "def spoil():\n"
-        "    return Spoil()\n"
-    )
+    (tmp_path / "spoil.py").write_text(SPOIL)
     data = np.full((96, 16, 32), 100, np.uint8)
     data[20, 5, 5] = 250
     volume = write_volume(tmp_path / "in.n5", data)
     with slabs_of(1):
         plan = planned(
-            tmp_path, volume, "out.zarr", "net.name=spoil.py:spoil", "net.accept_tile_variance=true",
-            "net.intensity=same", "output.levels=0",
-            "output.chunk=[16,16,16]", *windowed((16, 16, 16), (0, 0, 0), (6, 1, 1), "crop"),
+            tmp_path, volume, "out.zarr", *SPOILED, "output.levels=0",
+            *windowed((16, 16, 16), (0, 0, 0), (6, 1, 1), "crop"),
         )  # fmt: skip
         create_output(plan, {})
         (_, error), (second, result) = infer(
@@ -197,28 +245,101 @@ def test_rolling_boxes_are_the_boxes(size: int, chunk: int, data: st.DataObject)
             assert np.array_equal(rolling.read(index), reader.read_mirrored(box))
 
 
-SEVERAL_BLOCKS = (
-    "net.name=shift", "output.chunk=[16,16,16]", *windowed((12, 20, 22), (4, 4, 6), (4, 1, 2), "crop"),
-)  # fmt: skip
+def several_blocks(blend: str, net: str = "shift") -> list[str]:
+    return [f"net.name={net}", "output.chunk=[16,16,16]", *windowed((12, 20, 22), (4, 4, 6), (4, 1, 2), blend)]
 
 
-def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("blend", "num_slabs"), [("crop", 2), ("hann", 5)])
+@pytest.mark.parametrize("most_tasks", [2, 4, 7])
+def test_an_interrupted_run_ends_with_the_same_bytes(
+    tmp_path: Path, blend: str, num_slabs: int, most_tasks: int
+) -> None:
     volume = write_volume(tmp_path / "in.n5", noise((96, 48, 48)))
     with slabs_of(1):
-        whole, stopped = (planned(tmp_path, volume, f"{name}.zarr", *SEVERAL_BLOCKS) for name in ("a", "b"))
-        assert len(Selection(whole).slabs(0)) == 2
+        whole, stopped = (planned(tmp_path, volume, f"{name}.zarr", *several_blocks(blend)) for name in ("a", "b"))
+        assert len(Selection(whole).slabs(0)) == num_slabs
         execute(whole, Inline().start)
         with pytest.raises(Stopped):
-            execute(stopped, Inline(most_tasks=4).start)
+            execute(stopped, Inline(most_tasks=most_tasks).start)
         assert execute(stopped, Inline(seed=1, slots=2).start).missing == []
     assert levels_of(whole) == levels_of(stopped)
+
+
+def job_of(plan: Plan, folder: Path) -> Job:
+    """Return a job over `plan`, whose output exists."""
+    RunFolder(folder / "run").path.mkdir()
+    RunFolder(folder / "run").store(plan)
+    job = Job(str(folder / "run"), plan.identity)
+    job.tensors.create()
+    return job
+
+
+MEASURED = """
+import sys
+from volpipe.runs import worker
+from volpipe.runs.worker import Job
+job = Job(*sys.argv[1:3], shift=1.0)  # else sums of an empty volume are zeros, which are not stored
+assert worker.infer(job, [int(sys.argv[3])]).failed == ()
+print(next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+def test_a_worker_takes_no_more_for_a_long_blended_block_than_planned(tmp_path: Path) -> None:
+    """A block whose earlier neighbour is not done, so that its whole sum goes to scratch; that alone is 0.4 GiB."""
+    spec = ArraySpec((832, 320, 768), np.dtype("uint8"), (64, 64, 64), codec="gzip")
+    create_array(tmp_path / "in.n5", "raw", spec, "n5")
+    division = windowed((64, 64, 64), (32, 32, 32), (26, 10, 12), "hann")
+    plan = planned(tmp_path, tmp_path / "in.n5", "out.zarr", "net.name=identity", "output.levels=0", *division)
+    create_output(plan, {})
+    job = job_of(plan, tmp_path)
+    assert plan.sum_box(1).num_voxels * 4 > 350 << 20
+    command = [sys.executable, "-c", MEASURED, job.folder, job.identity, "1"]
+    peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
+    assert job.tensors.sum_file(1, 0).stat().st_size > 0
+    assert peak < memory_bytes(plan, None) < 700 << 20
+
+
+@pytest.mark.parametrize("is_ascending", [True, False])
+def test_a_blended_block_finishes_its_shard_where_its_neighbours_are_done(tmp_path: Path, is_ascending: bool) -> None:
+    """Else its sum goes to scratch, layer by layer, and is added up by another task, the same way."""
+    data = noise((96, 48, 48))
+    with slabs_of(1):
+        plan = laid_out(tmp_path, data.shape, *several_blocks("hann", "identity"))
+        job = job_of(plan, tmp_path)
+        blocks = [block for block in range(len(plan.blocks)) if not plan.sum_box(block).is_empty]
+        assert len(Selection(plan).slabs(blocks[-1])) > 2
+        shared, closed = {shard for shard in range(len(plan.shards())) if not plan.is_direct(shard)}, set[int]()
+        for block in blocks if is_ascending else blocks[::-1]:
+            result = worker.infer(job, [block]).result
+            assert result is not None
+            closed |= set(result.shared)
+        assert closed == (shared if is_ascending else set())
+        assert worker.reassemble(job, sorted(shared - closed)).failed == ()
+    assert np.array_equal(open_volume(plan.out, level=0).open()[...], data)
+
+
+def test_what_a_killed_writer_left_of_a_sum_is_deleted(tmp_path: Path) -> None:
+    with slabs_of(1):
+        plan = laid_out(tmp_path, (96, 48, 48), *several_blocks("hann"))
+        job = job_of(plan, tmp_path)
+        assert worker.infer(job, [0]).failed == ()
+    whole = list(job.tensors.sums_path.rglob("c/*/0/0/0/0"))
+    left = [partial_of(file) for file in whole]
+    for file in left:
+        file.write_bytes(b"begun")
+    done = np.zeros(len(plan.blocks), bool)
+    done[0] = True
+    job.tensors.forget_sums(done)
+    assert all(file.exists() for file in whole)
+    job.tensors.forget_sums(~done)
+    assert not any(file.exists() for file in (*whole, *left))
 
 
 def test_an_update_computes_the_blocks_that_saw_what_has_changed(tmp_path: Path) -> None:
     data = noise((96, 48, 48))
     volume = write_volume(tmp_path / "in.n5", data)
     with slabs_of(1):
-        plan = planned(tmp_path, volume, "out.zarr", *SEVERAL_BLOCKS)
+        plan = planned(tmp_path, volume, "out.zarr", *several_blocks("crop"))
         execute(plan, Inline().start)
         data[40, 2, 5] ^= 255  # in the middle of a block, which is the second along z
         write_volume(tmp_path / "other.n5", data)
@@ -226,9 +347,25 @@ def test_an_update_computes_the_blocks_that_saw_what_has_changed(tmp_path: Path)
         (tmp_path / changed).write_bytes((tmp_path / "other.n5/raw/0/0/2").read_bytes())
         report = execute(plan, Inline().start, update=True)
         assert [update.changed for update in report.updates] == [1]
-        fresh = planned(tmp_path, volume, "fresh.zarr", *SEVERAL_BLOCKS)
+        fresh = planned(tmp_path, volume, "fresh.zarr", *several_blocks("crop"))
         execute(fresh, Inline().start)
     assert levels_of(plan) == levels_of(fresh)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_verify_computes_a_layer_of_a_blended_block(tmp_path: Path, seed: int) -> None:
+    with slabs_of(1):
+        plan = planned(
+            tmp_path, write_volume(tmp_path / "in.n5", noise((96, 48, 48))), "out.zarr", *several_blocks("hann")
+        )
+        assert execute(plan, Inline().start).missing == []
+        found = list(recompute(Selection(plan), NORMALISE, 3, seed))
+        assert [one.num_differ for one in found] == [0, 0, 0]
+        assert all(one.box.shape[0] <= 8 for one in found)  # a layer of windows
+        stored = open_volume(plan.out, level=0).open()[...]
+        stored[found[1].box.start] ^= 1
+        write_voxels(plan, 0, Box.from_shape(stored.shape), stored[None])
+        assert [one.num_differ for one in recompute(Selection(plan), NORMALISE, 3, seed)] == [0, 1, 0]
 
 
 def test_verify_computes_a_slab_of_a_block_and_finds_a_voxel_that_differs(tmp_path: Path) -> None:

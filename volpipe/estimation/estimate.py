@@ -296,7 +296,7 @@ class _Totals:
         """The sums of blocks that go through scratch."""
         pace = self.product("windows") * self.rates.infer_seconds / self.product("blocks")
         bundle = bundle_size(pace, self.axes[2].blocks, self.slots.gpu)  # the largest where the pace is unknown
-        return Sums(self.plan, self.slots.gpu, bundle)
+        return Sums(self.plan, self.slots.gpu, 1 if self.plan.has_slabs else bundle)
 
     @cached_property
     def fetched_share(self) -> float:

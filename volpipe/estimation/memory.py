@@ -12,7 +12,7 @@ import numpy as np
 from volpipe.estimation.window_search import FIXED_BYTES
 from volpipe.geometry.block_shape import Sizes
 from volpipe.geometry.grid import triple
-from volpipe.inference.plan import Plan
+from volpipe.inference.plan import SUM_TYPE, Plan
 from volpipe.inference.windows import CACHE_BYTES
 from volpipe.nets import facts
 from volpipe.nets.facts import NetSpeeds
@@ -42,7 +42,9 @@ def memory_bytes(plan: Plan, peak_bytes: int | None, *, on_gpu: bool = False, sp
     least = WORKER_BYTES + SAFETY * array_bytes(plan)
     if peak_bytes is None:
         return least + (GPU_BYTES if on_gpu else net_bytes(plan, speeds) or 0.0)
-    return max(least, SAFETY * peak_bytes + _finishing_bytes(plan)) if plan.num_sums else SAFETY * peak_bytes
+    if not plan.num_sums:
+        return SAFETY * peak_bytes
+    return max(least, SAFETY * peak_bytes + (0 if plan.has_slabs else _finishing_bytes(plan)))
 
 
 def net_bytes(plan: Plan, speeds: NetSpeeds | None = None) -> float | None:
@@ -63,9 +65,9 @@ def net_bytes(plan: Plan, speeds: NetSpeeds | None = None) -> float | None:
 def array_bytes(plan: Plan) -> int:
     """Return the bytes of arrays in a worker that infers, without the net itself.
 
-    Of a block in slabs, two of these, of the volume and of the output. Else two blocks of voxels (one is read ahead)
-    and the chunks that neighbours share, two sums (one is written meanwhile) with the part that is rounded and those
-    that go to scratch and come from it. And the windows that wait.
+    Of a block in slabs, two of these, of the volume and of the output (`Sizes.slab_bytes`). Else two blocks of voxels
+    (one is read ahead) and the chunks that neighbours share, two sums (one is written meanwhile) with the part that is
+    rounded and those that go to scratch and come from it. And the windows that wait.
     """
     channels, out = plan.source.num_channels, plan.net.out_channels
     itemsize = np.dtype(plan.source.dtype).itemsize
@@ -95,6 +97,7 @@ def _slab_bytes(plan: Plan) -> int:
         plan.net.scale,
         input_bytes=plan.source.num_channels * np.dtype(plan.source.dtype).itemsize,
         output_bytes=plan.net.out_channels * plan.dtype.itemsize,
+        sum_bytes=plan.net.out_channels * SUM_TYPE.itemsize if plan.is_summed else 0,
         chunk=plan.chunk[0],
     )
     return sizes.slab_bytes(plan.block)

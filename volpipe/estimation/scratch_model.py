@@ -73,7 +73,8 @@ class Sums:
     def missed(self) -> float:
         """Share of blocks, 0 to 1, that cannot finish their shards."""
         z, y, x = (axis.blocks for axis in self.axes)
-        return missed_share((z, y, x), self.num_workers, self.bundle) if self.plan.num_sums else 0.0
+        counts, lead = (z, y, x), int(self.plan.has_slabs)
+        return missed_share(counts, self.num_workers, self.bundle, lead) if self.plan.num_sums else 0.0
 
     @property
     def direct_voxels(self) -> int:
@@ -136,8 +137,8 @@ class Sums:
         ]
 
 
-def missed_share(counts: Sequence[int], num_workers: int, bundle: int) -> float:
-    """Return the share of blocks, 0 to 1, whose earlier neighbours are not done when they are.
+def missed_share(counts: Sequence[int], num_workers: int, bundle: int, lead: int = 0) -> float:
+    """Return the share of blocks, 0 to 1, whose earlier neighbours are not done when they are, or `lead` blocks before.
 
     Workers take bundles of blocks in turn, in ascending order, and all blocks take as long; of two that are done at the
     same moment either may be first.
@@ -145,16 +146,19 @@ def missed_share(counts: Sequence[int], num_workers: int, bundle: int) -> float:
     _, ny, nx = counts
     num_simulated = min(math.prod(counts), MOST_SIMULATED)
 
-    def done(number: int) -> int:
+    def done(number: int) -> tuple[int, int]:
         turn, place = divmod(number, bundle)
-        return turn // num_workers * bundle + place
+        return turn % num_workers, turn // num_workers * bundle + place
 
     missed = 0.0
     for number in range(num_simulated):
         x, y, z = number % nx, number // nx % ny, number // (nx * ny)
-        latest = -1
+        worker, end = done(number)
+        share = 0.0
         for dz, dy, dx in itertools.product((0, 1), repeat=3):
             if (dz or dy or dx) and z >= dz and y >= dy and x >= dx:
-                latest = max(latest, done(number - (dz * ny + dy) * nx - dx))
-        missed += 1.0 if latest > done(number) else 0.5 * (latest == done(number))
+                other, other_end = done(number - (dz * ny + dy) * nx - dx)
+                if other != worker:
+                    share = max(share, 1.0 if other_end > end - lead else 0.5 * (other_end == end - lead))
+        missed += share
     return missed / num_simulated

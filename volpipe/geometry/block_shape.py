@@ -23,13 +23,17 @@ MOST_BLOCKS = 1 << 15  # a file each; larger volumes get larger blocks
 LARGEST_READ = 1.5  # voxels that a block reads by those of its core; larger overlaps get larger blocks
 
 SLAB_VOXELS = 1 << 23  # output voxels of a part of a block that is computed at a time, where blocks have several
+WHOLE_SUM = 1 << 24  # output voxels of a block of sums that is computed at once, at most
+SUM_CHUNK_TARGET = 32
 BLOCKS_PER_WORKER = 4  # fewer leave workers idle at the end
+SPARSE_FACTOR = 8  # as many more blocks where nobody knows yet how few are left of them
+SUMS_FACTOR = 2  # as many more where each worker may have the sum of its whole block in scratch
 USUAL_WORKERS = 16  # where nobody says how many there are
 # Of a block that is computed slab by slab. A worker that is lost begins its block again: 13 min of a core that computes
 # the default net in windows of 148³ (0.96 million voxels a second), 3 s to 2 min of a GPU.
 LARGEST_VOXELS = 3 << 28
 LARGEST_SLABS = 448 << 20  # bytes of a worker's slabs, two of the input and two of the output
-MOST_PARTS, LONGEST = 12, 2048  # of a volume along an axis; output voxels of a block
+MOST_PARTS, LONGEST = 12, 4096  # of a volume along an axis; output voxels of a block
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,10 @@ class Sizes:
         scale: output voxels per voxel.
         input_chunk: voxels of a chunk of the volume.
         input_bytes, output_bytes: of a voxel, all channels.
+        sum_bytes: of the sum of an output voxel, all channels; 0 where each voxel comes from one window.
         chunk: output voxels along z of a chunk of the output.
         num_workers: that run the net; None where nobody says.
+        is_sparse: whether a mask or empty space may leave few of the windows.
     """
 
     shape: Triple
@@ -53,8 +59,10 @@ class Sizes:
     input_chunk: Triple = (64, 64, 64)
     input_bytes: int = 1
     output_bytes: int = 1
+    sum_bytes: int = 0
     chunk: int = CHUNK_TARGET
     num_workers: int | None = None
+    is_sparse: bool = False
 
     @cached_property
     def counts(self) -> Triple:
@@ -65,38 +73,71 @@ class Sizes:
         """Return the number of blocks of that many windows."""
         return math.prod(-(-n // b) for n, b in zip(self.counts, block, strict=True))
 
+    @cached_property
+    def shift(self) -> Triple:
+        """Number of windows by which all blocks but the first begin later, as `Lattice` has it."""
+        is_summed = int(self.sum_bytes > 0)
+        return triple(is_summed * -(-(o // 2) // s) for o, s in zip(self.overlap, self.stride, strict=True))
+
+    def num_filled(self, block: Triple) -> int:
+        """Return the number of blocks of that many windows that hold some."""
+        along = zip(self.counts, block, self.shift, strict=True)
+        return math.prod(max(1, -(-(n - later) // b)) for n, b, later in along)
+
     def core(self, block: Triple) -> Triple:
         """Return the output voxels of a block."""
         return triple(b * s * f for b, s, f in zip(block, self.stride, self.scale, strict=True))
 
+    def slab_layers(self, block: Triple) -> int:
+        """Return the layers of windows of a slab of a block."""
+        return slab_layers(block, self.stride, self.scale, None if self.sum_bytes else self.chunk)
+
     def slab_bytes(self, block: Triple) -> int:
-        """Return the bytes of a worker's slabs: what two see, a layer of chunks that is read, and what two make."""
-        layers = slab_layers(block, self.stride, self.scale, self.chunk)
+        """Return the bytes of a worker's slabs: what two see, a layer of chunks that is read, and what two make.
+
+        Of sums, two bands of all layers that a slab reaches, and a layer of chunks that waits for the rest of them: of
+        sums on their way to scratch, or of the output, while the next is added to it.
+        """
+        layers = self.slab_layers(block)
         depth, height, width = self.core((layers, *block[1:]))
-        across = math.prod(b * s + o for b, s, o in zip(block[1:], self.stride[1:], self.overlap[1:], strict=True))
+        seen_sides = zip(block[1:], self.stride[1:], self.overlap[1:], strict=True)
+        seen_height, seen_width = (b * s + o for b, s, o in seen_sides)
         read = self.input_chunk[0]
         seen = 2 * (layers * self.stride[0] + self.overlap[0] + read) + read
-        return seen * across * self.input_bytes + 2 * depth * height * width * self.output_bytes
+        seen_bytes = seen * seen_height * seen_width * self.input_bytes
+        if not self.sum_bytes:
+            return seen_bytes + 2 * depth * height * width * self.output_bytes
+        reached = (depth + self.overlap[0] * self.scale[0]) * math.prod(self.scale[1:]) * seen_height * seen_width
+        waiting = height * width * 2 * max(SUM_CHUNK_TARGET * self.sum_bytes, self.chunk * self.output_bytes)
+        return seen_bytes + 2 * reached * self.sum_bytes + waiting
 
     def is_fit(self, block: Triple) -> bool:
         """Return whether a block has several slabs, of few bytes, and not so many voxels that a task takes too long."""
-        has_slabs = slab_layers(block, self.stride, self.scale, self.chunk) < block[0]
-        return has_slabs and math.prod(self.core(block)) <= LARGEST_VOXELS and self.slab_bytes(block) <= LARGEST_SLABS
+        if self.slab_layers(block) == block[0] or math.prod(self.core(block)) > LARGEST_VOXELS:
+            return False
+        return self.slab_bytes(block) <= LARGEST_SLABS
 
     def fetches(self, axis: int, block: int) -> float:
         """Return how often a chunk of the volume is needed along `axis` by blocks of so many windows, on average."""
         size, chunk, before = self.shape[axis], self.input_chunk[axis], self.overlap[axis] // 2
         after, step = self.overlap[axis] - before, block * self.stride[axis]
-        cores = ((start, min(start + align_up(step, self.stride[axis]), size)) for start in range(0, size, step))
-        needed = sum(-(-min(b + after, size) // chunk) - max(0, a - before) // chunk for a, b in cores)
+        later = self.shift[axis] * self.stride[axis]
+        cores = ((a + later * (a > 0), min(a + step + later, size)) for a in range(0, size, step))
+        needed = sum(-(-min(b + after, size) // chunk) - max(0, a - before) // chunk for a, b in cores if a < b)
         return needed / -(-size // chunk)
 
 
-def slab_layers(block: Triple, stride: Triple, scale: Triple, chunk: int) -> int:
-    """Return the layers of windows, along z, of a slab of a block: those of a `chunk` of the output at least."""
+def slab_layers(block: Triple, stride: Triple, scale: Triple, chunk: int | None) -> int:
+    """Return the layers of windows, along z, of a slab of a block: those of a `chunk` of the output at least.
+
+    Without a chunk, of a block of sums. As long as it has few voxels it is computed as a whole, so that at its end the
+    sums of more of its neighbours are there.
+    """
     step, *sides = (c * s for c, s in zip(stride, scale, strict=True))
     layer = step * math.prod(n * side for n, side in zip(block[1:], sides, strict=True))
-    return min(block[0], max(-(-chunk // step), SLAB_VOXELS // layer))
+    if chunk is None and block[0] * layer <= WHOLE_SUM:
+        return block[0]
+    return min(block[0], max(1, -(-(chunk or 0) // step), SLAB_VOXELS // layer))
 
 
 def choose_block(choice: Triple | str, sizes: Sizes, *, in_slabs: bool) -> Triple:
@@ -160,7 +201,8 @@ def _large(sizes: Sizes, small: Triple) -> Triple:
     """
     workers = USUAL_WORKERS if sizes.num_workers is None else sizes.num_workers
     enough = max(ENOUGH_BLOCKS, BLOCKS_PER_WORKER * workers)
-    if sizes.num_blocks(small) <= enough:
+    enough *= (SPARSE_FACTOR if sizes.is_sparse else 1) * (SUMS_FACTOR if sizes.sum_bytes else 1)
+    if sizes.num_filled(small) <= enough:
         return small
     along = [[(b, sizes.fetches(axis, b)) for b in _lengths(sizes, axis, small[axis])] for axis in range(3)]
 
@@ -170,7 +212,7 @@ def _large(sizes: Sizes, small: Triple) -> Triple:
         if fetches > least[0]:
             continue
         block = k, j, i
-        num_blocks = sizes.num_blocks(block)
+        num_blocks = sizes.num_filled(block)
         if (fetches, num_blocks) < least and num_blocks >= enough and sizes.is_fit(block):
             best, least = block, (fetches, num_blocks)
     return best

@@ -110,6 +110,12 @@ class Box:
         """Return the box with another start and stop on `axis`."""
         return Box(_put(self.start, axis, start), _put(self.stop, axis, stop))
 
+    def cut(self, axis: int, step: int, origin: int) -> Iterator[Box]:
+        """Yield the box in parts along `axis`, between places that lie whole steps from `origin`."""
+        start, stop = self.start[axis], self.stop[axis]
+        inner = range(start + step - (start - origin) % step, stop, step)
+        yield from (self.along(axis, a, b) for a, b in itertools.pairwise([start, *inner, stop]) if a < b)
+
     def layers(self, most: int, step: int = 1) -> Iterator[Box]:
         """Yield the box in layers along z, of `most` voxels where whole steps of `step` voxels are no more."""
         (first, *_), (depth, *rest) = self.start, self.shape
@@ -131,11 +137,13 @@ class Slab:
     Attributes:
         numbers: of the windows that are computed.
         seen: voxels of the volume that a block's slabs see there; it reaches outside the volume at the faces.
-        made: voxels of the output that are the slab's; those of a block's slabs are disjoint.
+        reached: voxels of the output that its windows and those of slabs before it add to, and that are not made.
+        made: of these, the layers that no later slab of the block adds to.
     """
 
     numbers: tuple[int, ...]
     seen: Box
+    reached: Box
     made: Box
 
 

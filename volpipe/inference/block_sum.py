@@ -6,18 +6,19 @@ Not here: how windows are weighted (blend), or how sums are stored (scratch) and
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from volpipe.blockwise.malloc import mapped
 from volpipe.errors import NonfiniteError
 from volpipe.geometry.blend import span
 from volpipe.geometry.grid import Box, Slab, unravel
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.inference.output import finish
-from volpipe.inference.plan import Plan
+from volpipe.inference.plan import SUM_TYPE, Plan
 from volpipe.inference.runner import Bus
 from volpipe.inference.scratch import NO_SUM
 from volpipe.inference.selection import Selection
@@ -54,7 +55,8 @@ class BlockSum:
 
     With `crop` each voxel comes from one window, so that it is finished at once and held as it will be stored; a sum of
     several windows, or one that other blocks add to, is float32 until it is written. Nothing asks the device for values
-    while the sum grows, so that a GPU never waits for it. With a `slab`, it is of that part of the block alone.
+    while the sum grows, so that a GPU never waits for it. With a `slab`, it is of that part of the block alone, and
+    starts with what the slab `before` left of its own; `box` is what no later slab adds to.
     """
 
     selection: Selection
@@ -63,7 +65,9 @@ class BlockSum:
     bus: Bus
     slab: Slab | None = None
     is_last: bool = True  # of its block
+    before: InitVar[BlockSum | None] = None
     box: Box = field(init=False)
+    _reached: Box = field(init=False, repr=False)
     _total: torch.Tensor = field(init=False, repr=False)
     _tally: Tally = field(default_factory=Tally)
     _flags: torch.Tensor | None = field(default=None, repr=False)  # NaN, infinite; on a CPU once there are any
@@ -74,16 +78,29 @@ class BlockSum:
     def plan(self) -> Plan:
         return self.selection.plan
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, before: BlockSum | None) -> None:
+        whole, slab = self.plan.sum_box(self.block), self.slab
+        self._reached, self.box = (whole, whole) if slab is None else (slab.reached, slab.made)
+        self._total = self._begun()
+        if before is not None:
+            left = self._reached & before._reached
+            self._in(left).copy_(before._in(left))
+            if before._flags is not None:
+                self._raise_flags()[:, :, *self._place(left)] = before._flags[:, :, *before._place(left)]
+
+    def _begun(self) -> torch.Tensor:
+        """Return the sum of no window, on the device."""
         import torch
 
-        self.box = self.plan.sum_box(self.block) if self.slab is None else self.slab.made
-        shape = (self.plan.net.out_channels, *self.box.shape)
-        dtype = getattr(torch, self.plan.dtype.name) if self.is_finished else torch.float32
+        shape = (self.plan.net.out_channels, *self._reached.shape)
+        dtype = self.plan.dtype if self.is_finished else SUM_TYPE
+        if self.slab is not None and self.bus.device == "cpu":
+            total = torch.from_numpy(mapped(shape, dtype))
+        else:
+            total = torch.empty(shape, dtype=getattr(torch, dtype.name), device=self.bus.device)
         if self.is_finished and self.selection.cells is None:  # its windows have all of its voxels
-            self._total = torch.empty(shape, dtype=dtype, device=self.bus.device)
-            return
-        self._total = torch.full(shape, 0 if self.is_finished else float(NO_SUM), dtype=dtype, device=self.bus.device)
+            return total
+        return total.fill_(0 if self.is_finished else float(NO_SUM))
 
     @cached_property
     def is_finished(self) -> bool:
@@ -114,13 +131,13 @@ class BlockSum:
     def _side(self, axis: int, place: int) -> _Side:
         """Return where window `place` of the block along `axis` adds; a region of interest may cut through it."""
         if (axis, place) not in self._sides:
-            plan, low = self.plan, self.box.start[axis]
+            plan, low = self.plan, self._reached.start[axis]
             lattice, scale = plan.lattice, plan.net.scale[axis]
             index = lattice.windows_along(axis, lattice.blocks.index(self.block)[axis])[place]
             own = span(plan.recipe.windows.blend, lattice, axis, index, scale)
             first = (index * lattice.stride[axis] - lattice.margin[axis] - plan.roi_box.start[axis]) * scale
             start = max(first + own.start, low)
-            stop = max(start, min(first + own.stop, self.box.stop[axis]))
+            stop = max(start, min(first + own.stop, self._reached.stop[axis]))
             weights = own.weights[start - first - own.start : stop - first - own.start]
             self._sides[axis, place] = _Side(
                 slice(start - first, stop - first), slice(start - low, stop - low), weights
@@ -143,14 +160,20 @@ class BlockSum:
             return part
         if not self.bus.is_gpu and all(math.isfinite(float(end)) for end in torch.aminmax(part)):
             return part
-        if self._flags is None:
-            self._flags = torch.zeros((2, *self._total.shape), dtype=torch.bool, device=self.bus.device)
-        nan, infinite = self._flags[:, :, *place]
+        nan, infinite = self._raise_flags()[:, :, *place]
         nan |= torch.isnan(part)
         infinite |= torch.isinf(part)
         if self.plan.dtype.kind == "f":
             return part
         return torch.where(torch.isfinite(part), part, 0.0)  # not selected, or the block fails: no integer can hold it
+
+    def _raise_flags(self) -> torch.Tensor:
+        """Return the flags, which there are from now on."""
+        import torch
+
+        if self._flags is None:
+            self._flags = torch.zeros((2, *self._total.shape), dtype=torch.bool, device=self.bus.device)
+        return self._flags
 
     def close(self) -> None:
         """Note that the last window was added."""
@@ -158,9 +181,11 @@ class BlockSum:
 
     @cached_property
     def _bad(self) -> np.ndarray | None:
-        """Flags (2, c, z, y, x) of the selected voxels that are NaN, and infinite; None where there are none."""
-        flags = self._flags
-        if flags is None or not self.bus.down(lambda: flags.any(), self._ready):
+        """Flags (2, c, z, y, x) of the selected voxels of `box` that are NaN, and infinite; None if there are none."""
+        if self._flags is None:
+            return None
+        flags = self._flags[:, :, *self._place(self.box)]
+        if not self.bus.down(lambda: flags.any(), self._ready):
             return None
         mask = self.selection.mask(self.box)
         bad = self.bus.down(lambda: flags, self._ready) & (True if mask is None else mask)
@@ -213,7 +238,10 @@ class BlockSum:
         return data
 
     def _in(self, box: Box) -> torch.Tensor:
-        return self._total[:, *box.relative_to(self.box.start).slices]
+        return self._total[:, *self._place(box)]
+
+    def _place(self, box: Box) -> tuple[slice, ...]:
+        return box.relative_to(self._reached.start).slices
 
     def _count(self, tally: Tally) -> int:
         """Return the voxels of `tally`, with those that the device has counted."""

@@ -8,7 +8,8 @@ sum of a block (block_sum), or the order of blocks (schedule).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.inference.output import (
     append_selected,
+    append_summed,
     close_shard,
     open_shard,
     shards_at_once,
@@ -30,11 +32,10 @@ from volpipe.inference.output import (
     write_selected,
 )
 from volpipe.inference.runner import Bus, Runner, load_runner
-from volpipe.inference.scratch import Tensors
+from volpipe.inference.scratch import SumStream, Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import Batch, Voxels, WindowSource, ahead, batches
 from volpipe.volumes.storage.requests import in_turn
-from volpipe.volumes.writer import ShardStream
 
 if TYPE_CHECKING:
     import torch
@@ -70,47 +71,60 @@ def write_block(selection: Selection, tensors: Tensors, done: BlockSum, fingerpr
     """
     plan = selection.plan
     done.check()
-    reached = plan.shards_of_block(done.block)
-    shards = list(filter(selection.is_due, reached))
-    contributors = {
-        s: list(filter(selection.has_block, plan.blocks_of_shard(s))) if plan.num_sums else [done.block] for s in shards
-    }
-    closed = [
-        shard
-        for shard, blocks in contributors.items()
-        if blocks[-1] == done.block and all(tensors.has_sum(b, plan.shards().box(shard)) for b in blocks[:-1])
-    ]
-    if len(closed) < len(shards):
-        other = [] if selection.due is None else [shard for shard in reached if not selection.due[shard]]
-        tensors.write_sum(done, [*closed, *other])
-    clipped = dict[int, int]()
+    closed, stored = _destinations(selection, tensors, done.block)
+    if stored is not None:
+        tensors.write_sum(done, stored)
+    tallies = defaultdict[int, Tally](Tally)
 
     def writes() -> Iterator[Callable[[], str]]:
-        for shard in closed:
+        for shard, blocks in closed.items():
             box = plan.shards().box(shard)
-            if done.is_finished:
-                data = done.part(box)
-            else:
-                data, clipped[shard] = _summed(selection, tensors, done, box, contributors[shard])
+            data = (
+                done.part(box) if done.is_finished else _summed(selection, tensors, done, box, blocks, tallies[shard])
+            )
             yield partial(write_selected, selection, box, data)
 
     checksums = dict(zip(closed, in_turn(writes(), shards_at_once(plan)), strict=True))
+    clipped = {shard: tally.clipped for shard, tally in tallies.items()}
     if done.is_finished and closed:
-        clipped[closed[0]] = done.clipped
+        clipped[next(iter(closed))] = done.clipped
     shared = tuple(shard for shard in closed if not plan.is_direct(shard))
     return BlockResult(shared, done.bad, checksums, clipped, fingerprint)
 
 
+def _destinations(
+    selection: Selection, tensors: Tensors, block: int
+) -> tuple[Mapping[int, Sequence[int]], Collection[int] | None]:
+    """Return the shards that `block` finishes now, each with the blocks that add to it, ascending; and the shards that
+    the rest of its sum, in scratch, leaves out, None where there is no rest.
+    """
+    plan = selection.plan
+    reached = plan.shards_of_block(block)
+    shards = list(filter(selection.is_due, reached))
+    contributors = {
+        s: list(filter(selection.has_block, plan.blocks_of_shard(s))) if plan.num_sums else [block] for s in shards
+    }
+    closed = {
+        shard: blocks
+        for shard, blocks in contributors.items()
+        if blocks[-1] == block and all(tensors.has_sum(b, plan.shards().box(shard)) for b in blocks[:-1])
+    }
+    if len(closed) == len(shards):
+        return closed, None
+    other = [] if selection.due is None else [shard for shard in reached if not selection.due[shard]]
+    return closed, [*closed, *other]
+
+
 def _summed(
-    selection: Selection, tensors: Tensors, done: BlockSum, box: Box, blocks: Sequence[int]
-) -> tuple[np.ndarray, int]:
-    """Return the sums of `blocks` in `box` as they will be stored, (c, z, y, x), and how many voxels were clipped.
+    selection: Selection, tensors: Tensors, done: BlockSum, box: Box, blocks: Sequence[int], tally: Tally
+) -> np.ndarray:
+    """Return the sums of `blocks` in `box` as they will be stored, (c, z, y, x); `tally` counts the clipped voxels.
 
     The last of them is `done`; where it is the only one that adds, they are finished on its device.
     """
-    plan, tally = selection.plan, Tally()
+    plan = selection.plan
     data = np.empty((plan.net.out_channels, *box.shape), plan.dtype)
-    own = plan.sole_box(done.block) & box
+    own = plan.sole_box(done.block) & done.box & box
     if own.is_empty or selection.mask(own) is not None:  # sums of voxels that are not selected may be partial
         own = Box(box.start, box.start)
     else:
@@ -121,44 +135,57 @@ def _summed(
         if not reached.is_empty:
             total[:, *reached.relative_to(box.start).slices] += done.part(reached)
         data[:, *place] = summed(selection, done.normalise, rest, total[:, *place], tally)
-    return data, tally.clipped
+    return data
 
 
 class SlabWriter:
-    """The shards of one block at a time, which grow slab by slab, and what is noted of it."""
+    """What a block writes while it is computed slab by slab: shards that it finishes, and the rest of its sum."""
 
-    def __init__(self, selection: Selection) -> None:
-        self.selection = selection
-        self._streams: dict[int, ShardStream] = {}
-        self._bad, self._clipped = ALL_FINITE, 0
+    def __init__(self, selection: Selection, tensors: Tensors, block: int) -> None:
+        self.selection, self.tensors, self.block = selection, tensors, block
+        closed, stored = _destinations(selection, tensors, block)
+        self._streams = {shard: (open_shard(selection.plan, shard), blocks) for shard, blocks in closed.items()}
+        self._rest = None if stored is None else SumStream(tensors, block, stored)
+        self._bad, self._tallies = ALL_FINITE, defaultdict[int, Tally](Tally)
 
     def add(self, done: BlockSum) -> None:
-        """Append the slab `done` of the block to its shards.
+        """Write the layers of the slab `done`, those before it to which others alone add, and after the last one.
 
         Raises:
             NonfiniteError: as `BlockSum.check`.
         """
         done.check()
-        for shard in filter(self.selection.is_due, self.selection.plan.shards().touching(done.box)):
-            if shard not in self._streams:
-                self._streams[shard] = open_shard(self.selection.plan, shard)
-            box = self.selection.plan.shards().box(shard) & done.box
-            append_selected(self.selection, self._streams[shard], box, done.part(box))
-        self._bad, self._clipped = self._bad + done.bad, self._clipped + done.clipped
+        selection, shards = self.selection, self.selection.plan.shards()
+        if self._rest is not None:
+            self._rest.append(done, done.box)
+        for shard, (stream, blocks) in self._streams.items():
+            box = shards.box(shard)
+            if not done.is_finished:
+                stop = box.stop[0] if done.is_last else min(done.box.stop[0], box.stop[0])
+                make = partial(_summed, selection, self.tensors, done, blocks=blocks, tally=self._tallies[shard])
+                append_summed(selection, stream, box.along(0, stream.position, max(stream.position, stop)), make)
+            elif not (box & done.box).is_empty:
+                append_selected(selection, stream, box & done.box, done.part(box & done.box))
+        if self._streams and done.is_finished:
+            self._tallies[next(iter(self._streams))].clipped += done.clipped
+        self._bad += done.bad
 
     def close(self, fingerprint: str) -> BlockResult:
-        """Put the shards in their places, once all slabs were added, and return what was noted of the block."""
-        checksums = {shard: close_shard(self.selection.plan, shard, stream) for shard, stream in self._streams.items()}
-        clipped = {next(iter(checksums)): self._clipped} if checksums else {}
-        result = BlockResult((), self._bad, checksums, clipped, fingerprint)
-        self._streams, self._bad, self._clipped = {}, ALL_FINITE, 0
-        return result
+        """Put the files in their places, once all slabs were added, and return what was noted of the block."""
+        plan = self.selection.plan
+        if self._rest is not None:
+            self._rest.close()
+        checksums = {shard: close_shard(plan, shard, stream) for shard, (stream, _) in self._streams.items()}
+        clipped = {shard: tally.clipped for shard, tally in self._tallies.items()}
+        shared = tuple(shard for shard in self._streams if not plan.is_direct(shard))
+        return BlockResult(shared, self._bad, checksums, clipped, fingerprint)
 
     def abort(self) -> None:
-        """Delete what was written of shards that are not whole."""
-        for stream in self._streams.values():
+        """Delete what was written of files that are not whole."""
+        for stream, _ in self._streams.values():
             stream.abort()
-        self._streams, self._bad, self._clipped = {}, ALL_FINITE, 0
+        if self._rest is not None:
+            self._rest.abort()
 
 
 def infer(
@@ -178,7 +205,11 @@ def infer(
     `before_write` raises; `on_windows` is called with the number of windows of each batch that was computed.
     """
     after_next = dict(zip(blocks, blocks[2:], strict=False))
-    slabs, failed = SlabWriter(selection), set[int]()
+    slabs, failed = dict[int, SlabWriter](), set[int]()  # of one block at a time
+
+    def give_up() -> None:
+        while slabs:
+            slabs.popitem()[1].abort()
 
     def write(done: BlockSum) -> BlockResult | None:
         if done.is_last:
@@ -189,11 +220,17 @@ def infer(
             before_write()
             if done.slab is None:
                 return write_block(selection, tensors, done, source.fingerprint(done.block))
-            slabs.add(done)
-            return slabs.close(source.fingerprint(done.block)) if done.is_last else None
+            if done.block not in slabs:
+                slabs[done.block] = SlabWriter(selection, tensors, done.block)
+            slabs[done.block].add(done)
+            if not done.is_last:
+                return None
+            result = slabs[done.block].close(source.fingerprint(done.block))
+            del slabs[done.block]
+            return result
         except BaseException:
             failed.add(done.block)
-            slabs.abort()
+            give_up()
             raise
 
     runner = load_runner(selection.plan)
@@ -203,14 +240,14 @@ def infer(
     writing: tuple[int, Future[BlockResult | None]] | None = None
     sums = block_sums(selection, normalise, runner, source, blocks, on_windows=on_windows, given_up=failed)
     with ExitStack() as stack:
-        stack.callback(slabs.abort)  # after the last write
+        stack.callback(give_up)  # after the last write
         writer = stack.enter_context(ThreadPoolExecutor(1, "volpipe-write"))
         for block, outcome in sums:
             if writing is not None:
                 yield from _written(*writing)
                 writing = None
             if isinstance(outcome, Exception):
-                slabs.abort()
+                give_up()
                 yield block, outcome
             elif block not in failed:
                 writing = block, writer.submit(write, outcome)
@@ -238,6 +275,7 @@ def block_sums(
     of it waits.
     """
     growing: BlockSum | None = None
+    before: BlockSum | None = None  # the slab that was yielded last
     failed: int | None = None
     incoming = batches(source, blocks, runner.batch, selection.windows_of)
     as_stored = selection.plan.keeps_integers
@@ -249,7 +287,12 @@ def block_sums(
         if batch.voxels is not None and voxels is not None:
             try:
                 if growing is None or growing.block != batch.block:
-                    growing = BlockSum(selection, normalise, batch.block, runner.bus, batch.slab, batch.is_last)
+                    rolling = before if before is not None and before.block == batch.block else None
+                    before = None
+                    growing = BlockSum(
+                        selection, normalise, batch.block, runner.bus, batch.slab, batch.is_last, before=rolling
+                    )
+                    del rolling
                 for part in batch.parts(runner.batch):
                     _add(growing, runner, part, voxels)
                     on_windows(len(part.numbers))
@@ -261,6 +304,7 @@ def block_sums(
         elif batch.is_last or batch.slab is not None:
             assert growing is not None
             growing.close()
+            before = growing if batch.slab is not None and not batch.is_last else None
             yield batch.block, growing
             growing = None
 

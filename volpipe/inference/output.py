@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 import numpy as np
 from pydantic import ValidationError
 
+from volpipe.blockwise.malloc import mapped
 from volpipe.errors import PlanError, VolumeError
 from volpipe.geometry.grid import Box, Grid, triple
 from volpipe.inference.intensity import Affine, Tally, constant, to_dtype, unit_scale
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", Recipe, SegmentRecipe)
 
+SUMMED_VOXELS = 1 << 22  # values that are added up at a time, about
 SHOWN_BOXES, SHOWN_EDGE = 8, 64  # a sample of a level, for its display range
 SHOWN_PERCENTILES = (0.1, 99.9)  # black and white
 
@@ -252,7 +255,8 @@ def shards_at_once(plan: OutputPlan) -> int:
 
 def open_shard(plan: OutputPlan, shard: int, level: int = 0) -> ShardStream:
     """Return the stream of `shard` of `level`, which is written layer by layer."""
-    return ShardStream(open_writer(plan.out, level_key(level)), stored_box(plan, plan.shards(level).box(shard)))
+    writer = open_writer(plan.out, level_key(level))
+    return ShardStream(writer, stored_box(plan, plan.shards(level).box(shard)), mapped)
 
 
 def append_selected(selection: Selection, stream: ShardStream, box: Box, data: np.ndarray) -> None:
@@ -262,6 +266,21 @@ def append_selected(selection: Selection, stream: ShardStream, box: Box, data: n
     """
     mask = selection.mask(box)
     append_voxels(selection.plan, stream, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
+
+
+def append_summed(selection: Selection, stream: ShardStream, box: Box, summed: Callable[[Box], np.ndarray]) -> None:
+    """Append the next layers of a shard, `box` of level 0, in parts as `summed` returns them as they will be stored.
+
+    Parts are whole chunks of block tensors, which are read once, so that little is in memory however large a shard is.
+    """
+    plan, origin = selection.plan, selection.plan.core_start(0)
+    row = plan.sum_chunk[0] * box.shape[2] * plan.num_channels * plan.sum_chunk[1]
+    height = plan.sum_chunk[1] * max(1, SUMMED_VOXELS // max(1, row))
+    for layer in box.cut(0, plan.sum_chunk[0], origin[0]):
+        data = np.empty((plan.num_channels, *layer.shape), plan.dtype)
+        for part in layer.cut(1, height, origin[1]):
+            data[:, *part.relative_to(layer.start).slices] = summed(part)
+        append_selected(selection, stream, layer, data)
 
 
 def append_voxels(plan: OutputPlan, stream: ShardStream, box: Box, data: np.ndarray) -> None:

@@ -18,7 +18,7 @@ from pydantic import Field
 from volpipe.errors import PlanError
 from volpipe.geometry.affinities import name_of
 from volpipe.geometry.blend import support
-from volpipe.geometry.block_shape import CHUNK_TARGET, Sizes, choose_block, slab_layers
+from volpipe.geometry.block_shape import CHUNK_TARGET, SUM_CHUNK_TARGET, Sizes, choose_block, slab_layers
 from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up, triple
 from volpipe.geometry.levels import level_factors
 from volpipe.inference.output_plan import OutputPlan, Source, levels_of
@@ -36,7 +36,7 @@ from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute
 
 AXES = "zyx"
 
-SUM_CHUNK_TARGET = 32
+SUM_TYPE = np.dtype(np.float32)
 STREAMED = ("zarr3",)  # formats whose shards are written layer by layer
 
 
@@ -223,21 +223,20 @@ class Plan(OutputPlan):
 
     @cached_property
     def is_streamed(self) -> bool:
-        """Whether a block can write its shards layer by layer: it alone has their voxels, each from one window."""
-        return (
-            self.recipe.windows.blend == "crop"
-            and self.mode == "streamed"
-            and self.array_format in STREAMED
-            and "://" not in self.out
-            and not self.num_sums
-        )
+        """Whether shards can be written layer by layer."""
+        return self.mode == "streamed" and self.array_format in STREAMED and "://" not in self.out
 
     @cached_property
     def slab(self) -> int:
         """Layers of windows, along z, of a block that are computed at a time; they follow from the sizes alone."""
-        if not self.is_streamed:
-            return self.lattice.places[0]
-        return slab_layers(self.block, triple(self.lattice.stride), self.net.scale, self.chunk[0])
+        whole, chunk = self.lattice.places[0], None if self.is_summed else self.chunk[0]
+        layers = slab_layers(self.block, triple(self.lattice.stride), self.net.scale, chunk)
+        return layers if self.is_streamed and layers < self.block[0] else whole
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether blocks hold sums, as float32, not voxels as they are stored."""
+        return self.recipe.windows.blend != "crop" or self.num_sums > 0
 
     @property
     def has_slabs(self) -> bool:
@@ -382,10 +381,12 @@ def make_plan(
         input_chunk=triple(volume.spatial_chunks),
         input_bytes=volume.num_channels * volume.dtype.itemsize,
         output_bytes=net.out_channels * np.dtype(out_dtype).itemsize,
+        sum_bytes=0 if recipe.windows.blend == "crop" else net.out_channels * SUM_TYPE.itemsize,
         chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
         num_workers=num_workers,
+        is_sparse=mask is not None or recipe.input.empty is not None,
     )  # fmt: skip
-    block = choose_block(recipe.windows.block, sized, in_slabs=_may_be_large(recipe, mask, out))
+    block = choose_block(recipe.windows.block, sized, in_slabs=_may_be_large(recipe, out))
     shard = _shard(recipe.output, sized.core(block))
     roi = find_roi(recipe.input.roi, volume)
     return Plan(
@@ -432,16 +433,13 @@ def _level_note(volume: Volume) -> tuple[str, ...]:
     return (f"level {volume.levels.index(volume.key)}, {volume.key.rpartition('/')[2]}, of {len(volume.levels)}",)
 
 
-def _may_be_large(recipe: Recipe, mask: Volume | None, out: Location) -> bool:
-    """Return whether blocks can be computed slab by slab, and are shards, all of whose voxels may be wanted."""
+def _may_be_large(recipe: Recipe, out: Location) -> bool:
+    """Return whether blocks can be computed slab by slab, and are shards: a region of interest cuts these anywhere."""
     return (
-        recipe.windows.blend == "crop"
-        and recipe.tensors.mode != "stored"
+        recipe.tensors.mode != "stored"
         and ARRAY_FORMATS[recipe.output.format] in STREAMED
         and recipe.output.shard == "auto"
         and isinstance(out, Path)
-        and mask is None
-        and recipe.input.empty is None
         and recipe.input.roi is None
     )
 

@@ -5,8 +5,11 @@ Not here: shards that one block determines (infer writes those), or coarser leve
 
 from __future__ import annotations
 
+import numpy as np
+
+from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine, Tally
-from volpipe.inference.output import summed, write_selected
+from volpipe.inference.output import append_summed, close_shard, open_shard, summed, write_selected
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 
@@ -14,9 +17,21 @@ from volpipe.inference.selection import Selection
 def reassemble(selection: Selection, normalise: Affine, tensors: Tensors, shard: int, tally: Tally) -> str:
     """Write `shard` of level 0, and return its checksums; `tally` counts the clipped voxels.
 
-    Blocks are added in ascending order, so that the bits depend on nothing else.
+    Blocks are added in ascending order, so that the bits depend on nothing else. Where the format allows it, the shard
+    is written layer by layer.
     """
     plan = selection.plan
-    box = plan.shards().box(shard)
+    whole = plan.shards().box(shard)
     blocks = list(filter(selection.has_block, plan.blocks_of_shard(shard)))
-    return write_selected(selection, box, summed(selection, normalise, box, tensors.total(box, blocks), tally))
+
+    def added(box: Box) -> np.ndarray:
+        return summed(selection, normalise, box, tensors.total(box, blocks), tally)
+
+    if not plan.is_streamed:
+        return write_selected(selection, whole, added(whole))
+    stream = open_shard(plan, shard)
+    try:
+        append_summed(selection, stream, whole, added)
+        return close_shard(plan, shard, stream)
+    finally:
+        stream.abort()  # nothing is left once it is closed

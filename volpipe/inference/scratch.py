@@ -19,14 +19,16 @@ from typing import Protocol
 
 import numpy as np
 
+from volpipe.blockwise.malloc import mapped
 from volpipe.blockwise.usage import counting_growth
 from volpipe.geometry.grid import Box
-from volpipe.inference.plan import Plan
+from volpipe.inference.plan import SUM_TYPE, Plan
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import plain
-from volpipe.volumes.storage.paths import delete
+from volpipe.volumes.storage.paths import delete, partial_files
 from volpipe.volumes.volume import ArraySpec, Volume, Writer, create_array, open_volume, open_writer
+from volpipe.volumes.writer import ShardStream
 
 SOURCE_KEY = "tensors/source"
 DIMENSIONS = ("dataset", "iteration", "batch", "channel", "z", "y", "x")
@@ -124,33 +126,26 @@ class Tensors:
     def read_sum(self, block: int, box: Box) -> np.ndarray:
         """Return the weighted sum of `block` in `box` of the output, (c, z, y, x), float32."""
         data = np.zeros((self.plan.net.out_channels, *box.shape), np.float32)
-        for part, region in self._parts(block, box):
-            inner = region.relative_to(self._origin(block, part))
+        for part, region in self.parts(block, box):
+            inner = region.relative_to(self.origin(block, part))
             place = Box((block, 0, *inner.start), (block + 1, self.plan.net.out_channels, *inner.stop))
             slices = region.relative_to(box.start).slices
-            data[:, *slices] = open_writer(self.sums_path, self._sum_key(part)).read(place)[0]
+            data[:, *slices] = self.sum_writer(part).read(place)[0]
         return data
 
     def has_sum(self, block: int, box: Box) -> bool:
         """Return whether the sum of `block` is stored as far as `box` of the output; one of zeros only never is."""
         box = box & self.plan.sum_box(block)
-        return all(self.sum_file(block, part).exists() for part, _ in self._parts(block, box))
+        return all(self.sum_file(block, part).exists() for part, _ in self.parts(block, box))
 
     def write_sum(self, total: BlockPart, closed: Collection[int]) -> None:
         """Write the sum `total` of a block, as far as it reaches, less its `closed` shards."""
-        plan, block = self.plan, total.block
-        box = plan.sum_box(block)
-        for part, region in self._parts(block, box):
-            if all(shard in closed for shard in plan.shards().touching(region)):
-                continue
-            shape = plan.sum_parts[part].shape
-            whole = np.zeros((plan.net.out_channels, *shape), np.float32)
-            whole[:, *region.relative_to(self._origin(block, part)).slices] = total.part(region)
-            for shard in closed:
-                inner = plan.shards().box(shard) & region
-                whole[:, *inner.relative_to(self._origin(block, part)).slices] = 0.0
-            with counting_growth([self.sum_file(block, part)]):
-                _write(open_writer(self.sums_path, self._sum_key(part)), (block, 0, 0, 0, 0), whole[np.newaxis])
+        stream = SumStream(self, total.block, closed)
+        try:
+            stream.append(total, self.plan.sum_box(total.block))
+            stream.close()
+        finally:
+            stream.abort()  # nothing is left once it is closed
 
     def discard_windows(self, block: int) -> None:
         """Delete the window tensors of `block`, if they exist."""
@@ -181,6 +176,7 @@ class Tensors:
             for name in paths.list_folders(folder) if folder.is_dir() else ():
                 if not done[int(name)]:
                     self.discard_sum(int(name), part)
+                    self._delete(partial_files(self.sum_file(int(name), part).parent))
 
     def _delete(self, files: Sequence[Path]) -> None:
         with counting_growth(files):
@@ -191,17 +187,21 @@ class Tensors:
         """Return the file that holds a part of the sum of `block`."""
         return self.sums_path / self._sum_key(part) / "c" / str(block) / "0/0/0/0"
 
+    def sum_writer(self, part: int) -> Writer:
+        """Return the writer of a part of all block tensors."""
+        return open_writer(self.sums_path, self._sum_key(part))
+
     def _sum_key(self, part: int) -> str:
         return f"{self.sums_key}/{PARTS[part]}"
 
-    def _parts(self, block: int, box: Box) -> Iterator[tuple[int, Box]]:
+    def parts(self, block: int, box: Box) -> Iterator[tuple[int, Box]]:
         """Yield the parts of the tensor of `block` that meet `box` of the output, and where."""
         for part, region in enumerate(self.plan.sum_parts):
             inside = region.shift(self.plan.core_start(block)) & box
             if not inside.is_empty:
                 yield part, inside
 
-    def _origin(self, block: int, part: int) -> tuple[int, ...]:
+    def origin(self, block: int, part: int) -> tuple[int, ...]:
         """Return the output voxel at which a part of the tensor of `block` begins; it may lie outside the region."""
         return self.plan.sum_parts[part].shift(self.plan.core_start(block)).start
 
@@ -234,6 +234,63 @@ class Tensors:
             "is_whole": self.plan.is_whole and not self.plan.needs_scan,
             "normalise": self.plan.recipe.normalise.model_dump(),
         }
+
+
+class SumStream:
+    """The tensor of one block, which is written layer by layer along z; each of its parts appears whole or not at all.
+
+    Args:
+        tensors: of the run.
+        closed: shards that are not stored; parts that have nothing else are not written.
+    """
+
+    def __init__(self, tensors: Tensors, block: int, closed: Collection[int]) -> None:
+        plan = tensors.plan
+        shards, channels = plan.shards(), plan.net.out_channels
+        self._tensors, self._block, self._streams = tensors, block, dict[int, ShardStream]()
+        self._layers: dict[int, np.ndarray] = {}
+        self._closed = [shards.box(shard) for shard in closed]
+        for part, region in tensors.parts(block, plan.sum_box(block)):
+            if not all(shard in closed for shard in shards.touching(region)):
+                whole = Box((block, 0, 0, 0, 0), (block + 1, channels, *plan.sum_parts[part].shape))
+                self._streams[part] = ShardStream(tensors.sum_writer(part), whole, mapped)
+
+    def append(self, total: BlockPart, box: Box) -> None:
+        """Write the layers `box` of the output of the sum `total`, which begin where those before ended, or later."""
+        plan = self._tensors.plan
+        for part, region in self._tensors.parts(self._block, box):
+            if (stream := self._streams.get(part)) is None:
+                continue
+            origin = self._tensors.origin(self._block, part)
+            for layer in region.cut(0, plan.sum_chunk[0], origin[0]):
+                data, first = self._layer(part)[:, :, : layer.shape[0]], (layer.start[0], *origin[1:])
+                data[0, :, *layer.relative_to(first).slices] = total.part(layer)
+                for inner in (shard & layer for shard in self._closed):
+                    data[0, :, *inner.relative_to(first).slices] = 0.0
+                stream.fill(layer.start[0] - origin[0])
+                stream.append(data)
+            if stream.position == plan.sum_parts[part].shape[0]:
+                self._layers.pop(part, None)
+
+    def _layer(self, part: int) -> np.ndarray:
+        """Return a layer of chunks of `part`, (1, c, z, y, x), float32, the same each time: 0 where no sum reaches."""
+        if part not in self._layers:
+            plan = self._tensors.plan
+            shape = (1, plan.net.out_channels, plan.sum_chunk[0], *plan.sum_parts[part].shape[1:])
+            self._layers[part] = mapped(shape, SUM_TYPE)
+        return self._layers[part]
+
+    def close(self) -> None:
+        """Put the parts in their places, zeros where nothing was appended."""
+        for part, stream in self._streams.items():
+            with counting_growth([self._tensors.sum_file(self._block, part)]):
+                stream.fill(self._tensors.plan.sum_parts[part].shape[0])
+                stream.close()
+
+    def abort(self) -> None:
+        """Delete what was written of parts that are not whole."""
+        for stream in self._streams.values():
+            stream.abort()
 
 
 def _write(writer: Writer, start: tuple[int, ...], data: np.ndarray) -> None:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from volpipe.errors import PlanError, RunError
 from volpipe.geometry.blend import support
+from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Box, Slab, ravel
 from volpipe.inference.plan import Plan, load_plan
 from volpipe.volumes.storage.paths import whole_file
@@ -147,20 +148,24 @@ class Selection:
     def slabs(self, block: int) -> list[Slab]:
         """Return the slabs of `block` that have windows to be computed, ascending."""
         plan, lattice = self.plan, self.plan.lattice
-        numbers, seen, made = self.windows_of(block), self.input_box(block), plan.sum_box(block)
+        numbers, seen, total = self.windows_of(block), self.input_box(block), plan.sum_box(block)
         first = lattice.windows_along(0, lattice.blocks.index(block)[0]).start
         per_layer = lattice.places[1] * lattice.places[2]
-        slabs, base = [], block * lattice.windows_per_block
+        before, after = (sides[0] for sides in support(lattice, plan.recipe.windows.blend))
+        slabs, base = list[Slab](), block * lattice.windows_per_block
 
-        def output(layer: int) -> int:
-            voxel = (first + layer) * lattice.stride[0] - plan.roi[0][0]
-            return min(max(voxel * plan.net.scale[0], made.start[0]), made.stop[0])
+        def output(layer: int, reach: int) -> int:
+            voxel = (first + layer) * lattice.stride[0] + reach - plan.roi[0][0]
+            return min(max(voxel * plan.net.scale[0], total.start[0]), total.stop[0])
 
         for place, group in itertools.groupby(numbers, lambda number: (number - base) // per_layer // plan.slab):
             own = tuple(group)
             low, high = lattice.window_box(own[0]), lattice.window_box(own[-1])
-            start, stop = (output(layer) for layer in (place * plan.slab, (place + 1) * plan.slab))
-            slabs.append(Slab(own, seen.along(0, low.start[0], high.stop[0]), made.along(0, start, stop)))
+            start, stop = output(place * plan.slab, -before), output((place + 1) * plan.slab, after)
+            if slabs:
+                slabs[-1] = replace(slabs[-1], made=slabs[-1].reached & total.along(0, total.start[0], start))
+            reached = total.along(0, start, stop)
+            slabs.append(Slab(own, seen.along(0, low.start[0], high.stop[0]), reached, reached))
         return slabs
 
     def mask(self, box: Box) -> np.ndarray | None:
@@ -289,12 +294,15 @@ def _cores(plan: Plan, block: int) -> list[list[Range]]:
 
 def _masked(plan: Plan, mask: Volume, cores: Sequence[Sequence[Range]]) -> np.ndarray:
     """Return for each combination of `cores` whether the mask has a voxel over it that is not zero."""
-    over, box = _mask_box(plan, cores)
-    data = mask.open(live=True).read(box)[0]
-    if data.dtype.kind == "f" and np.isnan(data).any():
-        raise PlanError(f"mask {mask} has NaN in its box {box}; make these voxels 0 or 1")
-    inner = [[(a - start, b - start) for a, b in along] for along, start in zip(over, box.start, strict=True)]
-    return any_within(data != 0, inner)
+    reader, (over, whole) = mask.open(live=True), _mask_box(plan, cores)
+
+    def flags(box: Box) -> np.ndarray:
+        data = reader.read(box)[0]
+        if data.dtype.kind == "f" and np.isnan(data).any():
+            raise PlanError(f"mask {mask} has NaN in its box {box}; make these voxels 0 or 1")
+        return data != 0
+
+    return _any_in_layers(whole, over, mask.spatial_chunks[0], flags)
 
 
 def _mask_box(plan: Plan, cores: Sequence[Sequence[Range]]) -> tuple[list[list[Range]], Box]:
@@ -320,11 +328,33 @@ def _filled(plan: Plan, volume: Volume, block: int, cells: np.ndarray, value: fl
     origin = _origin(plan, block)
     reach = [(int(s[0]) * t, int(s[-1]) * t + w) for s, t, w in zip(sides, lattice.stride, lattice.window, strict=True)]
     box = Box(tuple(a for a, _ in reach), tuple(b for _, b in reach)).shift(origin)
-    filled = (volume.open(live=True).read_mirrored(box) != value).any(axis=0)
     ranges = []
-    for n, stride, window, (start, _) in zip(cells.shape, lattice.stride, lattice.window, reach, strict=True):
-        ranges.append([(max(0, i * stride - start), max(0, i * stride + window - start)) for i in range(n)])
-    return any_within(filled, ranges)
+    for n, stride, window, start, first in zip(
+        cells.shape, lattice.stride, lattice.window, box.start, origin, strict=True
+    ):
+        sides = ((first + i * stride, first + i * stride + window) for i in range(n))
+        ranges.append([(max(start, a), max(start, b)) for a, b in sides])
+    reader = volume.open(live=True)
+    return _any_in_layers(
+        box, ranges, volume.spatial_chunks[0], lambda layer: (reader.read_mirrored(layer) != value).any(axis=0)
+    )
+
+
+def _any_in_layers(
+    box: Box, ranges: Sequence[Sequence[Range]], step: int, flags: Callable[[Box], np.ndarray]
+) -> np.ndarray:
+    """Return for each combination of ranges (z, y, x) whether one of the `flags` in it is set, bool.
+
+    These are looked at in layers of `box`, whole steps of `step` voxels, so that few are in memory at a time.
+    """
+    thickness = step * max(1, SLAB_VOXELS // (step * math.prod(box.shape[1:])))
+    along_z, *sides = ([(a - start, b - start) for a, b in r] for r, start in zip(ranges, box.start, strict=True))
+    layers = []
+    for layer in box.cut(0, thickness, 0):
+        each = [(i, i + 1) for i in range(layer.shape[0])]
+        layers.append(any_within(flags(layer), [each, *sides]))
+    whole = [[(i, i + 1) for i in range(len(side))] for side in sides]
+    return any_within(np.concatenate(layers), [along_z, *whole])
 
 
 def _stored(plan: Plan, volume: Volume, block: int, cells: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import RunError
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Slab
 from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.infer import block_sums
 from volpipe.inference.intensity import Affine
@@ -228,7 +229,7 @@ def recompute(selection: Selection, normalise: Affine, num_blocks: int, seed: in
     """Yield random blocks whose cores went through the net again, compared with the output as it is stored.
 
     Where other blocks add to a core, they are computed too, so that the sums are the run's own. Of a block that is
-    computed slab by slab, one of these is.
+    computed slab by slab, a layer as thick as one is, with the slabs that add to it.
     """
     plan = selection.plan
     cores = ((block, core_box(plan, block)) for block in range(len(plan.blocks)))
@@ -239,9 +240,10 @@ def recompute(selection: Selection, normalise: Affine, num_blocks: int, seed: in
     for block in sorted(map(int, chosen)):
         box, windows = core_box(plan, block), StreamedWindows(source, plan.lattice, normalise, selection.input_box)
         if plan.has_slabs:
-            slabs = selection.slabs(block)
-            slab = slabs[int(rng.integers(len(slabs)))]
-            box, windows.slabs_of = slab.made, {block: [slab]}.__getitem__
+            depth = plan.slab * plan.lattice.stride[0] * plan.net.scale[0]
+            layers = list(filter(selection.touches, box.cut(0, depth, box.start[0])))
+            box = layers[int(rng.integers(len(layers)))]
+            windows.slabs_of = partial(_slabs_in, selection, box)
         due = compute_box(selection, normalise, windows, box, load_runner(plan))
         found = read_voxels(plan, 0, box)
         differs = due.view(f"V{due.itemsize}") != found.view(f"V{due.itemsize}")
@@ -249,6 +251,11 @@ def recompute(selection: Selection, normalise: Affine, num_blocks: int, seed: in
         runner = loaded_runner()
         device = "" if runner is None else runner.device_name
         yield Recomputed(block, box, int(np.count_nonzero(differs)), float(largest), device)
+
+
+def _slabs_in(selection: Selection, box: Box, block: int) -> list[Slab]:
+    """Return the slabs of `block` that add to `box` of the output."""
+    return [slab for slab in selection.slabs(block) if not (slab.reached & box).is_empty]
 
 
 def core_box(plan: Plan, block: int) -> Box:
@@ -265,6 +272,8 @@ def compute_box(
     shards = plan.shards().touching(box)
     blocks = sorted({b for shard in shards for b in plan.blocks_of_shard(shard) if selection.has_block(b)})
     blocks = [b for b in blocks if not (plan.sum_box(b) & box).is_empty]
+    if windows.slabs_of is not None:
+        blocks = list(filter(windows.slabs, blocks))
     total = np.full((plan.net.out_channels, *box.shape), NO_SUM, np.float32)
     stored: np.ndarray | None = None
     for done in _sums(selection, normalise, windows, blocks, runner):

@@ -6,6 +6,7 @@ Not here: arrays that are made (volume, formats), or voxels that are read (reade
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -122,9 +123,10 @@ class ShardStream:
     Args:
         writer: of the array.
         box: the shard, in stored axes, clipped to the array.
+        allocate: makes the array in which layers wait for the rest of their chunks, of a shape and a type.
     """
 
-    def __init__(self, writer: Writer, box: Box) -> None:
+    def __init__(self, writer: Writer, box: Box, allocate: Callable[..., np.ndarray] = np.empty) -> None:
         header, files = writer.header, ChunkFiles(writer.header)
         assert isinstance(header.folder, Path) and header.shards is not None
         unit = header.write_unit
@@ -135,8 +137,14 @@ class ShardStream:
         row = list(box.shape)
         row[-3:-1] = header.chunks[-3:-1]
         self._encoder = tensorstore.ChunkEncoder(header, tuple(row))
-        self._rest = np.empty((*box.shape[:-3], 0, *box.shape[-2:]), header.dtype)
+        self._waiting: np.ndarray | None = None  # one for all layers of chunks: it is large
+        self._allocate = allocate
         self._num_layers = self._num_appended = self._size = 0
+
+    @property
+    def position(self) -> int:
+        """Where the next layer lies along z in the array."""
+        return self._box.start[-3] + self._num_appended
 
     def append(self, data: np.ndarray) -> None:
         """Write the next layers, `data` in stored axes; a part of a chunk waits for the rest of it.
@@ -144,21 +152,35 @@ class ShardStream:
         Raises:
             VolumeError: a disk that is full.
         """
-        thickness = self._header.chunks[-3]
-        self._num_appended += data.shape[-3]
-        data = np.concatenate((self._rest, data), axis=-3) if self._rest.size else data
-        whole = data.shape[-3] // thickness * thickness
-        if self._num_appended == self._box.shape[-3]:
-            whole = data.shape[-3]
+        thickness, num_layers = self._header.chunks[-3], data.shape[-3]
         with naming(self._header.folder, self._box, self._header.folder):
-            for start in range(0, whole, thickness):
-                self._write(data[..., start : min(start + thickness, whole), :, :])
-        self._rest = data[..., whole:, :, :].copy()
+            start = 0
+            while start < num_layers:
+                num_waiting = self._num_appended % thickness
+                stop = min(start + thickness - num_waiting, num_layers)
+                self._num_appended += stop - start
+                layer, start = data[..., start:stop, :, :], stop
+                is_whole = self._num_appended % thickness == 0 or self._num_appended == self._box.shape[-3]
+                if num_waiting or not is_whole:
+                    layer = self._joined(layer, num_waiting)
+                if is_whole:
+                    self._write(layer)
+        if self._num_appended == self._box.shape[-3]:
+            self._waiting = None
+
+    def _joined(self, layer: np.ndarray, num_waiting: int) -> np.ndarray:
+        """Return `layer` with the layers of its chunks that wait before it; it waits with them."""
+        shape = self._box.shape
+        if self._waiting is None:
+            self._waiting = self._allocate((*shape[:-3], self._header.chunks[-3], *shape[-2:]), self._header.dtype)
+        stop = num_waiting + layer.shape[-3]
+        self._waiting[..., num_waiting:stop, :, :] = layer
+        return self._waiting[..., :stop, :, :]
 
     def fill(self, stop: int) -> None:
         """Append zeros up to `stop` along z, if anything is missing there."""
         shape, thickness = self._box.shape, self._header.chunks[-3]
-        while (missing := stop - self._box.start[-3] - self._num_appended) > 0:
+        while (missing := stop - self.position) > 0:
             depth = min(missing, thickness)
             self.append(np.zeros((*shape[:-3], depth, *shape[-2:]), self._header.dtype))
 
