@@ -296,7 +296,7 @@ def test_a_worker_takes_no_more_for_a_long_blended_block_than_planned(tmp_path: 
     command = [sys.executable, "-c", MEASURED, job.folder, job.identity, "1"]
     peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
     assert job.tensors.sum_file(1, 0).stat().st_size > 0
-    assert peak < memory_bytes(plan, None) < 700 << 20
+    assert peak < memory_bytes(plan, None) < 800 << 20
 
 
 @pytest.mark.parametrize("is_ascending", [True, False])

@@ -263,20 +263,20 @@ class SumStream:
                 continue
             origin = self._tensors.origin(self._block, part)
             for layer in region.cut(0, plan.sum_chunk[0], origin[0]):
-                data, first = self._layer(part)[:, :, : layer.shape[0]], (layer.start[0], *origin[1:])
-                data[0, :, *layer.relative_to(first).slices] = total.part(layer)
+                data, first = self._layer(part)[:, : layer.shape[0]], (layer.start[0], *origin[1:])
+                data[:, *layer.relative_to(first).slices] = total.part(layer)
                 for inner in (shard & layer for shard in self._closed):
-                    data[0, :, *inner.relative_to(first).slices] = 0.0
+                    data[:, *inner.relative_to(first).slices] = 0.0
                 stream.fill(layer.start[0] - origin[0])
-                stream.append(data)
+                stream.append(data[np.newaxis])
             if stream.position == plan.sum_parts[part].shape[0]:
                 self._layers.pop(part, None)
 
     def _layer(self, part: int) -> np.ndarray:
-        """Return a layer of chunks of `part`, (1, c, z, y, x), float32, the same each time: 0 where no sum reaches."""
+        """Return a layer of chunks of `part`, (c, z, y, x), float32, the same each time: 0 where no sum reaches."""
         if part not in self._layers:
             plan = self._tensors.plan
-            shape = (1, plan.net.out_channels, plan.sum_chunk[0], *plan.sum_parts[part].shape[1:])
+            shape = (plan.net.out_channels, plan.sum_chunk[0], *plan.sum_parts[part].shape[1:])
             self._layers[part] = mapped(shape, SUM_TYPE)
         return self._layers[part]
 

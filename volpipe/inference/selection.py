@@ -300,7 +300,7 @@ def _masked(plan: Plan, mask: Volume, cores: Sequence[Sequence[Range]]) -> np.nd
         data = reader.read(box)[0]
         if data.dtype.kind == "f" and np.isnan(data).any():
             raise PlanError(f"mask {mask} has NaN in its box {box}; make these voxels 0 or 1")
-        return data != 0
+        return np.asarray(data != 0)
 
     return _any_in_layers(whole, over, mask.spatial_chunks[0], flags)
 
@@ -328,12 +328,11 @@ def _filled(plan: Plan, volume: Volume, block: int, cells: np.ndarray, value: fl
     origin = _origin(plan, block)
     reach = [(int(s[0]) * t, int(s[-1]) * t + w) for s, t, w in zip(sides, lattice.stride, lattice.window, strict=True)]
     box = Box(tuple(a for a, _ in reach), tuple(b for _, b in reach)).shift(origin)
-    ranges = []
-    for n, stride, window, start, first in zip(
-        cells.shape, lattice.stride, lattice.window, box.start, origin, strict=True
-    ):
-        sides = ((first + i * stride, first + i * stride + window) for i in range(n))
-        ranges.append([(max(start, a), max(start, b)) for a, b in sides])
+    ranges: list[list[Range]] = []
+    lengths = zip(cells.shape, lattice.stride, lattice.window, box.start, origin, strict=True)
+    for n, stride, window, low, first in lengths:
+        starts = range(first, first + n * stride, stride)
+        ranges.append([(max(low, start), max(low, start + window)) for start in starts])
     reader = volume.open(live=True)
     return _any_in_layers(
         box, ranges, volume.spatial_chunks[0], lambda layer: (reader.read_mirrored(layer) != value).any(axis=0)
