@@ -42,9 +42,9 @@ LONGEST = tuple(
     f"test_{name}.py"
     for name in (
         "slurm", "k8s", "resume", "site_check", "growth", "chaos", "laws", "update", "sites", "convert",
-        "parsl", "manifest", "node_cache_runs", "tune", "follow", "sweep", "train", "usage", "notebooks", "segment_kill",
-        "batch_command", "browser", "workflow_s3", "faults_of_works", "distributed", "packaging", "top", "threads",
-        "estimate", "segment", "jupyterlab", "workflow_commands", "reports", "cli", "status", "fuzz",
+        "parsl", "manifest", "node_cache_runs", "tune", "follow", "sweep", "train",
+        "usage", "notebooks", "segment_kill", "batch_command", "browser", "workflow_s3", "faults_of_works",
+        "distributed", "packaging", "top", "threads", "estimate", "segment", "jupyterlab", "workflow_commands", "reports", "cli", "status", "fuzz",
         "decoded_size",
     )
 )  # fmt: skip
