@@ -107,7 +107,8 @@ def begin_run(folder: Path) -> Process:
     write_volume(folder / "in.n5", noise((8, 8, 8)))
     (folder / "net.py").write_text(WORKER_NET)
     recipe = set_each("net.name=net.py:build", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
-    process = begin(folder, "run", *recipe, "-o", "out.zarr", "in.n5", VOLPIPE_WORKERS="1")
+    files = ("-o", str(folder / "out.zarr"), str(folder / "in.n5"))  # by which its processes are known
+    process = begin(folder, "run", *recipe, *files, VOLPIPE_WORKERS="1")
     wait_until(lambda: (folder / "facts.json").exists() or process.poll() is not None, 120)
     assert process.poll() is None, (folder / "err.txt").read_text()
     return process

@@ -258,8 +258,8 @@ def test_a_driver_killed_while_its_output_grows_goes_on_to_the_bytes_of_a_fresh_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Killed at each point in turn, each driver going on with what the one before it left."""
-    data = noise((40, 24, 24))
-    write_n5(tmp_path, data[:20, :20, :20])
+    data = noise((28, 16, 16))
+    write_n5(tmp_path, data[:14, :12, :12])
     more = ("net.name=identity", *windowed((8, 8, 8), (4, 4, 4), (1, 1, 1), "hann"), "output.levels=2")
     command = ("run", "--config", "site.py", *set_each(*more), "-o", "out.zarr", "in.n5", "--update")
     (tmp_path / "site.py").write_text(HALTING)
