@@ -26,6 +26,7 @@ from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import Multiscale, Writer, create_multiscale, open_volume
+from volpipe.volumes.writer import ShardStream
 from volpipe.workflow.driver import Report, execute
 from volpipe.workflow.prepare import prepare
 
@@ -250,6 +251,7 @@ def test_the_output_says_where_it_came_from(tmp_path: Path) -> None:
         "shape": [*plan.window],
         "overlap": [*plan.overlap],
         "channels_last": plan.channels_last,
+        "precision": "float32",
         "block": [*plan.block],
         "blend": "crop",
     }
@@ -266,14 +268,20 @@ def test_every_shard_of_every_level_is_written_once(
     tmp_path: Path, format_: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: Counter[tuple[str, Box]] = Counter()
-    write = Writer.write
+    write, close = Writer.write, ShardStream.close
 
     def counted(writer: Writer, box: Box, data: np.ndarray) -> None:
         if "out.zarr" in writer.header.folder.parts:
             written[writer.header.folder.name, box] += 1
         write(writer, box, data)
 
+    def closed(stream: ShardStream) -> None:
+        if "out.zarr" in stream._header.folder.parts:
+            written[stream._header.folder.name, stream._box] += 1
+        close(stream)
+
     monkeypatch.setattr(Writer, "write", counted)
+    monkeypatch.setattr(ShardStream, "close", closed)
     plan = planned(tmp_path, noise(), "net.name=identity", f"output.format={format_}", *WINDOWS)
     ran(plan)
     shards = {
