@@ -51,10 +51,11 @@ class Edges:
         return cls(pairs, _reduced(np.add, sums, order, starts), _reduced(np.minimum, first, order, starts))
 
     def __getitem__(self, chosen: np.ndarray) -> Edges:
-        """Return the edges of which `chosen`, bool, is true; all of them are not copied."""
-        if chosen.all():
-            return self
-        places = np.flatnonzero(chosen)
+        """Return the edges of which `chosen` (edges,), bool, is true; all of them are not copied."""
+        return self if chosen.all() else self.take(np.flatnonzero(chosen))
+
+    def take(self, places: np.ndarray) -> Edges:
+        """Return the edges at `places`, int64."""
         return Edges(*(values.take(places, axis=0) for values in (self.pairs, self.sums, self.first)))
 
     def any_end(self, flags: np.ndarray) -> np.ndarray:
@@ -281,7 +282,7 @@ class Mutex:
         edges = edges[edges.sums[:, 2 * kind + 1] > 0]
         weight = self._pushes(edges) if kind else self._pulls(edges)
         order, pairs, starts = _grouped(owner[edges.pairs], -weight, edges.first[:, kind])
-        best = edges[order[starts]]
+        best = edges.take(order[starts])
         sums, first = np.zeros_like(best.sums), np.full_like(best.first, NO_PAIR)
         sums[:, 2 * kind : 2 * kind + 2] = best.sums[:, 2 * kind : 2 * kind + 2]
         first[:, kind] = best.first[:, kind]
