@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -215,10 +216,10 @@ def main() -> None:
     choice = parser.parse_args()
     pieces = math.prod(choice.blocks) * CELLS**3
     with tempfile.TemporaryDirectory(prefix="volpipe-solve-", dir=choice.folder) as folder:
-        took = solved(Path(folder) / "run", tuple(choice.blocks), choice.workers, on_stage=lambda line: print(line, flush=True))
+        took = solved(Path(folder) / "run", tuple(choice.blocks), choice.workers, on_stage=partial(print, flush=True))
     print(
-        f"{pieces:,} pieces, {took.num_objects:,} objects: {took.busy / pieces * 1e6:.1f} µs a piece in all tasks, "
-        f"{took.elapsed:.0f} s elapsed, at most {took.peak / MIB:.0f} MiB; one worker / two {took.busy / took.shared:.2f}"
+        f"{pieces:,} pieces, {took.num_objects:,} objects: {took.busy / pieces * 1e6:.1f} µs a piece in all tasks; one "
+        f"worker / two {took.busy / took.shared:.2f}; {took.elapsed:.0f} s elapsed, at most {took.peak / MIB:.0f} MiB"
     )
 
 
