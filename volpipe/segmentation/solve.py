@@ -74,16 +74,15 @@ class Part:
 
         The columns of parts that nobody else holds are freed one after the other.
         """
-        parts = [dict(vars(part)) for part in parts]
-        base = 0
-        for columns in parts:
+        each, base = [dict[str, np.ndarray](vars(part)) for part in parts], 0
+        for columns in each:
             num = len(columns["table"])
             if base:
                 columns["nodes"] = columns["nodes"] + base
                 for name in ("joins", "pairs"):
                     columns[name] = np.where(columns[name] < 0, columns[name] - base, columns[name])
             base += num
-        return cls(**{name: np.concatenate([columns.pop(name) for columns in parts]) for name in list(parts[0])})
+        return cls(**{name: np.concatenate([columns.pop(name) for columns in each]) for name in list(each[0])})
 
 
 @dataclass(frozen=True)

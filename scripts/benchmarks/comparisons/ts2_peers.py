@@ -25,23 +25,28 @@ BLOCK, CONTEXT = 128, 16  # voxels; the longest offset is 9
 Work = Callable[[str, str, int], None]
 
 
+def stored(affinities: str, dtype: str) -> np.ndarray:
+    """Return all affinities (c, z, y, x), 0 to 1."""
+    return np.asarray(zarr.open_array(affinities, mode="r")[:]).astype(dtype) / 255
+
+
 def with_waterz() -> Work:
     """Return waterz's own watershed and its default score, the mean affinity, of which 1 - mean counts."""
     import waterz  # type: ignore[import-not-found,unused-ignore]
 
     def work(affinities: str, labels: str, workers: int) -> None:
-        data = zarr.open_array(affinities, mode="r")[: len(NEAR)].astype(np.float32) / 255
-        np.save(labels, next(waterz.agglomerate(data, [1 - THRESHOLD])))
+        near = stored(affinities, "float32")[: len(NEAR)]
+        np.save(labels, next(waterz.agglomerate(near, [1 - THRESHOLD])))
 
     return work
 
 
 def with_mwatershed() -> Work:
     """Return mwatershed on voxels, in one piece."""
-    import mwatershed
+    import mwatershed  # type: ignore[import-untyped,unused-ignore]
 
     def work(affinities: str, labels: str, workers: int) -> None:
-        data = zarr.open_array(affinities, mode="r")[:] / 255
+        data = stored(affinities, "float64")
         data[: len(NEAR)] += BIAS
         data[len(NEAR) :] += FAR_BIAS
         np.save(labels, mwatershed.agglom(data, [*NEAR, *FAR]))

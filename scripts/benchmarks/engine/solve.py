@@ -143,7 +143,7 @@ def _do(call: tuple[str, SegmentJob, int]) -> tuple[float, int]:
     return time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def solved(folder: Path, blocks: Shape, num_workers: int = 1, *, on_stage: Callable[[str], None] = str) -> Took:
+def solved(folder: Path, blocks: Shape, num_workers: int = 1, *, on_stage: Callable[[str], object] = str) -> Took:
     """Return what the graph of so many blocks (z, y, x) takes in so many processes."""
     folder.mkdir()
     plan = planned(folder, blocks)
