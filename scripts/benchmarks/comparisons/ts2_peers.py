@@ -25,9 +25,9 @@ BLOCK, CONTEXT = 128, 16  # voxels; the longest offset is 9
 Work = Callable[[str, str, int], None]
 
 
-def stored(affinities: str, dtype: str) -> np.ndarray:
-    """Return all affinities (c, z, y, x), 0 to 1."""
-    return np.asarray(zarr.open_array(affinities, mode="r")[:]).astype(dtype) / 255
+def stored(affinities: str, dtype: str, num: int) -> np.ndarray:
+    """Return the first `num` affinities (c, z, y, x), 0 to 1."""
+    return np.asarray(zarr.open_array(affinities, mode="r")[:num]).astype(dtype) / 255
 
 
 def with_waterz() -> Work:
@@ -35,8 +35,8 @@ def with_waterz() -> Work:
     import waterz  # type: ignore[import-not-found,unused-ignore]
 
     def work(affinities: str, labels: str, workers: int) -> None:
-        near = stored(affinities, "float32")[: len(NEAR)]
-        np.save(labels, next(waterz.agglomerate(near, [1 - THRESHOLD])))
+        data = stored(affinities, "float32", len(NEAR))
+        np.save(labels, next(waterz.agglomerate(data, [1 - THRESHOLD])))
 
     return work
 
@@ -46,7 +46,7 @@ def with_mwatershed() -> Work:
     import mwatershed  # type: ignore[import-untyped,unused-ignore]
 
     def work(affinities: str, labels: str, workers: int) -> None:
-        data = stored(affinities, "float64")
+        data = stored(affinities, "float64", len(NEAR) + len(FAR))
         data[: len(NEAR)] += BIAS
         data[len(NEAR) :] += FAR_BIAS
         np.save(labels, mwatershed.agglom(data, [*NEAR, *FAR]))
