@@ -25,7 +25,7 @@ from benchmarks import (
     scratch,
     sweeps,
 )
-from benchmarks.comparisons import bare, dask, default, floor, monai
+from benchmarks.comparisons import bare, dask, default, floor, monai, ts2
 from benchmarks.engine import driver, scaling, solve, whole_runs
 from benchmarks.row import OVER, Measured, Row, Setting, take
 from benchmarks.session import environment
@@ -51,6 +51,7 @@ FAMILIES = (
     sweeps,
     batches,
     solve,
+    ts2,
 )
 RESULTS = history.ROOT / "build" / "bench"
 WIDTH = 220  # of what goes to a file or a pipe

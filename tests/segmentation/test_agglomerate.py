@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.sparse import coo_array, csgraph
 
+from volpipe.errors import PlanError
 from volpipe.recipes.segmentation import Objects
 from volpipe.segmentation import agglomerate as agglomerate_module
 from volpipe.segmentation.agglomerate import Edges, agglomerate, connected_components, rule_of
@@ -29,7 +30,7 @@ def random_edges(rng: np.random.Generator, num: int) -> Edges:
 
 def owners(num: int, edges: Edges, choice: Objects) -> np.ndarray:
     """Return the object of each fragment, none of which is open."""
-    return agglomerate(num, edges, rule_of(choice), np.zeros(num, bool))[0]
+    return agglomerate(edges, rule_of(choice), np.zeros(num, bool))[0]
 
 
 def merged_by_search(num: int, edges: Edges, threshold: float) -> np.ndarray:
@@ -85,6 +86,17 @@ def test_a_mutex_keeps_apart_what_something_surer_forbids(few: float, monkeypatc
                 forbidden = {frozenset(here if c == there else c for c in pair) for pair in forbidden}
         found = owners(num, edges, Objects(agglomerate="mutex", threshold=0.5, far_threshold=0.5))
         np.testing.assert_array_equal(renumbered(found + 1), renumbered(owner + 1))
+
+
+def test_a_chain_that_there_is_no_memory_for_is_refused() -> None:
+    """Each node of a chain likes the next one better, so that they are merged one by one from its end."""
+    num = 100
+    pairs = np.stack([np.arange(num - 1), np.arange(1, num)], axis=1)
+    edges = Edges(pairs, np.stack([150 + pairs[:, 0], np.ones(num - 1, int)], axis=1), pairs[:, :1])
+    rule, is_open = rule_of(Objects(threshold=0.5)), np.zeros(num, bool)
+    assert not agglomerate(edges, rule, is_open, most_edges=num - 1)[0].any()
+    with pytest.raises(PlanError, match=r"^99 edges lie between fragments that can only be merged one by one, out"):
+        agglomerate(edges, rule, is_open, most_edges=num - 2)
 
 
 @given(num=st.integers(1, 40), data=st.data())

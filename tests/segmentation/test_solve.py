@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,8 +14,9 @@ from one_piece import Fragmented, by_boxes, in_one_piece
 from volpipe.geometry.grid import Box, Grid
 from volpipe.recipes.segmentation import Objects
 from volpipe.segmentation import agglomerate as agglomerate_module
+from volpipe.segmentation import solve as solve_module
 from volpipe.segmentation.boxes import Boxes, border
-from volpipe.segmentation.solve import Frame, Part, solve
+from volpipe.segmentation.solve import Frame, Part, bytes_needed, solve
 
 METHODS = ("components", "mean", "mutex")
 
@@ -37,6 +41,7 @@ def check_law(data: st.DataObject, few: float, edges: tuple[int, int]) -> None:
     expected = in_one_piece(graph, choice)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agglomerate_module, "FEW", few)
+        patch.setattr(agglomerate_module, "BATCH", data.draw(st.sampled_from([1, 9, agglomerate_module.BATCH])))
         for edge in (1, 2, 4, 8):
             np.testing.assert_array_equal(by_boxes(graph, choice, edge)[0], expected, f"boxes of {edge} voxels")
 
@@ -79,6 +84,52 @@ def test_what_lies_within_a_box_stays_there(method: str, least: int, most: int) 
     assert all(len(each.objects) > 10 for each in inner)
     assert len(solved[-1].rest.table) == 0
     assert labels.max() == sum(len(each.objects) for each in solved)
+
+
+@pytest.mark.parametrize(
+    ("method", "few"), [("components", 0.0), ("mean", 0.0), ("mean", 2.0), ("mutex", 0.0), ("mutex", 2.0)]
+)
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_a_graph_takes_no_more_memory_than_is_counted(
+    method: str, few: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lattice of 30³ fragments, most of them alike or few, merged all at once or one by one."""
+    monkeypatch.setattr(agglomerate_module, "FEW", few)
+    if not few:
+        monkeypatch.setattr(solve_module, "BATCH", 0)
+    rng, shape = np.random.default_rng(5), (30, 30, 30)
+    parts, choice = [lattice(rng, shape, share, far=method == "mutex")], choice_of(method, 0.5, 0.4, 0)
+    if method == "components":
+        part = parts.pop()
+        parts.append(replace(part, joins=part.pairs, **{n: getattr(part, n)[:0] for n in ("pairs", "sums", "first")}))
+        del part
+    sizes = [len(getattr(parts[0], name)) for name in ("table", "joins", "pairs")]
+    held = sum(array.nbytes for array in vars(parts[0]).values())
+    tracemalloc.start()
+    try:
+        solve(parts.pop(), Frame(Box.from_shape(shape), (60, 30, 30), (1, 1, 1), lambda blocks: blocks == 0), choice)
+        measured = tracemalloc.get_traced_memory()[1] + held
+    finally:
+        tracemalloc.stop()
+    needed = bytes_needed(*sizes, choice)
+    assert 0.25 * needed < measured < needed
+
+
+def lattice(rng: np.random.Generator, shape: tuple[int, ...], share: float, *, far: bool) -> Part:
+    """Return fragments of a voxel each, a `share` of whose edges joins."""
+    number = np.arange(np.prod(shape)).reshape(shape)
+    sides = [(number[1:], number[:-1]), (number[:, 1:], number[:, :-1]), (number[:, :, 1:], number[:, :, :-1])]
+    pairs = np.concatenate([np.stack([a.ravel(), b.ravel()], axis=1) for a, b in sides]) + 1
+    count = rng.integers(60, 160, len(pairs))
+    mean = np.where(
+        rng.random(len(pairs)) < share, rng.integers(140, 250, len(pairs)), rng.integers(0, 110, len(pairs))
+    )
+    sums, first = [mean * count, count], [np.arange(len(pairs))]
+    if far:
+        sums, first = [*sums, rng.integers(0, 256, len(pairs)) * count, count], [*first, first[0] + len(pairs)]
+    corner = np.stack(np.unravel_index(number.ravel(), shape), axis=1)
+    table = np.concatenate([np.ones((number.size, 1), int), number.reshape(-1, 1), corner, corner + 1, corner], axis=1)
+    return Part.from_block(0, table, np.zeros((0, 2), np.int64), pairs, np.stack(sums, axis=1), np.stack(first, axis=1))
 
 
 def with_far(graph: Fragmented, rng: np.random.Generator) -> Fragmented:

@@ -22,11 +22,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from volpipe.errors import PlanError
 from volpipe.recipes.segmentation import Objects
 from volpipe.segmentation.boundary_maps import FULL
 
 NO_PAIR = np.iinfo(np.int64).max  # of voxels: an edge has none of that kind
 FEW = 0.02  # share of active nodes: below it, merging one by one is faster than all at once
+BATCH = 100_000  # edges between nodes that are merged one by one at a time, about: a GB has a million
+ONE_BY_ONE_BYTES = 1050  # of each; 0.85 of it was measured, 2026-11
 BITS = 31  # of a part of a mean: two means with fewer than 2**31 pairs of voxels differ in twice as many bits
 
 
@@ -51,10 +54,11 @@ class Edges:
         return cls(pairs, _reduced(np.add, sums, order, starts), _reduced(np.minimum, first, order, starts))
 
     def __getitem__(self, chosen: np.ndarray) -> Edges:
-        """Return the edges of which `chosen`, bool, is true; all of them are not copied."""
-        if chosen.all():
-            return self
-        places = np.flatnonzero(chosen)
+        """Return the edges of which `chosen` (edges,), bool, is true; all of them are not copied."""
+        return self if chosen.all() else self.take(np.flatnonzero(chosen))
+
+    def take(self, places: np.ndarray) -> Edges:
+        """Return the edges at `places`, int64."""
         return Edges(*(values.take(places, axis=0) for values in (self.pairs, self.sums, self.first)))
 
     def any_end(self, flags: np.ndarray) -> np.ndarray:
@@ -281,7 +285,7 @@ class Mutex:
         edges = edges[edges.sums[:, 2 * kind + 1] > 0]
         weight = self._pushes(edges) if kind else self._pulls(edges)
         order, pairs, starts = _grouped(owner[edges.pairs], -weight, edges.first[:, kind])
-        best = edges[order[starts]]
+        best = edges.take(order[starts])
         sums, first = np.zeros_like(best.sums), np.full_like(best.first, NO_PAIR)
         sums[:, 2 * kind : 2 * kind + 2] = best.sums[:, 2 * kind : 2 * kind + 2]
         first[:, kind] = best.first[:, kind]
@@ -309,18 +313,30 @@ def mean_of(sums: np.ndarray) -> np.ndarray:
     return np.asarray(sums[:, 0] / np.maximum(sums[:, 1], 1) / FULL)
 
 
-def agglomerate(num: int, edges: Edges, rule: Rule, is_open: np.ndarray) -> tuple[np.ndarray, Edges]:
-    """Return the owner (num,), from 0, of each of `num` nodes, and the edges that matter between owners.
+def agglomerate(
+    edges: Edges, rule: Rule, is_open: np.ndarray, *, most_edges: int = NO_PAIR
+) -> tuple[np.ndarray, Edges]:
+    """Return the owner (nodes,), from 0, of each node, and the edges that matter between owners.
 
-    Owners are in the order of their first nodes. Open nodes, a flag for each, own themselves alone.
+    Owners are in the order of their first nodes.
+
+    Args:
+        edges: between the nodes.
+        rule: how they are merged.
+        is_open: (nodes,), bool; open nodes own themselves alone.
+        most_edges: that may be held to merge nodes one by one, about `ONE_BY_ONE_BYTES` each.
+
+    Raises:
+        PlanError: more edges lie between nodes of which each merge decides the next.
     """
+    num = len(is_open)
     edges, is_locked = rule.prepared(edges, is_open)
-    links = np.concatenate([np.zeros((0, 2), np.int64), *_links(edges, rule, ~is_locked)])
+    links = np.concatenate([np.zeros((0, 2), np.int64), *_links(edges, rule, ~is_locked, most_edges)])
     owner = connected_components(num, links, np.arange(num))
     return owner, rule.joined(edges, owner, is_locked) if len(links) else edges
 
 
-def _links(edges: Edges, rule: Rule, is_active: np.ndarray) -> Iterator[np.ndarray]:
+def _links(edges: Edges, rule: Rule, is_active: np.ndarray, most_edges: int) -> Iterator[np.ndarray]:
     """Yield the pairs (n, 2) of nodes to be merged, as long as there are some.
 
     A node whose best edge leads to one that is not active can only wait, and so can those that wait for it.
@@ -339,13 +355,46 @@ def _links(edges: Edges, rule: Rule, is_active: np.ndarray) -> Iterator[np.ndarr
         if not is_active.any():
             return
         if len(links) <= FEW * np.count_nonzero(is_active):
-            pairs = np.array(list(rule.one_by_one(edges, is_active)), np.int64).reshape(-1, 2)
-            yield names[pairs]
+            for own, own_names, are_active in _batches(edges, names, is_active, rule):
+                check_one_by_one(len(own), most_edges)
+                pairs = np.array(list(rule.one_by_one(own, are_active)), np.int64).reshape(-1, 2)
+                yield own_names[pairs]
             return
         yield names[links]
         owner = connected_components(len(names), links, np.arange(len(names)))
         edges = rule.merged(edges, owner)
         names, is_active = _of_owners(owner, names), _of_owners(owner, is_active)
+
+
+def check_one_by_one(num_edges: int, most_edges: int) -> None:
+    """Refuse more edges between nodes that are merged one by one than there is memory for.
+
+    Raises:
+        PlanError: naming both.
+    """
+    if num_edges > most_edges:
+        raise PlanError(
+            f"{num_edges:,} edges lie between fragments that can only be merged one by one, output.graph_gib leaves "
+            f"memory for {most_edges:,}; segment with --fresh and more of it, or more objects.smooth"
+        )
+
+
+def _batches(
+    edges: Edges, names: np.ndarray, is_active: np.ndarray, rule: Rule
+) -> Iterator[tuple[Edges, np.ndarray, np.ndarray]]:
+    """Yield edges, names and flags of groups of active nodes, about BATCH edges at a time.
+
+    Nodes of two groups are never merged: no live edge leads from one to the other.
+    """
+    first, second = (is_active[end] for end in edges.pairs.T)
+    group = connected_components(len(names), edges.pairs[first & second & rule.is_live(edges)], np.arange(len(names)))
+    of_first, of_second = (group[end] for end in edges.pairs.T)
+    own = np.where(first, of_first, of_second)
+    num = np.bincount(own, minlength=len(names))
+    batch = ((np.cumsum(num) - num) // BATCH)[own]
+    batch[first & second & (of_first != of_second)] = -1
+    for number in np.unique(batch[batch >= 0]).tolist():
+        yield _compact(edges[batch == number], names, is_active)
 
 
 def _of_owners(owner: np.ndarray, values: np.ndarray) -> np.ndarray:

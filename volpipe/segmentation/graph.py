@@ -25,6 +25,7 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import work_each, work_once
 from volpipe.errors import PlanError
 from volpipe.runs.updates import SHARDS, to_ranges
+from volpipe.segmentation.agglomerate import BATCH, ONE_BY_ONE_BYTES
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.segmentation.solve import FIRST, NO_OBJECT, Frame, Part, Solved, bytes_needed, solve
 from volpipe.segmentation.tasks import (
@@ -48,6 +49,7 @@ from volpipe.volumes.storage.paths import atomic_write, whole_file
 
 PART = ("table", "ids", "nodes", "bounds", "joins", "pairs", "sums", "first")
 GIB = 1 << 30
+ROWS = 1 << 14  # of a table that are text at once: as Python's numbers a row takes 20 times as much
 
 
 def solve_boxes(job: SegmentJob, units: Sequence[int]) -> Record[None]:
@@ -57,8 +59,10 @@ def solve_boxes(job: SegmentJob, units: Sequence[int]) -> Record[None]:
         plan, boxes = job.plan, job.plan.boxes
         parts = [_part(job, unit, child) for child in boxes.children(unit)]
         splits = np.cumsum([len(part.table) for part in parts])
-        check_size(plan, unit, *(sum(len(getattr(part, name)) for part in parts) for name in ("table", "joins", "pairs")))
-        solved = solve(Part.joined(parts.pop(0) for _ in range(len(parts))), frame_of(plan, unit), plan.recipe.objects)
+        sizes = [sum(len(getattr(part, name)) for part in parts) for name in ("table", "joins", "pairs")]
+        most_edges = check_size(plan, unit, *sizes)
+        part = (parts.pop(0) for _ in range(len(parts)))  # so that nobody else holds them
+        solved = solve(Part.joined(part), frame_of(plan, unit), plan.recipe.objects, most_edges=most_edges)
         job.check_session()
         rest = {name: getattr(solved.rest, name) for name in PART}
         counts = _counts(job, unit, solved)
@@ -76,19 +80,21 @@ def frame_of(plan: SegmentPlan, unit: int) -> Frame:
     return Frame(boxes.box(unit), plan.shape, plan.contact, lambda blocks: boxes.has_blocks(unit, blocks))
 
 
-def check_size(plan: SegmentPlan, unit: int, num_nodes: int, num_joins: int, num_edges: int) -> None:
-    """Refuse a graph that needs more memory than the recipe gives it.
+def check_size(plan: SegmentPlan, unit: int, num_nodes: int, num_joins: int, num_edges: int) -> int:
+    """Refuse a graph that needs more memory than the recipe gives it; return `most_edges` of `solve`.
 
     Raises:
         PlanError: naming both.
     """
     needed = bytes_needed(num_nodes, num_joins, num_edges, plan.recipe.objects)
-    if needed > plan.recipe.output.graph_gib * GIB:
+    left = plan.recipe.output.graph_gib * GIB - needed
+    if left < 0:
         raise PlanError(
             f"the graph of {num_nodes:,} fragments and {num_edges:,} edges takes up to {needed / GIB:.1f} GiB in "
             f"the box {plan.boxes.box(unit)}, output.graph_gib gives it {plan.recipe.output.graph_gib:g}; segment with "
             "--fresh and more of either, a larger objects.background, or more objects.smooth"
         )
+    return BATCH + int(left // ONE_BY_ONE_BYTES)
 
 
 def _part(job: SegmentJob, unit: int, child: int) -> Part:
@@ -126,7 +132,9 @@ def number_objects(job: SegmentJob, units: Sequence[int]) -> Record[None]:
         labels = np.empty(len(rows), np.int64)
         labels[order] = np.arange(base + 1, base + 1 + len(rows))
         job.check_session()
-        atomic_write(job.file(NUMBERS, slab).with_suffix(".csv"), rows_csv(rows[order], plan, base + 1).encode())
+        starts = range(0, len(rows), ROWS)
+        text = b"".join(rows_csv(rows[order[a : a + ROWS]], plan, base + 1 + a).encode() for a in starts)
+        atomic_write(job.file(NUMBERS, slab).with_suffix(".csv"), text)
         splits = np.split(labels, np.cumsum([len(rows) for _, rows in parts])[:-1])
         save(
             job.file(NUMBERS, slab),

@@ -17,15 +17,23 @@ import numpy as np
 
 from volpipe.geometry.grid import Box, Shape
 from volpipe.recipes.segmentation import Objects
-from volpipe.segmentation.agglomerate import NO_PAIR, Edges, agglomerate, connected_components, rule_of
+from volpipe.segmentation.agglomerate import (
+    BATCH,
+    NO_PAIR,
+    ONE_BY_ONE_BYTES,
+    Edges,
+    agglomerate,
+    connected_components,
+    rule_of,
+)
 from volpipe.segmentation.boxes import border
 
 FIRST = 1  # column of a table: number of the first voxel
 LEAST, MOST = (FIRST, 2, 3, 4), (5, 6, 7)
 NO_OBJECT = np.iinfo(np.int64).min
-# Upper bounds, of tables and working memory; 0.4 of them were measured, 1.0 where all were merged one by one, 2026-11.
-NODE_BYTES, JOIN_BYTES = 400, 64
-EDGE_BYTES = {"mean": 1050, "mutex": 1050}
+# Upper bounds, of tables and working memory, measured on lattices, 2026-11 (tests/segmentation/test_solve.py).
+NODE_BYTES, JOIN_BYTES = 250, 112
+EDGE_BYTES = {"mean": 300, "mutex": 520}
 
 
 @dataclass(frozen=True)
@@ -66,16 +74,15 @@ class Part:
 
         The columns of parts that nobody else holds are freed one after the other.
         """
-        parts = [dict(vars(part)) for part in parts]
-        base = 0
-        for columns in parts:
+        each, base = [dict[str, np.ndarray](vars(part)) for part in parts], 0
+        for columns in each:
             num = len(columns["table"])
             if base:
                 columns["nodes"] = columns["nodes"] + base
                 for name in ("joins", "pairs"):
                     columns[name] = np.where(columns[name] < 0, columns[name] - base, columns[name])
             base += num
-        return cls(**{name: np.concatenate([columns.pop(name) for columns in parts]) for name in list(parts[0])})
+        return cls(**{name: np.concatenate([columns.pop(name) for columns in each]) for name in list(each[0])})
 
 
 @dataclass(frozen=True)
@@ -115,16 +122,18 @@ class Frame:
         return border(bounds, self.box, self.shape, self.reach)
 
 
-def solve(part: Part, frame: Frame, choice: Objects) -> Solved:
+def solve(part: Part, frame: Frame, choice: Objects, *, most_edges: int = NO_PAIR) -> Solved:
     """Return the final objects of a box, and what is handed up.
 
     Args:
         part: its graph, as blocks or smaller boxes handed it up.
         frame: where it lies.
         choice: how supervoxels become objects.
+        most_edges: as of `agglomerate`.
 
     Raises:
         ValueError: the graph names a fragment of the box that it lacks.
+        PlanError: see `agglomerate`.
     """
     columns = dict(vars(part))
     del part  # of a large box, most of the memory
@@ -134,7 +143,7 @@ def solve(part: Part, frame: Frame, choice: Objects) -> Solved:
     if choice.method != "watershed":
         return _split(graph, edges, is_open, choice.min_voxels)
     rule = rule_of(choice)
-    merged, edges = agglomerate(graph.num_owners, edges, rule, is_open)
+    merged, edges = agglomerate(edges, rule, is_open, most_edges=most_edges)
     graph = graph.merged(merged)
     is_kept = np.zeros(graph.num_owners, bool)
     is_kept[merged] = is_open
@@ -164,7 +173,7 @@ class _Graph:
 
     @classmethod
     def of(cls, columns: dict[str, np.ndarray], frame: Frame) -> tuple[_Graph, Edges]:
-        """Return the supervoxels of the columns of a part, which it takes out one by one, and the edges between them."""
+        """Return the supervoxels of a part, whose columns it takes out one by one, and the edges between them."""
         table, ids, nodes, bounds = (columns.pop(name) for name in ("table", "ids", "nodes", "bounds"))
         order, num = np.argsort(ids), len(table)
         ends = columns.pop("joins"), columns.pop("pairs")
@@ -175,7 +184,9 @@ class _Graph:
         first = np.concatenate([table[:, FIRST], np.full(len(outside), NO_PAIR)])
         owner = connected_components(len(first), joins[(joins < num).all(axis=1)], first)
         at_border = frame.is_border(bounds)
-        graph = cls(add_up(owner[:num], table), owner, outside, joins, ids[at_border], nodes[at_border], bounds[at_border])
+        graph = cls(
+            add_up(owner[:num], table), owner, outside, joins, ids[at_border], nodes[at_border], bounds[at_border]
+        )
         del table, ids, nodes, bounds
         columns["pairs"] = owner[columns["pairs"]]
         return graph, Edges.total(*(columns.pop(name) for name in ("pairs", "sums", "first")))
@@ -223,7 +234,14 @@ def _split(graph: _Graph, edges: Edges, is_kept: np.ndarray, min_voxels: int) ->
     joins = np.unique(joins[joins.max(axis=1, initial=0) >= num], axis=0) if len(joins) else joins
     target = target[graph.owner[: len(graph.owner) - len(graph.outside)]]
     rest = Part(
-        rows[kept], graph.ids, target[graph.nodes], graph.bounds, names[joins], names[edges.pairs], edges.sums, edges.first
+        rows[kept],
+        graph.ids,
+        target[graph.nodes],
+        graph.bounds,
+        names[joins],
+        names[edges.pairs],
+        edges.sums,
+        edges.first,
     )
     return Solved(rest, target, rows[final])
 
@@ -242,6 +260,8 @@ def add_up(owner: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def bytes_needed(num_nodes: int, num_joins: int, num_edges: int, choice: Objects) -> int:
-    """Return an upper bound of the memory of `solve`, in bytes."""
-    edge = EDGE_BYTES[choice.agglomerate] if choice.method == "watershed" else 0
-    return num_nodes * NODE_BYTES + num_joins * JOIN_BYTES + num_edges * edge
+    """Return an upper bound of the memory of `solve`, in bytes, if few nodes in a row are merged one by one."""
+    if choice.method != "watershed":
+        return num_nodes * NODE_BYTES + num_joins * JOIN_BYTES
+    edges = num_edges * EDGE_BYTES[choice.agglomerate] + min(num_edges, BATCH) * ONE_BY_ONE_BYTES
+    return num_nodes * NODE_BYTES + num_joins * JOIN_BYTES + edges

@@ -22,7 +22,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,12 +64,12 @@ class Peer:
     prepare: Prepare
 
 
-def installed(setting: Setting, package: str) -> Path:
-    """Return a folder that holds `package` and all that it needs, with the torch and the numpy that the run has."""
+def installed(setting: Setting, package: str, *, beside: Sequence[str] = ("torch", "numpy")) -> Path:
+    """Return a folder that holds `package` and all that it needs, with the packages `beside` it that the run has."""
     folder = setting.cache / package.replace("==", "-")
     done = folder / "complete"
     if not done.exists():
-        pins = [f"{name}=={importlib.metadata.version(name).partition('+')[0]}" for name in ("torch", "numpy")]
+        pins = [f"{name}=={importlib.metadata.version(name).partition('+')[0]}" for name in beside]
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
         subprocess.run([*pip, "install", "--upgrade", "--target", str(folder), *pins, package], check=True)
         done.touch()

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +143,7 @@ def _do(call: tuple[str, SegmentJob, int]) -> tuple[float, int]:
     return time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def solved(folder: Path, blocks: Shape, num_workers: int = 1, *, on_stage: Callable[[str], None] = str) -> Took:
+def solved(folder: Path, blocks: Shape, num_workers: int = 1, *, on_stage: Callable[[str], object] = str) -> Took:
     """Return what the graph of so many blocks (z, y, x) takes in so many processes."""
     folder.mkdir()
     plan = planned(folder, blocks)
@@ -215,10 +216,10 @@ def main() -> None:
     choice = parser.parse_args()
     pieces = math.prod(choice.blocks) * CELLS**3
     with tempfile.TemporaryDirectory(prefix="volpipe-solve-", dir=choice.folder) as folder:
-        took = solved(Path(folder) / "run", tuple(choice.blocks), choice.workers, on_stage=lambda line: print(line, flush=True))
+        took = solved(Path(folder) / "run", tuple(choice.blocks), choice.workers, on_stage=partial(print, flush=True))
     print(
-        f"{pieces:,} pieces, {took.num_objects:,} objects: {took.busy / pieces * 1e6:.1f} µs a piece in all tasks, "
-        f"{took.elapsed:.0f} s elapsed, at most {took.peak / MIB:.0f} MiB; one worker / two {took.busy / took.shared:.2f}"
+        f"{pieces:,} pieces, {took.num_objects:,} objects: {took.busy / pieces * 1e6:.1f} µs a piece in all tasks; one "
+        f"worker / two {took.busy / took.shared:.2f}; {took.elapsed:.0f} s elapsed, at most {took.peak / MIB:.0f} MiB"
     )
 
 
