@@ -188,10 +188,9 @@ def _copied(kind: type, own: dataclasses.Field[Any]) -> tuple[str, Any, Any]:
     """Return a field of `kind` as that of another class, with the type that its annotation means."""
     import msgspec
 
-    factory, given = own.default_factory, own.default
-    default = {} if given is dataclasses.MISSING else {"default": given}
-    made = {} if factory is dataclasses.MISSING else {"default_factory": factory}
-    return own.name, get_type_hints(kind)[own.name], msgspec.field(**default, **made)
+    defaults: dict[str, Any] = {name: getattr(own, name) for name in ("default", "default_factory")}
+    given = {name: value for name, value in defaults.items() if value is not dataclasses.MISSING}
+    return own.name, get_type_hints(kind)[own.name], msgspec.field(**given)
 
 
 @cache

@@ -52,12 +52,13 @@ def measure_difference(
     data = torch.from_numpy(affine.apply(np.repeat(raw[None, None], net.in_channels, axis=1))).to(device)
     module = build_net(choice, search_path).to(device)
     cut = tuple(slice(h * s, (w - h) * s) for w, h, s in zip(window, aligned_halo(net), net.scale, strict=True))
-    outputs = []
-    with torch.inference_mode():
-        for precision in ("float32", "bfloat16"):
-            with autocast(device, precision):
-                outputs.append(module(data).float().cpu().numpy()[0][:, *cut])
-    return difference(*outputs, net, normalise, affine)
+
+    def output(precision: str) -> np.ndarray:
+        with torch.inference_mode(), autocast(device, precision):
+            result: np.ndarray = module(data).float().cpu().numpy()[0][:, *cut]
+        return result
+
+    return difference(output("float32"), output("bfloat16"), net, normalise, affine)
 
 
 def difference(exact: np.ndarray, other: np.ndarray, net: NetFacts, normalise: Normalise, affine: Affine) -> Difference:
