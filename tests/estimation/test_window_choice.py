@@ -101,6 +101,48 @@ def test_a_worker_with_too_little_memory_for_the_nets_own_window_gets_a_smaller_
     assert chosen(0.65 * GIB).window == (48, 48, 48)
 
 
+HUGE = (4096, 4096, 4096)
+
+
+def slower(factor: float) -> NetSpeeds:
+    times = [
+        each.model_copy(
+            update={"windows": [WindowSpeed(window=w.window, seconds=factor * w.seconds) for w in each.windows]}
+        )
+        for each in speeds().speeds
+    ]
+    return NetSpeeds(processor=processor(), speeds=tuple(times))
+
+
+def block_seconds(plan: Plan, known: NetSpeeds, num_forms: int = 1) -> float:
+    side = plan.window[0]
+    rate = {
+        window.window[0]: window.seconds
+        for window in next(s for s in known.speeds if s.arithmetic == plan.arithmetic).windows
+    }
+    return math.prod(plan.block) * num_forms * rate[side]
+
+
+@pytest.mark.parametrize(
+    ("factor", "settings", "num_forms"),
+    [(1, [], 1), (4, [], 1), (1, ["infer.augment=flips"], 8), (1, ["windows.blend=hann"], 1)],
+)
+@pytest.mark.parametrize("worker_bytes", [None, 64 * GIB])
+def test_a_large_block_takes_a_core_eight_minutes_at_most(
+    monkeypatch: pytest.MonkeyPatch, factor: float, settings: list[str], num_forms: int, worker_bytes: float | None
+) -> None:
+    known = slower(factor)
+    monkeypatch.setattr(window_choice, "known_speeds", lambda *arguments: known)
+    plan = chosen(worker_bytes, shape=HUGE, settings=settings)
+    assert plan.has_slabs and 75 < block_seconds(plan, known, num_forms) <= 450
+
+
+def test_where_nobody_knows_how_long_a_block_takes_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_choice, "known_speeds", lambda *arguments: NetSpeeds(processor=processor()))
+    assert not chosen(shape=HUGE).has_slabs
+    assert chosen(shape=HUGE, net=NET.model_copy(update={"num_parameters": 0})).has_slabs
+
+
 @pytest.mark.parametrize("unknown", [{"worker_bytes": None}, {"on_gpu": True}])
 def test_where_nothing_is_known_of_workers_the_nets_own_window_is_taken(unknown: dict[str, bool]) -> None:
     plan = chosen(**unknown)

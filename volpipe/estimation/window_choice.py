@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from volpipe.blockwise.pool import Capacity
 from volpipe.errors import NOTICE, PlanError
@@ -22,11 +22,13 @@ from volpipe.inference.plan import OWN_SIZES, NetSizes, Plan
 from volpipe.inference.tiling import own_window
 from volpipe.nets.cache import can_keep_speeds, keep_speeds, kept_difference, known_speeds
 from volpipe.nets.facts import FLOAT32, Difference, NetSpeeds, shipped_difference
+from volpipe.nets.tta import forms
 from volpipe.recipes.inference import Precision
 from volpipe.units import shape, size
 
 WORTH_MEASURING = 400**3  # voxels that are computed; fewer take a minute or so, and are not worth ten seconds
 MEASURE_SECONDS = 4.0  # of calls of the net, in each layout and precision; and to compare two precisions
+TASK_SECONDS = 450.0  # of a core for a block, as measured; the sites of clusters give a task twice as long
 NOTABLE = 1.03  # times as fast: less is no reason for larger windows, or to speak of
 WORTH_ROUNDING = 1.2  # times as fast: less is no reason to speak of another precision
 
@@ -51,14 +53,19 @@ def fastest_plan(make: Callable[[NetSizes], Plan], capacity: Capacity | None) ->
 
     The net's own where the site does not say what workers have, where their nets are on GPUs, or where nothing was
     measured. Windows that are not cropped to their core by the net's halo stay: another size would change the output
-    by more than last bits.
+    by more than last bits. A large block takes a core no longer than TASK_SECONDS.
     """
     own = make(OWN_SIZES)
-    if capacity is None or capacity.on_gpu or capacity.worker_bytes is None or not _is_open(own):
+    if capacity is None or capacity.on_gpu:
         return own
-    speeds = _speeds(own)
-    if speeds is None:
-        return own
+    is_open = capacity.worker_bytes is not None and _is_open(own)
+    speeds = _speeds(own) if is_open or own.has_slabs else None
+    plan = own if speeds is None or not is_open else _fastest_plan(make, own, speeds, capacity)
+    return _in_short_tasks(make, plan, speeds)
+
+
+def _fastest_plan(make: Callable[[NetSizes], Plan], own: Plan, speeds: NetSpeeds, capacity: Capacity) -> Plan:
+    assert capacity.worker_bytes is not None
     half = _half(own, speeds)
     candidates = list(_candidates(make, own, speeds, capacity.num_workers, has_half=half is not None))
     fitting = [candidate for candidate in candidates if candidate.num_bytes <= capacity.worker_bytes]
@@ -73,6 +80,25 @@ def fastest_plan(make: Callable[[NetSizes], Plan], capacity: Capacity | None) ->
         sizes_note=_note(chosen, same, before, capacity.worker_bytes),
         precision_note="" if half is None else _precision_note(own, fitting, half),
     )
+
+
+def _in_short_tasks(make: Callable[[NetSizes], Plan], plan: Plan, speeds: NetSpeeds | None) -> Plan:
+    """Return `plan` with blocks that a core computes in TASK_SECONDS, small ones where nobody knows how long it takes.
+
+    A lost worker begins its block again, and a job of a cluster that takes less time than a block never ends one.
+    """
+    if not plan.has_slabs or not plan.net.num_parameters:
+        return plan
+    known = None if speeds is None else speeds.of(plan.arithmetic) or speeds.of(FLOAT32)
+    seconds = None if known is None else known.seconds(math.prod(plan.window))
+    block_voxels = 0
+    if seconds is not None:
+        calls = math.prod(plan.block) * len(list(forms(plan.recipe.infer.augment)))
+        block_voxels = int(math.prod(plan.shard) * TASK_SECONDS / (calls * seconds))
+    if math.prod(plan.shard) <= block_voxels:
+        return plan
+    smaller = make(replace(plan.sizes, block_voxels=block_voxels))
+    return plan.changed(block=smaller.block, shard=smaller.shard, chunk=smaller.chunk)
 
 
 def _fastest(candidates: Sequence[_Candidate]) -> _Candidate | None:

@@ -29,9 +29,7 @@ BLOCKS_PER_WORKER = 4  # fewer leave workers idle at the end
 SPARSE_FACTOR = 8  # as many more blocks where nobody knows yet how few are left of them
 SUMS_FACTOR = 2  # as many more where each worker may have the sum of its whole block in scratch
 USUAL_WORKERS = 16  # where nobody says how many there are
-# Of a block that is computed slab by slab. A worker that is lost begins its block again: 13 min of a core that computes
-# the default net in windows of 148³ (0.96 million voxels a second), 3 s to 2 min of a GPU.
-LARGEST_VOXELS = 3 << 28
+LARGEST_VOXELS = 3 << 28  # of a block that is computed slab by slab, 3 s to 3 min of a GPU with a shipped net
 LARGEST_SLABS = 448 << 20  # bytes of a worker's slabs, two of the input and two of the output
 MOST_PARTS, LONGEST = 12, 4096  # of a volume along an axis; output voxels of a block
 
@@ -50,6 +48,7 @@ class Sizes:
         chunk: output voxels along z of a chunk of the output.
         num_workers: that run the net; None where nobody says.
         is_sparse: whether a mask or empty space may leave few of the windows.
+        most_voxels: of the output in a block that is computed slab by slab.
     """
 
     shape: Triple
@@ -63,6 +62,7 @@ class Sizes:
     chunk: int = CHUNK_TARGET
     num_workers: int | None = None
     is_sparse: bool = False
+    most_voxels: int = LARGEST_VOXELS
 
     @cached_property
     def counts(self) -> Triple:
@@ -113,7 +113,7 @@ class Sizes:
 
     def is_fit(self, block: Triple) -> bool:
         """Return whether a block has several slabs, of few bytes, and not so many voxels that a task takes too long."""
-        if self.slab_layers(block) == block[0] or math.prod(self.core(block)) > LARGEST_VOXELS:
+        if self.slab_layers(block) == block[0] or math.prod(self.core(block)) > self.most_voxels:
             return False
         return self.slab_bytes(block) <= LARGEST_SLABS
 

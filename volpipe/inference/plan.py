@@ -18,7 +18,14 @@ from pydantic import Field
 from volpipe.errors import PlanError
 from volpipe.geometry.affinities import name_of
 from volpipe.geometry.blend import support
-from volpipe.geometry.block_shape import CHUNK_TARGET, SUM_CHUNK_TARGET, Sizes, choose_block, slab_layers
+from volpipe.geometry.block_shape import (
+    CHUNK_TARGET,
+    LARGEST_VOXELS,
+    SUM_CHUNK_TARGET,
+    Sizes,
+    choose_block,
+    slab_layers,
+)
 from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up, triple
 from volpipe.geometry.levels import level_factors
 from volpipe.inference.output_plan import OutputPlan, Source, levels_of
@@ -42,11 +49,17 @@ STREAMED = ("zarr3",)  # formats whose shards are written layer by layer
 
 @dataclass(frozen=True)
 class NetSizes:
-    """What a recipe may leave open of how its net computes; the window (z, y, x), None for the net's own."""
+    """What a recipe may leave open of how its net computes.
+
+    Attributes:
+        window: (z, y, x), None for the net's own.
+        block_voxels: of the output in a large block, at most.
+    """
 
     window: Triple | None = None
     channels_last: bool = False
     precision: Precision = "float32"
+    block_voxels: int = LARGEST_VOXELS
 
 
 OWN_SIZES = NetSizes()
@@ -357,7 +370,7 @@ def make_plan(
     out: Location,
     search_path: str = "",
     mask: Volume | None = None,
-    sizes: NetSizes | None = None,
+    sizes: NetSizes = OWN_SIZES,
     num_workers: int | None = None,
 ) -> Plan:
     """Return the plan of `recipe` for `volume`, all sizes decided.
@@ -371,7 +384,7 @@ def make_plan(
     check_net(recipe, volume, net)
     check_grey(recipe.normalise, volume)
     shape = volume.spatial_shape
-    window, overlap = choose_windows(recipe.windows, net, shape, None if sizes is None else sizes.window)
+    window, overlap = choose_windows(recipe.windows, net, shape, sizes.window)
     check_augment(recipe.infer.augment, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     stride = triple(w - o for w, o in zip(window, overlap, strict=True))
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
@@ -385,6 +398,7 @@ def make_plan(
         chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
         num_workers=num_workers,
         is_sparse=mask is not None or recipe.input.empty is not None,
+        most_voxels=sizes.block_voxels,
     )  # fmt: skip
     block = choose_block(recipe.windows.block, sized, in_slabs=_may_be_large(recipe, out))
     shard = _shard(recipe.output, sized.core(block))
@@ -399,8 +413,8 @@ def make_plan(
         mode="streamed" if recipe.tensors.mode == "auto" else recipe.tensors.mode,
         window=window,
         overlap=overlap,
-        channels_last=_given(recipe.infer.channels_last, (sizes or OWN_SIZES).channels_last),
-        precision=_given(recipe.infer.precision, (sizes or OWN_SIZES).precision),
+        channels_last=_given(recipe.infer.channels_last, sizes.channels_last),
+        precision=_given(recipe.infer.precision, sizes.precision),
         block=block,
         shard=shard,
         chunk=_chunk(recipe.output, shard),
