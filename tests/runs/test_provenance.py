@@ -54,7 +54,7 @@ def test_attributes_say_what_made_the_output(tmp_path: Path, give: Give, format:
     same, run = said(out), said(out / "run")
     assert same["recipe"]["net"]["name"] == "my net.py:build"
     sizes = {"shape": [8, 8, 8], "overlap": [2, 2, 2], "block": [2, 1, 1]}
-    assert same["windows"] == sizes | {"channels_last": False, "blend": "hann"}
+    assert same["windows"] == sizes | {"channels_last": False, "precision": "float32", "blend": "hann"}
     assert same["normalise"]["shift"] == pytest.approx(noise(SHAPE).mean())
     assert same["input"]["path"] == str(tmp_path / "in.n5")
     assert len(same["net"]["weights_sha256"]) == len(same["net"]["code_sha256"]) == 64

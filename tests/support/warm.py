@@ -18,7 +18,6 @@ import importlib
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import struct
@@ -74,7 +73,7 @@ class Begun:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select.select([self._answers], [], [], timeout)[0]:
+            if not connection.wait([self._answers], timeout):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
             with self._answers:
                 self.returncode = os.waitstatus_to_exitcode(int(self._answers.readline()))
@@ -162,7 +161,7 @@ def python_path(request: Request) -> list[str]:
 
 def serve(listener: socket.socket, alive: int) -> Request:
     """Take requests until nobody can ask any more; return each in a process of its own."""
-    if alive in select.select([listener, alive], [], [])[0]:
+    if alive in connection.wait([listener, alive]):
         os._exit(0)
     for package in PACKAGES:  # once somebody asks
         importlib.import_module(package)
@@ -170,7 +169,7 @@ def serve(listener: socket.socket, alive: int) -> Request:
     gc.collect()
     gc.freeze()  # what is shared stays so
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those who wait for a command are nobody's concern
-    while alive not in select.select([listener, alive], [], [])[0]:
+    while alive not in connection.wait([listener, alive]):
         answers = listener.accept()[0]
         if os.fork() == 0:
             listener.close()
@@ -215,7 +214,7 @@ def attend(answers: socket.socket) -> Request:
 def pass_on_signals(answers: socket.socket, leader: int) -> None:
     """Give a group the signals that reach the script that stands for it, until its leader ends; end it with them."""
     end = os.pidfd_open(leader)
-    while end not in select.select([answers, end], [], [])[0]:
+    while end not in connection.wait([answers, end]):
         number = answers.recv(1)
         os.killpg(leader, number[0] if number else signal.SIGKILL)
         if not number:

@@ -256,6 +256,10 @@ class Plan(OutputPlan):
         """Whether blocks are computed slab by slab."""
         return self.slab < self.lattice.places[0]
 
+    @cached_property
+    def _support(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return support(self.lattice, self.recipe.windows.blend)
+
     def reach_along(self, axis: int) -> list[tuple[int, int]]:
         """Return the voxels of the volume, clipped to the region, that the sums of each block along `axis` reach."""
         return self._reaches[axis]
@@ -265,7 +269,7 @@ class Plan(OutputPlan):
         return [[self._reach(axis, k) for k in range(num)] for axis, num in enumerate(self.blocks.counts)]
 
     def _reach(self, axis: int, block: int) -> tuple[int, int]:
-        before, after = support(self.lattice, self.recipe.windows.blend)
+        before, after = self._support
         windows, stride = self.lattice.windows_along(axis, block), self.lattice.stride[axis]
         first, last = (corner[axis] for corner in self.roi)
         start = min(max(windows.start * stride - before[axis], first), last)
@@ -283,7 +287,7 @@ class Plan(OutputPlan):
 
     def blocks_along(self, axis: int, index: int) -> range:
         """Return the blocks along `axis` whose sums reach the shards at `index` of that axis."""
-        before, after = support(self.lattice, self.recipe.windows.blend)
+        before, after = self._support
         size, scale, stride = self.shard[axis], self.net.scale[axis], self.lattice.stride[axis]
         start = self.roi[0][axis] + index * size // scale
         stop = self.roi[0][axis] - (-min((index + 1) * size, self.out_shape[axis]) // scale)
@@ -310,7 +314,7 @@ class Plan(OutputPlan):
 
     def direct_along(self, axis: int) -> list[bool]:
         """Return which places along `axis` have shards that one block determines, as far as this axis goes."""
-        return [len(self.blocks_along(axis, i)) == 1 for i in range(self.shards().counts[axis])]
+        return [len(blocks) == 1 for blocks in self._blocks_along[axis]]
 
     @cached_property
     def sum_chunk(self) -> Triple:
@@ -336,7 +340,7 @@ class Plan(OutputPlan):
     @cached_property
     def _beyond(self) -> Triple:
         """Output voxels past a block's core that its sum reaches at most, in whole chunks of a block tensor."""
-        _, after = support(self.lattice, self.recipe.windows.blend)
+        _, after = self._support
         reach = (s * t + a for s, t, a in zip(self.lattice.shift, self.lattice.stride, after, strict=True))
         rest = (max(0, n - c) for n, c in zip(self.source.shape, self.blocks.cell, strict=True))
         sizes = zip(reach, rest, self.net.scale, self.sum_chunk, strict=True)

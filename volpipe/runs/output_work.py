@@ -424,7 +424,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         old = self.folder.load(type(self.plan))
         if old is not None and old.identity != self.plan.identity:
             self.clear()
-        elif not self.folder.scanned.is_file():
+        elif not (self.folder.scanned.is_file() or self.folder.journal.is_file()):
             for path in (self.folder.inputs, self.folder.discards):
                 path.unlink(missing_ok=True)
 
