@@ -31,7 +31,7 @@ RECIPES = (
 )  # what `run` may be given by name
 CHOICES = [NetChoice(name=name) for name in shipped("volpipe.models")]
 CHOICES += [load_recipe(ROOT / "configs" / f"{name}.toml", []).net for name in RECIPES]
-LIMIT_BYTES, LIMIT_SECONDS = 300e6, 2.0  # of the plan of a volume of 100,000³ voxels
+LIMIT_BYTES, LIMIT_SECONDS = 300e6, 1.5  # of the plan of a volume of 100,000³ voxels; seconds beside Parsl's import
 
 
 @pytest.fixture
@@ -95,13 +95,15 @@ def test_what_a_run_is_allowed_to_do_changes_no_net() -> None:
 def test_the_first_plan_of_a_huge_volume_takes_little(tmp_path: Path) -> None:
     create_array(tmp_path / "a.zarr", "raw", ArraySpec((100_000,) * 3, np.dtype("uint8"), (128,) * 3, (1024,) * 3))
     code = (
-        "import resource, sys\nfrom volpipe.cli.app import main\n"
+        "import resource, sys\nimport volpipe.apps.pool\nfrom volpipe.cli.app import main\n"
+        "began = resource.getrusage(resource.RUSAGE_SELF)\n"
         "sys.argv = ['volpipe', 'plan', '--quick', '--set', 'output.shard=[256,256,256]',"
         " '--set', 'windows.block=[4,4,4]', 'a.zarr']\n"
         "try:\n    main()\nexcept SystemExit as ended:\n    code = ended.code\n"
         "used = resource.getrusage(resource.RUSAGE_SELF)\n"
         "peak = next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
-        "print(peak * 1024, used.ru_utime + used.ru_stime, 'torch' in sys.modules, file=sys.stderr)\n"
+        "print(peak * 1024, used.ru_utime + used.ru_stime - began.ru_utime - began.ru_stime,"
+        " 'torch' in sys.modules, file=sys.stderr)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "empty")}
     done = subprocess.run(
