@@ -188,6 +188,44 @@ class SlabWriter:
             self._rest.abort()
 
 
+class BlockWriter:
+    """Writes blocks, whole or slab by slab; of what is not whole in the end, nothing stays.
+
+    Attributes:
+        failed: blocks that could not be written.
+    """
+
+    def __init__(self, selection: Selection, tensors: Tensors, source: WindowSource) -> None:
+        self.selection, self.tensors, self.source = selection, tensors, source
+        self.failed = set[int]()
+        self._slabs: SlabWriter | None = None  # of the block whose slabs come
+
+    def write(self, done: BlockSum, before_write: Callable[[], None]) -> BlockResult | None:
+        """Write `done`, and return the result of its block; None while slabs of that follow."""
+        try:
+            before_write()
+            if done.slab is None:
+                return write_block(self.selection, self.tensors, done, self.source.fingerprint(done.block))
+            if self._slabs is None:
+                self._slabs = SlabWriter(self.selection, self.tensors, done.block)
+            self._slabs.add(done)
+            if not done.is_last:
+                return None
+            result = self._slabs.close(self.source.fingerprint(done.block))
+            self._slabs = None
+            return result
+        except BaseException:
+            self.failed.add(done.block)
+            self.give_up()
+            raise
+
+    def give_up(self) -> None:
+        """Delete what was written of a block whose slabs do not all come."""
+        if self._slabs is not None:
+            self._slabs.abort()
+        self._slabs = None
+
+
 def infer(
     selection: Selection,
     normalise: Affine,
@@ -205,51 +243,32 @@ def infer(
     `before_write` raises; `on_windows` is called with the number of windows of each batch that was computed.
     """
     after_next = dict(zip(blocks, blocks[2:], strict=False))
-    slabs, failed = dict[int, SlabWriter](), set[int]()  # of one block at a time
-
-    def give_up() -> None:
-        while slabs:
-            slabs.popitem()[1].abort()
+    block_writer = BlockWriter(selection, tensors, source)
 
     def write(done: BlockSum) -> BlockResult | None:
         if done.is_last:
             source.forget(done.block)
             if done.block in after_next:
                 source.expect(after_next[done.block])
-        try:
-            before_write()
-            if done.slab is None:
-                return write_block(selection, tensors, done, source.fingerprint(done.block))
-            if done.block not in slabs:
-                slabs[done.block] = SlabWriter(selection, tensors, done.block)
-            slabs[done.block].add(done)
-            if not done.is_last:
-                return None
-            result = slabs[done.block].close(source.fingerprint(done.block))
-            del slabs[done.block]
-            return result
-        except BaseException:
-            failed.add(done.block)
-            give_up()
-            raise
+        return block_writer.write(done, before_write)
 
     runner = load_runner(selection.plan)
     runner.check()
     for block in blocks[:2]:
         source.expect(block)
     writing: tuple[int, Future[BlockResult | None]] | None = None
-    sums = block_sums(selection, normalise, runner, source, blocks, on_windows=on_windows, given_up=failed)
+    sums = block_sums(selection, normalise, runner, source, blocks, on_windows=on_windows, given_up=block_writer.failed)
     with ExitStack() as stack:
-        stack.callback(give_up)  # after the last write
+        stack.callback(block_writer.give_up)  # after the last write
         writer = stack.enter_context(ThreadPoolExecutor(1, "volpipe-write"))
         for block, outcome in sums:
             if writing is not None:
                 yield from _written(*writing)
                 writing = None
             if isinstance(outcome, Exception):
-                give_up()
+                block_writer.give_up()
                 yield block, outcome
-            elif block not in failed:
+            elif block not in block_writer.failed:
                 writing = block, writer.submit(write, outcome)
             del outcome  # else it would stay while the next one grows
         if writing is not None:
