@@ -7,7 +7,7 @@ where its block lies, what it reads and what it writes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
@@ -387,23 +387,17 @@ def make_plan(
     """
     check_net(recipe, volume, net)
     check_grey(recipe.normalise, volume)
-    shape = volume.spatial_shape
-    window, overlap = choose_windows(recipe.windows, net, shape, sizes.window)
+    window, overlap = choose_windows(recipe.windows, net, volume.spatial_shape, sizes.window)
     check_augment(recipe.infer.augment, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     stride = triple(w - o for w, o in zip(window, overlap, strict=True))
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     out_dtype = _out_dtype(recipe, volume.dtype, intensity)
-    sized = Sizes(
-        shape, overlap, stride, net.scale,
-        input_chunk=triple(volume.spatial_chunks),
-        input_bytes=volume.num_channels * volume.dtype.itemsize,
-        output_bytes=net.out_channels * np.dtype(out_dtype).itemsize,
-        sum_bytes=0 if recipe.windows.blend == "crop" else net.out_channels * SUM_TYPE.itemsize,
-        chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
+    sized = replace(
+        _sizes(recipe, volume, net, (overlap, stride), out_dtype),
         num_workers=num_workers,
         is_sparse=mask is not None or recipe.input.empty is not None,
         most_voxels=sizes.block_voxels,
-    )  # fmt: skip
+    )
     block = choose_block(recipe.windows.block, sized, in_slabs=_may_be_large(recipe, out))
     shard = _shard(recipe.output, sized.core(block))
     roi = find_roi(recipe.input.roi, volume)
@@ -430,6 +424,18 @@ def make_plan(
         code_sha256=code_hash(recipe.net.name, search_path),
         notes=(*_level_note(volume), *volume.notes),
     )
+
+
+def _sizes(recipe: Recipe, volume: Volume, net: NetFacts, windows: tuple[Triple, Triple], out_dtype: str) -> Sizes:
+    """Return what decides the shape of blocks, but for their number; `windows` are overlap and stride."""
+    return Sizes(
+        volume.spatial_shape, *windows, net.scale,
+        input_chunk=triple(volume.spatial_chunks),
+        input_bytes=volume.num_channels * volume.dtype.itemsize,
+        output_bytes=net.out_channels * np.dtype(out_dtype).itemsize,
+        sum_bytes=0 if recipe.windows.blend == "crop" else net.out_channels * SUM_TYPE.itemsize,
+        chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
+    )  # fmt: skip
 
 
 def _factors(recipe: Recipe, volume: Volume, net: NetFacts, roi: Box) -> tuple[Triple, ...]:
