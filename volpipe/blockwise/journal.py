@@ -188,9 +188,9 @@ def _copied(kind: type, own: dataclasses.Field[Any]) -> tuple[str, Any, Any]:
     """Return a field of `kind` as that of another class, with the type that its annotation means."""
     import msgspec
 
-    defaults: dict[str, Any] = {name: getattr(own, name) for name in ("default", "default_factory")}
-    given = {name: value for name, value in defaults.items() if value is not dataclasses.MISSING}
-    return own.name, get_type_hints(kind)[own.name], msgspec.field(**given)
+    values: dict[str, Any] = {name: getattr(own, name) for name in ("default", "default_factory")}
+    defaults = {name: value for name, value in values.items() if value is not dataclasses.MISSING}
+    return own.name, get_type_hints(kind)[own.name], msgspec.field(**defaults)
 
 
 @cache

@@ -166,7 +166,7 @@ class Flights:
             waiting.pop(next(iter(waiting))).began = now
         return sent
 
-    def said(self, beats: Mapping[int, Beat]) -> dict[str, float]:
+    def done_by_beats(self, beats: Mapping[int, Beat]) -> dict[str, float]:
         """Return by stage the units that tasks under way have done as their `beats` say, which are as for `parts`."""
         tasks = [(own.get(("infer", unit)), beat) for unit, beat in beats.items() for own in self._tasks.values()]
         done = sum(self._part(task, 0.0, 0.0, 0.0, beat)[0] for task, beat in tasks if task is not None)

@@ -197,7 +197,7 @@ class Phase:
         if time.monotonic() - self._looked >= LOOK_SECONDS or not self.num_in_flight:
             self._look()
             self._looked = time.monotonic()
-        self.progress.parts = self._flights.said(self._beats)
+        self.progress.parts = self._flights.done_by_beats(self._beats)
         self.show(self.progress)
 
     def _look(self) -> None:
