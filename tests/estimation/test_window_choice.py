@@ -195,7 +195,7 @@ def test_bfloat16_is_taken_where_it_is_faster_and_asked_for_and_what_it_changes_
     plan = chosen(settings=[AUTO])
     assert (plan.window, plan.sizes) == ((144, 144, 144), NetSizes((144, 144, 144), True, "bfloat16"))
     assert plan.precision_note == (
-        "bfloat16, 2 times as fast as float32; it changes 0.13 of the voxels by one grey level"
+        "bfloat16, 2 times as fast as float32; over an invented volume it changes 0.13 of the voxels by one grey level"
     )
     assert plan.sizes_note == chosen().sizes_note  # what windows gain is told in the same precision
 
@@ -207,8 +207,8 @@ def test_float32_stays_where_nobody_asks_and_what_another_precision_would_gain_i
     plan, small = chosen(), chosen(shape=(128, 128, 128))
     assert plan.precision == small.precision == "float32" and not small.precision_note
     assert plan.precision_note == (
-        "float32; infer.precision=auto would take bfloat16, 2 times as fast as float32, which changes 0.13 of the "
-        "voxels by one grey level"
+        "float32; infer.precision=auto would take bfloat16, 2 times as fast as float32; over an invented volume "
+        "it changes 0.13 of the voxels by one grey level"
     )
     without = plan.changed(precision_note="")
     monkeypatch.setattr(window_choice, "has_bfloat16", lambda: False)  # a processor that is slower with it

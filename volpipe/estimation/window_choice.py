@@ -216,8 +216,11 @@ def _precision_note(own: Plan, fitting: Iterable[_Candidate], half: Difference) 
         return ""
     gain = f"{float32 / bfloat16:.2g} times as fast as float32"
     if own.recipe.infer.precision == "auto":
-        return f"bfloat16, {gain}; it changes {change(own, half)}"
-    return f"float32; infer.precision=auto would take bfloat16, {gain}, which changes {change(own, half)}"
+        return f"bfloat16, {gain}; over an invented volume it changes {change(own, half)}"
+    return (
+        f"float32; infer.precision=auto would take bfloat16, {gain}; over an invented volume it changes "
+        f"{change(own, half)}"
+    )
 
 
 def _num_windows(plan: Plan) -> int:
