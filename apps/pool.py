@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 # isort: off
-import volpipe.apps.htex.lean_imports  # before Parsl
+import volpipe.apps.htex.lean_driver  # before Parsl
 # isort: on
 
 import parsl

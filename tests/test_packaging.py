@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,6 @@ from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_wr
 PLACES = {"volpipe": "volpipe", "apps": "volpipe/apps", "models": "volpipe/models", "configs": "volpipe/configs"}
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 OFFLINE = ["--quiet", "--no-deps", "--no-index"]
-PARSL_COMMANDS = ("interchange.py", "process_worker_pool.py")
 SECONDS_TO_RUN = 200.0
 SECONDS_TO_END = 10.0
 
@@ -157,7 +155,7 @@ def installed_wheel(tree: Path, wheel: Path) -> Layout:
 
 
 def editable_install(tree: Path, wheel: Path) -> Layout:
-    """Return an environment of its own that sees the packages of this one, with Parsl's commands and our tree."""
+    """Return an environment of its own that sees the packages of this one, with our tree."""
     source = shutil.copytree(tree, tree.parent / "edited")
     environment = tree.parent / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", environment)
@@ -165,10 +163,6 @@ def editable_install(tree: Path, wheel: Path) -> Layout:
     (packages,) = environment.glob("lib/python*/site-packages")
     others = [entry for entry in sys.path if entry.endswith("-packages")]
     (packages / "others.pth").write_text("\n".join(others))
-    for name in PARSL_COMMANDS:
-        _, _, body = (Path(sysconfig.get_path("scripts")) / name).read_text().partition("\n")
-        (python.parent / name).write_text(f"#!{python}\n{body}")
-        (python.parent / name).chmod(0o755)
     run(*PIP, "--python", python, "install", *OFFLINE, "--no-build-isolation", "--editable", source)
     return Layout(checkout(source), python)
 

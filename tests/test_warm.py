@@ -18,6 +18,8 @@ from command import Process, begin, finish, processes_in, set_each, wait_until
 from conftest import ROOT
 from volumes import noise, windowed, write_volume
 
+from volpipe.apps.htex.processes import WORKER, WORKERS
+
 # A net that notes what its process is like, and waits to be killed.
 NET = """
 import json, os, signal, sys, threading
@@ -35,15 +37,14 @@ threading.Event().wait()
 
 # A net that notes what its worker is like, and waits to be told to go on.
 WORKER_NET = """
-import json, multiprocessing, os, signal, sys, threading, time, torch
+import json, multiprocessing, os, pathlib, signal, sys, threading, time, torch
 def build():
     parent = multiprocessing.parent_process()
     if parent is None:
         return torch.nn.Identity()
-    with open("/proc/self/cmdline") as file:
-        title = file.read().replace(chr(0), " ")
     facts = {
-        "parent": parent.name, "own": multiprocessing.current_process().name, "is a worker": "spawn_main" in title,
+        "parent": parent.name, "own": multiprocessing.current_process().name,
+        "name": pathlib.Path("/proc/self/comm").read_text().strip(),
         "folder": os.getcwd(), "first": sys.path[0], "own path": os.environ["PYTHONPATH"], "path": sys.path,
         "arguments": sys.argv[:3], "main": sys.modules["__main__"].__name__, "thread": threading.current_thread().name,
         "names": sorted(os.environ.keys() - {"VOLPIPE_WARM"}), "threads": torch.get_num_threads(),
@@ -128,13 +129,13 @@ def test_a_worker_of_a_forked_pool_sees_what_one_that_is_started_anew_sees(
     forked = facts_of_worker(tmp_path / "forked")
     monkeypatch.delenv(warm.ADDRESS)
     assert forked == facts_of_worker(tmp_path / "anew")
-    assert forked["parent"] == "MainProcess" and forked["is a worker"]
+    assert (forked["parent"], forked["name"]) == ("MainProcess", WORKER)
 
 
 def pools(folder: Path) -> tuple[list[psutil.Process], list[psutil.Process]]:
     """Return the scripts that stand for pools, and their forks."""
-    named = [p for p in processes_in(folder) if "process_worker_pool.py" in " ".join(p.cmdline()[:4])]
-    scripts = [p for p in named if "parsl_scripts" in " ".join(p.cmdline())]
+    named = [p for p in processes_in(folder) if WORKERS in " ".join(p.cmdline()[:4])]
+    scripts = [p for p in named if "pool_scripts" in " ".join(p.cmdline())]
     return scripts, [p for p in named if p not in scripts and p.name() != "bash"]
 
 
@@ -154,10 +155,10 @@ def test_a_forked_pool_ends_with_its_script_and_its_script_with_it(tmp_path: Pat
 
 def test_a_pool_that_is_to_find_other_packages_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def can_fork(folder: Path = Path(sys.executable).parent, **environment: str) -> bool:
-        return warm.can_fork(warm.Request([], "/", os.environ | environment, str(folder / "process_worker_pool.py")))
+        return warm.can_fork(warm.Request([], "/", os.environ | environment, str(folder / WORKERS)))
 
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    assert can_fork(PYTHONPATH=f"{tmp_path}/unneeded:{ROOT}", OMP_NUM_THREADS="3")
+    assert can_fork(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="3")
     assert not can_fork(PYTHONPATH=str(tmp_path))
     assert not can_fork(tmp_path)
     assert not can_fork(MKL_NUM_THREADS="3")

@@ -7,7 +7,6 @@ rests on parts of Parsl that it does not promise is here and in watch; tests/app
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import threading
 import time
@@ -20,14 +19,15 @@ import zmq
 from parsl.executors import HighThroughputExecutor
 from parsl.executors.base import ParslExecutor
 from parsl.executors.high_throughput import errors as lost
+from parsl.executors.high_throughput.executor import DEFAULT_INTERCHANGE_LAUNCH_CMD
 from parsl.executors.status_handling import BlockProviderExecutor
 from parsl.jobs.error_handlers import windowed_error_handler
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 from parsl.providers.base import ExecutionProvider
 
-from volpipe.apps.htex.launch import OUT_OF_MEMORY, blocks_folder, first_in_path, grouped, slurm_launch_command
-from volpipe.apps.htex.lean_imports import write_stand_ins
+from volpipe.apps.htex.launch import OUT_OF_MEMORY, blocks_folder, grouped, launch_command
+from volpipe.apps.htex.processes import INTERCHANGE, are_installed
 from volpipe.errors import NOTICE, ManagerLost, SiteError, WorkerLost
 
 # Where the system can tie them, the interchange ends with the driver, even when that is killed, but not by the
@@ -89,8 +89,9 @@ class ResilientExecutor(HighThroughputExecutor):
         self._refusals, self._asks_at, self._has_told = 0, 0.0, False
         self._refused_since = 0.0
         self._num_wanted, self._elements = 0, dict[str, str]()  # blocks to start; jobs of an array by their blocks
+        interchange = [INTERCHANGE] if are_installed() else DEFAULT_INTERCHANGE_LAUNCH_CMD
         chosen: dict[str, Any] = {  # Any: as above
-            "interchange_launch_cmd": [*(TIED if all(map(shutil.which, TIED[:2])) else ()), "interchange.py"],
+            "interchange_launch_cmd": [*(TIED if all(map(shutil.which, TIED[:2])) else ()), *interchange],
             "encrypted": not isinstance(provider, LocalProvider),
             "block_error_handler": partial(windowed_error_handler, threshold=failed_blocks),
             "heartbeat_period": 15,
@@ -99,23 +100,20 @@ class ResilientExecutor(HighThroughputExecutor):
         }
         if longest_task is not None:
             chosen["drain_period"] = drain_period(getattr(provider, "walltime", None), start_seconds, longest_task)
-        if isinstance(provider, SlurmProvider) and arguments.get("available_accelerators"):
-            chosen["launch_cmd"] = slurm_launch_command(arguments["available_accelerators"])
+        accelerators = arguments.get("available_accelerators") if isinstance(provider, SlurmProvider) else None
+        has_nets = label.partition("_")[0] != "cpu"
+        chosen["launch_cmd"] = launch_command(has_nets=has_nets, given=accelerators or ())
         chosen |= arguments
         # Other launchers change the command; those for pods have none.
         self._is_shell = isinstance(getattr(provider, "launcher", SIMPLE), SimpleLauncher)
         if self._is_shell:
-            chosen["launch_cmd"] = grouped(chosen.get("launch_cmd"), node_directory)
+            chosen["launch_cmd"] = grouped(chosen["launch_cmd"], node_directory)
         super().__init__(label=label, provider=provider, **chosen)
 
     def start(self) -> None:
         """Start the interchange; from then on no question to it is waited for without end, as Parsl does."""
-        stand_ins = write_stand_ins(Path(self.run_dir, self.label).absolute())
-        *tied, interchange = self.interchange_launch_cmd
-        path = os.pathsep.join([str(stand_ins), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.interchange_launch_cmd = [*tied, "env", f"PYTHONPATH={path}", interchange]
         if self._is_shell:
-            self.launch_cmd = blocks_folder(stand_ins.parent) + first_in_path(stand_ins) + self.launch_cmd
+            self.launch_cmd = blocks_folder(Path(self.run_dir, self.label).absolute()) + self.launch_cmd
         super().start()  # type: ignore[no-untyped-call]
         # Tasks that no interchange takes would else be waited for, when they are sent and when the executor closes.
         self.outgoing_q.zmq_socket.setsockopt(zmq.SNDTIMEO, SEND_MILLISECONDS)

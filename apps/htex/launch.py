@@ -6,14 +6,18 @@ that it has no braces but those that Parsl fills; bash runs it, on Slurm, in pod
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
+
+from volpipe.apps.htex.processes import WITH_NETS, WORKERS, are_installed
 
 # Workers count their GPUs from 0 whatever Slurm has given their job; these are the ones that it has. Braces are doubled
 # for each of the two times that Parsl formats the command.
 GIVEN_GPUS = "$(echo ${{{{CUDA_VISIBLE_DEVICES:-GPUS}}}} | tr , ' ')"
 
+PARSLS = "process_worker_pool.py"
 OUT_OF_MEMORY = "out-of-memory."  # and the name of a node or pod: a file that says that a process was killed there
 
 # A pool that is registering waits for its interchange without end (its `ix_sock.recv()`, Parsl 2026.10.26): when the
@@ -86,8 +90,8 @@ exit $code
 """
 
 
-def grouped(command: str | None = None, node_directory: str | None = None) -> str:
-    """Return what starts a pool by `command`, or Parsl's own, in a group that ends with it or with its driver.
+def grouped(command: str, node_directory: str | None = None) -> str:
+    """Return what starts a pool by `command` in a group that ends with it or with its driver.
 
     Args:
         command: as Parsl formats it.
@@ -95,23 +99,25 @@ def grouped(command: str | None = None, node_directory: str | None = None) -> st
     """
     directory = _twice_formatted(node_directory or "")
     variable = f'export VOLPIPE_NODE_DIRECTORY="{directory}"\n' if directory else ""
-    return variable + IN_A_GROUP.replace("POOL", command or DEFAULT_LAUNCH_CMD)
+    return variable + IN_A_GROUP.replace("POOL", command)
 
 
-def slurm_launch_command(accelerators: int | list[str]) -> str:
-    """Return Parsl's command that starts workers, on the GPUs that Slurm gave to the job, or else on `accelerators`."""
-    names = map(str, range(accelerators)) if isinstance(accelerators, int) else accelerators
-    return str(DEFAULT_LAUNCH_CMD).replace("{accelerators}", GIVEN_GPUS.replace("GPUS", ",".join(names)))
+def launch_command(*, has_nets: bool, given: int | Sequence[str] = ()) -> str:
+    """Return the command that starts workers, as Parsl formats it.
+
+    Args:
+        has_nets: whether tasks on them may run nets.
+        given: their GPUs where Slurm gave none to the job; without, those of the executor.
+    """
+    ours = [WORKERS, *([WITH_NETS] if has_nets else [])] if are_installed() else [PARSLS]
+    command = DEFAULT_LAUNCH_CMD.replace(PARSLS, " ".join(ours))
+    names = ",".join(map(str, range(given) if isinstance(given, int) else given))
+    return command.replace("{accelerators}", GIVEN_GPUS.replace("GPUS", names)) if names else command
 
 
 def blocks_folder(folder: Path) -> str:
     """Return the line that gives a block the folder for its notes of killed processes; it comes before `grouped`."""
     return f'export VOLPIPE_BLOCKS="{_twice_formatted(str(folder))}"\n'
-
-
-def first_in_path(folder: Path) -> str:
-    """Return what makes Python look into `folder` first, where the node sees it; it comes before `grouped`."""
-    return f'export PYTHONPATH="{_twice_formatted(str(folder))}${{{{{{{{PYTHONPATH:+:$PYTHONPATH}}}}}}}}"\n'
 
 
 def _twice_formatted(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,8 +37,9 @@ from volpipe.apps import pool
 from volpipe.apps.htex import executor as executor_module
 from volpipe.apps.htex import launch
 from volpipe.apps.htex.executor import ResilientExecutor, drain_period, translate_error
-from volpipe.apps.htex.launch import blocks_folder, first_in_path, grouped, slurm_launch_command
-from volpipe.apps.htex.lean_imports import PACKAGES, write_stand_ins
+from volpipe.apps.htex.launch import blocks_folder, grouped, launch_command
+from volpipe.apps.htex.lean_imports import PACKAGES
+from volpipe.apps.htex.processes import INTERCHANGE, WORKER, WORKERS
 from volpipe.apps.htex.watch import Watch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, SiteError, WorkerLost
 
@@ -61,6 +64,12 @@ def executor() -> ResilientExecutor:
 @pytest.fixture
 def kernel(tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataFlowKernel]:
     """One worker, connected, that knows this module."""
+    with started(tmp_path, executor, monkeypatch) as kernel:
+        yield kernel
+
+
+@contextmanager
+def started(tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataFlowKernel]:
     monkeypatch.chdir(tmp_path)  # by which its processes are known
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), TEST_PATH]))
     logging.getLogger("parsl").setLevel(logging.CRITICAL)
@@ -81,6 +90,39 @@ def kernel(tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.Monk
         parsl.clear()
 
 
+def forked() -> tuple[str, int, bool, list[str]]:
+    """The name of this process, of how many threads the one is that it is a fork of, and what that one had imported."""
+    threads = len([*Path(f"/proc/{os.getppid()}/task").iterdir()])
+    return Path("/proc/self/comm").read_text().strip(), threads, gc.get_freeze_count() > 0, sorted(sys.modules)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_pools_start_anew")
+def test_workers_are_forks_of_a_process_of_one_thread_that_has_imported_what_nets_need(
+    kernel: DataFlowKernel, executor: ResilientExecutor
+) -> None:
+    name, threads, shares, modules = executor.submit(forked, {}).result(60)
+    assert (name, threads, shares) == (WORKER, 1, True)
+    assert {"torch", "tensorstore", "volpipe.runs.worker"} <= set(modules)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_pools_start_anew")
+def test_workers_that_run_no_nets_have_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = ResilientExecutor("cpu", local_provider(), **ARGUMENTS)
+    with started(tmp_path, executor, monkeypatch):
+        name, _, _, modules = executor.submit(forked, {}).result(60)
+    assert name == WORKER and "torch" not in modules and "volpipe.runs.worker" in modules
+
+
+def test_a_checkout_that_is_not_installed_has_parsls_own_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bare = ResilientExecutor("gpu", FakeSlurm(), **ARGUMENTS)
+    assert bare.interchange_launch_cmd[-1] == "interchange.py"
+    assert DEFAULT_LAUNCH_CMD in bare.launch_cmd
+
+
 def imported() -> list[str]:
     """What of a driver's packages this process has imported; then the same packages, imported after all."""
     before = [name for name in PACKAGES if name in sys.modules]
@@ -95,18 +137,16 @@ def test_a_worker_leaves_out_what_only_drivers_need_until_a_task_wants_it(
     kernel: DataFlowKernel, executor: ResilientExecutor
 ) -> None:
     assert executor.submit(imported, {}).result(60) == ["V1Pod", "Session"]
-    assert f"PYTHONPATH={executor.run_dir}/{executor.label}/unneeded:" in " ".join(executor.interchange_launch_cmd)
 
 
 @pytest.mark.parametrize("program", ["interchange", "process_worker_pool"])
-def test_stand_ins_keep_parsl_from_importing_packages_that_it_imports_without(tmp_path: Path, program: str) -> None:
-    """When only this fails where nothing stands in, Parsl imports them no more, and ours may go."""
-    look = f"import sys, parsl.executors.high_throughput.{program}; print(*(p for p in {PACKAGES} if p in sys.modules))"
-    for folders, found in (([], [*PACKAGES]), ([str(write_stand_ins(tmp_path))], [])):
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
-        ended = subprocess.run(
-            [sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True
-        )
+def test_parsl_is_imported_without_packages_that_it_does_without(program: str) -> None:
+    """When only this fails for the plain import, Parsl imports them no more, and ours may go."""
+    module = f"parsl.executors.high_throughput.{program}"
+    lean = f"from volpipe.apps.htex.lean_imports import *; import_without(PACKAGES, {module!r})"
+    for imported, found in ((f"import {module}", [*PACKAGES]), (lean, [])):
+        look = f"{imported}; import sys; print(*(p for p in {PACKAGES} if p in sys.modules))"
+        ended = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
         assert ended.stdout.split() == found
 
 
@@ -123,13 +163,6 @@ print("sqlalchemy" in sys.modules, monitoring.dbm_starter.__name__, monitoring._
     assert ended.stdout.split() == [str(bool(first)), "True", "dbm_starter", "None"]
 
 
-def test_a_folder_comes_first_in_a_shell_whatever_its_name(tmp_path: Path) -> None:
-    script = first_in_path(tmp_path / "a{b} c").format(port=1).format(block_id=2) + 'echo "$PYTHONPATH"'
-    for given, path in (({}, f"{tmp_path}/a{{b}} c"), ({"PYTHONPATH": "/x:/y"}, f"{tmp_path}/a{{b}} c:/x:/y")):
-        ended = subprocess.run(["bash", "-c", script], env=given, capture_output=True, text=True, check=True)
-        assert ended.stdout == path + "\n"
-
-
 @pytest.mark.slow
 def test_a_lost_worker_and_a_lost_manager_come_back_as_our_own_errors(
     tmp_path: Path, kernel: DataFlowKernel, executor: ResilientExecutor
@@ -140,7 +173,7 @@ def test_a_lost_worker_and_a_lost_manager_come_back_as_our_own_errors(
     sleeping = executor.submit(time.sleep, {}, 60)
     wait_until(lambda: any(manager["tasks"] for manager in executor.connected_managers()), 30)
     assert executor.idle_blocks() == {}
-    (pool,) = [p for p in processes_in(tmp_path) if "process_worker_pool.py" in " ".join(p.cmdline()[:2])]
+    (pool,) = [p for p in processes_in(tmp_path) if WORKERS in " ".join(p.cmdline()[:2])]
     pool.kill()  # what it leaves ends with it, as the fixture sees
     error = sleeping.exception(60)
     assert isinstance(error, lost.ManagerLost)
@@ -152,8 +185,8 @@ def test_an_interchange_is_not_waited_for_before_a_block_needs_it(
     tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that those of several executors start side by side."""
-    slow = tmp_path / "interchange.py"
-    slow.write_text(f"#!/bin/sh\nsleep 3\nexec {Path(sys.executable).parent}/interchange.py\n")
+    slow = tmp_path / INTERCHANGE
+    slow.write_text(f"#!/bin/sh\nsleep 3\nexec {Path(sys.executable).parent}/{INTERCHANGE}\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
     executor.run_dir = str(tmp_path)
@@ -178,8 +211,8 @@ def test_a_task_waits_for_an_interchange_that_starts_slowly_and_no_longer_for_on
     """On a busy machine a start takes longer than any send; no word of zmq's reaches a user."""
     monkeypatch.setattr(executor_module, "SEND_MILLISECONDS", 100)
     monkeypatch.setattr(executor_module, "LISTEN_SECONDS", 20)
-    slow = tmp_path / "interchange.py"
-    slow.write_text(f"#!/bin/sh\nsleep 2\nexec {Path(sys.executable).parent}/interchange.py\n")
+    slow = tmp_path / INTERCHANGE
+    slow.write_text(f"#!/bin/sh\nsleep 2\nexec {Path(sys.executable).parent}/{INTERCHANGE}\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
     executor.run_dir = str(tmp_path)
@@ -199,7 +232,7 @@ def test_an_interchange_that_never_takes_a_task_is_named(
 ) -> None:
     monkeypatch.setattr(executor_module, "SEND_MILLISECONDS", 100)
     monkeypatch.setattr(executor_module, "LISTEN_SECONDS", 0.5)
-    deaf = tmp_path / "interchange.py"
+    deaf = tmp_path / INTERCHANGE
     deaf.write_text("#!/bin/sh\ncat > /dev/null &\nexec sleep 60\n")
     deaf.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
@@ -405,7 +438,7 @@ def test_the_broken_scale_in_of_parsl_is_still_why_we_have_our_own() -> None:
 def test_the_executor_is_tied_encrypted_and_patient_unless_told_otherwise() -> None:
     remote = ResilientExecutor("far", FakeSlurm(), **ARGUMENTS | {"heartbeat_period": 7})
     assert remote.encrypted
-    assert remote.interchange_launch_cmd[-1] == "interchange.py"
+    assert remote.interchange_launch_cmd[-1] == INTERCHANGE
     assert "--pdeathsig" in remote.interchange_launch_cmd
     assert (remote.heartbeat_period, remote.heartbeat_threshold, remote.prefetch_capacity) == (7, 4, 0)
     assert not ResilientExecutor("near", local_provider(), address="127.0.0.1").encrypted
@@ -458,23 +491,22 @@ def test_a_walltime_too_short_for_a_task_is_refused_with_both() -> None:
 
 def test_gpu_workers_of_slurm_use_what_slurm_gave() -> None:
     """Parsl formats the command twice before a shell of the job reads it; "given" is in the job's environment."""
-    once = slurm_launch_command(["0", "1"]).format_map(Anything())
-    asked = "process_worker_pool.py" + once.format(block_id=3).partition("--available-accelerators")[2]
+    once = launch_command(has_nets=True, given=["0", "1"]).format_map(Anything())
+    asked = "echo" + once.format(block_id=3).partition("--available-accelerators")[2]
     for given, seen in ((None, "0 1"), ("2,3", "2 3"), ("GPU-ab", "GPU-ab")):
         environment = {"PATH": os.environ["PATH"]} | ({} if given is None else {"CUDA_VISIBLE_DEVICES": given})
         told = subprocess.run(
-            ["bash", "-c", asked.replace("process_worker_pool.py", "echo")],
+            ["bash", "-c", asked],
             env=environment, capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
         assert told.strip() == seen
     with_gpus = ResilientExecutor("gpu", FakeSlurm(), available_accelerators=2, **ARGUMENTS)
-    assert slurm_launch_command(2) in with_gpus.launch_cmd
+    assert launch_command(has_nets=True, given=2) in with_gpus.launch_cmd
     assert with_gpus.available_accelerators == ["0", "1"]
-    for other in (
-        ResilientExecutor("cpu", FakeSlurm(), **ARGUMENTS),
-        ResilientExecutor("near", local_provider(), available_accelerators=2, **ARGUMENTS),
-    ):
-        assert DEFAULT_LAUNCH_CMD in other.launch_cmd
+    others = ResilientExecutor("cpu", FakeSlurm(), **ARGUMENTS)
+    assert DEFAULT_LAUNCH_CMD.replace("process_worker_pool.py", WORKERS) in others.launch_cmd
+    near = ResilientExecutor("near", local_provider(), available_accelerators=2, **ARGUMENTS)
+    assert launch_command(has_nets=True) in near.launch_cmd
 
 
 class Anything(dict[str, str]):
@@ -588,7 +620,8 @@ def find_and_wait(*arguments, **options):
         time.sleep(0.05)
     return found
 probe.probe_addresses = find_and_wait
-exec(pathlib.Path(probe.__file__).with_name("process_worker_pool.py").read_text())
+from volpipe.apps.htex.processes import workers
+workers()
 """
 
 
@@ -598,7 +631,7 @@ def test_a_pool_that_was_registering_when_its_interchange_died_ends(
 ) -> None:
     """Parsl's pool alone waits until its walltime: nothing bounds the wait for the answer to its second probe."""
     monkeypatch.chdir(tmp_path)
-    pool = tmp_path / "process_worker_pool.py"
+    pool = tmp_path / WORKERS
     pool.write_text(DELAYED_POOL.format(python=sys.executable))
     pool.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]))

@@ -4,8 +4,8 @@ Each is a process like one that was started anew: in a session, a folder and an 
 its own for what it prints. What reads the environment as it starts (Python itself, threads of arrays) cannot be told
 another; such a command is to be started anew.
 
-Parsl's interchange and pool of workers are forked as well, where ADDRESS is in their environment: first in its PATH
-are scripts of their names (the folder parsl_scripts), each of which asks for a fork and stands for it. Signals that
+Interchanges and pools of workers are forked as well, where ADDRESS is in their environment: first in its PATH are
+scripts of their names (the folder pool_scripts), each of which asks for a fork and stands for it. Signals that
 reach such a script reach the group of its fork, which ends with it, and it ends as its fork does.
 """
 
@@ -26,26 +26,26 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from functools import cache
-from multiprocessing import connection, forkserver, managers
-from multiprocessing.context import ForkServerContext
+from functools import cache, partial
+from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TextIO
 
+from volpipe.apps.htex.processes import WORKER, name_process
+
 ADDRESS = "VOLPIPE_WARM"  # variable that names the socket of the process that forks
-SCRIPTS = Path(__file__).with_name("parsl_scripts")
+SCRIPTS = Path(__file__).with_name("pool_scripts")
 PACKAGES = (
     "volpipe.apps.pool", "volpipe.cli.app", "torch", "tensorstore", "zarr", "setproctitle", "volpipe.runs.worker",
     "parsl.executors.high_throughput.interchange", "parsl.executors.high_throughput.process_worker_pool",
 )  # fmt: skip
 AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_")  # variables that are read only then
 THREADS = "OMP_NUM_THREADS"  # which torch alone can be told later
-STAND_INS = "unneeded"  # the folder that volpipe.apps.htex.lean_imports puts first in PYTHONPATH
 LENGTH_BYTES = 8
 
 
 class Request(NamedTuple):
-    """A command of volpipe, or a script of Parsl: its arguments, folder and environment."""
+    """A command of volpipe, or of its pools: its arguments, folder and environment."""
 
     arguments: list[str]
     folder: str
@@ -139,11 +139,11 @@ def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def can_fork(request: Request) -> bool:
-    """Return whether a script of Parsl would be no other if it were started anew: of its threads, torch is told."""
+    """Return whether the command of a pool would be no other if it were started anew: of its threads, torch is told."""
     theirs, ours = read_at_start(request.environment), read_at_start(os.environ)
     threads = theirs.pop(THREADS, ours.pop(THREADS, "1"))
     folders = {Path(name) for name in python_path(request)}
-    others = {folder for folder in folders if folder.name != STAND_INS} - {Path(__file__).parents[2]}
+    others = folders - {Path(__file__).parents[2]}
     is_ours = Path(request.script).parent == Path(sys.executable).parent
     return is_ours and theirs == ours and threads.isdigit() and not others
 
@@ -237,18 +237,6 @@ def become(request: Request, files: list[int]) -> Request:
     return request
 
 
-class Forked(ForkServerContext):
-    """What Parsl takes for the context that spawns: its processes are forked from a copy of this one."""
-
-    def Manager(self) -> managers.SyncManager:
-        """Return a manager as that of the spawned, which is no worker by its title."""
-        from setproctitle import setproctitle
-
-        manager = managers.SyncManager(ctx=self.get_context())
-        manager.start(setproctitle, [f"{sys.executable} -c manager"])
-        return manager
-
-
 def fork_server() -> None:
     """Let `multiprocessing` have a copy of this process as the server of its forks, instead of one that is started."""
     from setproctitle import setproctitle
@@ -263,8 +251,7 @@ def fork_server() -> None:
         if not server._forkserver_pid:
             os.close(server._forkserver_alive_fd)
             setproctitle(f"{sys.executable} -c forkserver")
-            title = f"{sys.executable} -c from multiprocessing.spawn import spawn_main; spawn_main() --forked"
-            os.register_at_fork(after_in_child=lambda: setproctitle(title))
+            os.register_at_fork(after_in_child=partial(name_process, WORKER))
             try:
                 forkserver.main(listener.detach(), alive, [])
             finally:
@@ -273,7 +260,7 @@ def fork_server() -> None:
 
 
 def run_script(request: Request) -> None:
-    """Be a script of Parsl."""
+    """Be an interchange or a pool."""
     from setproctitle import setproctitle
 
     setproctitle(" ".join([sys.executable, request.script, *request.arguments]))
@@ -285,7 +272,6 @@ def run_script(request: Request) -> None:
         sys.modules["torch"].set_num_threads(int(request.environment[THREADS]))
     if "interchange" not in request.script:  # which starts no process
         fork_server()
-        sys.modules["parsl.multiprocessing"].SpawnContext = Forked()  # type: ignore[attr-defined]
     runpy.run_path(request.script, run_name="__main__")
 
 

@@ -20,6 +20,7 @@ from disturbance import NUM_BLOCKS, Slow
 from slurm import Slurm, kill, lacking, running_slurm
 from volumes import fingerprint
 
+from volpipe.apps.htex.processes import WORKERS
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import read_records
 from volpipe.runs.worker import RESULTS
@@ -77,7 +78,7 @@ def on_slurm(folder: Path, slurm: Slurm, seconds: float = 0.05, site: str = "slu
 
 def pools(slow: Slow) -> list[psutil.Process]:
     """Return the processes that pass tasks to the workers of a job."""
-    return [p for p in processes_in(slow.folder) if "process_worker_pool.py" in " ".join(p.cmdline()[:2])]
+    return [p for p in processes_in(slow.folder) if WORKERS in " ".join(p.cmdline()[:2])]
 
 
 def check_complete(slow: Slow, slurm: Slurm, undisturbed: str) -> None:

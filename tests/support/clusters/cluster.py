@@ -26,6 +26,8 @@ import psutil
 from kubelet import Node, Pod
 from manifests import Json, faults
 
+from volpipe.apps.htex.processes import WORKER, WORKERS
+
 PATH = re.compile(r"/api/v1/namespaces/([^/]+)/pods(?:/([^/]+))?")
 VERBS = {("POST", False): "create", ("GET", False): "list", ("GET", True): "get", ("DELETE", True): "delete"}
 REASONS = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 422: "Invalid", 429: "TooManyRequests"}
@@ -148,12 +150,12 @@ class Cluster:
 
     def kill_manager(self, name: str) -> None:
         """Kill the process that looks after the pod's workers, which the container's shell waits for."""
-        pools = [p for p in self.pod(name).processes() if "process_worker_pool.py" in " ".join(p.cmdline())]
+        pools = [p for p in self.pod(name).processes() if WORKERS in " ".join(p.cmdline()[:3])]
         min((p for p in pools if p.name() != "bash"), key=lambda p: p.pid).kill()
 
     def kill_worker(self, name: str) -> None:
         """Kill the worker of the pod that has worked most."""
-        workers = [p for p in self.pod(name).processes() if "spawn_main" in " ".join(p.cmdline())]
+        workers = [p for p in self.pod(name).processes() if p.name() == WORKER]
         max(workers, key=lambda process: sum(process.cpu_times()[:2])).kill()
 
     def delete_pod(self, name: str, grace: int | None = None) -> None:

@@ -17,6 +17,7 @@ import psutil
 from command import command_of, processes_in
 from disturbance import Slow
 
+from volpipe.apps.htex.processes import INTERCHANGE, WORKERS
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.inference.output import LEFT_BEHIND
 from volpipe.reporting.page import REPORT
@@ -199,9 +200,9 @@ class Round:
         if whom == "worker":
             workers = self.slow.workers()
             return [self.dice.choice(workers)] if workers else []
-        words = {"manager": "process_worker_pool", "interchange": "interchange.py", "driver": "-m volpipe run"}[whom]
+        words = {"manager": WORKERS, "interchange": INTERCHANGE, "driver": "-m volpipe run"}[whom]
         found = [p for p in processes_in(self.slow.folder) if words in command_of(p)]
-        pools = [p for p in found if "spawn_main" not in command_of(p)]
+        pools = [p for p in found if "forkserver" not in command_of(p)]
         return pools if whom != "driver" else [p for p in pools if p.pid == self._driver_pid]
 
     @property

@@ -17,6 +17,7 @@ import pytest
 from command import Ended, Process, begin, finish, giver, processes_in, set_each, wait_until
 from volumes import fingerprint, noise, windowed, write_volume
 
+from volpipe.apps.htex.processes import WORKER
 from volpipe.blockwise.journal import read_records
 from volpipe.runs.worker import RESULTS
 
@@ -248,8 +249,7 @@ def in_threads(command: list[str]) -> list[str]:
 def has_net(process: psutil.Process) -> bool:
     """Return whether this is a worker that has loaded torch; one that ends just now has not."""
     try:
-        is_worker = "spawn_main" in " ".join(process.cmdline())
-        return is_worker and any("libtorch" in mapped.path for mapped in process.memory_maps())
+        return process.name() == WORKER and any("libtorch" in mapped.path for mapped in process.memory_maps())
     except psutil.NoSuchProcess:
         return False
 

@@ -14,6 +14,8 @@ FAULTS = pathlib.Path(os.environ.get("FAULTS_FOLDER", "."))
 def disturb(task):
     work = task.work
     def disturbed(stage, units, outcomes, *rest):
+        if multiprocessing.parent_process() is None:
+            return work(stage, units, outcomes, *rest)
         if stage == "evaluate":
             sys.modules["volpipe.evaluation.evaluate"].BLOCK = (8, 8, 8)
         for accident in (killed, without_memory):
@@ -54,8 +56,7 @@ class Hook(importlib.abc.MetaPathFinder):
         load = spec.loader.exec_module
         def exec_module(module):
             load(module)
-            if multiprocessing.parent_process() is not None:
-                disturb(module)
+            disturb(module)
         spec.loader.exec_module = exec_module
         return spec
 

@@ -1,0 +1,70 @@
+"""The processes that Parsl starts beside a driver, as commands of their own: an interchange, a block's workers.
+
+Not here: when they are started (executor), or by which shell (launch).
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import sys
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+from multiprocessing.managers import SyncManager
+from pathlib import Path
+
+from volpipe.apps.htex.lean_imports import PACKAGES, import_without
+
+INTERCHANGE, WORKERS = "volpipe-interchange", "volpipe-workers"  # in pyproject.toml
+WITH_NETS = "--with-nets"  # first argument of WORKERS that will run nets
+NETS = ("torch", "tensorstore", "volpipe.nets.load", "volpipe.inference.infer")
+PRELOADED = ("volpipe.runs.worker", "volpipe.apps.htex.preload")
+WORKER = "volpipe-worker"  # name of their processes; the system takes 15 letters
+
+
+class Forked(ForkServerContext):
+    """What Parsl takes for the context that spawns: its processes are forks of one that has imported what they need."""
+
+    def Manager(self) -> SyncManager:
+        """Return a manager as that of the spawned, which is no worker by its name."""
+        manager = SyncManager(ctx=self)
+        manager.start(name_process, ["volpipe-manager"])
+        return manager
+
+
+def are_installed() -> bool:
+    """Return whether the commands are there; beside a checkout that is not installed, only Parsl's own are."""
+    folders = [os.environ.get("PATH", ""), str(Path(sys.executable).parent)]
+    return all(shutil.which(command, path=os.pathsep.join(folders)) for command in (INTERCHANGE, WORKERS))
+
+
+def interchange() -> None:
+    """Be the interchange of an executor."""
+    import_without(PACKAGES, "parsl")
+    runpy.run_module("parsl.executors.high_throughput.interchange", run_name="__main__", alter_sys=True)
+
+
+def workers() -> None:
+    """Be a block's pool of workers, as Parsl's own is but for how they start.
+
+    Sixty-four workers of a node that each import torch take a minute and a half of its processors, and read the same
+    thousands of files of a shared file system; here one process does it for all of them, while this one connects.
+    """
+    has_nets = sys.argv[1:2] == [WITH_NETS]
+    if has_nets:
+        del sys.argv[1]
+    if sys.platform == "linux":  # elsewhere, system libraries do not bear to be forked
+        context = Forked()
+        context.set_forkserver_preload(
+            [*(NETS if has_nets else ()), "volpipe.runs.worker", "volpipe.apps.htex.preload"]
+        )
+        forkserver.ensure_running()
+        import_without(PACKAGES, "parsl.multiprocessing")
+        sys.modules["parsl.multiprocessing"].__dict__["SpawnContext"] = context
+    runpy.run_module("parsl.executors.high_throughput.process_worker_pool", run_name="__main__", alter_sys=True)
+
+
+def name_process(name: str) -> None:
+    """Give this process a name by which `ps` and `top` know it."""
+    Path("/proc/self/comm").write_text(name)

@@ -1,1 +1,0 @@
-process_worker_pool.py
