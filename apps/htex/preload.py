@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from functools import partial
 
 from volpipe.apps.htex.lean_imports import PACKAGES, import_without
-from volpipe.apps.htex.processes import WORKER, name_process
+from volpipe.apps.htex.processes import WORKER, be_known_as
 
 import_without(PACKAGES, "parsl.executors.high_throughput.process_worker_pool")
 gc.collect()
 gc.freeze()  # else the first collection of each worker writes to all that it shares with the others
-os.register_at_fork(after_in_child=partial(name_process, WORKER))
+# Where this process dies, its workers are taken for dead and others do their tasks: so they are.
+os.register_at_fork(after_in_child=partial(be_known_as, WORKER, signal.SIGKILL))

@@ -5,6 +5,7 @@ Not here: when they are started (executor), or by which shell (launch).
 
 from __future__ import annotations
 
+import ctypes
 import os
 import runpy
 import shutil
@@ -20,6 +21,7 @@ INTERCHANGE, WORKERS = "volpipe-interchange", "volpipe-workers"  # in pyproject.
 WITH_NETS = "--with-nets"  # first argument of WORKERS that will run nets
 NETS = ("torch", "tensorstore", "volpipe.nets.load", "volpipe.inference.infer")
 PRELOADED = ("volpipe.runs.worker", "volpipe.apps.htex.preload")
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 WORKER = "volpipe-worker"  # name of their processes; the system takes 15 letters
 
 
@@ -27,9 +29,9 @@ class Forked(ForkServerContext):
     """What Parsl takes for the context that spawns: its processes are forks of one that has imported what they need."""
 
     def Manager(self) -> SyncManager:
-        """Return a manager as that of the spawned, which is no worker by its name."""
+        """Return a manager as that of the spawned, which is no worker."""
         manager = SyncManager(ctx=self)
-        manager.start(name_process, ["volpipe-manager"])
+        manager.start(be_known_as, ["volpipe-manager"])
         return manager
 
 
@@ -65,6 +67,11 @@ def workers() -> None:
     runpy.run_module("parsl.executors.high_throughput.process_worker_pool", run_name="__main__", alter_sys=True)
 
 
-def name_process(name: str) -> None:
-    """Give this process a name by which `ps` and `top` know it."""
+def be_known_as(name: str, signal_with_parent: int = 0) -> None:
+    """Give this process a name by which `ps` and `top` know it.
+
+    Args:
+        signal_with_parent: that it gets when its parent dies, which for a fork of a fork is not who waits for it.
+    """
     Path("/proc/self/comm").write_text(name)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_with_parent)

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import parsl
 import psutil
 import pytest
-from command import processes_in, wait_until
+from command import is_pool, processes_in, wait_until
 from conftest import TEST_PATH
 from parsl.config import Config
 from parsl.dataflow.dflow import DataFlowKernel
@@ -108,6 +108,22 @@ def test_workers_are_forks_of_a_process_of_one_thread_that_has_imported_what_net
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_pools_start_anew")
+def test_workers_die_with_what_they_are_forks_of_and_others_take_their_place(
+    tmp_path: Path, kernel: DataFlowKernel, executor: ResilientExecutor
+) -> None:
+    """Else one whose task is lost, by what the pool knows, would go on with it beside the one that has it now."""
+    worker = psutil.Process(executor.submit(os.getpid, {}).result(60))
+    parent, sleeping = worker.parent(), executor.submit(time.sleep, {}, 60)
+    wait_until(lambda: any(manager["tasks"] for manager in executor.connected_managers()), 30)
+    assert parent is not None and "forkserver" in " ".join(parent.cmdline())
+    parent.kill()
+    assert isinstance(sleeping.exception(60), lost.WorkerLost)
+    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 10)
+    assert executor.submit(forked, {}).result(60)[0] == WORKER
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_pools_start_anew")
 def test_workers_that_run_no_nets_have_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = ResilientExecutor("cpu", local_provider(), **ARGUMENTS)
     with started(tmp_path, executor, monkeypatch):
@@ -173,7 +189,7 @@ def test_a_lost_worker_and_a_lost_manager_come_back_as_our_own_errors(
     sleeping = executor.submit(time.sleep, {}, 60)
     wait_until(lambda: any(manager["tasks"] for manager in executor.connected_managers()), 30)
     assert executor.idle_blocks() == {}
-    (pool,) = [p for p in processes_in(tmp_path) if WORKERS in " ".join(p.cmdline()[:2])]
+    (pool,) = filter(is_pool, processes_in(tmp_path))
     pool.kill()  # what it leaves ends with it, as the fixture sees
     error = sleeping.exception(60)
     assert isinstance(error, lost.ManagerLost)

@@ -19,6 +19,7 @@ import pytest
 from conftest import ROOT
 from warm import Begun, Request, read_at_start, warm
 
+from volpipe.apps.htex.processes import WORKERS
 from volpipe.cli import app, evaluate
 from volpipe.display import console, progress
 
@@ -123,6 +124,14 @@ def command_of(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return ""
+
+
+def is_pool(process: psutil.Process) -> bool:
+    """Return whether this is the process that passes tasks to the workers of a block; what they are forks of is not."""
+    try:
+        return WORKERS in " ".join(process.cmdline()[:2])
+    except psutil.NoSuchProcess:
+        return False
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:

@@ -31,7 +31,7 @@ from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TextIO
 
-from volpipe.apps.htex.processes import WORKER, name_process
+from volpipe.apps.htex.processes import WORKER, be_known_as
 
 ADDRESS = "VOLPIPE_WARM"  # variable that names the socket of the process that forks
 SCRIPTS = Path(__file__).with_name("pool_scripts")
@@ -251,7 +251,7 @@ def fork_server() -> None:
         if not server._forkserver_pid:
             os.close(server._forkserver_alive_fd)
             setproctitle(f"{sys.executable} -c forkserver")
-            os.register_at_fork(after_in_child=partial(name_process, WORKER))
+            os.register_at_fork(after_in_child=partial(be_known_as, WORKER, signal.SIGKILL))
             try:
                 forkserver.main(listener.detach(), alive, [])
             finally:

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import begin, finish, processes_in, sentences, wait_until
+from command import begin, finish, is_pool, processes_in, sentences, wait_until
 from conftest import ROOT
 from disks import OWN_MOUNTS, needs_mounts, small_disk
 from disturbance import NUM_BLOCKS, Slow
 from slurm import Slurm, kill, lacking, running_slurm
 from volumes import fingerprint
 
-from volpipe.apps.htex.processes import WORKERS
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import read_records
 from volpipe.runs.worker import RESULTS
@@ -78,7 +77,7 @@ def on_slurm(folder: Path, slurm: Slurm, seconds: float = 0.05, site: str = "slu
 
 def pools(slow: Slow) -> list[psutil.Process]:
     """Return the processes that pass tasks to the workers of a job."""
-    return [p for p in processes_in(slow.folder) if WORKERS in " ".join(p.cmdline()[:2])]
+    return [*filter(is_pool, processes_in(slow.folder))]
 
 
 def check_complete(slow: Slow, slurm: Slurm, undisturbed: str) -> None:
@@ -114,7 +113,7 @@ def cancel_a_job(slow: Slow, slurm: Slurm) -> None:
 
 
 def kill_a_pool(slow: Slow, slurm: Slurm) -> None:
-    kill([parent_of_worker(slow)])
+    kill([pool_of_a_worker(slow)])
 
 
 def kill_a_worker(slow: Slow, slurm: Slurm) -> None:
@@ -139,10 +138,10 @@ def busy_job(slurm: Slurm) -> str:
     return next(line.split()[0] for line in listed if ".gpu." in line)
 
 
-def parent_of_worker(slow: Slow) -> psutil.Process:
-    parent = slow.workers()[0].parent()
-    assert parent is not None
-    return parent
+def pool_of_a_worker(slow: Slow) -> psutil.Process:
+    """Return the process that passes tasks to a worker of a net, which is a fork of another."""
+    (pool,) = [parent for parent in slow.workers()[0].parents() if parent in pools(slow)]
+    return pool
 
 
 def lose_a_node(slow: Slow, slurm: Slurm) -> None:
@@ -237,7 +236,7 @@ def test_an_array_survives_the_loss_of_an_element_where_slurm_remembers_failed_j
 ) -> None:
     """Accounting forgets an element that was cancelled while it waited: it must not be waited for."""
     slow = in_an_array(place / "accounted-array", accounting_slurm)
-    kill([parent_of_worker(slow)])
+    kill([pool_of_a_worker(slow)])
     accounting_slurm.do("scancel", *elements(accounting_slurm, "PENDING"))
     check_complete(slow, accounting_slurm, undisturbed)
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()

@@ -247,9 +247,10 @@ def in_threads(command: list[str]) -> list[str]:
 
 
 def has_net(process: psutil.Process) -> bool:
-    """Return whether this is a worker that has loaded torch; one that ends just now has not."""
+    """Return whether this is a worker that has begun a task of a net; one that ends just now has not."""
     try:
-        return process.name() == WORKER and any("libtorch" in mapped.path for mapped in process.memory_maps())
+        is_worker = process.name() == WORKER and process.num_threads() > 1  # a fork has one, until it reads
+        return is_worker and any("libtorch" in mapped.path for mapped in process.memory_maps())
     except psutil.NoSuchProcess:
         return False
 
