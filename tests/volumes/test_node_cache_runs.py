@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from command import IDENTITY, begin, finish, giver, processes_in, set_each, wait_until
+from command import IDENTITY, begin, finish, giver, is_pool, processes_in, set_each, wait_until
 from disks import small_disk
 from disturbance import Slow
 from hypothesis import HealthCheck, given, settings
