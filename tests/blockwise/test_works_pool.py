@@ -28,9 +28,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     INTERRUPTS.reset()
 
 
-# ---- workers
-
-
 def test_workers_are_started_by_the_first_work_that_asks_and_only_then() -> None:
     pool, at_start = Pool(), list[int]()
 

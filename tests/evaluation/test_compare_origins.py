@@ -41,9 +41,6 @@ def of_labels(result: ComparisonResult) -> LabelDifference:
     return result.differences.together
 
 
-# ---- how both were made
-
-
 def run(volume: str, out: str, *settings: str) -> vp.Report:
     report = vp.run(volume, out=out, site=Inline(), settings=[*IDENTITY, *settings])
     assert isinstance(report, vp.Report)

@@ -49,9 +49,6 @@ def pair(tmp_path: Path) -> tuple[np.ndarray, np.ndarray]:
     return made, truth
 
 
-# ---- what is refused, and what is lost
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -32,9 +32,6 @@ def chances(tmp_path: Path) -> Path:
     return tmp_path / "a.zarr"
 
 
-# ---- what is refused
-
-
 @pytest.mark.parametrize(
     ("data", "choices", "sentence"),
     [
