@@ -2,7 +2,7 @@
 
 Faults are real ones: packages that lie before the driver's, mounts that only the worker has or lacks, a full disk.
 What a worker finds by itself is tried in the shell of a block; by way of Parsl as well with -m long. Slurm and
-Kubernetes are tried in test_slurm and test_k8s.
+Kubernetes are tried in test_slurm_site_check and test_k8s.
 """
 
 from __future__ import annotations

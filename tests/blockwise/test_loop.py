@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import gc
-import random
 import re
-import threading
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from plans import planned, volume
+from scripted_workers import Looped, Workers, succeed
 
 from volpipe.blockwise import loop as loop_module
-from volpipe.blockwise.interrupts import INTERRUPTS, Interrupts
 from volpipe.blockwise.journal import Attempt, Journal, Record, read_records
-from volpipe.blockwise.loop import perform
 from volpipe.blockwise.phase import LARGEST_BUNDLE, RETRIES, Phase, Progress
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.usage import Usage
-from volpipe.blockwise.work import POOL, Errand, Steps
 from volpipe.errors import ManagerLost, RunStopped, TaskLost, WorkerLost
 from volpipe.runs.schedule import RunSchedule
 
@@ -36,58 +29,6 @@ from volpipe.runs.schedule import RunSchedule
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.001)
     yield
-
-
-def succeed(stage: str, units: Sequence[int]) -> Record[Any]:
-    return Record(stage, tuple(units), usage=Usage(seconds=0.001 * len(units)))
-
-
-@dataclass
-class Workers:
-    """Tasks that are in flight until `show` finishes one of them at random."""
-
-    work: Callable[[str, Sequence[int]], Record[Any]] = succeed
-    random: random.Random = field(default_factory=lambda: random.Random(0))
-    tasks: list[tuple[str, list[int]]] = field(default_factory=list)
-    in_flight: list[tuple[Future[Record[Any]], str, list[int]]] = field(default_factory=list)
-    most_in_flight: Counter[str] = field(default_factory=Counter)
-    num_shows: int = 0
-
-    def submit(self, stage: str, units: Sequence[int]) -> Future[Record[Any]]:
-        future: Future[Record[Any]] = Future()
-        self.tasks.append((stage, list(units)))
-        self.in_flight.append((future, stage, list(units)))
-        self.most_in_flight[stage] = max(self.most_in_flight[stage], sum(s == stage for _, s, _ in self.in_flight))
-        return future
-
-    def show(self, progress: Progress) -> None:
-        self.num_shows += 1
-        assert +progress.running == Counter(stage for _, stage, _ in self.in_flight)
-        if self.in_flight:
-            future, stage, units = self.in_flight.pop(self.random.randrange(len(self.in_flight)))
-            try:
-                future.set_result(self.work(stage, units))
-            except (RuntimeError, TaskLost) as error:
-                future.set_exception(error)
-
-
-@dataclass
-class Looped:
-    """A phase, and the loop over it."""
-
-    phase: Phase
-    slots: dict[str, int]
-
-    @property
-    def reasons(self) -> dict[tuple[str, int], str]:
-        return self.phase.reasons
-
-    def run(self) -> None:
-        def steps() -> Steps[None]:
-            yield POOL
-            yield self.phase
-
-        perform(Errand("test", steps), lambda: nullcontext(SimpleNamespace(slots=self.slots)))  # type: ignore[arg-type]
 
 
 def loop_over(
@@ -358,68 +299,6 @@ def test_lost_nodes_alone_do_not_stop_a_run() -> None:
     loop.run()
     assert stage.failed == set(range(20))
     assert loop.reasons["work", 19] == "ManagerLost: gone"
-
-
-@pytest.fixture
-def interrupts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupts]:
-    INTERRUPTS.reset()
-    yield INTERRUPTS
-    INTERRUPTS.reset()
-
-
-def test_after_an_interrupt_nothing_starts_and_what_runs_is_marked(tmp_path: Path, interrupts: Interrupts) -> None:
-    workers = Workers()
-
-    def show(progress: Progress) -> None:
-        if len(workers.tasks) > 20:
-            assert interrupts.ask() or interrupts.is_asked
-        workers.show(progress)
-
-    with Journal(tmp_path / "journal", ()) as journal:
-        loop = Looped(Phase(Schedule(Stage("work", 5000)), workers.submit, journal, show), {"cpu": 2, "gpu": 2})
-        with pytest.raises(KeyboardInterrupt):
-            loop.run()
-    assert len(workers.tasks) < 30
-    marked = [unit for record in read_records(tmp_path / "journal", ()) for unit in record.done]
-    assert sorted(marked) == sorted(unit for _, units in workers.tasks for unit in units)
-
-
-def test_what_takes_longer_than_the_grace_is_given_up(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("volpipe.blockwise.interrupts.GRACE_SECONDS", 0.05)
-    workers = Workers()
-    loop = Looped(Phase(Schedule(Stage("work", 9)), workers.submit, None, lambda progress: None), {"cpu": 1})
-    threading.Timer(0.1, interrupts.ask).start()
-    with pytest.raises(KeyboardInterrupt):
-        loop.run()
-    assert len(workers.in_flight) == 2
-
-
-def test_the_second_interrupt_ends_a_run_at_once(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("volpipe.blockwise.interrupts.SAME_SECONDS", 0.01)
-
-    def show(progress: Progress) -> None:
-        interrupts.ask()
-        assert not interrupts.ask()  # a terminal and a wrapper may send one Ctrl-C twice
-        time.sleep(0.02)
-
-    workers = Workers()
-    loop = Looped(Phase(Schedule(Stage("work", 9)), workers.submit, None, show), {"cpu": 1})
-    with pytest.raises(KeyboardInterrupt):
-        loop.run()
-    assert len(workers.in_flight) == 2
-    assert not interrupts.ask()  # while jobs are cancelled, a third one changes nothing
-
-
-def test_outside_of_a_run_the_first_interrupt_ends_all(interrupts: Interrupts) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        interrupts.ask()
-
-
-def test_no_interrupt_keeps_jobs_from_being_cancelled(interrupts: Interrupts) -> None:
-    with interrupts.closing():
-        assert not interrupts.ask()
-    with pytest.raises(KeyboardInterrupt):
-        interrupts.ask()
 
 
 def test_bundles_grow_while_tasks_are_short_and_shrink_at_the_end() -> None:

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_works import Part, Pool, log, perform_all
 
 from volpipe.blockwise import loop as loop_module
 from volpipe.blockwise.interrupts import INTERRUPTS
-from volpipe.blockwise.journal import Journal, Record, read_records
+from volpipe.blockwise.journal import Record, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
-from volpipe.blockwise.phase import Phase, Progress
-from volpipe.blockwise.stage import Schedule, Stage
-from volpipe.blockwise.usage import Usage
+from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.work import (
-    POOL,
-    RELEASED,
-    Ended,
     Errand,
     Observer,
-    Pause,
     Steps,
     Together,
     Until,
@@ -36,9 +28,7 @@ from volpipe.blockwise.work import (
     observing,
 )
 from volpipe.errors import PlanError, RunError, RunStopped, SiteError, VolpipeError
-from volpipe.runs.presence import present, read_note
-
-log = logging.getLogger("volpipe.test_works")
+from volpipe.runs.presence import read_note
 
 
 @pytest.fixture(autouse=True)
@@ -47,133 +37,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     INTERRUPTS.reset()
     yield
     INTERRUPTS.reset()
-
-
-@dataclass
-class Pool:
-    """Workers of all works, which finish one of the tasks in flight, at random, whenever somebody is shown progress.
-
-    Attributes:
-        num_slots: tasks at a time.
-        bad: works whose units all fail.
-        shared: whether "cpu" and "gpu" are the same workers.
-        tasks: work and units of each, as they came.
-        most_in_flight: of all works together.
-        num_starts: how often it was started; `is_open` from then until it is stopped.
-    """
-
-    num_slots: int = 2
-    bad: tuple[str, ...] = ()
-    tasks: list[tuple[str, list[int]]] = field(default_factory=list)
-    most_in_flight: int = 0
-    num_starts: int = 0
-    is_open: bool = False
-    refusal: Exception | None = None
-    shared: bool = True
-    dice: random.Random = field(default_factory=lambda: random.Random(0))
-    _in_flight: list[tuple[Future[Record[Any]], str, list[int]]] = field(default_factory=list)
-
-    @property
-    def slots(self) -> dict[str, int]:
-        return {"cpu": self.num_slots, "gpu": self.num_slots}
-
-    @contextmanager
-    def start(self) -> Iterator[Any]:
-        self.num_starts += 1
-        if self.refusal is not None:
-            raise self.refusal
-        self.is_open = True
-        try:
-            yield self
-        finally:
-            self.is_open = False
-
-    def submit(self, work: str, units: Sequence[int]) -> Future[Record[Any]]:
-        assert self.is_open
-        future: Future[Record[Any]] = Future()
-        self.tasks.append((work, list(units)))
-        self._in_flight.append((future, work, list(units)))
-        self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
-        return future
-
-    def show(self, progress: Progress) -> None:
-        if self._in_flight:
-            future, work, units = self._in_flight.pop(self.dice.randrange(len(self._in_flight)))
-            failed = tuple((unit, "Traceback\nValueError: no good") for unit in units) if work in self.bad else ()
-            future.set_result(Record("part", () if failed else tuple(units), failed, usage=Usage(seconds=0.001)))
-
-
-@dataclass
-class Part:
-    """A work of `num` units, of which everything is noted.
-
-    Attributes:
-        folder: with log, journal and presence of its own, if any.
-        before, after: called before it asks for workers, and after it has released them.
-        marked: units that came back.
-        seen: the error by which it was left; None where it came to its end.
-        events: of all works, "+name" and "-name".
-    """
-
-    name: str
-    pool: Pool
-    num: int = 8
-    folder: Path | None = None
-    before: Callable[[], None] = lambda: None
-    after: Callable[[], None] = lambda: None
-    marked: list[int] = field(default_factory=list)
-    seen: BaseException | None = None
-    events: list[str] = field(default_factory=list)
-
-    def steps(self) -> Steps[int]:
-        self.events.append(f"+{self.name}")
-        try:
-            if self.folder is None:
-                return (yield from self._steps(None))
-            self.folder.mkdir()
-            with (
-                logging_to(self.folder / "log"),
-                present(self.folder, self.name),
-                Journal(self.folder / "journal", ()) as journal,
-            ):
-                return (yield from self._steps(journal))
-        except BaseException as error:
-            self.seen = error
-            raise
-        finally:
-            self.events.append(f"-{self.name}")
-
-    def _steps(self, journal: Journal | None) -> Steps[int]:
-        self.before()
-        yield POOL
-        log.info("%s begins", self.name)
-        stage = Stage("part", self.num, most=1)
-
-        def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
-            return self.pool.submit(self.name, units)
-
-        def keep(units: Sequence[int], record: Record[Any]) -> None:
-            self.marked += record.done
-
-        yield Phase(Schedule(stage), submit, journal, self.pool.show, on_record=keep)
-        yield RELEASED
-        self.after()
-        log.info("%s ends", self.name)
-        return self.num
-
-
-def perform_all(pool: Pool, works: Iterable[Work[Any]], **options: Any) -> dict[str, Ended[Any]]:
-    """Do `works` together, and return how each ended by its name, in the order in which they did."""
-    ended: dict[str, Ended[Any]] = {}
-
-    def on_end(one: Ended[Any]) -> None:
-        ended[one.work.name] = one
-
-    def steps() -> Steps[None]:
-        yield Together(works, on_end, **options)
-
-    perform(Errand("all", steps), pool.start)
-    return ended
 
 
 def raises(error: BaseException) -> Callable[[], None]:
@@ -365,123 +228,6 @@ def test_an_interrupt_reaches_every_open_work_which_leaves_its_folder_as_interru
     ]
     assert sorted(marked) == sorted(sent)  # what ran could finish
     assert not pool.is_open
-
-
-# ---- workers
-
-
-def test_workers_are_started_by_the_first_work_that_asks_and_only_then() -> None:
-    pool, at_start = Pool(), list[int]()
-
-    def idle() -> Steps[str]:
-        at_start.append(pool.num_starts)
-        yield Until(lambda: True)
-        return "nothing to do"
-
-    ended = perform_all(pool, [Errand(f"idle {n}", idle) for n in range(3)])
-    assert [one.result for one in ended.values()] == ["nothing to do"] * 3
-    assert pool.num_starts == 0
-    perform_all(pool, [Errand("idle", idle), *(Part(f"w{n}", pool) for n in range(5))])
-    assert pool.num_starts == 1
-    assert at_start == [0, 0, 0, 0]
-
-
-@pytest.mark.parametrize("num", [1, 2, 5])
-@pytest.mark.parametrize("at_once", [5, 64])
-def test_workers_are_stopped_before_the_last_steps_of_the_last_work(num: int, at_once: int) -> None:
-    pool, open_then = Pool(), list[bool]()
-    works = [Part(f"w{n}", pool, after=lambda: open_then.append(pool.is_open)) for n in range(num)]
-    perform_all(pool, works, at_once=min(at_once, num) if at_once == 5 else at_once)
-    assert len(open_then) == num
-    assert open_then[-1] is False
-    assert pool.num_starts == 1
-
-
-def test_workers_stay_while_a_work_may_still_ask_for_them() -> None:
-    pool, order = Pool(1), list[str]()
-    first = Part("first", pool, 3, events=order)
-
-    def late() -> Steps[None]:
-        yield Until(lambda: "-first" in order)
-        order.append(f"open {pool.is_open}")
-        yield from Part("late", pool, 3).steps()
-
-    perform_all(pool, [first, Errand("late", late)])
-    assert order == ["+first", "-first", "open True"]
-    assert pool.num_starts == 1
-
-
-def test_a_pause_has_no_workers_and_later_steps_get_others() -> None:
-    pool, open_then, done = Pool(), list[bool](), list[int]()
-
-    def is_over() -> bool:
-        open_then.append(pool.is_open)
-        return len(open_then) % 4 == 0
-
-    def steps() -> Steps[None]:
-        for number in range(3):
-            part = Part(f"part {number}", pool)
-            yield from part.steps()
-            done.append(len(part.marked))
-            yield Pause(is_over)
-
-    perform(Errand("all", steps), pool.start)
-    assert done == [8] * 3
-    assert open_then == [False] * 12
-    assert pool.num_starts == 3
-
-
-def test_a_pause_waits_for_tasks_that_are_under_way() -> None:
-    """Those of a phase that failed, which would otherwise write while the next ones do."""
-    pool, left = Pool(2), list[int]()
-
-    def is_over() -> bool:
-        left.append(len(pool._in_flight))
-        if len(left) % 3 == 0 and left[-1]:
-            pool.show(None)  # type: ignore[arg-type]  # another one comes back
-        return True
-
-    def failing() -> Steps[None]:
-        part = Part("failing", pool)
-        show, num_shown = pool.show, 0
-
-        def fail(progress: Progress) -> None:
-            nonlocal num_shown
-            show(progress)
-            num_shown += 1
-            if num_shown == 3:
-                raise RunError("no more")
-
-        pool.show = fail  # type: ignore[method-assign]
-        try:
-            yield from part.steps()
-        except RunError:
-            pool.show = show  # type: ignore[method-assign]
-        assert pool.is_open and pool._in_flight
-        yield Pause(is_over)
-        assert not pool.is_open and not pool._in_flight
-
-    perform(Errand("all", failing), pool.start)
-    assert left[0] > 0
-
-
-def test_an_interrupt_ends_a_pause_at_once() -> None:
-    pool, seen = Pool(), list[BaseException]()
-
-    def is_over() -> bool:
-        INTERRUPTS.ask()
-        return False
-
-    def steps() -> Steps[None]:
-        try:
-            yield Pause(is_over)
-        except KeyboardInterrupt as error:
-            seen.append(error)
-            raise
-
-    with pytest.raises(KeyboardInterrupt):
-        perform(Errand("all", steps), pool.start)
-    assert len(seen) == 1
 
 
 # ---- logs

@@ -5,94 +5,26 @@ from __future__ import annotations
 import json
 import pickle
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import tifffile
 from arrays import make
 from command import giver
-from inline import Inline, perform
+from scored import evaluated, image_scores_of, scores_of
 from skimage import metrics
 
-from volpipe.errors import PlanError, RunError, RunStopped, WorkerLost
+from volpipe.errors import RunError
 from volpipe.evaluation import evaluate as evaluate_module
-from volpipe.evaluation.driver import EvaluationResult, evaluate
-from volpipe.evaluation.evaluate import Evaluation, ImageScores, Scores, plan_evaluation
+from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.evaluation.image_scores import CUBE, crossing, image_sums, psnr, shell_correlation, shells, ssim
 from volpipe.evaluation.interpolate import interpolated
 from volpipe.evaluation.label_scores import LabelScores, label_scores, overlaps, total
 from volpipe.geometry.grid import Box
-from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.tensorstore import transferred
 from volpipe.volumes.volume import open_volume
-
-
-class Here:
-    """Workers for tests: what is sent is done at once; the first `lost` are lost on the way.
-
-    Attributes:
-        blocks: those that were sent, in this order, as often as they were.
-    """
-
-    def __init__(self, lost: int = 0) -> None:
-        self.slots = {"cpu": 1, "gpu": 1}
-        self.lost = lost
-        self.blocks: list[int] = []
-
-    def submit(self, app: str, *arguments: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.blocks += arguments[1]
-        self.lost -= 1
-        if self.lost >= 0:
-            future.set_exception(WorkerLost("killed"))
-        else:
-            future.set_result(perform(app, *arguments))
-        return future
-
-    @contextmanager
-    def start(self, folder: Path) -> Iterator[Here]:
-        yield self
-
-
-def evaluated(evaluation: Evaluation, folder: Path, workers: Here | None = None, **options: Any) -> EvaluationResult:
-    """Return how an evaluation ended whose folder is made in `folder`."""
-    return evaluate(evaluation, (workers or Here()).start, RunFolder(folder / "scores.run"), **options)
-
-
-def scores_of(evaluation: Evaluation, folder: Path, workers: Here | None = None) -> Scores:
-    """Return the scores of an evaluation that leaves nothing in `folder`."""
-    before = set(folder.iterdir())
-    result = evaluated(evaluation, folder, workers)
-    assert result.scores is not None and result.missing == []
-    assert set(folder.iterdir()) == before
-    return result.scores
-
-
-def image_scores_of(evaluation: Evaluation, folder: Path) -> dict[str, ImageScores]:
-    scores = scores_of(evaluation, folder)
-    assert isinstance(scores, dict)
-    return scores
-
-
-class Broken(Here):
-    """Workers that cannot do one block."""
-
-    def __init__(self, block: int) -> None:
-        super().__init__()
-        self._block = block
-
-    def submit(self, app: str, *arguments: Any) -> Future[Any]:
-        future = super().submit(app, *arguments)
-        if self._block in arguments[1]:
-            future = Future()
-            future.set_exception(WorkerLost("killed"))
-        return future
 
 
 @pytest.fixture
@@ -322,70 +254,6 @@ def test_interpolations_stand_beside_an_output_with_more_voxels(tmp_path: Path) 
     assert scores["nearest"].psnr < scores["linear"].psnr < scores["cubic"].psnr
 
 
-# ---- what is refused, and what is lost
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({}, "give --roi, a box that both have"),
-        ({"roi": "0:41,0:150,0:37", "margin": (21, 0, 0)}, "is empty or leaves the output"),
-        ({"roi": ":,:,:"}, "is empty or leaves the output"),
-    ],
-)
-def test_volumes_that_do_not_fit_are_refused(
-    pair: tuple[np.ndarray, np.ndarray], tmp_path: Path, options: dict[str, Any], sentence: str
-) -> None:
-    tifffile.imwrite(tmp_path / "small.tif", pair[0][:40])
-    with pytest.raises(PlanError, match=sentence):
-        plan_evaluation(str(tmp_path / "small.tif"), str(tmp_path / "truth.tif"), **options)
-
-
-def test_a_reference_of_floats_needs_a_range(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
-    tifffile.imwrite(tmp_path / "f.tif", pair[1].astype(np.float32))
-    with pytest.raises(PlanError, match=r"give --data-range"):
-        plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "f.tif"))
-    plan = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "f.tif"), data_range=100.0)
-    known = metrics.peak_signal_noise_ratio(pair[1], pair[0], data_range=100)
-    scores = image_scores_of(plan, tmp_path)
-    assert scores["output"].psnr == pytest.approx(known)
-
-
-@pytest.mark.parametrize("data_range", [0.0, -1.0, np.nan, np.inf])
-def test_a_range_that_is_no_difference_is_refused(
-    pair: tuple[np.ndarray, np.ndarray], data_range: float, tmp_path: Path
-) -> None:
-    with pytest.raises(PlanError, match="give a number above 0"):
-        plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"), data_range=data_range)
-
-
-@pytest.mark.parametrize("name", ["made", "truth"])
-def test_what_is_no_number_stops_it_wherever_it_is(name: str, tmp_path: Path) -> None:
-    for each in ("made", "truth"):
-        data = np.ones((9, 9, 9), np.float32)
-        data[3, 3, 3] = np.nan if each == name else 1
-        np.save(tmp_path / f"{each}.npy", data)
-    found = plan_evaluation(str(tmp_path / "made.npy"), str(tmp_path / "truth.npy"), data_range=1.0)
-    where = r"0:9,0:9,0:9"
-    sentence = (
-        rf"(?m)^comparing voxels \(evaluate\) failed, .*: .*{name}\.npy has NaN or infinite voxels in {where}.*--roi$"
-    )
-    with pytest.raises(RunStopped, match=sentence):
-        evaluated(found, tmp_path)
-
-
-def test_a_lost_worker_costs_its_blocks_and_three_stop_it(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
-    found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
-    whole = scores_of(found, tmp_path)
-    losing = Here(lost=2)
-    assert scores_of(found, tmp_path, losing) == whole
-    assert sorted(losing.blocks) == [0, 0, 1, 1]
-    with pytest.raises(
-        RunStopped, match=r"(?m)^comparing voxels \(evaluate\) failed for 2 parts and worked for none, .* killed$"
-    ):
-        evaluated(found, tmp_path, Here(lost=100))
-
-
 @pytest.fixture
 def cut(tmp_path: Path) -> tuple[Path, bytes]:
     """A chunk file of made.zarr that was cut, so that block 1 of three cannot be read, and what it held."""
@@ -396,60 +264,6 @@ def cut(tmp_path: Path) -> tuple[Path, bytes]:
     whole = chunk.read_bytes()
     chunk.write_bytes(whole[: len(whole) // 2])
     return chunk, whole
-
-
-def test_a_block_that_cannot_be_read_is_set_aside_and_scored_by_the_same_call(
-    cut: tuple[Path, bytes], tmp_path: Path
-) -> None:
-    found = plan_evaluation(str(tmp_path / "made.zarr"), str(tmp_path / "truth.zarr"))
-    first = evaluated(found, tmp_path, workers := Here())
-    assert first.scores is None
-    (missing,) = first.missing
-    assert (missing.stage, missing.unit) == ("evaluate", 1)
-    assert str(tmp_path / "made.zarr") in missing.reason
-    assert missing.box == Box((128, 0, 0), (256, 30, 30))
-    assert sorted(set(workers.blocks)) == [0, 1, 2]
-
-    chunk, whole = cut
-    chunk.write_bytes(whole)
-    second = evaluated(found, tmp_path, workers := Here())
-    assert workers.blocks == [1]
-    assert second.scores == scores_of(found, tmp_path)
-    assert not (tmp_path / "scores.run").exists()
-
-
-def test_where_nothing_is_tolerated_the_first_block_that_cannot_be_read_stops_it(
-    cut: tuple[Path, bytes], tmp_path: Path
-) -> None:
-    found = plan_evaluation(str(tmp_path / "made.zarr"), str(tmp_path / "truth.zarr"))
-    with pytest.raises(RunStopped, match=r"^comparing voxels \(evaluate 1\) failed, so .* stops: .*made\.zarr"):
-        evaluated(found, tmp_path, tolerated=0)
-
-
-def test_scores_are_the_same_in_whatever_order_blocks_come_back(
-    pair: tuple[np.ndarray, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(evaluate_module, "BLOCK", (16, 32, 9))
-    found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
-    known = scores_of(found, tmp_path)
-    for seed in (1, 2):
-        shuffled = evaluate(found, Inline(seed, slots=3).start, RunFolder(tmp_path / "scores.run"))
-        assert shuffled.scores == known
-
-
-@pytest.mark.parametrize("changed", ["made", "truth", "coarse"])
-def test_what_was_scored_of_volumes_that_have_changed_is_scored_again(changed: str, tmp_path: Path) -> None:
-    rng = np.random.default_rng(9)
-    for name, length in (("made", 300), ("truth", 300), ("coarse", 150)):
-        np.save(tmp_path / f"{name}.npy", rng.integers(0, 256, (length, 20, 20)).astype(np.uint8))
-    names = (str(tmp_path / f"{name}.npy") for name in ("made", "truth", "coarse"))
-    output, reference, given = names
-    found = plan_evaluation(output, reference, given=given)
-    assert [part.unit for part in evaluated(found, tmp_path, Broken(2)).missing] == [2]
-    np.save(tmp_path / f"{changed}.npy", np.load(tmp_path / f"{changed}.npy")[::-1])
-    again = evaluated(found, tmp_path, workers := Here())
-    assert sorted(workers.blocks) == [0, 1, 2]
-    assert again.scores == scores_of(found, tmp_path)
 
 
 # ---- the command

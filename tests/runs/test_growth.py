@@ -17,17 +17,7 @@ from growing import edit, edits, grow
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
-from test_update import (
-    FLOATS,
-    MEASURED,
-    assert_fresh,
-    divisions,
-    planned,
-    ran,
-    write_n5,
-    write_slices,
-    write_zarr,
-)
+from updates import FLOATS, MEASURED, assert_fresh, divisions, planned, ran, write_n5, write_slices, write_zarr
 from volumes import noise, windowed, write_volume
 
 from volpipe.errors import RunError

@@ -16,7 +16,7 @@ import pytest
 from arrays import make
 from command import THREADS, Give, giver, named_by_verify, set_each
 from inline import Stopped
-from test_segment import Crowd, labelled, num_noted, tree
+from segmented import Crowd, labelled, num_noted, tree
 
 from volpipe.blockwise.journal import read_records
 from volpipe.errors import PlanError, RunError, RunStopped

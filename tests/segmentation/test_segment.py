@@ -7,9 +7,7 @@ import json
 import platform
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +17,19 @@ from arrays import make, renumbered
 from command import begin, finish, giver, processes_in, set_each, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inline import Stopped, perform
+from inline import Stopped
 from scipy import ndimage
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
+from segmented import Crowd, blobs, labelled, noisy, num_noted, recipe, tree
 from skimage import measure
 
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import Record, read_records
-from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolumeError, WorkerLost
+from volpipe.errors import RunStopped
 from volpipe.evaluation.label_scores import label_scores, overlaps
-from volpipe.geometry.affinities import OFFSETS, affinities
-from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
 from volpipe.segmentation import boxes
 from volpipe.segmentation.boundary_maps import as_bytes
-from volpipe.segmentation.driver import SegmentationResult, plan_segmentation, segment
 from volpipe.segmentation.tasks import RESULTS
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.volume import open_volume
@@ -42,74 +38,6 @@ SHAPES = st.tuples(*[st.integers(1, 13)] * 3)
 BLOCKS = st.tuples(*[st.sampled_from([4, 6, 8, 14])] * 3)
 STAGES = {"pieces", "edges", "solve", "number", "name", "graph", "paint"}
 LAWS = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-class Crowd:
-    """Workers for tests, threads of this process; after `most` units the driver is interrupted.
-
-    Attributes:
-        tasks: app and units of each that was sent, in this order.
-    """
-
-    def __init__(self, slots: int = 1, most: int | None = None, lost: int = 0) -> None:
-        self.slots = {"cpu": slots, "gpu": slots}
-        self.worker_bytes: int | None = None
-        self.tasks: list[tuple[str, list[int]]] = []
-        self._most, self._lost = most, lost
-
-    @property
-    def num_sent(self) -> int:
-        """Units that were sent."""
-        return sum(len(units) for _, units in self.tasks)
-
-    def submit(self, app: str, *arguments: Any) -> Future[Any]:
-        if self._most is not None and self.num_sent >= self._most:
-            raise Stopped
-        self.tasks.append((app, arguments[1]))
-        if self._lost:
-            self._lost -= 1
-            future: Future[Any] = Future()
-            future.set_exception(WorkerLost("killed"))
-            return future
-        return self._pool.submit(perform, app, *arguments)
-
-    @contextmanager
-    def start(self, folder: Path) -> Iterator[Crowd]:
-        with ThreadPoolExecutor(self.slots["cpu"]) as self._pool:
-            yield self
-
-
-def recipe(block: Sequence[int], kind: str = "affinities", **objects: Any) -> SegmentRecipe:
-    return SegmentRecipe.model_validate(
-        {"input": {"kind": kind}, "objects": objects, "output": {"block": block, "chunk": (2, 2, 2)}}
-    )
-
-
-def labelled(
-    source: Path, out: Path, chosen: SegmentRecipe, workers: Crowd | None = None, **options: Any
-) -> tuple[np.ndarray, SegmentationResult]:
-    """Return the labels (z, y, x) that are made of `source`, and how that ended."""
-    made = segment(plan_segmentation(str(source), chosen, out, out.parent), (workers or Crowd()).start, **options)
-    found = open_volume(out)
-    return np.asarray(found.open().read_raw(...)), made
-
-
-def num_noted(out: Path, stopped: Crowd) -> int:
-    """Return how many units are noted of the labels `out`, of all that `stopped` had done; four of it were under way.
-
-    A unit counts each time that it is noted.
-    """
-    noted = sum(
-        len(record.done) for record in read_records(out.with_name(f"{out.name}.run") / "journal.jsonl", RESULTS)
-    )
-    assert sum(len(units) for _, units in stopped.tasks[:-4]) <= noted <= stopped.num_sent
-    return noted
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """Return what is in `folder`, but for when it was made."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(p.relative_to(folder)): p.read_bytes() for p in files if p.relative_to(folder).parts[0] != "run"}
 
 
 @pytest.fixture(autouse=True)
@@ -124,21 +52,6 @@ def chances(tmp_path: Path) -> Path:
     """Noisy affinities (9, 13, 22, 17) of blobs at a.zarr, uint8."""
     make(tmp_path / "a.zarr", noisy(blobs((13, 22, 17)), 0.2))
     return tmp_path / "a.zarr"
-
-
-def blobs(shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
-    """Return labels (z, y, x) of cells around random points, each voxel in the cell of the nearest."""
-    rng = np.random.default_rng(seed)
-    points = rng.uniform(0, shape, (12, 3))
-    grid = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1)
-    return 1 + np.linalg.norm(grid[..., None, :] - points, axis=-1).argmin(-1)
-
-
-def noisy(labels: np.ndarray, strength: float, seed: int = 1) -> np.ndarray:
-    """Return affinities of `labels`, uint8, with noise of so much of the full range."""
-    near, _ = affinities(labels)
-    data = near + np.random.default_rng(seed).normal(0, strength, near.shape)
-    return np.rint(255 * data.clip(0, 1)).astype(np.uint8)
 
 
 # ---- components
@@ -405,85 +318,6 @@ def test_a_task_of_a_driver_that_lost_its_place_writes_nothing(chances: Path, tm
         labelled(chances, tmp_path / "l.zarr", recipe((8, 8, 8)), Overtaken())
     assert not list((tmp_path / "l.zarr.run" / "pieces").iterdir())
     assert not (tmp_path / "l.zarr").exists()
-
-
-# ---- what is refused
-
-
-@pytest.mark.parametrize(
-    ("data", "choices", "sentence"),
-    [
-        (np.zeros((3, 4, 4, 4), np.uint8), {}, r"has 3 channels, input.offsets 9; name as many"),
-        (np.zeros((4, 4, 4), np.uint8), {}, r"has 1 channel, .* say input.kind=foreground"),
-        (
-            np.zeros((2, 4, 4, 4), np.uint8),
-            {"input": {"kind": "membrane", "channel": 2}},
-            "has no channel 2; .* its 2 channels",
-        ),
-        (np.zeros((9, 4, 4, 4), np.int16), {}, r"has int16 voxels; probabilities are floats .* output.dtype=uint8"),
-        (np.zeros((9, 4, 4, 4), np.uint8), {"output": {"block": (6, 6, 6), "chunk": (4, 4, 4)}}, "6 voxels on axis z"),
-        (np.zeros((9, 4, 4, 4), np.uint8), {"output": {"block": (4096, 4096, 4096)}}, "more voxels than a task can"),
-    ],
-)
-def test_what_does_not_fit_is_refused(data: np.ndarray, choices: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    make(tmp_path / "a.zarr", data)
-    with pytest.raises((PlanError, VolumeError), match=sentence):
-        plan_segmentation(
-            str(tmp_path / "a.zarr"), SegmentRecipe.model_validate(choices), tmp_path / "l.zarr", tmp_path
-        )
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ("objects.treshold=0.4", "did you mean 'threshold'"),
-        ("input.offsets=[[0,0,-1]]", "offsets must begin with those to the nearest"),
-        ("input.offsets=[[-1,0,0],[0,-1,0],[0,0,-1],[0,0,0]]", "leads nowhere"),
-    ],
-)
-def test_a_recipe_that_cannot_be_understood_is_refused(setting: str, sentence: str) -> None:
-    with pytest.raises(RecipeError, match=sentence):
-        load_segmentation(None, [setting])
-
-
-def test_a_mutex_without_far_affinities_is_refused() -> None:
-    near = f"input.offsets={json.dumps(OFFSETS[:3])}"
-    with pytest.raises(RecipeError, match="agglomerate mutex needs affinities to farther voxels"):
-        load_segmentation(None, [near, "objects.agglomerate=mutex"])
-
-
-def test_what_is_not_of_this_labelling_is_left_alone(chances: Path, tmp_path: Path) -> None:
-    out = tmp_path / "l.zarr"
-    with pytest.raises(PlanError, match="would overwrite the volume"):
-        plan_segmentation(str(chances), recipe((8, 8, 8)), chances, tmp_path)
-    out.mkdir()
-    with pytest.raises(RunError, match=r"no segmentation in .* made it"):
-        labelled(chances, out, recipe((8, 8, 8)), fresh=True)
-    out.rmdir()
-    labelled(chances, out, recipe((8, 8, 8)))
-    with pytest.raises(RunError, match=r"another recipe or input \(objects.threshold: 0.3 -> 0.7"):
-        labelled(chances, out, recipe((8, 8, 8), threshold=0.7))
-    labelled(chances, out, recipe((8, 8, 8), threshold=0.7), fresh=True)
-    (tmp_path / "l.zarr").rename(tmp_path / "moved.zarr")
-    with pytest.raises(RunError, match="speaks of an output that is gone"):
-        labelled(chances, out, recipe((8, 8, 8), threshold=0.7))
-    (tmp_path / "n.zarr.run").mkdir()
-    (tmp_path / "n.zarr.run" / "plan.json").write_text("{}")
-    with pytest.raises(RunError, match="holds the run of a net"):
-        labelled(chances, tmp_path / "n.zarr", recipe((8, 8, 8)))
-
-
-def test_memory_that_is_not_there_is_refused(chances: Path, tmp_path: Path) -> None:
-    poor = Crowd()
-    poor.worker_bytes = 100_000
-    with pytest.raises(PlanError, match=r"use fewer workers, or --set output.block=\[4, 4, 4\]"):
-        labelled(chances, tmp_path / "l.zarr", recipe((8, 8, 8)), poor)
-    labelled(chances, tmp_path / "l.zarr", recipe((4, 4, 4)))  # and what was refused is in nobody's way
-    small = recipe((8, 8, 8)).model_copy(
-        update={"output": recipe((8, 8, 8)).output.model_copy(update={"graph_gib": 1e-6})}
-    )
-    with pytest.raises(RunStopped, match=r"the graph of [\d,]+ fragments and [\d,]+ edges takes up to"):
-        labelled(chances, tmp_path / "m.zarr", small)
 
 
 # ---- values, metadata, the command

@@ -18,7 +18,7 @@ from command import THREADS, Give, giver, set_each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inline import Stopped
-from test_segment import Crowd, blobs, noisy, recipe, tree
+from segmented import Crowd, blobs, noisy, recipe, tree
 
 from volpipe.blockwise.journal import read_records
 from volpipe.errors import RunError

@@ -15,25 +15,20 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from bucket import Bucket
+from batches import FLOW, SHAPE, NoPool, endings, give, refused
 from inline import Inline, Stopped, perform
-from volumes import fingerprint, noise, windowed, write_volume
+from volumes import fingerprint, noise, write_volume
 
 import volpipe as vp
 from volpipe.display.cell import Cell
 from volpipe.display.live_batches import showing_rows
-from volpipe.errors import SiteError, VolumeError
+from volpipe.errors import SiteError
 from volpipe.estimation.limits import Limits
-from volpipe.geometry.grid import Box
 from volpipe.runs import run_folder
-from volpipe.volumes.volume import open_writer
 from volpipe.workflow import batch
 from volpipe.workflow.batch import BatchListener
 from volpipe.workflow.batch_table import BatchReport, DatasetRow, Table, read_table
 
-SHAPE = (16, 24, 16)
-WINDOWS = windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop")
-IDENTITY = ("net.name=identity", *WINDOWS)
 NET = """
 import torch
 class Net(torch.nn.Module):
@@ -47,27 +42,6 @@ class Net(torch.nn.Module):
 def build():
     return Net()
 """
-FIRST = """
-[[stage]]
-name = "first"
-net = { name = "identity" }
-windows = { shape = [8, 8, 8], overlap = 0, block = [1, 1, 1] }
-"""
-SECOND = """
-[[stage]]
-name = "second"
-net = { name = "identity" }
-windows = { shape = [8, 8, 8], overlap = 0, block = [2, 2, 2] }
-"""
-OBJECTS = """
-[[stage]]
-name = "objects"
-kind = "label"
-input = { stage = "first", kind = "foreground" }
-objects = { method = "components", threshold = 0.5 }
-output = { block = [8, 8, 8], chunk = [4, 4, 4] }
-"""
-FLOW, LABELLED = FIRST + SECOND, FIRST + OBJECTS
 
 
 @pytest.fixture(autouse=True)
@@ -79,37 +53,8 @@ def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "raw"
 
 
-class NoPool(Inline):
-    """Workers that nobody may ask."""
-
-    def submit(self, app: str, *arguments: object) -> object:  # type: ignore[override]
-        raise AssertionError(f"{app} was asked for")
-
-
-def give(volumes: object = "raw/*.n5/raw", *settings: str, **arguments: object) -> BatchReport:
-    """Return how the batch ends that writes into `done`."""
-    defaults = {"out": "done", "site": Inline(), "settings": [*IDENTITY, *settings]}
-    return vp.batch(volumes, **(defaults | arguments))  # type: ignore[arg-type]
-
-
 def states(report: BatchReport) -> list[str]:
     return [row.state for row in report.rows]
-
-
-def endings(report: BatchReport) -> list[str]:
-    return [row.ended for row in report.rows]
-
-
-def refused(volumes: object = "raw/*.n5/raw", *settings: str, **arguments: object) -> dict[str, str]:
-    """Return what is wrong, by dataset, after a look that nothing was written."""
-    before = sorted(Path.cwd().rglob("*"))
-    with pytest.raises(vp.BatchError) as error:
-        give(volumes, *settings, **arguments)
-    assert sorted(Path.cwd().rglob("*")) == before
-    sentences: dict[str, str] = {}
-    for what, sentence in error.value.mistakes:
-        sentences[what] = f"{sentences.get(what, '')}{sentence}; "
-    return sentences
 
 
 def test_all_datasets_are_done_and_the_second_time_no_worker_is_asked(tmp_path: Path) -> None:
@@ -468,38 +413,6 @@ def test_a_damaged_table_is_named(tmp_path: Path) -> None:
         vp.status("done.batch")
 
 
-def test_volumes_and_outputs_lie_in_buckets(bucket: Bucket, raw: Path) -> None:
-    for name in "ab":
-        vp.convert(raw / f"{name}.n5" / "raw", f"s3://{bucket.name}/raw/{name}.n5/em")
-    for volumes in (f"s3://{bucket.name}/raw/*.n5/em", f"s3://{bucket.name}/raw/"):
-        report = give(volumes, out=f"s3://{bucket.name}/done/", dry_run=True)
-        assert [Path(row.volume.partition("?")[0]).parts[3] for row in report.rows] == ["a.n5", "b.n5"]
-    report = give(f"s3://{bucket.name}/raw/", out=f"s3://{bucket.name}/done/")
-    assert report.is_complete and report.folder.name == f"{bucket.name}_done.batch"
-    np.testing.assert_array_equal(vp.open(f"s3://{bucket.name}/done/b.zarr")[...], vp.open("raw/b.n5")[...])
-    assert (
-        endings(give(f"s3://{bucket.name}/raw/", out=f"s3://{bucket.name}/done/", site=NoPool())) == ["unchanged"] * 2
-    )
-
-
-def test_a_bucket_without_rights_is_named_before_anything_is_written(bucket: Bucket, raw: Path) -> None:
-    bucket.broken = 403
-    place = f"s3://{bucket.name}"
-    mistakes = refused([f"{place}/raw/", f"{place}/cells.n5/em", "raw/a.n5"], out="done")
-    assert [what.partition("?")[0] for what in mistakes] == [f"{place}/raw/", f"{place}/cells.n5/em"]
-    assert all("403" in sentence or "denie" in sentence for sentence in mistakes.values()), mistakes
-    assert "access denied" in refused(["raw/a.n5"], out=f"{place}/done/")["raw/a.n5"]
-
-
-def test_a_bucket_that_may_only_be_read_is_named_once(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    def deny(folder: object) -> None:
-        raise VolumeError("may not be written")
-
-    monkeypatch.setattr(batch, "try_writing", deny)
-    ((place, sentence),) = refused(out=f"s3://{bucket.name}/done").items()
-    assert (place.partition("?")[0], sentence) == (f"s3://{bucket.name}/done", "may not be written; ")
-
-
 def test_a_net_is_examined_once_for_all_datasets(tmp_path: Path) -> None:
     counted = NET.replace(
         "    return Net()", '    with open("built", "a") as log:\n        log.write("x")\n    return Net()'
@@ -511,99 +424,3 @@ def test_a_net_is_examined_once_for_all_datasets(tmp_path: Path) -> None:
         give(volumes, "net.name=net.py:build", "net.untrained=true", dry_run=True)
         counts.append(len((tmp_path / "built").read_text()))
     assert counts[0] == counts[1] > 0
-
-
-def test_outputs_in_a_bucket_whose_runs_would_meet_on_the_disk_are_refused(bucket: Bucket, tmp_path: Path) -> None:
-    place = f"s3://{bucket.name}"
-    (tmp_path / "two.csv").write_text(f"volume,out\nraw/a.n5,{place}/x/one.zarr\nraw/b.n5,{place}/y/one.zarr\n")
-    (sentence,) = refused("two.csv").values()
-    assert f"would share the folder {tmp_path / 'one.zarr.run'}" in sentence
-
-
-def edit(name: str, place: tuple[int, int, int] = (3, 4, 5)) -> None:
-    """Give a voxel of a volume another value."""
-    data = vp.open(f"raw/{name}.n5")[...]
-    data[place] += 1
-    open_writer(Path(f"raw/{name}.n5"), "raw").write(Box.from_shape(SHAPE), data)
-
-
-def fresh(name: str, tmp_path: Path) -> str:
-    """Return the hash of what a run makes of a volume in one go, in the place of the batch's output."""
-    updated = fingerprint(tmp_path / "done" / f"{name}.zarr")
-    vp.run(f"raw/{name}.n5/raw", out=f"done/{name}.zarr", settings=IDENTITY, site=Inline(), fresh=True)
-    assert fingerprint(tmp_path / "done" / f"{name}.zarr") == updated
-    return updated
-
-
-def test_an_update_computes_what_has_changed_in_each_dataset_and_says_how_much(tmp_path: Path) -> None:
-    """One is as it was, one has another voxel, one has grown, and one is new."""
-    give()
-    before = fingerprint(tmp_path / "done" / "a.zarr")
-    edit("b")
-    grown = np.concatenate([noise(SHAPE, seed=2), noise((8, *SHAPE[1:]))])
-    shutil.rmtree(tmp_path / "raw" / "c.n5")
-    write_volume(tmp_path / "raw" / "c.n5", grown)
-    write_volume(tmp_path / "raw" / "d.n5", noise(SHAPE, seed=3))
-    assert set(refused()) == {"raw/b.n5/raw", "raw/c.n5/raw"}
-    report = give(update=True)
-    assert endings(report) == ["unchanged", "done", "done", "done"]
-    assert [(row.changed_blocks, row.computed_blocks) for row in report.rows] == [(0, 0), (1, 1), (0, 6), (None, None)]
-    assert fingerprint(tmp_path / "done" / "a.zarr") == before
-    np.testing.assert_array_equal(vp.open("done/c.zarr")[...], grown)
-    for name in "bc":
-        fresh(name, tmp_path)
-    page = (tmp_path / "done.batch" / "report.html").read_text()
-    assert "blocks changed" in page and "1 of 12, 1 computed" in page
-    line = next(csv.DictReader((tmp_path / "done.batch" / "batch.csv").read_text().splitlines()[:2]))
-    assert (line["changed_blocks"], line["computed_blocks"]) == ("0", "0")
-
-
-def test_an_update_of_stages_computes_what_rests_on_what_has_changed(tmp_path: Path) -> None:
-    """One is as it was, one has another voxel, one has grown; each has a net and labels."""
-    (tmp_path / "flow.toml").write_text(LABELLED)
-    volumes, stages = ["raw/a.n5", "raw/b.n5", "raw/c.n5"], ("first", "objects")
-
-    def made(name: str) -> list[str]:
-        return [fingerprint(tmp_path / "made" / name / f"{stage}.zarr") for stage in stages]
-
-    def give_stages(**options: Any) -> vp.BatchReport:
-        return vp.batch(volumes, "flow.toml", out="made/{stem}", site=options.pop("site", Inline()), **options)
-
-    give_stages()
-    edit("b")
-    grown = np.concatenate([noise(SHAPE, seed=2), noise((8, *SHAPE[1:]))])
-    shutil.rmtree(tmp_path / "raw" / "c.n5")
-    write_volume(tmp_path / "raw" / "c.n5", grown)
-    report = give_stages(update=True)
-    assert endings(report) == ["unchanged", "done", "done"]
-    same, edited, longer = report.rows
-    assert same.changes.startswith("0 of") and not same.computed_blocks
-    assert edited.changed_blocks and 0 < edited.computed_blocks < edited.num_blocks
-    assert longer.computed_blocks and "grown" in longer.why
-    updated = {name: made(name) for name in "abc"}
-    assert endings(give_stages(update=True, site=NoPool())) == ["unchanged"] * 3
-    give_stages(fresh=True)
-    assert {name: made(name) for name in "abc"} == updated
-
-
-def test_an_update_of_datasets_that_are_as_they_were_asks_for_no_worker() -> None:
-    give()
-    report = give(update=True, site=NoPool())
-    assert endings(report) == ["unchanged"] * 3
-    assert [row.changes for row in report.rows] == ["0 of 12"] * 3
-
-
-def test_an_update_takes_a_changed_input_and_no_other_change(tmp_path: Path) -> None:
-    give()
-    edit("a")
-    other = refused("raw/*.n5/raw", "output.codec=raw", update=True)
-    assert all("recipe changed" in sentence for sentence in other.values()) and len(other) == 3
-    report = give("raw/*.n5/raw", "output.codec=raw", update=True, replace=True)
-    assert endings(report) == ["done"] * 3
-
-
-def test_one_dataset_that_shrank_is_refused_with_the_rest_of_an_update() -> None:
-    give()
-    shutil.rmtree("raw/c.n5")
-    write_volume(Path("raw/c.n5"), noise((8, *SHAPE[1:]), seed=2))
-    assert "had 16 voxels and has 8" in refused(update=True)["raw/c.n5/raw"]

@@ -15,8 +15,8 @@ from pathlib import Path
 from volpipe.errors import PlanError
 from volpipe.estimation.estimate import Estimate
 from volpipe.geometry.grid import align_up
-from volpipe.inference.plan import AXES, Plan
-from volpipe.inference.tiling import LARGEST_WASTE
+from volpipe.inference.plan import Plan
+from volpipe.inference.tiling import AXES, LARGEST_WASTE
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location

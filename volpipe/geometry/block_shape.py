@@ -1,6 +1,6 @@
 """The shape of blocks, in windows: from the recipe, or by the volume.
 
-Not here: windows (tiling), shards and chunks (plan). Sizes alone decide, so that the same inputs make the same plan. A
+Not here: windows, shards and chunks (tiling). Sizes alone decide, so that the same inputs make the same plan. A
 block that can be computed slab by slab takes little memory however large it is, so that its shard, one file, may be
 large, and few chunks of the volume are needed by two blocks.
 """

@@ -396,3 +396,9 @@ def triple(values: Iterable[T]) -> tuple[T, T, T]:
 def align_up(value: int, step: int) -> int:
     """Return the smallest multiple of `step` that is at least `value`."""
     return -(-value // step) * step
+
+
+def divisor_near(value: int, target: int) -> int:
+    """Return the divisor of `value` nearest to `target` by ratio."""
+    divisors = [d for d in range(1, value + 1) if value % d == 0]
+    return min(divisors, key=lambda d: max(d / target, target / d) if target > 0 else d)

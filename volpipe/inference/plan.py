@@ -26,22 +26,20 @@ from volpipe.geometry.block_shape import (
     choose_block,
     slab_layers,
 )
-from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up, triple
+from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up, divisor_near, triple
 from volpipe.geometry.levels import level_factors
 from volpipe.inference.output_plan import OutputPlan, Source, levels_of
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.statistics import check_grey
-from volpipe.inference.tiling import choose_windows
+from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows
 from volpipe.nets.facts import Arithmetic, NetFacts, cautions, check_net
 from volpipe.nets.files import code_hash
 from volpipe.nets.tta import check_augment
-from volpipe.recipes.inference import Auto, Output, Precision, Recipe
+from volpipe.recipes.inference import Auto, Precision, Recipe
 from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED, chunk_channels
-from volpipe.volumes.formats.precomputed import default_codec, even_chunk
+from volpipe.volumes.formats.precomputed import default_codec
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute
-
-AXES = "zyx"
 
 SUM_TYPE = np.dtype(np.float32)
 STREAMED = ("zarr3",)  # formats whose shards are written layer by layer
@@ -320,7 +318,7 @@ class Plan(OutputPlan):
     def sum_chunk(self) -> Triple:
         """Inner chunk of the parts of a block tensor, which can be read without the rest."""
         core = self.blocks.cell
-        return triple(_divisor(c * s, SUM_CHUNK_TARGET) for c, s in zip(core, self.net.scale, strict=True))
+        return triple(divisor_near(c * s, SUM_CHUNK_TARGET) for c, s in zip(core, self.net.scale, strict=True))
 
     @cached_property
     def sum_parts(self) -> tuple[Box, ...]:
@@ -399,7 +397,7 @@ def make_plan(
         most_voxels=sizes.block_voxels,
     )
     block = choose_block(recipe.windows.block, sized, in_slabs=_may_be_large(recipe, out))
-    shard = _shard(recipe.output, sized.core(block))
+    shard = choose_shard(recipe.output, sized.core(block))
     roi = find_roi(recipe.input.roi, volume)
     return Plan(
         recipe=recipe,
@@ -415,7 +413,7 @@ def make_plan(
         precision=_given(recipe.infer.precision, sizes.precision),
         block=block,
         shard=shard,
-        chunk=_chunk(recipe.output, shard),
+        chunk=choose_chunk(recipe.output, shard),
         out_dtype=out_dtype,
         intensity=intensity,
         factors=_factors(recipe, volume, net, roi),
@@ -466,34 +464,6 @@ def _may_be_large(recipe: Recipe, out: Location) -> bool:
         and isinstance(out, Path)
         and recipe.input.roi is None
     )
-
-
-def _shard(choice: Output, core: tuple[int, ...]) -> Triple:
-    shard = core if choice.shard == "auto" else choice.shard
-    for axis, c, s in zip(AXES, core, shard, strict=True):
-        if s < 1 or c % s:
-            raise PlanError(
-                f"axis {axis}: a block of {c} output voxels is not a multiple of output.shard {s}; "
-                f"use {_divisor(c, s)}, or change windows.block"
-            )
-    return triple(shard)
-
-
-def _chunk(choice: Output, shard: Triple) -> Triple:
-    if choice.chunk == "auto" and choice.format == "precomputed":
-        return even_chunk(shard)
-    if choice.chunk == "auto":
-        return triple(_divisor(n, CHUNK_TARGET) for n in shard)
-    for axis, s, c in zip(AXES, shard, choice.chunk, strict=True):
-        if c < 1 or s % c:
-            raise PlanError(f"axis {axis}: a shard of {s} is not a multiple of output.chunk {c}; use {_divisor(s, c)}")
-    return choice.chunk
-
-
-def _divisor(value: int, target: int) -> int:
-    """Return the divisor of `value` nearest to `target` by ratio."""
-    divisors = [d for d in range(1, value + 1) if value % d == 0]
-    return min(divisors, key=lambda d: max(d / target, target / d) if target > 0 else d)
 
 
 def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str) -> str:

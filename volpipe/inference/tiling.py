@@ -1,14 +1,16 @@
-"""Window and overlap of a plan, from the recipe or for the net and the volume, in whole strides.
+"""Sizes of a plan, from the recipe or chosen: window and overlap in whole strides, shard and chunk in whole parts.
 
-Not here: blocks and shards (plan).
+Not here: the shape of blocks (geometry.block_shape).
 """
 
 from __future__ import annotations
 
 from volpipe.errors import PlanError
-from volpipe.geometry.grid import Triple, align_up, triple
+from volpipe.geometry.block_shape import CHUNK_TARGET
+from volpipe.geometry.grid import Triple, align_up, divisor_near, triple
 from volpipe.nets.facts import NetFacts
-from volpipe.recipes.inference import Windows
+from volpipe.recipes.inference import Output, Windows
+from volpipe.volumes.formats.precomputed import even_chunk
 
 AXES = "zyx"
 LARGEST_WASTE = 1.05  # along an axis: voxels that windows cover, by those of the volume
@@ -114,3 +116,29 @@ def _check_overlap(axis: str, window: int, overlap: int, stride: int, least: int
             f"axis {axis}: overlap {overlap} puts windows off the net's stride {stride}; use {fits}, "
             "a multiple of twice the stride"
         )
+
+
+def choose_shard(choice: Output, core: Triple) -> Triple:
+    """Return the shard of an output, which divides a block's `core`: the recipe's, or the core itself."""
+    shard = core if choice.shard == "auto" else choice.shard
+    for axis, c, s in zip(AXES, core, shard, strict=True):
+        if s < 1 or c % s:
+            raise PlanError(
+                f"axis {axis}: a block of {c} output voxels is not a multiple of output.shard {s}; "
+                f"use {divisor_near(c, s)}, or change windows.block"
+            )
+    return shard
+
+
+def choose_chunk(choice: Output, shard: Triple) -> Triple:
+    """Return the chunk of an output, which divides its `shard`: the recipe's, or near CHUNK_TARGET."""
+    if choice.chunk == "auto" and choice.format == "precomputed":
+        return even_chunk(shard)
+    if choice.chunk == "auto":
+        return triple(divisor_near(n, CHUNK_TARGET) for n in shard)
+    for axis, s, c in zip(AXES, shard, choice.chunk, strict=True):
+        if c < 1 or s % c:
+            raise PlanError(
+                f"axis {axis}: a shard of {s} is not a multiple of output.chunk {c}; use {divisor_near(s, c)}"
+            )
+    return choice.chunk

@@ -22,9 +22,10 @@ from volpipe.errors import RunError
 from volpipe.geometry.blend import span
 from volpipe.geometry.grid import Grid, Triple
 from volpipe.inference.output_plan import OutputPlan
-from volpipe.inference.plan import AXES, Plan
+from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import needs_measuring
+from volpipe.inference.tiling import AXES
 from volpipe.runs.prepasses import Work, known_normalisation
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule

@@ -21,8 +21,9 @@ import numpy as np
 
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import read_voxels
-from volpipe.inference.plan import AXES, Plan
+from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
+from volpipe.inference.tiling import AXES
 from volpipe.reporting.page import Chart, Item, Note
 from volpipe.units import size
 

@@ -24,7 +24,8 @@ from volpipe.geometry.grid import Box, Index, Shape, cells, mirrored
 from volpipe.volumes.formats import hdf5, single_file, tiff
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.node_cache import warn
-from volpipe.volumes.reader import Reader, Volume, once
+from volpipe.volumes.opened import once
+from volpipe.volumes.reader import Reader, Volume
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.damage import CHUNKED

@@ -19,7 +19,7 @@ from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.volumes.formats import precomputed, single_file
 from volpipe.volumes.formats.container import inside, read_header
-from volpipe.volumes.reader import METADATA_FILES
+from volpipe.volumes.opened import METADATA_FILES
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.fetched_array import noting_stamps

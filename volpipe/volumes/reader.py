@@ -14,22 +14,22 @@ from __future__ import annotations
 import html
 import logging
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
-from volpipe.geometry.grid import Box, mirror
-from volpipe.volumes.formats import precomputed, single_file, webknossos, zarr
+from volpipe.geometry.grid import Box, mirror, mirrored
+from volpipe.volumes.formats import single_file, webknossos, zarr
 from volpipe.volumes.formats.container import absolute, inside, read_attributes, read_datasets, read_header, read_place
 from volpipe.volumes.formats.ome import Dataset
+from volpipe.volumes.opened import once
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
 from volpipe.volumes.storage.fetched_array import FetchedArray, can_fetch
 from volpipe.volumes.storage.indexing import plain_index
@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 
 MAX_NAMED = 20
 UNKNOWN_SIZE = "voxel size unknown"
-METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}  # beside the chunks
 
 
 @dataclass(frozen=True)
@@ -292,12 +291,13 @@ class Reader:
         self._header = header
         self._array = _open_for_reading(header, cache_bytes, live=live)
         self._through: tensorstore.StoredArray | None = None
+        self._lock = threading.Lock()
         is_fetched = can_fetch(header) and isinstance(self._array, tensorstore.TensorStoreArray)
         self._fetched = FetchedArray(header, cache_bytes) if is_fetched else None
 
     def read_through(self, wrap: Callable[[Header, tensorstore.StoredArray], tensorstore.StoredArray]) -> None:
         """Read voxels through the array that `wrap` returns; only the first call counts."""
-        with _lock:
+        with self._lock:
             self._through = self._through or wrap(self._header, self._array)
 
     @property
@@ -323,7 +323,7 @@ class Reader:
         """
         if not isinstance(self._array, tensorstore.TensorStoreArray) or self._header.format == "precomputed":
             return True
-        index = self.stored_index(self._mirrored(box)[1])
+        index = self.stored_index(mirrored(box, self.volume.spatial_shape))
         with naming(self.volume, box, self._header.folder):
             return self._array.is_stored(index)
 
@@ -365,20 +365,13 @@ class Reader:
         """
         if box.is_empty:
             raise VolumeError(f"{self.volume}: box {box} is empty")
-        if Box.from_shape(self.volume.spatial_shape).contains(box):
-            return self.read(box)
-        sources, around = self._mirrored(box)
-        data = self.read(around)
-        for i, positions in enumerate(sources):
-            if (around.start[i], around.stop[i]) != (box.start[i], box.stop[i]):
-                data = data.take(positions - around.start[i], axis=i + 1)
-        return data
-
-    def _mirrored(self, box: Box) -> tuple[list[np.ndarray], Box]:
-        """Return the voxels that `box` shows, per axis, and the box around them in the volume."""
         shape = self.volume.spatial_shape
-        sources = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, shape, strict=True)]
-        return sources, Box(tuple(int(p.min()) for p in sources), tuple(int(p.max()) + 1 for p in sources))
+        around = mirrored(box, shape)
+        data = self.read(around)
+        for i, n in enumerate(shape):
+            if (around.start[i], around.stop[i]) != (box.start[i], box.stop[i]):
+                data = data.take(mirror(box.start[i], box.stop[i], n) - around.start[i], axis=i + 1)
+        return data
 
     def read_raw(self, index: object) -> np.ndarray:
         """Return the voxels at `index`, as with numpy but without lists and negative steps, in stored axes."""
@@ -449,40 +442,6 @@ def make_volume(container: Location, header: Header, dataset: Dataset, levels: t
             *([f"{UNKNOWN_SIZE}: {where.reason}"] if where.reason else []),
         ),
     )
-
-
-T = TypeVar("T")
-MOST_OPENED = 256  # arrays that a process keeps, 30 KiB each (2026-11-23); the oldest is opened anew where it is needed
-_opened: dict[tuple[int, Location, object], tuple[object, object]] = {}
-_lock = threading.Lock()
-
-
-def once(folder: Location, purpose: object, make: Callable[[], T], *, has_slices: bool = False) -> T:
-    """Return this process's object for the folder and purpose, made anew if the metadata have changed."""
-    place = (os.getpid(), folder, purpose)
-    now = state(folder, has_slices=has_slices)
-    known = _opened.get(place)
-    if known is None or known[0] != now:
-        with _lock:
-            known = _opened.get(place)
-            if known is None or known[0] != now:
-                while len(_opened) >= MOST_OPENED:  # a batch opens those of thousands of datasets
-                    del _opened[next(iter(_opened))]
-                known = _opened[place] = (now, make())
-    return known[1]  # type: ignore[return-value]  # the purpose decides which
-
-
-def state(folder: Location, *, has_slices: bool = False) -> tuple[object, ...]:
-    """Return a value that changes when an array's metadata do; those of slices are their names."""
-    states = () if has_slices else paths.state(folder, METADATA_FILES.values())
-    if states or not (has_slices or isinstance(folder, Path)):
-        return states
-    within = single_file.split(folder)
-    if within is not None:
-        return paths.state(within[0].parent, [within[0].name])
-    if has_slices or not isinstance(folder, Path):
-        return paths.state(folder.parent, [folder.name])
-    return tuple(entry for root in precomputed.roots(folder) for entry in paths.state(root, [precomputed.FILE]))
 
 
 def _open_for_reading(header: Header, cache_bytes: int, *, live: bool) -> tensorstore.StoredArray:

@@ -17,7 +17,8 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Index, cells
 from volpipe.volumes import checksums
 from volpipe.volumes.formats.container import absolute, read_header
-from volpipe.volumes.reader import naming, once
+from volpipe.volumes.opened import once
+from volpipe.volumes.reader import naming
 from volpipe.volumes.storage import damage, object_store, tensorstore
 from volpipe.volumes.storage.chunk_files import ABSENT, CHECKSUM_BYTES, ChunkFiles
 from volpipe.volumes.storage.fetched_array import FetchedArray, can_fetch

@@ -13,11 +13,27 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import begin, finish, is_pool, processes_in, sentences, wait_until
+from command import begin, finish, processes_in, wait_until
 from conftest import ROOT
-from disks import OWN_MOUNTS, needs_mounts, small_disk
 from disturbance import NUM_BLOCKS, Slow
 from slurm import Slurm, kill, lacking, running_slurm
+from slurm_runs import (
+    busy_job,
+    cancel_a_job,
+    check_complete,
+    check_gone,
+    kill_a_pool,
+    kill_a_worker,
+    kill_an_interchange,
+    kill_slurmd,
+    kill_the_driver,
+    lose_a_node,
+    new_slurm,
+    on_slurm,
+    pool_of_a_worker,
+    pools,
+    press_ctrl_c,
+)
 from volumes import fingerprint
 
 from volpipe.blockwise.interrupts import INTERRUPTED
@@ -27,21 +43,7 @@ from volpipe.workflow.roster import Roster, Worker
 from volpipe.workflow.status import Observer
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.usefixtures("_pools_start_anew")]
-
-SETTINGS = {
-    "PARTITION": "main", "CORES": "1", "MEM_GB": "1", "GPUS": "0", "MAX_JOBS": "2", "WALLTIME": "00:10:00",
-    "LONGEST_TASK": "30", "START_SECONDS": "30", "ADDRESS": "127.0.0.1", "HEARTBEAT": "2", "POLL_SECONDS": "1",
-}  # fmt: skip
-
-
 STAGES = {"rehearse", "factor", "infer", "reassemble", "discard windows", "discard sum"}  # of a run's tasks
-
-
-def new_slurm(factory: pytest.TempPathFactory, *, accounting: bool) -> Iterator[Slurm]:
-    if missing := lacking(accounting):
-        pytest.skip(f"no {', '.join(missing)} here; `make test` installs them where it may")
-    with running_slurm(factory.mktemp("slurm"), accounting=accounting) as slurm:
-        yield slurm
 
 
 @pytest.fixture(scope="module")
@@ -69,30 +71,6 @@ def undisturbed(place: Path) -> str:
     return fingerprint(slow.out)
 
 
-def on_slurm(folder: Path, slurm: Slurm, seconds: float = 0.05, site: str = "slurm_htex", **settings: str) -> Slow:
-    chosen = {f"VOLPIPE_SLURM_{name}": value for name, value in (SETTINGS | settings).items()}
-    home = {"XDG_CONFIG_HOME": str(folder.parent / "no-settings")}
-    return Slow(folder, seconds, site=site, environment=slurm.environment | home | chosen)
-
-
-def pools(slow: Slow) -> list[psutil.Process]:
-    """Return the processes that pass tasks to the workers of a job."""
-    return [*filter(is_pool, processes_in(slow.folder))]
-
-
-def check_complete(slow: Slow, slurm: Slurm, undisturbed: str) -> None:
-    slow.hurry()
-    ended = slow.finish(240)
-    assert ended.code == 0, ended.err
-    assert fingerprint(slow.out) == undisturbed
-    check_gone(slow, slurm)
-
-
-def check_gone(slow: Slow, slurm: Slurm, seconds: float = 60) -> None:
-    wait_until(lambda: not slurm.jobs(), seconds)
-    wait_until(lambda: not processes_in(slow.folder), seconds)
-
-
 @pytest.fixture(autouse=True)
 def _no_process_outlives_a_test(place: Path) -> Iterator[None]:
     yield
@@ -106,51 +84,6 @@ def test_a_run_on_slurm_gives_the_bytes_of_a_run_here(place: Path, slurm: Slurm,
     slow.begin()
     check_complete(slow, slurm, undisturbed)
     assert "failed (attempt" not in (slow.run / "volpipe.log").read_text()
-
-
-def cancel_a_job(slow: Slow, slurm: Slurm) -> None:
-    slurm.do("scancel", busy_job(slurm))
-
-
-def kill_a_pool(slow: Slow, slurm: Slurm) -> None:
-    kill([pool_of_a_worker(slow)])
-
-
-def kill_a_worker(slow: Slow, slurm: Slurm) -> None:
-    kill([max(slow.workers(), key=lambda process: sum(process.cpu_times()[:2]))])
-
-
-def kill_an_interchange(slow: Slow, slurm: Slurm) -> None:
-    kill([next(p for p in processes_in(slow.folder) if "interchange" in p.name())])
-
-
-def kill_the_driver(slow: Slow, slurm: Slurm) -> None:
-    slow.interrupt(signal.SIGKILL)
-
-
-def press_ctrl_c(slow: Slow, slurm: Slurm) -> None:
-    slow.interrupt(signal.SIGINT, group=True)
-
-
-def busy_job(slurm: Slurm) -> str:
-    """Return a job that runs the net."""
-    listed = slurm.do("squeue", "--noheader", "--states=RUNNING", "--format=%A %j").splitlines()
-    return next(line.split()[0] for line in listed if ".gpu." in line)
-
-
-def pool_of_a_worker(slow: Slow) -> psutil.Process:
-    """Return the process that passes tasks to a worker of a net, which is a fork of another."""
-    (pool,) = [parent for parent in slow.workers()[0].parents() if parent in pools(slow)]
-    return pool
-
-
-def lose_a_node(slow: Slow, slurm: Slurm) -> None:
-    """Let node n1 fall silent: its slurmd and all that runs under it."""
-    daemon = slurm.node("n1")
-    steps = [p for p in psutil.process_iter(["cmdline"]) if "slurmstepd: [" in " ".join(p.info["cmdline"] or [])]
-    job = busy_job(slurm)
-    (step,) = [step for step in steps if f"[{job}.batch]" in " ".join(step.info["cmdline"])]
-    kill([daemon, *step.children(recursive=True), step])
 
 
 def disturbed(folder: Path, slurm: Slurm, disturb: Callable[[Slow, Slurm], None]) -> Slow:
@@ -266,12 +199,6 @@ def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbe
     assert fingerprint(slow.out) == undisturbed
     check_gone(slow, slurm)
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
-
-
-def kill_slurmd(slow: Slow, slurm: Slurm) -> None:
-    """Let the daemon of the node die that a worker's job runs on, and leave the job's processes alive."""
-    (node,) = slurm.do("squeue", "--noheader", f"--jobs={busy_job(slurm)}", "--format=%N").split()
-    kill([slurm.node(node)])
 
 
 @pytest.mark.long
@@ -522,90 +449,3 @@ def test_the_driver_runs_as_a_job_by_a_script_with_the_same_command_line(
     (said,) = slow.folder.glob("volpipe-*.log")
     assert said.read_text().splitlines()[-1] == f"wrote {slow.out}"
     assert fingerprint(slow.out) == undisturbed
-
-
-def check_site(
-    folder: Path, slurm: Slurm, wait: float = 120, out: Path | None = None, **settings: str
-) -> tuple[int, list[str]]:
-    """Return the exit code of `volpipe sites check` on Slurm, and what it named; see that no job is left."""
-    slow = on_slurm(folder, slurm, 0, **settings)
-    command = ["sites", "check", "slurm_htex", str(folder.parent / "in.n5"), "--wait", str(wait)]
-    command += ["--out", str(out)] if out else []
-    ended = finish(slow.folder, begin(slow.folder, *command, **slow.environment), 240)
-    assert "Traceback" not in ended.err
-    check_gone(slow, slurm)
-    return ended.code, sentences(ended)
-
-
-def test_a_check_of_a_site_on_slurm_finds_nothing_where_all_is_well(place: Path, slurm: Slurm) -> None:
-    code, named = check_site(place / "well", slurm)
-    assert (code, named) == (0, ["note: gpu: its site asks for no GPU, so nets run on CPUs there"])
-
-
-@pytest.mark.long
-def test_a_check_of_a_site_on_slurm_names_gpus_that_are_none(place: Path, slurm: Slurm) -> None:
-    """Slurm gives a made-up GPU, of which CUDA knows nothing."""
-    code, named = check_site(place / "no-gpu", slurm, GPUS="1")
-    (sentence,) = named
-    assert code == 1
-    assert sentence.startswith("gpu: no GPU is seen on ")
-
-
-def test_a_check_of_a_site_on_slurm_gives_the_last_words_of_its_jobs(place: Path, slurm: Slurm) -> None:
-    code, named = check_site(place / "broken", slurm, INIT="echo no module named cuda >&2; exit 3")
-    assert code == 1
-    assert [sentence.partition(":")[0] for sentence in named] == ["cpu", "gpu"]
-    assert all("last said: no module named cuda" in sentence for sentence in named)
-
-
-def of_both(named: list[str]) -> list[str]:
-    """Return what was named of both kinds of jobs alike."""
-    notes = [sentence for sentence in named if sentence.startswith("note: ")]
-    assert notes == ["note: gpu: its site asks for no GPU, so nets run on CPUs there"]
-    faults = [sentence.partition(": ") for sentence in named if not sentence.startswith("note: ")]
-    assert sorted(kind for kind, _, _ in faults) == ["cpu", "gpu"]
-    return [sentence for _, _, sentence in faults]
-
-
-@pytest.mark.long
-def test_a_check_of_a_site_on_slurm_names_another_version(place: Path, slurm: Slurm) -> None:
-    other = place / "first/zarr/__init__.py"
-    other.parent.mkdir(parents=True)
-    other.write_text("__version__ = '2.18.0'")
-    code, named = check_site(place / "version", slurm, INIT=f"export PYTHONPATH={place}/first:$PYTHONPATH")
-    assert code == 1
-    assert all(sentence.startswith("zarr is 2.18.0 on ") for sentence in of_both(named))
-
-
-@pytest.mark.long
-def test_a_check_of_a_site_on_slurm_names_a_volume_that_nodes_do_not_see(place: Path, slurm: Slurm) -> None:
-    needs_mounts()
-    volume = place / "in.n5"
-    hidden = OWN_MOUNTS.format(copy=f"{place}/$SLURM_JOB_ID.sh", mount=f"mount -t tmpfs tmpfs {volume}")
-    code, named = check_site(place / "unseen", slurm, INIT=hidden)
-    assert code == 1
-    assert all(f"{volume}:raw cannot be read on " in sentence for sentence in of_both(named))
-
-
-@pytest.mark.long
-def test_a_check_of_a_site_on_slurm_names_a_full_disk(place: Path, slurm: Slurm) -> None:
-    (place / "disk").mkdir()
-    with small_disk(place / "disk", "size=1m"):
-        (place / "disk/data").write_bytes(bytes(1 << 20))
-        code, named = check_site(place / "full", slurm, out=place / "disk")
-    (sentence,) = named
-    assert code == 1
-    assert sentence.startswith(f"here: {place}/disk cannot be written here: the disk is full; ")
-
-
-@pytest.mark.long
-def test_a_check_of_a_site_on_slurm_waits_no_longer_than_it_was_told(place: Path, slurm: Slurm) -> None:
-    slurm.do("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
-    try:
-        code, named = check_site(place / "drained-nodes", slurm, wait=6)
-    finally:
-        slurm.do("scontrol", "update", "nodename=n[1-2]", "state=resume")
-    assert code == 1
-    assert [sentence.partition(":")[0] for sentence in named] == ["cpu", "gpu"]
-    waiting = "no answer within 6 s, for no worker has started; its block is PENDING and last said: Slurm says PENDING"
-    assert all(waiting in sentence for sentence in named)

@@ -1,0 +1,91 @@
+"""Requests for chunks of volumes in S3: how many, and what damaged or forbidden files give."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bucket import Bucket
+from remote_volumes import DATA, LAYOUTS, make
+
+from volpipe.errors import ChunkError, VolumeError
+from volpipe.geometry.grid import Box
+from volpipe.volumes import checksums
+from volpipe.volumes.file_states import read_known
+from volpipe.volumes.volume import (
+    ArraySpec,
+    create_array,
+    open_volume,
+    open_writer,
+)
+
+
+def chunk_requests(bucket: Bucket) -> list[tuple[str, str]]:
+    """Return the requests for chunks or shards since it was last asked, without those for metadata."""
+    result = [(method, path) for method, path in bucket.requests if path[-1].isdecimal()]
+    bucket.requests.clear()
+    return result
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_file_is_fetched_by_one_request_and_written_by_one(bucket: Bucket, layout: str) -> None:
+    make("s3://cells/a.n5", layout=layout)
+    num_files = 8 if layout == "shards" else 3 * 3 * 4
+    chunk_requests(bucket)
+    sums = open_writer("s3://cells/a.n5", "raw").write_summed(Box.from_shape(DATA.shape), DATA)
+    asked = chunk_requests(bucket)
+    assert len(asked) == len(set(asked)) == num_files
+    assert {method for method, _ in asked} == {"PUT"}
+    volume = open_volume("s3://cells/a.n5")
+    chunk_requests(bucket)
+    voxels, _ = read_known(volume.open(), Box.from_shape(DATA.shape))
+    assert np.array_equal(voxels[0], DATA)
+    asked = chunk_requests(bucket)
+    assert len(asked) == len(set(asked)) == num_files
+    assert {method for method, _ in asked} == {"GET"}
+    header = open_writer("s3://cells/a.n5", "raw").header
+    assert sums == checksums.take(header, Box.from_shape(DATA.shape))
+
+
+def test_the_index_of_a_shard_is_fetched_once_and_chunks_that_lie_together_at_once(bucket: Bucket) -> None:
+    data = np.random.default_rng(1).integers(0, 255, (16, 16, 64)).astype(np.uint8)
+    create_array("s3://cells/a.zarr", "raw", ArraySpec(data.shape, data.dtype, (8, 8, 8), data.shape), "zarr3")
+    open_writer("s3://cells/a.zarr", "raw").write(Box.from_shape(data.shape), data)
+    reader = open_volume("s3://cells/a.zarr").open()
+    for start, num_requests in ((0, 2), (16, 1), (48, 1)):  # the index first, and then chunks, all near
+        chunk_requests(bucket)
+        box = Box((0, 0, start), (16, 16, start + 16))
+        assert np.array_equal(reader.read(box)[0], data[box.slices])
+        assert len(chunk_requests(bucket)) == num_requests
+
+
+def test_a_shard_that_is_written_anew_is_read_anew(bucket: Bucket) -> None:
+    make("s3://cells/a.zarr", layout="shards")
+    reader, box = open_volume("s3://cells/a.zarr").open(), Box((0, 0, 0), (8, 8, 16))
+    first = read_known(reader, box)
+    assert np.array_equal(first[0][0], DATA[box.slices])
+    open_writer("s3://cells/a.zarr", "raw").write(Box.from_shape(DATA.shape), DATA[::-1].copy())
+    again = read_known(reader, box)
+    assert np.array_equal(again[0][0], DATA[::-1][box.slices])
+    assert again[1].partition(":")[0] != first[1].partition(":")[0]
+
+
+@pytest.mark.parametrize("place", [0, 20])
+def test_a_damaged_index_of_a_shard_is_named(bucket: Bucket, place: int) -> None:
+    make("s3://cells/a.zarr", layout="shards")
+    shard = bytearray(bucket.files["a.zarr/raw/c/0/0/1"])
+    shard[-4 - 16 * 8 + place] ^= 1  # 8 chunks, and the checksum
+    bucket.files["a.zarr/raw/c/0/0/1"] = bytes(shard)
+    reader = open_volume("s3://cells/a.zarr").open()
+    with pytest.raises(
+        ChunkError, match=r"chunk \(0, 0, 2\) in s3://cells/a.zarr/raw/c/0/0/1.*checksum of the shard's"
+    ):
+        reader.read(Box((0, 0, 8), (8, 8, 24)))
+    assert np.array_equal(reader.read(Box((0, 0, 8), (8, 8, 16)))[0], DATA[:8, :8, 8:16])
+
+
+def test_a_chunk_that_may_not_be_read_is_not_taken_for_zeros(bucket: Bucket) -> None:
+    make("s3://cells/a.zarr")
+    reader = open_volume("s3://cells/a.zarr").open()
+    bucket.fault = lambda method, path: "403" if path.endswith("c/1/1/1") else ""
+    with pytest.raises(VolumeError, match=r"voxels .* s3://cells/a.zarr/raw/c/1/1/1: access denied"):
+        reader[...]
