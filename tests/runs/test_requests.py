@@ -18,6 +18,7 @@ from volumes import noise, windowed
 
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
+from volpipe.volumes.storage import object_store, paths
 from volpipe.volumes.storage.requests import in_turn
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.workflow.driver import execute
@@ -26,7 +27,7 @@ from volpipe.workflow.prepare import prepare
 SHAPE, CHUNK, SHARD = (256, 384, 384), (64, 64, 64), (128, 128, 128)
 # Asked for beside what the blocks need, whatever the volume: 12 chunks for the estimate, 16 for the identity of the
 # input, 27 for pictures of it; 27 of the output, 24 samples at faces of windows and 8 for viewers, with indices.
-MOST_OF_INPUT, MOST_OF_OUTPUT, MOST_METADATA = 12 + 16 + 27, 2 * 27 + 4 * 24 + 2 * 8, 220
+MOST_OF_INPUT, MOST_OF_OUTPUT, MOST_METADATA = 12 + 16 + 27, 2 * 27 + 4 * 24 + 2 * 8, 140
 
 
 @pytest.fixture
@@ -86,6 +87,22 @@ def test_shards_of_a_block_are_put_side_by_side(
     assert execute(plan, Inline().start).missing == []
     assert next(numbers) == 8
     assert np.array_equal(open_volume("s3://cells/out.zarr")[...], data)
+
+
+def test_small_files_asked_for_once_are_those_that_were_written_meanwhile(bucket: Bucket) -> None:
+    file = object_store.parse("s3://cells/out.zarr/zarr.json")
+    with paths.reading_once():
+        assert not paths.is_file(file)
+        assert paths.read(file, 10) is None
+        paths.write(file, b"0123456789")
+        assert (paths.read(file, 4), paths.read(file, 100)) == (b"0123", b"0123456789")
+        assert paths.is_file(file)
+        assert [method for method, _ in bucket.requests] == ["GET", "PUT"]
+        paths.delete(file.parent)
+        assert not paths.is_file(file)
+    bucket.files["out.zarr/zarr.json"] = b"0123456789"
+    with paths.reading_once():
+        assert (paths.read(file, 4), paths.read(file, 100)) == (b"0123", b"0123456789")
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
