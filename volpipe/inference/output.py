@@ -255,6 +255,13 @@ def shards_at_once(plan: OutputPlan) -> int:
     return num_at_once(shard_bytes, fewest=1) if "://" in plan.out else 1
 
 
+def shards_behind(plan: OutputPlan) -> int:
+    """Return how many shards a worker has in memory while it makes one and writes those before: two into a bucket,
+    more where they are small.
+    """
+    return max(2, shards_at_once(plan)) if "://" in plan.out else 1
+
+
 def open_shard(plan: OutputPlan, shard: int, level: int = 0) -> ShardStream:
     """Return the stream of `shard` of `level`, which is written layer by layer."""
     writer = open_writer(plan.out, level_key(level))
