@@ -18,6 +18,9 @@ from volumes import noise, windowed
 
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
+from volpipe.runs import worker
+from volpipe.runs.worker import Job
+from volpipe.volumes.storage import object_store, paths
 from volpipe.volumes.storage.requests import in_turn
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.workflow.driver import execute
@@ -26,7 +29,7 @@ from volpipe.workflow.prepare import prepare
 SHAPE, CHUNK, SHARD = (256, 384, 384), (64, 64, 64), (128, 128, 128)
 # Asked for beside what the blocks need, whatever the volume: 12 chunks for the estimate, 16 for the identity of the
 # input, 27 for pictures of it; 27 of the output, 24 samples at faces of windows and 8 for viewers, with indices.
-MOST_OF_INPUT, MOST_OF_OUTPUT, MOST_METADATA = 12 + 16 + 27, 2 * 27 + 4 * 24 + 2 * 8, 220
+MOST_OF_INPUT, MOST_OF_OUTPUT, MOST_METADATA = 12 + 16 + 27, 2 * 27 + 4 * 24 + 2 * 8, 140
 
 
 @pytest.fixture
@@ -63,29 +66,54 @@ def test_a_run_asks_once_for_each_chunk_and_puts_each_file_once(
     assert np.array_equal(open_volume("s3://cells/out.zarr")[...], data)
 
 
-def test_shards_of_a_block_are_put_side_by_side(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("level", "num_blocks"), [(0, 2), (1, 4)])
+def test_shards_are_put_side_by_side(
+    level: int, num_blocks: int, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first two wait for each other: one after the other they would never go."""
+    """The first two of a task wait for each other: one after the other they would never go."""
     monkeypatch.chdir(tmp_path)
-    data = noise((16, 16, 16))
+    data = noise((8 * num_blocks,) * 3)
     create_array("s3://cells/in.zarr", "raw", ArraySpec(data.shape, data.dtype, (8, 8, 8)), "zarr3")
     open_writer("s3://cells/in.zarr", "raw").write(Box.from_shape(data.shape), data)
-    settings = ["net.name=identity", "output.levels=0", "output.chunk=[8,8,8]", "output.shard=[8,8,8]"]
-    recipe = load_recipe(None, [*settings, *windowed((8,) * 3, (0,) * 3, (2, 2, 2), "crop")])
+    settings = ["net.name=identity", f"output.levels={level}", "output.chunk=[8,8,8]", "output.shard=[8,8,8]"]
+    recipe = load_recipe(None, [*settings, *windowed((8,) * 3, (0,) * 3, (num_blocks,) * 3, "crop")])
     plan = prepare("s3://cells/in.zarr", recipe, "s3://cells/out.zarr", tmp_path)
-    assert (len(plan.blocks), len(plan.shards())) == (1, 8)
+    assert (len(plan.blocks), len(plan.shards(level))) == (1, 8)
+    if level:
+        assert execute(plan, Inline().start).missing == []
     first_two, numbers = threading.Barrier(2, timeout=60), itertools.count()
 
     def fault(method: str, path: str) -> str:
-        if method == "PUT" and "/s0/c/" in path and next(numbers) < 2:
+        if method == "PUT" and f"/s{level}/c/" in path and next(numbers) < 2:
             first_two.wait()
         return ""
 
     bucket.fault = fault
-    assert execute(plan, Inline().start).missing == []
+    if level:
+        before = {key: data for key, data in bucket.files.items() if "/s1/c/" in key}
+        record = worker.coarsen(Job(str(next(tmp_path.glob("*.run"))), plan.identity), range(8), level)
+        assert record.done == tuple(range(8))
+        assert before == {key: data for key, data in bucket.files.items() if "/s1/c/" in key}
+    else:
+        assert execute(plan, Inline().start).missing == []
     assert next(numbers) == 8
     assert np.array_equal(open_volume("s3://cells/out.zarr")[...], data)
+
+
+def test_small_files_asked_for_once_are_those_that_were_written_meanwhile(bucket: Bucket) -> None:
+    file = object_store.parse("s3://cells/out.zarr/zarr.json")
+    with paths.reading_once():
+        assert not paths.is_file(file)
+        assert paths.read(file, 10) is None
+        paths.write(file, b"0123456789")
+        assert (paths.read(file, 4), paths.read(file, 100)) == (b"0123", b"0123456789")
+        assert paths.is_file(file)
+        assert [method for method, _ in bucket.requests] == ["GET", "PUT"]
+        paths.delete(file.parent)
+        assert not paths.is_file(file)
+    bucket.files["out.zarr/zarr.json"] = b"0123456789"
+    with paths.reading_once():
+        assert (paths.read(file, 4), paths.read(file, 100)) == (b"0123", b"0123456789")
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, NoReturn, TypeVar
 
 from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
@@ -15,7 +17,7 @@ from volpipe.blockwise.malloc import share_heap
 from volpipe.blockwise.usage import is_alone, measured
 from volpipe.errors import ChunkError, LockLost, NetError
 from volpipe.volumes.node_cache import take_warnings
-from volpipe.volumes.storage.requests import take_notes
+from volpipe.volumes.storage.requests import over_in_turn, take_notes
 
 FATAL = (LockLost, NetError)  # of a worker that may do nothing more of its work, whatever the unit
 Outcomes = Iterator[tuple[int, Exception | None]]
@@ -75,25 +77,58 @@ def work_each(
     check: Callable[[], None] = lambda: None,
     beater: Beater | None = None,
 ) -> Record[R]:
-    """Return the record of a task that does `function` for each of its `units`.
+    """Return the record of a task that does `function`, which returns what a unit gives, for each of its `units`.
+
+    The rest as of `work_behind`.
+    """
+    return work_behind(stage, units, Making(lambda unit: partial(function, unit)), joined, check, beater)
+
+
+@dataclass(frozen=True)
+class Making(Generic[P]):
+    """The work on a unit in two parts.
+
+    Attributes:
+        make: does the first part, and returns the second, which returns what the unit gives.
+        at_once: how many second parts go on at a time, one of which may be of the unit whose first part is next.
+    """
+
+    make: Callable[[int], Callable[[], P]]
+    at_once: int = 1
+
+
+def work_behind(
+    stage: str,
+    units: Sequence[int],
+    making: Making[P],
+    joined: Callable[[list[P]], R | None] = lambda results: None,
+    check: Callable[[], None] = lambda: None,
+    beater: Beater | None = None,
+) -> Record[R]:
+    """Return the record of a task that makes each of its `units`, while it still writes those before.
 
     Args:
-        function: returns what a unit gives.
         joined: returns the result of the task from those of the units that did not fail.
         check: called before each unit; what it raises is that unit's failure.
         beater: tells of it meanwhile.
     """
     results: list[P] = []
 
+    def second_part(unit: int) -> Callable[[], P]:
+        try:
+            check()
+            return making.make(unit)
+        except Exception as error:
+            return partial(_raise, error)
+
     def outcomes() -> Outcomes:
-        for unit in units:
-            try:
-                check()
-                results.append(function(unit))
-            except Exception as error:
-                yield unit, error
-            else:
-                yield unit, None
+        for unit, future in zip(units, over_in_turn(map(second_part, units), making.at_once), strict=True):
+            error = future.exception()
+            if error is None:
+                results.append(future.result())
+            elif not isinstance(error, Exception):
+                raise error
+            yield unit, error
 
     return work(stage, units, outcomes(), lambda: joined(results), beater)
 
@@ -105,6 +140,10 @@ def work_once(stage: str, unit: int, function: Callable[[], R], beater: Beater |
         return results[0] if results else None
 
     return work_each(stage, [unit], lambda unit: function(), first, beater=beater)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _reason(error: Exception) -> str:

@@ -128,7 +128,8 @@ def forecast_calibrated(
         log.warning("%s", error)
         return replace(result, untimed=str(error))
     store_rates(folder, plan, rates)
-    return replace(forecast(plan, folder, pool, share), first_task=began)
+    timed = estimate(plan, result.volume, result.sample.voxel_bytes, result.slots, rates, share)
+    return replace(result, estimate=timed, first_task=began)
 
 
 def forecast_run(

@@ -12,6 +12,7 @@ import numpy as np
 from volpipe.estimation.window_search import FIXED_BYTES
 from volpipe.geometry.block_shape import Sizes
 from volpipe.geometry.grid import triple
+from volpipe.inference.output import shards_behind
 from volpipe.inference.plan import SUM_TYPE, Plan
 from volpipe.inference.windows import CACHE_BYTES
 from volpipe.nets import facts
@@ -104,5 +105,6 @@ def _slab_bytes(plan: Plan) -> int:
 
 
 def _finishing_bytes(plan: Plan) -> int:
-    """Return the bytes of a shard while it is added up, rounded and encoded."""
-    return math.prod(plan.shard) * plan.net.out_channels * (4 + 2 * plan.dtype.itemsize)
+    """Return the bytes of a shard while it is added up, rounded and encoded, and of those that a bucket still takes."""
+    shard = math.prod(plan.shard) * plan.net.out_channels
+    return shard * (4 + 2 * plan.dtype.itemsize * shards_behind(plan))

@@ -28,7 +28,7 @@ from volpipe.volumes import checksums
 from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import grow_array, locate
 from volpipe.volumes.storage.metadata import Display
-from volpipe.volumes.storage.paths import PARTIAL, Location
+from volpipe.volumes.storage.paths import PARTIAL, Location, reading_once
 from volpipe.volumes.storage.requests import num_at_once
 from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
 from volpipe.volumes.writer import ShardStream
@@ -140,9 +140,10 @@ def finish(plan: Plan, normalise: Affine, total: Array, tally: Tally | None = No
 
 def create_output(plan: OutputPlan, provenance: dict[str, object]) -> None:
     """Write the metadata of every level and of their group; voxels that exist stay."""
-    for level in range(len(plan.factors)):
-        create_array(plan.out, level_key(level), plan.spec(level), plan.array_format)
-    create_multiscale(plan.out, plan.multiscale, format=plan.format, attributes=provenance)
+    with reading_once():
+        for level in range(len(plan.factors)):
+            create_array(plan.out, level_key(level), plan.spec(level), plan.array_format)
+        create_multiscale(plan.out, plan.multiscale, format=plan.format, attributes=provenance)
 
 
 def grow_output(plan: OutputPlan) -> None:
@@ -168,7 +169,8 @@ def write_displays(plan: Plan) -> None:
         _display(name, np.concatenate([box[channel].ravel() for box in boxes]), is_partial=plan.needs_scan)
         for channel, name in enumerate(names)
     )
-    create_multiscale(plan.out, dataclasses.replace(plan.multiscale, displays=displays), format=plan.format)
+    with reading_once():
+        create_multiscale(plan.out, dataclasses.replace(plan.multiscale, displays=displays), format=plan.format)
 
 
 def _display(name: str, values: np.ndarray, *, is_partial: bool) -> Display:
@@ -251,6 +253,13 @@ def shards_at_once(plan: OutputPlan) -> int:
     """Return how many shards a worker writes at a time: several into a bucket, where each waits for an answer."""
     shard_bytes = math.prod(plan.shard) * plan.num_channels * plan.dtype.itemsize
     return num_at_once(shard_bytes, fewest=1) if "://" in plan.out else 1
+
+
+def shards_behind(plan: OutputPlan) -> int:
+    """Return how many shards a worker has in memory while it makes one and writes those before: two into a bucket,
+    more where they are small.
+    """
+    return max(2, shards_at_once(plan)) if "://" in plan.out else 1
 
 
 def open_shard(plan: OutputPlan, shard: int, level: int = 0) -> ShardStream:

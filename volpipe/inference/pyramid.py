@@ -5,7 +5,9 @@ Not here: which levels there are (levels).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import append_voxels, close_shard, open_shard, read_voxels, write_voxels
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.inference.plan import STREAMED
+from volpipe.volumes.storage.fetched_array import LARGEST_BYTES
 from volpipe.volumes.storage.tensorstore import downsample
 
 
@@ -22,19 +25,26 @@ def finer_box(plan: OutputPlan, level: int, box: Box) -> Box:
     return box.scaled(plan.step(level)) & Box.from_shape(plan.level_shape(level - 1))
 
 
-def coarsen(plan: OutputPlan, level: int, shard: int) -> str:
-    """Write `shard` of `level`, and return its checksums."""
+def coarsen(plan: OutputPlan, level: int, shard: int) -> Callable[[], str]:
+    """Return what writes `shard` of `level`, and returns its checksums.
+
+    Where it is not written layer by layer, its voxels are in memory by now.
+    """
     box = plan.shards(level).box(shard)
     layers = list(box.layers(SLAB_VOXELS, plan.chunk[0]))
     if len(layers) == 1 or plan.array_format not in STREAMED or "://" in plan.out:
-        return write_voxels(plan, level, box, coarse_voxels(plan, level, box))
-    stream = open_shard(plan, shard, level)
-    try:
-        for layer in layers:
-            append_voxels(plan, stream, layer, coarse_voxels(plan, level, layer))
-        return close_shard(plan, shard, stream, level)
-    finally:
-        stream.abort()  # nothing is left once it is closed
+        return partial(write_voxels, plan, level, box, coarse_voxels(plan, level, box))
+
+    def write() -> str:
+        stream = open_shard(plan, shard, level)
+        try:
+            for layer in layers:
+                append_voxels(plan, stream, layer, coarse_voxels(plan, level, layer))
+            return close_shard(plan, shard, stream, level)
+        finally:
+            stream.abort()  # nothing is left once it is closed
+
+    return write
 
 
 def coarse_voxels(plan: OutputPlan, level: int, box: Box) -> np.ndarray:
@@ -52,10 +62,14 @@ def coarse_voxels(plan: OutputPlan, level: int, box: Box) -> np.ndarray:
 
 
 def parts(plan: OutputPlan, level: int, box: Box) -> Iterator[Box]:
-    """Yield `box` of `level` in parts that cover few finer chunks each, to bound the memory."""
+    """Yield `box` of `level` in parts that cover few finer chunks each, to bound the memory.
+
+    They cover small shards of a bucket whole, which come by one request then.
+    """
     steps = zip(plan.shard, plan.chunk, plan.step(level), strict=True)
     shard, chunk, step = next(steps)
-    thickness = max(1, chunk // step) if shard % step == 0 else shard
+    is_whole = "://" in plan.out and math.prod(plan.shard) * plan.dtype.itemsize <= LARGEST_BYTES
+    thickness = max(1, (shard if is_whole else chunk) // step) if shard % step == 0 else shard
     sizes = [s // f if s % f == 0 else s for s, _, f in steps]
     grid = Grid(box.shape, (thickness, *sizes))
     yield from (grid.box(number).shift(box.start) for number in range(len(grid)))

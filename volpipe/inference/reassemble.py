@@ -5,6 +5,9 @@ Not here: shards that one block determines (infer writes those), or coarser leve
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from volpipe.geometry.grid import Box
@@ -14,11 +17,13 @@ from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 
 
-def reassemble(selection: Selection, normalise: Affine, tensors: Tensors, shard: int, tally: Tally) -> str:
-    """Write `shard` of level 0, and return its checksums; `tally` counts the clipped voxels.
+def reassemble(
+    selection: Selection, normalise: Affine, tensors: Tensors, shard: int, tally: Tally
+) -> Callable[[], str]:
+    """Return what writes `shard` of level 0, and returns its checksums; `tally` counts the clipped voxels.
 
     Blocks are added in ascending order, so that the bits depend on nothing else. Where the format allows it, the shard
-    is written layer by layer.
+    is written layer by layer; else its voxels are in memory by now.
     """
     plan = selection.plan
     whole = plan.shards().box(shard)
@@ -28,10 +33,14 @@ def reassemble(selection: Selection, normalise: Affine, tensors: Tensors, shard:
         return summed(selection, normalise, box, tensors.total(box, blocks), tally)
 
     if not plan.is_streamed:
-        return write_selected(selection, whole, added(whole))
-    stream = open_shard(plan, shard)
-    try:
-        append_summed(selection, stream, whole, added)
-        return close_shard(plan, shard, stream)
-    finally:
-        stream.abort()  # nothing is left once it is closed
+        return partial(write_selected, selection, whole, added(whole))
+
+    def write() -> str:
+        stream = open_shard(plan, shard)
+        try:
+            append_summed(selection, stream, whole, added)
+            return close_shard(plan, shard, stream)
+        finally:
+            stream.abort()  # nothing is left once it is closed
+
+    return write

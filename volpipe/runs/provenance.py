@@ -91,8 +91,10 @@ def seal(folder: RunFolder, plan: OutputPlan, format: str, kinds: Kinds, finding
     """Write what changes from run to run, with `findings`, into the output, and note the checksums of its metadata."""
     out = paths.locate(plan.out)
     attributes = {"volpipe": plain(_history(folder, plan, kinds) | dict(findings))}
-    create_groups(out, f"{RUN_KEY}/attributes", format)
-    merge_json(out / RUN_KEY / ATTRIBUTE_FILES[format], {"attributes": attributes} if format == "zarr3" else attributes)
+    with paths.reading_once():
+        create_groups(out, f"{RUN_KEY}/attributes", format)
+        file = out / RUN_KEY / ATTRIBUTE_FILES[format]
+        merge_json(file, {"attributes": attributes} if format == "zarr3" else attributes)
     folders = ["", RUN_KEY, *(level_key(level) for level in range(len(plan.factors)))]
     with Journal(folder.sessions, NOTES) as sessions:
         sessions.append(Record("metadata", (), result=metadata_sums(out, folders, METADATA_NAMES)))

@@ -232,7 +232,8 @@ class HeldWork(ABC, Generic[R]):
     def _write_report(self, *, with_pictures: bool = True) -> bool:
         """Write the report, and return whether it could be written."""
         try:
-            write_page(self.page(with_pictures=with_pictures), self.folder.path / REPORT)
+            with paths.reading_once():
+                write_page(self.page(with_pictures=with_pictures), self.folder.path / REPORT)
         except Exception as error:
             log.warning("no report was written to %s: %s", self.folder.path / REPORT, reason_of(error))
             return False

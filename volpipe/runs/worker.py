@@ -19,11 +19,12 @@ import numpy as np
 from volpipe.blockwise.heartbeat import Beater, no_box
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Submit, WorkerPool
-from volpipe.blockwise.task import Outcomes, work, work_each
+from volpipe.blockwise.task import Making, Outcomes, work, work_behind, work_each
 from volpipe.errors import PlanError
 from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine, Tally
+from volpipe.inference.output import shards_behind
 from volpipe.inference.plan import Plan, load_plan
 from volpipe.inference.scratch import PARTS, Tensors
 from volpipe.inference.selection import Selection, load_due, load_selection, scanned_boxes
@@ -326,25 +327,31 @@ def reassemble(job: Job, units: Sequence[int]) -> Record[Written]:
     """Write the given shards from block tensors."""
     from volpipe.inference.reassemble import reassemble as reassemble_shard
 
-    def one(shard: int) -> Written:
+    def make(shard: int) -> Callable[[], Written]:
         tally = Tally()
-        sums = reassemble_shard(job.selection, job.normalise, job.tensors, shard, tally)
-        clipped = ((shard, tally.clipped),) if tally.clipped else ()
-        return Written(((0, shard, sums),), tally.clipped, clipped)
+        write = reassemble_shard(job.selection, job.normalise, job.tensors, shard, tally)
 
-    beater = job.beater(lambda shard: job.plan.shards().box(shard))
-    return work_each("reassemble", units, one, Written.joined, job.check_session, beater)
+        def written() -> Written:
+            sums = write()
+            clipped = ((shard, tally.clipped),) if tally.clipped else ()
+            return Written(((0, shard, sums),), tally.clipped, clipped)
+
+        return written
+
+    beater, making = job.beater(lambda shard: job.plan.shards().box(shard)), Making(make, shards_behind(job.plan))
+    return work_behind("reassemble", units, making, Written.joined, job.check_session, beater)
 
 
 def coarsen(job: Job, units: Sequence[int], level: int) -> Record[Written]:
     """Write the given shards of pyramid `level`."""
     from volpipe.inference.pyramid import coarsen as coarsen_shard
 
-    def one(shard: int) -> Written:
-        return Written(((level, shard, coarsen_shard(job.plan, level, shard)),))
+    def make(shard: int) -> Callable[[], Written]:
+        write = coarsen_shard(job.plan, level, shard)
+        return lambda: Written(((level, shard, write()),))
 
-    beater = job.beater(lambda shard: job.plan.shards(level).box(shard))
-    return work_each(f"pyramid {level}", units, one, Written.joined, job.check_session, beater)
+    beater, making = job.beater(lambda shard: job.plan.shards(level).box(shard)), Making(make, shards_behind(job.plan))
+    return work_behind(f"pyramid {level}", units, making, Written.joined, job.check_session, beater)
 
 
 def discard(job: Job, units: Sequence[int], what: str) -> Record[None]:

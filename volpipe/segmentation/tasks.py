@@ -28,10 +28,10 @@ import numpy as np
 from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.task import work_each
+from volpipe.blockwise.task import Making, work_behind, work_each
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import write_voxels
+from volpipe.inference.output import shards_behind, write_voxels
 from volpipe.inference.pyramid import coarse_voxels
 from volpipe.recipes.segmentation import NEAREST
 from volpipe.runs.updates import SEEN, SHARDS, Number, TakesBack, Updated
@@ -240,16 +240,16 @@ def note_painted(folder: Path, digests: np.ndarray) -> None:
 def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
     """Write the labels of blocks `units` to the output."""
 
-    def one(block: int) -> Painted:
+    def make(block: int) -> Callable[[], Painted]:
         labels, digest = _labels(job, block)
-        written = _write(job, block, labels)
-        return Painted(written.checksums, labels=((block, digest),))
+        return lambda: Painted(_write(job, block, labels).checksums, labels=((block, digest),))
 
     def joined(parts: Sequence[Painted]) -> Painted:
         both = Written.joined(parts)
         return Painted(both.checksums, labels=tuple(entry for part in parts for entry in part.labels))
 
-    return work_each("paint", units, one, joined, job.check_session, _shard_beater(job))
+    making = Making(make, shards_behind(job.plan))
+    return work_behind("paint", units, making, joined, job.check_session, _shard_beater(job))
 
 
 def _labels(job: SegmentJob, block: int) -> tuple[np.ndarray, str]:
@@ -267,10 +267,11 @@ def _labels(job: SegmentJob, block: int) -> tuple[np.ndarray, str]:
 def coarsen(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
     """Write shards `units` of the job's level from the level before it."""
 
-    def one(shard: int) -> Written:
-        return _write(job, shard, coarse_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard)))
+    def make(shard: int) -> Callable[[], Written]:
+        return partial(_write, job, shard, coarse_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard)))
 
-    return work_each(f"pyramid {job.level}", units, one, Written.joined, job.check_session, _shard_beater(job))
+    making = Making(make, shards_behind(job.plan))
+    return work_behind(f"pyramid {job.level}", units, making, Written.joined, job.check_session, _shard_beater(job))
 
 
 def _write(job: SegmentJob, shard: int, labels: np.ndarray) -> Written:

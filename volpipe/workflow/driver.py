@@ -435,9 +435,11 @@ class RunWork(OutputWork[Plan, Report]):
                 with warned("no seam score"):
                     self._squares = seam_squares(selection)
                     report.seams = seam_scores(self.plan, self._squares)
-                with warned("no windows of channels for viewers"):
-                    write_displays(self.plan)
-            seal(self.folder, self.plan, self.plan.array_format, RESULTS, _findings(report))
+            with paths.reading_once():
+                if report.is_complete:
+                    with warned("no windows of channels for viewers"):
+                        write_displays(self.plan)
+                seal(self.folder, self.plan, self.plan.array_format, RESULTS, _findings(report))
         return Report(self.plan, self.folder.path, was_complete=True) if was_complete else report
 
     def _know_input(self, selection: Selection, report: Report) -> None:

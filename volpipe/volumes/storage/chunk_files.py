@@ -6,8 +6,9 @@ Not here: voxels (tensorstore), or sampling (survey).
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from volpipe.volumes.storage.metadata import Header, Tree
 
 ABSENT = np.uint64(2**64 - 1)  # offset and length of a chunk that a shard lacks
 OFFSET_BYTES, CHECKSUM_BYTES = 16, 4
+ENTRY_BYTES = 24  # of a chunk in the index of a minishard
+MOST_BITS = 16  # of the minishards of a shard, and of the chunks of a minishard, whose indices are read here
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,15 @@ class ChunkFiles:
         return len((self.sharding or {}).get("index_codecs", ())) == 2
 
     @property
+    def minishards(self) -> Tree | None:
+        """The sharding of a precomputed array whose shards are boxes of chunks, None of other arrays."""
+        if self.header.format != "precomputed" or self.header.shards is None:
+            return None
+        bits: Tree = self.header.known["scale_metadata"]["sharding"]
+        is_usual = max(bits["preshift_bits"], bits["minishard_bits"]) <= MOST_BITS and bits.get("hash") == "identity"
+        return bits if is_usual else None
+
+    @property
     def sharding(self) -> Tree | None:
         """The settings of the array's shards, None where there are none, or none of the usual kind."""
         codecs = self.header.known.get("codecs") or []
@@ -144,6 +156,99 @@ class ChunkFiles:
         usual = index in (["bytes"], ["bytes", "crc32c"]) and "sharding_indexed" not in inner
         little = usual and (settings["index_codecs"][0].get("configuration") or {}).get("endian", "little") == "little"
         return settings if little else None
+
+
+@dataclass
+class Minishards:
+    """The index of a shard of a precomputed array (neuroglancer_uint64_sharded_v1), as far as it was read.
+
+    A shard begins with a table of its minishards: where the index of each lies, counted from the end of the table. That
+    lists the chunks: numbers, offsets and lengths, numbers and offsets as differences.
+
+    Attributes:
+        bits: the sharding of the array's metadata.
+        table: first byte of the index of each minishard in the file, and that after its last, (n, 2), uint64.
+        known: of the minishards whose index was read, the chunks that they hold, in the order of their numbers: number,
+            first byte and that after the last, (3, n), uint64.
+    """
+
+    bits: Tree
+    table: np.ndarray
+    known: dict[int, np.ndarray] = field(default_factory=dict)
+
+    @staticmethod
+    def table_bytes(bits: Tree) -> int:
+        """Return the bytes of the table."""
+        return int(OFFSET_BYTES << bits["minishard_bits"])
+
+    @classmethod
+    def parse(cls, bits: Tree, data: bytes, file_bytes: int) -> Minishards:
+        """Return the index of a shard of `file_bytes`, which begins with `data`; no minishard is known yet.
+
+        Raises:
+            ValueError: it is cut short, or a minishard's index would lie outside the file.
+        """
+        size = cls.table_bytes(bits)
+        if len(data) < size:
+            raise ValueError(f"DATA_LOSS: a shard of {file_bytes} bytes is too short for its table of {size}")
+        table = np.frombuffer(data, "<u8", size // 8).reshape(-1, 2)
+        if (table[:, 0] > table[:, 1]).any() or (table > max(0, file_bytes - size)).any():
+            raise ValueError(f"DATA_LOSS: the shard's table names bytes beyond the {file_bytes} of its file")
+        return cls(bits, table + np.uint64(size))
+
+    def minishard(self, number: int) -> int:
+        """Return the minishard of the chunk `number`."""
+        return number >> int(self.bits["preshift_bits"]) & (1 << int(self.bits["minishard_bits"])) - 1
+
+    def index_span(self, minishard: int) -> tuple[int, int]:
+        """Return the first byte of the index of `minishard` and that after its last; the same where it is empty."""
+        first, last = map(int, self.table[minishard])
+        return first, last
+
+    def learn(self, minishard: int, data: bytes, file_bytes: int) -> None:
+        """Note the chunks of `minishard` by its index, `data`.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        if self.bits.get("minishard_index_encoding") == "gzip" and data:
+            data = gunzip(data, ENTRY_BYTES << int(self.bits["preshift_bits"]))
+        if len(data) % ENTRY_BYTES:
+            raise ValueError(f"DATA_LOSS: the index of a minishard has {len(data)} bytes, no multiple of {ENTRY_BYTES}")
+        rows = np.frombuffer(data, "<u8").reshape(3, -1)
+        numbers, gaps, sizes = np.cumsum(rows[0]), rows[1], rows[2]
+        stops = np.cumsum(gaps) + np.cumsum(sizes) + np.uint64(self.table_bytes(self.bits))
+        if (stops > file_bytes).any() or (sizes > stops).any():
+            raise ValueError(f"DATA_LOSS: the index of a minishard names bytes beyond the {file_bytes} of its file")
+        self.known[minishard] = np.stack([numbers, stops - sizes, stops])[:, np.argsort(numbers)]
+
+    def span(self, number: int) -> tuple[int, int] | None:
+        """Return the first byte of the chunk `number` and that after its last, None where it is not stored."""
+        numbers, starts, stops = self.known[self.minishard(number)]
+        at = int(np.searchsorted(numbers, np.uint64(number)))
+        return (int(starts[at]), int(stops[at])) if at < len(numbers) and numbers[at] == number else None
+
+
+def gunzip(data: bytes, most: int) -> bytes:
+    """Return `data` unpacked.
+
+    Raises:
+        ValueError: it is no whole gzip stream, or holds more than `most` bytes.
+    """
+    decoder = zlib.decompressobj(wbits=31)
+    try:
+        unpacked = decoder.decompress(data, most + 1)
+    except zlib.error as error:
+        raise ValueError(f"DATA_LOSS: gzip: {error}") from None
+    if len(unpacked) > most or not decoder.eof:
+        raise ValueError(f"DATA_LOSS: gzip: cut short, or it unpacks to more than {most} bytes")
+    return unpacked
+
+
+def chunk_number(header: Header, chunk: Sequence[int]) -> int:
+    """Return the number of the chunk at the index `chunk`, stored axes, of a precomputed array."""
+    scale = header.known["scale_metadata"]
+    return morton(chunk[:-4:-1], axis_bits(scale["size"], scale["chunk_size"]))
 
 
 def _precomputed_name(header: Header, index: tuple[int, ...]) -> str:

@@ -1,8 +1,8 @@
 """Arrays in buckets and on web servers: each chunk is fetched by one request, and decoded as it comes.
 
-What comes says which version of the file it is of, so that nobody has to ask for that beside it. Of a shard the index
-is fetched once, and chunks that lie together come by one request. Not here: requests (object_store), or decoding
-(tensorstore). Arrays whose shards are of a rarer kind are read by tensorstore alone.
+What comes says which version of the file it is of, so that nobody has to ask for that beside it. Of a shard, of Zarr v3
+or precomputed, the index is fetched once, and chunks that lie together come by one request. Not here: requests
+(object_store), or decoding (tensorstore). Arrays whose shards are of a rarer kind are read by tensorstore alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from volpipe.errors import ChangedError
 from volpipe.geometry.grid import Box, Index, cells
 from volpipe.volumes.storage import object_store, tensorstore
-from volpipe.volumes.storage.chunk_files import ABSENT, ChunkFiles
+from volpipe.volumes.storage.chunk_files import ABSENT, ENTRY_BYTES, ChunkFiles, Minishards, chunk_number, gunzip
 from volpipe.volumes.storage.damage import CHUNKED, check_content
 from volpipe.volumes.storage.indexing import bounds
 from volpipe.volumes.storage.metadata import Header
@@ -56,13 +56,30 @@ class ShardIndex:
     places: np.ndarray
     stamp: Stamp
 
-    def span(self, place: Index) -> tuple[int, int] | None:
-        """Return the first byte of the chunk at `place` and that after its last, None where it is not stored."""
-        entry = self.places[place]
+    def span(self, chunk: Index) -> tuple[int, int] | None:
+        """Return the first byte of `chunk` and that after its last, None where it is not stored."""
+        entry = self.places[tuple(i % n for i, n in zip(chunk, self.places.shape[:-1], strict=True))]
         if entry[0] == ABSENT:
             return None
         offset, length = map(int, entry)
         return offset, offset + length
+
+
+@dataclass(frozen=True)
+class MinishardIndex:
+    """The index of a shard of the precomputed array of `header`, as far as it was read, and the stamp of its file."""
+
+    header: Header
+    shard: Minishards
+    stamp: Stamp
+
+    def minishard(self, chunk: Index) -> int:
+        """Return the minishard that `chunk` is in."""
+        return self.shard.minishard(chunk_number(self.header, chunk))
+
+    def span(self, chunk: Index) -> tuple[int, int] | None:
+        """Return the first byte of `chunk` and that after its last, None where it is not stored."""
+        return self.shard.span(chunk_number(self.header, chunk))
 
 
 @dataclass
@@ -102,7 +119,9 @@ class FetchedArray:
         self._header = header
         self._inner = _in_chunk_files(header)
         self._number, self._cache = next(_numbers), _cache(cache_bytes)
-        self._indices: OrderedDict[Remote, ShardIndex] = OrderedDict()
+        self._indices: OrderedDict[Remote, ShardIndex | MinishardIndex] = OrderedDict()
+        bits = ChunkFiles(header).minishards
+        self._is_packed = bits is not None and bits.get("data_encoding") == "gzip"
         self._memory, self._lock = threading.local(), threading.Lock()
         self._at_once = room(math.prod(header.chunks) * header.dtype.itemsize)
 
@@ -163,7 +182,7 @@ class FetchedArray:
 
     def _find(
         self, box: Box, data: np.ndarray, shard: Index
-    ) -> tuple[ShardIndex | None, list[list[tuple[tuple[int, int], Index]]]]:
+    ) -> tuple[ShardIndex | MinishardIndex | None, list[list[tuple[tuple[int, int], Index]]]]:
         """Return the index of `shard` and its chunks in `box` that are to be fetched, with their bytes, in groups.
 
         Those that are in memory or not stored are read at once; so is a small shard that is read whole.
@@ -178,9 +197,11 @@ class FetchedArray:
             index = None if whole is None else self._parsed(file, whole, whole.data)
         elif index is None:
             index = self._fetch_index(file)
+        if isinstance(index, MinishardIndex):
+            self._learn(file, index, {index.minishard(chunk) for chunk in chunks}, whole)
         left = []
         for chunk in chunks:
-            span = None if index is None else index.span(self._in_shard(chunk))
+            span = None if index is None else index.span(chunk)
             cached = self._cache.get((self._number, chunk))
             if span is not None and whole is not None:
                 content = whole.data[slice(*span)]
@@ -198,48 +219,69 @@ class FetchedArray:
         unit = self._header.write_unit
         return Box((0,) * len(unit), unit).shift(tuple(i * n for i, n in zip(shard, unit, strict=True)))
 
-    def _in_shard(self, chunk: Index) -> Index:
-        """Return the place of `chunk` in its shard."""
-        per = (u // c for u, c in zip(self._header.write_unit, self._header.chunks, strict=True))
-        return tuple(i % n for i, n in zip(chunk, per, strict=True))
-
     def _is_small(self, shard: Index, num_chunks: int) -> bool:
         """Return whether `num_chunks` are all of `shard`, and may come by one request."""
         inside = self._shard_box(shard) & Box.from_shape(self._header.shape)
         size = math.prod(self._header.write_unit) * self._header.dtype.itemsize
         return size <= LARGEST_BYTES and sum(1 for _ in cells(inside, self._header.chunks)) == num_chunks
 
-    def _fetch_index(self, file: Remote) -> ShardIndex | None:
-        num_bytes, at_end = ChunkFiles(self._header).index_bytes()
+    def _fetch_index(self, file: Remote) -> ShardIndex | MinishardIndex | None:
+        files = ChunkFiles(self._header)
+        bits = files.minishards
+        num_bytes, at_end = files.index_bytes() if bits is None else (Minishards.table_bytes(bits), False)
         part = self._fetch(file, (-num_bytes, 0) if at_end else (0, num_bytes))
         return None if part is None else self._parsed(file, part, part.data)
 
-    def _parsed(self, file: Remote, part: Part, data: bytes) -> ShardIndex:
+    def _parsed(self, file: Remote, part: Part, data: bytes) -> ShardIndex | MinishardIndex:
         """Return the index in `data`, a shard or the part of it with the index, and keep it."""
-        index = ShardIndex(ChunkFiles(self._header).parse_index(data, part.stamp.num_bytes), part.stamp)
+        files, file_bytes = ChunkFiles(self._header), part.stamp.num_bytes
+        index: ShardIndex | MinishardIndex
+        if (bits := files.minishards) is None:
+            index = ShardIndex(files.parse_index(data, file_bytes), part.stamp)
+            num_bytes = index.places.nbytes
+        else:
+            index = MinishardIndex(self._header, Minishards.parse(bits, data, file_bytes), part.stamp)
+            num_bytes = index.shard.table.nbytes + (ENTRY_BYTES << bits["preshift_bits"] + bits["minishard_bits"])
         with self._lock:
             self._indices[file] = index
-            while len(self._indices) > max(1, INDEX_BYTES // index.places.nbytes):
+            while len(self._indices) > max(1, INDEX_BYTES // num_bytes):
                 self._indices.popitem(last=False)
         return index
+
+    def _learn(self, file: Remote, index: MinishardIndex, minishards: set[int], whole: Part | None) -> None:
+        """Read the indices of those `minishards` that are not known yet; they are in `whole` where that was fetched."""
+        missing = {number: index.shard.index_span(number) for number in minishards - index.shard.known.keys()}
+        for number in [number for number, (start, stop) in missing.items() if start == stop]:
+            index.shard.learn(number, b"", index.stamp.num_bytes)
+            del missing[number]
+        for group in _grouped([(span, (number,)) for number, span in missing.items()]):
+            start, stop = group[0][0][0], max(span[1] for span, _ in group)
+            data = self._range(file, index, start, stop).data if whole is None else whole.data[start:stop]
+            for span, (number,) in group:
+                index.shard.learn(number, data[span[0] - start : span[1] - start], index.stamp.num_bytes)
 
     def _fill_group(
         self,
         box: Box,
         data: np.ndarray,
         file: Remote,
-        index: ShardIndex,
+        index: ShardIndex | MinishardIndex,
         group: Sequence[tuple[tuple[int, int], Index]],
     ) -> None:
         """Read those chunks of a shard that lie together, by one request."""
         start, stop = group[0][0][0], max(span[1] for span, _ in group)
-        part = self._fetch(file, (start, stop), index.stamp.tag)
-        if part is None or part.stamp != index.stamp:
-            raise ChangedError(f"{file} changed while it was read")
+        part = self._range(file, index, start, stop)
         for span, chunk in group:
             content = part.data[span[0] - start : span[1] - start]
             self._cache.put((self._number, chunk), Part(content, part.stamp))
             self._decode(box, data, chunk, content)
+
+    def _range(self, file: Remote, index: ShardIndex | MinishardIndex, start: int, stop: int) -> Part:
+        """Return these bytes of a shard, which must be the one of `index` still."""
+        part = self._fetch(file, (start, stop), index.stamp.tag)
+        if part is None or part.stamp != index.stamp:
+            raise ChangedError(f"{file} changed while it was read")
+        return part
 
     def _fetch(self, file: Remote, span: tuple[int, int] | None = None, tag: str = "") -> Part | None:
         with self._at_once:
@@ -251,6 +293,8 @@ class FetchedArray:
         """Put what lies in `box` of a chunk into `data`; fill values where it has no content."""
         start = tuple(i * c for i, c in zip(chunk, self._header.chunks, strict=True))
         inner = box & Box((0,) * len(start), self._header.chunks).shift(start)
+        if content is not None and self._is_packed:
+            content = gunzip(content, 2 * math.prod(self._header.chunks) * self._header.dtype.itemsize + GAP_BYTES)
         if content is not None:
             check_content(self._inner, chunk, content)
         here = self._own_memory()
@@ -275,13 +319,18 @@ def can_fetch(header: Header) -> bool:
     """Return whether the chunks of the array of `header` can be fetched one by one."""
     if not isinstance(header.folder, Remote) or header.unsupported:
         return False
+    files = ChunkFiles(header)
     if header.shards is not None:
-        return ChunkFiles(header).sharding is not None
-    return header.format in (*CHUNKED, "precomputed")
+        return files.sharding is not None or files.minishards is not None
+    is_plain = header.format == "precomputed" and "sharding" not in header.known["scale_metadata"]
+    return is_plain or header.format in CHUNKED
 
 
 def _in_chunk_files(header: Header) -> Header:
     """Return `header` of the same array with each chunk in a file of its own."""
+    if ChunkFiles(header).minishards is not None:
+        scale = {name: value for name, value in header.known["scale_metadata"].items() if name != "sharding"}
+        return replace(header, shards=None, known={**header.known, "scale_metadata": scale})
     settings = ChunkFiles(header).sharding
     if settings is None:
         return header

@@ -33,7 +33,8 @@ PARTIAL = r"\..+\.[0-9a-f]{32}"  # names that `whole_file` gives
 State = tuple[int, int, int, int]  # of a file, for equality alone
 ABSENT: State = (-1, -1, -1, -1)
 UNTOLD: State = (-2, -2, -2, -2)  # its store gives neither a time nor a tag
-_read: ContextVar[dict[tuple[Remote, int], bytes | None] | None] = ContextVar("read", default=None)
+SMALL_BYTES = 1 << 16  # of a file that is fetched where it is first asked for, and read afterwards
+_read: ContextVar[dict[Remote, tuple[int, bytes | None]] | None] = ContextVar("read", default=None)
 
 _num_changes = itertools.count(1)
 _last_change = 0  # to files in remote places, by this process
@@ -61,8 +62,11 @@ def shown(place: object) -> str:
 
 @contextlib.contextmanager
 def reading_once() -> Iterator[None]:
-    """Ask for a small file in a remote place once, however often this thread reads it meanwhile."""
-    token = _read.set({})
+    """Ask for a small file in a remote place once, however often this thread reads it or asks for it meanwhile.
+
+    Only this thread may write there meanwhile.
+    """
+    token = _read.set({} if (known := _read.get()) is None else known)
     try:
         yield
     finally:
@@ -79,9 +83,11 @@ def read(file: Location, limit: int) -> bytes | None:
         known = _read.get()
         if known is None:
             return object_store.read(file, limit)
-        if (file, limit) not in known:
-            known[file, limit] = object_store.read(file, limit)
-        return known[file, limit]
+        most, data = known.get(file, (0, b""))
+        if data is not None and len(data) >= most and most < limit:  # it may be longer
+            data = object_store.read(file, limit)
+            known[file] = limit, data
+        return None if data is None else data[:limit]
     try:
         with open(file, "rb", opener=_without_waiting) as stream:
             return stream.read(limit)
@@ -190,6 +196,8 @@ def write(file: Location, data: bytes) -> None:
     """Write `file`, whole or not at all, also through a crash; its folders are made."""
     if isinstance(file, Remote):
         object_store.write(file, data)
+        if (known := _read.get()) is not None:
+            known[file] = len(data) + 1, data
         _note_change()
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -249,7 +257,9 @@ def sync(path: Path) -> None:
 
 
 def is_file(file: Location) -> bool:
-    return object_store.size(file) is not None if isinstance(file, Remote) else file.is_file()
+    if not isinstance(file, Remote):
+        return file.is_file()
+    return (object_store.size(file) if _read.get() is None else read(file, SMALL_BYTES)) is not None
 
 
 def is_folder(folder: Location) -> bool:
@@ -341,6 +351,8 @@ def delete(path: Location) -> None:
     """Delete the folder at `path` with all that is in it, even while workers of a killed driver still write there."""
     if isinstance(path, Remote):
         object_store.delete(path)
+        if (known := _read.get()) is not None:
+            known.clear()
         _note_change()
         return
     for _ in range(DELETE_ATTEMPTS):

@@ -11,8 +11,9 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import TypeVar
 
@@ -87,20 +88,39 @@ def each(works: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def in_turn(works: Iterable[Callable[[], T]], at_once: int) -> list[T]:
-    """Return what `works` give, begun in their order and up to `at_once` at a time; one is taken when there is room.
+    """Return what `works` give; see `over_in_turn`.
 
     Raises:
         Exception: the first error, once those that were begun have ended.
     """
-    if at_once == 1:
-        return [work() for work in works]
-    results, waiting = list[T](), deque[Future[T]]()
-    with ThreadPoolExecutor(at_once, "volpipe-in-turn") as pool:
+    return [future.result() for future in over_in_turn(works, at_once)]
+
+
+def over_in_turn(works: Iterable[Callable[[], T]], at_once: int) -> Iterator[Future[T]]:
+    """Yield the future of each of `works`, in their order, once it is over.
+
+    Up to `at_once` go on at a time, in threads where they are several; the next one is taken when there is room.
+    """
+    waiting = deque[Future[T]]()
+    with ThreadPoolExecutor(at_once, "volpipe-in-turn") if at_once > 1 else nullcontext() as pool:
         for work in works:
-            waiting.append(pool.submit(work))
+            waiting.append(_done(work) if pool is None else pool.submit(work))
             if len(waiting) == at_once:
-                results.append(waiting.popleft().result())
-        return results + [future.result() for future in waiting]
+                wait([waiting[0]])
+                yield waiting.popleft()
+        while waiting:
+            wait([waiting[0]])
+            yield waiting.popleft()
+
+
+def _done(work: Callable[[], T]) -> Future[T]:
+    """Return the future of `work`, which is done here."""
+    future = Future[T]()
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def num_at_once(num_bytes: int, fewest: int = FEWEST_AT_ONCE) -> int:
