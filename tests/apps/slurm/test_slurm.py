@@ -26,7 +26,7 @@ from volpipe.runs.worker import RESULTS
 from volpipe.workflow.roster import Roster, Worker
 from volpipe.workflow.status import Observer
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.usefixtures("_pools_start_anew")]
+pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 SETTINGS = {
     "PARTITION": "main", "CORES": "1", "MEM_GB": "1", "GPUS": "0", "MAX_JOBS": "2", "WALLTIME": "00:10:00",
@@ -100,6 +100,7 @@ def _no_process_outlives_a_test(place: Path) -> Iterator[None]:
 
 
 # The other site runs in an array of jobs below.
+@pytest.mark.usefixtures("_pools_start_anew")
 @pytest.mark.parametrize("site", ["slurm_htex", pytest.param("slurm_single", marks=pytest.mark.long)])
 def test_a_run_on_slurm_gives_the_bytes_of_a_run_here(place: Path, slurm: Slurm, undisturbed: str, site: str) -> None:
     slow = on_slurm(place / site, slurm, 0, site)
@@ -113,11 +114,12 @@ def cancel_a_job(slow: Slow, slurm: Slurm) -> None:
 
 
 def kill_a_pool(slow: Slow, slurm: Slurm) -> None:
-    kill([parent_of_worker(slow)])
+    kill([pool_of_nets(slow)])
 
 
 def kill_a_worker(slow: Slow, slurm: Slurm) -> None:
-    kill([max(slow.workers(), key=lambda process: sum(process.cpu_times()[:2]))])
+    workers = set(slow.workers()) & set(pool_of_nets(slow).children(recursive=True))
+    kill([max(workers, key=lambda process: sum(process.cpu_times()[:2]))])
 
 
 def kill_an_interchange(slow: Slow, slurm: Slurm) -> None:
@@ -138,10 +140,9 @@ def busy_job(slurm: Slurm) -> str:
     return next(line.split()[0] for line in listed if ".gpu." in line)
 
 
-def parent_of_worker(slow: Slow) -> psutil.Process:
-    parent = slow.workers()[0].parent()
-    assert parent is not None
-    return parent
+def pool_of_nets(slow: Slow) -> psutil.Process:
+    """Return the process that passes tasks to the workers of a job that runs the net."""
+    return next(pool for pool in pools(slow) if "/gpu" in " ".join(pool.cmdline()))
 
 
 def lose_a_node(slow: Slow, slurm: Slurm) -> None:
@@ -236,7 +237,7 @@ def test_an_array_survives_the_loss_of_an_element_where_slurm_remembers_failed_j
 ) -> None:
     """Accounting forgets an element that was cancelled while it waited: it must not be waited for."""
     slow = in_an_array(place / "accounted-array", accounting_slurm)
-    kill([parent_of_worker(slow)])
+    kill([pool_of_nets(slow)])
     accounting_slurm.do("scancel", *elements(accounting_slurm, "PENDING"))
     check_complete(slow, accounting_slurm, undisturbed)
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
