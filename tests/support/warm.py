@@ -42,6 +42,7 @@ PACKAGES = (
 AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_")  # variables that are read only then
 THREADS = "OMP_NUM_THREADS"  # which torch alone can be told later
 LENGTH_BYTES = 8
+NO_LIMITS = "Max resident set", "Max core file"  # Linux heeds the first nowhere, the second as a process dies
 
 
 class Request(NamedTuple):
@@ -151,8 +152,9 @@ def can_fork(request: Request) -> bool:
 def confines(process: int) -> tuple[object, ...]:
     """Return what else tells a process from another: its user, limits and processors, and which files it sees."""
     place = Path("/proc") / str(process)
+    limits = [line for line in (place / "limits").read_text().splitlines() if not line.startswith(NO_LIMITS)]
     names = {name.readlink() for name in (place / "ns").iterdir()}
-    return place.stat().st_uid, (place / "limits").read_text(), os.sched_getaffinity(process), names
+    return place.stat().st_uid, limits, os.sched_getaffinity(process), names
 
 
 def python_path(request: Request) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import is_pool, processes_in, wait_until
+from command import command_of, is_pool, processes_in, wait_until
 from disturbance import Slow
 from slurm import Slurm, kill, lacking, running_slurm
 from volumes import fingerprint
@@ -55,11 +55,12 @@ def cancel_a_job(slow: Slow, slurm: Slurm) -> None:
 
 
 def kill_a_pool(slow: Slow, slurm: Slurm) -> None:
-    kill([pool_of_a_worker(slow)])
+    kill([pool_of_nets(slow)])
 
 
 def kill_a_worker(slow: Slow, slurm: Slurm) -> None:
-    kill([max(slow.workers(), key=lambda process: sum(process.cpu_times()[:2]))])
+    workers = set(slow.workers()) & set(pool_of_nets(slow).children(recursive=True))
+    kill([max(workers, key=lambda process: sum(process.cpu_times()[:2]))])
 
 
 def kill_an_interchange(slow: Slow, slurm: Slurm) -> None:
@@ -80,10 +81,9 @@ def busy_job(slurm: Slurm) -> str:
     return next(line.split()[0] for line in listed if ".gpu." in line)
 
 
-def pool_of_a_worker(slow: Slow) -> psutil.Process:
-    """Return the process that passes tasks to a worker of a net, which is a fork of another."""
-    (pool,) = [parent for parent in slow.workers()[0].parents() if parent in pools(slow)]
-    return pool
+def pool_of_nets(slow: Slow) -> psutil.Process:
+    """Return the process that passes tasks to the workers of a job that runs the net."""
+    return next(pool for pool in pools(slow) if "/gpu" in command_of(pool))
 
 
 def lose_a_node(slow: Slow, slurm: Slurm) -> None:

@@ -30,7 +30,7 @@ from slurm_runs import (
     lose_a_node,
     new_slurm,
     on_slurm,
-    pool_of_a_worker,
+    pool_of_nets,
     pools,
     press_ctrl_c,
 )
@@ -42,7 +42,7 @@ from volpipe.runs.worker import RESULTS
 from volpipe.workflow.roster import Roster, Worker
 from volpipe.workflow.status import Observer
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.usefixtures("_pools_start_anew")]
+pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 STAGES = {"rehearse", "factor", "infer", "reassemble", "discard windows", "discard sum"}  # of a run's tasks
 
 
@@ -78,6 +78,7 @@ def _no_process_outlives_a_test(place: Path) -> Iterator[None]:
 
 
 # The other site runs in an array of jobs below.
+@pytest.mark.usefixtures("_pools_start_anew")
 @pytest.mark.parametrize("site", ["slurm_htex", pytest.param("slurm_single", marks=pytest.mark.long)])
 def test_a_run_on_slurm_gives_the_bytes_of_a_run_here(place: Path, slurm: Slurm, undisturbed: str, site: str) -> None:
     slow = on_slurm(place / site, slurm, 0, site)
@@ -169,7 +170,7 @@ def test_an_array_survives_the_loss_of_an_element_where_slurm_remembers_failed_j
 ) -> None:
     """Accounting forgets an element that was cancelled while it waited: it must not be waited for."""
     slow = in_an_array(place / "accounted-array", accounting_slurm)
-    kill([pool_of_a_worker(slow)])
+    kill([pool_of_nets(slow)])
     accounting_slurm.do("scancel", *elements(accounting_slurm, "PENDING"))
     check_complete(slow, accounting_slurm, undisturbed)
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
