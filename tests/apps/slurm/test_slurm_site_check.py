@@ -11,7 +11,7 @@ from disks import OWN_MOUNTS, needs_mounts, small_disk
 from slurm import Slurm, kill
 from slurm_runs import check_gone, new_slurm, on_slurm
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.usefixtures("_pools_start_anew")]
+pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 
 @pytest.fixture(scope="module")
