@@ -58,9 +58,7 @@ def workers() -> None:
         del sys.argv[1]
     if sys.platform == "linux":  # elsewhere, system libraries do not bear to be forked
         context = Forked()
-        context.set_forkserver_preload(
-            [*(NETS if has_nets else ()), "volpipe.runs.worker", "volpipe.apps.htex.preload"]
-        )
+        context.set_forkserver_preload([*(NETS if has_nets else ()), *PRELOADED])
         forkserver.ensure_running()
         import_without(PACKAGES, "parsl.multiprocessing")
         sys.modules["parsl.multiprocessing"].__dict__["SpawnContext"] = context
