@@ -14,7 +14,7 @@ from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 from hypothesis import HealthCheck, settings
 from warm import ADDRESS, SCRIPTS, warm
 
-from volpipe.volumes.storage import object_store
+from volpipe.volumes.storage.credentials import ROLES
 
 # No deadlines: how long an example takes says what else the machine does. `--hypothesis-profile drawn` draws others.
 settings.register_profile("same", deadline=None, derandomize=True)
@@ -108,7 +108,7 @@ def _same_numbers() -> None:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
     """A bucket that this process is told of, and may use."""
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", *object_store.ROLES):
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", *ROLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no such file"))
     with serving() as served:

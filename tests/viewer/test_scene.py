@@ -24,6 +24,7 @@ from volpipe.viewer.layers import Layer, open_scene
 from volpipe.viewer.objects import Objects
 from volpipe.viewer.progress import DONE, FAILED, RUNNING, WAITING, watch
 from volpipe.viewer.state import make_state, shader
+from volpipe.volumes.storage.credentials import Credentials
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, create_array, create_multiscale
 
 ROWS = ("run", "--config", "threads", "-o", "out.zarr", "in.n5")
@@ -166,11 +167,11 @@ def test_volumes_in_a_bucket_are_read_by_the_browser_where_they_are_public(
     (private,) = open_scene(location, ()).layers
     assert private.source is not None and private.url == ""  # a browser has no keys: this process reads it
     np.testing.assert_array_equal(private.source.read(0, vp.Box((0, 0, 0), (8, 8, 8)))[0], data)  # type: ignore[attr-defined]
-    volume, nobody = vp.open(location), sources.object_store.Credentials("anonymous")
+    volume, nobody = vp.open(location), Credentials("anonymous")
     moved = vp.open(location, view=View(voxel_size_nm=(5, 5, 5)))
     attributes = sources.read_attributes(sources.absolute(volume.path))
     monkeypatch.setattr(sources, "read_attributes", lambda folder: attributes)  # this bucket answers to keys alone
-    monkeypatch.setattr(sources.object_store, "find_credentials", lambda: nobody)
+    monkeypatch.setattr(sources, "find_credentials", lambda: nobody)
     assert sources.public_url(volume) == f"{bucket.url}/{location[5:]}/|zarr3:"
     assert sources.public_url(moved) is None  # which the metadata do not say
 

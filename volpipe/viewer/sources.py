@@ -28,6 +28,7 @@ from volpipe.geometry.grid import Box, Grid, Triple, triple
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.raster import Raster, factors_between, levels_of, rasters_of
 from volpipe.volumes.storage import object_store
+from volpipe.volumes.storage.credentials import find_credentials
 from volpipe.volumes.storage.metadata import read_json
 from volpipe.volumes.volume import View, Volume, absolute
 
@@ -397,7 +398,7 @@ def public_url(volume: Volume) -> str | None:
     place = absolute(volume.path)
     if not isinstance(place, object_store.Remote) or volume.format not in ("n5", "zarr2", "zarr3"):
         return None
-    if place.is_s3 and object_store.find_credentials().kind != "anonymous":
+    if place.is_s3 and find_credentials().kind != "anonymous":
         return None
     is_native = str(volume.dtype) in NATIVE and volume.view == View() and set(volume.axes) <= set("czyx")
     is_first = bool(volume.levels) and volume.key == volume.levels[0]

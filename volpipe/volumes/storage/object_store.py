@@ -2,12 +2,11 @@
 
 Not here: voxels (tensorstore), or what lies on a disk (paths). The only file that imports obstore. A web server is read
 only, and cannot list. Endpoint and region come with the location, ``s3://bucket/key?endpoint=…&region=…``, or from
-the environment; credentials come from the environment or the user's credentials file, and stay there.
+the environment. Credentials are in credentials.
 """
 
 from __future__ import annotations
 
-import configparser
 import itertools
 import os
 import re
@@ -15,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache, partial
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from volpipe.errors import ChangedError, RemoteError, VolumeError
+from volpipe.volumes.storage.credentials import Credentials, credentials_file, find_credentials, profile_keys
 from volpipe.volumes.storage.requests import patiently
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ CONNECT_SECONDS = 5
 SILENT_SECONDS, LONG_SECONDS = 10, 3600  # without a byte of an answer; of a whole one
 UPLOAD_SECONDS, UPLOAD_BYTES = 60, 16 << 20  # for each so many bytes of a file that is written
 LISTED_AT_ONCE = DELETED_AT_ONCE = 1000  # the most that S3 takes in one request
-# Environment variables that tell programs on Amazon's machines where to fetch credentials.
-ROLES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
 
 _owner: int | None = None  # the process that uses obstore, whose threads do not survive a fork
 
@@ -168,56 +166,6 @@ def _first(*names: str) -> str:
     return next((value for name in names if (value := os.environ.get(name))), "")
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """How requests are signed.
-
-    Attributes:
-        kind: "environment", "profile", "default" (the roles that Amazon gives to machines) or "anonymous".
-        profile: the name of the profile.
-    """
-
-    kind: str
-    profile: str = ""
-
-
-def find_credentials() -> Credentials:
-    """Return the first that there is of keys in the environment, a profile with keys, a role; or anonymous.
-
-    EC2's own service is not asked, unless AWS_EC2_METADATA_DISABLED says "false": elsewhere that costs seconds.
-    """
-    if os.environ.get("AWS_ACCESS_KEY_ID"):
-        return Credentials("environment")
-    if _profile_keys():
-        return Credentials("profile", _profile())
-    may_ask = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "false"
-    return Credentials("default" if may_ask or any(map(os.environ.get, ROLES)) else "anonymous")
-
-
-def _profile() -> str:
-    return os.environ.get("AWS_PROFILE") or "default"
-
-
-def _credentials_file() -> Path:
-    return Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
-
-
-def _profile_keys() -> S3Config:
-    """Return obstore's settings for the keys of the user's profile, {} where it has none."""
-    parser = configparser.RawConfigParser()
-    try:
-        parser.read_string(_credentials_file().read_text(encoding="utf-8"))
-    except (OSError, RuntimeError):  # none there, or no home
-        return {}
-    except configparser.Error as error:
-        raise VolumeError(f"{_credentials_file()} is no credentials file: {error.message.splitlines()[0]}") from None
-    settings = dict(parser.items(_profile())) if parser.has_section(_profile()) else {}
-    names = ("access_key_id", "secret_access_key", "session_token")
-    keys = {name: settings[f"aws_{name}"] for name in names if f"aws_{name}" in settings}
-    complete = {"access_key_id", "secret_access_key"} <= keys.keys()
-    return cast("S3Config", keys) if complete else {}
-
-
 def kvstore(folder: Remote) -> dict[str, Any]:  # Any: JSON
     """Return tensorstore's spec of `folder`."""
     path = f"{folder.key}/" if folder.parts else ""
@@ -226,7 +174,7 @@ def kvstore(folder: Remote) -> dict[str, Any]:  # Any: JSON
     credentials = find_credentials()
     signed: dict[str, str] = {"type": credentials.kind}
     if credentials.kind == "profile":
-        signed |= {"profile": credentials.profile, "filename": str(_credentials_file())}
+        signed |= {"profile": credentials.profile, "filename": str(credentials_file())}
     spec: dict[str, Any] = {"driver": "s3", "bucket": folder.bucket, "path": path, "aws_credentials": signed}
     if folder.endpoint:
         spec |= {"endpoint": folder.endpoint, "aws_region": folder.region or DEFAULT_REGION}
@@ -272,7 +220,7 @@ def _client(
     if endpoint:
         config |= {"endpoint": endpoint, "aws_endpoint_url_s3": endpoint}
     if credentials.kind == "profile":
-        config |= _profile_keys()
+        config |= cast("S3Config", profile_keys())
     return S3Store(root.removeprefix("s3://"), config=config, **options)
 
 
