@@ -14,6 +14,7 @@ from pathlib import Path
 
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.resolve import describe_error
+from volpipe.syntax import LogFormatter
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class LogFile(logging.FileHandler):
 def logging_to(path: Path) -> Iterator[None]:
     """Write volpipe's own log to the file at `path` meanwhile, as far as it is of the work that speaks now."""
     handler, own = LogFile(path, encoding="utf-8"), _speaker.get(())
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     handler.addFilter(lambda record: _speaker.get(own)[: len(own)] == own)
     logger = logging.getLogger("volpipe")
     _levels.append(logger.level)

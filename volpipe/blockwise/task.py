@@ -5,7 +5,6 @@ Not here: the work on a unit (worker, segmentation).
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.malloc import share_heap
 from volpipe.blockwise.usage import is_alone, measured
 from volpipe.errors import ChunkError, LockLost, NetError
+from volpipe.syntax import traceback_of
 from volpipe.volumes.node_cache import take_warnings
 from volpipe.volumes.storage.requests import over_in_turn, take_notes
 
@@ -50,12 +50,12 @@ def work(
                 if error is None:
                     done.append(unit)
                     continue
-                failed[unit] = _reason(error)
+                failed[unit] = traceback_of(error)
                 fatal = fatal or isinstance(error, FATAL)
                 if isinstance(error, ChunkError) and not error.may_mend:
                     permanent.append(unit)
         except Exception as error:  # a net that does not load, say: every unit that is left fails alike
-            failed |= {unit: _reason(error) for unit in units if unit not in done and unit not in failed}
+            failed |= {unit: traceback_of(error) for unit in units if unit not in done and unit not in failed}
             fatal = fatal or isinstance(error, FATAL)
     return Record(
         stage,
@@ -144,7 +144,3 @@ def work_once(stage: str, unit: int, function: Callable[[], R], beater: Beater |
 
 def _raise(error: Exception) -> NoReturn:
     raise error
-
-
-def _reason(error: Exception) -> str:
-    return "".join(traceback.format_exception(error)).strip()

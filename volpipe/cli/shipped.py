@@ -19,6 +19,7 @@ from volpipe.cli.options import Whole, complete_site, positive
 from volpipe.display.console import err, interruptible, out
 from volpipe.display.sites import checkup_table
 from volpipe.resolve import shipped, shipped_recipe, shipped_recipes
+from volpipe.syntax import parse
 from volpipe.units import duration
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _about(net: str) -> tuple[str, list[str]]:
     """Return the first line of a net's docstring, and the options of its function with their defaults."""
     import volpipe.models
 
-    tree = ast.parse(Path(volpipe.models.__path__[0], f"{net}.py").read_text(encoding="utf-8"))
+    tree = parse(Path(volpipe.models.__path__[0], f"{net}.py").read_text(encoding="utf-8"))
     line = (ast.get_docstring(tree) or "").partition("\n")[0].rstrip(".:")
     function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == net)
     given = function.args

@@ -9,12 +9,12 @@ import io
 import json
 import logging
 import socket
-import traceback
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from volpipe.blockwise.logs import LogFile, speaker
 from volpipe.blockwise.work import Observer, Place, Works
+from volpipe.syntax import traceback_of
 from volpipe.workflow.batch import DatasetWork
 from volpipe.workflow.execute import StageWork
 
@@ -72,7 +72,7 @@ class JsonLines(logging.Formatter):
             **{key: getattr(record, key) for key in EXTRA if hasattr(record, key)},
         }
         if record.exc_info and record.exc_info[1] is not None:
-            fields["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
+            fields["traceback"] = traceback_of(record.exc_info[1])
         return json.dumps(fields, ensure_ascii=False, default=str)
 
 

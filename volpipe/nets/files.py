@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from volpipe.errors import VolpipeError
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import describe_error, load_function
+from volpipe.syntax import parse
 
 if TYPE_CHECKING:
     from torch import nn
@@ -229,7 +230,7 @@ def _with_imports(file: Path, search_path: Path) -> list[Path]:
 def functions_in(file: Path) -> list[str]:
     """Return the names of public functions and classes in a Python file, without running it; [] for other files."""
     try:
-        body = ast.parse(file.read_bytes()).body
+        body = parse(file.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return []
     functions = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
@@ -239,7 +240,7 @@ def functions_in(file: Path) -> list[str]:
 def _imported(file: Path) -> set[str]:
     """Return the modules that the Python file imports, as paths without a suffix; none of one that cannot be parsed."""
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = parse(file.read_bytes())
     except (SyntaxError, ValueError):  # whoever runs it says so
         return set()
     modules = set()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from volpipe.errors import SiteError
 from volpipe.resolve import describe_error, load_module, nearest, shipped
+from volpipe.syntax import parse
 
 if TYPE_CHECKING:
     from parsl.config import Config
@@ -45,7 +46,7 @@ def list_sites() -> dict[str, str]:
     for name in shipped(PACKAGE):
         folders = importlib.import_module(PACKAGE).__path__
         path = next(file for folder in folders if (file := Path(folder) / f"{name}.py").is_file())
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        docstring = ast.get_docstring(parse(path.read_text(encoding="utf-8"))) or ""
         sites[name] = docstring.partition("\n")[0]
     return sites
 

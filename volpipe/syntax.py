@@ -1,0 +1,41 @@
+"""Python's syntax trees, made by one thread at a time; tracebacks need them to underline what failed.
+
+Python before 3.11.8, and 3.12 before 3.12.2, counts the depth of a tree for all threads together (python/cpython
+issue 106905): where two threads make trees at once, either may get a SystemError in place of its tree or traceback.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import threading
+import traceback
+from types import TracebackType
+
+_one_thread = threading.Lock()
+
+
+def parse(source: str | bytes) -> ast.Module:
+    """Return the tree of a Python file.
+
+    Raises:
+        SyntaxError, ValueError: it is none.
+    """
+    with _one_thread:
+        return ast.parse(source)
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of an error with those of its causes, as Python prints it."""
+    with _one_thread:
+        return "".join(traceback.format_exception(error)).rstrip("\n")
+
+
+class LogFormatter(logging.Formatter):
+    """Writes tracebacks into a log as `traceback_of` does."""
+
+    def formatException(
+        self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+    ) -> str:
+        """Return the traceback of a logged error."""
+        return traceback_of(ei[1]) if ei[1] is not None else super().formatException(ei)
