@@ -109,15 +109,14 @@ def work_behind(
 
     Args:
         joined: returns the result of the task from those of the units that did not fail.
-        check: called before each unit; what it raises is that unit's failure.
+        check: called before the second part of each unit, which writes; what it raises is that unit's failure.
         beater: tells of it meanwhile.
     """
     results: list[P] = []
 
     def second_part(unit: int) -> Callable[[], P]:
         try:
-            check()
-            return making.make(unit)
+            return partial(_after, check, making.make(unit))
         except Exception as error:
             return partial(_raise, error)
 
@@ -140,6 +139,11 @@ def work_once(stage: str, unit: int, function: Callable[[], R], beater: Beater |
         return results[0] if results else None
 
     return work_each(stage, [unit], lambda unit: function(), first, beater=beater)
+
+
+def _after(check: Callable[[], None], second: Callable[[], P]) -> P:
+    check()
+    return second()
 
 
 def _raise(error: Exception) -> NoReturn:

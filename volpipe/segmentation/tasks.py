@@ -276,7 +276,6 @@ def coarsen(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
 
 def _write(job: SegmentJob, shard: int, labels: np.ndarray) -> Written:
     """Write `labels` (1, z, y, x) to `shard` of the job's level."""
-    job.check_session()
     sums = write_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard), labels)
     return Written(((job.level, shard, sums),))
 
