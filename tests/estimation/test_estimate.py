@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -19,11 +20,11 @@ from volumes import noise, windowed, write_volume
 from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.stage import bundle_size
 from volpipe.errors import PlanError, RunStopped
-from volpipe.estimation import calibrate
+from volpipe.estimation import calibrate, memory
 from volpipe.estimation.cache_model import fetched_share
 from volpipe.estimation.estimate import Estimate, Slots, StageEstimate, UnitCosts, estimate, upper_bounds
 from volpipe.estimation.limits import Limits, check_limits
-from volpipe.estimation.memory import memory_bytes
+from volpipe.estimation.memory import CUDA_BYTES, memory_bytes
 from volpipe.estimation.scratch_model import Sums, missed_share
 from volpipe.geometry.grid import Box, mirror
 from volpipe.inference.plan import Plan
@@ -403,3 +404,20 @@ def test_what_is_planned_covers_what_a_large_blended_run_was_seen_to_take() -> N
     assert memory_bytes(plan, None) > 995 * 2**20
     crop = planned("windows.blend=crop", of=volume((1500, 1500, 1500)))
     assert memory_bytes(crop, 400 * 2**20) == 500 * 2**20  # nothing is added up
+
+
+@pytest.mark.parametrize(("library", "more"), [("libtorch_cpu.so", 0), ("libtorch_cuda.so", CUDA_BYTES)])
+def test_a_torch_for_gpus_takes_more_memory_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, more: int
+) -> None:
+    plan = planned()
+    monkeypatch.setattr(memory, "cuda_bytes", lambda: 0)
+    least, on_gpu = memory_bytes(plan, None), memory_bytes(plan, None, on_gpu=True)
+    monkeypatch.undo()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / library).touch()
+    spec = importlib.util.spec_from_file_location("torch", tmp_path / "__init__.py")
+    monkeypatch.setattr(memory, "find_spec", {"torch": spec}.get)
+    monkeypatch.setattr(memory, "cuda_bytes", memory.cuda_bytes.__wrapped__)
+    assert memory_bytes(plan, None) == least + more
+    assert memory_bytes(plan, None, on_gpu=True) == on_gpu

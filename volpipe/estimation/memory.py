@@ -6,6 +6,9 @@ Not here: the memory that there is (limits), or the settings of malloc (malloc).
 from __future__ import annotations
 
 import math
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 
@@ -26,6 +29,8 @@ NET_BYTES, NET_SAFETY = (
 GPU_BYTES = (
     700 << 20
 )  # for CUDA itself, of a worker whose net is on a GPU: workers took 935 and 960 MiB in all (2026-11)
+CUDA_BYTES = 280 << 20  # of the libraries of a torch for CUDA, which load without a GPU too (2.13.0+cu130, 2026-11)
+GPU_LIBRARIES = "libtorch_cuda.so", "libtorch_hip.so"
 SAFETY = 1.25  # factor by which memory may exceed that of a few blocks: allocators keep freed memory
 
 
@@ -42,10 +47,21 @@ def memory_bytes(plan: Plan, peak_bytes: int | None, *, on_gpu: bool = False, sp
     """
     least = WORKER_BYTES + SAFETY * array_bytes(plan)
     if peak_bytes is None:
-        return least + (GPU_BYTES if on_gpu else net_bytes(plan, speeds) or 0.0)
+        return least + (GPU_BYTES if on_gpu else cuda_bytes() + (net_bytes(plan, speeds) or 0.0))
     if not plan.num_sums:
         return SAFETY * peak_bytes
     return max(least, SAFETY * peak_bytes + (0 if plan.has_slabs else _finishing_bytes(plan)))
+
+
+@cache
+def cuda_bytes() -> int:
+    """Return what a worker without a GPU takes for the GPU's libraries, if this environment's torch has them."""
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return 0
+    return (
+        CUDA_BYTES if any(Path(torch.origin).with_name("lib").joinpath(name).exists() for name in GPU_LIBRARIES) else 0
+    )
 
 
 def net_bytes(plan: Plan, speeds: NetSpeeds | None = None) -> float | None:
