@@ -6,7 +6,9 @@ another; such a command is to be started anew.
 
 Interchanges and pools of workers are forked as well, where ADDRESS is in their environment: first in its PATH are
 scripts of their names (the folder pool_scripts), each of which asks for a fork and stands for it. Signals that
-reach such a script reach the group of its fork, which ends with it, and it ends as its fork does.
+reach such a script reach the group of its fork, which ends with it, and it ends as its fork does. The system shows the
+environment of a fork as that of the process it is a fork of; a file that HELD names in its own is held open by a fork,
+and by the forks of that, so that others know them by it.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ PACKAGES = (
 )  # fmt: skip
 AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_")  # variables that are read only then
 THREADS = "OMP_NUM_THREADS"  # which torch alone can be told later
+HELD = "VOLPIPE_HELD"  # variable that names a file
 LENGTH_BYTES = 8
 NO_LIMITS = "Max resident set", "Max core file"  # Linux heeds the first nowhere, the second as a process dies
 
@@ -235,6 +238,8 @@ def become(request: Request, files: list[int]) -> Request:
     sys.path[:] = [folder for folder in sys.path if folder not in ours]
     os.environ.clear()
     os.environ.update(request.environment)
+    if HELD in os.environ:
+        os.open(os.environ[HELD], os.O_RDONLY)
     tempfile.tempdir = None  # which is chosen once
     return request
 
