@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ def examples(few: int, many: int) -> settings:
     return settings(max_examples=many if is_drawn else few, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+gc.disable()  # while modules are imported: what they make stays
 os.environ.pop("COLUMNS", None)  # which pytest-xdist sets: tables would be as narrow
 # Commands that tests start are interrupted, also where these tests run in the background or under nohup.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -56,6 +58,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, so that no process is left alone with one at the end."""
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from now on, but not among tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

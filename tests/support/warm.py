@@ -143,11 +143,14 @@ def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def can_fork(request: Request) -> bool:
-    """Return whether the command of a pool would be no other if it were started anew: of its threads, torch is told."""
+    """Return whether the command of a pool would be no other if it were started anew: of its threads, torch is told.
+
+    Modules of tests have names of their own, so that a folder of theirs hides nothing.
+    """
     theirs, ours = read_at_start(request.environment), read_at_start(os.environ)
     threads = theirs.pop(THREADS, ours.pop(THREADS, "1"))
-    folders = {Path(name) for name in python_path(request)}
-    others = folders - {Path(__file__).parents[2]}
+    tests, root = Path(__file__).parents[1:3]
+    others = [each for each in map(Path, python_path(request)) if each != root and not each.is_relative_to(tests)]
     is_ours = Path(request.script).parent == Path(sys.executable).parent
     return is_ours and theirs == ours and threads.isdigit() and not others
 
