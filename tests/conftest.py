@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 from hypothesis import HealthCheck, settings
-from warm import ADDRESS, SCRIPTS, warm
+from warm import ADDRESS, FOR_ALL, SCRIPTS, warm
 
 from volpipe.volumes.storage.credentials import ROLES
 
@@ -52,6 +52,12 @@ LONGEST = tuple(
     )
 )  # fmt: skip
 SHARED = ROOT.parent / "shared" / "data"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the processes of pytest-xdist share what commands are forked from: to import it takes each seconds."""
+    if config.getoption("numprocesses", None):
+        os.environ[FOR_ALL] = warm().address
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,6 +20,7 @@ import importlib
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import struct
@@ -43,6 +44,7 @@ PACKAGES = (
 )  # fmt: skip
 AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_")  # variables that are read only then
 THREADS = "OMP_NUM_THREADS"  # which torch alone can be told later
+FOR_ALL = "VOLPIPE_WARM_FOR_ALL"  # variable that names the same, of one for all processes of pytest
 HELD = "VOLPIPE_HELD"  # variable that names a file
 LENGTH_BYTES = 8
 NO_LIMITS = "Max resident set", "Max core file"  # Linux heeds the first nowhere, the second as a process dies
@@ -95,16 +97,21 @@ class Begun:
 
 
 class Warm:
-    """A process that forks commands, and ends with this one.
+    """A process that forks commands, and ends with the one that started it.
 
     Attributes:
         address: of its socket.
         environment: what it read as it started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str | None = None) -> None:
+        """Start a process, unless there is one at `address`."""
         self.environment = read_at_start(os.environ)
-        self.address = str(Path(tempfile.mkdtemp(prefix="warm")) / "s")
+        self.address = address or str(Path(tempfile.mkdtemp(prefix="warm")) / "s")
+        if not address:
+            self._start()
+
+    def _start(self) -> None:
         alive, self._alive = os.pipe()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
@@ -129,12 +136,13 @@ class Warm:
     def _end(self) -> None:
         os.close(self._alive)
         self._server.wait()
+        shutil.rmtree(Path(self.address).parent, ignore_errors=True)  # it may have lain in a folder of tests
 
 
 @cache
 def warm() -> Warm:
     """Return the process that forks the commands of this one."""
-    return Warm()
+    return Warm(os.environ.get(FOR_ALL))
 
 
 def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
