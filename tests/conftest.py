@@ -43,12 +43,12 @@ TEST_PATH = os.pathsep.join(map(str, FOLDERS))
 LONGEST = tuple(
     f"test_{name}.py"
     for name in (
-        "slurm", "k8s", "resume", "site_check", "growth", "chaos", "laws", "update", "update_states",
+        "pages", "slurm", "k8s", "resume", "site_check", "growth", "chaos", "laws", "update", "update_states",
         "update_selection", "sites", "convert", "interchange", "slurm_site_check", "manifest",
         "node_cache_runs", "tune", "follow", "sweep", "train", "usage", "notebooks", "segment_kill",
         "batch_command", "browser", "workflow_s3", "faults_of_works", "distributed", "packaging", "top",
         "threads", "estimate", "segment", "jupyterlab", "workflow_commands", "reports", "cli", "status", "fuzz",
-        "decoded_size",
+        "decoded_size", "slabs", "receptive_field", "faults", "output", "denoise", "bioimageio", "roi",
     )
 )  # fmt: skip
 SHARED = ROOT.parent / "shared" / "data"
