@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 from hypothesis import HealthCheck, settings
-from warm import ADDRESS, SCRIPTS, warm
+from warm import ADDRESS, FOR_ALL, SCRIPTS, warm
 
 from volpipe.volumes.storage.credentials import ROLES
 
@@ -28,6 +29,7 @@ def examples(few: int, many: int) -> settings:
     return settings(max_examples=many if is_drawn else few, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+gc.disable()  # while modules are imported: what they make stays
 os.environ.pop("COLUMNS", None)  # which pytest-xdist sets: tables would be as narrow
 # Commands that tests start are interrupted, also where these tests run in the background or under nohup.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,21 +43,33 @@ TEST_PATH = os.pathsep.join(map(str, FOLDERS))
 LONGEST = tuple(
     f"test_{name}.py"
     for name in (
-        "slurm", "k8s", "resume", "site_check", "growth", "chaos", "laws", "update", "update_states",
+        "pages", "slurm", "k8s", "resume", "site_check", "growth", "chaos", "laws", "update", "update_states",
         "update_selection", "sites", "convert", "interchange", "slurm_site_check", "manifest",
         "node_cache_runs", "tune", "follow", "sweep", "train", "usage", "notebooks", "segment_kill",
         "batch_command", "browser", "workflow_s3", "faults_of_works", "distributed", "packaging", "top",
         "threads", "estimate", "segment", "jupyterlab", "workflow_commands", "reports", "cli", "status", "fuzz",
-        "decoded_size",
+        "decoded_size", "slabs", "receptive_field", "faults", "output", "denoise", "bioimageio", "roi",
     )
 )  # fmt: skip
 SHARED = ROOT.parent / "shared" / "data"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the processes of pytest-xdist share what commands are forked from: to import it takes each seconds."""
+    if config.getoption("numprocesses", None):
+        os.environ[FOR_ALL] = warm().address
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, so that no process is left alone with one at the end."""
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from now on, but not among tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -60,12 +60,14 @@ def build():
 
 
 @pytest.fixture
-def _told_by_readline() -> Iterator[None]:
+def _told_by_readline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a process that is started now be told the width of a terminal by C alone, as readline does."""
+    monkeypatch.delenv(warm.FOR_ALL, raising=False)
     warm.warm.cache_clear()
     os.putenv("COLUMNS", "40")
     yield
     os.unsetenv("COLUMNS")
+    warm.warm.cache_clear()
 
 
 def facts_of(folder: Path, **environment: str) -> tuple[Process, dict[str, Any]]:

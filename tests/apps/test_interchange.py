@@ -119,6 +119,7 @@ def imported() -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_pools_start_anew")
 def test_a_worker_leaves_out_what_only_drivers_need_until_a_task_wants_it(
     kernel: DataFlowKernel, executor: ResilientExecutor
 ) -> None:

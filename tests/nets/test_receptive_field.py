@@ -15,6 +15,7 @@ from torch import nn
 from volumes import noise, write_volume
 
 from volpipe.errors import VolpipeError
+from volpipe.estimation import window_search
 from volpipe.estimation.halo_search import halo_errors
 from volpipe.models.unet3d import unet3d
 from volpipe.nets.load import describe
@@ -242,7 +243,10 @@ def rows_of(ended: Ended, first: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_the_command_prints_what_was_measured_and_the_window_to_choose(tmp_path: Path, give: Give) -> None:
+def test_the_command_prints_what_was_measured_and_the_window_to_choose(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_search, "GROWTHS", (0.5, 1.0))  # larger windows would be tried for half a minute
     write_volume(tmp_path / "in.n5", noise((20, 24, 28)))
     ended = give("net", "net.py:build", tmp_path / "in.n5", "--set", "windows.blend=hann")
     assert ended.code == 0, ended.err
@@ -250,6 +254,7 @@ def test_the_command_prints_what_was_measured_and_the_window_to_choose(tmp_path:
     assert rows_of(ended, "receptive") == [["receptive", "field", "5", "3", "5"]]
     assert rows_of(ended, "exact") == [["exact", "halo", "3", "1", "2", "3", "×", "1", "×", "2"]]
     assert rows_of(ended, "3 × 1 × 2")[0][5] == "0"
+    assert len(re.findall(r" s +[0-9,]+$", ended.out, re.MULTILINE)) >= 2
     choice = re.search(r"choose net\.halo=\[3, 1, 2\] windows\.shape=\[(\d+), (\d+), (\d+)\] infer\.batch=1", ended.out)
     assert choice is not None
     assert int(choice[3]) % 2 == 0

@@ -6,7 +6,9 @@ another; such a command is to be started anew.
 
 Interchanges and pools of workers are forked as well, where ADDRESS is in their environment: first in its PATH are
 scripts of their names (the folder pool_scripts), each of which asks for a fork and stands for it. Signals that
-reach such a script reach the group of its fork, which ends with it, and it ends as its fork does.
+reach such a script reach the group of its fork, which ends with it, and it ends as its fork does. The system shows the
+environment of a fork as that of the process it is a fork of; a file that HELD names in its own is held open by a fork,
+and by the forks of that, so that others know them by it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import importlib
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import struct
@@ -41,6 +44,8 @@ PACKAGES = (
 )  # fmt: skip
 AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_")  # variables that are read only then
 THREADS = "OMP_NUM_THREADS"  # which torch alone can be told later
+FOR_ALL = "VOLPIPE_WARM_FOR_ALL"  # variable that names the same, of one for all processes of pytest
+HELD = "VOLPIPE_HELD"  # variable that names a file
 LENGTH_BYTES = 8
 NO_LIMITS = "Max resident set", "Max core file"  # Linux heeds the first nowhere, the second as a process dies
 
@@ -92,16 +97,21 @@ class Begun:
 
 
 class Warm:
-    """A process that forks commands, and ends with this one.
+    """A process that forks commands, and ends with the one that started it.
 
     Attributes:
         address: of its socket.
         environment: what it read as it started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str | None = None) -> None:
+        """Start a process, unless there is one at `address`."""
         self.environment = read_at_start(os.environ)
-        self.address = str(Path(tempfile.mkdtemp(prefix="warm")) / "s")
+        self.address = address or str(Path(tempfile.mkdtemp(prefix="warm")) / "s")
+        if not address:
+            self._start()
+
+    def _start(self) -> None:
         alive, self._alive = os.pipe()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
@@ -126,12 +136,13 @@ class Warm:
     def _end(self) -> None:
         os.close(self._alive)
         self._server.wait()
+        shutil.rmtree(Path(self.address).parent, ignore_errors=True)  # it may have lain in a folder of tests
 
 
 @cache
 def warm() -> Warm:
     """Return the process that forks the commands of this one."""
-    return Warm()
+    return Warm(os.environ.get(FOR_ALL))
 
 
 def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
@@ -140,11 +151,14 @@ def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def can_fork(request: Request) -> bool:
-    """Return whether the command of a pool would be no other if it were started anew: of its threads, torch is told."""
+    """Return whether the command of a pool would be no other if it were started anew: of its threads, torch is told.
+
+    Modules of tests have names of their own, so that a folder of theirs hides nothing.
+    """
     theirs, ours = read_at_start(request.environment), read_at_start(os.environ)
     threads = theirs.pop(THREADS, ours.pop(THREADS, "1"))
-    folders = {Path(name) for name in python_path(request)}
-    others = folders - {Path(__file__).parents[2]}
+    tests, root = Path(__file__).parents[1:3]
+    others = [each for each in map(Path, python_path(request)) if each != root and not each.is_relative_to(tests)]
     is_ours = Path(request.script).parent == Path(sys.executable).parent
     return is_ours and theirs == ours and threads.isdigit() and not others
 
@@ -235,6 +249,8 @@ def become(request: Request, files: list[int]) -> Request:
     sys.path[:] = [folder for folder in sys.path if folder not in ours]
     os.environ.clear()
     os.environ.update(request.environment)
+    if HELD in os.environ:
+        os.open(os.environ[HELD], os.O_RDONLY)
     tempfile.tempdir = None  # which is chosen once
     return request
 

@@ -107,6 +107,7 @@ def finish_badly(slow: SlowPods) -> tuple[Ended, str]:
     return ended, ended.err.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("_pools_start_anew")
 def test_pods_of_two_kinds_make_the_same_bytes_as_this_machine(
     base: Path, cluster: AnyCluster, undisturbed: str
 ) -> None:
@@ -164,12 +165,14 @@ def test_a_run_goes_on_with_the_pods_that_a_quota_leaves_it_also_while_nobody_an
 ) -> None:
     if not isinstance(cluster, Cluster):
         pytest.skip("no quota is set on a real cluster, nor is its API server stopped")
-    slow = SlowPods(base / "few", seconds=0.02, cluster=cluster, settings={"VOLPIPE_K8S_MAX_PODS": "4"})
+    slow = SlowPods(base / "few", seconds=0.05, cluster=cluster, settings={"VOLPIPE_K8S_MAX_PODS": "4"})
     cluster.quota = 1
     slow.begin()
     slow.wait_for_calls(20)
+    wait_until(lambda: "exceeded quota: few" in (slow.folder / "err.txt").read_text(), SOON)
     cluster.is_silent = True
-    slow.wait_for_calls(120)
+    slow.wait_for_calls(len(slow.calls(1)) + 60)
+    assert slow.process is not None and slow.process.poll() is None
     cluster.is_silent = False
     finish_well(slow, undisturbed)
     said = (slow.folder / "err.txt").read_text()

@@ -150,8 +150,8 @@ class Cluster:
 
     def kill_manager(self, name: str) -> None:
         """Kill the process that looks after the pod's workers, which the container's shell waits for."""
-        pools = [p for p in self.pod(name).processes() if WORKERS in " ".join(p.cmdline()[:3])]
-        min((p for p in pools if p.name() != "bash"), key=lambda p: p.pid).kill()
+        pools = [process for process in self.pod(name).processes() if process.name() == WORKERS]
+        min(pools, key=psutil.Process.create_time).kill()
 
     def kill_worker(self, name: str) -> None:
         """Kill the worker of the pod that has worked most."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 from conftest import ROOT
 from manifests import Json
+from warm import ADDRESS, HELD, read_at_start
 
 MARK = "DOUBLE_OF_POD"  # in the environment of all that runs in a pod
 GPU = "nvidia.com/gpu"
@@ -59,6 +60,11 @@ class Pod:
         return self.spec["containers"][0]  # type: ignore[no-any-return]  # JSON
 
     @property
+    def held(self) -> Path:
+        """The file that forks of the pod hold open."""
+        return self.log.with_suffix(".held")
+
+    @property
     def ended(self) -> bool:
         return self.status["phase"] in ("Succeeded", "Failed")
 
@@ -83,10 +89,14 @@ class Pod:
         """Return what runs in the pod, whatever group it has moved to."""
         found = []
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self.metadata["uid"] and process.status() != psutil.STATUS_ZOMBIE:
+            with contextlib.suppress(psutil.Error, OSError):
+                is_ours = process.environ().get(MARK) == self.metadata["uid"] or self._is_held_by(process)
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
+
+    def _is_held_by(self, process: psutil.Process) -> bool:
+        return str(self.held) in map(os.readlink, Path(f"/proc/{process.pid}/fd").iterdir())
 
 
 @dataclass
@@ -179,6 +189,7 @@ class Node:
             pod.say("waiting", reason=reason, message=f'Back-off pulling image "{image}"')
             pod.due = time.monotonic() + PULL_BACK_OFF_SECONDS
             return
+        pod.held.touch()
         with pod.log.open("ab") as log:
             pod.process = subprocess.Popen(
                 [*self._mounts(), *(pod.container.get("command") or []), *(pod.container.get("args") or [])],
@@ -203,13 +214,14 @@ class Node:
 
     def _environment(self, pod: Pod) -> dict[str, str]:
         """Return what a container sees: of this machine's environment only what an image would have."""
-        here = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME") if name in os.environ}
+        names = "PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME", ADDRESS
+        here = {name: os.environ[name] for name in names if name in os.environ}
         of_image = {"PYTHONPATH": str(ROOT), "HOSTNAME": pod.spec.get("hostname") or pod.metadata["name"]} | self.env
         account = self.accounts.get(pod.spec.get("serviceAccountName", ""))
         if account is not None and pod.spec.get("automountServiceAccountToken", True):
             of_image["KUBECONFIG"] = str(account)
         own = {entry["name"]: self._value(entry, pod) for entry in pod.container.get("env") or []}
-        return here | of_image | own | {MARK: pod.metadata["uid"]}
+        return read_at_start(os.environ) | here | of_image | own | {MARK: pod.metadata["uid"], HELD: str(pod.held)}
 
     def _value(self, entry: Json, pod: Pod) -> str:
         if "valueFrom" not in entry:
