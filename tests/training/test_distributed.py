@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -406,7 +406,7 @@ def first_rank(folder: Path) -> list[psutil.Process]:
         return []
     port = json.loads((folder / "cut" / "ranks.json").read_text())["port"]
     for process in processes_in(folder):
-        for each in process.net_connections():
-            if each.status == psutil.CONN_LISTEN and each.laddr.port == port:
+        with suppress(psutil.NoSuchProcess):  # one that was about to end
+            if any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in process.net_connections()):
                 return [process]
     return []

@@ -96,7 +96,11 @@ class Pod:
         return found
 
     def _is_held_by(self, process: psutil.Process) -> bool:
-        return str(self.held) in map(os.readlink, Path(f"/proc/{process.pid}/fd").iterdir())
+        for opened in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it is closed by now
+                if opened.readlink() == self.held:
+                    return True
+        return False
 
 
 @dataclass
