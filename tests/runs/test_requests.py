@@ -16,7 +16,9 @@ from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 from inline import Inline
 from volumes import noise, windowed
 
+from volpipe.estimation.memory import array_bytes
 from volpipe.geometry.grid import Box
+from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs import worker
 from volpipe.runs.worker import Job
@@ -98,6 +100,55 @@ def test_shards_are_put_side_by_side(
         assert execute(plan, Inline().start).missing == []
     assert next(numbers) == 8
     assert np.array_equal(open_volume("s3://cells/out.zarr")[...], data)
+
+
+@pytest.fixture
+def blocks_of_a_shard(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Job, Plan]:
+    """A finished run from bucket to bucket over eight blocks, each of one chunk and one shard."""
+    monkeypatch.chdir(tmp_path)
+    data = noise((16, 16, 16))
+    create_array("s3://cells/in.zarr", "raw", ArraySpec(data.shape, data.dtype, (8, 8, 8)), "zarr3")
+    open_writer("s3://cells/in.zarr", "raw").write(Box.from_shape(data.shape), data)
+    settings = ["net.name=identity", "output.levels=0", "output.chunk=[8,8,8]", "output.shard=[8,8,8]"]
+    recipe = load_recipe(None, [*settings, *windowed((8,) * 3, (0,) * 3, (1, 1, 1), "crop")])
+    plan = prepare("s3://cells/in.zarr", recipe, "s3://cells/out.zarr", tmp_path)
+    assert len(plan.blocks) == len(plan.shards()) == 8
+    assert execute(plan, Inline().start).missing == []
+    return Job(str(next(tmp_path.glob("*.run"))), plan.identity), plan
+
+
+def test_small_blocks_are_written_side_by_side(bucket: Bucket, blocks_of_a_shard: tuple[Job, Plan]) -> None:
+    """The first three of a task wait for each other: one after the other they would never go."""
+    first_three, numbers = threading.Barrier(3, timeout=60), itertools.count()
+
+    def fault(method: str, path: str) -> str:
+        if method == "PUT" and "/s0/c/" in path and next(numbers) < 3:
+            first_three.wait()
+        return ""
+
+    before = dict(bucket.files)
+    bucket.fault = fault
+    record = worker.infer(blocks_of_a_shard[0], range(8))
+    assert (record.done, record.failed, next(numbers)) == (tuple(range(8)), (), 8)
+    assert bucket.files == before
+
+
+def test_of_blocks_that_are_written_side_by_side_only_those_fail_that_cannot_be_written(
+    bucket: Bucket, blocks_of_a_shard: tuple[Job, Plan]
+) -> None:
+    job, plan = blocks_of_a_shard
+    bucket.fault = lambda method, path: "denied" if method == "PUT" and path.endswith("/s0/c/0/1/0") else ""
+    record = worker.infer(job, range(8))
+    failed = list(plan.shards().touching(Box((0, 8, 0), (8, 16, 8))))
+    assert [block for block, _ in record.failed] == failed
+    assert record.done == tuple(block for block in range(8) if block not in failed)
+
+
+def test_the_plan_counts_blocks_that_are_written_side_by_side(blocks_of_a_shard: tuple[Job, Plan]) -> None:
+    plan = blocks_of_a_shard[1]
+    local = plan.model_copy(update={"out": "/out.zarr"})
+    assert (plan.blocks_behind, local.blocks_behind) == (32, 1)
+    assert array_bytes(plan) - array_bytes(local) >= 31 * 8**3
 
 
 def test_small_files_asked_for_once_are_those_that_were_written_meanwhile(bucket: Bucket) -> None:

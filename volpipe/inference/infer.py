@@ -2,13 +2,13 @@
 
 A block's voxels go to the net's device once, as they are stored. There they are cut into windows, normalised, computed,
 weighted, added and finished; what comes back is what is written. Reading the next block, computing this one and writing
-the last one overlap: each has a thread. Not here: where voxels come from (windows), the net on its device (runner), the
-sum of a block (block_sum), or the order of blocks (schedule).
+the last ones overlap, in threads. Not here: where voxels come from (windows), the net on its device
+(runner), the sum of a block (block_sum), or the order of blocks (schedule).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -238,41 +238,36 @@ def infer(
 ) -> Iterator[tuple[int, Exception | BlockResult]]:
     """Yield each of `blocks` once it is written, with its result or its error.
 
-    At most two sums are in memory: the one that grows and the one that is being written; the voxels of the block
+    In memory are the sum that grows and those that are being written (`Plan.blocks_behind`); the voxels of the block
     after these are read meanwhile. Of a block in slabs, these take the place of blocks. A block is not written if
     `before_write` raises; `on_windows` is called with the number of windows of each batch that was computed.
     """
-    after_next = dict(zip(blocks, blocks[2:], strict=False))
+    after_next, num_behind = dict(zip(blocks, blocks[2:], strict=False)), selection.plan.blocks_behind
     block_writer = BlockWriter(selection, tensors, source)
-
-    def write(done: BlockSum) -> BlockResult | None:
-        if done.is_last:
-            source.forget(done.block)
-            if done.block in after_next:
-                source.expect(after_next[done.block])
-        return block_writer.write(done, before_write)
-
     runner = load_runner(selection.plan)
     runner.check()
     for block in blocks[:2]:
         source.expect(block)
-    writing: tuple[int, Future[BlockResult | None]] | None = None
+    writing = deque[tuple[int, Future[BlockResult | None]]]()
     sums = block_sums(selection, normalise, runner, source, blocks, on_windows=on_windows, given_up=block_writer.failed)
     with ExitStack() as stack:
         stack.callback(block_writer.give_up)  # after the last write
-        writer = stack.enter_context(ThreadPoolExecutor(1, "volpipe-write"))
+        writer = stack.enter_context(ThreadPoolExecutor(num_behind, "volpipe-write"))
         for block, outcome in sums:
-            if writing is not None:
-                yield from _written(*writing)
-                writing = None
+            while len(writing) >= (1 if isinstance(outcome, Exception) else num_behind):
+                yield from _written(*writing.popleft())
             if isinstance(outcome, Exception):
                 block_writer.give_up()
                 yield block, outcome
             elif block not in block_writer.failed:
-                writing = block, writer.submit(write, outcome)
+                if outcome.is_last:
+                    source.forget(block)
+                    if block in after_next:
+                        source.expect(after_next[block])
+                writing.append((block, writer.submit(block_writer.write, outcome, before_write)))
             del outcome  # else it would stay while the next one grows
-        if writing is not None:
-            yield from _written(*writing)
+        while writing:
+            yield from _written(*writing.popleft())
 
 
 def block_sums(

@@ -39,6 +39,7 @@ from volpipe.recipes.inference import Auto, Precision, Recipe
 from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED, chunk_channels
 from volpipe.volumes.formats.precomputed import default_codec
 from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.storage.requests import num_at_once
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute
 
 SUM_TYPE = np.dtype(np.float32)
@@ -253,6 +254,21 @@ class Plan(OutputPlan):
     def has_slabs(self) -> bool:
         """Whether blocks are computed slab by slab."""
         return self.slab < self.lattice.places[0]
+
+    @property
+    def blocks_behind(self) -> int:
+        """How many blocks a worker writes at a time: several into a bucket, if they are small and no two write one
+        shard.
+        """
+        if "://" not in self.out or self.has_slabs or self.num_sums:
+            return 1
+        return num_at_once(self.sum_bytes, fewest=1)
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of the sum of a whole block."""
+        dtype = SUM_TYPE if self.is_summed else self.dtype
+        return math.prod(self.sum_shape) * self.net.out_channels * dtype.itemsize
 
     @cached_property
     def _support(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
