@@ -83,9 +83,9 @@ def array_bytes(plan: Plan) -> int:
     """Return the bytes of arrays in a worker that infers, without the net itself.
 
     Of a block in slabs, two of these, of the volume and of the output (`Sizes.slab_bytes`). Else two blocks of voxels
-    (one is read ahead) and the chunks that neighbours share, two sums (one is written meanwhile; into a
-    bucket several, if they are small) with the part that is rounded and those that go to scratch and come from it. And
-    the windows that wait.
+    (one is read ahead) and the chunks that neighbours share, two sums (one is written meanwhile; into a bucket
+    several, if they are small) with the part that is rounded and those that go to scratch and come from it. And the
+    windows that wait.
     """
     channels, out = plan.source.num_channels, plan.net.out_channels
     itemsize = np.dtype(plan.source.dtype).itemsize

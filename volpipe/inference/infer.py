@@ -2,8 +2,8 @@
 
 A block's voxels go to the net's device once, as they are stored. There they are cut into windows, normalised, computed,
 weighted, added and finished; what comes back is what is written. Reading the next block, computing this one and writing
-the last ones overlap, in threads. Not here: where voxels come from (windows), the net on its device
-(runner), the sum of a block (block_sum), or the order of blocks (schedule).
+the last ones overlap, in threads. Not here: where voxels come from (windows), the net on its device (runner), the sum
+of a block (block_sum), or the order of blocks (schedule).
 """
 
 from __future__ import annotations
