@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from cluster import Cluster, Refused, wait_for_pods
 from command import Ended, begin, finish, processes_in, sentences, wait_until
@@ -83,7 +84,8 @@ def _no_process_outlives_a_test(base: Path) -> Iterator[None]:
 def kill_all(base: Path) -> None:
     for folder in base.iterdir():
         for process in processes_in(folder):
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # some end with those before them
+                process.kill()
 
 
 def finish_well(slow: SlowPods, undisturbed: str) -> None:

@@ -150,13 +150,11 @@ class Cluster:
 
     def kill_manager(self, name: str) -> None:
         """Kill the process that looks after the pod's workers, which the container's shell waits for."""
-        pools = [process for process in self.pod(name).processes() if process.name() == WORKERS]
-        min(pools, key=psutil.Process.create_time).kill()
+        min(self.pod(name).processes(WORKERS), key=psutil.Process.create_time).kill()
 
     def kill_worker(self, name: str) -> None:
         """Kill the worker of the pod that has worked most."""
-        workers = [p for p in self.pod(name).processes() if p.name() == WORKER]
-        max(workers, key=lambda process: sum(process.cpu_times()[:2])).kill()
+        max(self.pod(name).processes(WORKER), key=lambda process: sum(process.cpu_times()[:2])).kill()
 
     def delete_pod(self, name: str, grace: int | None = None) -> None:
         """Delete a pod as a user would, by `kubectl delete pod`."""

@@ -85,13 +85,14 @@ class Pod:
             }
         ]
 
-    def processes(self) -> list[psutil.Process]:
-        """Return what runs in the pod, whatever group it has moved to."""
+    def processes(self, name: str = "") -> list[psutil.Process]:
+        """Return what runs in the pod, by this name if one is given, whatever group it has moved to."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 is_ours = process.environ().get(MARK) == self.metadata["uid"] or self._is_held_by(process)
-                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                is_named = name in ("", process.name())
+                if is_ours and is_named and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
