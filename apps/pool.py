@@ -5,14 +5,15 @@ Not here: sites (configs), or the apps.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -37,10 +38,11 @@ from volpipe.apps.htex.executor import ResilientExecutor, translate_error
 from volpipe.apps.htex.watch import Watch, cancel_blocks
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
-from volpipe.blockwise.pool import Capacity, Start, followed
+from volpipe.blockwise.pool import Capacity, Site, Start, WorkerPool, followed
 from volpipe.sites.find import find_site, name_user, try_site
 from volpipe.volumes.node_cache import VARIABLE
 from volpipe.volumes.storage.metadata import memory_bytes
+from volpipe.volumes.storage.paths import delete
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +120,50 @@ def on_site(name: str, folder: Path | None = None) -> Start:
     return start
 
 
+@contextmanager
+def starting(name: str, folder: Path) -> Iterator[Site]:
+    """Begin to start the workers of the site `name` before a run on it is planned, where they are on this machine.
+
+    If nobody takes them they are stopped in the end, and leave nothing. Jobs of a cluster are asked for once a plan is
+    accepted; and where the run's folder is there already, the run may be complete.
+
+    Args:
+        folder: for the site's files, in that of the run.
+
+    Raises:
+        SiteError: no such site, or one that cannot be used here.
+    """
+    start, config = on_site(name), try_site(name, folder)
+    executors = getattr(config, "executors", ())
+    site = Site(name, start, capacity_of(executors))
+    is_near = bool(executors) and all(isinstance(e, ResilientExecutor) and _is_local(e) for e in executors)
+    if not is_near or folder.parent.exists() or not folder.parent.parent.is_dir():
+        yield site
+        return
+    folder.mkdir(mode=0o750, parents=True)
+    with ExitStack() as stack:
+        stack.callback(_remove_unused, folder)
+        begun = [stack.enter_context(start_pool(config))]
+
+        def take(folder: Path) -> AbstractContextManager[WorkerPool]:
+            """Return the pool that was begun, which then ends with its work; another one after that."""
+            return _closing(stack.pop_all(), begun.pop()) if begun else start(folder)
+
+        yield dataclasses.replace(site, start=take)
+
+
+@contextmanager
+def _closing(stack: ExitStack, pool: ParslPool) -> Iterator[ParslPool]:
+    with stack:
+        yield pool
+
+
+def _remove_unused(folder: Path) -> None:
+    """Delete `folder` of a site's files, and that of the run around it, in which nothing else has come."""
+    if [*folder.parent.iterdir()] == [folder]:
+        delete(folder.parent)
+
+
 def capacity_at(name: str, folder: Path) -> Capacity:
     """Return what the site `name`, with its files in `folder`, gives workers; nothing of it is started.
 
@@ -156,8 +202,7 @@ def start_pool(config: Config) -> Iterator[ParslPool]:
         if isinstance(executor, ResilientExecutor):
             executor.siblings = [other for other in config.executors if other is not executor]
     with load_parsl(config) as kernel:
-        # The first block is otherwise started by a poll that may be seconds away.
-        _poll_alone(kernel)()
+        begin_blocks(kernel)
         watch.start()
         try:
             yield ParslPool(watch)
@@ -182,8 +227,11 @@ def load_parsl(config: Config) -> Iterator[DataFlowKernel]:
                 cancel_blocks(executor)
 
 
-def _poll_alone(kernel: DataFlowKernel) -> Callable[[], None]:
-    """Return the poll of blocks, one at a time for us and for Parsl: two at once would start blocks twice."""
+def begin_blocks(kernel: DataFlowKernel) -> None:
+    """Start the first blocks now: a poll may be seconds away, and asks the interchange before.
+
+    From then on one thread at a time polls: two would start blocks twice.
+    """
     poller, lock = kernel.job_status_poller, threading.Lock()
     poll = poller.poll
 
@@ -191,8 +239,9 @@ def _poll_alone(kernel: DataFlowKernel) -> Callable[[], None]:
         with lock:
             poll()
 
-    poller.callback = alone
-    return alone
+    with lock:
+        poller.callback = alone
+        poller._strategy.strategize(poller._executors)
 
 
 def _clean_up(kernel: DataFlowKernel) -> None:

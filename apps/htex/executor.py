@@ -7,6 +7,7 @@ test_parsl_blocks.py look whether it is so.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
@@ -28,8 +29,9 @@ from parsl.providers import LocalProvider, SlurmProvider
 from parsl.providers.base import ExecutionProvider
 
 from volpipe.apps.htex.launch import OUT_OF_MEMORY, blocks_folder, grouped, launch_command
-from volpipe.apps.htex.processes import INTERCHANGE, are_installed
+from volpipe.apps.htex.processes import INTERCHANGE, are_installed, port_file
 from volpipe.errors import NOTICE, ManagerLost, SiteError, WorkerLost
+from volpipe.volumes.storage.paths import atomic_write
 
 # Where the system can tie them, the interchange ends with the driver, even when that is killed, but not by the
 # terminal's Ctrl-C: the driver needs it to stop its workers. Without it, workers and their jobs end after the
@@ -105,6 +107,7 @@ class ResilientExecutor(HighThroughputExecutor):
         has_nets = label.partition("_")[0] != "cpu"
         chosen["launch_cmd"] = launch_command(has_nets=has_nets, given=accelerators or ())
         chosen |= arguments
+        self._is_near = isinstance(provider, LocalProvider) and are_installed()
         # Other launchers change the command; those for pods have none.
         self._is_shell = isinstance(getattr(provider, "launcher", SIMPLE), SimpleLauncher)
         if self._is_shell:
@@ -169,10 +172,24 @@ class ResilientExecutor(HighThroughputExecutor):
     def _get_launch_command(self, block_id: str) -> str:
         with self._listening:
             if not self._listens:
-                self.worker_port = self.command_client.run("WORKER_BINDS", timeout_s=LISTEN_SECONDS)
+                self._know_port()
                 super().initialize_scaling()  # type: ignore[no-untyped-call]
                 self._listens = True
         return str(super()._get_launch_command(block_id))
+
+    def _know_port(self) -> None:
+        """Ask the interchange for the port of workers; those of this machine start meanwhile, and read it in a file."""
+        if not self._is_near:
+            self.worker_port = self.command_client.run("WORKER_BINDS", timeout_s=LISTEN_SECONDS)
+            return
+        place = port_file(Path(self.run_dir, self.label).absolute())
+        self.worker_port = place  # type: ignore[assignment]  # which Parsl formats
+        threading.Thread(target=self._tell_port, args=[place], name="volpipe-port", daemon=True).start()
+
+    def _tell_port(self, place: Path) -> None:
+        with contextlib.suppress(lost.CommandClientBadError, lost.CommandClientTimeoutError, zmq.ZMQError):  # has ended
+            port = self.command_client.run("WORKER_BINDS", timeout_s=LISTEN_SECONDS)
+            atomic_write(place, str(port).encode())
 
     def scale_out_facade(self, n: int) -> list[str]:
         """Start up to `n` blocks and return their numbers; after a refusal none, until it is time to ask again."""

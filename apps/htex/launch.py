@@ -27,13 +27,14 @@ GUARD = """
 reached= missed=0
 while kill -0 $pool 2>/dev/null; do
   answered=
+  port=$(cat {worker_port} 2>/dev/null || echo {worker_port})
   for address in $(echo {addresses} | tr , ' '); do
-    timeout 5 bash -c ": > /dev/tcp/$address/{worker_port}" 2>/dev/null && answered=1 && break
+    timeout 5 bash -c ": > /dev/tcp/$address/$port" 2>/dev/null && answered=1 && break
   done
   if [ $answered ]; then reached=1 missed=0
   elif [ $reached ]; then missed=$((missed + {heartbeat_period})); fi
   if [ $missed -ge {heartbeat_threshold} ]; then
-    echo "no driver listens at {addresses} port {worker_port} any more, for $missed s; these workers end" >&2
+    echo "no driver listens at {addresses} port $port any more, for $missed s; these workers end" >&2
     kill -TERM -- -$pool
     break
   fi

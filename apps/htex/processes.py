@@ -10,6 +10,7 @@ import os
 import runpy
 import shutil
 import sys
+import time
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.managers import SyncManager
@@ -20,7 +21,7 @@ from volpipe.apps.htex.lean_imports import PACKAGES, import_without
 INTERCHANGE, WORKERS = "volpipe-interchange", "volpipe-workers"  # in pyproject.toml
 WITH_NETS = "--with-nets"  # first argument of WORKERS that will run nets
 NETS = ("torch", "tensorstore", "volpipe.nets.load", "volpipe.inference.infer")
-PRELOADED = ("volpipe.runs.worker", "volpipe.apps.htex.preload")
+FIRST, PRELOADED = "volpipe.apps.htex.preload_first", ("volpipe.runs.worker", "volpipe.apps.htex.preload")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 WORKER = "volpipe-worker"  # name of their processes; the system takes 15 letters
 
@@ -58,11 +59,33 @@ def workers() -> None:
         del sys.argv[1]
     if sys.platform == "linux":  # elsewhere, system libraries do not bear to be forked
         context = Forked()
-        context.set_forkserver_preload([*(NETS if has_nets else ()), *PRELOADED])
+        context.set_forkserver_preload([FIRST, *(NETS if has_nets else ()), *PRELOADED])
         forkserver.ensure_running()
         import_without(PACKAGES, "parsl.multiprocessing")
         sys.modules["parsl.multiprocessing"].__dict__["SpawnContext"] = context
+    sys.argv[1:] = map(with_port, sys.argv[1:])
     runpy.run_module("parsl.executors.high_throughput.process_worker_pool", run_name="__main__", alter_sys=True)
+
+
+def port_file(folder: Path) -> Path:
+    """Return the file in an executor's `folder` that has the port of its workers once the interchange listens there."""
+    return folder / f"port.{os.getpid()}"  # of the driver, without which nobody will write it
+
+
+def with_port(argument: str) -> str:
+    """Return `argument` of a pool; one that names the file of the port has that instead, which is waited for.
+
+    Raises:
+        ProcessLookupError: the driver is gone.
+    """
+    name, _, value = argument.partition("=")
+    if name != "--port" or value.isdigit():
+        return argument
+    place = Path(value)
+    while not place.is_file():
+        os.kill(int(place.suffix[1:]), 0)
+        time.sleep(0.01)
+    return f"{name}={place.read_text()}"
 
 
 def be_known_as(name: str, signal_with_parent: int = 0) -> None:

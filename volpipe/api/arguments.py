@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-from volpipe.blockwise.pool import Capacity, Start, WorkerPool
+from volpipe.blockwise.pool import Capacity, Site, Start, WorkerPool
 from volpipe.recipes.toml import Section, load_tree, set_value, typed
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import locate
@@ -56,16 +56,18 @@ def with_settings(sections: Mapping[str, Any], settings: Sequence[str]) -> dict[
     return tree
 
 
-def site_of(site: str | Path | WorkerPool, folder: RunFolder | None = None) -> tuple[Start, str]:
+def site_of(site: str | Path | WorkerPool | Site, folder: RunFolder | None = None) -> tuple[Start, str]:
     """Return what starts `site`, and its name; a pool that is started already stays up.
 
     Args:
-        site: a shipped name, a Python file, or a pool.
+        site: a shipped name, a Python file, a pool, or a site that was found.
         folder: of the run; with it, a site that cannot be used here is refused now.
 
     Raises:
         SiteError: no such site, or it cannot be used here.
     """
+    if isinstance(site, Site):
+        return site.start, site.name
     if isinstance(site, str | Path):
         from volpipe.apps.pool import on_site
 
@@ -73,16 +75,18 @@ def site_of(site: str | Path | WorkerPool, folder: RunFolder | None = None) -> t
     return lambda folder: nullcontext(site), ""
 
 
-def capacity_of(site: str | Path | WorkerPool | None, folder: RunFolder) -> Capacity | None:
+def capacity_of(site: str | Path | WorkerPool | Site | None, folder: RunFolder) -> Capacity | None:
     """Return what `site` gives its workers, by which a plan chooses windows; None where nothing is known.
 
     Args:
-        site: a shipped name, a Python file, or a pool that is started; None for no site.
+        site: a shipped name, a Python file, a pool that is started, or a site that was found; None for no site.
         folder: of the run.
 
     Raises:
         SiteError: no such site, or it cannot be used here.
     """
+    if isinstance(site, Site):
+        return site.capacity
     if not isinstance(site, str | Path):
         return None if site is None else site.capacity or Capacity(None, site.slots["gpu"], site.on_gpu)
     from volpipe.apps.pool import capacity_at

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from volpipe.api.arguments import capacity_of, site_of
 from volpipe.api.progress import rows_shown
-from volpipe.api.runs import check, request
+from volpipe.api.requests import check, request
+from volpipe.api.runs import plan_request
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RecipeError
 from volpipe.inference.output import suffix_of
@@ -154,7 +155,7 @@ def _plan(
         place, suffix = paths.locate(asked.out), suffix_of(asked.work.output.format)
         asked = dataclasses.replace(asked, out=str(place.parent / f"{place.name}{suffix}"))
     check(asked)
-    return asked.plan(sizing)
+    return plan_request(asked, sizing)
 
 
 def _check_folder(out: Location, inside: Location) -> None:

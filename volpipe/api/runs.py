@@ -5,37 +5,28 @@ Not here: the work (workflow, runs), or printing (cli).
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from volpipe.api.arguments import capacity_of, default_name, load, site_of
+from volpipe.api.arguments import capacity_of, site_of
 from volpipe.api.progress import both, stages_shown, voxels_per_block
+from volpipe.api.requests import RecipeLike, Request, check, request
 from volpipe.blockwise.phase import Progress, Show
-from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.errors import PlanError, VolpipeError
+from volpipe.blockwise.pool import Site, Start, WorkerPool
+from volpipe.errors import PlanError
 from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.forecast import Forecast
 from volpipe.estimation.limits import check_access, check_window
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import FOLDERS, check_name, suffix_of, with_format
 from volpipe.inference.plan import Plan
 from volpipe.inference.roi import find_part
 from volpipe.monitoring.exposition import monitored
-from volpipe.nets.facts import check_named
-from volpipe.nets.files import label_of
-from volpipe.recipes.inference import Recipe
-from volpipe.recipes.workflow import VOLUME, Comparison, Flow, find_flow, named
-from volpipe.resolve import default_recipe
-from volpipe.runs.run_folder import RunFolder
-from volpipe.volumes.formats.container import absolute
+from volpipe.recipes.workflow import Flow
 from volpipe.volumes.reader import Volume
 from volpipe.volumes.storage import paths
-from volpipe.volumes.volume import open_volume
 from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
 from volpipe.workflow.driver import Listener, Report, execute, preview
 from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
@@ -44,96 +35,18 @@ from volpipe.workflow.plan import FlowPlan, plan_flow
 from volpipe.workflow.prepare import UNSIZED, Sizing, prepare, prepare_for
 from volpipe.workflow.stages import StagePlan
 
-RecipeLike = Recipe | str | Path | Mapping[str, Any] | None  # Any: TOML values
 
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked for, checked as far as that needs neither a site nor torch.
-
-    Attributes:
-        volume: a location, or a volume that is open.
-        work: a recipe of one net, or of several stages.
-        out: of one net its output, of stages the folder of their outputs.
-        search_path: folder that the recipe's relative names count from.
-    """
-
-    volume: str | Volume
-    work: Recipe | Flow
-    out: str
-    search_path: Path
-
-    @property
-    def has_stages(self) -> bool:
-        return isinstance(self.work, Flow)
-
-    @property
-    def folder(self) -> RunFolder:
-        """The folder of the run."""
-        if isinstance(self.work, Recipe):
-            return RunFolder.from_output(paths.locate(self.out))
-        return RunFolder.for_stages(absolute(self.out))
-
-    def plan(self, sizing: Sizing = UNSIZED) -> Plan | FlowPlan:
-        """Return the plan, open sizes by `sizing`; what can be refused before the start is refused here."""
-        if isinstance(self.work, Flow):
-            return plan_flow(self.work, str(self.volume), self.out, self.search_path, sizing)
-        if isinstance(self.volume, Volume):
-            plan = prepare_for(self.volume, self.work, self.out, self.search_path, sizing)
-            check_access(paths.locate(self.volume.path), paths.locate(self.out))
-        else:
-            plan = prepare(self.volume, self.work, self.out, self.search_path, sizing)
-        check_window(plan)
-        return plan
-
-
-def request(
-    volume: str | Path | Volume,
-    recipe: RecipeLike = None,
-    *,
-    out: str | Path | None = None,
-    settings: Sequence[str] = (),
-    roi: str | None = None,
-    mask: str | None = None,
-    trust_model: bool = False,
-    search_path: Path | None = None,
-    for_volume: Sequence[str] = (),
-) -> Request:
-    """Return what is asked for; arguments as of `plan`. The volume is opened first: most mistakes are about it.
-
-    `for_volume` has settings for what reads the volume itself: the run, or the first of the stages.
-    """
-    search_path = search_path or Path.cwd()
-    volume = volume if isinstance(volume, Volume) else str(volume)
-    region = [f"input.{key}={json.dumps(value)}" for key, value in (("roi", roi), ("mask", mask)) if value is not None]
-    region += for_volume
-    trust = ["net.trust_model=true"] if trust_model else []
-    flow = None
-    if isinstance(recipe, str | Path):
-        flow = find_flow(Path(recipe), settings, for_volume=region, for_runs=trust)
-    if flow is not None:
-        target = str(out or default_name(volume, Path(flow.source).stem))
-        _check_flow(flow, volume, out)
-        return Request(volume, flow, target, search_path)
-    chosen = load(Recipe, recipe, [*settings, *region, *trust], default_recipe())
-    suffix = suffix_of(chosen.output.format)
-    target = str(out or default_name(volume, label_of(chosen.net.name), chosen.input.key) + suffix)
-    return Request(volume, with_format(chosen, target), target, search_path)
-
-
-def check(asked: Request) -> None:
-    """Refuse a volume or a net that is not there, before anything heavy is loaded."""
+def plan_request(asked: Request, sizing: Sizing = UNSIZED) -> Plan | FlowPlan:
+    """Return the plan of what is `asked` for, open sizes by `sizing`; what can be refused is refused here."""
     if isinstance(asked.work, Flow):
-        for stage in asked.work.stages:
-            if stage.reads == VOLUME and not isinstance(stage.choice, Comparison) and isinstance(asked.volume, str):
-                with named(stage.name):
-                    choice = stage.choice.input
-                    open_volume(asked.volume, choice.key, choice.level, view=choice.view)
-        return
-    if isinstance(asked.volume, str):
-        choice = asked.work.input
-        open_volume(asked.volume, choice.key, choice.level, view=choice.view)
-    check_named(asked.work.net, asked.search_path)
+        return plan_flow(asked.work, str(asked.volume), asked.out, asked.search_path, sizing)
+    if isinstance(asked.volume, Volume):
+        plan = prepare_for(asked.volume, asked.work, asked.out, asked.search_path, sizing)
+        check_access(paths.locate(asked.volume.path), paths.locate(asked.out))
+    else:
+        plan = prepare(asked.volume, asked.work, asked.out, asked.search_path, sizing)
+    check_window(plan)
+    return plan
 
 
 def plan(
@@ -146,7 +59,7 @@ def plan(
     mask: str | None = None,
     trust_model: bool = False,
     search_path: Path | None = None,
-    site: str | Path | WorkerPool | None = "local",
+    site: str | Path | WorkerPool | Site | None = "local",
     fresh: bool = False,
 ) -> Plan | FlowPlan:
     """Return the plan of a run over `volume`, before anything runs; what cannot work is refused.
@@ -176,7 +89,7 @@ def plan(
         volume, recipe, out=out, settings=settings, roi=roi, mask=mask, trust_model=trust_model, search_path=search_path
     )
     check(asked)
-    return asked.plan(Sizing(capacity_of(site, asked.folder), fresh))
+    return plan_request(asked, Sizing(capacity_of(site, asked.folder), fresh))
 
 
 def estimate(
@@ -204,7 +117,7 @@ def run(
     recipe: RecipeLike = None,
     *,
     out: str | Path | None = None,
-    site: str | Path | WorkerPool = "local",
+    site: str | Path | WorkerPool | Site = "local",
     settings: Sequence[str] = (),
     fresh: bool = False,
     keep_tensors: bool = False,
@@ -294,17 +207,3 @@ def _listening(
             return Listener(on_progress=shown if on_progress is None else both(on_progress, shown))
 
         yield hears
-
-
-def _check_flow(flow: Flow, volume: str | Volume, out: str | Path | None) -> None:
-    """Refuse a place for the outputs of stages that would be one array."""
-    if isinstance(volume, Volume):
-        raise VolpipeError(f"the stages of {flow.source} open the volume themselves; give its location: {volume}")
-    if out is None:
-        return
-    check_name(str(out))
-    if Path(out).suffix.lower() in FOLDERS:
-        raise VolpipeError(
-            f"--out {out}: a recipe of stages writes a folder with an output of each; give a name without "
-            f"{Path(out).suffix}"
-        )

@@ -72,6 +72,20 @@ class WorkerPool(Protocol):
 Start = Callable[[Path], AbstractContextManager[WorkerPool]]  # of a folder for the site's files
 
 
+@dataclass(frozen=True)
+class Site:
+    """A site that was found, some of which may be starting already.
+
+    Attributes:
+        start: starts its pool, or takes that which is starting.
+        capacity: what it gives workers.
+    """
+
+    name: str
+    start: Start
+    capacity: Capacity
+
+
 def followed(
     future: Future[Record[Any]],  # Any: of its task
     change: Callable[[Record[Any]], Record[Any]] = lambda record: record,

@@ -75,8 +75,9 @@ from volpipe.sites.find import name_user
 from volpipe.units import count, duration
 
 if TYPE_CHECKING:
-    from volpipe.api.runs import Request
+    from volpipe.api.requests import Request
     from volpipe.blockwise.phase import Show
+    from volpipe.blockwise.pool import Capacity
     from volpipe.estimation.forecast import Forecast
     from volpipe.inference.plan import Plan
     from volpipe.runs.run_folder import RunFolder
@@ -195,19 +196,21 @@ def run(
             raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
         if asked.has_stages and follow is not None:
             raise VolpipeError("--follow is for one net; leave it out, and give --update when the volume has changed")
-        planned, tolerated = _plan(asked, config, fresh=fresh), 0 if strict else tolerate
-        from volpipe.workflow.plan import FlowPlan
+        from volpipe.apps.pool import starting
 
-        with showing() as show:
+        with starting(config, asked.folder.parsl) as site, showing() as show:
+            planned, tolerated = _plan(asked, site.capacity, fresh=fresh), 0 if strict else tolerate
+            from volpipe.workflow.plan import FlowPlan
+
             if isinstance(planned, FlowPlan):
                 is_complete = workflow.run(
-                    planned, config, fresh=fresh, keep_tensors=keep_tensors, tolerated=tolerated,
+                    planned, site, fresh=fresh, keep_tensors=keep_tensors, tolerated=tolerated,
                     listening=lambda stage, plan: _listener(plan, config, details, show, stage), tell=_tell,
                     show=show, same_input=same_input, update=update, measure_again=measure_again, adopt=adopt,
                 )  # fmt: skip
                 raise typer.Exit(DONE if is_complete else INCOMPLETE)
             report = volpipe.run(
-                planned, site=config, fresh=fresh, keep_tensors=keep_tensors, only=only, tolerate=tolerated,
+                planned, site=site, fresh=fresh, keep_tensors=keep_tensors, only=only, tolerate=tolerated,
                 same_input=same_input, update=update, measure_again=measure_again, adopt=adopt, follow=follow,
                 listener=_listener(planned, config, details, show, on_look=partial(_tell_look, seconds=follow or 0.0)),
             )  # fmt: skip
@@ -266,7 +269,7 @@ def plan(
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
     with interruptible():
         asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
-        planned = _plan(asked, config, is_quick=quick)
+        planned = _plan(asked, _capacity(config, asked, is_quick=quick))
         from volpipe.workflow.cost import FlowCost
         from volpipe.workflow.plan import FlowPlan
 
@@ -437,7 +440,7 @@ def _request(
     parents: bool,
 ) -> Request:
     """Return what is asked for; what needs neither a site nor torch to be refused is refused."""
-    from volpipe.api.runs import check, request
+    from volpipe.api.requests import check, request
     from volpipe.volumes.formats.container import absolute, locate
 
     asked = request(volume, recipe, out=out_path, settings=settings or [], roi=roi, mask=mask, trust_model=trust_model)
@@ -449,23 +452,26 @@ def _request(
     return asked
 
 
-def _plan(asked: Request, config: str, *, fresh: bool = False, is_quick: bool = False) -> Plan | FlowPlan:
-    """Return the plan, with its warnings printed; a site that cannot be used here is refused before it is made.
-
-    A quick one does without: then it has the net's own windows, and says so.
-    """
+def _capacity(config: str, asked: Request, *, is_quick: bool) -> Capacity | None:
+    """Return what the site `config` gives workers; a quick plan does without one that cannot be used here."""
     from volpipe.api.arguments import capacity_of
-    from volpipe.workflow.prepare import Sizing
 
     try:
-        capacity = capacity_of(config, asked.folder)
+        return capacity_of(config, asked.folder)
     except SiteError as error:
         if not is_quick:
             raise
-        capacity = None
         err.print(f"warning: {error}; the plan has the net's own windows, a run on {config} may choose others")
+        return None
+
+
+def _plan(asked: Request, capacity: Capacity | None, *, fresh: bool = False) -> Plan | FlowPlan:
+    """Return the plan, with its warnings printed; without a `capacity` it has the net's own windows."""
+    from volpipe.api.runs import plan_request
+    from volpipe.workflow.prepare import Sizing
+
     with measuring_shown():
-        planned = asked.plan(Sizing(capacity, fresh))
+        planned = plan_request(asked, Sizing(capacity, fresh))
     for warning in planned.warnings():
         err.print(f"warning: {warning}", markup=False)
     return planned

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from volpipe.blockwise.phase import Show
-    from volpipe.blockwise.pool import WorkerPool
+    from volpipe.blockwise.pool import Site, WorkerPool
     from volpipe.estimation.estimate import Estimate
     from volpipe.inference.plan import Plan
     from volpipe.workflow.cost import FlowCost
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def run(
     plan: FlowPlan,
-    config: str,
+    site: Site,
     *,
     fresh: bool,
     keep_tensors: bool,
@@ -67,7 +67,7 @@ def run(
         of_stage=lambda stage: _of_stage(stage, listening, show),
     )
     report = volpipe.run(
-        plan, site=config, fresh=fresh, keep_tensors=keep_tensors, tolerate=tolerated, same_input=same_input,
+        plan, site=site, fresh=fresh, keep_tensors=keep_tensors, tolerate=tolerated, same_input=same_input,
         update=update, measure_again=measure_again, adopt=adopt, listener=listener,
     )  # fmt: skip
     assert isinstance(report, FlowReport)
