@@ -5,6 +5,7 @@ Not here: how much memory a plan needs (estimation.estimate).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
@@ -48,7 +49,12 @@ def mapped(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Return an array of zeros that goes back to the system as a whole once it is freed, whatever malloc keeps.
 
     For large arrays of which a few come and go among smaller ones: between kept ones malloc finds no room for them.
-    Slabs of 100 MiB took 70 MiB more by malloc (2026-11-23).
+    Slabs of 100 MiB took 70 MiB more by malloc (2026-11-23). Its pages are large where the system has such: to touch
+    4 KiB at a time was a fifth of the time of a net that does nothing (2026-11-25).
     """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return np.frombuffer(mmap.mmap(-1, max(1, num_bytes)), dtype, count=math.prod(shape)).reshape(shape)
+    count = math.prod(shape)
+    memory = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if (large_pages := getattr(mmap, "MADV_HUGEPAGE", None)) is not None:
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(large_pages)
+    return np.frombuffer(memory, dtype, count=count).reshape(shape)
