@@ -121,7 +121,7 @@ def on_site(name: str, folder: Path | None = None) -> Start:
 
 
 @contextmanager
-def starting(name: str, folder: Path) -> Iterator[Site]:
+def starting(name: str, folder: Path, *, fresh: bool = False) -> Iterator[Site]:
     """Begin to start the workers of the site `name` before a run on it is planned, where they are on this machine.
 
     If nobody takes them they are stopped in the end, and leave nothing. Jobs of a cluster are asked for once a plan is
@@ -129,6 +129,7 @@ def starting(name: str, folder: Path) -> Iterator[Site]:
 
     Args:
         folder: for the site's files, in that of the run.
+        fresh: the run will clear its folder: nothing may work in it by then.
 
     Raises:
         SiteError: no such site, or one that cannot be used here.
@@ -137,7 +138,7 @@ def starting(name: str, folder: Path) -> Iterator[Site]:
     executors = getattr(config, "executors", ())
     site = Site(name, start, capacity_of(executors))
     is_near = bool(executors) and all(isinstance(e, ResilientExecutor) and _is_local(e) for e in executors)
-    if not is_near or folder.parent.exists() or not folder.parent.parent.is_dir():
+    if fresh or not is_near or folder.parent.exists() or not folder.parent.parent.is_dir():
         yield site
         return
     folder.mkdir(mode=0o750, parents=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command import begin, finish, processes_in, wait_until
+from command import IDENTITY, begin, finish, processes_in, wait_until
 from parsl.config import Config
 
 from volpipe.apps import pool
@@ -67,11 +67,23 @@ def test_nothing_is_begun_but_of_workers_on_this_machine(
     assert pools == [] and [*tmp_path.iterdir()] == [tmp_path / "sbatch"]
 
 
-def test_nothing_is_begun_where_a_run_is_there_or_its_folder_cannot_be(tmp_path: Path, pools: list[str]) -> None:
-    (tmp_path / "out.zarr.run").mkdir()
-    for place in (tmp_path, tmp_path / "missing"):
-        with starting("local", place / "out.zarr.run" / "parsl"):
+def test_nothing_is_begun_where_a_run_is_there_or_its_folder_cannot_be_or_is_cleared(
+    tmp_path: Path, pools: list[str]
+) -> None:
+    (tmp_path / "old.zarr.run").mkdir()
+    places = {"old.zarr.run": False, "missing/out.zarr.run": False, "out.zarr.run": True}
+    for place, fresh in places.items():
+        with starting("local", tmp_path / place / "parsl", fresh=fresh):
             assert pools == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--fresh",)], ids=["new", "fresh"])
+def test_a_run_on_workers_that_were_begun_comes_to_its_end(tmp_path: Path, options: tuple[str, ...]) -> None:
+    assert finish(tmp_path, begin(tmp_path, "sample", "in.n5", "--shape", "16,32,32")).code == 0
+    ended = finish(tmp_path, begin(tmp_path, "run", *IDENTITY, *options, "-o", "out.zarr", "in.n5/raw"))
+    assert ended.code == 0, ended.err
+    assert [path.name for path in (tmp_path / "out.zarr.run" / "parsl").iterdir()] == ["000"]
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ def run(
             raise VolpipeError("--follow is for one net; leave it out, and give --update when the volume has changed")
         from volpipe.apps.pool import starting
 
-        with starting(config, asked.folder.parsl) as site, showing() as show:
+        with starting(config, asked.folder.parsl, fresh=fresh) as site, showing() as show:
             planned, tolerated = _plan(asked, site.capacity, fresh=fresh), 0 if strict else tolerate
             from volpipe.workflow.plan import FlowPlan
 
