@@ -148,7 +148,10 @@ def starting(name: str, folder: Path, *, fresh: bool = False) -> Iterator[Site]:
 
         def take(folder: Path) -> AbstractContextManager[WorkerPool]:
             """Return the pool that was begun, which then ends with its work; another one after that."""
-            return _closing(stack.pop_all(), begun.pop()) if begun else start(folder)
+            if not begun:
+                return start(folder)
+            log.info("takes the workers of the site %s, which are starting", name)
+            return _closing(stack.pop_all(), begun.pop())
 
         yield dataclasses.replace(site, start=take)
 
