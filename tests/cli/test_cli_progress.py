@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command import IDENTITY, THREADS, Give, giver, set_each
+from command import IDENTITY, THREADS, Ended, Give, giver, set_each
 from conftest import ROOT
 from rich.progress import Progress as Bar
 from volumes import noise, windowed, write_volume
@@ -196,3 +196,13 @@ def test_a_command_that_is_interrupted_ends_with_a_code_of_its_own(
     assert ended.code == INTERRUPTED == 4
     assert ended.err.splitlines()[-1].startswith("volpipe: interrupted")
     assert sentence in ended.err
+
+
+def test_a_command_that_is_interrupted_before_it_began_ends_with_that_code_too(
+    give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(**named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("volpipe.cli.app.app", interrupted)
+    assert give("run") == Ended(4, "", "volpipe: interrupted\n")

@@ -365,6 +365,8 @@ def main(began: float | None = None) -> None:
     with lasting_streams(), watched() as watch:
         try:
             app(prog_name="volpipe")
+        except KeyboardInterrupt:  # before the command began
+            _fail("interrupted", INTERRUPTED)
         except RunStopped as error:
             from volpipe.blockwise.failures import is_user_error
 
