@@ -6,6 +6,7 @@ Not here: when they are started (executor), or by which shell (launch).
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import runpy
 import shutil
@@ -22,6 +23,7 @@ INTERCHANGE, WORKERS = "volpipe-interchange", "volpipe-workers"  # in pyproject.
 WITH_NETS = "--with-nets"  # first argument of WORKERS that will run nets
 NETS = ("torch", "tensorstore", "volpipe.nets.load", "volpipe.inference.infer")
 FIRST, PRELOADED = "volpipe.apps.htex.preload_first", ("volpipe.runs.worker", "volpipe.apps.htex.preload")
+LESS_OFTEN = 50_000  # objects after which garbage is looked for: what imports make stays
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 WORKER = "volpipe-worker"  # name of their processes; the system takes 15 letters
 
@@ -44,6 +46,7 @@ def are_installed() -> bool:
 
 def interchange() -> None:
     """Be the interchange of an executor."""
+    gc.set_threshold(LESS_OFTEN)
     import_without(PACKAGES, "parsl")
     runpy.run_module("parsl.executors.high_throughput.interchange", run_name="__main__", alter_sys=True)
 
@@ -54,6 +57,7 @@ def workers() -> None:
     Sixty-four workers of a node that each import torch take a minute and a half of its processors, and read the same
     thousands of files of a shared file system; here one process does it for all of them, while this one connects.
     """
+    gc.set_threshold(LESS_OFTEN)
     has_nets = sys.argv[1:2] == [WITH_NETS]
     if has_nets:
         del sys.argv[1]
