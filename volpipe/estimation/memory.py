@@ -83,9 +83,9 @@ def array_bytes(plan: Plan) -> int:
     """Return the bytes of arrays in a worker that infers, without the net itself.
 
     Of a block in slabs, two of these, of the volume and of the output (`Sizes.slab_bytes`). Else two blocks of voxels
-    (one is read ahead) and the chunks that neighbours share, two sums (one is written meanwhile; into a bucket
-    several, if they are small) with the part that is rounded and those that go to scratch and come from it. And the
-    windows that wait.
+    (one is read ahead; from a bucket several, if they are small) and the chunks that neighbours share, two sums (one is
+    written meanwhile; into a bucket several, if they are small) with the part that is rounded and those that go to
+    scratch and come from it. And the windows that wait.
     """
     channels, out = plan.source.num_channels, plan.net.out_channels
     itemsize = np.dtype(plan.source.dtype).itemsize
@@ -94,7 +94,7 @@ def array_bytes(plan: Plan) -> int:
     if plan.has_slabs:
         return _slab_bytes(plan) + CACHE_BYTES + 4 * waiting
     source = math.prod(plan.source.shape) * channels * itemsize
-    stored = 2 * box * channels * itemsize + (min(cache, source) if any(plan.overlap) else 0)
+    stored = (1 + plan.blocks_ahead) * box * channels * itemsize + (min(cache, source) if any(plan.overlap) else 0)
     parts = 2 * max(p.num_voxels for p in plan.sum_parts) * out * 4 if plan.num_sums else 0
     sums = 2 * math.prod(plan.sum_shape) * out * 4 + (plan.blocks_behind - 1) * plan.sum_bytes
     return stored + sums + 4 * waiting + parts + _finishing_bytes(plan)

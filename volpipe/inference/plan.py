@@ -43,6 +43,7 @@ from volpipe.volumes.storage.requests import num_at_once
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute
 
 SUM_TYPE = np.dtype(np.float32)
+MOST_AHEAD = 4  # blocks that a worker reads at a time
 STREAMED = ("zarr3",)  # formats whose shards are written layer by layer
 
 
@@ -263,6 +264,16 @@ class Plan(OutputPlan):
         if "://" not in self.out or self.has_slabs or self.num_sums:
             return 1
         return num_at_once(self.sum_bytes, fewest=1)
+
+    @property
+    def blocks_ahead(self) -> int:
+        """How many blocks a worker reads at a time, at most: several from a bucket or web server, if they are small."""
+        if "://" not in self.source.path or self.mode != "streamed" or self.has_slabs:
+            return 1
+        box_bytes = (
+            self.lattice.input_box(0).num_voxels * self.source.num_channels * np.dtype(self.source.dtype).itemsize
+        )
+        return min(MOST_AHEAD, num_at_once(box_bytes, fewest=1))
 
     @property
     def sum_bytes(self) -> int:

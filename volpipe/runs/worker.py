@@ -384,7 +384,9 @@ def window_source(job: Job) -> WindowSource:
         return StoredWindows(_stored_windows(job.identity, job.folder), plan.lattice)
     selection = job.selection
     slabs_of = selection.slabs if plan.has_slabs else None
-    return StreamedWindows(open_source(job), plan.lattice, job.normalise, selection.input_box, job.session, slabs_of)
+    return StreamedWindows(
+        open_source(job), plan.lattice, job.normalise, selection.input_box, job.session, slabs_of, plan.blocks_ahead
+    )
 
 
 @lru_cache(maxsize=4)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -36,6 +37,7 @@ UPLOAD_SECONDS, UPLOAD_BYTES = 60, 16 << 20  # for each so many bytes of a file 
 LISTED_AT_ONCE = DELETED_AT_ONCE = 1000  # the most that S3 takes in one request
 
 _owner: int | None = None  # the process that uses obstore, whose threads do not survive a fork
+_latencies: dict[tuple[str, str], float] = {}  # seconds, by server
 
 DAMAGE = ("FAILED_PRECONDITION", "DATA_LOSS", "INVALID_ARGUMENT", "OUT_OF_RANGE")  # tensorstore's words for it
 
@@ -289,10 +291,20 @@ def fetch(file: Remote, span: tuple[int, int] | None = None, tag: str = "", *, d
         options["range"] = {"suffix": -span[0]} if span[0] < 0 else span
 
     def request() -> Part:
-        result = obstore.get(client(file), file.key, options=options)
+        started = time.perf_counter()
+        result = obstore.get(client(file), file.key, options=options)  # its first byte came, not all
+        seconds, server = time.perf_counter() - started, (file.root, file.endpoint)
+        _latencies[server] = min(seconds, _latencies.get(server, seconds))
         return Part(bytes(result.bytes()), _stamp(result.meta))
 
     return _ask(file, request, missing_ok=True, denied_ok=denied_ok)
+
+
+def latency(place: Remote) -> float:
+    """Return the shortest time, in seconds, to the first byte of an answer from the server of `place`; 0.0 where none
+    came to this process.
+    """
+    return _latencies.get((place.root, place.endpoint), 0.0)
 
 
 def stamp(file: Remote) -> Stamp | None:
