@@ -166,6 +166,8 @@ class SlabWriter:
                 append_summed(selection, stream, box.along(0, stream.position, max(stream.position, stop)), make)
             elif not (box & done.box).is_empty:
                 append_selected(selection, stream, box & done.box, done.part(box & done.box))
+            if len(self._streams) > 1:
+                stream.settle()
         if self._streams and done.is_finished:
             self._tallies[next(iter(self._streams))].clipped += done.clipped
         self._bad += done.bad
@@ -211,6 +213,7 @@ class BlockWriter:
             self._slabs.add(done)
             if not done.is_last:
                 return None
+            before_write()  # the last slab may have taken long
             result = self._slabs.close(self.source.fingerprint(done.block))
             self._slabs = None
             return result
@@ -239,9 +242,9 @@ def infer(
     """Yield each of `blocks` once it is written, with its result or its error.
 
     In memory are the sum that grows and those that are being written (`Plan.blocks_behind`); the voxels of the blocks
-    after these (`Plan.blocks_ahead`) are read meanwhile. Of a block in slabs, these take the place of blocks. A block
-    is not written if `before_write` raises; `on_windows` is called with the number of windows of each batch that was
-    computed.
+    after these (`windows.blocks_ahead`) are read meanwhile. Of a block in slabs, these take the place of blocks. A
+    block is not written if `before_write` raises; `on_windows` is called with the number of windows of each batch that
+    was computed.
     """
     num_behind = selection.plan.blocks_behind
     block_writer = BlockWriter(selection, tensors, source)

@@ -16,6 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -24,8 +25,11 @@ from volpipe.blockwise.malloc import mapped
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice, Slab, align_up, unravel
 from volpipe.inference.intensity import Affine
+from volpipe.inference.plan import Plan
 from volpipe.volumes.file_states import hash_voxels, is_same, known_files, read_known
-from volpipe.volumes.storage.object_store import Remote, latency
+from volpipe.volumes.storage.fetched_array import noting_stamps
+from volpipe.volumes.storage.object_store import Remote, Stamp, latency
+from volpipe.volumes.storage.requests import num_at_once, over_in_turn
 from volpipe.volumes.volume import Reader, Volume
 
 T = TypeVar("T")
@@ -33,7 +37,7 @@ END: Any = object()  # past the last item of any type
 
 # Reads are too few while what one takes of the line's time is less than so many latencies: at 20 ms and 200 MB/s two
 # workers take 40 ms for a block of 128³, at 12.5 MB/s 168 to 336 (measured 2026-11-25).
-LATENCIES = 4
+LATENCIES, MOST_AHEAD = 4, 4
 # Decoded chunks that neighbouring blocks share. At 512³, windows of 64³ with half overlap, chunks of 64³, two workers
 # fetched a chunk 5.4 times without, 2.5 times with 32 MiB, 1.8 with 64 and 1.7 with 256 (measured 2026-11-21).
 CACHE_BYTES = 64 * 2**20
@@ -69,7 +73,10 @@ class RollingBox:
     def __init__(self, reader: Reader, boxes: Sequence[Box]) -> None:
         self._reader, self._boxes, self._files = reader, boxes, known_files(reader.volume)
         self.whole = boxes[0].along(0, boxes[0].start[0], boxes[-1].stop[0])
-        self._before = self._files.hash(self.whole, may_be_old=self._files.is_remote)
+        # Files that are fetched tell their states themselves.
+        self._stamps: dict[Remote, Stamp | None] | None = {} if reader.is_fetched else None
+        self._before = "" if reader.is_fetched else self._files.hash(self.whole, may_be_old=self._files.is_remote)
+        self._is_changed = False
         self._hashes: list[str] = []
         self._box, self._data = Box.from_shape((0, 0, 0)), np.empty((0, 0, 0, 0))
         depth, height, _ = reader.volume.spatial_chunks
@@ -85,8 +92,12 @@ class RollingBox:
         parts = [] if shared.is_empty else [self._data[:, *shared.relative_to(self._box.start).slices]]
         rest = box if shared.is_empty else box.along(0, shared.stop[0], box.stop[0])
         data: np.ndarray | None = None
-        for piece in self._pieces(rest):
-            voxels = self._reader.read_mirrored(piece)
+        at_once = (
+            num_at_once(PIECE_VOXELS * self._reader.volume.dtype.itemsize, fewest=1) if self._reader.is_fetched else 1
+        )
+        pieces = list(self._pieces(rest))
+        for piece, future in zip(pieces, over_in_turn((partial(self._read, p) for p in pieces), at_once), strict=True):
+            voxels = future.result()
             self._hashes.append(hash_voxels(voxels))
             if data is None:
                 data = mapped((len(voxels), *box.shape), voxels.dtype)
@@ -97,6 +108,15 @@ class RollingBox:
             data[:, : shared.shape[0]] = parts[0]
         self._box, self._data = box, data
         return data[:, : asked.shape[0]]
+
+    def _read(self, piece: Box) -> np.ndarray:
+        """Return the voxels of `piece`, and note the stamps of the files that they are fetched from."""
+        with noting_stamps() as stamps:
+            voxels = self._reader.read_mirrored(piece)
+        if self._stamps is not None:
+            before = [self._stamps.setdefault(file, stamp) for file, stamp in stamps.items()]
+            self._is_changed |= before != list(stamps.values())
+        return voxels
 
     def _stop(self, stop: int) -> int:
         """Return where to read until, if all up to `stop` is needed: the end of its chunks."""
@@ -122,8 +142,12 @@ class RollingBox:
         Raises:
             VolumeError: their files changed meanwhile.
         """
-        state = self._files.hash(self.whole)
-        if state != self._before:
+        if self._stamps is None:
+            state = self._files.hash(self.whole)
+            self._is_changed = state != self._before
+        else:
+            state = self._files.hash_stamps(self.whole, self._stamps)
+        if self._is_changed:
             raise VolumeError(
                 f"{self._reader.volume} changed while its voxels {self.whole} were read; let whoever writes it come to "
                 "an end, and give the same command again"
@@ -139,6 +163,14 @@ def read_fingerprint(reader: Reader, slabs: Sequence[Slab], box: Box) -> str:
     for index in range(len(slabs)):
         rolling.read(index)
     return rolling.fingerprint()
+
+
+def blocks_ahead(plan: Plan) -> int:
+    """Return how many blocks a worker reads at a time, at most: several from a bucket or the web, if they are small."""
+    if "://" not in plan.source.path or plan.mode != "streamed" or plan.has_slabs:
+        return 1
+    voxel_bytes = plan.source.num_channels * np.dtype(plan.source.dtype).itemsize
+    return min(MOST_AHEAD, num_at_once(plan.lattice.input_box(0).num_voxels * voxel_bytes, fewest=1))
 
 
 def reads_at_once(seconds: float, latency: float, most: int) -> int:
