@@ -22,16 +22,21 @@ from volpipe.geometry.block_shape import LARGEST_SLABS, LARGEST_VOXELS, Sizes, c
 from volpipe.geometry.grid import Lattice, Triple, triple
 from volpipe.inference.plan import Plan, make_plan
 from volpipe.recipes.inference import load_recipe
+from volpipe.volumes.storage.growing import part_bytes
+from volpipe.volumes.storage.paths import locate
+from volpipe.volumes.writer import shard_bytes
 from volpipe.workflow.prepare import Sizing, prepare
 
 DENOISE = facts(halo=(10, 10, 10), window=(84, 84, 84))  # the default recipe's, about
 HALF = ("windows.blend=hann", "windows.shape=[64,64,64]", "windows.overlap=32")
+BUCKET = "s3://cells/out.zarr"
 MIB = 1 << 20
 
 
-def plan_of(side: int, num_workers: int | None, *settings: str, out: str = "/data/out.zarr") -> Plan:
+def plan_of(side: int, num_workers: int | None, *settings: str, out: str = "/data/out.zarr", channels: int = 1) -> Plan:
     given = dataclasses.replace(volume((side,) * 3), chunks=(64, 64, 64))
-    return make_plan(load_recipe(None, settings), given, DENOISE, out=Path(out), num_workers=num_workers)
+    net = DENOISE.model_copy(update={"out_channels": channels})
+    return make_plan(load_recipe(None, settings), given, net, out=locate(out), num_workers=num_workers)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +65,37 @@ def test_so_has_one_whose_windows_are_blended(side: int, num_workers: int, files
     assert result.output_files <= files
     assert result.amplification <= fetches
     assert array_bytes(plan) <= 512 * MIB
+
+
+@pytest.mark.parametrize("settings", [(), HALF, ("output.dtype=float32",)], ids=["crop", "half", "float32"])
+@pytest.mark.parametrize(("side", "num_workers"), [(2048, 2), (4096, 16), (100_000, 64)])
+def test_a_large_volume_has_as_few_files_in_a_bucket_as_on_a_disk(
+    side: int, num_workers: int, settings: tuple[str, ...]
+) -> None:
+    plan, local = plan_of(side, num_workers, *settings, out=BUCKET), plan_of(side, num_workers, *settings)
+    assert (plan.block, plan.shard, plan.slab) == (local.block, local.shard, local.slab)
+    assert len(plan.shards()) == len(local.shards()) < side**3 / 256**3 / 10
+    most_files = 8 if plan.num_sums else 1
+    assert array_bytes(plan) - array_bytes(local) == (2 + most_files) * part_bytes(shard_bytes(plan.shard, plan.dtype))
+    assert array_bytes(plan) <= 640 * MIB
+
+
+@pytest.mark.parametrize("settings", [(), HALF], ids=["crop", "half"])
+@pytest.mark.parametrize("side", [256, 512, 1024])
+def test_a_volume_of_few_files_has_small_blocks_in_a_bucket(side: int, settings: tuple[str, ...]) -> None:
+    """Several are on their way at a time, and workers have some at the end."""
+    plan = plan_of(side, 2, *settings, out=BUCKET)
+    assert not plan.has_slabs
+    assert max(plan.shard) <= 256
+    assert len(plan.shards()) <= 1024
+
+
+def test_several_channels_stay_in_small_shards_in_a_bucket() -> None:
+    """Their chunks would be in another order than those of a shard that is written at once."""
+    assert plan_of(2048, 2, channels=3).has_slabs
+    plan = plan_of(2048, 2, out=BUCKET, channels=3)
+    assert not plan.has_slabs
+    assert max(plan.shard) <= 256
 
 
 def plan_volume(side: int):  # type: ignore[no-untyped-def]  # see `plan_of`

@@ -24,6 +24,7 @@ from volpipe.blockwise.usage import measured
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice, Slab
 from volpipe.inference import runner as runner_module
+from volpipe.inference import windows as windows_module
 from volpipe.inference.infer import _written, infer
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import create_output
@@ -240,8 +241,8 @@ class Source:
         data = np.array(numbers, np.float32)[:, None, None, None, None]
         return Voxels(data, tuple((i,) for i in range(len(numbers))))
 
-    def expect(self, block: int) -> None:
-        self.expected.append(block)
+    def expect(self, blocks: Sequence[int]) -> None:
+        self.expected.extend(blocks)
 
     def forget(self, block: int) -> None:
         self.expected.remove(block)
@@ -307,20 +308,24 @@ def test_blocks_with_damaged_chunks_fail_and_the_others_are_written(tmp_path: Pa
     assert producers() == []
 
 
-def test_two_blocks_at_a_time_are_read_ahead_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_ahead", [1, 3])
+def test_blocks_are_read_ahead_each_once_and_few_are_in_memory(
+    num_ahead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan, source, normalise = laid_out(tmp_path, noise((8, 16, 64)), IDENTITY)
+    source.most_ahead = num_ahead
+    monkeypatch.setattr(windows_module, "reads_at_once", lambda seconds, latency, most: most)
     told: list[tuple[str, int]] = []
-    for name in ("expect", "forget"):
+    for name in ("_read_block", "forget"):
         plain = getattr(source, name)
-        monkeypatch.setattr(source, name, lambda block, n=name, do=plain: (told.append((n, block)), do(block)))
+        monkeypatch.setattr(source, name, lambda block, n=name, do=plain: (told.append((n, block)), do(block))[1])
     blocks = [2, 5, 7, 11, 12]
     assert [block for block, _ in infer(Selection(plan), normalise, Tensors(plan, tmp_path), source, blocks)] == blocks
-    assert [block for name, block in told if name == "expect"] == blocks
+    assert sorted(block for name, block in told if name == "_read_block") == blocks
     assert [block for name, block in told if name == "forget"] == blocks
-    for i, (name, block) in enumerate(told):
-        waiting = {b for n, b in told[: i + 1] if n == "expect"} - {b for n, b in told[: i + 1] if n == "forget"}
-        assert len(waiting) <= 2
-        assert name == "expect" or ("expect", block) in told[:i]
+    for i in range(len(told)):
+        read, forgotten = ({b for n, b in told[: i + 1] if n == name} for name in ("_read_block", "forget"))
+        assert len(read - forgotten) <= 1 + num_ahead
 
 
 def test_a_window_that_the_net_fails_on_costs_its_block_alone(tmp_path: Path) -> None:

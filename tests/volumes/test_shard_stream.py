@@ -16,6 +16,7 @@ from volpipe.volumes.writer import ShardStream
 CASES = [
     pytest.param((70, 50, 45), (48, 32, 48), (16, 16, 16), "uint8", "zstd", id="ends-within-chunks"),
     pytest.param((2, 40, 32, 32), (2, 32, 32, 32), (1, 16, 8, 32), "float32", "gzip", id="channels"),
+    pytest.param((20, 32, 192), (16, 16, 192), (8, 8, 16), "uint8", "zstd", id="twelve-chunks"),
     pytest.param((33, 64, 64), (32, 64, 64), (32, 16, 64), "uint16", "raw", id="one-layer-more"),
 ]
 

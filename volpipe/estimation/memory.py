@@ -17,9 +17,12 @@ from volpipe.geometry.block_shape import Sizes
 from volpipe.geometry.grid import triple
 from volpipe.inference.output import shards_behind
 from volpipe.inference.plan import SUM_TYPE, Plan
-from volpipe.inference.windows import CACHE_BYTES
+from volpipe.inference.windows import CACHE_BYTES, blocks_ahead
 from volpipe.nets import facts
 from volpipe.nets.facts import NetSpeeds
+from volpipe.volumes.storage.growing import upload_bytes
+from volpipe.volumes.storage.requests import BYTES_AT_ONCE
+from volpipe.volumes.writer import shard_bytes
 
 WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, before any voxel (measured 2026-11)
 NET_BYTES, NET_SAFETY = (
@@ -82,19 +85,20 @@ def net_bytes(plan: Plan, speeds: NetSpeeds | None = None) -> float | None:
 def array_bytes(plan: Plan) -> int:
     """Return the bytes of arrays in a worker that infers, without the net itself.
 
-    Of a block in slabs, two of these, of the volume and of the output (`Sizes.slab_bytes`). Else two blocks of voxels
-    (one is read ahead) and the chunks that neighbours share, two sums (one is written meanwhile; into a bucket
-    several, if they are small) with the part that is rounded and those that go to scratch and come from it. And the
-    windows that wait.
+    Of a block in slabs, two of these, of the volume and of the output (`Sizes.slab_bytes`), and what is on its way from
+    and to a bucket. Else two blocks of voxels
+    (one is read ahead; from a bucket several, if they are small) and the chunks that neighbours share, two sums (one is
+    written meanwhile; into a bucket several, if they are small) with the part that is rounded and those that go to
+    scratch and come from it. And the windows that wait.
     """
     channels, out = plan.source.num_channels, plan.net.out_channels
     itemsize = np.dtype(plan.source.dtype).itemsize
     box, cache = (plan.lattice.input_box(0).num_voxels, CACHE_BYTES) if plan.mode == "streamed" else (0, 0)
     waiting = _window_bytes(plan)
     if plan.has_slabs:
-        return _slab_bytes(plan) + CACHE_BYTES + 4 * waiting
+        return _slab_bytes(plan) + CACHE_BYTES + 4 * waiting + _moving_bytes(plan)
     source = math.prod(plan.source.shape) * channels * itemsize
-    stored = 2 * box * channels * itemsize + (min(cache, source) if any(plan.overlap) else 0)
+    stored = (1 + blocks_ahead(plan)) * box * channels * itemsize + (min(cache, source) if any(plan.overlap) else 0)
     parts = 2 * max(p.num_voxels for p in plan.sum_parts) * out * 4 if plan.num_sums else 0
     sums = 2 * math.prod(plan.sum_shape) * out * 4 + (plan.blocks_behind - 1) * plan.sum_bytes
     return stored + sums + 4 * waiting + parts + _finishing_bytes(plan)
@@ -105,6 +109,16 @@ def _window_bytes(plan: Plan) -> int:
     batch = plan.recipe.infer.batch if plan.recipe.infer.batch != "auto" else 1
     window = batch * math.prod(plan.window)
     return 4 * plan.source.num_channels * window + 2 * plan.net.out_channels * window * math.prod(plan.net.scale)
+
+
+def _moving_bytes(plan: Plan) -> int:
+    """Return the bytes of a block's slabs on their way from and to a bucket.
+
+    A block that is the last one along each axis finishes eight shards, if others add to them.
+    """
+    shard = shard_bytes(plan.shard, plan.dtype)
+    to = upload_bytes(shard, 8 if plan.num_sums else 1) if plan.is_in_bucket else 0
+    return to + (BYTES_AT_ONCE if "://" in plan.source.path else 0)
 
 
 def _slab_bytes(plan: Plan) -> int:

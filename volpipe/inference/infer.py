@@ -166,6 +166,8 @@ class SlabWriter:
                 append_summed(selection, stream, box.along(0, stream.position, max(stream.position, stop)), make)
             elif not (box & done.box).is_empty:
                 append_selected(selection, stream, box & done.box, done.part(box & done.box))
+            if len(self._streams) > 1:
+                stream.settle()
         if self._streams and done.is_finished:
             self._tallies[next(iter(self._streams))].clipped += done.clipped
         self._bad += done.bad
@@ -211,6 +213,7 @@ class BlockWriter:
             self._slabs.add(done)
             if not done.is_last:
                 return None
+            before_write()  # the last slab may have taken long
             result = self._slabs.close(self.source.fingerprint(done.block))
             self._slabs = None
             return result
@@ -238,16 +241,16 @@ def infer(
 ) -> Iterator[tuple[int, Exception | BlockResult]]:
     """Yield each of `blocks` once it is written, with its result or its error.
 
-    In memory are the sum that grows and those that are being written (`Plan.blocks_behind`); the voxels of the block
-    after these are read meanwhile. Of a block in slabs, these take the place of blocks. A block is not written if
-    `before_write` raises; `on_windows` is called with the number of windows of each batch that was computed.
+    In memory are the sum that grows and those that are being written (`Plan.blocks_behind`); the voxels of the blocks
+    after these (`windows.blocks_ahead`) are read meanwhile. Of a block in slabs, these take the place of blocks. A
+    block is not written if `before_write` raises; `on_windows` is called with the number of windows of each batch that
+    was computed.
     """
-    after_next, num_behind = dict(zip(blocks, blocks[2:], strict=False)), selection.plan.blocks_behind
+    num_behind = selection.plan.blocks_behind
     block_writer = BlockWriter(selection, tensors, source)
     runner = load_runner(selection.plan)
     runner.check()
-    for block in blocks[:2]:
-        source.expect(block)
+    source.expect(blocks)
     writing = deque[tuple[int, Future[BlockResult | None]]]()
     sums = block_sums(selection, normalise, runner, source, blocks, on_windows=on_windows, given_up=block_writer.failed)
     with ExitStack() as stack:
@@ -258,12 +261,11 @@ def infer(
                 yield from _written(*writing.popleft())
             if isinstance(outcome, Exception):
                 block_writer.give_up()
+                source.forget(block)
                 yield block, outcome
             elif block not in block_writer.failed:
                 if outcome.is_last:
                     source.forget(block)
-                    if block in after_next:
-                        source.expect(after_next[block])
                 writing.append((block, writer.submit(block_writer.write, outcome, before_write)))
             del outcome  # else it would stay while the next one grows
         while writing:

@@ -114,7 +114,8 @@ LEFT_BEHIND = re.compile(rf".+\.__lock|{PARTIAL}")
 def remove_leftovers(out: Location) -> list[Path]:
     """Delete and return the unfinished files that killed writers left in the output at `out`; none may be at work.
 
-    In S3 a file appears once it is whole, so that there are none.
+    In S3 a file appears once it is whole, so that there are none. Parts that killed workers left are no files, and the
+    bucket's lifecycle rule deletes them.
     """
     if not isinstance(out, Path):
         return []
@@ -252,14 +253,14 @@ def write_selected(selection: Selection, box: Box, data: np.ndarray) -> str:
 def shards_at_once(plan: OutputPlan) -> int:
     """Return how many shards a worker writes at a time: several into a bucket, where each waits for an answer."""
     shard_bytes = math.prod(plan.shard) * plan.num_channels * plan.dtype.itemsize
-    return num_at_once(shard_bytes, fewest=1) if "://" in plan.out else 1
+    return num_at_once(shard_bytes, fewest=1) if plan.is_in_bucket else 1
 
 
 def shards_behind(plan: OutputPlan) -> int:
     """Return how many shards a worker has in memory while it makes one and writes those before: two into a bucket,
     more where they are small.
     """
-    return max(2, shards_at_once(plan)) if "://" in plan.out else 1
+    return max(2, shards_at_once(plan)) if plan.is_in_bucket else 1
 
 
 def open_shard(plan: OutputPlan, shard: int, level: int = 0) -> ShardStream:
@@ -303,7 +304,7 @@ def close_shard(plan: OutputPlan, shard: int, stream: ShardStream, level: int = 
     box = plan.shards(level).box(shard)
     stream.fill(box.stop[0])
     stream.close()
-    return checksums.take(open_writer(plan.out, level_key(level)).header, stored_box(plan, box))
+    return checksums.joined([stream.checksum()])
 
 
 def write_voxels(plan: OutputPlan, level: int, box: Box, data: np.ndarray) -> str:

@@ -75,6 +75,18 @@ class Source(BaseModel):
         return open_volume(self.path, self.key, view=self.view)
 
 
+STREAMED = ("zarr3",)  # formats whose shards are written layer by layer
+
+
+def can_stream(array_format: str, num_channels: int, *, in_bucket: bool) -> bool:
+    """Return whether shards can be written layer by layer.
+
+    The chunks of a channel lie together in a shard, but those of a layer come together: of several channels they are
+    put in order once all are there, which a file in a bucket cannot be.
+    """
+    return array_format in STREAMED and not (in_bucket and num_channels > 1)
+
+
 class OutputPlan(BaseModel, ABC):
     """The plan of an output, as its folder stores it in the file FILE; shapes in voxels (z, y, x).
 
@@ -110,6 +122,15 @@ class OutputPlan(BaseModel, ABC):
     @property
     def format(self) -> str:
         return self.recipe.output.format
+
+    @property
+    def is_in_bucket(self) -> bool:
+        return "://" in self.out
+
+    @property
+    def is_layered(self) -> bool:
+        """Whether large shards are written layer by layer."""
+        return can_stream(self.array_format, self.num_channels, in_bucket=self.is_in_bucket)
 
     @property
     def array_format(self) -> str:

@@ -21,6 +21,7 @@ from volpipe.geometry.blend import support
 from volpipe.geometry.block_shape import (
     CHUNK_TARGET,
     LARGEST_VOXELS,
+    SMALL_IN_BUCKET,
     SUM_CHUNK_TARGET,
     Sizes,
     choose_block,
@@ -28,7 +29,7 @@ from volpipe.geometry.block_shape import (
 )
 from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up, divisor_near, triple
 from volpipe.geometry.levels import level_factors
-from volpipe.inference.output_plan import OutputPlan, Source, levels_of
+from volpipe.inference.output_plan import OutputPlan, Source, can_stream, levels_of
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.statistics import check_grey
 from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows
@@ -43,7 +44,6 @@ from volpipe.volumes.storage.requests import num_at_once
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute
 
 SUM_TYPE = np.dtype(np.float32)
-STREAMED = ("zarr3",)  # formats whose shards are written layer by layer
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class Plan(OutputPlan):
     @cached_property
     def is_streamed(self) -> bool:
         """Whether shards can be written layer by layer."""
-        return self.mode == "streamed" and self.array_format in STREAMED and "://" not in self.out
+        return self.mode == "streamed" and self.is_layered
 
     @cached_property
     def slab(self) -> int:
@@ -260,7 +260,7 @@ class Plan(OutputPlan):
         """How many blocks a worker writes at a time: several into a bucket, if they are small and no two write one
         shard.
         """
-        if "://" not in self.out or self.has_slabs or self.num_sums:
+        if not self.is_in_bucket or self.has_slabs or self.num_sums:
             return 1
         return num_at_once(self.sum_bytes, fewest=1)
 
@@ -411,8 +411,9 @@ def make_plan(
         num_workers=num_workers,
         is_sparse=mask is not None or recipe.input.empty is not None,
         most_voxels=sizes.block_voxels,
+        small_voxels=0 if isinstance(out, Path) else SMALL_IN_BUCKET,
     )
-    block = choose_block(recipe.windows.block, sized, in_slabs=_may_be_large(recipe, out))
+    block = choose_block(recipe.windows.block, sized, in_slabs=_may_be_large(recipe, out, net.out_channels))
     shard = choose_shard(recipe.output, sized.core(block))
     roi = find_roi(recipe.input.roi, volume)
     return Plan(
@@ -471,13 +472,12 @@ def _level_note(volume: Volume) -> tuple[str, ...]:
     return (f"level {volume.levels.index(volume.key)}, {volume.key.rpartition('/')[2]}, of {len(volume.levels)}",)
 
 
-def _may_be_large(recipe: Recipe, out: Location) -> bool:
+def _may_be_large(recipe: Recipe, out: Location, num_channels: int) -> bool:
     """Return whether blocks can be computed slab by slab, and are shards: a region of interest cuts these anywhere."""
     return (
         recipe.tensors.mode != "stored"
-        and ARRAY_FORMATS[recipe.output.format] in STREAMED
+        and can_stream(ARRAY_FORMATS[recipe.output.format], num_channels, in_bucket=not isinstance(out, Path))
         and recipe.output.shard == "auto"
-        and isinstance(out, Path)
         and recipe.input.roi is None
     )
 

@@ -15,7 +15,6 @@ from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import append_voxels, close_shard, open_shard, read_voxels, write_voxels
 from volpipe.inference.output_plan import OutputPlan
-from volpipe.inference.plan import STREAMED
 from volpipe.volumes.storage.fetched_array import LARGEST_BYTES
 from volpipe.volumes.storage.tensorstore import downsample
 
@@ -32,7 +31,7 @@ def coarsen(plan: OutputPlan, level: int, shard: int) -> Callable[[], str]:
     """
     box = plan.shards(level).box(shard)
     layers = list(box.layers(SLAB_VOXELS, plan.chunk[0]))
-    if len(layers) == 1 or plan.array_format not in STREAMED or "://" in plan.out:
+    if len(layers) == 1 or not plan.is_layered:
         return partial(write_voxels, plan, level, box, coarse_voxels(plan, level, box))
 
     def write() -> str:
@@ -68,7 +67,7 @@ def parts(plan: OutputPlan, level: int, box: Box) -> Iterator[Box]:
     """
     steps = zip(plan.shard, plan.chunk, plan.step(level), strict=True)
     shard, chunk, step = next(steps)
-    is_whole = "://" in plan.out and math.prod(plan.shard) * plan.dtype.itemsize <= LARGEST_BYTES
+    is_whole = plan.is_in_bucket and math.prod(plan.shard) * plan.dtype.itemsize <= LARGEST_BYTES
     thickness = max(1, (shard if is_whole else chunk) // step) if shard % step == 0 else shard
     sizes = [s // f if s % f == 0 else s for s, _, f in steps]
     grid = Grid(box.shape, (thickness, *sizes))

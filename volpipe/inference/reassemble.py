@@ -23,7 +23,7 @@ def reassemble(
     """Return what writes `shard` of level 0, and returns its checksums; `tally` counts the clipped voxels.
 
     Blocks are added in ascending order, so that the bits depend on nothing else. Where the format allows it, the shard
-    is written layer by layer; else its voxels are in memory by now.
+    is written layer by layer, into a bucket only a large one; else its voxels are in memory by now.
     """
     plan = selection.plan
     whole = plan.shards().box(shard)
@@ -32,7 +32,7 @@ def reassemble(
     def added(box: Box) -> np.ndarray:
         return summed(selection, normalise, box, tensors.total(box, blocks), tally)
 
-    if not plan.is_streamed:
+    if not plan.is_streamed or (plan.is_in_bucket and not plan.has_slabs):
         return partial(write_selected, selection, whole, added(whole))
 
     def write() -> str:

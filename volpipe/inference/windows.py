@@ -10,11 +10,13 @@ import hashlib
 import itertools
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -23,13 +25,19 @@ from volpipe.blockwise.malloc import mapped
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice, Slab, align_up, unravel
 from volpipe.inference.intensity import Affine
+from volpipe.inference.plan import Plan
 from volpipe.volumes.file_states import hash_voxels, is_same, known_files, read_known
+from volpipe.volumes.storage.fetched_array import noting_stamps
+from volpipe.volumes.storage.object_store import Remote, Stamp, latency
+from volpipe.volumes.storage.requests import num_at_once, over_in_turn
 from volpipe.volumes.volume import Reader, Volume
 
 T = TypeVar("T")
 END: Any = object()  # past the last item of any type
 
-BLOCKS_IN_MEMORY = 2  # the one being cut and the one being read
+# Reads are too few while what one takes of the line's time is less than so many latencies: at 20 ms and 200 MB/s two
+# workers take 40 ms for a block of 128³, at 12.5 MB/s 168 to 336 (measured 2026-11-25).
+LATENCIES, MOST_AHEAD = 4, 4
 # Decoded chunks that neighbouring blocks share. At 512³, windows of 64³ with half overlap, chunks of 64³, two workers
 # fetched a chunk 5.4 times without, 2.5 times with 32 MiB, 1.8 with 64 and 1.7 with 256 (measured 2026-11-21).
 CACHE_BYTES = 64 * 2**20
@@ -65,7 +73,10 @@ class RollingBox:
     def __init__(self, reader: Reader, boxes: Sequence[Box]) -> None:
         self._reader, self._boxes, self._files = reader, boxes, known_files(reader.volume)
         self.whole = boxes[0].along(0, boxes[0].start[0], boxes[-1].stop[0])
-        self._before = self._files.hash(self.whole, may_be_old=self._files.is_remote)
+        # Files that are fetched tell their states themselves.
+        self._stamps: dict[Remote, Stamp | None] | None = {} if reader.is_fetched else None
+        self._before = "" if reader.is_fetched else self._files.hash(self.whole, may_be_old=self._files.is_remote)
+        self._is_changed = False
         self._hashes: list[str] = []
         self._box, self._data = Box.from_shape((0, 0, 0)), np.empty((0, 0, 0, 0))
         depth, height, _ = reader.volume.spatial_chunks
@@ -81,8 +92,12 @@ class RollingBox:
         parts = [] if shared.is_empty else [self._data[:, *shared.relative_to(self._box.start).slices]]
         rest = box if shared.is_empty else box.along(0, shared.stop[0], box.stop[0])
         data: np.ndarray | None = None
-        for piece in self._pieces(rest):
-            voxels = self._reader.read_mirrored(piece)
+        at_once = (
+            num_at_once(PIECE_VOXELS * self._reader.volume.dtype.itemsize, fewest=1) if self._reader.is_fetched else 1
+        )
+        pieces = list(self._pieces(rest))
+        for piece, future in zip(pieces, over_in_turn((partial(self._read, p) for p in pieces), at_once), strict=True):
+            voxels = future.result()
             self._hashes.append(hash_voxels(voxels))
             if data is None:
                 data = mapped((len(voxels), *box.shape), voxels.dtype)
@@ -93,6 +108,15 @@ class RollingBox:
             data[:, : shared.shape[0]] = parts[0]
         self._box, self._data = box, data
         return data[:, : asked.shape[0]]
+
+    def _read(self, piece: Box) -> np.ndarray:
+        """Return the voxels of `piece`, and note the stamps of the files that they are fetched from."""
+        with noting_stamps() as stamps:
+            voxels = self._reader.read_mirrored(piece)
+        if self._stamps is not None:
+            before = [self._stamps.setdefault(file, stamp) for file, stamp in stamps.items()]
+            self._is_changed |= before != list(stamps.values())
+        return voxels
 
     def _stop(self, stop: int) -> int:
         """Return where to read until, if all up to `stop` is needed: the end of its chunks."""
@@ -118,8 +142,12 @@ class RollingBox:
         Raises:
             VolumeError: their files changed meanwhile.
         """
-        state = self._files.hash(self.whole)
-        if state != self._before:
+        if self._stamps is None:
+            state = self._files.hash(self.whole)
+            self._is_changed = state != self._before
+        else:
+            state = self._files.hash_stamps(self.whole, self._stamps)
+        if self._is_changed:
             raise VolumeError(
                 f"{self._reader.volume} changed while its voxels {self.whole} were read; let whoever writes it come to "
                 "an end, and give the same command again"
@@ -137,6 +165,22 @@ def read_fingerprint(reader: Reader, slabs: Sequence[Slab], box: Box) -> str:
     return rolling.fingerprint()
 
 
+def blocks_ahead(plan: Plan) -> int:
+    """Return how many blocks a worker reads at a time, at most: several from a bucket or the web, if they are small."""
+    if "://" not in plan.source.path or plan.mode != "streamed" or plan.has_slabs:
+        return 1
+    voxel_bytes = plan.source.num_channels * np.dtype(plan.source.dtype).itemsize
+    return min(MOST_AHEAD, num_at_once(plan.lattice.input_box(0).num_voxels * voxel_bytes, fewest=1))
+
+
+def reads_at_once(seconds: float, latency: float, most: int) -> int:
+    """Return how many reads are to go on at a time, up to `most`, where one takes `seconds` of the line's time.
+
+    Where its bytes take most of that, not the `latency` (in seconds) of the store, others only make it late: one.
+    """
+    return min(most, 1 + int(LATENCIES * latency / seconds))
+
+
 class WindowSource(ABC):
     """Source of windows, stored or cut from the volume; `has_blocks`: its blocks are in memory as a whole."""
 
@@ -152,8 +196,8 @@ class WindowSource(ABC):
         """Return the windows of these numbers, (n, c, z, y, x), float32, normalised."""
 
     @abstractmethod
-    def expect(self, block: int) -> None:
-        """Start to read the voxels of `block` ahead, if they can be."""
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Read the voxels of `blocks` ahead, in their order, if they can be."""
 
     @abstractmethod
     def forget(self, block: int) -> None:
@@ -182,7 +226,7 @@ class StoredWindows(WindowSource):
         reader = self.tensors.open()
         return np.stack([reader.read_raw((slice(n, n + 1),))[0] for n in numbers])
 
-    def expect(self, block: int) -> None:
+    def expect(self, blocks: Sequence[int]) -> None:
         """Do nothing: windows are read as they are needed."""
 
     def forget(self, block: int) -> None:
@@ -195,7 +239,8 @@ class StreamedWindows(WindowSource):
 
     Where not all windows of a block are selected, `input_box` returns the box that the selected ones see together.
     Chunks in memory, also those of another `session`, are compared with their files.
-    Of a block that is computed in several slabs, which `slabs_of` returns, no more than two are in memory.
+    Of a block that is computed in several slabs, which `slabs_of` returns, no more than two are in memory. Of others
+    the one being cut is, and those being read: one, or up to `most_ahead` where latency takes most of their time.
     """
 
     has_blocks = True
@@ -205,9 +250,13 @@ class StreamedWindows(WindowSource):
     input_box: Callable[[int], Box] | None = None
     session: str = ""
     slabs_of: Callable[[int], Sequence[Slab]] | None = None
+    most_ahead: int = 1
     _rolling: tuple[int, int, RollingBox] | None = field(default=None, repr=False)  # block, next slab
     _blocks: OrderedDict[int, Future[tuple[Box, np.ndarray]]] = field(default_factory=OrderedDict, repr=False)
     _fingerprints: dict[int, str] = field(default_factory=dict, repr=False)
+    _expected: deque[int] = field(default_factory=deque, repr=False)
+    _num_reading: int = field(default=0, repr=False)
+    _at_once: int = field(default=1, repr=False)
     _reader: ThreadPoolExecutor | None = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -227,13 +276,15 @@ class StreamedWindows(WindowSource):
     def slabs(self, block: int) -> Sequence[Slab]:
         return self.slabs_of(block) if self.slabs_of is not None else ()
 
-    def expect(self, block: int) -> None:
-        if not self.slabs(block):
-            self._reading(block)
+    def expect(self, blocks: Sequence[int]) -> None:
+        with self._lock:
+            self._expected.extend(block for block in blocks if not self.slabs(block))
+            self._read_ahead()
 
     def forget(self, block: int) -> None:
         with self._lock:
             self._blocks.pop(block, None)
+            self._read_ahead()
 
     def fingerprint(self, block: int) -> str:
         return self._fingerprints[block]
@@ -286,24 +337,50 @@ class StreamedWindows(WindowSource):
 
     def _reading(self, block: int) -> Future[tuple[Box, np.ndarray]]:
         with self._lock:
-            if self._reader is None:
-                self._reader = ThreadPoolExecutor(1, "volpipe-read")
             if block in self._blocks:
                 self._blocks.move_to_end(block)
             else:
-                while len(self._blocks) >= BLOCKS_IN_MEMORY:
+                while len(self._blocks) > self.most_ahead:
                     self._blocks.popitem(last=False)
-                self._blocks[block] = self._reader.submit(self._read_block, block)
+                self._begin(block)
             return self._blocks[block]
 
+    def _read_ahead(self) -> None:
+        """Begin to read expected blocks: as many as are read at once, beside one that is cut."""
+        while self._expected and self._num_reading < self._at_once and len(self._blocks) <= self._at_once:
+            self._begin(self._expected[0])
+
+    def _begin(self, block: int) -> None:
+        if self._reader is None:
+            self._reader = ThreadPoolExecutor(self.most_ahead, "volpipe-read")
+        if block in self._expected:
+            self._expected.remove(block)
+        self._num_reading += 1
+        self._blocks[block] = self._reader.submit(self._read_block, block)
+
     def _read_block(self, block: int) -> tuple[Box, np.ndarray]:
-        box = (self.input_box or self.lattice.input_box)(block)
-        voxels, fingerprint = read_known(self._open(), box)
-        self._note(block, fingerprint, box)
+        started, num_before = time.perf_counter(), self._num_reading
+        try:
+            box = (self.input_box or self.lattice.input_box)(block)
+            voxels, fingerprint = read_known(self._open(), box)
+            self._note(block, fingerprint, box)
+            seconds = time.perf_counter() - started
+            self._at_once = reads_at_once(
+                2 * seconds / (num_before + self._num_reading), self._latency, self.most_ahead
+            )
+        finally:
+            with self._lock:
+                self._num_reading -= 1
+                self._read_ahead()
         return box, voxels
 
+    @property
+    def _latency(self) -> float:
+        folder = self.volume.folder
+        return latency(folder) if isinstance(folder, Remote) else 0.0
+
     def __getstate__(self) -> dict[str, object]:
-        names = ("volume", "lattice", "normalise", "input_box", "session", "slabs_of")
+        names = ("volume", "lattice", "normalise", "input_box", "session", "slabs_of", "most_ahead")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -31,7 +31,7 @@ from volpipe.inference.selection import Selection, load_due, load_selection, sca
 from volpipe.inference.selection import scan as scan_block
 from volpipe.inference.statistics import Statistics, is_finite, join
 from volpipe.inference.statistics import measure as measure_voxels
-from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource, read_fingerprint
+from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource, blocks_ahead, read_fingerprint
 from volpipe.runs.updates import SEEN, Number, Updated
 from volpipe.units import count
 from volpipe.volumes.file_states import FileStates, read_still
@@ -384,7 +384,9 @@ def window_source(job: Job) -> WindowSource:
         return StoredWindows(_stored_windows(job.identity, job.folder), plan.lattice)
     selection = job.selection
     slabs_of = selection.slabs if plan.has_slabs else None
-    return StreamedWindows(open_source(job), plan.lattice, job.normalise, selection.input_box, job.session, slabs_of)
+    return StreamedWindows(
+        open_source(job), plan.lattice, job.normalise, selection.input_box, job.session, slabs_of, blocks_ahead(plan)
+    )
 
 
 @lru_cache(maxsize=4)

@@ -72,15 +72,17 @@ class FileStates:
         return self._hash(box, lambda files: self._states(files, may_be_old=may_be_old))
 
     def hash_stamps(self, box: Box, stamps: Mapping[Remote, Stamp | None]) -> str:
-        """Return the same from the `stamps` that came with the voxels of `box`."""
+        """Return the same from the `stamps` that came with the voxels of `box`; files without one are looked at."""
         layout = self._layout
         if layout is None:
             return ""
 
         def states(files: Box) -> np.ndarray:
-            remotes = (layout.file(place) for place in cells(files, (1,) * len(files.start)))
-            known = [stamps[file] for file in remotes if isinstance(file, Remote)]
-            entries = [ABSENT if stamp is None else stamp_state(stamp) for stamp in known]
+            remotes = [layout.file(place) for place in cells(files, (1,) * len(files.start))]
+            other = [file for file in remotes if file not in stamps]
+            known = dict(zip(other, self._ask(other), strict=True))
+            known |= {file: ABSENT if stamp is None else stamp_state(stamp) for file, stamp in stamps.items()}
+            entries = [known[file] for file in remotes]
             return np.array(entries, np.int64).reshape(*files.shape, 4)
 
         return self._hash(box, states)

@@ -22,8 +22,9 @@ from volpipe.volumes.reader import naming
 from volpipe.volumes.storage import damage, object_store, tensorstore
 from volpipe.volumes.storage.chunk_files import ABSENT, CHECKSUM_BYTES, ChunkFiles
 from volpipe.volumes.storage.fetched_array import FetchedArray, can_fetch
+from volpipe.volumes.storage.growing import GrowingFile, open_growing
 from volpipe.volumes.storage.metadata import check_aligned
-from volpipe.volumes.storage.paths import Location, partial_of, sync
+from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.requests import each, room
 
 
@@ -117,9 +118,10 @@ class Writer:
 
 
 class ShardStream:
-    """A shard of a Zarr v3 array on a disk, written layer by layer along z; it appears whole or not at all.
+    """A shard of a Zarr v3 array, written layer by layer along z; it appears whole or not at all.
 
-    Chunks go to a file beside it as soon as they are whole. The bytes are those of the shard written at once.
+    Chunks go to a growing file as soon as they are whole. The bytes are those of the shard written at once. Chunks of
+    several channels are put in order at the end, which a file in a bucket cannot be.
 
     Args:
         writer: of the array.
@@ -129,11 +131,11 @@ class ShardStream:
 
     def __init__(self, writer: Writer, box: Box, allocate: Callable[..., np.ndarray] = np.empty) -> None:
         header, files = writer.header, ChunkFiles(writer.header)
-        assert isinstance(header.folder, Path) and header.shards is not None
+        assert header.shards is not None
         unit = header.write_unit
         self._header, self._box = header, box
-        self._file = header.folder / files.name(tuple(a // n for a, n in zip(box.start, unit, strict=True)))
-        self._partial = partial_of(self._file)
+        file = header.folder / files.name(tuple(a // n for a, n in zip(box.start, unit, strict=True)))
+        self._growing = open_growing(file, shard_bytes(unit, header.dtype))
         self._entries = np.full((*(s // c for s, c in zip(unit, header.chunks, strict=True)), 2), ABSENT, np.uint64)
         row = list(box.shape)
         row[-3:-1] = header.chunks[-3:-1]
@@ -188,35 +190,40 @@ class ShardStream:
     def _write(self, layer: np.ndarray) -> None:
         """Append the chunks of a `layer` as thick as a chunk, or the last one, to the file."""
         height = self._header.chunks[-2]
-        self._partial.parent.mkdir(parents=True, exist_ok=True)
-        with self._partial.open("ab") as file:
-            for row, start in enumerate(range(0, layer.shape[-2], height)):
-                for place, data in self._encoder.encode(layer[..., start : start + height, :]):
-                    self._entries[*place[:-3], self._num_layers, row, place[-1]] = self._size, len(data)
-                    file.write(data)
-                    tensorstore.count(written=len(data))
-                    self._size += len(data)
+        for row, start in enumerate(range(0, layer.shape[-2], height)):
+            pieces = []
+            for place, data in self._encoder.encode(layer[..., start : start + height, :]):
+                self._entries[*place[:-3], self._num_layers, row, place[-1]] = self._size, len(data)
+                pieces.append(data)
+                self._size += len(data)
+            if pieces:
+                self._growing.write(pieces)
+                tensorstore.count(written=sum(map(len, pieces)))
         self._num_layers += 1
+
+    def settle(self) -> None:
+        """Wait until nothing is on its way to a bucket, so that little is in memory."""
+        self._growing.settle()
 
     def close(self) -> None:
         """Put the shard in its place, all of whose layers were written; where it holds nothing, there is no file."""
         assert self._num_appended == self._box.shape[-3]
         with naming(self._header.folder, self._box, self._header.folder):
             if not self._size:
-                self.abort()
-                self._file.unlink(missing_ok=True)
+                self._growing.remove()
                 return
             self._order()
             import google_crc32c
 
             index = self._entries.astype("<u8").tobytes()
             index += google_crc32c.value(index).to_bytes(CHECKSUM_BYTES, "little")
-            with self._partial.open("ab") as file:
-                file.write(index)
+            self._growing.write([index])
             tensorstore.count(written=len(index))
-            sync(self._partial)
-            self._partial.replace(self._file)
-            sync(self._file.parent)
+            self._growing.close()
+
+    def checksum(self) -> int:
+        """Return the checksum of the closed shard; see `checksums.checksum`."""
+        return self._growing.checksum() or 1 if self._size else checksums.ABSENT
 
     def _order(self) -> None:
         """Give the chunks in the file the order of the shard's, where channels were written in turn."""
@@ -224,18 +231,21 @@ class ShardStream:
         stored = entries[entries[:, 0] != ABSENT].tolist()
         if stored == sorted(stored):
             return
-        ordered, size = partial_of(self._file), 0
-        with self._partial.open("rb") as old, ordered.open("wb") as new:
-            for entry in entries:
-                if entry[0] != ABSENT:
-                    old.seek(int(entry[0]))
-                    new.write(old.read(int(entry[1])))
-                    entry[0], size = size, size + int(entry[1])
-        ordered.replace(self._partial)
+        assert isinstance(self._growing, GrowingFile)
+        self._growing.reorder([(start, num_bytes) for start, num_bytes in stored])
+        size = 0
+        for entry in entries:
+            if entry[0] != ABSENT:
+                entry[0], size = size, size + int(entry[1])
 
     def abort(self) -> None:
         """Delete what was written."""
-        self._partial.unlink(missing_ok=True)
+        self._growing.abort()
+
+
+def shard_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    """Return the most bytes of a shard of `shape`, with its index, and what codecs add where nothing compresses."""
+    return math.prod(shape) * dtype.itemsize * 11 // 10 + (1 << 20)
 
 
 def open_writer(path: str | Path | object_store.Remote, key: str, into: Location | None = None) -> Writer:

@@ -1,6 +1,6 @@
 """A server of S3 on loopback for tests: one process's memory, signatures verified, listings in pages.
 
-Not here: versions, multipart uploads, and all else that volpipe does not ask for. Written from the S3 API reference and
+Not here: versions, and all else that volpipe does not ask for. Written from the S3 API reference and
 the description of Signature Version 4, not from the clients that are tested with it.
 """
 
@@ -24,6 +24,7 @@ from xml.sax.saxutils import escape
 ACCESS_KEY, SECRET_KEY = "AKIAVOLPIPETEST", "kept/secret+by=volpipe"
 SILENCE = 1.2
 PAGE = 40  # keys, far fewer than S3's 1000
+LEAST_PART = 5 << 20  # bytes of each part of an upload but the last
 
 
 class Bucket:
@@ -31,6 +32,7 @@ class Bucket:
 
     Attributes:
         files: by key.
+        uploads: that were begun, and neither completed nor aborted, by their names: key, and parts by number.
         readable, listable: whether that needs no signature.
         is_open: whether pages of other servers may read it (CORS).
         requests: (method, path with query), in the order in which they came.
@@ -44,6 +46,8 @@ class Bucket:
         self.name = name
         self.url = ""
         self.files: dict[str, bytes] = {}
+        self.uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
+        self.num_uploads = 0
         self.readable = self.listable = self.is_open = False
         self.requests: list[tuple[str, str]] = []
         self.broken = self.num_good = 0
@@ -109,7 +113,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer_bucket(query, body)
         else:
             with bucket.lock:
-                answer = self.file_answer(key, body)
+                is_part = self.command != "GET" and ("uploads" in query or "uploadId" in query)
+                answer = self.upload_answer(key, query, body) if is_part else self.file_answer(key, body)
             answer()  # others are served while it is on its way
 
     do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = handle_one
@@ -194,6 +199,51 @@ class Handler(BaseHTTPRequestHandler):
             return partial(self.answer, 204, b"")
         assert tag is not None
         return partial(self.answer_range, files[key], tag)
+
+    def upload_answer(self, key: str, query: dict[str, str], body: bytes) -> Callable[[], None]:
+        """Do what is asked of a multipart upload; return what answers."""
+        bucket = self.bucket
+        if self.command == "POST" and "uploads" in query:
+            bucket.num_uploads += 1
+            name = f"upload-{bucket.num_uploads}"
+            bucket.uploads[name] = key, {}
+            known = f"<Bucket>{bucket.name}</Bucket><Key>{escape(key)}</Key><UploadId>{name}</UploadId>"
+            return partial(
+                self.answer, 200, f"<InitiateMultipartUploadResult>{known}</InitiateMultipartUploadResult>".encode()
+            )
+        name = query.get("uploadId", "")
+        if name not in bucket.uploads or bucket.uploads[name][0] != key:
+            return partial(self.answer_error, 404, "NoSuchUpload")
+        parts = bucket.uploads[name][1]
+        if self.command == "PUT":
+            number = int(query["partNumber"])
+            if not 1 <= number <= 10_000:
+                return partial(self.answer_error, 400, "InvalidArgument")
+            parts[number] = body
+            return partial(self.answer, 200, b"", tag=etag(body))
+        if self.command == "DELETE":
+            del bucket.uploads[name]
+            return partial(self.answer, 204, b"")
+        return self.completed(key, name, parts, body)
+
+    def completed(self, key: str, name: str, parts: dict[int, bytes], body: bytes) -> Callable[[], None]:
+        """Make a file of the `parts` of upload `name` that `body` lists, if they are there and in order."""
+        values = {tag: [node.text or "" for node in ElementTree.fromstring(body).iter() if node.tag.endswith(tag)]
+                  for tag in ("PartNumber", "ETag")}  # fmt: skip
+        numbers = list(map(int, values["PartNumber"]))
+        if numbers != sorted(set(numbers)) or not numbers:
+            return partial(self.answer_error, 400, "InvalidPartOrder")
+        if any(n not in parts or etag(parts[n]) != tag for n, tag in zip(numbers, values["ETag"], strict=True)):
+            return partial(self.answer_error, 400, "InvalidPart")
+        if any(len(parts[n]) < LEAST_PART for n in numbers[:-1]):
+            return partial(self.answer_error, 400, "EntityTooSmall")
+        data = self.bucket.files[key] = b"".join(parts[n] for n in numbers)
+        del self.bucket.uploads[name]
+        tag = f'"{etag(data)[1:-1]}-{len(numbers)}"'
+        known = f"<Bucket>{self.bucket.name}</Bucket><Key>{escape(key)}</Key><ETag>{escape(tag)}</ETag>"
+        return partial(
+            self.answer, 200, f"<CompleteMultipartUploadResult>{known}</CompleteMultipartUploadResult>".encode()
+        )
 
     def answer_range(self, data: bytes, tag: str) -> None:
         found = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))

@@ -306,8 +306,8 @@ class Unread:
     def read(self, numbers: Sequence[int]) -> np.ndarray:
         raise AssertionError(f"windows {numbers} were read")
 
-    def expect(self, block: int) -> None:
-        raise AssertionError(f"block {block} was read")
+    def expect(self, blocks: Sequence[int]) -> None:
+        raise AssertionError(f"blocks {blocks} were read")
 
 
 @given(lattices(), st.integers(0, 3), st.integers(0, 3))

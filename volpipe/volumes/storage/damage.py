@@ -24,6 +24,7 @@ from volpipe.volumes.storage.chunk_files import ABSENT, ChunkFiles
 from volpipe.volumes.storage.indexing import bounds, ranges
 from volpipe.volumes.storage.metadata import Header, check_memory
 from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.storage.refusals import is_damage
 from volpipe.volumes.storage.tensorstore import Index, StoredArray, check_process
 
 PASSING = {
@@ -88,7 +89,7 @@ def _named(place: str, header: Header, array: StoredArray, box: Box) -> Iterator
     except (VolumeError, ValueError, OSError, RuntimeError, MemoryError, OverflowError) as error:
         if isinstance(error, MemoryError):
             raise VolumeError(f"{place}: too much for the memory of this process; read less") from error
-        if isinstance(header.folder, object_store.Remote) and not object_store.is_damage(error):
+        if isinstance(header.folder, object_store.Remote) and not is_damage(error):
             raise VolumeError(f"{place}: {object_store.explain(header.folder, error)}") from error
         chunk, reason = _find(header, array, box) or (None, error)
         if chunk is None:

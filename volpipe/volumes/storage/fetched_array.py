@@ -11,8 +11,9 @@ import itertools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -89,6 +90,7 @@ class ChunkCache:
     limit: int
     _chunks: OrderedDict[tuple[int, Index], Part] = field(default_factory=OrderedDict)
     _num_bytes: int = 0
+    _coming: dict[tuple[int, Index], Future[Part | None]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, key: tuple[int, Index]) -> Part | None:
@@ -96,6 +98,28 @@ class ChunkCache:
             if key in self._chunks:
                 self._chunks.move_to_end(key)
             return self._chunks.get(key)
+
+    def get_or(self, key: tuple[int, Index], fetch: Callable[[], Part | None]) -> Part | None:
+        """Return a chunk that is kept, or what `fetch` gives, once for all who ask meanwhile; None if not stored."""
+        with self._lock:
+            coming = self._coming.get(key)
+            own = self._coming.setdefault(key, Future()) if coming is None and key not in self._chunks else None
+        if coming is not None:
+            return coming.result()
+        if own is None:
+            return self.get(key) or fetch()  # it may have gone again
+        try:
+            part = fetch()
+            if part is not None:
+                self.put(key, part)
+            own.set_result(part)
+        except BaseException as error:
+            own.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._coming[key]
+        return part
 
     def put(self, key: tuple[int, Index], part: Part) -> None:
         if len(part.data) > self.limit:
@@ -123,6 +147,8 @@ class FetchedArray:
         bits = ChunkFiles(header).minishards
         self._is_packed = bits is not None and bits.get("data_encoding") == "gzip"
         self._memory, self._lock = threading.local(), threading.Lock()
+        # Boxes at the same time would fetch chunks of a shard twice that they share.
+        self._turn = nullcontext() if header.shards is None else threading.Lock()
         self._at_once = room(math.prod(header.chunks) * header.dtype.itemsize)
 
     def can_read(self, index: tensorstore.Index) -> bool:
@@ -140,7 +166,8 @@ class FetchedArray:
         data = np.empty(box.shape, self._header.dtype)
         for attempt in range(MOST_REREADS + 1):
             try:
-                stamps = self._fill(box, data)
+                with self._turn:
+                    stamps = self._fill(box, data)
                 break
             except ChangedError:
                 self._indices.clear()
@@ -172,11 +199,7 @@ class FetchedArray:
 
     def _fill_chunk(self, box: Box, data: np.ndarray, chunk: Index) -> Stamp | None:
         """Read what lies in `box` of a chunk that is a file; return the stamp of that."""
-        part = self._cache.get((self._number, chunk))
-        if part is None:
-            part = self._fetch(self._file(chunk))
-            if part is not None:
-                self._cache.put((self._number, chunk), part)
+        part = self._cache.get_or((self._number, chunk), lambda: self._fetch(self._file(chunk)))
         self._decode(box, data, chunk, None if part is None else part.data)
         return None if part is None else part.stamp
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache, partial
@@ -20,10 +22,11 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from volpipe.errors import ChangedError, RemoteError, VolumeError
 from volpipe.volumes.storage.credentials import Credentials, credentials_file, find_credentials, profile_keys
-from volpipe.volumes.storage.requests import patiently
+from volpipe.volumes.storage.refusals import DENIED, REASONS
+from volpipe.volumes.storage.requests import MOST_SECONDS, PAUSES_SECONDS, patiently
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, WritableFile
     from obstore.store import HTTPStore, S3Config, S3Store
 
 T = TypeVar("T")
@@ -36,8 +39,7 @@ UPLOAD_SECONDS, UPLOAD_BYTES = 60, 16 << 20  # for each so many bytes of a file 
 LISTED_AT_ONCE = DELETED_AT_ONCE = 1000  # the most that S3 takes in one request
 
 _owner: int | None = None  # the process that uses obstore, whose threads do not survive a fork
-
-DAMAGE = ("FAILED_PRECONDITION", "DATA_LOSS", "INVALID_ARGUMENT", "OUT_OF_RANGE")  # tensorstore's words for it
+_latencies: dict[tuple[str, str], float] = {}  # seconds, by server
 
 
 @dataclass(frozen=True)
@@ -183,10 +185,11 @@ def kvstore(folder: Remote) -> dict[str, Any]:  # Any: JSON
     return spec
 
 
-def client(place: Remote, upload_seconds: int = 0) -> S3Store | HTTPStore:
+def client(place: Remote, upload_seconds: int = 0, num_retries: int = 0) -> S3Store | HTTPStore:
     """Return this process's client of the bucket, or of the web server, that `place` lies in.
 
-    Its requests are made once; `upload_seconds` are those that one may take that writes.
+    Its requests are made once, and `num_retries` times more where they fail in passing; `upload_seconds` are those that
+    one may take that writes.
 
     Raises:
         VolumeError: this process was forked from one that had a client.
@@ -199,12 +202,12 @@ def client(place: Remote, upload_seconds: int = 0) -> S3Store | HTTPStore:
         )
     _owner = os.getpid()
     credentials = find_credentials() if place.is_s3 else None
-    return _client(place.root, place.endpoint, place.region, credentials, upload_seconds)
+    return _client(place.root, place.endpoint, place.region, credentials, upload_seconds, num_retries)
 
 
 @lru_cache(maxsize=16)
 def _client(
-    root: str, endpoint: str, region: str, credentials: Credentials | None, upload_seconds: int
+    root: str, endpoint: str, region: str, credentials: Credentials | None, upload_seconds: int, num_retries: int
 ) -> S3Store | HTTPStore:
     from obstore.store import HTTPStore, S3Store
 
@@ -212,8 +215,10 @@ def _client(
     waits = {"timeout": upload_seconds} if upload_seconds else {"read_timeout": SILENT_SECONDS, "timeout": LONG_SECONDS}
     seconds = {name: timedelta(seconds=wait) for name, wait in {**waits, "connect_timeout": CONNECT_SECONDS}.items()}
     plain = (endpoint or root).startswith("http://")
-    once = {"max_retries": 0, "retry_timeout": timedelta(0)}
-    options: dict[str, Any] = {"client_options": seconds | {"allow_http": plain}, "retry_config": once}
+    first, last = (timedelta(seconds=pause) for pause in (PAUSES_SECONDS[0], PAUSES_SECONDS[-1]))
+    tries = {"max_retries": num_retries, "retry_timeout": timedelta(seconds=MOST_SECONDS if num_retries else 0)}
+    tries |= {"backoff": {"init_backoff": first, "max_backoff": last, "base": 2}}
+    options: dict[str, Any] = {"client_options": seconds | {"allow_http": plain}, "retry_config": tries}
     if credentials is None:
         return HTTPStore.from_url(root, **options)
     config: S3Config = {"region": region or DEFAULT_REGION, "skip_signature": credentials.kind == "anonymous"}
@@ -289,10 +294,20 @@ def fetch(file: Remote, span: tuple[int, int] | None = None, tag: str = "", *, d
         options["range"] = {"suffix": -span[0]} if span[0] < 0 else span
 
     def request() -> Part:
-        result = obstore.get(client(file), file.key, options=options)
+        started = time.perf_counter()
+        result = obstore.get(client(file), file.key, options=options)  # its first byte came, not all
+        seconds, server = time.perf_counter() - started, (file.root, file.endpoint)
+        _latencies[server] = min(seconds, _latencies.get(server, seconds))
         return Part(bytes(result.bytes()), _stamp(result.meta))
 
     return _ask(file, request, missing_ok=True, denied_ok=denied_ok)
+
+
+def latency(place: Remote) -> float:
+    """Return the shortest time, in seconds, to the first byte of an answer from the server of `place`; 0.0 where none
+    came to this process.
+    """
+    return _latencies.get((place.root, place.endpoint), 0.0)
 
 
 def stamp(file: Remote) -> Stamp | None:
@@ -316,8 +331,20 @@ def write(file: Remote, data: bytes) -> None:
     import obstore
 
     check_writable(file)
-    seconds = UPLOAD_SECONDS << (len(data) // UPLOAD_BYTES).bit_length()
-    _ask(file, lambda: obstore.put(client(file, seconds), file.key, data, use_multipart=False))
+    _ask(file, lambda: obstore.put(client(file, _seconds(len(data))), file.key, data, use_multipart=False))
+
+
+def _seconds(num_bytes: int) -> int:
+    """Return the time that a request with `num_bytes` may take."""
+    return UPLOAD_SECONDS << (num_bytes // UPLOAD_BYTES).bit_length()
+
+
+def open_upload(file: Remote, part_bytes: int, parts_at_once: int) -> WritableFile:
+    """Return what writes `file` in parts of `part_bytes`; it is there once that is closed. Parts are tried again."""
+    import obstore
+
+    upload = client(file, _seconds(part_bytes * parts_at_once), num_retries=len(PAUSES_SECONDS))
+    return obstore.open_writer(upload, file.key, buffer_size=part_bytes, max_concurrency=parts_at_once)
 
 
 def check_writable(file: Remote) -> None:
@@ -440,29 +467,15 @@ def _ask(place: Remote, request: Callable[[], T], *, missing_ok: bool = False, d
         raise RemoteError(explain(place, error)) from None  # obstore's own text fills a page
 
 
-DENIED = r"40[13] (Unauthorized|Forbidden)|AccessDenied|PERMISSION_DENIED"
-REASONS: Mapping[str, str] = {
-    r"NoSuchBucket": "there is no bucket {bucket}; check its name, and the endpoint ({server})",
-    rf"{DENIED}|InvalidAccessKeyId|SignatureDoesNotMatch": (
-        "access denied ({signed}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; "
-        "where a bucket may be read but not listed, give the whole key of the array"
-    ),
-    r"PermanentRedirect|Redirect|redirect|AuthorizationHeaderMalformed|301 ": (
-        "the bucket lies in another region than {region}; set AWS_REGION, or add ?region=NAME to the location"
-    ),
-    r"range .* was ignored|non-partial response|Range request not supported": (
-        "{server} sends whole files alone, and sharded arrays are read in parts; copy it to a folder or to s3://"
-    ),
-    r"error sending request|timed out|Timeout was reached|Could not (connect|resolve)|curl_code": (
-        "no answer from {server}; check the address, ?endpoint= or AWS_ENDPOINT_URL, and the network"
-    ),
-}
+@contextmanager
+def explaining(place: Remote) -> Iterator[None]:
+    """Raise RemoteError for an error of the store at `place`."""
+    from obstore.exceptions import BaseError
 
-
-def is_damage(error: Exception) -> bool:
-    """Tell whether `error` is about the bytes that came, not about the way to them."""
-    text = str(error)
-    return text.startswith(DAMAGE) and not any(re.search(pattern, text) for pattern in REASONS)
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise RemoteError(explain(place, error)) from None
 
 
 def explain(place: Remote, error: Exception) -> str:

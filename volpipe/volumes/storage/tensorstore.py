@@ -189,15 +189,16 @@ class ChunkEncoder:
         self._array = ts.open(spec, open=True, assume_metadata=True, write=True, context=context()).result()
 
     def encode(self, data: np.ndarray) -> Iterator[tuple[tuple[int, ...], bytes]]:
-        """Yield the place of each chunk of `data`, counted in chunks, and its bytes; past its end are fill values."""
+        """Yield the place of each chunk of `data`, counted in chunks, and its bytes, in C order; past its end are fill
+        values.
+        """
         import tensorstore as ts
 
         check_process()
         self._array[tuple(slice(0, n) for n in data.shape)].write(data).result()
-        names = self._files.list().result()
-        for name, result in [(name, self._files.read(name)) for name in names]:
-            encoded = result.result().value
-            yield tuple(map(int, name.decode().split("/")[1:])), encoded
+        names = {tuple(map(int, name.decode().split("/")[1:])): name for name in self._files.list().result()}
+        for place, result in [(place, self._files.read(name)) for place, name in sorted(names.items())]:
+            yield place, result.result().value
         self._files.delete_range(ts.KvStore.KeyRange()).result()
 
 

@@ -1,0 +1,178 @@
+"""Blocks that are computed slab by slab from bucket to bucket: the bytes are a disk's, each chunk is asked for once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import bucket as server
+import numpy as np
+import pytest
+from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
+from inline import Inline, Stopped
+from volumes import noise, windowed
+
+from volpipe.errors import VolumeError
+from volpipe.geometry import block_shape
+from volpipe.geometry.grid import Box
+from volpipe.inference import pyramid
+from volpipe.inference import selection as selection_module
+from volpipe.inference.plan import Plan
+from volpipe.inference.windows import RollingBox
+from volpipe.recipes.inference import load_recipe
+from volpipe.runs import worker
+from volpipe.volumes.file_states import known_files
+from volpipe.volumes.storage import growing
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.workflow.driver import execute
+from volpipe.workflow.prepare import prepare
+
+SHAPE, PART = (96, 48, 48), 4096
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
+    """A bucket with a volume, for runs whose slabs are layers of windows, and whose uploads have small parts."""
+    for module in (block_shape, pyramid, selection_module, worker):
+        monkeypatch.setattr(module, "SLAB_VOXELS", 1)
+    monkeypatch.setattr(block_shape, "WHOLE_SUM", 2)
+    monkeypatch.setattr(growing, "PART_BYTES", PART)
+    monkeypatch.setattr(server, "LEAST_PART", PART)
+    monkeypatch.chdir(tmp_path)
+    with serving() as bucket:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        write_volume("in.zarr")
+        yield bucket
+
+
+def write_volume(name: str, shards: tuple[int, int, int] | None = None, seed: int = 0) -> str:
+    """Write noise into the bucket, and return where it lies."""
+    place, data = f"s3://cells/{name}", noise(SHAPE) ^ np.uint8(seed)
+    create_array(place, "raw", ArraySpec(SHAPE, data.dtype, (16, 16, 16), shards, codec="raw"), "zarr3")
+    open_writer(place, "raw").write(Box.from_shape(SHAPE), data)
+    return place
+
+
+def plan_of(out: str | Path, folder: Path, *settings: str) -> Plan:
+    output = ["output.chunk=[16,16,16]", "output.codec=raw", "output.levels=1"]
+    plan = prepare("s3://cells/in.zarr", load_recipe(None, [*output, *settings]), out, folder)
+    assert plan.has_slabs
+    return plan
+
+
+CROP = ("net.name=shift", *windowed((12, 20, 22), (4, 4, 6), (6, 1, 2), "crop"))
+HANN = ("net.name=shift", *windowed((12, 20, 22), (4, 4, 6), (6, 1, 2), "hann"))
+BARS = ("net.name=identity", *windowed((16, 16, 16), (0, 0, 0), (6, 3, 1), "crop"))  # three blocks, three shards
+
+
+def output(bucket: Bucket) -> dict[str, bytes]:
+    """Return the files of voxels in the bucket's output."""
+    files = {key.removeprefix("out.zarr/"): data for key, data in bucket.files.items() if key.startswith("out.zarr/")}
+    return {key: data for key, data in files.items() if "/c/" in key}
+
+
+@pytest.mark.parametrize("settings", [CROP, HANN, BARS], ids=["crop", "hann", "bars"])
+@pytest.mark.parametrize("most_tasks", [1, 3])
+def test_a_run_into_a_bucket_has_the_bytes_of_one_onto_a_disk_also_if_it_is_interrupted(
+    bucket: Bucket, tmp_path: Path, settings: tuple[str, ...], most_tasks: int
+) -> None:
+    folder = tmp_path / "local.zarr"
+    assert execute(plan_of(folder, tmp_path, *settings), Inline().start).missing == []
+    files = [path for path in folder.rglob("*") if path.is_file() and "c" in path.relative_to(folder).parts]
+    expected = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    plan = plan_of("s3://cells/out.zarr", tmp_path, *settings)
+    with pytest.raises(Stopped):
+        execute(plan, Inline(most_tasks=most_tasks).start)
+    assert execute(plan, Inline(seed=1, slots=2).start).missing == []
+    assert output(bucket) == expected
+    assert bucket.num_uploads >= 1
+    assert bucket.uploads == {}
+
+
+def test_each_chunk_is_asked_for_once_and_each_part_is_sent_once(bucket: Bucket, tmp_path: Path) -> None:
+    plan = plan_of("s3://cells/out.zarr", tmp_path, *BARS)
+    assert execute(plan, Inline().start).missing == []
+    job = worker.Job(str(tmp_path / "out.zarr.run"), plan.identity)
+    bucket.requests.clear()
+    assert worker.infer(job, range(3)).failed == ()
+    asked = Counter((method, path) for method, path in bucket.requests if "in.zarr/raw/c/" in path)
+    assert {method for method, _ in asked} == {"GET"}
+    assert (len(asked), asked.total()) == (6 * 3 * 3, 6 * 3 * 3)
+    sent = Counter(path for method, path in bucket.requests if method == "PUT" and "/s0/c/" in path)
+    sizes = [len(data) for key, data in output(bucket).items() if key.startswith("s0/")]
+    assert set(sent.values()) == {1}
+    assert len(sent) == sum(-(-size // PART) for size in sizes) > 3
+
+
+def test_a_shard_that_is_refused_fails_alone_and_leaves_no_part(bucket: Bucket, tmp_path: Path) -> None:
+    plan = plan_of("s3://cells/out.zarr", tmp_path, *BARS)
+    assert len(plan.blocks) == len(plan.shards()) == 3
+    assert execute(plan, Inline().start).missing == []
+    before, job = output(bucket), worker.Job(str(tmp_path / "out.zarr.run"), plan.identity)
+    bucket.fault = lambda method, path: "403" if "/s0/c/0/0/1" in path and "partNumber=3" in path else ""
+    record = worker.infer(job, range(3))
+    assert (record.done, [block for block, _ in record.failed]) == ((0, 2), [1])
+    assert bucket.uploads == {}
+    assert output(bucket) == before
+
+
+def test_a_run_that_lost_its_lock_completes_no_shard(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is looked at before each slab is written, and once more before the shard is put in its place."""
+    plan = plan_of("s3://cells/out.zarr", tmp_path, *BARS)
+    assert execute(plan, Inline().start).missing == []
+    job, looks = worker.Job(str(tmp_path / "out.zarr.run"), plan.identity), list[int]()
+    for key in output(bucket):
+        del bucket.files[f"out.zarr/{key}"]
+
+    def check(job: worker.Job) -> None:
+        looks.append(len(bucket.uploads))
+        if len(looks) == 7:  # after the six slabs of the first block
+            raise OSError("the lock is another's")
+
+    monkeypatch.setattr(worker.Job, "check_session", check)
+    record = worker.infer(job, [0])
+    assert len(record.failed) == 1
+    assert looks[-1] == 1
+    assert bucket.uploads == {}
+    assert output(bucket) == {}
+
+
+def boxes() -> list[Box]:
+    return [Box((start, 0, 0), (start + 36, 48, 48)) for start in (-4, 28, 60)]
+
+
+@pytest.mark.parametrize("shards", [None, (48, 48, 48)], ids=["chunks", "shards"])
+def test_the_fingerprint_of_boxes_is_of_the_states_that_the_server_tells(
+    bucket: Bucket, shards: tuple[int, int, int] | None
+) -> None:
+    reader = open_volume(write_volume("other.zarr", shards), "raw").open(live=True)
+    rolling = RollingBox(reader, boxes())
+    expected = [reader.read_mirrored(box) for box in boxes()]
+    bucket.requests.clear()
+    for index in range(3):
+        assert np.array_equal(rolling.read(index), expected[index])
+    fingerprint = rolling.fingerprint()
+    assert not [path for method, path in bucket.requests if method == "HEAD"]
+    assert fingerprint.partition(":")[0] == known_files(reader.volume).hash(rolling.whole)
+
+
+def test_files_between_boxes_of_which_some_are_not_read_count_too(bucket: Bucket) -> None:
+    reader = open_volume(write_volume("other.zarr"), "raw").open(live=True)
+    rolling = RollingBox(reader, boxes())
+    rolling.read(0)
+    assert rolling.fingerprint().partition(":")[0] == known_files(reader.volume).hash(rolling.whole)
+
+
+def test_a_shard_that_is_written_between_two_boxes_is_noticed(bucket: Bucket) -> None:
+    rolling = RollingBox(open_volume(write_volume("other.zarr", SHAPE), "raw").open(live=True), boxes())
+    rolling.read(0)
+    write_volume("other.zarr", SHAPE, seed=1)
+    rolling.read(1)
+    rolling.read(2)
+    with pytest.raises(VolumeError, match="changed while its voxels"):
+        rolling.fingerprint()
