@@ -82,6 +82,51 @@ def test_a_roi_is_the_crop_of_the_whole_and_costs_its_windows(
         assert bench.num_calls == windows_that_meet(plan, wanted) == Selection(plan).num_windows
 
 
+@SOME
+@given(divisions(), st.tuples(*[st.integers(1, 2)] * 3), st.integers(0, 99), st.booleans(), st.data())
+def test_so_is_a_roi_at_whose_corner_blocks_begin(
+    drawn: tuple[tuple[int, ...], list[str]], scale: tuple[int, ...], seed: int, is_masked: bool, data: st.DataObject
+) -> None:
+    """Sums of blended windows are added in another order there, whose rounding differs."""
+    shape, division = drawn
+    roi = drawn_roi(data, shape)
+    with tempfile.TemporaryDirectory() as name:
+        bench = Bench(Path(name), division, scale)
+        write_volume(bench.folder / "in.n5", noise(shape))
+        mask = (noise(shape) < 20).astype(np.uint8)
+        mask[tuple(a for a, _ in roi)] = 1
+        write_volume(bench.folder / "mask.n5", mask)
+        masked = ["input.mask=mask.n5"] if is_masked else []
+        plan = bench.plan(written(roi), *masked)
+        plan = plan.changed(corner=plan.roi[0])
+        ran(plan, seed)
+        wanted = np.zeros(shape, bool)
+        wanted[tuple(slice(a, b) for a, b in roi)] = True
+        if masked:
+            wanted &= cores_that_touch(plan, wanted & (mask > 0))
+        num_calls, found = bench.num_calls, result(plan)
+        whole = result(bench.run())[tuple(slice(a * s, b * s) for (a, b), s in zip(roi, scale, strict=True))]
+    assert num_calls == windows_that_meet(plan, wanted)
+    inside = wanted[tuple(slice(a, b) for a, b in roi)]
+    for axis, factor in enumerate(scale):
+        inside = inside.repeat(factor, axis)
+    assert (found[~inside] == 0).all()
+    if "windows.blend=crop" in division:
+        assert np.array_equal(found[inside], whole[inside])
+    else:  # of at most 64 positive terms each, whose sum has an error of 63 half units in the last place at most
+        np.testing.assert_array_max_ulp(found[inside], whole[inside], 63)
+
+
+def cores_that_touch(plan: Plan, wanted: np.ndarray) -> np.ndarray:
+    """Return for each voxel of the volume whether the core of its window has a voxel that is `wanted`."""
+    cells, strides = np.zeros(plan.lattice.counts, bool), plan.lattice.stride
+    for place in np.argwhere(wanted):
+        cells[tuple(place // strides)] = True
+    for axis, (stride, size) in enumerate(zip(strides, wanted.shape, strict=True)):
+        cells = cells.repeat(stride, axis).take(range(size), axis)
+    return cells
+
+
 RATIOS = [(1, 1, 1), (4, 4, 4), (1, 2, 4), (3, 1, 2), (5, 7, 3)]
 
 
