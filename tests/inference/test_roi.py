@@ -15,7 +15,7 @@ from conftest import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
-from plans import some_selected, spans, voxels_of_blocks
+from plans import plans, some_selected, spans, voxels_of_blocks
 from ramp import RAW, Bench, ran, result, windows_that_meet
 from volumes import fingerprint, noise, windowed, write_volume
 
@@ -23,7 +23,7 @@ from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
-from volpipe.inference.selection import Selection
+from volpipe.inference.selection import Selection, scanned_box
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.data.dataset import WindowDataset
@@ -403,3 +403,26 @@ def test_the_command_takes_a_roi_and_a_mask(
     assert give(*command).out.startswith(f"{tmp_path / 'o.zarr'} is complete already")
     refused = give("run", *IDENTITY, "--roi", "9:3,:,:", "-o", "p.zarr", "in.n5")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
+
+
+@examples(20, 100)
+@given(plans())
+def test_a_scan_of_a_block_sees_the_windows_of_the_cells_that_begin_in_its_core(plan: Plan) -> None:
+    """Of blended windows these are others than the block computes."""
+    lattice, seen = plan.lattice, dict[int, list[Box]]()
+    touched = set[int]()
+    for index in np.ndindex(*lattice.counts):
+        start = tuple(i * s for i, s in zip(index, lattice.stride, strict=True))
+        (block,) = (
+            b for b in range(len(plan.blocks)) if lattice.core_box(b).contains(Box.from_shape((1, 1, 1)).shift(start))
+        )
+        seen.setdefault(block, []).append(Box.from_shape(lattice.window).shift(lattice.window_start(index)))
+        if not (Box.from_shape(lattice.stride).shift(start) & plan.roi_box).is_empty:
+            touched.add(block)
+    owners = Selection(plan).owners
+    assert touched == set(range(len(plan.blocks)) if owners is None else np.flatnonzero(owners).tolist())
+    for block, windows in seen.items():
+        starts, stops = zip(*((box.start, box.stop) for box in windows), strict=True)
+        assert scanned_box(plan, block) == Box(
+            tuple(map(min, zip(*starts, strict=True))), tuple(map(max, zip(*stops, strict=True)))
+        )
