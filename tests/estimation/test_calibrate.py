@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from inline import Inline
+from plans import planned as plan_of
 from volumes import noise, windowed, write_volume
 
 from volpipe.estimation import calibrate
@@ -110,3 +111,13 @@ def test_a_window_that_takes_too_long_leaves_the_time_unknown_and_says_so(
         found.untimed
         == "no worker could try a window within 0 s; a smaller windows.shape would tell how fast the net is"
     )
+
+
+def test_blocks_that_are_tried_for_a_region_lie_in_it() -> None:
+    """They are blocks of the whole volume, which have other numbers than those that begin at the region's corner."""
+    plan = plan_of("input.roi=13:40,7:33,9:40", *windowed((4, 4, 4), (0, 0, 0), (2, 2, 2), "hann"))
+    plan, rng = plan.changed(corner=plan.roi[0]), np.random.default_rng(0)
+    whole = calibrate._whole(plan).lattice
+    cores = [whole.core_box(calibrate._inner_block(plan, rng)) for _ in range(50)]
+    assert not any((core & plan.roi_box).is_empty for core in cores)
+    assert len({core.start for core in cores}) > 5

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from volpipe.geometry.grid import Box, Grid, Lattice, align_up, mirror, ravel, unravel
+from volpipe.geometry.grid import Box, Grid, Index, Lattice, align_up, mirror, ravel, unravel
 
 sizes = st.integers(1, 13)
 triples = st.tuples(sizes, sizes, sizes)
@@ -20,7 +20,15 @@ def lattices(draw: st.DrawFn) -> Lattice:
     overlap = tuple(draw(st.integers(0, w - 1)) for w in window)
     block = draw(st.tuples(*[st.integers(1, 3)] * 3))
     shift = draw(st.tuples(*[st.integers(0, 2)] * 3))
-    return Lattice(shape, window, overlap, block, shift)
+    if draw(st.booleans()):
+        return Lattice(shape, window, overlap, block, shift)
+    corner = tuple(draw(st.integers(0, n - 1)) for n in shape)
+    plain = Lattice(shape, window, overlap, block, corner=corner)
+    later = [draw(st.integers(-(p // s), 2)) for p, s in zip(plain.phase, plain.stride, strict=True)]
+    starts = [b * -(-c // (b * s)) + t for b, c, s, t in zip(block, corner, plain.stride, later, strict=True)]
+    ends = zip(starts, corner, plain.counts, strict=True)
+    first = tuple(draw(st.integers(0, min(start, count))) if c else 0 for start, c, count in ends)
+    return Lattice(shape, window, overlap, block, tuple(later), corner, first)
 
 
 @given(triples, triples)
@@ -60,6 +68,15 @@ def test_every_window_belongs_to_exactly_one_block(lattice: Lattice) -> None:
     numbers = [n for block in range(len(lattice.blocks)) for n in lattice.windows_of(block)]
     assert numbers == [lattice.dense(position) for position in range(lattice.num_windows)]
     assert len({lattice.window_index(n) for n in numbers}) == lattice.num_windows
+
+
+@given(lattices())
+def test_cores_of_blocks_tile_the_volume_and_one_begins_at_the_corner(lattice: Lattice) -> None:
+    seen = np.zeros(lattice.shape, int)
+    for block in range(len(lattice.blocks)):
+        seen[lattice.core_box(block).slices] += 1
+    assert (seen == 1).all()
+    assert lattice.corner in [lattice.core_box(block).start for block in range(len(lattice.blocks))]
 
 
 @given(lattices())
@@ -122,3 +139,13 @@ def test_align_up(value: int, step: int, expected: int) -> None:
 def test_a_lattice_that_cannot_be_is_refused_by_axis() -> None:
     with pytest.raises(ValueError, match="axis y"):
         Lattice((8, 8, 8), (4, 4, 4), (0, 4, 0), (1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("shift", "corner", "first"),
+    [((0, -1, 0), (0, 0, 0), (0, 0, 0)), ((0, 0, 0), (0, 8, 0), (0, 0, 0)), ((0, 0, 0), (0, 4, 0), (0, 2, 0))],
+    ids=["a block begins before its core", "the corner is outside", "the first window is later than the block"],
+)
+def test_blocks_that_cannot_lie_so_are_refused_by_axis(shift: Index, corner: Index, first: Index) -> None:
+    with pytest.raises(ValueError, match=r"axis y: shift -?\d, corner \d, first \d make no lattice of 8 voxels"):
+        Lattice((8, 8, 8), (4, 4, 4), (0, 0, 0), (1, 1, 1), shift, corner, first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from volpipe.estimation.estimate import Slots, estimate
 from volpipe.estimation.forecast import num_tried
 from volpipe.estimation.memory import array_bytes
 from volpipe.geometry.block_shape import LARGEST_SLABS, LARGEST_VOXELS, Sizes, choose_block
-from volpipe.geometry.grid import Lattice, Triple, triple
+from volpipe.geometry.grid import Box, Lattice, Triple, cells, triple
 from volpipe.inference.plan import Plan, make_plan
+from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.storage.growing import part_bytes
 from volpipe.volumes.storage.paths import locate
@@ -30,6 +32,7 @@ from volpipe.workflow.prepare import Sizing, prepare
 DENOISE = facts(halo=(10, 10, 10), window=(84, 84, 84))  # the default recipe's, about
 HALF = ("windows.blend=hann", "windows.shape=[64,64,64]", "windows.overlap=32")
 BUCKET = "s3://cells/out.zarr"
+ROI = ("input.roi=8:96,:,:",)
 MIB = 1 << 20
 
 
@@ -98,6 +101,44 @@ def test_several_channels_stay_in_small_shards_in_a_bucket() -> None:
     assert max(plan.shard) <= 256
 
 
+@pytest.mark.parametrize(("start", "crop", "half"), [(0, 1.3, 1.2), (64, 1.3, 1.2), (1000, 1.4, 1.4), (1029, 1.4, 1.2)])
+@pytest.mark.parametrize("settings", [(), HALF], ids=["crop", "half"])
+def test_so_has_a_region_wherever_it_begins(start: int, crop: float, half: float, settings: tuple[str, ...]) -> None:
+    roi = ",".join([f"{start}:{start + 2048}"] * 3)
+    plan = plan_of(8192, 2, f"input.roi={roi}", *settings)
+    result = estimate(plan, plan_volume(8192), 1.0, Slots(2, 2, shared=True))
+    assert plan.has_slabs
+    assert result.scratch_bytes <= 2.3 * 2048**3
+    assert result.output_files <= 100
+    assert result.amplification <= (half if settings else crop)
+    assert array_bytes(plan) <= 512 * MIB
+    assert plan.num_active >= 4 * 2 * (2 if plan.num_sums else 1)
+
+
+@examples(60, 300)
+@given(st.tuples(*[st.integers(200, 3000)] * 3), st.sampled_from(["crop", "hann"]), st.data())
+def test_the_fetches_of_a_region_are_those_of_its_plan(shape: Triple, blend: str, data: st.DataObject) -> None:
+    starts = [data.draw(st.integers(0, n - 100)) for n in shape]
+    stops = [data.draw(st.integers(a + 100, n)) for a, n in zip(starts, shape, strict=True)]
+    roi = Box(tuple(starts), tuple(stops))
+    window = data.draw(st.sampled_from([44, 64, 84]))
+    given_volume = dataclasses.replace(volume(shape), chunks=(64, 64, 64))
+    windows = [f"windows.blend={blend}", f"windows.shape={[window] * 3}", "windows.overlap=20"]
+    recipe = load_recipe(None, [f"input.roi={roi}", *windows])
+    plan = make_plan(recipe, given_volume, DENOISE, out=Path("/data/out.zarr"), num_workers=2)
+    assert plan.corner == tuple(starts)
+    sizes = Sizes(shape, plan.overlap, triple(plan.lattice.stride), (1, 1, 1), is_blended=blend == "hann", region=roi)
+    fetched = math.prod(sizes.fetches(axis, plan.block[axis]) for axis in range(3))
+    assert sizes.num_filled(plan.block) == plan.num_active
+    seen = Counter[tuple[int, ...]]()
+    for block in range(len(plan.blocks)):
+        if not plan.sum_box(block).is_empty:
+            seen.update(cells(Selection(plan).input_box(block) & Box.from_shape(shape), (64, 64, 64)))
+    assert fetched == pytest.approx(seen.total() / len(seen))
+    result = estimate(plan, given_volume, 1.0, Slots(2, 2, shared=True))
+    assert result.num_chunks == len(seen)
+
+
 def plan_volume(side: int):  # type: ignore[no-untyped-def]  # see `plan_of`
     return dataclasses.replace(volume((side,) * 3), chunks=(64, 64, 64))
 
@@ -136,7 +177,6 @@ def test_256_cubed_is_divided_alike_for_any_site() -> None:
         ("tensors.mode=stored",),
         ("output.format=n5",),
         ("output.format=precomputed",),
-        ("input.roi=5:2000,:,:",),
         ("output.shard=[64,64,64]",),
     ],
 )
@@ -155,7 +195,7 @@ def test_fetches_are_the_chunks_under_each_block(
     shape: Triple, stride: Triple, overlap: Triple, chunk: Triple, block: int
 ) -> None:
     sizes = Sizes(shape, overlap, stride, (1, 1, 1), input_chunk=chunk)
-    blended = dataclasses.replace(sizes, sum_bytes=4)
+    blended = dataclasses.replace(sizes, is_blended=True)
     for axis in range(3):
         n, step, before = shape[axis], block * stride[axis], overlap[axis] // 2
         fetched = 0
@@ -166,7 +206,8 @@ def test_fetches_are_the_chunks_under_each_block(
         assert sizes.fetches(axis, block) == fetched / num_chunks
 
         window = triple(s + o for s, o in zip(stride, overlap, strict=True))
-        lattice = Lattice(shape, window, overlap, (block,) * 3, blended.shift)
+        shift = triple(-(-(o // 2) // s) for o, s in zip(overlap, stride, strict=True))
+        lattice = Lattice(shape, window, overlap, (block,) * 3, shift)
         fetched = 0
         for k in range(lattice.blocks.counts[axis]):
             if windows := lattice.windows_along(axis, k):
@@ -179,14 +220,15 @@ def test_fetches_are_the_chunks_under_each_block(
 @examples(40, 200)
 @given(
     st.tuples(*[st.integers(1, 6000)] * 3), st.sampled_from([24, 44, 64, 128]), st.sampled_from([1, 4, 12]),
-    st.sampled_from([0, 4, 48]), st.sampled_from([None, 1, 8, 64]),
+    st.sampled_from([0, 4, 48]), st.sampled_from([None, 1, 8, 64]), st.booleans(),
 )  # fmt: skip
 def test_large_blocks_keep_their_bounds(
-    shape: Triple, stride: int, voxel_bytes: int, sum_bytes: int, workers: int | None
+    shape: Triple, stride: int, voxel_bytes: int, sum_bytes: int, workers: int | None, is_part: bool
 ) -> None:
     sizes = Sizes(
         shape, (20, 20, 20), (stride,) * 3, (1, 1, 1), output_bytes=voxel_bytes, sum_bytes=sum_bytes,
-        num_workers=workers,
+        is_blended=sum_bytes > 0, num_workers=workers,
+        region=Box(triple(n // 3 for n in shape), shape) if is_part else None,
     )  # fmt: skip
     small, large = (choose_block("auto", sizes, in_slabs=in_slabs) for in_slabs in (False, True))
     if large != small:
@@ -220,6 +262,12 @@ def test_a_run_that_was_begun_keeps_its_blocks_on_another_site(tmp_path: Path, m
     folder.store(many)
     assert made(2).identity == many.identity
     assert made(2, fresh=True).identity == two.identity
+    begun = prepare(str(volume_path), load_recipe(None, [*ROI, "net.name=identity"]), tmp_path / "roi.zarr", tmp_path)
+    older = begun.changed(corner=(0, 0, 0))  # as regions were divided before
+    RunFolder.from_output(tmp_path / "roi.zarr").path.mkdir()
+    RunFolder.from_output(tmp_path / "roi.zarr").store(older)
+    again = prepare(str(volume_path), begun.recipe, tmp_path / "roi.zarr", tmp_path)
+    assert begun.corner == (8, 0, 0) and again.identity == older.identity
     other = load_recipe(None, ["net.name=identity", "windows.shape=[32,32,32]"])
     with pytest.raises(RunError, match=r"windows\.shape"):
         folder.check_same(prepare(str(volume_path), other, tmp_path / "out.zarr", tmp_path), "run")

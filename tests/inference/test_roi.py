@@ -15,7 +15,7 @@ from conftest import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
-from plans import some_selected, spans, voxels_of_blocks
+from plans import plans, some_selected, spans, voxels_of_blocks
 from ramp import RAW, Bench, ran, result, windows_that_meet
 from volumes import fingerprint, noise, windowed, write_volume
 
@@ -23,7 +23,7 @@ from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
-from volpipe.inference.selection import Selection
+from volpipe.inference.selection import Selection, scanned_box
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.data.dataset import WindowDataset
@@ -80,6 +80,51 @@ def test_a_roi_is_the_crop_of_the_whole_and_costs_its_windows(
         wanted = np.zeros(shape, bool)
         wanted[tuple(slice(a, b) for a, b in roi)] = True
         assert bench.num_calls == windows_that_meet(plan, wanted) == Selection(plan).num_windows
+
+
+@SOME
+@given(divisions(), st.tuples(*[st.integers(1, 2)] * 3), st.integers(0, 99), st.booleans(), st.data())
+def test_so_is_a_roi_at_whose_corner_blocks_begin(
+    drawn: tuple[tuple[int, ...], list[str]], scale: tuple[int, ...], seed: int, is_masked: bool, data: st.DataObject
+) -> None:
+    """Sums of blended windows are added in another order there, whose rounding differs."""
+    shape, division = drawn
+    roi = drawn_roi(data, shape)
+    with tempfile.TemporaryDirectory() as name:
+        bench = Bench(Path(name), division, scale)
+        write_volume(bench.folder / "in.n5", noise(shape))
+        mask = (noise(shape) < 20).astype(np.uint8)
+        mask[tuple(a for a, _ in roi)] = 1
+        write_volume(bench.folder / "mask.n5", mask)
+        masked = ["input.mask=mask.n5"] if is_masked else []
+        plan = bench.plan(written(roi), *masked)
+        plan = plan.changed(corner=plan.roi[0])
+        ran(plan, seed)
+        wanted = np.zeros(shape, bool)
+        wanted[tuple(slice(a, b) for a, b in roi)] = True
+        if masked:
+            wanted &= cores_that_touch(plan, wanted & (mask > 0))
+        num_calls, found = bench.num_calls, result(plan)
+        whole = result(bench.run())[tuple(slice(a * s, b * s) for (a, b), s in zip(roi, scale, strict=True))]
+    assert num_calls == windows_that_meet(plan, wanted)
+    inside = wanted[tuple(slice(a, b) for a, b in roi)]
+    for axis, factor in enumerate(scale):
+        inside = inside.repeat(factor, axis)
+    assert (found[~inside] == 0).all()
+    if "windows.blend=crop" in division:
+        assert np.array_equal(found[inside], whole[inside])
+    else:  # of at most 64 positive terms each, whose sum has an error of 63 half units in the last place at most
+        np.testing.assert_array_max_ulp(found[inside], whole[inside], 63)
+
+
+def cores_that_touch(plan: Plan, wanted: np.ndarray) -> np.ndarray:
+    """Return for each voxel of the volume whether the core of its window has a voxel that is `wanted`."""
+    cells, strides = np.zeros(plan.lattice.counts, bool), plan.lattice.stride
+    for place in np.argwhere(wanted):
+        cells[tuple(place // strides)] = True
+    for axis, (stride, size) in enumerate(zip(strides, wanted.shape, strict=True)):
+        cells = cells.repeat(stride, axis).take(range(size), axis)
+    return cells
 
 
 RATIOS = [(1, 1, 1), (4, 4, 4), (1, 2, 4), (3, 1, 2), (5, 7, 3)]
@@ -358,3 +403,25 @@ def test_the_command_takes_a_roi_and_a_mask(
     assert give(*command).out.startswith(f"{tmp_path / 'o.zarr'} is complete already")
     refused = give("run", *IDENTITY, "--roi", "9:3,:,:", "-o", "p.zarr", "in.n5")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
+
+
+@examples(80, 200)
+@given(plans())
+def test_a_scan_of_a_block_sees_the_windows_of_the_cells_that_begin_in_its_core(plan: Plan) -> None:
+    """Of blended windows these are others than the block computes."""
+    lattice, inside = plan.lattice, list[list[bool]]()
+    for axis, (stride, low, high) in enumerate(zip(lattice.stride, *plan.roi, strict=True)):
+        inside.append([])
+        for place in range(plan.blocks.counts[axis]):
+            block = plan.blocks.number(tuple(place if other == axis else 0 for other in range(3)))
+            core, seen = (
+                (box.start[axis], box.stop[axis]) for box in (lattice.core_box(block), scanned_box(plan, block))
+            )
+            starts = [first for first in range(0, plan.source.shape[axis], stride) if core[0] <= first < core[1]]
+            inside[axis].append(any(first < high and first + stride > low for first in starts))
+            if starts:
+                margin, window = lattice.margin[axis], lattice.window[axis]
+                assert seen == (starts[0] - margin, starts[-1] - margin + window)
+    touched = [all(flags) for flags in itertools.product(*inside)]
+    owners = Selection(plan).owners
+    assert touched == ([True] * len(plan.blocks) if owners is None else owners.tolist())

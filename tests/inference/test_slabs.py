@@ -59,6 +59,11 @@ def planned(folder: Path, volume: Path, out: str, *settings: str) -> Plan:
     return prepare(str(volume), load_recipe(None, settings), folder / out, folder)
 
 
+def at_corner(plan: Plan) -> Plan:
+    """Return `plan` with blocks that begin at the corner of its region, as those that a plan chooses do."""
+    return plan.changed(corner=plan.roi[0])
+
+
 def levels_of(plan: Plan) -> list[str]:
     """Return a hash of each level of the output."""
     return [fingerprint(Path(plan.out) / f"s{level}") for level in range(len(plan.factors))]
@@ -82,8 +87,10 @@ def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], list[str]]:
 
 
 @examples(20, 200)
-@given(cases(), st.integers(0, 9))
-def test_slabs_make_the_bytes_of_whole_blocks(drawn: tuple[tuple[int, ...], list[str]], seed: int) -> None:
+@given(cases(), st.integers(0, 9), st.booleans())
+def test_slabs_make_the_bytes_of_whole_blocks(
+    drawn: tuple[tuple[int, ...], list[str]], seed: int, is_at_corner: bool
+) -> None:
     """Whatever the order of work: shards are finished by their last block, or by a task that adds them up."""
     shape, settings = drawn
     data = noise(shape)
@@ -96,9 +103,37 @@ def test_slabs_make_the_bytes_of_whole_blocks(drawn: tuple[tuple[int, ...], list
         for voxels in (1, block_shape.SLAB_VOXELS):
             with slabs_of(voxels):
                 plan = planned(folder, volume, f"{voxels}.zarr", *settings)
+                plan = at_corner(plan) if is_at_corner else plan
                 assert execute(plan, Inline(seed, slots=1 + seed % 3).start).missing == []
                 hashes.append(levels_of(plan))
         assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize("blend", ["crop", "hann"])
+@pytest.mark.parametrize("roi", ["5:62,11:47,3:64", "8:64,16:48,:"], ids=["anywhere", "at a window"])
+def test_a_region_of_large_blocks_is_the_crop_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blend: str, roi: str
+) -> None:
+    """Blocks of both runs are as a plan chooses them, for two workers and sizes a sixteenth as long as they are."""
+    smaller = {"BLOCK_TARGET": 8, "LARGEST_TARGET": 16, "CHUNK_TARGET": 4, "USUAL_WORKERS": 2}
+    for name, value in smaller.items():
+        monkeypatch.setattr(block_shape, name, value)
+    volume = write_volume(tmp_path / "in.n5", noise((64, 48, 64)))
+    settings = [
+        "net.name=shift", f"windows.blend={blend}", "windows.shape=[14,14,14]", "windows.overlap=6", "output.levels=0",
+        "output.chunk=[8,8,8]",
+    ]  # fmt: skip
+    with slabs_of(1):
+        whole = planned(tmp_path, volume, "whole.zarr", *settings)
+        part = planned(tmp_path, volume, "part.zarr", *settings, f"input.roi={roi}")
+        small = planned(tmp_path, volume, "small.zarr", *settings, f"input.roi={roi}", "windows.block=[2,2,2]")
+        for seed, plan in enumerate((whole, part, small)):
+            assert execute(plan, Inline(seed, slots=2).start).missing == []
+        assert part.has_slabs and part.corner == part.roi[0]
+        assert len(list(Path(part.out).glob("s0/c/*/*/*"))) == len(part.shards()) < len(small.shards())
+    crop = open_volume(whole.out, level=0).open()[part.roi_box.slices]
+    assert np.array_equal(open_volume(part.out, level=0).open()[...], crop)
+    assert np.array_equal(open_volume(small.out, level=0).open()[...], crop)
 
 
 def laid_out(folder: Path, shape: tuple[int, int, int], *settings: str) -> Plan:
@@ -251,13 +286,18 @@ def several_blocks(blend: str, net: str = "shift") -> list[str]:
 
 @pytest.mark.parametrize(("blend", "num_slabs"), [("crop", 2), ("hann", 5)])
 @pytest.mark.parametrize("most_tasks", [2, 4, 7])
+@pytest.mark.parametrize("start", [0, 5])
 def test_an_interrupted_run_ends_with_the_same_bytes(
-    tmp_path: Path, blend: str, num_slabs: int, most_tasks: int
+    tmp_path: Path, blend: str, num_slabs: int, most_tasks: int, start: int
 ) -> None:
+    roi = f"input.roi={start}:96,{start}:48,:"
     volume = write_volume(tmp_path / "in.n5", noise((96, 48, 48)))
     with slabs_of(1):
-        whole, stopped = (planned(tmp_path, volume, f"{name}.zarr", *several_blocks(blend)) for name in ("a", "b"))
-        assert len(Selection(whole).slabs(0)) == num_slabs
+        whole, stopped = (
+            at_corner(planned(tmp_path, volume, f"{name}.zarr", *several_blocks(blend), roi)) for name in ("a", "b")
+        )
+        if not start:
+            assert len(Selection(whole).slabs(0)) == num_slabs
         execute(whole, Inline().start)
         with pytest.raises(Stopped):
             execute(stopped, Inline(most_tasks=most_tasks).start)
@@ -284,18 +324,28 @@ print(next(int(line.split()[1]) for line in open("/proc/self/status") if line.st
 """
 
 
-def test_a_worker_takes_no_more_for_a_long_blended_block_than_planned(tmp_path: Path) -> None:
-    """A block whose earlier neighbour is not done, so that its whole sum goes to scratch; that alone is 0.4 GiB."""
+@pytest.mark.parametrize(
+    ("overlap", "blend", "roi"),
+    [(32, "hann", ":,:,:"), (0, "crop", "5:,:,7:")],
+    ids=["blended", "in a region"],
+)
+def test_a_worker_takes_no_more_for_a_long_block_of_sums_than_planned(
+    tmp_path: Path, overlap: int, blend: str, roi: str
+) -> None:
+    """A block whose earlier neighbour is not done, so that its whole sum goes to scratch; that alone is 0.3 GiB."""
     spec = ArraySpec((832, 320, 768), np.dtype("uint8"), (64, 64, 64), codec="gzip")
     create_array(tmp_path / "in.n5", "raw", spec, "n5")
-    division = windowed((64, 64, 64), (32, 32, 32), (26, 10, 12), "hann")
-    plan = planned(tmp_path, tmp_path / "in.n5", "out.zarr", "net.name=identity", "output.levels=0", *division)
+    stride = 64 - overlap
+    division = windowed((64, 64, 64), (overlap,) * 3, (832 // stride, 320 // stride, 384 // stride), blend)
+    chosen = ["net.name=identity", "output.levels=0", f"input.roi={roi}", *division]
+    plan = at_corner(planned(tmp_path, tmp_path / "in.n5", "out.zarr", *chosen))
     create_output(plan, {})
     job = job_of(plan, tmp_path)
-    assert plan.sum_box(1).num_voxels * 4 > 350 << 20
-    command = [sys.executable, "-c", MEASURED, job.folder, job.identity, "1"]
+    block = max(n for n in range(len(plan.blocks)) if not plan.sum_box(n).is_empty)
+    assert plan.sum_box(block).num_voxels * 4 > 300 << 20
+    command = [sys.executable, "-c", MEASURED, job.folder, job.identity, str(block)]
     peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
-    assert job.tensors.sum_file(1, 0).stat().st_size > 0
+    assert job.tensors.sum_file(block, 0).stat().st_size > 0
     assert peak < memory_bytes(plan, None) < (800 << 20) + cuda_bytes()
 
 
@@ -353,11 +403,11 @@ def test_an_update_computes_the_blocks_that_saw_what_has_changed(tmp_path: Path)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_verify_computes_a_layer_of_a_blended_block(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("blend", "roi"), [("hann", ":,:,:"), ("hann", "5:,3:,7:45"), ("crop", "5:,3:,7:45")])
+def test_verify_computes_a_layer_of_a_block_of_sums(tmp_path: Path, seed: int, blend: str, roi: str) -> None:
     with slabs_of(1):
-        plan = planned(
-            tmp_path, write_volume(tmp_path / "in.n5", noise((96, 48, 48))), "out.zarr", *several_blocks("hann")
-        )
+        volume = write_volume(tmp_path / "in.n5", noise((96, 48, 48)))
+        plan = at_corner(planned(tmp_path, volume, "out.zarr", *several_blocks(blend), f"input.roi={roi}"))
         assert execute(plan, Inline().start).missing == []
         found = list(recompute(Selection(plan), NORMALISE, 3, seed))
         assert [one.num_differ for one in found] == [0, 0, 0]

@@ -57,7 +57,9 @@ def spans(draw: st.DrawFn, size: int) -> tuple[int, int]:
 
 @st.composite
 def plans(draw: st.DrawFn, longest: int = 20, modes: tuple[str, ...] = ("stored", "streamed")) -> Plan:
-    """Small plans of every kind: any region, stride, overlap, blend, scale, block, shard and number of levels."""
+    """Small plans of every kind: any region, at whose corner blocks may begin, stride, overlap, blend, scale, block,
+    shard and number of levels.
+    """
 
     def each(low: int, high: int) -> list[int]:
         return [draw(st.integers(low, high)) for _ in range(3)]
@@ -71,13 +73,14 @@ def plans(draw: st.DrawFn, longest: int = 20, modes: tuple[str, ...] = ("stored"
     shard = [draw(st.sampled_from([d for d in range(1, c + 1) if c % d == 0 and 3 * d >= c])) for c in core]
     chunk = [draw(st.sampled_from([d for d in range(1, s + 1) if s % d == 0])) for s in shard]
     roi = ",".join(f"{a}:{b}" for a, b in (draw(spans(n)) for n in (z, y, x))) if draw(st.booleans()) else ":,:,:"
-    return planned(
+    plan = planned(
         f"input.roi={roi}", f"windows.shape={window}", f"windows.overlap={overlap}", f"windows.block={block}",
         f"windows.blend={draw(st.sampled_from(FAMILIES))}", f"output.shard={shard}", f"output.chunk={chunk}",
         f"output.levels={draw(st.integers(0, 3))}", f"tensors.mode={draw(st.sampled_from(modes))}",
         of=volume((z, y, x), voxel_size_nm=voxel),
         net=facts(scale=scale, stride=stride, halo=[o // 2 // s * s for o, s in zip(overlap, stride, strict=True)]),
     )  # fmt: skip
+    return plan.changed(corner=plan.roi[0]) if draw(st.booleans()) else plan
 
 
 @st.composite
@@ -109,17 +112,21 @@ def voxels_of_blocks(plan: Plan, axis: int) -> list[set[int]]:
     """Return the output voxels along `axis` that any window of each block adds to, found window by window.
 
     They count from the region of interest, and others there are none. A window is of the last block whose core begins
-    no later than the voxels that it adds to.
+    no later than the voxels that it adds to; that which adds to the corner of a block is of this block or a later one.
     """
     size, window, overlap = plan.source.shape[axis], plan.window[axis], plan.overlap[axis]
     stride, per_block, scale = window - overlap, plan.block[axis], plan.net.scale[axis]
-    found: list[set[int]] = [set() for _ in range(0, size, stride * per_block)]
+    corner, cell = plan.corner[axis], stride * per_block
+    starts = [a for a in range(corner % cell - cell, size, cell) if a + cell > 0]  # of cores
+    found: list[set[int]] = [set() for _ in starts]
     for index in range(-(-size // stride)):
         first = index * stride - overlap // 2
         seen = range(first, first + window)
         if plan.recipe.windows.blend == "crop":
             seen = range(index * stride, (index + 1) * stride)
-        block = max(0, seen.start // (stride * per_block))
+        block = max([0, *(k for k, a in enumerate(starts) if a <= seen.start)])
+        if seen.stop > corner:
+            block = max(block, starts.index(corner))
         inside = (voxel - plan.roi[0][axis] for voxel in seen if plan.roi[0][axis] <= voxel < plan.roi[1][axis])
         found[block] |= {voxel * scale + i for voxel in inside for i in range(scale)}
     return found

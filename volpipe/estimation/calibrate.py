@@ -172,12 +172,17 @@ def _watch(begun: Sequence[Path], on_try: OnTry) -> Show:
 
 
 def _inner_block(plan: Plan, rng: np.random.Generator) -> int:
-    """Return a random block of the region, away from its faces, where voxels are mirrored, if there are others."""
+    """Return a random block of the region, away from its faces, where voxels are mirrored, if there are others.
+
+    It is the block of the whole volume there.
+    """
     along = []
     for axis in range(3):
         active = [i for i, (start, stop) in enumerate(plan.reach_along(axis)) if start < stop]
         along.append(int(rng.choice(active[1:-1] if len(active) >= MANY_BLOCKS else active[:-1] or active)))
-    return plan.blocks.number(tuple(along))
+    start = plan.lattice.core_box(plan.blocks.number(tuple(along))).start
+    whole = Grid(plan.source.shape, plan.blocks.cell)
+    return whole.number(tuple(a // n for a, n in zip(start, whole.cell, strict=True)))
 
 
 def _job(plan: Plan, normalise: Affine, path: Path) -> Job:
@@ -194,7 +199,7 @@ def _whole(plan: Plan) -> Plan:
     """Return the plan without its region, so that every block is whole."""
     everything = plan.recipe.input.model_copy(update={"roi": None, "mask": None, "empty": None})
     recipe = plan.recipe.model_copy(update={"input": everything})
-    return plan.changed(recipe=recipe, roi=((0, 0, 0), plan.source.shape), mask=None)
+    return plan.changed(recipe=recipe, roi=((0, 0, 0), plan.source.shape), corner=(0, 0, 0), mask=None)
 
 
 def _mean(rates: list[UnitCosts]) -> UnitCosts:

@@ -101,7 +101,7 @@ class Estimate:
         stages: in the order of a voxel's life.
         rates: measured on a few blocks; without them, bytes are upper bounds (nothing compresses) and times unknown.
         chunk_reads: reads of chunks of the volume on the way to the net.
-        num_chunks: of the volume.
+        num_chunks: of the volume, that windows see.
         output_bytes, output_files: of all levels.
         scratch_bytes, scratch_files: at their highest.
         memory_bytes: highest resident memory of a worker.
@@ -258,7 +258,8 @@ class _Totals:
         if self.volume.shards is not None:
             shard = self.volume.spatial(self.volume.shards)[axis]
         windows, ends = windows_along(plan, axis), _ends(plan, axis)
-        own = [(a, min(a + plan.blocks.cell[axis], n) - 1) for a in range(0, n, plan.blocks.cell[axis])]
+        starts = range(-plan.lattice.phase[axis], n, plan.blocks.cell[axis])
+        own = [(max(0, a), min(a + plan.blocks.cell[axis], n) - 1) for a in starts]
         return _Axis(
             blocks=sum(start < stop for start, stop in plan.reach_along(axis)),
             windows=len(windows),
@@ -288,8 +289,10 @@ class _Totals:
 
     @property
     def num_chunks(self) -> int:
-        chunk = self.volume.spatial_chunks
-        return self.channel_chunks * math.prod(-(-n // c) for n, c in zip(self.plan.source.shape, chunk, strict=True))
+        ends = (zip(*_ends(self.plan, axis), strict=True) for axis in range(3))
+        seen = ((min(lows), max(highs)) for lows, highs in ends)
+        sides = zip(seen, self.volume.spatial_chunks, strict=True)
+        return self.channel_chunks * math.prod(_touched(low, high, chunk) for (low, high), chunk in sides)
 
     @cached_property
     def through_scratch(self) -> Sums:

@@ -130,7 +130,8 @@ def _slab_bytes(plan: Plan) -> int:
         plan.net.scale,
         input_bytes=plan.source.num_channels * np.dtype(plan.source.dtype).itemsize,
         output_bytes=plan.net.out_channels * plan.dtype.itemsize,
-        sum_bytes=plan.net.out_channels * SUM_TYPE.itemsize if plan.is_summed else 0,
+        sum_bytes=plan.net.out_channels * SUM_TYPE.itemsize,
+        is_blended=plan.is_summed,
         chunk=plan.chunk[0],
     )
     return sizes.slab_bytes(plan.block)

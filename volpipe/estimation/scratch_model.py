@@ -120,7 +120,8 @@ class Sums:
     @property
     def _is_aligned(self) -> bool:
         """Whether shards lie within cores, so that no core goes to scratch."""
-        return not any(a % n for a, n in zip(self.plan.roi[0], self.plan.blocks.cell, strict=True))
+        places = zip(self.plan.roi[0], self.plan.corner, self.plan.blocks.cell, strict=True)
+        return not any((a - c) % n for a, c, n in places)
 
     @cached_property
     def _parts(self) -> list[tuple[float, float]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from volpipe.errors import PlanError
-from volpipe.geometry.grid import Triple, align_up, triple
+from volpipe.geometry.grid import Box, Triple, align_up, triple
 
 BLOCK_TARGET, LARGEST_TARGET = 128, 256  # output voxels per axis of a block, near which sizes are chosen
 CHUNK_TARGET = 64
@@ -43,11 +43,13 @@ class Sizes:
 
     Attributes:
         shape: voxels of the volume.
+        region: of these, those at whose corner blocks begin; None for all.
         overlap, stride: of windows, in voxels of the volume.
         scale: output voxels per voxel.
         input_chunk: voxels of a chunk of the volume.
         input_bytes, output_bytes: of a voxel, all channels.
-        sum_bytes: of the sum of an output voxel, all channels; 0 where each voxel comes from one window.
+        sum_bytes: of the sum of an output voxel, all channels.
+        is_blended: whether windows are blended.
         chunk: output voxels along z of a chunk of the output.
         num_workers: that run the net; None where nobody says.
         is_sparse: whether a mask or empty space may leave few of the windows.
@@ -62,32 +64,54 @@ class Sizes:
     input_chunk: Triple = (64, 64, 64)
     input_bytes: int = 1
     output_bytes: int = 1
-    sum_bytes: int = 0
+    sum_bytes: int = 4
+    is_blended: bool = False
     chunk: int = CHUNK_TARGET
     num_workers: int | None = None
     is_sparse: bool = False
     most_voxels: int = LARGEST_VOXELS
     small_voxels: int = 0
+    region: Box | None = None
 
     @cached_property
     def counts(self) -> Triple:
-        """Number of windows."""
-        return triple(-(-n // s) for n, s in zip(self.shape, self.stride, strict=True))
+        """Number of windows whose cores are as long as the region."""
+        return triple(-(-n // s) for n, s in zip(self._region.shape, self.stride, strict=True))
+
+    @cached_property
+    def _region(self) -> Box:
+        return self.region or Box.from_shape(self.shape)
+
+    @property
+    def num_voxels(self) -> int:
+        """Output voxels."""
+        return self._region.num_voxels * math.prod(self.scale)
+
+    @cached_property
+    def is_summed(self) -> bool:
+        """Whether voxels of some shards come from several blocks: of blended windows, or of those at their faces."""
+        return self.is_blended or any(a % s for a, s in zip(self._region.start, self.stride, strict=True))
 
     def num_blocks(self, block: Triple) -> int:
         """Return the number of blocks of that many windows."""
         return math.prod(-(-n // b) for n, b in zip(self.counts, block, strict=True))
 
+    def bounds(self, axis: int, block: int) -> list[int]:
+        """Return the windows along `axis` with which blocks of so many begin, as `Lattice` has it, and the end."""
+        size, stride, (start, stop) = self.shape[axis], self.stride[axis], self._sides[axis]
+        before = self.overlap[axis] // 2 if self.is_blended else 0
+        after = self.overlap[axis] - before if self.is_blended else 0
+        end = min(-(-size // stride), -(-(stop + before) // stride))
+        later = -(-(start + before) // stride) + block
+        return [max(0, (start - after) // stride), *range(later, end, block), end]
+
     @cached_property
-    def shift(self) -> Triple:
-        """Number of windows by which all blocks but the first begin later, as `Lattice` has it."""
-        is_summed = int(self.sum_bytes > 0)
-        return triple(is_summed * -(-(o // 2) // s) for o, s in zip(self.overlap, self.stride, strict=True))
+    def _sides(self) -> list[tuple[int, int]]:
+        return list(zip(self._region.start, self._region.stop, strict=True))
 
     def num_filled(self, block: Triple) -> int:
         """Return the number of blocks of that many windows that hold some."""
-        along = zip(self.counts, block, self.shift, strict=True)
-        return math.prod(max(1, -(-(n - later) // b)) for n, b, later in along)
+        return math.prod(len(self.bounds(axis, b)) - 1 for axis, b in enumerate(block))
 
     def core(self, block: Triple) -> Triple:
         """Return the output voxels of a block."""
@@ -95,7 +119,7 @@ class Sizes:
 
     def slab_layers(self, block: Triple) -> int:
         """Return the layers of windows of a slab of a block."""
-        return slab_layers(block, self.stride, self.scale, None if self.sum_bytes else self.chunk)
+        return slab_layers(block, self.stride, self.scale, None if self.is_summed else self.chunk)
 
     def slab_bytes(self, block: Triple) -> int:
         """Return the bytes of a worker's slabs: what two see, a layer of chunks that is read, and what two make.
@@ -110,7 +134,7 @@ class Sizes:
         read = self.input_chunk[0]
         seen = 2 * (layers * self.stride[0] + self.overlap[0] + read) + read
         seen_bytes = seen * seen_height * seen_width * self.input_bytes
-        if not self.sum_bytes:
+        if not self.is_summed:
             return seen_bytes + 2 * depth * height * width * self.output_bytes
         reached = (depth + self.overlap[0] * self.scale[0]) * math.prod(self.scale[1:]) * seen_height * seen_width
         waiting = height * width * 2 * max(SUM_CHUNK_TARGET * self.sum_bytes, self.chunk * self.output_bytes)
@@ -123,13 +147,15 @@ class Sizes:
         return self.slab_bytes(block) <= LARGEST_SLABS
 
     def fetches(self, axis: int, block: int) -> float:
-        """Return how often a chunk of the volume is needed along `axis` by blocks of so many windows, on average."""
-        size, chunk, before = self.shape[axis], self.input_chunk[axis], self.overlap[axis] // 2
-        after, step = self.overlap[axis] - before, block * self.stride[axis]
-        later = self.shift[axis] * self.stride[axis]
-        cores = ((a + later * (a > 0), min(a + step + later, size)) for a in range(0, size, step))
-        needed = sum(-(-min(b + after, size) // chunk) - max(0, a - before) // chunk for a, b in cores if a < b)
-        return needed / -(-size // chunk)
+        """Return how often a chunk is needed along `axis` by blocks of so many windows, of those that any needs."""
+        size, chunk, stride = self.shape[axis], self.input_chunk[axis], self.stride[axis]
+        before, bounds = self.overlap[axis] // 2, self.bounds(axis, block)
+        after = self.overlap[axis] - before
+
+        def needed(first: int, last: int) -> int:
+            return -(-min(last * stride + after, size) // chunk) - max(0, first * stride - before) // chunk
+
+        return sum(itertools.starmap(needed, itertools.pairwise(bounds))) / needed(bounds[0], bounds[-1])
 
 
 def slab_layers(block: Triple, stride: Triple, scale: Triple, chunk: int | None) -> int:
@@ -163,7 +189,7 @@ def _small(sizes: Sizes) -> Triple:
     """Return the windows of a block near BLOCK_TARGET output voxels, whole chunks where possible."""
 
     def fitted(target: list[int]) -> Triple:
-        axes = zip(sizes.shape, sizes.stride, sizes.scale, target, strict=True)
+        axes = zip(sizes.counts, sizes.stride, sizes.scale, target, strict=True)
         return triple(_axis_block(*lengths) for lengths in axes)
 
     def count(target: list[int]) -> int:
@@ -189,8 +215,8 @@ def _changed(target: list[int], axis: int, factor: float) -> list[int]:
     return [int(t * factor) if i == axis else t for i, t in enumerate(target)]
 
 
-def _axis_block(size: int, stride: int, scale: int, target: int) -> int:
-    most = max(1, min(-(-size // stride), 3 * target // (2 * stride * scale)))
+def _axis_block(count: int, stride: int, scale: int, target: int) -> int:
+    most = max(1, min(count, 3 * target // (2 * stride * scale)))
 
     def cost(block: int) -> tuple[bool, int]:
         core = block * stride * scale
@@ -206,15 +232,14 @@ def _large(sizes: Sizes, small: Triple) -> Triple:
     """
     workers = USUAL_WORKERS if sizes.num_workers is None else sizes.num_workers
     enough = max(ENOUGH_BLOCKS, BLOCKS_PER_WORKER * workers)
-    enough *= (SPARSE_FACTOR if sizes.is_sparse else 1) * (SUMS_FACTOR if sizes.sum_bytes else 1)
-    num_voxels = math.prod(n * f for n, f in zip(sizes.shape, sizes.scale, strict=True))
-    if sizes.num_filled(small) <= enough or num_voxels <= sizes.small_voxels:
+    enough *= (SPARSE_FACTOR if sizes.is_sparse else 1) * (SUMS_FACTOR if sizes.is_summed else 1)
+    if sizes.num_filled(small) <= enough or sizes.num_voxels <= sizes.small_voxels:
         return small
     along = [[(b, sizes.fetches(axis, b)) for b in _lengths(sizes, axis, small[axis])] for axis in range(3)]
 
     best, least = small, (math.inf, 0)
     for (k, share_z), (j, share_y), (i, share_x) in itertools.product(*along):
-        fetches = share_z * share_y * share_x
+        fetches = round(share_z * share_y * share_x, 9)  # alike whatever the order of axes
         if fetches > least[0]:
             continue
         block = k, j, i

@@ -18,6 +18,12 @@ and all later blocks begin one window later, so that what a block adds lies in i
 
     block 0, windows 0, 1, 2    |==========|----|     core 0:8,  adds to 0:14
     block 1, window 3                    |=======|    core 8:14, adds to 10:14
+
+The blocks of a region begin at its corner, here voxel 5. The block there begins with the first window that adds to the
+region, of a net that is cropped, and the next one with the first that adds to its own core alone::
+
+    block 0, window 0           |==|                  core 0:5,  adds to 0:4
+    block 1, windows 1, 2, 3       |=========|        core 5:13, adds to 4:16, of which the region begins at 5
 """
 
 from __future__ import annotations
@@ -202,7 +208,10 @@ class Lattice:
         window: what the net sees (z, y, x) in voxels.
         overlap: voxels (z, y, x) that two neighbouring windows share.
         block: windows (z, y, x) per block.
-        shift: windows (z, y, x) that the first block holds more, and by which later blocks begin later.
+        shift: windows (z, y, x) by which blocks begin later than at multiples of their windows, or earlier if negative;
+            the first begins at the volume's face, and so holds as many more.
+        corner: a voxel (z, y, x) at which the core of a block begins.
+        first: window (z, y, x) with which this block begins; it is no later than that of `shift`.
 
     Windows step by `window - overlap`; window i along an axis starts half an overlap before its core, at
     ``i * stride - overlap // 2``, and reaches outside the volume at its faces. Windows are numbered block by block:
@@ -216,14 +225,22 @@ class Lattice:
     overlap: Shape
     block: Shape
     shift: Shape = (0, 0, 0)
+    corner: Shape = (0, 0, 0)
+    first: Shape = (0, 0, 0)
 
     def __post_init__(self) -> None:
         sizes = zip("zyx", self.shape, self.window, self.overlap, self.block, self.shift, strict=True)
         for axis, n, w, o, b, s in sizes:
-            if n < 1 or w < 1 or b < 1 or s < 0 or not 0 <= o < w:
+            if n < 1 or w < 1 or b < 1 or not 0 <= o < w:
                 raise ValueError(
                     f"axis {axis}: shape {n}, window {w}, overlap {o}, block {b}, shift {s} make no lattice"
                 )
+        starts = (at * b + s if at else 0 for at, b, s in zip(self._at, self.block, self.shift, strict=True))
+        early = zip(self.shift, self.stride, self.phase, strict=True)
+        places = zip("zyx", self.shape, self.corner, self.first, starts, early, strict=True)
+        for axis, n, c, first, start, (s, stride, phase) in places:
+            if not 0 <= c < n or not 0 <= first <= min(start, -(-n // stride)) or s * stride + phase < 0:
+                raise ValueError(f"axis {axis}: shift {s}, corner {c}, first {first} make no lattice of {n} voxels")
 
     @cached_property
     def stride(self) -> Shape:
@@ -245,8 +262,26 @@ class Lattice:
 
     @cached_property
     def blocks(self) -> Grid:
-        """The blocks' cores as a grid over the volume."""
-        return Grid(self.shape, tuple(b * s for b, s in zip(self.block, self.stride, strict=True)))
+        """The blocks' cores as a grid, whose cells count from `phase` voxels before the volume."""
+        return Grid(tuple(n + p for n, p in zip(self.shape, self.phase, strict=True)), self._cell)
+
+    @cached_property
+    def phase(self) -> Shape:
+        """Voxels by which the core of the first block would begin before the volume."""
+        return tuple(-c % size for c, size in zip(self.corner, self._cell, strict=True))
+
+    @cached_property
+    def _cell(self) -> Shape:
+        return tuple(b * s for b, s in zip(self.block, self.stride, strict=True))
+
+    @cached_property
+    def _at(self) -> Index:
+        """The place of the block at the corner."""
+        return tuple(-(-c // size) for c, size in zip(self.corner, self._cell, strict=True))
+
+    def core_box(self, block: int) -> Box:
+        """Return the voxels of the core of `block`."""
+        return self.blocks.box(block).relative_to(self.phase) & Box.from_shape(self.shape)
 
     @property
     def num_blocks(self) -> int:
@@ -257,7 +292,8 @@ class Lattice:
     @cached_property
     def places(self) -> Shape:
         """Windows per axis of the largest block."""
-        return tuple(min(b + s, n) for b, s, n in zip(self.block, self.shift, self.counts, strict=True))
+        sides = zip(self.block, self.shift, self._at, self.first, self.counts, strict=True)
+        return tuple(min(b + max(0, s, at * b + s - first), n) for b, s, at, first, n in sides)
 
     @cached_property
     def windows_per_block(self) -> int:
@@ -281,10 +317,15 @@ class Lattice:
 
     def block_along(self, axis: int, window: int) -> int:
         """Return the place along `axis` of the block that holds `window` of that axis."""
-        return max(0, (window - self.shift[axis]) // self.block[axis])
+        block = max(0, (window - self.shift[axis]) // self.block[axis])
+        return max(block, self._at[axis]) if window >= self.first[axis] else block
 
     def _first_window(self, axis: int, block: int) -> int:
-        return min(block * self.block[axis] + self.shift[axis], self.counts[axis]) if block else 0
+        at, first = self._at[axis], self.first[axis]
+        if block in (0, at):
+            return first if block else 0
+        later = min(max(0, block * self.block[axis] + self.shift[axis]), self.counts[axis])
+        return min(later, first) if block < at else later
 
     def window_index(self, number: int) -> Index:
         """Return the position per axis of window `number`."""

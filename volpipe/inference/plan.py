@@ -68,6 +68,7 @@ T = TypeVar("T", bool, Precision)
 class Plan(OutputPlan):
     """Everything that a worker needs to know beside the number of its block.
 
+    `corner` is the voxel of the volume at which a block begins, so that shards of a region are cores of blocks.
     `notes` for the user, on the volume, `sizes_note`, on the windows, and `precision_note` are printed with the plan,
     and not stored.
     """
@@ -84,6 +85,7 @@ class Plan(OutputPlan):
     out_dtype: str
     intensity: Literal["same", "unit", "raw"]
     roi: tuple[Triple, Triple]
+    corner: Triple = (0, 0, 0)
     mask: Mask | None = None
     code_sha256: str = ""
     notes: tuple[str, ...] = Field((), exclude=True, repr=False)
@@ -103,10 +105,11 @@ class Plan(OutputPlan):
     @cached_property
     def lattice(self) -> Lattice:
         """The windows; blocks are shifted where windows are blended, so that none adds to a core before its own."""
-        plain = Lattice(self.source.shape, self.window, self.overlap, self.block)
-        before, _ = support(plain, self.recipe.windows.blend)
-        shift = tuple(-(-b // s) for b, s in zip(before, plain.stride, strict=True))
-        return Lattice(plain.shape, plain.window, plain.overlap, plain.block, shift)
+        plain = Lattice(self.source.shape, self.window, self.overlap, self.block, corner=self.corner)
+        before, after = support(plain, self.recipe.windows.blend)
+        shift = tuple(-((p - b) // s) for b, p, s in zip(before, plain.phase, plain.stride, strict=True))
+        first = tuple(max(0, (c - a) // s) for a, c, s in zip(after, plain.corner, plain.stride, strict=True))
+        return replace(plain, shift=shift, first=first)
 
     @cached_property
     def blocks(self) -> Grid:
@@ -355,7 +358,8 @@ class Plan(OutputPlan):
     def _beyond(self) -> Triple:
         """Output voxels past a block's core that its sum reaches at most, in whole chunks of a block tensor."""
         _, after = self._support
-        reach = (s * t + a for s, t, a in zip(self.lattice.shift, self.lattice.stride, after, strict=True))
+        ends = zip(self.lattice.shift, self.lattice.stride, after, self.lattice.phase, strict=True)
+        reach = (s * t + a + p for s, t, a, p in ends)
         rest = (max(0, n - c) for n, c in zip(self.source.shape, self.blocks.cell, strict=True))
         sizes = zip(reach, rest, self.net.scale, self.sum_chunk, strict=True)
         return triple(align_up(min(r, n) * s, c) for r, n, s, c in sizes)
@@ -368,7 +372,8 @@ class Plan(OutputPlan):
 
     def core_start(self, block: int) -> Index:
         """Return the output voxel at which the core of `block` begins; it may lie outside the region."""
-        return self.blocks.box(block).relative_to(self.roi_box.start).scaled(self.net.scale).start
+        origin = tuple(a + p for a, p in zip(self.roi_box.start, self.lattice.phase, strict=True))
+        return self.blocks.box(block).relative_to(origin).scaled(self.net.scale).start
 
 
 @lru_cache(maxsize=8)
@@ -406,16 +411,18 @@ def make_plan(
     stride = triple(w - o for w, o in zip(window, overlap, strict=True))
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     out_dtype = _out_dtype(recipe, volume.dtype, intensity)
+    roi, in_slabs = find_roi(recipe.input.roi, volume), _may_be_large(recipe, out, net.out_channels)
+    moves = in_slabs and recipe.windows.block == "auto"
     sized = replace(
         _sizes(recipe, volume, net, (overlap, stride), out_dtype),
+        region=roi if moves else None,
         num_workers=num_workers,
         is_sparse=mask is not None or recipe.input.empty is not None,
         most_voxels=sizes.block_voxels,
         small_voxels=0 if isinstance(out, Path) else SMALL_IN_BUCKET,
     )
-    block = choose_block(recipe.windows.block, sized, in_slabs=_may_be_large(recipe, out, net.out_channels))
+    block = choose_block(recipe.windows.block, sized, in_slabs=in_slabs)
     shard = choose_shard(recipe.output, sized.core(block))
-    roi = find_roi(recipe.input.roi, volume)
     return Plan(
         recipe=recipe,
         source=Source.from_volume(volume),
@@ -435,6 +442,7 @@ def make_plan(
         intensity=intensity,
         factors=_factors(recipe, volume, net, roi),
         roi=(triple(roi.start), triple(roi.stop)),
+        corner=triple(roi.start) if moves else (0, 0, 0),
         mask=None if mask is None else lay_mask(mask, volume),
         code_sha256=code_hash(recipe.net.name, search_path),
         notes=(*_level_note(volume), *volume.notes),
@@ -448,7 +456,8 @@ def _sizes(recipe: Recipe, volume: Volume, net: NetFacts, windows: tuple[Triple,
         input_chunk=triple(volume.spatial_chunks),
         input_bytes=volume.num_channels * volume.dtype.itemsize,
         output_bytes=net.out_channels * np.dtype(out_dtype).itemsize,
-        sum_bytes=0 if recipe.windows.blend == "crop" else net.out_channels * SUM_TYPE.itemsize,
+        sum_bytes=net.out_channels * SUM_TYPE.itemsize,
+        is_blended=recipe.windows.blend != "crop",
         chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
     )  # fmt: skip
 
@@ -473,12 +482,11 @@ def _level_note(volume: Volume) -> tuple[str, ...]:
 
 
 def _may_be_large(recipe: Recipe, out: Location, num_channels: int) -> bool:
-    """Return whether blocks can be computed slab by slab, and are shards: a region of interest cuts these anywhere."""
+    """Return whether blocks can be computed slab by slab, and are shards."""
     return (
         recipe.tensors.mode != "stored"
         and can_stream(ARRAY_FORMATS[recipe.output.format], num_channels, in_bucket=not isinstance(out, Path))
         and recipe.output.shard == "auto"
-        and recipe.input.roi is None
     )
 
 

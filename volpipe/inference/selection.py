@@ -73,13 +73,14 @@ class Selection:
 
     @property
     def owners(self) -> np.ndarray | None:
-        """A flag for each block: whether a voxel of its core is in the region; None where all are."""
+        """A flag for each block: whether one of its cells touches the region; None where all do."""
         if self.plan.is_whole:
             return None
         inside = []
-        for axis, (first, last) in enumerate(_sides(self.plan.roi_box)):
-            starts = np.arange(0, self.plan.source.shape[axis], self.plan.blocks.cell[axis])
-            inside.append((starts < last) & (starts + self.plan.blocks.cell[axis] > first))
+        for axis, (count, side) in enumerate(zip(self.plan.blocks.counts, _sides(self.plan.roi_box), strict=True)):
+            first, last = self._cells_of(axis, side)
+            own = (_own_cells(self.plan, axis, k) for k in range(count))
+            inside.append([max(cells.start, first) < min(cells.stop, last) for cells in own])
         return crossed(inside).ravel()
 
     @cached_property
@@ -283,13 +284,23 @@ def scan(plan: Plan, volume: Volume, mask: Volume | None, block: int) -> str:
     return np.packbits(cells).tobytes().hex() if cells.any() else ""
 
 
+def _own_cells(plan: Plan, axis: int, place: int) -> range:
+    """Return the cells along `axis` that begin in the cores of the blocks at `place` of that axis."""
+    lattice, cell = plan.lattice, plan.blocks.cell[axis]
+    ends = (k * cell - lattice.phase[axis] for k in (place, place + 1))
+    first, last = (min(max(0, -(-end // lattice.stride[axis])), lattice.counts[axis]) for end in ends)
+    return range(first, last)
+
+
+def _cells_in(plan: Plan, block: int) -> list[range]:
+    """Return the cells, per axis, that begin in the core of `block`; a scan looks at these."""
+    return [_own_cells(plan, axis, k) for axis, k in enumerate(plan.blocks.index(block))]
+
+
 def _cores(plan: Plan, block: int) -> list[list[Range]]:
-    """Return the voxels of the volume, per axis, that each window of `block` has as its core within the region."""
-    lattice, cores = plan.lattice, []
-    for axis, (first, last) in enumerate(_sides(plan.blocks.box(block))):
-        stride, (low, high) = lattice.stride[axis], (corner[axis] for corner in plan.roi)
-        cores.append([(max(a, low), min(a + stride, last, high)) for a in range(first, last, stride)])
-    return cores
+    """Return the voxels of the volume within the region, per axis, in each cell of `block`."""
+    sides = zip(_cells_in(plan, block), plan.lattice.stride, *plan.roi, strict=True)
+    return [[(max(i * s, low), min((i + 1) * s, high)) for i in own] for own, s, low, high in sides]
 
 
 def _masked(plan: Plan, mask: Volume, cores: Sequence[Sequence[Range]]) -> np.ndarray:
@@ -313,10 +324,17 @@ def _mask_box(plan: Plan, cores: Sequence[Sequence[Range]]) -> tuple[list[list[R
     return over, Box(*(tuple(end(r[k] for r in along) for along in over) for k, end in ((0, min), (1, max))))
 
 
+def scanned_box(plan: Plan, block: int) -> Box:
+    """Return the union of the windows of the cells of `block`; it reaches outside the volume at the faces."""
+    sides = zip(_cells_in(plan, block), plan.lattice.stride, plan.lattice.window, strict=True)
+    shape = tuple((len(own) - 1) * s + w if own else 0 for own, s, w in sides)
+    return Box.from_shape(shape).shift(_origin(plan, block))
+
+
 def scanned_boxes(plan: Plan, block: int) -> tuple[Box | None, Box | None]:
     """Return the boxes of the volume and of the mask that decide what of `block` is selected; None where none does."""
     return (
-        None if plan.recipe.input.empty is None else plan.lattice.input_box(block),
+        None if plan.recipe.input.empty is None else scanned_box(plan, block),
         None if plan.mask is None else _mask_box(plan, _cores(plan, block))[1],
     )
 
@@ -371,7 +389,7 @@ def _stored(plan: Plan, volume: Volume, block: int, cells: np.ndarray) -> np.nda
 
 def _origin(plan: Plan, block: int) -> tuple[int, ...]:
     """Return where the window of the first cell of `block` starts."""
-    return tuple(a - m for a, m in zip(plan.blocks.box(block).start, plan.lattice.margin, strict=True))
+    return plan.lattice.window_start(tuple(own.start for own in _cells_in(plan, block)))
 
 
 def gather(plan: Plan, results: Iterable[tuple[int, str]]) -> Selection:
@@ -388,8 +406,7 @@ def gather(plan: Plan, results: Iterable[tuple[int, str]]) -> Selection:
 
 def _put(selection: Selection, block: int, packed: np.ndarray) -> None:
     assert selection.cells is not None
-    core = zip(_sides(selection.plan.blocks.box(block)), selection.plan.lattice.stride, strict=True)
-    z, y, x = (range(start // stride, -(-stop // stride)) for (start, stop), stride in core)
+    z, y, x = _cells_in(selection.plan, block)
     own = np.unpackbits(packed, count=len(z) * len(y) * len(x)).reshape(len(z), len(y), len(x))
     place = selection.cells[z.start : z.stop, y.start : y.stop, x.start // 8 : -(-x.stop // 8)]
     bits = np.unpackbits(place, axis=-1)

@@ -228,14 +228,14 @@ def normalisation(plan: Plan, source: Volume) -> tuple[Affine, list[str]]:
         return affine(choice, dtype, None), []
     num_bytes = math.prod(plan.source.shape) * plan.source.num_channels * dtype.itemsize
     if num_bytes <= MOST_MEASURED:
-        boxes = [plan.blocks.box(block) for block in range(len(plan.blocks))]
+        boxes = [plan.lattice.core_box(block) for block in range(len(plan.blocks))]
         statistics = join(measure(source.crop(box)) for box in boxes)
         if needs_histogram(choice, dtype):
             ends = (statistics.low, statistics.high)
             statistics = join(measure(source.crop(box), ends) for box in boxes)
         return affine(choice, dtype, statistics), []
     numbers = np.random.default_rng(0).choice(len(plan.blocks), min(SAMPLED_BOXES, len(plan.blocks)), replace=False)
-    parts = [_middle(plan.blocks.box(int(number))) for number in sorted(numbers)]
+    parts = [_middle(plan.lattice.core_box(int(number))) for number in sorted(numbers)]
     voxels = np.concatenate([source.crop(part).ravel() for part in parts])
     mapped = sampled_affine(choice, voxels)
     note = (

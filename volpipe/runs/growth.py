@@ -37,7 +37,7 @@ from volpipe.volumes.storage import paths
 
 log = logging.getLogger(__name__)
 
-SIZES = ("window", "overlap", "channels_last", "precision", "block", "shard", "chunk")
+SIZES = ("window", "overlap", "channels_last", "precision", "block", "shard", "chunk", "corner")
 
 
 class Blocks(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from volpipe.blockwise.work import POOL, Steps
 from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
-from volpipe.inference.selection import Selection, gather, store_selection
+from volpipe.inference.selection import Selection, gather, scanned_box, store_selection
 from volpipe.inference.statistics import Statistics, affine, join, needs_histogram, needs_measuring
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
@@ -90,7 +91,7 @@ def known_normalisation(work: Work) -> Affine | None:
 def scan_stage(plan: Plan, feed: Feed | None = None) -> Stage:
     """Return the stage that looks at mask and voxels: of the blocks whose own voxels are in the region."""
     stage = Stage("scan", len(plan.blocks), active=Selection(plan).owners, doing=SCANNING)
-    return fed(stage, feed, plan.lattice.input_box)
+    return fed(stage, feed, partial(scanned_box, plan))
 
 
 def scanned(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> Steps[Selection]:
@@ -172,7 +173,7 @@ def measured(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> St
     choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
 
     def statistics_of(name: str, job: Job) -> Steps[Statistics]:
-        stage = fed(Stage(name, len(plan.blocks), doing=MEASURING), work.feed, plan.blocks.box)
+        stage = fed(Stage(name, len(plan.blocks), doing=MEASURING), work.feed, plan.lattice.core_box)
         yield from _finish(work, session, stage, journal, submitter(pool, job))
         return join(r.result for r in work.records() if r.stage == name and isinstance(r.result, Statistics))
 

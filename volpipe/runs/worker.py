@@ -199,13 +199,13 @@ def measure(job: Job, units: Sequence[int]) -> Record[Statistics]:
     """Return the joined statistics of the given blocks' own voxels."""
 
     def one(block: int) -> Statistics:
-        return join(part(box) for box in job.plan.blocks.box(block).layers(SLAB_VOXELS, READ_LAYERS))
+        return join(part(box) for box in job.plan.lattice.core_box(block).layers(SLAB_VOXELS, READ_LAYERS))
 
     def part(box: Box) -> Statistics:
         data = open_source(job).open().read(box)
         return measure_voxels(data if is_finite(data) else _finite(job.selection, box, data), job.bins)
 
-    stage, beater = "histogram" if job.bins else "measure", job.beater(lambda block: job.plan.blocks.box(block))
+    stage, beater = "histogram" if job.bins else "measure", job.beater(lambda block: job.plan.lattice.core_box(block))
     return work_each(stage, units, one, join, job.check_session, beater)
 
 
@@ -242,7 +242,7 @@ def scan(job: Job, units: Sequence[int]) -> Record[Cells]:
             tuple((block, cells) for block, cells, _ in found), tuple((block, state) for block, _, state in found)
         )
 
-    beater = job.beater(lambda block: job.plan.blocks.box(block))
+    beater = job.beater(lambda block: job.plan.lattice.core_box(block))
     return work_each("scan", units, one, joined, job.check_session, beater)
 
 

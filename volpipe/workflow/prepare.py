@@ -103,7 +103,7 @@ def _as_begun(plan: Plan) -> Plan:
         return plan
     if old is None:
         return plan
-    begun = plan.changed(block=old.block, shard=old.shard, chunk=old.chunk)
+    begun = plan.changed(block=old.block, shard=old.shard, chunk=old.chunk, corner=old.corner)
     return begun if begun.identity == old.identity else plan
 
 
