@@ -83,16 +83,17 @@ def heights(near: np.ndarray, box: Box, shape: Sequence[int]) -> np.ndarray:
 
     `near` (3, z, y, x) covers `box`; heights at its high faces are valid only where the volume ends.
     """
-    total = np.zeros(near.shape[1:], np.int32)
-    num = np.zeros(near.shape[1:], np.int32)
+    total = near.sum(axis=0, dtype=np.int32)
+    counts = []
     for axis in range(3):
-        total += near[axis]
         here, before = pair(axis)
         total[before] += near[axis][here]
         places = np.arange(box.start[axis], box.stop[axis])
-        count = (places > 0).astype(np.int32) + (places < shape[axis] - 1)
-        num += count.reshape([-1 if a == axis else 1 for a in range(3)])
-    return total * WHOLE // np.maximum(num, 1)
+        count = (places > 0).astype(np.int8) + (places < shape[axis] - 1)
+        counts.append(count.reshape([-1 if a == axis else 1 for a in range(3)]))
+    shares = np.array([WHOLE // max(1, num) for num in range(7)], np.int32)  # by number of neighbours: no rest
+    total *= shares.take(counts[0] + counts[1] + counts[2])
+    return np.asarray(total)
 
 
 def smooth(height: np.ndarray, passes: Sequence[int]) -> np.ndarray:
@@ -102,10 +103,15 @@ def smooth(height: np.ndarray, passes: Sequence[int]) -> np.ndarray:
     """
     fine = height * np.int32(FINE)
     for axis, num in enumerate(passes):
+        here, before = pair(axis)
         for _ in range(num):
-            padded = np.pad(fine, [(1, 1) if a == axis else (0, 0) for a in range(3)], mode="edge")
-            first, middle, last = (padded[at(axis, slice(i, i + fine.shape[axis]))] for i in range(3))
-            fine = (first + 2 * middle + last) >> 2
+            total = fine << 1
+            total[here] += fine[before]
+            total[before] += fine[here]
+            for end in (0, -1):
+                total[at(axis, end)] += fine[at(axis, end)]
+            total >>= 2
+            fine = total
     return fine
 
 

@@ -11,14 +11,13 @@ its block and a small halo alone, and any blocks give the same supervoxels::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from volpipe.geometry.grid import Box
 from volpipe.segmentation.boundary_maps import (
-    FINE,
     FULL,
     WHOLE,
     Readable,
@@ -35,7 +34,7 @@ COLUMNS = ("voxels", "first", "z0", "y0", "x0", "z1", "y1", "x1", "z", "y", "x")
 # Neighbours in C order; the voxel itself comes between the third and the fourth.
 STEPS = ((0, -1), (1, -1), (2, -1), (2, 1), (1, 1), (0, 1))
 ITSELF = 3
-HEIGHT_BITS = (FULL * WHOLE * FINE).bit_length()
+CODE_BITS = 3  # of an index in STEPS, counting ITSELF
 
 
 @dataclass(frozen=True)
@@ -111,10 +110,12 @@ def load_context(plan: SegmentPlan, reader: Readable, core: Box) -> BlockContext
     near = nearest_affinities(plan, probabilities, wide)
     height = heights(near, wide, plan.shape)
     inner = outer.relative_to(wide.start).slices
-    inside = height[inner] >= objects.background * FULL * WHOLE
+    inside = height[inner] >= math.ceil(objects.background * FULL * WHOLE)
     if plan.recipe.input.kind != "affinities" and not is_watershed:
         inside &= probabilities[0][inner] >= to_byte(objects.threshold)
-    peaks = np.where(inside, smooth(height, passes)[inner], -1) if is_watershed else None
+    peaks = smooth(height, passes)[inner] if is_watershed else None
+    if peaks is not None:
+        peaks[~inside] = -1
     return BlockContext(
         core,
         plan.shape,
@@ -161,20 +162,21 @@ def _low_faces(context: BlockContext, ids: np.ndarray, least: int) -> Iterator[t
 def basins(context: BlockContext) -> tuple[np.ndarray, np.ndarray]:
     """Return ids and joins, as in Fragments, of the basins of a watershed by steepest ascent."""
     inside = _inner(context.inside)
-    codes = np.where(inside, _steepest(context), np.uint8(ITSELF))
+    codes = _steepest(context)
     shape = inside.shape
     strides = (shape[1] * shape[2], shape[2], 1)
     moves = [step * strides[axis] for axis, step in STEPS]
     moves.insert(ITSELF, 0)
     own = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
-    target = own + np.array(moves, np.int32)[codes]
+    target = own + np.array(moves, np.int32).take(codes)
     leaving = list(_leaving(codes, context))
     for face, leaves, _ in leaving:
         target[face.slices][leaves] = own[face.slices][leaves]
     root = _roots(target.ravel())
     is_root = (root == own.ravel()) & inside.ravel()
     number = np.cumsum(is_root, dtype=np.uint32)
-    ids = (number[root] * inside.ravel()).reshape(shape)
+    ids = number.take(root).reshape(shape)
+    ids *= inside
     exits = ((ids[f.slices][leaves], context.numbers(f)[leaves] + move) for f, leaves, move in leaving)
     return ids, _joined(exits)
 
@@ -184,26 +186,48 @@ def _steepest(context: BlockContext) -> np.ndarray:
 
     Up is to a higher voxel, or to an equal one later in C order. Of equally strong steps the highest target wins, then
     the last. An affinity below half of the voxel's strongest is no step: thin objects would leak through their surface.
+    The background takes no step.
     """
     assert context.height is not None
-    own = _inner(context.height)
-    least = np.max([_affinity(context, *step) for step in STEPS], axis=0) // 2
-    best = np.full(own.shape, -1, np.int32)
-    codes = np.full(own.shape, ITSELF, np.uint8)
+    height, near = context.height, context.near
+    own, affinities = _flat(height), [_flat(near[axis], axis, max(0, step)) for axis, step in STEPS]
+    inside, least = own >= 0, _highest(affinities) >> 1
+    ups, strengths = [], []
+    for (axis, step), affinity in zip(STEPS, affinities, strict=True):
+        there = _flat(height, axis, step)
+        is_up = there > own if step < 0 else there >= own
+        is_up &= inside
+        is_up &= affinity >= least
+        ups.append(is_up)
+        strengths.append(affinity * is_up)
+    strongest = _highest(strengths)
+    ranks, best = (height + 1) << CODE_BITS, np.full(own.shape, ITSELF, np.int32)
     for number, (axis, step) in enumerate(STEPS):
-        height, strength = _moved(context.height, axis, step), _affinity(context, axis, step)
-        is_up = (height > own if step < 0 else height >= own) & (strength >= least)
-        strength = np.where(is_up, (strength.astype(np.int32) << HEIGHT_BITS) | height, -1)
-        better = is_up & (strength >= best)
-        codes[better] = number + (number >= ITSELF)
-        best[better] = strength[better]
-    return codes
+        rank = _flat(ranks, axis, step) | np.int32(number + (number >= ITSELF))
+        rank *= ups[number] & (affinities[number] == strongest)
+        np.maximum(best, rank, out=best)
+    best &= (1 << CODE_BITS) - 1
+    codes = np.empty(height.shape, np.uint8)
+    _flat(codes)[:] = best
+    return np.ascontiguousarray(_inner(codes))
 
 
-def _affinity(context: BlockContext, axis: int, step: int) -> np.ndarray:
-    """Return the affinity of each inner voxel to its neighbour at `step` on `axis`."""
-    near = context.near[axis]
-    return _inner(near) if step < 0 else _moved(near, axis, step)
+def _flat(framed: np.ndarray, axis: int = 0, step: int = 0) -> np.ndarray:
+    """Return the values (voxels,) at one `step` on `axis` from the inner voxels of `framed`, and from those between.
+
+    One range takes in all rows of inner voxels, so that numpy goes through them as fast as it can.
+    """
+    strides = framed.shape[1] * framed.shape[2], framed.shape[2], 1
+    start = strides[0] + step * strides[axis]
+    return framed.reshape(-1)[start : start + framed.size - 2 * strides[0]]
+
+
+def _highest(values: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the maximum of several arrays at each place."""
+    highest = values[0].copy()
+    for other in values[1:]:
+        np.maximum(highest, other, out=highest)
+    return highest
 
 
 def _leaving(codes: np.ndarray, context: BlockContext) -> Iterator[tuple[Box, np.ndarray, int]]:
@@ -217,7 +241,7 @@ def _leaving(codes: np.ndarray, context: BlockContext) -> Iterator[tuple[Box, np
 def _roots(target: np.ndarray) -> np.ndarray:
     """Return the root of each voxel by following `target`, int32; roots lead to themselves."""
     while True:
-        farther = target[target]
+        farther = target.take(target)
         if np.array_equal(farther, target):
             return target
         target = farther
@@ -251,19 +275,17 @@ def tabulate(ids: np.ndarray, context: BlockContext) -> np.ndarray:
     table = np.zeros((num, len(COLUMNS)), np.int64)
     if not num:
         return table
-    flat = ids.ravel()
+    flat, stats = ids.ravel(), cc3d.statistics(ids, no_slice_conversion=True)
+    runs = np.flatnonzero(np.diff(flat, prepend=np.uint32(0)))[::-1]  # where one begins, or the background
     first = np.zeros(num + 1, np.int64)
-    first[flat[::-1]] = np.arange(flat.size - 1, -1, -1)  # the last assignment wins: the first voxel
+    first[flat[runs]] = runs  # the last assignment wins: the first voxel
     places = np.unravel_index(first[1:], ids.shape)
     starts = context.core.start
     offset = sum(int(a) * stride for a, stride in zip(starts, context.strides, strict=True))
-    table[:, 0] = np.bincount(flat, minlength=num + 1)[1:]
+    voxels, bounds = (stats[name][1:].astype(np.int64) for name in ("voxel_counts", "bounding_boxes"))
+    sums = np.rint(stats["centroids"][1:] * voxels[:, None]).astype(np.int64)  # float64: exact
+    table[:, 0] = voxels
     table[:, 1] = offset + sum(p * stride for p, stride in zip(places, context.strides, strict=True))
-    bounds = cc3d.statistics(ids, no_slice_conversion=True)["bounding_boxes"][1:].astype(np.int64)
-    for axis, start in enumerate(starts):
-        table[:, 2 + axis] = start + bounds[:, 2 * axis]
-        table[:, 5 + axis] = start + bounds[:, 2 * axis + 1] + 1
-        along = np.arange(ids.shape[axis]).reshape([-1 if a == axis else 1 for a in range(3)])
-        sums = np.bincount(flat, np.broadcast_to(along, ids.shape).ravel(), num + 1)[1:]
-        table[:, 8 + axis] = sums.astype(np.int64) + start * table[:, 0]
+    table[:, 2:5], table[:, 5:8] = bounds[:, ::2] + starts, bounds[:, 1::2] + starts + 1
+    table[:, 8:11] = sums + voxels[:, None] * starts
     return table
