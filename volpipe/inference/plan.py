@@ -357,9 +357,8 @@ class Plan(OutputPlan):
     @cached_property
     def _beyond(self) -> Triple:
         """Output voxels past a block's core that its sum reaches at most, in whole chunks of a block tensor."""
-        _, after = self._support
-        ends = zip(self.lattice.shift, self.lattice.stride, after, self.lattice.phase, strict=True)
-        reach = (s * t + a + p for s, t, a, p in ends)
+        lattice, (_, after) = self.lattice, self._support
+        reach = (s * t + a + p for s, t, a, p in zip(lattice.shift, lattice.stride, after, lattice.phase, strict=True))
         rest = (max(0, n - c) for n, c in zip(self.source.shape, self.blocks.cell, strict=True))
         sizes = zip(reach, rest, self.net.scale, self.sum_chunk, strict=True)
         return triple(align_up(min(r, n) * s, c) for r, n, s, c in sizes)
@@ -453,11 +452,9 @@ def _sizes(recipe: Recipe, volume: Volume, net: NetFacts, windows: tuple[Triple,
     """Return what decides the shape of blocks, but for their number; `windows` are overlap and stride."""
     return Sizes(
         volume.spatial_shape, *windows, net.scale,
-        input_chunk=triple(volume.spatial_chunks),
-        input_bytes=volume.num_channels * volume.dtype.itemsize,
+        input_chunk=triple(volume.spatial_chunks), input_bytes=volume.num_channels * volume.dtype.itemsize,
         output_bytes=net.out_channels * np.dtype(out_dtype).itemsize,
-        sum_bytes=net.out_channels * SUM_TYPE.itemsize,
-        is_blended=recipe.windows.blend != "crop",
+        sum_bytes=net.out_channels * SUM_TYPE.itemsize, is_blended=recipe.windows.blend != "crop",
         chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
     )  # fmt: skip
 
