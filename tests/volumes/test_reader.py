@@ -31,6 +31,9 @@ def test_voxels_are_read_as_czyx_whatever_the_stored_order(tmp_path: Path, order
     for c, z, y, x in np.ndindex(*read.shape):
         place = {"t": 0, "c": c, "z": z, "y": y + 1, "x": x + 2}
         assert read[c, z, y, x] == data[tuple(place[axis] for axis in order)]
+    np.testing.assert_array_equal(volume.open().read_mirrored(box, num_channels=1), read[:1])
+    if volume.num_channels > 1:
+        np.testing.assert_array_equal(volume.open().read(box, num_channels=2), read[:2])
 
 
 @pytest.fixture(scope="module")

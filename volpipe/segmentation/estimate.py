@@ -58,7 +58,7 @@ class SegmentCosts:
     Attributes:
         num_voxels: of the tried blocks.
         start_seconds: of a worker, before its first block.
-        read_seconds: per voxel, to read and decode all channels.
+        read_seconds: per voxel, to read and decode the channels that tasks read.
         fragments_seconds: per voxel of blocks with their halos.
         edges_seconds: the same, times the logarithm of a block's voxels: their pairs are sorted.
         paint_seconds: per voxel.
@@ -233,16 +233,20 @@ def _try_edge(trial: SegmentTrial, number: int, folder: Path, edge: int) -> Segm
     longest = counts.index(max(counts))
     shape = tuple(min(n, 2 * b) if a == longest else b for a, (b, n) in enumerate(zip(block, whole, strict=True)))
     volume, box = _source(trial, number, shape, place)
-    copy, read_seconds = _copied(volume, box, block, place / "in")
+    copy, read_seconds = _copied(volume, box, block, place / "in", num_channels=trial.plan.num_channels_read)
     plan = _small(trial.plan, copy, block, place / "out")
     with held(place, HELD, RunError):
         return dataclasses.replace(_try_stages(plan, place), read_seconds=read_seconds)
 
 
-def _copied(volume: Volume, box: Box, chunk: tuple[int, ...], place: Path) -> tuple[Volume, float]:
-    """Return a copy at `place` of `box` of the volume, and the seconds to read and decode one voxel."""
+def _copied(
+    volume: Volume, box: Box, chunk: tuple[int, ...], place: Path, *, num_channels: int
+) -> tuple[Volume, float]:
+    """Return a copy at `place` of `box` of the volume, and the seconds to read and decode `num_channels` of a voxel."""
+    reader = volume.open()
     with stopwatch() as reading:
-        data = volume.open().read(box)
+        reader.read(box, num_channels=num_channels)
+    data = reader.read(box)
     bounds = zip(box.start, box.stop, volume.spatial_chunks, volume.spatial_shape, strict=True)
     return write(place, data, (len(data), *chunk), "raw"), reading.seconds / math.prod(cell_voxels(*b) for b in bounds)
 

@@ -95,7 +95,7 @@ class SegmentPlan(OutputPlan):
     @property
     def reach(self) -> Shape:
         """Halo of a block in voxels (z, y, x): the context that its tasks read."""
-        if self.recipe.objects.method == "components" or self.recipe.input.kind != "affinities":
+        if self.kinds == 1:
             return self.near
         far = (max(abs(o[axis]) for o in self.recipe.input.offsets) for axis in range(3))
         return tuple(map(max, self.near, far))
@@ -105,6 +105,11 @@ class SegmentPlan(OutputPlan):
         """Halo of a block's fragments in voxels (z, y, x)."""
         objects = self.recipe.objects
         return tuple(n + 2 for n in objects.smooth) if objects.method == "watershed" else (1, 1, 1)
+
+    @property
+    def num_channels_read(self) -> int:
+        """Channels of the volume that tasks read: of affinities the nearest ones, unless a mutex needs all."""
+        return len(NEAREST) if self.recipe.input.kind == "affinities" and self.kinds == 1 else self.source.num_channels
 
     @property
     def kinds(self) -> int:
@@ -127,7 +132,7 @@ class SegmentPlan(OutputPlan):
     def task_bytes(self) -> int:
         """Upper bound of a task's memory, beside its process."""
         num_voxels = math.prod(min(b + 2 * r, n) for b, r, n in zip(self.block, self.reach, self.shape, strict=True))
-        read = self.source.num_channels * (np.dtype(self.source.dtype).itemsize + 1)
+        read = self.num_channels_read * (np.dtype(self.source.dtype).itemsize + 1)
         objects = self.recipe.objects
         work = WORK_BYTES[objects.agglomerate if objects.method == "watershed" else objects.method]
         return max(num_voxels * (read + work), self._coarse_bytes)

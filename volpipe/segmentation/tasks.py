@@ -85,7 +85,7 @@ class SegmentJob:
     def read(self, block: int) -> tuple[VoxelBox, str]:
         """Return the voxels of the volume that the tasks of `block` rest on, and their fingerprint."""
         box, reader = self.plan.input_box(block), self.plan.source.volume().open(session=self.session)
-        voxels, fingerprint = read_known(reader, box)
+        voxels, fingerprint = read_known(reader, box, num_channels=self.plan.num_channels_read)
         return VoxelBox(box, voxels), fingerprint
 
     def file(self, stage: str, block: int) -> Path:

@@ -273,7 +273,7 @@ def known_files(volume: Volume) -> FileStates:
     return once(volume.folder, ("files", volume), lambda: FileStates(volume))
 
 
-def read_known(reader: Reader, box: Box) -> tuple[np.ndarray, str]:
+def read_known(reader: Reader, box: Box, *, num_channels: int | None = None) -> tuple[np.ndarray, str]:
     """Return the voxels of `box` as `Reader.read_mirrored` does, and their fingerprint.
 
     A box whose files change meanwhile is read again. Files that are fetched tell their states themselves.
@@ -284,11 +284,12 @@ def read_known(reader: Reader, box: Box) -> tuple[np.ndarray, str]:
     volume, files = reader.volume, known_files(reader.volume)
     if reader.is_fetched:
         with noting_stamps() as stamps:
-            voxels = reader.read_mirrored(box)
+            voxels = reader.read_mirrored(box, num_channels=num_channels)
         state = files.hash_stamps(box, stamps)
         return voxels, f"{state}:{hash_voxels(voxels)}"
     voxels, state = read_still(
-        lambda: reader.read_mirrored(box), lambda: files.hash(box), f"{volume}", f" while its voxels {box} were read",
+        lambda: reader.read_mirrored(box, num_channels=num_channels), lambda: files.hash(box), f"{volume}",
+        f" while its voxels {box} were read",
         earlier=(lambda: files.hash(box, may_be_old=True)) if files.is_remote else None,
     )  # fmt: skip
     return voxels, f"{state}:{hash_voxels(voxels)}"

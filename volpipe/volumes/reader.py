@@ -308,13 +308,16 @@ class Reader:
     def __reduce__(self) -> tuple[Callable[[], Reader], tuple[()]]:
         return partial(self.volume.open, cache_bytes=self._cache_bytes, live=self._live), ()
 
-    def read(self, box: Box) -> np.ndarray:
+    def read(self, box: Box, *, num_channels: int | None = None) -> np.ndarray:
         """Return the voxels of `box` (z, y, x), which lies in the volume, as (c, z, y, x).
+
+        Args:
+            num_channels: read only so many, the first ones; None: all.
 
         Raises:
             VolumeError: the box is empty or leaves the volume, a chunk is damaged, or the array has a time axis.
         """
-        return self._canonical(self._read(self.stored_index(box)))
+        return self._canonical(self._read(self.stored_index(box, num_channels)))
 
     def is_stored(self, box: Box) -> bool:
         """Return whether some chunk that `read_mirrored` needs for `box` (z, y, x) is stored; none is read.
@@ -327,8 +330,8 @@ class Reader:
         with naming(self.volume, box, self._header.folder):
             return self._array.is_stored(index)
 
-    def stored_index(self, box: Box) -> tensorstore.Index:
-        """Return `box` (z, y, x) as an index of the stored axes."""
+    def stored_index(self, box: Box, num_channels: int | None = None) -> tensorstore.Index:
+        """Return `box` (z, y, x), of all channels or of the first `num_channels`, as an index of the stored axes."""
         volume, shape = self.volume, self.volume.spatial_shape
         if len(box.start) != 3 or box.is_empty or not Box.from_shape(shape).contains(box):
             raise VolumeError(f"{volume}: box {box} is empty or leaves the volume {shape} (z, y, x)")
@@ -338,7 +341,8 @@ class Reader:
                 i = "zyx".index(axis)
                 index.append(slice(box.start[i], box.stop[i]))
             elif axis == "c":
-                first, last = (0, n - 1) if volume.view.channel is None else (int(volume.view.channel),) * 2
+                most = n if num_channels is None else num_channels
+                first, last = (0, most - 1) if volume.view.channel is None else (int(volume.view.channel),) * 2
                 index.append(slice(first, last + 1))
             elif axis == "t" and volume.view.time is not None:
                 index.append(volume.view.time)
@@ -358,16 +362,16 @@ class Reader:
         missing = tuple(i for i, axis in enumerate("czyx") if axis not in axes)
         return np.ascontiguousarray(np.expand_dims(data, missing))
 
-    def read_mirrored(self, box: Box) -> np.ndarray:
+    def read_mirrored(self, box: Box, *, num_channels: int | None = None) -> np.ndarray:
         """Return the voxels of `box` (z, y, x) as (c, z, y, x), mirrored at the volume's faces outside of it.
 
-        Each voxel that is needed is read once, however often it is seen.
+        Each voxel that is needed is read once, however often it is seen. `num_channels` is as of `read`.
         """
         if box.is_empty:
             raise VolumeError(f"{self.volume}: box {box} is empty")
         shape = self.volume.spatial_shape
         around = mirrored(box, shape)
-        data = self.read(around)
+        data = self.read(around, num_channels=num_channels)
         for i, n in enumerate(shape):
             if (around.start[i], around.stop[i]) != (box.start[i], box.stop[i]):
                 data = data.take(mirror(box.start[i], box.stop[i], n) - around.start[i], axis=i + 1)
