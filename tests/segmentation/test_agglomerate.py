@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from arrays import renumbered
@@ -86,6 +88,17 @@ def test_a_mutex_keeps_apart_what_something_surer_forbids(few: float, monkeypatc
                 forbidden = {frozenset(here if c == there else c for c in pair) for pair in forbidden}
         found = owners(num, edges, Objects(agglomerate="mutex", threshold=0.5, far_threshold=0.5))
         np.testing.assert_array_equal(renumbered(found + 1), renumbered(owner + 1))
+
+
+@pytest.mark.parametrize("few", [0.0, 2.0])  # all at once, one by one
+def test_means_that_are_one_float_keep_their_order(few: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean of 1 and 2 is higher by 2**-60, that of 0 and 1 comes first in C order; 0 and 2 keep the third apart."""
+    monkeypatch.setattr(agglomerate_module, "FEW", few)
+    num = 2**30
+    lower, higher = (201 * (num - 1) - 1, num - 1), (201 * num - 1, num)
+    assert Fraction(*lower) < Fraction(*higher) and lower[0] / lower[1] == higher[0] / higher[1]
+    edges = Edges(np.array([[0, 1], [0, 2], [1, 2]]), np.array([lower, (0, num), higher]), np.arange(3).reshape(-1, 1))
+    assert owners(3, edges, Objects(threshold=0.6)).tolist() == [0, 1, 1]
 
 
 def test_a_chain_that_there_is_no_memory_for_is_refused() -> None:

@@ -17,7 +17,7 @@ an edge that two become has the earlier of their pairs.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,9 +27,10 @@ from volpipe.recipes.segmentation import Objects
 from volpipe.segmentation.boundary_maps import FULL
 
 NO_PAIR = np.iinfo(np.int64).max  # of voxels: an edge has none of that kind
-FEW = 0.02  # share of active nodes: below it, merging one by one is faster than all at once
+FEW = 0.01  # share of active nodes: below it, merging one by one is faster than all at once
 BATCH = 100_000  # edges between nodes that are merged one by one at a time, about: a GB has a million
 ONE_BY_ONE_BYTES = 1050  # of each; 0.85 of it was measured, 2026-11
+MOST_FLOAT = 1 << 23  # pairs of voxels of all edges: two means, up to 255, differ by 2**-44 or more, floats by 2**-45
 BITS = 31  # of a part of a mean: two means with fewer than 2**31 pairs of voxels differ in twice as many bits
 
 
@@ -50,12 +51,18 @@ class Edges:
     @classmethod
     def total(cls, pairs: np.ndarray, sums: np.ndarray, first: np.ndarray) -> Edges:
         """Return the edges of `pairs` in any order, duplicates summed, self-edges dropped."""
-        order, pairs, starts = _grouped(pairs)
+        order, pairs, starts = grouped(*pairs.T)
         return cls(pairs, _reduced(np.add, sums, order, starts), _reduced(np.minimum, first, order, starts))
 
     def __getitem__(self, chosen: np.ndarray) -> Edges:
         """Return the edges of which `chosen` (edges,), bool, is true; all of them are not copied."""
         return self if chosen.all() else self.take(np.flatnonzero(chosen))
+
+    @classmethod
+    def joined(cls, *parts: Edges) -> Edges:
+        """Return the edges of several graphs, in their order."""
+        columns = zip(*((part.pairs, part.sums, part.first) for part in parts), strict=True)
+        return cls(*map(np.concatenate, columns))
 
     def take(self, places: np.ndarray) -> Edges:
         """Return the edges at `places`, int64."""
@@ -73,18 +80,19 @@ class Edges:
         return len(self.pairs)
 
 
-def _grouped(pairs: np.ndarray, *keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the order of `pairs` by their nodes, then by `keys`; the unique pairs; and where each starts.
+def grouped(a: np.ndarray, b: np.ndarray, *keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the order of pairs of nodes `a` and `b` (pairs,) by their nodes, then by `keys`, then as they are.
 
+    Returned too are the unique pairs (n, 2), int64, the lower node first, and where each starts in that order.
     Self-edges are left out. Nodes are below 2**31.
     """
-    a, b = pairs.T
-    packed = np.minimum(a, b)
+    packed = np.minimum(a, b).astype(np.int64)
     packed <<= 32
     packed |= np.maximum(a, b)
     num_selves = np.count_nonzero(is_self := a == b)
     packed[is_self] = -1  # which come first
-    order = (np.lexsort((*reversed(keys), packed)) if keys else np.argsort(packed))[num_selves:]
+    # Most pairs follow each other in order, from which a stable sort gains.
+    order = (np.lexsort((*reversed(keys), packed)) if keys else np.argsort(packed, kind="stable"))[num_selves:]
     packed = packed[order]
     starts = np.flatnonzero(np.diff(packed, prepend=-1))
     packed = packed[starts]
@@ -102,6 +110,9 @@ def _reduced(reduce: np.ufunc, values: np.ndarray, order: np.ndarray, starts: np
     return result
 
 
+Key = Callable[[Edges], np.ndarray]
+
+
 @dataclass(frozen=True)
 class Mean:
     """Mean agglomeration: the highest mean first, while it reaches the threshold; edges to one neighbour are summed."""
@@ -116,33 +127,38 @@ class Mean:
         """Return the edges along which nodes may be merged."""
         return mean_of(edges.sums) >= self.threshold
 
-    def keys(self, edges: Edges) -> Sequence[np.ndarray]:
-        """Return the order of edges, the highest first, by the first key, then the next."""
-        total, count = edges.sums[:, 0], edges.sums[:, 1]
-        whole, rest = np.divmod(total, count)
-        high, rest = np.divmod(rest << BITS, count)
-        return (whole << BITS) | high, (rest << BITS) // count, -edges.first[:, 0]
+    @property
+    def keys(self) -> Sequence[Key]:
+        """The order of edges, the highest first, by the first key, then the next: means as floats, then exact."""
+        return _mean, lambda edges: _places(edges)[0], lambda edges: _places(edges)[1], lambda edges: -edges.first[:, 0]
 
     def merged(self, edges: Edges, owner: np.ndarray) -> Edges:
-        """Return the edges between the owners of nodes."""
-        return Edges.total(owner[edges.pairs], edges.sums, edges.first)
+        """Return the edges between the owners of nodes, in any order; those of nodes that stay alone are as they were.
+
+        Owners are in the order of their first nodes.
+        """
+        has_moved = edges.any_end(np.bincount(owner)[owner] > 1)
+        rest, moved = edges[~has_moved], edges[has_moved]
+        return Edges.joined(
+            replace(rest, pairs=owner[rest.pairs]), Edges.total(owner[moved.pairs], moved.sums, moved.first)
+        )
 
     def joined(self, edges: Edges, owner: np.ndarray, is_locked: np.ndarray) -> Edges:
         """Return the edges between the owners of nodes, of which the locked ones own themselves alone."""
-        return self.merged(edges, owner)
+        return Edges.total(owner[edges.pairs], edges.sums, edges.first)
 
     def one_by_one(self, edges: Edges, is_active: np.ndarray) -> Iterator[tuple[int, int]]:
         """Yield the pairs to be merged, of active nodes; a node whose best edge leads to another is active no more."""
-        around = _around(edges, is_active)
-        heap, is_free = [], is_active.tolist()
-        for (a, b), (total, count), (first,) in zip(*(x.tolist() for x in _columns(edges)), strict=True):
-            if total / count / FULL >= self.threshold:
-                heap.append((*_place(total, count, first), a, b))
+        around, is_free = _around(edges, is_active), is_active.tolist()
+        place = _exact if edges.sums[:, 1].sum() >= MOST_FLOAT else _rounded
+        live = edges[self.is_live(edges)]
+        columns = zip(*(column.tolist() for column in _columns(live)), strict=True)
+        heap = [(*place(total, count, first), a, b) for a, b, total, count, first in columns]
         heapq.heapify(heap)
         while heap:
             mean, first, a, b = heapq.heappop(heap)
             known = around.get(a, {}).get(b) or around.get(b, {}).get(a)
-            if known is None or _place(*known) != (mean, first):
+            if known is None or place(*known) != (mean, first):
                 continue  # stale: one of the two was merged, or their edge changed
             if not (is_free[a] and is_free[b]):
                 is_free[a] = is_free[b] = False
@@ -152,41 +168,62 @@ class Mean:
             for c in _absorb(around, keep, drop):
                 total, count, first = around[keep][c]
                 if total / count / FULL >= self.threshold:
-                    heapq.heappush(heap, (*_place(total, count, first), keep, c))
+                    heapq.heappush(heap, (*place(total, count, first), keep, c))
 
 
 Around = dict[int, dict[int, tuple[int, int, int]]]
 
 
-def _columns(edges: Edges) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return edges.pairs, edges.sums[:, :2], edges.first[:, :1]
+def _columns(edges: Edges) -> tuple[np.ndarray, ...]:
+    """Return both nodes, sum and number of the nearest affinities, and first pair of each edge."""
+    return *edges.pairs.T, *edges.sums[:, :2].T, edges.first[:, 0]
 
 
-def _place(total: int, count: int, first: int) -> tuple[int, int]:
+def _mean(edges: Edges) -> np.ndarray:
+    """Return the mean of the nearest affinities of each edge, as far as a float tells it: never in another order."""
+    return np.asarray(edges.sums[:, 0] / edges.sums[:, 1])
+
+
+def _places(edges: Edges) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean of the nearest affinities of each edge, in two parts of which the first counts more."""
+    total, count = edges.sums[:, 0], edges.sums[:, 1]
+    whole, rest = np.divmod(total, count)
+    high, rest = np.divmod(rest << BITS, count)
+    return (whole << BITS) | high, (rest << BITS) // count
+
+
+def _exact(total: int, count: int, first: int) -> tuple[float, int]:
     """Return the place of an edge in the order of `Mean.keys`, the best first."""
     return -((total << 2 * BITS) // count), first
+
+
+def _rounded(total: int, count: int, first: int) -> tuple[float, int]:
+    """Return the same for fewer than `MOST_FLOAT` pairs of voxels, of which two means never round to one float."""
+    return -total / count, first
 
 
 def _around(edges: Edges, is_active: np.ndarray) -> Around:
     """Return the edges of each active node."""
     around: Around = {node: {} for node in np.flatnonzero(is_active).tolist()}
-    for (a, b), (total, count), (first,) in zip(*(x.tolist() for x in _columns(edges)), strict=True):
+    first, second, *columns = (column.tolist() for column in _columns(edges))
+    for a, b, edge in zip(first, second, zip(*columns, strict=True), strict=True):
         for here, there in ((a, b), (b, a)):
             if here in around:
-                around[here][there] = total, count, first
+                around[here][there] = edge
     return around
 
 
 def _absorb(around: Around, keep: int, drop: int) -> Iterator[int]:
     """Merge `drop` into `keep`, and yield the neighbours whose edges changed."""
-    del around[keep][drop], around[drop][keep]
-    for c, (total, count, first) in around.pop(drop).items():
-        before = around[keep].get(c, (0, 0, NO_PAIR))
-        edge = before[0] + total, before[1] + count, min(before[2], first)
-        around[keep][c] = edge
-        if c in around:
-            del around[c][drop]
-            around[c][keep] = edge
+    own = around[keep]
+    del own[drop], around[drop][keep]
+    for c, edge in around.pop(drop).items():
+        if before := own.get(c):
+            edge = before[0] + edge[0], before[1] + edge[1], min(before[2], edge[2])
+        own[c] = edge
+        if beyond := around.get(c):
+            del beyond[drop]
+            beyond[keep] = edge
         yield c
 
 
@@ -213,9 +250,10 @@ class Mutex:
         """Return the edges along which nodes may be merged."""
         return np.asarray(edges.sums[:, 1] > 0)
 
-    def keys(self, edges: Edges) -> Sequence[np.ndarray]:
-        """Return the order of edges, the highest first, by the first key, then the next."""
-        return self._pulls(edges), -edges.first[:, 0]
+    @property
+    def keys(self) -> Sequence[Key]:
+        """The order of edges, the highest first, by the first key, then the next."""
+        return self._pulls, lambda edges: -edges.first[:, 0]
 
     def merged(self, edges: Edges, owner: np.ndarray) -> Edges:
         """Return the edges between the owners of nodes, none of which is open."""
@@ -284,7 +322,7 @@ class Mutex:
         """Return pairs, sums and first pairs of the best edge of a `kind` between any two owners."""
         edges = edges[edges.sums[:, 2 * kind + 1] > 0]
         weight = self._pushes(edges) if kind else self._pulls(edges)
-        order, pairs, starts = _grouped(owner[edges.pairs], -weight, edges.first[:, kind])
+        order, pairs, starts = grouped(*owner[edges.pairs].T, -weight, edges.first[:, kind])
         best = edges.take(order[starts])
         sums, first = np.zeros_like(best.sums), np.full_like(best.first, NO_PAIR)
         sums[:, 2 * kind : 2 * kind + 2] = best.sums[:, 2 * kind : 2 * kind + 2]
@@ -431,12 +469,15 @@ def _mutual(edges: Edges, rule: Rule, is_active: np.ndarray) -> tuple[np.ndarray
 def _best_edges(num: int, edges: Edges, rule: Rule) -> np.ndarray:
     """Return the best edge of each of `num` nodes, -1 where it has none."""
     nodes, edge = edges.pairs.T.ravel(), np.tile(np.arange(len(edges)), 2)
-    for key in rule.keys(edges):
-        lowest = -np.inf if key.dtype.kind == "f" else np.iinfo(key.dtype).min
-        highest = np.full(num, lowest, key.dtype)
-        np.maximum.at(highest, nodes, key[edge])
-        best = key[edge] == highest[nodes]
+    own, place = edges, edge
+    for key in rule.keys:
+        values = key(own)[place]
+        lowest = -np.inf if values.dtype.kind == "f" else np.iinfo(values.dtype).min
+        highest = np.full(num, lowest, values.dtype)
+        np.maximum.at(highest, nodes, values)
+        best = values == highest[nodes]
         nodes, edge = nodes[best], edge[best]
+        own, place = edges.take(edge), np.arange(len(edge))
     result = np.full(num, -1)
     result[nodes] = edge
     return result

@@ -36,7 +36,7 @@ from volpipe.inference.pyramid import coarse_voxels
 from volpipe.recipes.segmentation import NEAREST
 from volpipe.runs.updates import SEEN, SHARDS, Number, TakesBack, Updated
 from volpipe.runs.worker import Seen, Written, kept_entries
-from volpipe.segmentation.agglomerate import NO_PAIR, Edges
+from volpipe.segmentation.agglomerate import NO_PAIR, Edges, grouped
 from volpipe.segmentation.boundary_maps import VoxelBox, nearest_affinities, read_probabilities
 from volpipe.segmentation.fragments import COLUMNS, find_fragments
 from volpipe.segmentation.plan import SegmentPlan, load_segment_plan
@@ -301,7 +301,7 @@ class Neighbourhood:
     Attributes:
         block, own: its number and its box.
         box: the block with its halo, clipped to the volume.
-        ids: (z, y, x), int64, of `box`; 0 is background.
+        ids: (z, y, x), uint32, of `box`; 0 is background.
         blocks: numbers of the blocks in `box`, ascending; `bases[i]` is the offset of the ids of `blocks[i]`.
     """
 
@@ -317,13 +317,14 @@ class Neighbourhood:
     def load(cls, job: SegmentJob, block: int) -> Neighbourhood:
         plan = job.plan
         own, box = plan.blocks.box(block), plan.around(block)
-        ids = open_writer(job.path / IDS, "").read(box).astype(np.int64)
+        ids = open_writer(job.path / IDS, "").read(box)
         blocks, bases, base = list(plan.blocks.touching(box)), [], 0
         for number in blocks:
             part = ids[(plan.blocks.box(number) & box).relative_to(box.start).slices]
             bases.append(base)
             num = int(part.max(initial=0))
-            part[part > 0] += base
+            if base:
+                part += (part > 0) * np.uint32(base)
             base += num
         return cls(job, block, own, box, ids, np.array(blocks), np.array(bases))
 
@@ -360,12 +361,15 @@ class Neighbourhood:
     def _between(self, channel: int, offset: Offset, probabilities: np.ndarray, kind: int) -> Edges:
         """Return the edges of the block's voxels to those at `offset`, as of `edge_sums`."""
         here = self.own & self.job.plan.box.shift(tuple(-o for o in offset))
-        data = probabilities[here.relative_to(self.own.start).slices]
-        first = self.ids[here.relative_to(self.box.start).slices]
-        second = self.ids[here.shift(offset).relative_to(self.box.start).slices]
-        apart = (first != second) & (first > 0) & (second > 0)
-        edges, places = edge_sums(first[apart], second[apart], data[apart], self.job.plan.kinds, kind)
-        at = np.unravel_index(np.flatnonzero(apart)[places], here.shape)
+        data = probabilities[here.relative_to(self.own.start).slices].reshape(-1)
+        first = self.ids[here.relative_to(self.box.start).slices].reshape(-1)
+        second = self.ids[here.shift(offset).relative_to(self.box.start).slices].reshape(-1)
+        is_pair = first != second
+        is_pair &= first > 0
+        is_pair &= second > 0
+        pairs = np.flatnonzero(is_pair)
+        edges, places = edge_sums(first.take(pairs), second.take(pairs), data.take(pairs), self.job.plan.kinds, kind)
+        at = np.unravel_index(pairs[places], here.shape)
         voxel = np.ravel_multi_index([p + a for p, a in zip(at, here.start, strict=True)], self.job.plan.shape)
         edges.first[:, kind] = voxel * max(len(NEAREST), len(self.job.plan.recipe.input.offsets)) + channel
         return edges
@@ -375,13 +379,12 @@ def edge_sums(
     first: np.ndarray, second: np.ndarray, probabilities: np.ndarray, kinds: int, kind: int
 ) -> tuple[Edges, np.ndarray]:
     """Return the edges of pairs of voxels (n,), and the first pair of each; `probabilities` are of one `kind`."""
-    low, high = np.minimum(first, second), np.maximum(first, second)
-    span = int(high.max(initial=0)) + 1
-    keys, places, number = np.unique(low * span + high, return_index=True, return_inverse=True)
-    sums, pairs = np.zeros((len(keys), 2 * kinds), np.int64), np.full((len(keys), kinds), NO_PAIR)
-    sums[:, 2 * kind] = np.bincount(number, probabilities, len(keys)).astype(np.int64)
-    sums[:, 2 * kind + 1] = np.bincount(number, minlength=len(keys))
-    return Edges(np.stack([keys // span, keys % span], axis=1), sums, pairs), places
+    order, pairs, starts = grouped(first, second)
+    sums, none = np.zeros((len(pairs), 2 * kinds), np.int64), np.full((len(pairs), kinds), NO_PAIR)
+    if len(pairs):
+        sums[:, 2 * kind] = np.add.reduceat(probabilities.take(order), starts, dtype=np.int64)
+        sums[:, 2 * kind + 1] = np.diff(starts, append=len(order))
+    return Edges(pairs, sums, none), order[starts]
 
 
 def save(path: Path, *, is_kept: bool = True, **arrays: np.ndarray) -> None:
