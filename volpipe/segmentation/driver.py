@@ -334,7 +334,9 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     def _create_output(self) -> None:
         if self._has_grown:
             grow_output(self.plan)
-        create_output(self.plan, origin(self.plan))
+        if self.feed is not None:  # other work has written it by now
+            self.inputs["volume"] = identify(self.plan.source.volume())
+        create_output(self.plan, origin(self.plan, self.inputs["volume"].fingerprint))
 
     def _note_painted(self) -> None:
         """Tell the task of the graph which labels are painted, by their digests in the journal."""

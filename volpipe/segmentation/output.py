@@ -12,7 +12,6 @@ import volpipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.provenance import Origin, parse_origin, read_provenance, versions
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.volumes.identity import fingerprint
 
 RECIPE_KEY = "labelling"  # of attributes: a run's is "recipe"
 PACKAGES = (
@@ -21,13 +20,16 @@ PACKAGES = (
 )
 
 
-def origin(plan: SegmentPlan) -> dict[str, object]:
-    """Return the provenance attributes of the output, the same in every segmentation by its recipe."""
+def origin(plan: SegmentPlan, fingerprint: str) -> dict[str, object]:
+    """Return the provenance attributes of the output, the same in every segmentation by its recipe.
+
+    `fingerprint` is that of the volume.
+    """
     source = plan.source.model_dump(include={"path", "key", "shape", "dtype", "view"})
     return {
         "version": volpipe.__version__,
         RECIPE_KEY: plan.recipe.model_dump(mode="json"),
-        "input": source | {"fingerprint": fingerprint(plan.source.volume())},
+        "input": source | {"fingerprint": fingerprint},
         **versions(PACKAGES),
     }
 
