@@ -14,7 +14,10 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from benchmarks import history, main, report  # noqa: E402  # from scripts, which is not installed
 from benchmarks.comparisons.default import AROUND, middle  # noqa: E402
+from benchmarks.engine import recorded, scaling, whole_runs  # noqa: E402
 from benchmarks.row import Measured, Outcome, Row, Setting  # noqa: E402
+
+from volpipe.inference.output import create_output  # noqa: E402
 
 
 def values(*values: float) -> Row:
@@ -103,3 +106,19 @@ def test_the_cube_that_programs_are_compared_in_lies_in_the_volume_with_all_that
     assert min(seen.start) >= 0
     assert max(seen.stop) <= side
     assert [seen.stop[axis] - middle(shape).stop[axis] for axis in range(3)] == [AROUND] * 3
+
+
+def test_a_simulated_task_takes_a_recorded_time_scaled_to_the_wanted_mean(tmp_path: Path) -> None:
+    """The times of a run are shares of the mean of its blocks; two simulations draw the same ones."""
+    runs = json.loads(recorded.FILE.read_text())["seconds"].values()
+    known = [5 * s / (sum(run["infer"]) / len(run["infer"])) for run in runs for s in run["infer"]]
+    assert sum(known) / len(known) == pytest.approx(5)
+    draws = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        plan = whole_runs.planned(tmp_path / name, 20)
+        create_output(plan, {})  # stand-ins write to it
+        tasks = scaling.Tasks(plan, 4, 5.0)
+        draws.append([tasks.task("infer", [block])[1] for block in range(20)])
+    assert draws[0] == draws[1]
+    assert all(min(abs(seconds - other) for other in known) < 1e-9 for seconds in draws[0])

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.engine.recorded import shares
 from benchmarks.engine.whole_runs import StandIns, planned
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import in_process
@@ -38,13 +39,14 @@ from volpipe.volumes.storage.paths import locate
 from volpipe.workflow.driver import execute
 
 TASKS_EACH = 20  # of a worker
-SPREAD = 0.1  # of the times of tasks about their mean, as their logarithms have it
-OTHERS = 0.05  # seconds of tasks of stages without a net, by those of a block
 DRIVER_SECONDS = 0.002  # that the driver takes for a task, twice what `engine` measures
 
 
 class Tasks(StandIns):
-    """Stand-ins whose tasks take about `seconds` for each block, and the same times whenever they are made anew."""
+    """Stand-ins whose tasks take `seconds` for each block in the mean, and the same times whenever they are made anew.
+
+    Times are recorded ones (recorded), drawn at random and scaled to that mean.
+    """
 
     def __init__(self, plan: Plan, num_workers: int, seconds: float) -> None:
         super().__init__(plan, num_workers)
@@ -52,9 +54,10 @@ class Tasks(StandIns):
 
     def task(self, app: str, units: Sequence[int], *others: Any) -> tuple[Record[Any], float]:
         """Return the record of a task, and the seconds that it takes; those for each of its units differ."""
-        mean = 0.0 if app in ("rehearse", "discard") else self._seconds * (1.0 if app == "infer" else OTHERS)
-        seconds = mean * self._rng.lognormal(0.0, SPREAD, len(units))
-        return self._record(app, tuple(units), *others), float(seconds.sum())
+        seconds = 0.0
+        if app in shares():  # others are tried blocks, which these runs have no time for
+            seconds = self._seconds * float(self._rng.choice(shares()[app], len(units)).sum())
+        return self._record(app, tuple(units), *others), seconds
 
 
 class Clocked(Tasks, Observer):
@@ -177,12 +180,12 @@ def _taken(setting: Setting, way: str, num_workers: int, seconds: float) -> Outc
 ROWS = [
     Row(
         "scaling-loop", "share of time that the loop's choices lose, 64 workers", 0.05, 0.04, measure_clocked,
-        why="tasks of 5 s ± 10 % on a clock of their own, 20 blocks for each worker; start and end left out",
+        why="recorded times, of 5 s in the mean, on a clock of their own, 20 blocks a worker; start and end left out",
         is_quick=True,
     ),
     Row(
         "scaling", "share of time that 64 workers lose between tasks of 5 s", 0.05, 0.04, measure,
-        why="64 processes of Parsl on this machine, which sleep for 5 s ± 10 %, 20 blocks each; start and end left out",
+        why="64 processes of Parsl on this machine, which sleep for such times, 20 blocks a worker; ends left out",
     ),
 ]  # fmt: skip
 
