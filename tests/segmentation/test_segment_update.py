@@ -228,12 +228,13 @@ def test_a_journal_without_fingerprints_computes_everything(source: Path) -> Non
 
 
 def test_a_damaged_fragment_is_not_painted(source: Path) -> None:
-    """Read as zeros it would be background; the labels of all blocks change as those of the first vanish."""
+    """Read as zeros it would be background. A new object in the first block changes the labels of all others."""
     made(source, SMALL, update=True)
     lost = source.with_name("l.zarr.run") / "ids.zarr" / "c" / "1" / "2" / "3"
     lost.unlink()
     voxels = zarr.open_array(source)[...]
-    voxels[:, :8, :8, :8] = 0
+    voxels[:, :5, :5, :5] = 0
+    voxels[:, 1:4, 1:4, 1:4] = 255
     write(source, voxels)
     plan = plan_segmentation(str(source), SMALL, source.with_name("l.zarr"), source.parent)
     with contextlib.suppress(RunError):
