@@ -28,6 +28,7 @@ def executor(label: str, workers: int, threads: int, accelerators: Sequence[str]
         block_error_handler=False,
         heartbeat_period=2,
         heartbeat_threshold=10,
+        shares_files=True,  # so that they need not wait for it
         node_directory=os.environ.get("VOLPIPE_NODE_DIRECTORY"),  # keeps chunks of an input that is slow to fetch
         provider=LocalProvider(
             init_blocks=1,

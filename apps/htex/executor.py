@@ -65,6 +65,8 @@ class ResilientExecutor(HighThroughputExecutor):
         failed_blocks: after as many blocks in a row that failed, the executor is given up.
         longest_task: seconds; blocks take no task any more when what is left of their walltime is less, and end.
         start_seconds: of a block's walltime that pass before its workers are ready, and after they are done.
+        shares_files: whether workers are on this machine and see the driver's files by the same paths: then they import
+            what they need while the interchange starts, and read its port in a file.
         node_directory: on each node's own disk, where workers keep chunks of the input; it may hold variables that the
             shell of a block knows.
 
@@ -80,6 +82,7 @@ class ResilientExecutor(HighThroughputExecutor):
         failed_blocks: int = FAILED_BLOCKS,
         longest_task: float | None = None,
         start_seconds: float = START_SECONDS,
+        shares_files: bool = False,
         node_directory: str | None = None,
         **arguments: Any,  # Any: those of Parsl's executor
     ) -> None:
@@ -107,7 +110,7 @@ class ResilientExecutor(HighThroughputExecutor):
         has_nets = label.partition("_")[0] != "cpu"
         chosen["launch_cmd"] = launch_command(has_nets=has_nets, given=accelerators or ())
         chosen |= arguments
-        self._is_near = isinstance(provider, LocalProvider) and are_installed()
+        self._shares_files = shares_files and are_installed()
         # Other launchers change the command; those for pods have none.
         self._is_shell = isinstance(getattr(provider, "launcher", SIMPLE), SimpleLauncher)
         if self._is_shell:
@@ -178,8 +181,8 @@ class ResilientExecutor(HighThroughputExecutor):
         return str(super()._get_launch_command(block_id))
 
     def _know_port(self) -> None:
-        """Ask the interchange for the port of workers; those of this machine start meanwhile, and read it in a file."""
-        if not self._is_near:
+        """Ask the interchange for the port of workers; those that share our files start meanwhile."""
+        if not self._shares_files:
             self.worker_port = self.command_client.run("WORKER_BINDS", timeout_s=LISTEN_SECONDS)
             return
         place = port_file(Path(self.run_dir, self.label).absolute())

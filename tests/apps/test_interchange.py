@@ -29,7 +29,7 @@ from volpipe.apps import pool
 from volpipe.apps.htex import executor as executor_module
 from volpipe.apps.htex.executor import ResilientExecutor, translate_error
 from volpipe.apps.htex.lean_imports import PACKAGES
-from volpipe.apps.htex.processes import INTERCHANGE, WORKER, WORKERS, port_file, with_port
+from volpipe.apps.htex.processes import INTERCHANGE, WORKER, WORKERS, with_port
 from volpipe.apps.htex.watch import Watch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, WorkerLost
 
@@ -144,23 +144,23 @@ def test_a_lost_worker_and_a_lost_manager_come_back_as_our_own_errors(
     assert str(translate_error(error)).endswith("no longer answers, or its job has ended")
 
 
-@pytest.mark.parametrize("is_near", [True, False])
-def test_an_interchange_is_waited_for_by_blocks_elsewhere_alone(
-    tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch, is_near: bool
+@pytest.mark.parametrize("shares_files", [True, False])
+def test_an_interchange_is_waited_for_by_blocks_that_share_no_files(
+    tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch, shares_files: bool
 ) -> None:
     """Those of several executors start side by side, and workers of this machine beside them."""
     slow = tmp_path / INTERCHANGE
     slow.write_text(f"#!/bin/sh\nsleep 3\nexec {Path(sys.executable).parent}/{INTERCHANGE}\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
-    monkeypatch.setattr(executor, "_is_near", is_near)
+    monkeypatch.setattr(executor, "_shares_files", shares_files)
     executor.run_dir = str(tmp_path)
     began = time.monotonic()
     executor.start()
     try:
         assert time.monotonic() - began < 2
         argument = re.search(r"--port=\S+", executor._get_launch_command("0"))
-        assert (time.monotonic() - began < 2) == is_near
+        assert (time.monotonic() - began < 2) == shares_files
         assert argument is not None
         told = with_port(argument[0])
         assert time.monotonic() - began > 3
@@ -381,13 +381,12 @@ def test_a_pool_that_was_registering_when_its_interchange_died_ends(
         executor.scale_out_facade(1)
         wait_until((tmp_path / "reached").exists, 60)
         time.sleep(2 * executor.heartbeat_period)  # the guard has seen the port as well
-        port = port_file(tmp_path / executor.label).read_text()
         psutil.Process(executor.interchange_proc.pid).kill()
         executor.interchange_proc.wait(5)
         (tmp_path / "go on").touch()
         wait_until(lambda: not processes_in(tmp_path), 60)
         (said,) = tmp_path.glob("*.err")
-        assert f"no driver listens at 127.0.0.1 port {port} any more" in said.read_text()
+        assert f"no driver listens at 127.0.0.1 port {executor.worker_port} any more" in said.read_text()
     finally:
         executor.provider.cancel(list(executor.blocks_to_job_id.values()))
         executor.shutdown()

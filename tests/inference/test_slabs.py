@@ -161,9 +161,9 @@ def test_every_voxel_of_a_block_is_read_once(
 ) -> None:
     seen, plain = Counter[int](), Reader.read
 
-    def read(reader: Reader, box: Box) -> np.ndarray:
+    def read(reader: Reader, box: Box, **named: int | None) -> np.ndarray:
         seen.update(range(box.start[0] // 16, -(-box.stop[0] // 16)))  # chunks along z
-        return plain(reader, box)
+        return plain(reader, box, **named)
 
     with slabs_of(1):
         plan = laid_out(tmp_path, (96, 48, 48), *one_block(blend))

@@ -176,8 +176,8 @@ class Changing:
         self.num_reads = 0
         read = Reader.read_mirrored
 
-        def changing(reader: Reader, box: Box) -> np.ndarray:
-            voxels = read(reader, box)
+        def changing(reader: Reader, box: Box, **named: int | None) -> np.ndarray:
+            voxels = read(reader, box, **named)
             self.num_reads += 1
             if self.num_reads <= times:
                 edit(volume, Box((0, 0, 0), (1, 1, 1)), seed=self.num_reads)

@@ -208,9 +208,9 @@ def boxes_read(monkeypatch: pytest.MonkeyPatch) -> list[Box]:
     boxes: list[Box] = []
     read = Reader.read_mirrored
 
-    def counted(reader: Reader, box: Box) -> np.ndarray:
+    def counted(reader: Reader, box: Box, **named: int | None) -> np.ndarray:
         boxes.append(box)
-        return read(reader, box)
+        return read(reader, box, **named)
 
     monkeypatch.setattr(Reader, "read_mirrored", counted)
     return boxes
