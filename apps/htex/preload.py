@@ -11,7 +11,6 @@ from volpipe.apps.htex.lean_imports import PACKAGES, import_without
 from volpipe.apps.htex.processes import WORKER, be_known_as
 
 import_without(PACKAGES, "parsl.executors.high_throughput.process_worker_pool")
-gc.collect()
 gc.enable()
 gc.freeze()  # else the first collection of each worker writes to all that it shares with the others
 # Where this process dies, its workers are taken for dead and others do their tasks: so they are.

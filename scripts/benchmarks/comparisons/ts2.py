@@ -19,6 +19,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def peer_seconds(setting: Setting, name: str, location: Path) -> float:
     remove(labels.with_suffix(""))
     command = [sys.executable, "-P", str(PROGRAM), name, str(location / "s0"), str(labels), str(os.cpu_count())]
     env = os.environ | {"PYTHONPATH": str(folder)}
-    ended = subprocess.run(command, capture_output=True, text=True, env=env, cwd=setting.scratch, check=False)
+    with tempfile.TemporaryDirectory(dir=setting.scratch) as own:  # volara notes there which blocks are done
+        ended = subprocess.run(command, capture_output=True, text=True, env=env, cwd=own, check=False)
     if ended.returncode:
         raise RuntimeError(f"{name} ended with {ended.returncode}: {ended.stderr}")
     return float(json.loads(ended.stdout.splitlines()[-1])["seconds"])
