@@ -138,10 +138,9 @@ def starting(name: str, folder: Path, *, fresh: bool = False) -> Iterator[Site]:
     executors = getattr(config, "executors", ())
     site = Site(name, start, capacity_of(executors))
     is_near = bool(executors) and all(isinstance(e, ResilientExecutor) and _is_local(e) for e in executors)
-    if fresh or not is_near or folder.parent.exists() or not folder.parent.parent.is_dir():
+    if fresh or not is_near or folder.parent.exists() or not _made(folder):
         yield site
         return
-    folder.mkdir(mode=0o750, parents=True)
     with ExitStack() as stack:
         stack.callback(_remove_unused, folder)
         begun = [stack.enter_context(start_pool(config))]
@@ -154,6 +153,16 @@ def starting(name: str, folder: Path, *, fresh: bool = False) -> Iterator[Site]:
             return _closing(stack.pop_all(), begun.pop())
 
         yield dataclasses.replace(site, start=take)
+
+
+def _made(folder: Path) -> bool:
+    """Return whether `folder` could be made, and that of the run around it; the run says why not."""
+    try:
+        folder.parent.mkdir(mode=0o750)
+        folder.mkdir(mode=0o750)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -71,7 +71,8 @@ def test_nothing_is_begun_where_a_run_is_there_or_its_folder_cannot_be_or_is_cle
     tmp_path: Path, pools: list[str]
 ) -> None:
     (tmp_path / "old.zarr.run").mkdir()
-    places = {"old.zarr.run": False, "missing/out.zarr.run": False, "out.zarr.run": True}
+    (tmp_path / "file").touch()
+    places = {"old.zarr.run": False, "missing/out.zarr.run": False, "file/out.zarr.run": False, "out.zarr.run": True}
     for place, fresh in places.items():
         with starting("local", tmp_path / place / "parsl", fresh=fresh):
             assert pools == []
