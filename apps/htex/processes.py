@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import runpy
 import shutil
@@ -67,8 +68,24 @@ def workers() -> None:
         forkserver.ensure_running()
         import_without(PACKAGES, "parsl.multiprocessing")
         sys.modules["parsl.multiprocessing"].__dict__["SpawnContext"] = context
+    probe_apart()
     sys.argv[1:] = map(with_port, sys.argv[1:])
     runpy.run_module("parsl.executors.high_throughput.process_worker_pool", run_name="__main__", alter_sys=True)
+
+
+def probe_apart() -> None:
+    """Let a pool look for its interchange by another name than the one that it then connects by (Parsl 2026.10.26).
+
+    An interchange that does not know yet that the first connection is gone ignores a second one of the same name, and
+    the pool waits for its answer without end: seen once, on a machine with much to do (2026-11-25).
+    """
+    probe = importlib.import_module("parsl.executors.high_throughput.probe")
+    find = probe.probe_addresses
+
+    def find_apart(*arguments: object, identity: bytes, **options: object) -> object:
+        return find(*arguments, identity=identity + b"-probe", **options)
+
+    probe.__dict__["probe_addresses"] = find_apart
 
 
 def port_file(folder: Path) -> Path:

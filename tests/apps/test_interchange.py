@@ -17,6 +17,7 @@ from pathlib import Path
 import parsl
 import psutil
 import pytest
+import zmq
 from command import is_pool, processes_in, wait_until
 from conftest import TEST_PATH
 from local_executors import ARGUMENTS, local_provider
@@ -24,12 +25,13 @@ from parsl.config import Config
 from parsl.dataflow.dflow import DataFlowKernel
 from parsl.executors.errors import BadStateException
 from parsl.executors.high_throughput import errors as lost
+from parsl.executors.high_throughput import probe
 
 from volpipe.apps import pool
 from volpipe.apps.htex import executor as executor_module
 from volpipe.apps.htex.executor import ResilientExecutor, translate_error
 from volpipe.apps.htex.lean_imports import PACKAGES
-from volpipe.apps.htex.processes import INTERCHANGE, WORKER, WORKERS, with_port
+from volpipe.apps.htex.processes import INTERCHANGE, WORKER, WORKERS, probe_apart, with_port
 from volpipe.apps.htex.watch import Watch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, WorkerLost
 
@@ -169,6 +171,25 @@ def test_an_interchange_is_waited_for_by_blocks_that_share_no_files(
     finally:
         executor.shutdown()
         executor.incoming_q.close()
+
+
+def test_a_pool_looks_for_its_interchange_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second connection of one name is ignored until the first is known to be gone."""
+    monkeypatch.setattr(probe, "probe_addresses", probe.probe_addresses)  # as it was, in the end
+    names: list[bytes] = []
+
+    def answer() -> None:
+        names.append(interchange.recv_multipart()[0])
+        interchange.send_multipart([names[0], b""])
+
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as interchange:
+        url = f"tcp://127.0.0.1:{interchange.bind_to_random_port('tcp://127.0.0.1')}"
+        answering = threading.Thread(target=answer)
+        answering.start()
+        probe_apart()
+        assert probe.probe_addresses(context, {url}, timeout_ms=10_000, identity=b"mine") == url
+        answering.join()
+    assert names == [b"mine-probe"]
 
 
 def test_a_pool_waits_for_its_port_as_long_as_there_is_a_driver(tmp_path: Path) -> None:
