@@ -14,7 +14,8 @@ from scipy.sparse import coo_array, csgraph
 from volpipe.errors import PlanError
 from volpipe.recipes.segmentation import Objects
 from volpipe.segmentation import agglomerate as agglomerate_module
-from volpipe.segmentation.agglomerate import Edges, agglomerate, connected_components, rule_of
+from volpipe.segmentation.agglomerate import agglomerate, connected_components, rule_of
+from volpipe.segmentation.edges import Edges
 
 SHAPES = st.tuples(*[st.integers(1, 13)] * 3)
 BLOCKS = st.tuples(*[st.sampled_from([4, 6, 8, 14])] * 3)

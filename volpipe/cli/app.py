@@ -192,10 +192,8 @@ def run(
     """Run a net, or a recipe's stages, over VOLUME; run the same command again to continue an interrupted run."""
     with interruptible():
         asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
-        if asked.has_stages and only is not None:
-            raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
-        if asked.has_stages and follow is not None:
-            raise VolpipeError("--follow is for one net; leave it out, and give --update when the volume has changed")
+        if asked.has_stages:
+            workflow.check_options(only, follow)
         from volpipe.apps.pool import starting
 
         with starting(config, asked.folder.parsl, fresh=fresh) as site, showing() as show:

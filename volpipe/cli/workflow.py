@@ -16,6 +16,7 @@ from volpipe.display.console import columns, err, out, tell_report
 from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.display.reports import print_missing
 from volpipe.display.scores import score_table
+from volpipe.errors import VolpipeError
 from volpipe.units import bounded, count, duration, size
 
 if TYPE_CHECKING:
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
     from volpipe.workflow.execute import FlowReport, StageReport
     from volpipe.workflow.plan import FlowPlan
     from volpipe.workflow.stages import ResourceNeeds, StageCost, StagePlan
+
+
+def check_options(only: str | None, follow: float | None) -> None:
+    """Refuse for stages what `volpipe run` has for one net alone.
+
+    Raises:
+        VolpipeError: saying what to do instead.
+    """
+    if only is not None:
+        raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
+    if follow is not None:
+        raise VolpipeError("--follow is for one net; leave it out, and give --update when the volume has changed")
 
 
 def run(

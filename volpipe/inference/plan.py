@@ -414,12 +414,10 @@ def make_plan(
     moves = in_slabs and recipe.windows.block == "auto"
     sized = replace(
         _sizes(recipe, volume, net, (overlap, stride), out_dtype),
-        region=roi if moves else None,
-        num_workers=num_workers,
+        region=roi if moves else None, num_workers=num_workers, most_voxels=sizes.block_voxels,
         is_sparse=mask is not None or recipe.input.empty is not None,
-        most_voxels=sizes.block_voxels,
         small_voxels=0 if isinstance(out, Path) else SMALL_IN_BUCKET,
-    )
+    )  # fmt: skip
     block = choose_block(recipe.windows.block, sized, in_slabs=in_slabs)
     shard = choose_shard(recipe.output, sized.core(block))
     return Plan(

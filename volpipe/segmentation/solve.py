@@ -17,16 +17,9 @@ import numpy as np
 
 from volpipe.geometry.grid import Box, Shape
 from volpipe.recipes.segmentation import Objects
-from volpipe.segmentation.agglomerate import (
-    BATCH,
-    NO_PAIR,
-    ONE_BY_ONE_BYTES,
-    Edges,
-    agglomerate,
-    connected_components,
-    rule_of,
-)
+from volpipe.segmentation.agglomerate import BATCH, ONE_BY_ONE_BYTES, agglomerate, connected_components, rule_of
 from volpipe.segmentation.boxes import border
+from volpipe.segmentation.edges import NO_PAIR, Edges
 
 FIRST = 1  # column of a table: number of the first voxel
 LEAST, MOST = (FIRST, 2, 3, 4), (5, 6, 7)

@@ -36,8 +36,8 @@ from volpipe.inference.pyramid import coarse_voxels
 from volpipe.recipes.segmentation import NEAREST
 from volpipe.runs.updates import SEEN, SHARDS, Number, TakesBack, Updated
 from volpipe.runs.worker import Seen, Written, kept_entries
-from volpipe.segmentation.agglomerate import NO_PAIR, Edges, grouped
 from volpipe.segmentation.boundary_maps import VoxelBox, nearest_affinities, read_probabilities
+from volpipe.segmentation.edges import NO_PAIR, Edges, grouped
 from volpipe.segmentation.fragments import COLUMNS, find_fragments
 from volpipe.segmentation.plan import SegmentPlan, load_segment_plan
 from volpipe.volumes.file_states import hash_voxels, read_known

@@ -68,7 +68,7 @@ class GrowingFile(Growing):
             file.writelines(pieces)
 
     def settle(self) -> None:
-        pass
+        """Do nothing: all pieces are in the file."""
 
     def reorder(self, spans: Sequence[tuple[int, int]]) -> None:
         """Keep the bytes of `spans`, first byte and number, alone and in their order."""
