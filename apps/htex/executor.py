@@ -7,7 +7,6 @@ test_parsl_blocks.py look whether it is so.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
 import threading
@@ -190,9 +189,13 @@ class ResilientExecutor(HighThroughputExecutor):
         threading.Thread(target=self._tell_port, args=[place], name="volpipe-port", daemon=True).start()
 
     def _tell_port(self, place: Path) -> None:
-        with contextlib.suppress(lost.CommandClientBadError, lost.CommandClientTimeoutError, zmq.ZMQError):  # has ended
+        """Write the port to `place`; without it workers would wait as long as this process is there."""
+        try:
             port = self.command_client.run("WORKER_BINDS", timeout_s=LISTEN_SECONDS)
             atomic_write(place, str(port).encode())
+        except Exception as error:  # a disk that is full, or no interchange
+            if not self._is_closed:
+                self.set_bad_state_and_fail_all(error)
 
     def scale_out_facade(self, n: int) -> list[str]:
         """Start up to `n` blocks and return their numbers; after a refusal none, until it is time to ask again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -168,6 +169,29 @@ def test_an_interchange_is_waited_for_by_blocks_that_share_no_files(
         assert time.monotonic() - began > 3
         assert f"Bound to port {told.removeprefix('--port=')} " in (tmp_path / "mine" / "interchange.log").read_text()
         assert executor.connected_managers() == []
+    finally:
+        executor.shutdown()
+        executor.incoming_q.close()
+
+
+def test_an_executor_whose_workers_cannot_be_told_their_port_is_given_up(
+    tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait for it as long as the driver is there, and the driver for them."""
+
+    def full(place: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(executor_module, "atomic_write", full)
+    monkeypatch.setattr(executor, "_shares_files", True)
+    executor.run_dir = str(tmp_path)
+    executor.start()
+    try:
+        executor._get_launch_command("0")
+        wait_until(lambda: executor.bad_state_is_set, 60)
+        trouble = Watch([executor])
+        with pytest.raises(RunStopped, match=r"executor mine was given up: .*No space left on device"):
+            trouble.check()
     finally:
         executor.shutdown()
         executor.incoming_q.close()
