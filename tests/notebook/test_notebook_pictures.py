@@ -136,6 +136,7 @@ def test_an_image_of_one_value_is_drawn_black() -> None:
 
 
 def test_no_figure_is_left_open_and_no_style_changed(volume: vp.Volume) -> None:
+    pyplot.close("all")  # those of pages of the docs that ran in this process before
     with matplotlib.rc_context({"figure.facecolor": "black", "savefig.bbox": "tight", "text.color": "white"}):
         styled = vp.try_net("identity", volume, size=8).png()
         assert matplotlib.rcParams["figure.facecolor"] == "black"
