@@ -18,6 +18,7 @@ from trainings import make_folder
 from volumes import noise, windowed, write_volume
 
 import volpipe as vp
+from volpipe.api.outputs import find_page
 from volpipe.blockwise.stage import Stage
 from volpipe.evaluation.driver import evaluation_parts
 from volpipe.evaluation.evaluate import plan_evaluation
@@ -35,7 +36,6 @@ from volpipe.training.pictures import curves
 from volpipe.training.search.pictures import trial_items
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import execute
-from volpipe.workflow.pages import find_page
 
 
 @pytest.fixture(scope="module")

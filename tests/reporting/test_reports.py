@@ -24,6 +24,7 @@ from trainings import make_folder
 from volumes import noise, write_volume
 
 import volpipe as vp
+from volpipe.api.outputs import find_page
 from volpipe.errors import RunError
 from volpipe.reporting import render
 from volpipe.reporting.page import REPORT, Chart, Draft, Facts, Item, Note, Sheet
@@ -32,7 +33,6 @@ from volpipe.runs.presence import COMMAND
 from volpipe.runs.work import HeldWork
 from volpipe.units import brief, size
 from volpipe.workflow.driver import RunWork
-from volpipe.workflow.pages import find_page
 
 
 @pytest.fixture(scope="module")

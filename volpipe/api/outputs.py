@@ -9,16 +9,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from volpipe.blockwise.stage import Schedule
 from volpipe.errors import RunError
-from volpipe.reporting.page import REPORT
+from volpipe.evaluation.driver import EVALUATION_FILE, evaluation_parts
+from volpipe.reporting.page import REPORT, Page
 from volpipe.reporting.render import write_page
+from volpipe.runs.pages import Taken, page_of
 from volpipe.runs.provenance import Origin, command_of, read_origin, to_toml
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import Difference, Recomputed, Verdict
 from volpipe.segmentation.output import read_label_origin
+from volpipe.training.driver import TrainingWork
+from volpipe.training.search.grid import SWEEP_FILE
+from volpipe.training.search.optuna import STUDY
+from volpipe.training.search.pages import trials_page
+from volpipe.training.task import Training
 from volpipe.volumes.storage import paths
-from volpipe.workflow.entries import find_entries, find_work
-from volpipe.workflow.pages import find_page
+from volpipe.volumes.storage.metadata import read_json
+from volpipe.workflow.batch_table import find_batch
+from volpipe.workflow.entries import FLOW_FILE, find_entries, find_work
+from volpipe.workflow.pages import batch_page, flow_page
 from volpipe.workflow.status import Status, find_status
 
 
@@ -161,3 +171,42 @@ def _refuse_stages(output: str | Path, verb: str) -> None:
     if entries:
         outs = ", ".join(entry.out for entry in entries)
         raise RunError(f"{output} holds the stages of a recipe; name the output of one to {verb}: {outs}")
+
+
+def find_page(output: str) -> tuple[Page, Path]:
+    """Return the report of `output`, or of what is made in the folder of that name, and the folder that it belongs to.
+
+    Raises:
+        RunError: nobody began anything there, or what is stored cannot be understood.
+    """
+    if (batch := find_batch(output)) is not None:
+        return batch_page(RunFolder(batch)), batch
+    if find_entries(output) is not None:
+        is_folder = (Path(output) / FLOW_FILE).is_file()
+        stages = RunFolder(Path(output).absolute()) if is_folder else RunFolder.for_stages(paths.locate(output))
+        return flow_page(stages, output.removesuffix(".run") if is_folder else output), stages.path
+    folder = RunFolder(Path(output).absolute())
+    training = Training.load(folder.path)
+    if training is not None:
+        return TrainingWork(folder=folder, training=training).page(), folder.path
+    if any((folder.path / name).is_file() for name in (SWEEP_FILE, STUDY)):
+        return trials_page(folder), folder.path
+    return _page_of_run(output)
+
+
+def _page_of_run(output: str) -> tuple[Page, Path]:
+    folder = RunFolder(RunFolder.find(output).path.absolute())
+    work = find_work(folder)
+    if work is not None:
+        return work.page(), folder.path
+    described = read_json(folder.path / EVALUATION_FILE)
+    if described is None:
+        raise RunError(
+            f"there is nothing to report of {output}: {folder.path} holds no plan; name the output of a run, a "
+            "segmentation or a flow, the folder of a training, or a batch"
+        )
+    scores = folder.path.with_name(folder.path.name.removesuffix(".run"))
+    tree = read_json(scores) if scores.is_file() else None
+    taken = Taken.read(folder, Schedule(), [folder.journal])
+    is_complete = bool((tree or {}).get("scores"))
+    return page_of(folder, taken, evaluation_parts(described, tree), is_complete=is_complete), folder.path

@@ -31,6 +31,7 @@ from volpipe.inference.plan import Plan, load_plan
 from volpipe.volumes.storage.paths import whole_file
 from volpipe.volumes.volume import Volume
 
+SELECTION_FILE = "wanted.npy"  # in the folder of a run
 Range = tuple[int, int]  # half-open; empty where it does not ascend
 
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from volpipe.blockwise.work import observing
 from volpipe.errors import NOTICE, VolpipeError
-from volpipe.monitoring.metrics import Metrics
 from volpipe.monitoring.targets import Port, check_file, parse_target
 from volpipe.volumes.storage.paths import whole_file
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+    from volpipe.monitoring.metrics import Metrics
 
 PERIOD = 5.0  # seconds between two writings of a file
 ASK_PERIOD = 2.0  # between two looks at the workers
@@ -52,6 +53,8 @@ def monitored(target: str | int | Path | None, command: str, recipe: object = No
     if target is None:
         yield
         return
+    from volpipe.monitoring.metrics import Metrics  # knows works of every kind: most of what a run would import
+
     with exposed(parse_target(str(target)), Metrics(command, name_of(recipe))):
         yield
 

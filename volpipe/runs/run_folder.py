@@ -18,8 +18,7 @@ from typing import TypeVar
 from volpipe.errors import RunError
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.inference.plan import Plan
-from volpipe.inference.selection import Selection, read_selection
-from volpipe.runs.worker import SELECTION_FILE
+from volpipe.inference.selection import SELECTION_FILE, Selection, read_selection
 from volpipe.volumes.storage.lock import LOCK_FILE, held
 from volpipe.volumes.storage.paths import Location, atomic_write, delete, locate, partial_files
 

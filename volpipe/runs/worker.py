@@ -27,7 +27,7 @@ from volpipe.inference.intensity import Affine, Tally
 from volpipe.inference.output import shards_behind
 from volpipe.inference.plan import Plan, load_plan
 from volpipe.inference.scratch import PARTS, Tensors
-from volpipe.inference.selection import Selection, load_due, load_selection, scanned_boxes
+from volpipe.inference.selection import SELECTION_FILE, Selection, load_due, load_selection, scanned_boxes
 from volpipe.inference.selection import scan as scan_block
 from volpipe.inference.statistics import Statistics, is_finite, join
 from volpipe.inference.statistics import measure as measure_voxels
@@ -42,7 +42,7 @@ from volpipe.volumes.volume import AS_STORED, View, Volume, open_volume
 V = TypeVar("V")
 
 READ_LAYERS = 64  # voxels along z that a measuring task reads at least
-SELECTION_FILE, DUE_FILE = "wanted.npy", "due.npy"
+DUE_FILE = "due.npy"
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,13 @@ from volpipe.errors import RemoteError, RunError
 from volpipe.evaluation.driver import EVALUATION_FILE
 from volpipe.geometry.grid import Triple, triple
 from volpipe.inference.plan import Plan
-from volpipe.inference.selection import Selection
+from volpipe.inference.selection import SELECTION_FILE, Selection
 from volpipe.recipes.training import LOSSES
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.update import compare
 from volpipe.runs.work import JournalAccount, file_mark
-from volpipe.runs.worker import SELECTION_FILE
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.segmentation.update import compare as compare_segmentation
