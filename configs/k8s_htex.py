@@ -46,7 +46,7 @@ class Settings:
     secrets: list[str] = field(default_factory=list)  # whose keys are variables, such as AWS_ACCESS_KEY_ID
     max_pods: int = 4  # of each kind
     hours: float = 24.0  # that a pod may run; another takes its place
-    longest_task: float = 900.0  # seconds; a pod takes no more tasks when it has less time left
+    longest_task: float = 1440.0  # seconds; a pod takes no more tasks when it has less time left
     pending_minutes: float = 30.0  # that a pod may wait for a node
     uid: int | None = None  # of the workers; without, the driver's own, which must not be root
     pull_secrets: list[str] = field(default_factory=list)  # for the image

@@ -49,7 +49,7 @@ def config(run_dir: str) -> Config:
         max_workers_per_node=1,  # one per GPU
         available_accelerators=1,
         failed_blocks=20,  # evictions are no failures, but nodes of many owners break in many ways
-        longest_task=900,  # seconds; a pod takes no more tasks when it has less time left
+        longest_task=1440,  # seconds; a pod takes no more tasks when it has less time left
         node_directory=settings.node_directory,
         worker_logdir_root="/tmp/volpipe",  # a pod's user may write there
         provider=PodProvider(

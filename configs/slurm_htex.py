@@ -22,7 +22,7 @@ class Jobs:
     max_jobs: int = 4  # of each kind at a time
     array: bool = False  # whether jobs that are needed at the same time are submitted as one array
     walltime: str = "04:00:00"  # of a job, HH:MM:SS
-    longest_task: int = 900  # seconds; a job that has less left starts no task any more, and ends
+    longest_task: int = 1440  # seconds; a job that has less left starts no task any more, and ends
     start_seconds: int = 60  # from a job's start until its workers are there
     cores: int = 8  # of a job
     mem_gb: int = 32  # of a job

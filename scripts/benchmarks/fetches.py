@@ -94,7 +94,7 @@ ROWS = [
     Row(
         "plan-fetches",
         "fetches of an input chunk, planned for 2048³",
-        1.4,
+        1.3,
         1.3,
         planned,
         why="the default recipe, N5 in chunks of 64³, two workers of 6 GiB, whose windows have a core of 128³; beside, "

@@ -128,13 +128,13 @@ def block_seconds(plan: Plan, known: NetSpeeds, num_forms: int = 1) -> float:
     [(1, [], 1), (4, [], 1), (1, ["infer.augment=flips"], 8), (1, ["windows.blend=hann"], 1)],
 )
 @pytest.mark.parametrize("worker_bytes", [None, 64 * GIB])
-def test_a_large_block_takes_a_core_eight_minutes_at_most(
+def test_a_large_block_takes_a_core_twelve_minutes_at_most(
     monkeypatch: pytest.MonkeyPatch, factor: float, settings: list[str], num_forms: int, worker_bytes: float | None
 ) -> None:
     known = slower(factor)
     monkeypatch.setattr(window_choice, "known_speeds", lambda *arguments: known)
     plan = chosen(worker_bytes, shape=HUGE, settings=settings)
-    assert plan.has_slabs and 75 < block_seconds(plan, known, num_forms) <= 450
+    assert plan.has_slabs and 75 < block_seconds(plan, known, num_forms) <= 720
 
 
 def test_where_nobody_knows_how_long_a_block_takes_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:

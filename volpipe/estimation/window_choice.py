@@ -28,7 +28,7 @@ from volpipe.units import shape, size
 
 WORTH_MEASURING = 400**3  # voxels that are computed; fewer take a minute or so, and are not worth ten seconds
 MEASURE_SECONDS = 4.0  # of calls of the net, in each layout and precision; and to compare two precisions
-TASK_SECONDS = 450.0  # of a core for a block, as measured; the sites of clusters give a task twice as long
+TASK_SECONDS = 720.0  # of a core for a block, as measured; the sites of clusters give a task twice as long
 NOTABLE = 1.03  # times as fast: less is no reason for larger windows, or to speak of
 WORTH_ROUNDING = 1.2  # times as fast: less is no reason to speak of another precision
 

@@ -29,8 +29,8 @@ BLOCKS_PER_WORKER = 4  # fewer leave workers idle at the end
 SPARSE_FACTOR = 8  # as many more blocks where nobody knows yet how few are left of them
 SUMS_FACTOR = 2  # as many more where each worker may have the sum of its whole block in scratch
 USUAL_WORKERS = 16  # where nobody says how many there are
-LARGEST_VOXELS = 3 << 28  # of a block that is computed slab by slab, 3 s to 3 min of a GPU with a shipped net
-LARGEST_SLABS = 448 << 20  # bytes of a worker's slabs, two of the input and two of the output
+LARGEST_VOXELS = 1 << 30  # of a block that is computed slab by slab, 4 s to 4 min of a GPU with a shipped net
+LARGEST_SLABS = 400 << 20  # bytes of a worker's slabs, two of the input and two of the output
 # Output voxels whose blocks stay small where shards go to a bucket, 1,290³: of 1024³, over 20 ms and 200 MB/s, 512
 # small ones took 11.1 to 13.8 s, 8 large ones 16.1 and 18.5 (2026-11-25).
 SMALL_IN_BUCKET = 1 << 31
