@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.row import Outcome, Row, Setting
+from volpipe.blockwise.usage import peak_bytes
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Shape
 from volpipe.recipes.segmentation import SegmentRecipe
@@ -140,7 +140,7 @@ def _do(call: tuple[str, SegmentJob, int]) -> tuple[float, int]:
     record = getattr(graph, name)(job, [unit])
     if record.failed:
         raise RunError(record.failed[0][1])
-    return time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return time.process_time() - began, peak_bytes()
 
 
 def solved(folder: Path, blocks: Shape, num_workers: int = 1, *, on_stage: Callable[[str], object] = str) -> Took:
