@@ -109,7 +109,7 @@ class ResilientExecutor(HighThroughputExecutor):
         has_nets = label.partition("_")[0] != "cpu"
         chosen["launch_cmd"] = launch_command(has_nets=has_nets, given=accelerators or ())
         chosen |= arguments
-        self._shares_files = shares_files and are_installed()
+        self.shares_files = shares_files and are_installed()
         # Other launchers change the command; those for pods have none.
         self._is_shell = isinstance(getattr(provider, "launcher", SIMPLE), SimpleLauncher)
         if self._is_shell:
@@ -181,7 +181,7 @@ class ResilientExecutor(HighThroughputExecutor):
 
     def _know_port(self) -> None:
         """Ask the interchange for the port of workers; those that share our files start meanwhile."""
-        if not self._shares_files:
+        if not self.shares_files:
             self.worker_port = self.command_client.run("WORKER_BINDS", timeout_s=LISTEN_SECONDS)
             return
         place = port_file(Path(self.run_dir, self.label).absolute())

@@ -156,7 +156,7 @@ def test_an_interchange_is_waited_for_by_blocks_that_share_no_files(
     slow.write_text(f"#!/bin/sh\nsleep 3\nexec {Path(sys.executable).parent}/{INTERCHANGE}\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
-    monkeypatch.setattr(executor, "_shares_files", shares_files)
+    monkeypatch.setattr(executor, "shares_files", shares_files)
     executor.run_dir = str(tmp_path)
     began = time.monotonic()
     executor.start()
@@ -183,7 +183,7 @@ def test_an_executor_whose_workers_cannot_be_told_their_port_is_given_up(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(executor_module, "atomic_write", full)
-    monkeypatch.setattr(executor, "_shares_files", True)
+    monkeypatch.setattr(executor, "shares_files", True)
     executor.run_dir = str(tmp_path)
     executor.start()
     try:

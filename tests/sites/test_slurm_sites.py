@@ -52,7 +52,7 @@ def test_slurm_asks_for_what_its_file_and_the_environment_say(
     assert (gpu.label, gpu.provider.partition, pool._num_workers(gpu)) == ("gpu", "b", 4 * 7)
     assert (cpu.provider.gpus_per_node, gpu.provider.gpus_per_node) == (None, 4)
     assert "CUDA_VISIBLE_DEVICES" in gpu.launch_cmd
-    assert cpu.drain_period == gpu.drain_period == 4 * 3600 - 60 - 900
+    assert cpu.drain_period == gpu.drain_period == 4 * 3600 - 60 - 1440
     assert "--no-requeue" in cpu.provider.scheduler_options
     assert cpu.address == gpu.address == "10.0.0.1"
 

@@ -106,7 +106,7 @@ def test_k8s_htex_asks_for_what_it_is_told(cluster: Cluster, tmp_path: Path, mon
     found = executors("k8s_htex", tmp_path)
     assert {label: pool._num_workers(executor) for label, executor in found.items()} == {"cpu": 18, "gpu": 6}
     assert found["gpu"].encrypted
-    assert found["gpu"].drain_period == 2 * 3600 - 60 - 900
+    assert found["gpu"].drain_period == 2 * 3600 - 60 - 1440
     assert pool._worker_bytes(found["gpu"]) == 12 * 2**30
     spec = manifest_of(found["gpu"], cluster)["spec"]
     (container,) = spec["containers"]
