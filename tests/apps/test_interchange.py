@@ -216,6 +216,12 @@ def test_a_pool_looks_for_its_interchange_by_another_name(monkeypatch: pytest.Mo
     assert names == [b"mine-probe"]
 
 
+def test_a_pool_registers_without_the_packages_that_are_installed_here(
+    kernel: DataFlowKernel, executor: ResilientExecutor
+) -> None:
+    assert [*executor.connected_managers_packages().values()] == [{}]
+
+
 def test_a_pool_waits_for_its_port_as_long_as_there_is_a_driver(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as driver:
         driver.wait()
