@@ -38,6 +38,7 @@ ROWS = [
         1024.0,
         measure,
         unit="MiB",
-        why="identity, default windows and blocks, with pyramid; 768³ where sizes are short",
+        why="identity, default windows and blocks, with pyramid; a GiB is what a worker may take beside its net; 768³ "
+        "where sizes are short",
     )
 ]

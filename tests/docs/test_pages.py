@@ -34,15 +34,18 @@ def test_every_block_is_run_or_says_why_not(path: Path) -> None:
     assert not faults_of(path.read_text(encoding="utf-8"))
 
 
-def run_and_compare(path: Path, folder: Path, *, is_long: bool) -> None:
+def difference(path: Path, folder: Path, *, is_long: bool) -> str:
+    """Return where a page shows something else than its blocks print, "" for nowhere; a block that fails raises."""
     if "slurm" in fixtures_of(path.read_text()) and (missing := lacking()):
         pytest.skip(f"no {', '.join(missing)} here; `make test` installs them where it may")
     page = run_page(path, folder, is_long=is_long)
     if os.environ.get(WRITE):
         rewrite(page)
-    elif page.texts:
-        block, printed = page.texts[0]
-        raise page.error(block, f"shows\n{block.text}\nbut this is printed (scripts/pages writes it):\n{printed}")
+        return ""
+    if not page.texts:
+        return ""
+    block, printed = page.texts[0]
+    return str(page.error(block, f"shows\n{block.text}\nbut this is printed (scripts/pages writes it):\n{printed}"))
 
 
 @pytest.fixture
@@ -54,14 +57,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", RUN_PAGES)
 def test_every_block_of_a_page_runs(path: Path, folder: Path) -> None:
-    run_and_compare(path, folder, is_long=False)
+    assert difference(path, folder, is_long=False) == ""
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("path", RUN_PAGES)
 def test_every_block_of_a_page_runs_in_processes_of_its_own(path: Path, folder: Path) -> None:
-    run_and_compare(path, folder, is_long=True)
+    assert difference(path, folder, is_long=True) == ""
+
+
+@pytest.mark.parametrize(("shown", "found"), [("cells", ""), ("nuclei", "page.md:1: shows\n$ echo cells\nnuclei\n")])
+def test_a_page_that_shows_what_is_not_printed_is_named_with_its_line(tmp_path: Path, shown: str, found: str) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(f"```console\n$ echo cells\n{shown}\n```\n")
+    told = difference(path, tmp_path / "page", is_long=False)
+    assert (told == "") == (found == "") and told.startswith(found)
 
 
 def kind_of(block: Block) -> str:

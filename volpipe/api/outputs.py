@@ -1,4 +1,4 @@
-"""Outputs: how far they are, whether they are what their run wrote, and how to make them again.
+"""Outputs: how far they are, whether they are what their run wrote, their reports, and how to make them again.
 
 Not here: the comparing and what outputs say of themselves (runs, segmentation, workflow), or printing (cli).
 """
