@@ -9,6 +9,8 @@ import dataclasses
 import logging
 import os
 import re
+import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +40,7 @@ from volpipe.apps.htex.executor import ResilientExecutor, translate_error
 from volpipe.apps.htex.watch import Watch, cancel_blocks
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
-from volpipe.blockwise.pool import Capacity, Site, Start, WorkerPool, followed
+from volpipe.blockwise.pool import Capacity, Gpu, Site, Start, WorkerPool, followed
 from volpipe.sites.find import find_site, name_user, try_site
 from volpipe.volumes.node_cache import VARIABLE
 from volpipe.volumes.storage.metadata import memory_bytes
@@ -50,6 +52,7 @@ LABELS = ("cpu", "gpu")
 LOOPBACK = "127.0.0.1"
 LOCAL_SHARE = 0.5  # of this machine's memory, by which windows are chosen: it has other work too
 UNKNOWN_SLOTS = 8  # workers assumed of an executor that does not say
+SMI_SECONDS = 20  # that NVIDIA's driver may take to answer
 CLEANUP_SECONDS = 60.0  # Parsl's takes 1 s here and 30 s for pods that ignore TERM; with a dead interchange it hangs
 
 
@@ -197,7 +200,7 @@ def capacity_of(executors: Sequence[ParslExecutor]) -> Capacity:
     known = [worker_bytes(executor) for executor in for_nets]
     num_workers = sum(map(_num_workers, for_nets))
     least = None if None in known else min(filter(None, known), default=None)
-    return Capacity(least, num_workers, bool(for_nets) and all(map(_has_gpu, for_nets)))
+    return Capacity(least, num_workers, bool(for_nets) and all(map(_has_gpu, for_nets)), _gpu_of(for_nets))
 
 
 def _is_local(executor: ParslExecutor) -> bool:
@@ -295,6 +298,23 @@ def _worker_threads(executors: Sequence[ParslExecutor]) -> int | None:
 def _has_gpu(executor: ParslExecutor) -> bool:
     """Return whether nets of its workers are on a GPU: each has one by the site, or all are here and torch sees one."""
     return bool(getattr(executor, "available_accelerators", None)) or (_is_local(executor) and _sees_gpu())
+
+
+def _gpu_of(executors: Sequence[ParslExecutor]) -> Gpu | None:
+    """Return the kind of GPU that each worker has to itself, on this machine; None for several kinds, or none."""
+    given = [getattr(e, "available_accelerators", None) if _is_local(e) else None for e in executors]
+    names = [name for each in given for name in each or ()]
+    if not names or not all(given) or shutil.which("nvidia-smi") is None:
+        return None
+    query = "--query-gpu=mig.mode.current,memory.total,name"
+    command = ["nvidia-smi", f"--id={','.join(names)}", query, "--format=csv,noheader,nounits"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True)
+        (kind,) = set(asked.stdout.splitlines())
+        parts, mebibytes, name = kind.split(", ", 2)
+        return None if parts == "Enabled" else Gpu(name, int(mebibytes) << 20)  # of a part, nothing is said
+    except (OSError, subprocess.SubprocessError, ValueError):  # several kinds, or a driver of other words
+        return None
 
 
 def _sees_gpu(devices: Path = Path("/dev")) -> bool:

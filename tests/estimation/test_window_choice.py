@@ -11,11 +11,17 @@ import pytest
 from plans import facts, volume
 from volumes import noise, write_volume
 
-from volpipe.blockwise.pool import Capacity
+from volpipe.blockwise.pool import Capacity, Gpu
 from volpipe.estimation import window_choice
-from volpipe.estimation.memory import memory_bytes
+from volpipe.estimation.memory import gpu_bytes, memory_bytes
 from volpipe.estimation.window_choice import _difference, fastest_plan
-from volpipe.estimation.window_search import arithmetics_here, measured_speeds, processor
+from volpipe.estimation.window_search import (
+    arithmetics_here,
+    measure_speeds_on_gpu,
+    measured_speeds,
+    processor,
+    windows_to_try,
+)
 from volpipe.geometry.grid import Triple
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import NetSizes, Plan, make_plan
@@ -67,8 +73,9 @@ def chosen(
     shape: Triple = LARGE,
     net: NetFacts = NET,
     on_gpu: bool = False,
+    gpu: Gpu | None = None,
 ) -> Plan:
-    capacity = Capacity(None if worker_bytes is None else int(worker_bytes), num_workers, on_gpu)
+    capacity = Capacity(None if worker_bytes is None else int(worker_bytes), num_workers, on_gpu, gpu)
     make = partial(make_plan, load_recipe(Path("none"), settings), volume(shape), net, out=Path("/data/out.zarr"))
     return fastest_plan(lambda sizes: make(sizes=sizes), capacity)
 
@@ -257,7 +264,8 @@ def test_a_net_whose_code_is_known_is_compared_once(tmp_path: Path, monkeypatch:
     (tmp_path / "mine.py").write_text("def net():\n    pass\n")
     asked = []
 
-    def measure(choice: NetChoice, normalise: Normalise, net: NetFacts, folder: str) -> Difference:
+    def measure(choice: NetChoice, normalise: Normalise, net: NetFacts, folder: str, *, device: str) -> Difference:
+        assert device == "cpu"
         asked.append(net.weights_sha256)
         return Difference(normalise=normalise, relative=0.002, levels=1, share=0.13)
 
@@ -353,7 +361,8 @@ def test_a_small_volume_is_not_worth_measuring_and_a_large_one_is_measured_once(
     (tmp_path / "mine.py").write_text("def net():\n    pass\n")
     asked = []
 
-    def measure(choice: NetChoice, net: NetFacts, folder: str, *, most_seconds: float) -> NetSpeeds | None:
+    def measure(choice: NetChoice, net: NetFacts, folder: str, *, most_seconds: float, gpu: str) -> NetSpeeds | None:
+        assert not gpu
         asked.append(choice.name)
         return speeds() if len(asked) == 1 else None
 
@@ -385,3 +394,105 @@ def test_windows_of_a_users_net_are_timed_by_processes_that_do_not_run_the_users
         assert all(speed.seconds < 4 for speed in each.windows)
     assert keep_speeds(choice, str(tmp_path), result)
     assert known_speeds(choice, str(tmp_path), result.processor) == result
+
+
+H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * GIB)
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Forget what is known, and let GPUs give `speeds`; return the names of those that were asked."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    names: list[str] = []
+
+    def measure(choice: NetChoice, net: NetFacts, folder: str, *, most_seconds: float, gpu: str) -> NetSpeeds:
+        names.append(gpu)
+        return speeds().model_copy(update={"processor": gpu})
+
+    monkeypatch.setattr(window_choice, "measured_speeds", measure)
+    return names
+
+
+def test_windows_on_a_gpu_are_those_that_it_was_fastest_with_in_its_own_memory(measured: list[str]) -> None:
+    for _ in range(2):  # with little of this machine's memory, in which the net is not
+        plan = chosen(2 * GIB, 1, on_gpu=True, gpu=H100, shape=HUGE)
+        assert (plan.window, plan.channels_last) == ((144, 144, 144), True)
+        assert "times as fast as windows of 80 × 80 × 80" in plan.sizes_note
+    assert measured == [H100.name]  # once
+    small = Gpu("Tesla M60", 3 * GIB)
+    plan = chosen(64 * GIB, 1, on_gpu=True, gpu=small, shape=HUGE)
+    assert measured == [H100.name, small.name]
+    assert math.prod(plan.window) < 144**3
+    assert gpu_bytes(plan, speeds()) <= small.num_bytes
+    assert "a GPU, for which this site has 3.0 GiB" in plan.sizes_note
+    tiny = chosen(0.4 * GIB, 1, on_gpu=True, gpu=H100, shape=HUGE)  # too little memory beside the GPU for any
+    assert (tiny.window, tiny.sizes_note) == ((80, 80, 80), "")
+
+
+def test_on_a_gpu_less_is_not_worth_measuring_and_speeds_of_a_core_choose_nothing(measured: list[str]) -> None:
+    plan = chosen(on_gpu=True, gpu=H100, shape=(700, 700, 700))
+    assert (plan.window, plan.sizes_note, measured) == ((80, 80, 80), "", [])
+
+
+def test_bfloat16_on_a_gpu_is_taken_as_its_own_measurements_are(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_choice, "has_bfloat16", lambda: False)  # of the processor beside it
+    monkeypatch.setattr(window_choice, "_difference", _difference)
+    asked = []
+
+    def measure(choice: NetChoice, normalise: Normalise, net: NetFacts, folder: str, *, device: str) -> Difference:
+        asked.append(device)
+        return Difference(normalise=normalise, relative=0.002, levels=1, share=0.13)
+
+    monkeypatch.setattr(window_choice, "measured_difference", measure)
+    plan = chosen(on_gpu=True, gpu=H100, shape=HUGE, settings=[AUTO])
+    assert (plan.precision, asked) == ("bfloat16", ["cuda"])
+
+
+@pytest.mark.parametrize("gpu", [None, H100])
+@pytest.mark.parametrize(("factor", "most"), [(1.0, 7200.0), (40.0, 7200.0), (None, None)])
+def test_a_block_on_a_gpu_that_nobody_timed_is_no_longer_than_a_slow_one_may_take(
+    gpu: Gpu | None, factor: float | None, most: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = None if factor is None else slower(factor)
+    monkeypatch.setattr(window_choice, "known_speeds", lambda *arguments: known)
+    monkeypatch.setattr(window_choice, "measured_speeds", lambda *arguments, **more: None)
+    plan = chosen(on_gpu=True, gpu=gpu, shape=HUGE)
+    assert plan.has_slabs
+    if known is None or most is None:
+        assert math.prod(plan.shard) <= 512**3
+    else:
+        assert block_seconds(plan, known) <= most  # of a core, which is a tenth of the slowest GPU
+
+
+def test_windows_are_timed_on_a_device_in_the_memory_that_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    waits, peak = [], 1000
+
+    def held() -> int:
+        return 10 << 20
+
+    def highest() -> int:
+        if len(waits) > 12:  # the fourth window
+            raise torch.OutOfMemoryError
+        return (10 << 20) + peak * len(waits)
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", held)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", highest)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
+    choice = NetChoice(name="superres", untrained=True)
+    net = describe(choice).model_copy(update={"window": (28, 28, 28)})
+    result = measure_speeds_on_gpu(choice, net, H100.name, device="cpu")
+    assert result.processor == H100.name
+    assert [tuple(each.arithmetic) for each in result.speeds] == [
+        (layout, precision) for precision in ("float32", "bfloat16") for layout in (False, True)
+    ]
+    first, *others = result.speeds
+    tried = windows_to_try(net, net.halo)[:3]
+    assert [speed.window for speed in first.windows] == tried
+    assert not any(other.windows for other in others)  # of which none fits any more
+    calls = range(4, 13, 4)
+    assert first.bytes_per_voxel == max(peak * num / math.prod(w) for num, w in zip(calls, tried, strict=True))

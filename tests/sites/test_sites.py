@@ -8,7 +8,7 @@ import pwd
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ from volpipe.apps import pool
 from volpipe.apps.htex.executor import ResilientExecutor
 from volpipe.apps.pool import on_site
 from volpipe.blockwise.journal import Record, read_records
-from volpipe.blockwise.pool import Capacity
+from volpipe.blockwise.pool import Capacity, Gpu
 from volpipe.errors import SiteError
 from volpipe.runs import worker
 from volpipe.runs.worker import RESULTS
@@ -135,10 +135,16 @@ def test_stages_run_on_the_executors_of_their_label(
     assert set().union(*threads_of.values()) == cpu
 
 
-def htex(label: str, workers: int | None, *, max_blocks: int = 1, nodes: int = 1) -> HighThroughputExecutor:
-    provider = LocalProvider(max_blocks=max_blocks, nodes_per_block=nodes)
+def htex(
+    label: str, workers: int | None, *, max_blocks: int = 1, nodes: int = 1, gpus: Sequence[str] = ()
+) -> HighThroughputExecutor:
     return HighThroughputExecutor(
-        label=label, address="127.0.0.1", max_workers_per_node=workers, provider=provider, encrypted=False
+        label=label,
+        address="127.0.0.1",
+        max_workers_per_node=workers,
+        available_accelerators=gpus,
+        provider=LocalProvider(max_blocks=max_blocks, nodes_per_block=nodes),
+        encrypted=False,
     )
 
 
@@ -390,3 +396,32 @@ def test_a_cluster_gives_the_memory_that_is_asked_of_it(tmp_path: Path, monkeypa
         monkeypatch.setenv(f"VOLPIPE_SLURM_{key.upper()}", value)
     capacity = pool.capacity_at("slurm_single", tmp_path)
     assert capacity == Capacity(4 * 10**9, 32, on_gpu=False)
+
+
+NAME = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize(
+    ("listed", "code", "expected"),
+    [
+        (f"Disabled, 81559, {NAME}\\n", 0, Gpu(NAME, 81559 << 20)),
+        ("[N/A], 16384, Tesla, P100\\n[N/A], 16384, Tesla, P100\\n", 0, Gpu("Tesla, P100", 16 << 30)),
+        (f"Disabled, 81559, {NAME}\\nDisabled, 40960, NVIDIA A100\\n", 0, None),
+        (f"Enabled, 81559, {NAME}\\n", 0, None),
+        ("0\\n", 0, None),
+        ("", 9, None),
+        (None, 0, None),
+    ],
+)
+def test_the_kind_of_a_machines_gpus_is_what_their_driver_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None, code: int, expected: Gpu | None
+) -> None:
+    put_smi(tmp_path, monkeypatch, listed, code, None)
+    gpus = htex("gpu", 2, gpus=["0", "GPU-ab"])
+    assert pool._gpu_of([gpus]) == expected
+    assert pool.capacity_of([gpus, htex("cpu", 2)]).gpu == expected
+    away = HighThroughputExecutor(
+        label="gpu", address="127.0.0.1", provider=SlurmProvider(), encrypted=False, available_accelerators=2
+    )
+    assert pool._gpu_of([away]) is None  # its driver is another one
+    assert pool._gpu_of([htex("local", 2)]) is None

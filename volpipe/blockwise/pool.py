@@ -18,6 +18,14 @@ Submit = Callable[[str, Sequence[int]], "Future[Record[Any]]"]  # of a stage and
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """A kind of GPU: its name, as its driver gives it, and its memory in bytes."""
+
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class Capacity:
     """What a site gives its workers, as far as that is known before they start; the same each time.
 
@@ -25,11 +33,13 @@ class Capacity:
         worker_bytes: memory of each, None where the site does not say.
         num_workers: that run nets.
         on_gpu: whether these have a GPU each.
+        gpu: which one, of this machine, that this process sees as well; None where nobody knows.
     """
 
     worker_bytes: int | None
     num_workers: int
     on_gpu: bool
+    gpu: Gpu | None = None
 
 
 class WorkerPool(Protocol):

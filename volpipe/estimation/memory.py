@@ -34,6 +34,7 @@ GPU_BYTES = (
 )  # for CUDA itself, of a worker whose net is on a GPU: workers took 935 and 960 MiB in all (2026-11)
 CUDA_BYTES = 280 << 20  # of the libraries of a torch for CUDA, which load without a GPU too (2.13.0+cu130, 2026-11)
 GPU_LIBRARIES = "libtorch_cuda.so", "libtorch_hip.so"
+CONTEXT_BYTES = 1 << 30  # of a GPU's memory, for CUDA and its libraries, and for what other programs show there
 SAFETY = 1.25  # factor by which memory may exceed that of a few blocks: allocators keep freed memory
 
 
@@ -71,7 +72,7 @@ def net_bytes(plan: Plan, speeds: NetSpeeds | None = None) -> float | None:
     """Return the bytes of the plan's net on a CPU while it computes; None where they were not measured.
 
     They go with the voxels of a window, by the facts of shipped nets in models/facts.json (`scripts/describe`), or by
-    `speeds`.
+    `speeds`, which may be those of a GPU.
     """
     choice = plan.recipe.infer
     measured = speeds or facts.shipped_speeds(plan.recipe.net)
@@ -80,6 +81,14 @@ def net_bytes(plan: Plan, speeds: NetSpeeds | None = None) -> float | None:
         return None
     batch = choice.batch if choice.batch != "auto" else 1
     return NET_BYTES + NET_SAFETY * known.bytes_per_voxel * batch * math.prod(plan.window)
+
+
+def gpu_bytes(plan: Plan, speeds: NetSpeeds) -> float:
+    """Return the highest memory of a GPU, in bytes, by the `speeds` of the plan's net on it; a batch is one window.
+
+    The voxels and sums of a block take no more there than in the worker.
+    """
+    return CONTEXT_BYTES + SAFETY * array_bytes(plan) + (net_bytes(plan, speeds) or 0.0)
 
 
 def array_bytes(plan: Plan) -> int:

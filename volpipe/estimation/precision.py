@@ -104,11 +104,13 @@ def change(plan: Plan, measured: Difference) -> str:
     return f"{measured.share:.2g} of the voxels by one grey level" if measured.levels else "no voxel"
 
 
-def measured_difference(choice: NetChoice, normalise: Normalise, net: NetFacts, search_path: str) -> Difference | None:
+def measured_difference(
+    choice: NetChoice, normalise: Normalise, net: NetFacts, search_path: str, *, device: str = "cpu"
+) -> Difference | None:
     """Return what `measure_difference` does, by a process that is none of the caller's program; None where it fails."""
     question = {
         "choice": choice.model_dump(), "normalise": normalise.model_dump(), "net": net.model_dump(),
-        "search_path": search_path,
+        "search_path": search_path, "device": device,
     }  # fmt: skip
     answer = ask("volpipe.estimation.precision", question, MOST_SECONDS)
     return None if answer is None else Difference.model_validate_json(answer)
@@ -119,7 +121,8 @@ def _answer() -> None:
     question = json.loads(sys.stdin.read())
     choice, normalise = NetChoice.model_validate(question["choice"]), Normalise.model_validate(question["normalise"])
     net = NetFacts.model_validate(question["net"])
-    sys.stdout.write(measure_difference(choice, normalise, net, question["search_path"]).model_dump_json())
+    folder, device = question["search_path"], question["device"]
+    sys.stdout.write(measure_difference(choice, normalise, net, folder, device=device).model_dump_json())
 
 
 if __name__ == "__main__":

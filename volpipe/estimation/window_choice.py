@@ -12,23 +12,26 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from volpipe.blockwise.pool import Capacity
+from volpipe.blockwise.pool import Capacity, Gpu
 from volpipe.errors import NOTICE, PlanError
 from volpipe.estimation.estimate import windows_along
-from volpipe.estimation.memory import memory_bytes, net_bytes
+from volpipe.estimation.memory import gpu_bytes, memory_bytes, net_bytes
 from volpipe.estimation.precision import change, compared_voxels, is_allowed, measured_difference
 from volpipe.estimation.window_search import LAYOUTS, has_bfloat16, measured_speeds, processor
 from volpipe.inference.plan import OWN_SIZES, NetSizes, Plan
 from volpipe.inference.tiling import own_window
-from volpipe.nets.cache import can_keep_speeds, keep_speeds, kept_difference, known_speeds
+from volpipe.nets.cache import can_keep_speeds, keep_speeds, kept_difference, kept_speeds, known_speeds
 from volpipe.nets.facts import FLOAT32, Difference, NetSpeeds, shipped_difference
 from volpipe.nets.tta import forms
 from volpipe.recipes.inference import Precision
 from volpipe.units import shape, size
 
 WORTH_MEASURING = 400**3  # voxels that are computed; fewer take a minute or so, and are not worth ten seconds
+WORTH_MEASURING_ON_GPU = 1200**3
 MEASURE_SECONDS = 4.0  # of calls of the net, in each layout and precision; and to compare two precisions
 TASK_SECONDS = 720.0  # of a core for a block, as measured; the sites of clusters give a task twice as long
+GPU_TIMES = 10.0  # as fast as a core that a GPU is at least, where nothing was measured on it; an H100 is 180 times
+UNKNOWN_ON_GPU = 512**3  # voxels of a block on a GPU, of a net of which nothing was measured: 0.2 million a second
 NOTABLE = 1.03  # times as fast: less is no reason for larger windows, or to speak of
 WORTH_ROUNDING = 1.2  # times as fast: less is no reason to speak of another precision
 
@@ -37,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A plan with some sizes: seconds of its net on the workers of a site, and the memory of one of these."""
+    """A plan with some sizes: seconds of its net on the workers of a site, and the memory of one, or of its GPU."""
 
     plan: Plan
     seconds: float
@@ -51,47 +54,68 @@ class _Candidate:
 def fastest_plan(make: Callable[[NetSizes], Plan], capacity: Capacity | None) -> Plan:
     """Return the plan with the fastest sizes, of those that `make` takes, for which workers have the memory.
 
-    The net's own where the site does not say what workers have, where their nets are on GPUs, or where nothing was
-    measured. Windows that are not cropped to their core by the net's halo stay: another size would change the output
-    by more than last bits. A large block takes a core no longer than TASK_SECONDS.
+    The net's own where nobody knows the memory of workers, or which GPU they have, or where nothing was measured.
+    Windows that are not cropped to their core by the net's halo stay: another size would change the output by more than
+    last bits. A large block takes a core, or a GPU, no longer than TASK_SECONDS.
     """
     own = make(OWN_SIZES)
-    if capacity is None or capacity.on_gpu:
+    if capacity is None:
         return own
-    is_open = capacity.worker_bytes is not None and _is_open(own)
-    speeds = _speeds(own) if is_open or own.has_slabs else None
-    plan = own if speeds is None or not is_open else _fastest_plan(make, own, speeds, capacity)
-    return _in_short_tasks(make, plan, speeds)
+    most_bytes = _most_bytes(capacity)
+    is_open = most_bytes is not None and _is_open(own)
+    is_asked = (is_open or own.has_slabs) and (capacity.gpu is not None or not capacity.on_gpu)
+    speeds = _speeds(own, capacity.gpu) if is_asked else None
+    plan = own
+    if most_bytes is not None and is_open and speeds is not None:
+        plan = _fastest_plan(make, own, speeds, capacity, most_bytes)
+    return _in_short_tasks(make, plan, speeds, on_gpu=capacity.on_gpu)
 
 
-def _fastest_plan(make: Callable[[NetSizes], Plan], own: Plan, speeds: NetSpeeds, capacity: Capacity) -> Plan:
-    assert capacity.worker_bytes is not None
-    half = _half(own, speeds)
-    candidates = list(_candidates(make, own, speeds, capacity.num_workers, has_half=half is not None))
-    fitting = [candidate for candidate in candidates if candidate.num_bytes <= capacity.worker_bytes]
+def _most_bytes(capacity: Capacity) -> int | None:
+    """Return the memory in which a net computes, of a worker or of its GPU; None where that is not known."""
+    if capacity.on_gpu:
+        return None if capacity.gpu is None else capacity.gpu.num_bytes
+    return capacity.worker_bytes
+
+
+def _fastest_plan(
+    make: Callable[[NetSizes], Plan], own: Plan, speeds: NetSpeeds, capacity: Capacity, most_bytes: int
+) -> Plan:
+    half = _half(own, speeds, capacity.gpu)
+    candidates = list(_candidates(make, own, speeds, capacity, has_half=half is not None))
+    fitting = [each for each in candidates if each.num_bytes <= most_bytes and _fits_worker(each.plan, capacity)]
     is_auto = own.recipe.infer.precision == "auto"
     chosen = _fastest(fitting if is_auto else _of(fitting, own.precision))
     if chosen is None:
         return own  # and is refused where the run begins
-    before = _rated(own.changed(precision=chosen.plan.precision), speeds, capacity.num_workers)
+    before = _rated(own.changed(precision=chosen.plan.precision), speeds, capacity)
     same = _of(candidates, chosen.plan.precision)
     return chosen.plan.changed(
         notes=own.notes,
-        sizes_note=_note(chosen, same, before, capacity.worker_bytes),
+        sizes_note=_note(chosen, same, before, most_bytes, "a GPU" if capacity.on_gpu else "a worker"),
         precision_note="" if half is None else _precision_note(own, fitting, half),
     )
 
 
-def _in_short_tasks(make: Callable[[NetSizes], Plan], plan: Plan, speeds: NetSpeeds | None) -> Plan:
-    """Return `plan` with blocks that a core computes in TASK_SECONDS, small ones where nobody knows how long it takes.
+def _fits_worker(plan: Plan, capacity: Capacity) -> bool:
+    """Return whether a worker whose net is on a GPU has the memory for the rest."""
+    if not capacity.on_gpu or capacity.worker_bytes is None:
+        return True
+    return memory_bytes(plan, None, on_gpu=True) <= capacity.worker_bytes
+
+
+def _in_short_tasks(make: Callable[[NetSizes], Plan], plan: Plan, speeds: NetSpeeds | None, *, on_gpu: bool) -> Plan:
+    """Return `plan` with blocks that are computed in TASK_SECONDS, small ones where nobody knows how long it takes.
 
     A lost worker begins its block again, and a job of a cluster that takes less time than a block never ends one.
     """
     if not plan.has_slabs or not plan.net.num_parameters:
         return plan
-    known = None if speeds is None else speeds.of(plan.arithmetic) or speeds.of(FLOAT32)
-    seconds = None if known is None else known.seconds(math.prod(plan.window))
-    block_voxels = 0
+    seconds = _seconds(plan, speeds)
+    if seconds is None and on_gpu:
+        of_core = _seconds(plan, known_speeds(plan.recipe.net, plan.search_path, processor()))
+        seconds = None if of_core is None else of_core / GPU_TIMES
+    block_voxels = UNKNOWN_ON_GPU if on_gpu else 0
     if seconds is not None:
         calls = math.prod(plan.block) * len(list(forms(plan.recipe.infer.augment)))
         block_voxels = int(math.prod(plan.shard) * TASK_SECONDS / (calls * seconds))
@@ -99,6 +123,12 @@ def _in_short_tasks(make: Callable[[NetSizes], Plan], plan: Plan, speeds: NetSpe
         return plan
     smaller = make(replace(plan.sizes, block_voxels=block_voxels))
     return plan.changed(block=smaller.block, shard=smaller.shard, chunk=smaller.chunk)
+
+
+def _seconds(plan: Plan, speeds: NetSpeeds | None) -> float | None:
+    """Return the seconds of the net for a window of `plan`, in float32 where its precision was not measured."""
+    known = None if speeds is None else speeds.of(plan.arithmetic) or speeds.of(FLOAT32)
+    return None if known is None else known.seconds(math.prod(plan.window))
 
 
 def _fastest(candidates: Sequence[_Candidate]) -> _Candidate | None:
@@ -126,40 +156,43 @@ def _has_windows(plan: Plan) -> bool:
     return choice.shape == "auto" and is_exact and not any(net.fixed)
 
 
-def _is_large(plan: Plan) -> bool:
+def _is_large(plan: Plan, gpu: Gpu | None) -> bool:
     """Return whether the net computes long enough that it is worth measuring."""
-    return _num_windows(plan) * math.prod(plan.window) >= WORTH_MEASURING
+    least = WORTH_MEASURING if gpu is None else WORTH_MEASURING_ON_GPU
+    return _num_windows(plan) * math.prod(plan.window) >= least
 
 
-def _speeds(plan: Plan) -> NetSpeeds | None:
-    """Return what windows of the net cost here, measured now where nobody knows and it pays."""
-    choice, folder, name = plan.recipe.net, plan.search_path, processor()
-    known = known_speeds(choice, folder, name)
-    if known is not None or not _is_large(plan):
+def _speeds(plan: Plan, gpu: Gpu | None) -> NetSpeeds | None:
+    """Return what windows of the net cost here, or on a `gpu` of this machine; measured now if unknown and it pays."""
+    choice, folder, name = plan.recipe.net, plan.search_path, processor() if gpu is None else gpu.name
+    known = (known_speeds if gpu is None else kept_speeds)(choice, folder, name)
+    if known is not None or not _is_large(plan, gpu):
         return known
     if not can_keep_speeds(choice, folder):
         return None
     log.info("times windows of net %s, once", plan.net.label, extra=NOTICE)
-    speeds = measured_speeds(choice, plan.net, folder, most_seconds=MEASURE_SECONDS) or NetSpeeds(processor=name)
+    on_gpu = "" if gpu is None else gpu.name
+    measured = measured_speeds(choice, plan.net, folder, most_seconds=MEASURE_SECONDS, gpu=on_gpu)
+    speeds = measured or NetSpeeds(processor=name)
     keep_speeds(choice, folder, speeds)  # also that nothing could be: no plan tries it again
     return speeds
 
 
-def _half(plan: Plan, speeds: NetSpeeds) -> Difference | None:
+def _half(plan: Plan, speeds: NetSpeeds, gpu: Gpu | None) -> Difference | None:
     """Return what bfloat16 changes in the output of `plan`; None where that is too much, not known, or of no use.
 
     Where it is not asked for, it is of use to speak of it for a large volume.
     """
     precision = plan.recipe.infer.precision
-    if precision != "auto" and (precision != "float32" or not _is_large(plan)):
+    if precision != "auto" and (precision != "float32" or not _is_large(plan, gpu)):
         return None
-    if not has_bfloat16() or speeds.of(FLOAT32._replace(precision="bfloat16")) is None:
+    if (gpu is None and not has_bfloat16()) or speeds.of(FLOAT32._replace(precision="bfloat16")) is None:
         return None
-    measured = _difference(plan, speeds)
+    measured = _difference(plan, speeds, gpu)
     return measured if measured is not None and is_allowed(plan, measured) else None
 
 
-def _difference(plan: Plan, speeds: NetSpeeds) -> Difference | None:
+def _difference(plan: Plan, speeds: NetSpeeds, gpu: Gpu | None = None) -> Difference | None:
     """Return how the net's output differs in bfloat16, measured now where nobody knows and it does not take long."""
     choice, net, normalise = plan.recipe.net, plan.net, plan.recipe.normalise
     known = shipped_difference(choice)
@@ -167,15 +200,17 @@ def _difference(plan: Plan, speeds: NetSpeeds) -> Difference | None:
         return known
     float32 = speeds.of(FLOAT32)
     seconds = None if float32 is None else float32.seconds(compared_voxels(net))
-    if seconds is None or seconds > MEASURE_SECONDS or not _is_large(plan):
+    if seconds is None or seconds > MEASURE_SECONDS or not _is_large(plan, gpu):
         return None
-    what = f"bfloat16 {normalise} {net.weights_sha256} on {processor()}"
-    folder = plan.search_path
-    return kept_difference(choice, folder, what, lambda: measured_difference(choice, normalise, net, folder))
+    what = f"bfloat16 {normalise} {net.weights_sha256} on {processor() if gpu is None else gpu.name}"
+    folder, device = plan.search_path, "cpu" if gpu is None else "cuda"
+    return kept_difference(
+        choice, folder, what, lambda: measured_difference(choice, normalise, net, folder, device=device)
+    )
 
 
 def _candidates(
-    make: Callable[[NetSizes], Plan], own: Plan, speeds: NetSpeeds, num_workers: int, *, has_half: bool
+    make: Callable[[NetSizes], Plan], own: Plan, speeds: NetSpeeds, capacity: Capacity, *, has_half: bool
 ) -> Iterator[_Candidate]:
     """Yield the plans to choose from, those of smaller windows first; those in bfloat16 too where that may be taken."""
     measured = {each.arithmetic: {speed.window for speed in each.windows} for each in speeds.speeds}
@@ -192,20 +227,21 @@ def _candidates(
             for same in (plan.changed(precision=precision) for precision in precisions):
                 if same.sizes in seen or (window is not None and window not in measured.get(same.arithmetic, ())):
                     continue
-                if (candidate := _rated(same, speeds, num_workers)) is not None:
+                if (candidate := _rated(same, speeds, capacity)) is not None:
                     seen.add(same.sizes)
                     yield candidate
 
 
-def _rated(plan: Plan, speeds: NetSpeeds, num_workers: int) -> _Candidate | None:
+def _rated(plan: Plan, speeds: NetSpeeds, capacity: Capacity) -> _Candidate | None:
     """Return `plan` with its seconds and bytes; None where they are not known."""
     known = speeds.of(plan.arithmetic)
     seconds = None if known is None else known.seconds(math.prod(plan.window))
     if seconds is None or net_bytes(plan, speeds) is None:
         return None
-    rounds = -(-plan.num_active // num_workers)
+    rounds = -(-plan.num_active // capacity.num_workers)
     windows = rounds * _num_windows(plan) / plan.num_active  # of a worker: blocks are not divided among them
-    return _Candidate(plan, windows * seconds, memory_bytes(plan, None, speeds=speeds))
+    num_bytes = gpu_bytes(plan, speeds) if capacity.on_gpu else memory_bytes(plan, None, speeds=speeds)
+    return _Candidate(plan, windows * seconds, num_bytes)
 
 
 def _precision_note(own: Plan, fitting: Iterable[_Candidate], half: Difference) -> str:
@@ -227,18 +263,20 @@ def _num_windows(plan: Plan) -> int:
     return math.prod(len(windows_along(plan, axis)) for axis in range(3))
 
 
-def _note(chosen: _Candidate, candidates: Iterable[_Candidate], own: _Candidate | None, worker_bytes: int) -> str:
+def _note(
+    chosen: _Candidate, candidates: Iterable[_Candidate], own: _Candidate | None, most_bytes: int, owner: str
+) -> str:
     """Return what the choice gains over the net's own windows, and what the next larger would need; "" for nothing."""
     parts = []
     if own is not None and chosen.plan.window != own.plan.window:
         parts.append(
             f"{own.seconds / chosen.seconds:.2g} times as fast as windows of {shape(own.plan.window)}, the net's own"
         )
-    larger = [each for each in candidates if each.num_bytes > worker_bytes and chosen.seconds > NOTABLE * each.seconds]
+    larger = [each for each in candidates if each.num_bytes > most_bytes and chosen.seconds > NOTABLE * each.seconds]
     if larger:
         next_one = min(larger, key=lambda each: each.num_bytes)
         parts.append(
             f"{shape(next_one.plan.window)} would be {chosen.seconds / next_one.seconds:.2g} times as fast again and "
-            f"need {size(next_one.num_bytes)} a worker, for which this site has {size(worker_bytes)}"
+            f"need {size(next_one.num_bytes)} {owner}, for which this site has {size(most_bytes)}"
         )
     return "; ".join(parts)

@@ -221,7 +221,7 @@ def measure_speeds(
     """
     windows = [window for window in windows_to_try(facts, aligned_halo(facts)) if math.prod(window) >= LEAST_VOXELS]
     new = [each for each in arithmetics_here() if each not in {speeds.arithmetic for speeds in known}]
-    times = [tuple(_timed(choice, facts, windows, each, search_path, most_seconds)) for each in new]
+    times = [_times_here(choice, facts, windows, each, search_path, most_seconds) for each in new]
     with ThreadPoolExecutor(2) as pool:
         memory = pool.map(lambda each: bytes_per_voxel(choice, facts, FIXED_BYTES, search_path, arithmetic=each), new)
     measured = [
@@ -231,21 +231,80 @@ def measure_speeds(
     return NetSpeeds(processor=processor(), speeds=(*known, *measured))
 
 
+def measure_speeds_on_gpu(
+    choice: NetChoice,
+    facts: NetFacts,
+    gpu: str,
+    search_path: str = "",
+    *,
+    most_seconds: float = math.inf,
+    device: str = "cuda",
+) -> NetSpeeds:
+    """Return what windows of the net cost on this process's `device`, whose name is `gpu`; see `measure_speeds`.
+
+    Memory is the device's. TF32 is float32 here: it makes all windows faster.
+    """
+    import torch
+
+    torch.backends.cudnn.deterministic = True  # as workers have it
+    take_precision("float32")
+    windows = windows_to_try(facts, aligned_halo(facts))
+    measured = []
+    for arithmetic in _arithmetics(has_half=True):
+        net, per_voxel = _laid_out(choice, search_path, arithmetic.channels_last).to(device), [0.0]
+
+        def attempt(window: Triple) -> tuple[float, float]:
+            shape = (1, facts.in_channels, *window)
+            seconds, total, num_bytes = _time_on_gpu(net, shape, arithmetic, device)  # noqa: B023  # called before the next
+            per_voxel.append(num_bytes / math.prod(window))  # noqa: B023
+            return seconds, total
+
+        times = tuple(_timed(windows, attempt, most_seconds))
+        measured.append(WindowSpeeds(arithmetic=arithmetic, bytes_per_voxel=max(per_voxel), windows=times))
+    return NetSpeeds(processor=gpu, speeds=tuple(measured))
+
+
+def _time_on_gpu(net: nn.Module, shape: Sequence[int], arithmetic: Arithmetic, device: str) -> tuple[float, float, int]:
+    """Return the seconds of the fastest call, those of all of them, and the bytes that they took beyond the net."""
+    import torch
+
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    times: list[float] = []
+    began = time.perf_counter()
+    with torch.inference_mode(), autocast(device, arithmetic.precision):
+        while len(times) <= REPEATS and time.perf_counter() - began < MOST_REPEATED:
+            started = time.perf_counter()
+            _call(net, torch.zeros(tuple(shape), device=device), channels_last=arithmetic.channels_last)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - started)
+    total = time.perf_counter() - began
+    return min(times[1:] or times), total, torch.cuda.max_memory_allocated() - held
+
+
 def arithmetics_here() -> list[Arithmetic]:
     """Return the arithmetics by which a net may be fast on this machine's processor."""
-    precisions: tuple[Precision, ...] = ("float32", "bfloat16") if has_bfloat16() else ("float32",)
+    return _arithmetics(has_half=has_bfloat16())
+
+
+def _arithmetics(*, has_half: bool) -> list[Arithmetic]:
+    precisions: tuple[Precision, ...] = ("float32", "bfloat16") if has_half else ("float32",)
     return [Arithmetic(layout, precision) for precision in precisions for layout in LAYOUTS]
 
 
-def measured_speeds(choice: NetChoice, facts: NetFacts, search_path: str, *, most_seconds: float) -> NetSpeeds | None:
-    """Return what `measure_speeds` does, by a process that is none of the caller's program; None where it fails.
+def measured_speeds(
+    choice: NetChoice, facts: NetFacts, search_path: str, *, most_seconds: float, gpu: str = ""
+) -> NetSpeeds | None:
+    """Return what `measure_speeds` does, or on a `gpu` of that name `measure_speeds_on_gpu`; None where it fails.
 
-    A process that the caller's own starts would run a script of the user's anew.
+    It is done by a process that is none of the caller's program: one that the caller's own starts would run a script of
+    the user's anew.
     """
-    question = {"choice": choice.model_dump(), "facts": facts.model_dump(), "search_path": search_path}
-    answer = ask(
-        "volpipe.estimation.window_search", question | {"most_seconds": most_seconds}, MOST_WAIT + 8 * most_seconds
-    )
+    question = {
+        "choice": choice.model_dump(), "facts": facts.model_dump(), "search_path": search_path,
+        "most_seconds": most_seconds, "gpu": gpu,
+    }  # fmt: skip
+    answer = ask("volpipe.estimation.window_search", question, MOST_WAIT + 8 * most_seconds)
     return None if answer is None else NetSpeeds.model_validate_json(answer)
 
 
@@ -267,32 +326,46 @@ def _answer() -> None:
     """Answer the question of `measured_speeds`, in its process."""
     question = json.loads(sys.stdin.read())
     choice, facts = NetChoice.model_validate(question["choice"]), NetFacts.model_validate(question["facts"])
-    speeds = measure_speeds(choice, facts, question["search_path"], most_seconds=question["most_seconds"])
+    folder, most_seconds, gpu = question["search_path"], question["most_seconds"], question["gpu"]
+    if gpu:
+        speeds = measure_speeds_on_gpu(choice, facts, gpu, folder, most_seconds=most_seconds)
+    else:
+        speeds = measure_speeds(choice, facts, folder, most_seconds=most_seconds)
     sys.stdout.write(speeds.model_dump_json())
 
 
-def _timed(
+def _times_here(
     choice: NetChoice,
     facts: NetFacts,
     windows: Iterable[Triple],
     arithmetic: Arithmetic,
     search_path: str,
     most_seconds: float,
-) -> Iterator[WindowSpeed]:
-    """Yield the speed of `windows`, ascending, in a process of their own."""
-    spent = per_voxel = 0.0
+) -> tuple[WindowSpeed, ...]:
+    """Return the speed of `windows`, ascending, in a process of their own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        for window in windows:
-            if spent + 2 * per_voxel * math.prod(window) > most_seconds:
-                return
-            shape = (1, facts.in_channels, *window)
-            try:
-                seconds, total = pool.submit(_time, choice, shape, arithmetic, search_path).result()
-            except (BrokenProcessPool, RuntimeError, VolpipeError) as error:  # killed, or the net takes no such window
-                log.debug("windows of %s could not be tried: %s", window, error)
-                return
-            spent, per_voxel = spent + total, seconds / math.prod(window)
-            yield WindowSpeed(window=window, seconds=seconds)
+
+        def attempt(window: Triple) -> tuple[float, float]:
+            return pool.submit(_time, choice, (1, facts.in_channels, *window), arithmetic, search_path).result()
+
+        return tuple(_timed(windows, attempt, most_seconds))
+
+
+def _timed(
+    windows: Iterable[Triple], attempt: Callable[[Triple], tuple[float, float]], most_seconds: float
+) -> Iterator[WindowSpeed]:
+    """Yield the speed of `windows`, ascending, for which `attempt` returns seconds of one call and of all of them."""
+    spent = per_voxel = 0.0
+    for window in windows:
+        if spent + 2 * per_voxel * math.prod(window) > most_seconds:
+            return
+        try:
+            seconds, total = attempt(window)
+        except (BrokenProcessPool, RuntimeError, VolpipeError) as error:  # killed, or the net takes no such window
+            log.debug("windows of %s could not be tried: %s", window, error)
+            return
+        spent, per_voxel = spent + total, seconds / math.prod(window)
+        yield WindowSpeed(window=window, seconds=seconds)
 
 
 def _time(choice: NetChoice, shape: Sequence[int], arithmetic: Arithmetic, search_path: str) -> tuple[float, float]:

@@ -111,11 +111,16 @@ def file_of_code(choice: NetChoice, search_path: str, what: str) -> Path | None:
 
 def known_speeds(choice: NetChoice, search_path: str, processor: str) -> NetSpeeds | None:
     """Return what windows of the net of `choice` cost on a `processor`: as measured there, else as shipped."""
+    return kept_speeds(choice, search_path, processor) or shipped_speeds(choice)
+
+
+def kept_speeds(choice: NetChoice, search_path: str, processor: str) -> NetSpeeds | None:
+    """Return what windows of the net of `choice` cost on a processor or GPU, if they were measured there."""
     memory = _memory_of_speeds(choice, search_path, processor)
     if memory is not None and memory.is_file():
         with contextlib.suppress(OSError, ValidationError):  # a file cut short is written again
             return NetSpeeds.model_validate_json(memory.read_bytes())
-    return shipped_speeds(choice)
+    return None
 
 
 def keep_speeds(choice: NetChoice, search_path: str, speeds: NetSpeeds) -> bool:

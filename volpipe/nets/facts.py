@@ -68,7 +68,7 @@ FLOAT32 = Arithmetic(channels_last=False, precision="float32")
 
 
 class WindowSpeed(BaseModel):
-    """Seconds of one call of a net for one window (z, y, x), on one core."""
+    """Seconds of one call of a net for one window (z, y, x), on one core or on one GPU."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -98,7 +98,7 @@ class WindowSpeeds(BaseModel):
 
 
 class NetSpeeds(BaseModel):
-    """What windows cost a net on a kind of processor, whose name is as the system gives it, by each arithmetic."""
+    """What windows cost a net by each arithmetic, on a kind of processor or GPU, whose name is as the system has it."""
 
     model_config = ConfigDict(frozen=True)
 
