@@ -108,6 +108,16 @@ def test_a_worker_with_too_little_memory_for_the_nets_own_window_gets_a_smaller_
     assert chosen(0.65 * GIB).window == (48, 48, 48)
 
 
+def test_the_time_of_a_window_lies_between_those_of_the_next_measured_ones() -> None:
+    sizes = {64: 1.0, 128: 3.0}  # microseconds a voxel
+    windows = [WindowSpeed(window=(n, n, n), seconds=n**3 * rate) for n, rate in sizes.items()]
+    measured = WindowSpeeds(arithmetic=Arithmetic(False, "float32"), bytes_per_voxel=1, windows=windows)
+    by_hand = {32**3: 1.0, 64**3: 1.0, 2 * 64**3: 1.0 + 2 / 3, 128**3: 3.0, 256**3: 3.0}
+    for voxels, rate in by_hand.items():
+        assert measured.seconds(voxels) == pytest.approx(voxels * rate)
+    assert measured.model_copy(update={"windows": ()}).seconds(1) is None
+
+
 HUGE = (4096, 4096, 4096)
 
 

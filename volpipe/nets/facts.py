@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from volpipe.errors import PlanError, VolpipeError
@@ -91,10 +92,16 @@ class WindowSpeeds(BaseModel):
     windows: tuple[WindowSpeed, ...] = ()
 
     def seconds(self, voxels: int) -> float | None:
-        """Return the seconds of a call, by the window nearest in size that was measured; None where none was."""
-        sizes = {math.prod(speed.window): speed.seconds for speed in self.windows}
-        nearest_size = min(sizes, key=lambda size: abs(math.log(size / voxels)), default=0)
-        return sizes[nearest_size] * voxels / nearest_size if sizes else None
+        """Return the seconds of a call, by the windows next in size that were measured; None where none was.
+
+        What a voxel takes lies on lines between measured sizes, over their logarithm; beyond them it stays.
+        """
+        measured = sorted((math.prod(speed.window), speed.seconds) for speed in self.windows)
+        if not measured:
+            return None
+        sizes = [math.log(size) for size, _ in measured]
+        per_voxel = [seconds / size for size, seconds in measured]
+        return voxels * float(np.interp(math.log(voxels), sizes, per_voxel))
 
 
 class NetSpeeds(BaseModel):
