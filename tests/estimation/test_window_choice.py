@@ -476,33 +476,38 @@ def test_a_block_on_a_gpu_that_nobody_timed_is_no_longer_than_a_slow_one_may_tak
         assert block_seconds(plan, known) <= most  # of a core, which is a tenth of the slowest GPU
 
 
-def test_windows_are_timed_on_a_device_in_the_memory_that_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_are_timed_on_a_device_in_the_memory_that_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
-    waits, peak = [], 1000
-
-    def held() -> int:
-        return 10 << 20
+    held_bytes, call_bytes, most_bytes = 10 << 20, 1000, 20_000
+    calls: list[int] = []
 
     def highest() -> int:
-        if len(waits) > 12:  # the fourth window
+        peak = held_bytes + call_bytes * len(calls)
+        if peak > held_bytes + most_bytes:
             raise torch.OutOfMemoryError
-        return (10 << 20) + peak * len(waits)
+        return peak
 
-    monkeypatch.setattr(torch.cuda, "memory_allocated", held)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held_bytes)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", highest)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
-    choice = NetChoice(name="superres", untrained=True)
-    net = describe(choice).model_copy(update={"window": (28, 28, 28)})
-    result = measure_speeds_on_gpu(choice, net, H100.name, device="cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append(1))
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef net():\n    made = torch.nn.Conv3d(1, 1, 3, padding=1)\n    made.halo = [1] * 3\n"
+        "    made.window = [10] * 3\n    return made\n"
+    )
+    choice = NetChoice(name=f"{tmp_path / 'mine.py'}:net", untrained=True)
+    net = describe(choice, str(tmp_path))
+    result = measure_speeds_on_gpu(choice, net, H100.name, str(tmp_path), device="cpu")
     assert result.processor == H100.name
     assert [tuple(each.arithmetic) for each in result.speeds] == [
         (layout, precision) for precision in ("float32", "bfloat16") for layout in (False, True)
     ]
     first, *others = result.speeds
-    tried = windows_to_try(net, net.halo)[:3]
-    assert [speed.window for speed in first.windows] == tried
+    fits = windows_to_try(net, net.halo)[:5]  # of four calls each, the first of which is not counted
+    assert [speed.window for speed in first.windows] == fits
+    peaks = [call_bytes * 4 * number for number in range(1, 6)]
+    assert first.bytes_per_voxel == max(p / math.prod(w) for p, w in zip(peaks, fits, strict=True))
     assert not any(other.windows for other in others)  # of which none fits any more
-    calls = range(4, 13, 4)
-    assert first.bytes_per_voxel == max(peak * num / math.prod(w) for num, w in zip(calls, tried, strict=True))

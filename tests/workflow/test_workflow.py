@@ -15,6 +15,7 @@ import pytest
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, write_volume
 
+from volpipe.blockwise import phase
 from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.estimation import limits
 from volpipe.recipes.inference import load_recipe
@@ -188,7 +189,10 @@ def test_one_site_is_started_for_all_stages_and_none_where_nothing_is_left(folde
     assert (counted.num_starts, again.num_starts) == (1, 0)
 
 
-def test_a_flow_stopped_in_its_second_stage_goes_on_to_the_same_bytes_and_leaves_the_first_alone(folder: Path) -> None:
+def test_a_flow_stopped_in_its_second_stage_goes_on_to_the_same_bytes_and_leaves_the_first_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phase, "bundle_size", lambda *arguments: 1)  # however long the first tasks take
     plan = flow_plan(folder, TWO)
     run(plan)
     whole = fingerprint(plan.out / "second.zarr")

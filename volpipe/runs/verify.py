@@ -32,6 +32,7 @@ from volpipe.runs.run_folder import NOTES, Metadata, RunFolder
 from volpipe.runs.worker import Written
 from volpipe.volumes import checksums
 from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.tensorstore import num_threads
 from volpipe.volumes.volume import open_writer
 
@@ -119,7 +120,7 @@ def check_present(output: str, shards: Sequence[Shard], *, is_thorough: bool = F
     if isinstance(paths.locate(output), Path):
         most = len(shards) if is_thorough else LOOKS
     chosen = rng.choice(len(shards), size=min(most, len(shards)), replace=False)
-    files = [file for i in sorted(chosen) for file, _ in _files(output, shards[i])]
+    files = [file for i in sorted(chosen) for file, _ in _files(_header(output, shards[i].level), shards[i])]
     gone = [file for file in files if not paths.exists(file)]
     if gone:
         raise RunError(
@@ -130,7 +131,7 @@ def check_present(output: str, shards: Sequence[Shard], *, is_thorough: bool = F
 
 def has_lost_files(output: str, shard: Shard) -> bool:
     """Return whether a file of `shard` was written and is gone; its checksums are "" where it was not written."""
-    return bool(shard.sums) and any(not paths.exists(file) for file, _ in _files(output, shard))
+    return bool(shard.sums) and any(not paths.exists(file) for file, _ in _files(_header(output, shard.level), shard))
 
 
 def remove(output: str, level: int, stored: Box) -> None:
@@ -139,9 +140,14 @@ def remove(output: str, level: int, stored: Box) -> None:
         paths.delete_file(file)
 
 
-def _files(output: str, shard: Shard) -> list[tuple[paths.Location, int]]:
+def _header(output: str, level: int) -> Header:
+    """Return the header of the array of `level`."""
+    return open_writer(output, level_key(level)).header
+
+
+def _files(header: Header, shard: Shard) -> list[tuple[paths.Location, int]]:
     """Return the files of `shard` that were written, each with its checksum."""
-    files = checksums.stored_files(open_writer(output, level_key(shard.level)).header, shard.stored)
+    files = checksums.stored_files(header, shard.stored)
     noted = zip(files, checksums.split(shard.sums), strict=True)
     return [(file, crc) for file, crc in noted if crc != checksums.ABSENT]
 
@@ -186,8 +192,9 @@ def check_files(
 def _compare(output: str, shards: Sequence[Shard], look: Judge) -> tuple[list[str], list[Difference]]:
     """Return the names in `output` of the files of `shards`, and those that are not as was noted."""
     out, differences, names = paths.locate(output), list[Difference](), list[str]()
+    headers = {level: _header(output, level) for level in {shard.level for shard in shards}}
     for shard in shards:
-        for file, crc in _files(output, shard):
+        for file, crc in _files(headers[shard.level], shard):
             look(differences, file, crc, f"{level_key(shard.level)} {shard.box}")
             names.append(str(file.relative_to(out)))  # type: ignore[arg-type]  # both are of a kind
     return names, differences

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -147,9 +148,10 @@ def size(file: Location) -> int | None:
     if isinstance(file, Remote):
         return object_store.size(file)
     try:
-        return file.stat().st_size if file.is_file() else None
+        status = file.stat()
     except OSError:
         return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def stamp(file: Location) -> Stamp | None:
