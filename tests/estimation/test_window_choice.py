@@ -14,14 +14,9 @@ from volumes import noise, write_volume
 from volpipe.blockwise.pool import Capacity, Gpu
 from volpipe.estimation import window_choice
 from volpipe.estimation.memory import gpu_bytes, memory_bytes
+from volpipe.estimation.net_speeds import arithmetics_here, measure_speeds_on_gpu, measured_speeds, processor
 from volpipe.estimation.window_choice import _difference, fastest_plan
-from volpipe.estimation.window_search import (
-    arithmetics_here,
-    measure_speeds_on_gpu,
-    measured_speeds,
-    processor,
-    windows_to_try,
-)
+from volpipe.estimation.window_search import windows_to_try
 from volpipe.geometry.grid import Triple
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import NetSizes, Plan, make_plan

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.estimation.window_search import FIXED_BYTES
+from volpipe.estimation.net_speeds import FIXED_BYTES
 from volpipe.geometry.block_shape import Sizes
 from volpipe.geometry.grid import triple
 from volpipe.inference.output import shards_behind

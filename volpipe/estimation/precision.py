@@ -1,6 +1,6 @@
 """The difference of a net's output in bfloat16 from that in float32, and how much of one a plan allows.
 
-Not here: how much faster a precision is (window_search), or which one is taken (window_choice).
+Not here: how much faster a precision is (net_speeds), or which one is taken (window_choice).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from volpipe.estimation.window_search import ask
+from volpipe.estimation.net_speeds import ask
 from volpipe.geometry.grid import Box, align_up, triple
 from volpipe.inference.intensity import Affine, to_dtype, unit_scale
 from volpipe.inference.plan import Plan

@@ -1,6 +1,6 @@
 """The choice of windows, layout of tensors and precision: the fastest, as measured, for which workers have the memory.
 
-Not here: how windows are measured (window_search), what bfloat16 changes (precision), or where a plan cuts windows
+Not here: how windows are measured (net_speeds), what bfloat16 changes (precision), or where a plan cuts windows
 (inference.tiling). It rests on sizes, on facts of the net and on what the site gives its workers alone, so that the
 same command makes the same plan.
 """
@@ -16,8 +16,9 @@ from volpipe.blockwise.pool import Capacity, Gpu
 from volpipe.errors import NOTICE, PlanError
 from volpipe.estimation.estimate import windows_along
 from volpipe.estimation.memory import gpu_bytes, memory_bytes, net_bytes
+from volpipe.estimation.net_speeds import has_bfloat16, measured_speeds, processor
 from volpipe.estimation.precision import change, compared_voxels, is_allowed, measured_difference
-from volpipe.estimation.window_search import LAYOUTS, has_bfloat16, measured_speeds, processor
+from volpipe.estimation.window_search import LAYOUTS
 from volpipe.inference.plan import OWN_SIZES, NetSizes, Plan
 from volpipe.inference.tiling import own_window
 from volpipe.nets.cache import can_keep_speeds, keep_speeds, kept_difference, kept_speeds, known_speeds

@@ -1,6 +1,6 @@
 """The user's cache: what was measured or checked of nets, kept by hashes of their code, options and weights.
 
-Not here: the measuring (load, estimation.window_search), or the facts that ship with volpipe (facts).
+Not here: the measuring (load, estimation.net_speeds), or the facts that ship with volpipe (facts).
 """
 
 from __future__ import annotations
