@@ -20,6 +20,7 @@ from pathlib import Path
 
 import parsl
 import pytest
+import torch
 from command import Ended, Give, begin, finish, giver, processes_in, sentences, wait_until
 from conftest import ROOT
 from disks import OWN_MOUNTS, needs_mounts, small_disk
@@ -156,8 +157,9 @@ def test_threads_that_lack_nothing_are_well(
     assert sentences(ended) == []
     assert ended.out.splitlines()[-1] == "site threads: nothing found that would fail a run"
     found = rows(ended)
-    for package in ("parsl", "torch", "tensorstore", "numpy", "zarr", "z5py"):
+    for package in ("parsl", "tensorstore", "numpy", "zarr", "z5py"):
         assert found[package] == [importlib.metadata.version(package)] * 2
+    assert found["torch"] == [torch.__version__] * 2  # which names its build, too
     assert found["Python"] == [".".join(map(str, sys.version_info[:3]))] * 2
     assert found["volume"] == ["can be read", "the same voxels"]
     assert sorted(tmp_path.iterdir()) == before

@@ -12,7 +12,7 @@ from plans import facts, volume
 from volumes import noise, write_volume
 
 from volpipe.blockwise.pool import Capacity, Gpu
-from volpipe.estimation import window_choice
+from volpipe.estimation import memory, window_choice
 from volpipe.estimation.memory import gpu_bytes, memory_bytes
 from volpipe.estimation.net_speeds import arithmetics_here, measure_speeds_on_gpu, measured_speeds, processor
 from volpipe.estimation.window_choice import _difference, fastest_plan
@@ -58,6 +58,7 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_choice, "known_speeds", lambda *arguments: speeds())
     monkeypatch.setattr(window_choice, "has_bfloat16", lambda: True)
     monkeypatch.setattr(window_choice, "_difference", lambda *arguments: None)
+    monkeypatch.setattr(memory, "cuda_bytes", lambda: 0)  # whichever torch is here
 
 
 def chosen(
@@ -395,7 +396,7 @@ def test_windows_of_a_users_net_are_timed_by_processes_that_do_not_run_the_users
     assert result is not None
     assert [each.arithmetic for each in result.speeds] == arithmetics_here()
     for each in result.speeds:
-        assert each.windows[0].window[0] == 64 and each.bytes_per_voxel > 0
+        assert each.windows[0].window[0] == 33 and each.bytes_per_voxel > 0  # half of a core of 62, and its halo
         assert all(speed.seconds < 4 for speed in each.windows)
     assert keep_speeds(choice, str(tmp_path), result)
     assert known_speeds(choice, str(tmp_path), result.processor) == result
