@@ -66,6 +66,11 @@ def usable_gpus() -> list[str]:
     return [] if named == ["-1"] else named
 
 
+def can_use_gpus() -> bool:
+    """Return whether the torch that is installed was built for GPUs."""
+    return not version("torch").endswith("+cpu")
+
+
 def with_gpus(run_dir: str, gpus: Sequence[str]) -> Config:
     """Return a site with a worker for each of `gpus`, and others without one for the stages that need none."""
     cores = len(os.sched_getaffinity(0))
@@ -76,7 +81,7 @@ def with_gpus(run_dir: str, gpus: Sequence[str]) -> Config:
 
 
 def config(run_dir: str) -> Config:
-    gpus = [] if version("torch").endswith("+cpu") else usable_gpus()
+    gpus = usable_gpus() if can_use_gpus() else []
     if gpus:
         return with_gpus(run_dir, gpus)
     cores = len(os.sched_getaffinity(0))

@@ -435,6 +435,17 @@ def test_windows_on_a_gpu_are_those_that_it_was_fastest_with_in_its_own_memory(m
     assert (tiny.window, tiny.sizes_note) == ((80, 80, 80), "")
 
 
+def test_a_gpu_that_could_not_be_measured_is_asked_again_by_the_next_plan(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    working = window_choice.measured_speeds
+    monkeypatch.setattr(window_choice, "measured_speeds", lambda *arguments, **more: None)
+    assert chosen(on_gpu=True, gpu=H100, shape=HUGE).window == (80, 80, 80)
+    assert f"windows of net blur could not be timed on {H100.name}; its own are taken" in caplog.messages
+    monkeypatch.setattr(window_choice, "measured_speeds", working)
+    assert chosen(on_gpu=True, gpu=H100, shape=HUGE).window == (144, 144, 144) and measured == [H100.name]
+
+
 def test_on_a_gpu_less_is_not_worth_measuring_and_speeds_of_a_core_choose_nothing(measured: list[str]) -> None:
     plan = chosen(on_gpu=True, gpu=H100, shape=(700, 700, 700))
     assert (plan.window, plan.sizes_note, measured) == ((80, 80, 80), "", [])

@@ -216,6 +216,7 @@ def test_each_gpu_of_this_machine_gets_a_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, code: int, chosen: str | None, pinned: list[str]
 ) -> None:
     put_smi(tmp_path, monkeypatch, listed, code, chosen)
+    monkeypatch.setattr("volpipe.configs.local.version", lambda package: "2.13.0+cu130")
     gpu, cpu = find_site("local_gpu")(tmp_path).executors
     assert isinstance(gpu, ResilientExecutor)
     assert isinstance(cpu, ResilientExecutor)
@@ -255,6 +256,7 @@ def test_the_default_finds_the_gpus(
 @pytest.mark.parametrize(
     ("listed", "code", "chosen", "said"),
     [
+        ("0\\n", 0, None, "the torch that is installed was built without CUDA"),
         ("", 9, None, "nvidia-smi lists 0 GPUs and CUDA_VISIBLE_DEVICES is None, so none is to be used"),
         ("0\\n", 0, "", "nvidia-smi lists 1 GPUs and CUDA_VISIBLE_DEVICES is '', so none is to be used"),
         (None, 0, None, "no nvidia-smi on the PATH, so no GPU; use --config local"),
@@ -264,6 +266,7 @@ def test_a_machine_without_a_gpu_is_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None, code: int, chosen: str | None, said: str
 ) -> None:
     put_smi(tmp_path, monkeypatch, listed, code, chosen)
+    monkeypatch.setattr("volpipe.configs.local.version", lambda package: "2.13.0+cpu")
     with pytest.raises(SiteError) as refused:
         find_site("local_gpu")(tmp_path)
     assert said in str(refused.value)

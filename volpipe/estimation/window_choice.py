@@ -174,9 +174,11 @@ def _speeds(plan: Plan, gpu: Gpu | None) -> NetSpeeds | None:
     log.info("times windows of net %s, once", plan.net.label, extra=NOTICE)
     on_gpu = "" if gpu is None else gpu.name
     measured = measured_speeds(choice, plan.net, folder, most_seconds=MEASURE_SECONDS, gpu=on_gpu)
-    speeds = measured or NetSpeeds(processor=name)
-    keep_speeds(choice, folder, speeds)  # also that nothing could be: no plan tries it again
-    return speeds
+    if measured is None:
+        log.warning("windows of net %s could not be timed on %s; its own are taken", plan.net.label, name)
+    if measured is not None or gpu is None:  # a GPU may have been in use
+        keep_speeds(choice, folder, measured or NetSpeeds(processor=name))  # so that no plan tries it again
+    return measured
 
 
 def _half(plan: Plan, speeds: NetSpeeds, gpu: Gpu | None) -> Difference | None:
