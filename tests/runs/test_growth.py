@@ -81,6 +81,21 @@ def test_only_new_blocks_and_the_one_at_the_old_face_are_computed(tmp_path: Path
     assert_fresh(report.plan)
 
 
+@pytest.mark.parametrize(("shard", "before", "now"), [(8, 40, 44), (8, 16, 20), (7, 21, 28), (7, 14, 15), (8, 48, 80)])
+def test_coarser_levels_go_on_where_the_old_face_ended_whole_blocks(
+    tmp_path: Path, shard: int, before: int, now: int
+) -> None:
+    """No block changes; at 40 slices a shard of 8 of level 2 is cut, at 21 one of level 1 shows half a slice."""
+    data = noise((now, 16, 16))
+    sizes = windowed((shard, 16, 16), (0, 0, 0), (1, 1, 1), "crop")
+    layout = (f"output.shard=[{shard},16,16]", f"output.chunk=[{shard},8,8]", "output.levels=2")
+    more = ("net.name=identity", *sizes, *layout)
+    write_n5(tmp_path, data[:before])
+    ran(planned(tmp_path, *more))
+    grow(tmp_path / "in.n5", data, chunk=8)
+    assert_fresh(ran(planned(tmp_path, *more), update=True).plan)
+
+
 def test_a_driver_killed_between_journal_and_plan_leaves_the_old_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def test_updated_labels_are_those_of_a_fresh_segmentation(data: st.DataObject) -
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @settings(LAWS, max_examples=200)
 @given(st.data())
 def test_updated_labels_are_those_of_a_fresh_segmentation_at_length(data: st.DataObject) -> None:

@@ -54,6 +54,7 @@ def test_objects_of_boxes_are_those_of_one_piece(few: float, data: st.DataObject
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("few", [-1.0, 0.02, 2.0])
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())

@@ -18,6 +18,7 @@ from conftest import ROOT
 from metadata import ARRAY, GROUP, ZARR3, lay
 
 from volpipe.errors import VolumeError
+from volpipe.geometry.grid import Box
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.volume import Volume, list_arrays, open_volume, open_writer
 
@@ -130,6 +131,24 @@ def test_a_process_opens_a_volume_once_until_it_changes(tmp_path: Path) -> None:
     make(tmp_path / "a", data[:4])
     with pytest.raises(VolumeError, match="open it again"):
         volume.open()
+
+
+@pytest.mark.parametrize("array_format", ["n5", "zarr2", "zarr3"])
+def test_a_volume_that_has_grown_is_read_as_it_was(tmp_path: Path, array_format: str) -> None:
+    data = invented((10, 8, 6), "int32")
+    before = make(tmp_path / "a", data[:6], format=array_format)
+    shutil.rmtree(tmp_path / "a")
+    make(tmp_path / "a", data, format=array_format)
+    reader = before.open()
+    assert reader.shape == (6, 8, 6)
+    np.testing.assert_array_equal(reader[...], data[:6])
+    np.testing.assert_array_equal(reader.read_mirrored(Box((4, 0, 0), (8, 8, 6)))[0], data[[4, 5, 4, 3]])
+    with pytest.raises(VolumeError, match="leaves the volume"):
+        reader.read(Box((0, 0, 0), (7, 8, 6)))
+    shutil.rmtree(tmp_path / "a")
+    make(tmp_path / "a", data.astype("int16"), format=array_format)
+    with pytest.raises(VolumeError, match="open it again"):
+        before.open()
 
 
 def test_importing_brings_no_format_library() -> None:

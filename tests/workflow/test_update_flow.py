@@ -134,6 +134,7 @@ def test_updated_stages_are_those_of_a_fresh_flow(data: st.DataObject) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @settings(LAWS, max_examples=100)
 @given(st.data())
 def test_updated_stages_are_those_of_a_fresh_flow_at_length(data: st.DataObject) -> None:

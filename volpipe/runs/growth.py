@@ -6,6 +6,8 @@ or whose windows weigh otherwise beside new ones, and shards that it cut::
 
     before   |  0  |  1  |  2 ┊                 the face
     now      |  0  |  1  |  2  |  3  |  4 ┊     2 is computed again, 3 and 4 for the first time
+
+A coarser level has faces of its own: where the old one ended whole blocks, it may have cut shards there all the same.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -144,7 +147,31 @@ def _made_again(plan: Plan, old: Work) -> Again:
         if shard not in there and not before.is_direct(shard):
             shards.add(plan.shards().number(before.shards().index(shard)))
     changed = [block for block in blocks if selection.has_block(block)]
-    return rests_on(changed, schedule, selection, filter(selection.is_due, shards))
+    again = rests_on(changed, schedule, selection, filter(selection.is_due, shards))
+    return replace(again, shards=_with_cut(again.shards, before, schedule))
+
+
+def _with_cut(shards: Sequence[Sequence[int]], before: Plan, schedule: RunSchedule) -> list[list[int]]:
+    """Return `shards` of each level, with the coarser ones that the old face cut though no finer one changes."""
+    levels = [set(shards[0])]
+    for level in range(1, len(before.factors)):
+        grids = before.shards(level), schedule.plan.shards(level)
+        moved = set(_touching(*grids, [_moved_coarser(before, schedule.plan, level, axis) for axis in range(3)]))
+        above = {coarser for shard in levels[-1] for coarser in schedule.coarser(level, shard)}
+        levels.append(above.union(moved, shards[level]))
+    return [*map(sorted, levels), *(list(each) for each in shards[len(levels) :])]
+
+
+def _moved_coarser(before: Plan, now: Plan, level: int, axis: int) -> list[bool]:
+    """Return for each place along `axis` of the shards of a coarser `level` of `before` whether it shows more now."""
+
+    def ends(plan: Plan, i: int) -> tuple[int, int]:
+        """Return where the shard at `i` ends, and where what it shows of the finer level does."""
+        shards, finer = plan.shards(level), plan.shards(level - 1)
+        stop = min((i + 1) * shards.cell[axis], shards.shape[axis])
+        return stop, min(stop * plan.step(level)[axis], finer.shape[axis])
+
+    return [ends(before, i) != ends(now, i) for i in range(before.shards(level).counts[axis])]
 
 
 def _touching(before: Grid, now: Grid, along: list[list[bool]]) -> list[int]:

@@ -272,7 +272,10 @@ class Volume:
 
 
 class Reader:
-    """An open array; it may be used by several threads, and pickles as the volume that it reads."""
+    """An open array; it may be used by several threads, and pickles as the volume that it reads.
+
+    One that has grown since is read as the volume was.
+    """
 
     def __init__(self, volume: Volume, cache_bytes: int = 0, *, live: bool = False) -> None:
         folder = volume.folder
@@ -280,7 +283,7 @@ class Reader:
         if header is None:
             silent = ", or its server does not answer" if isinstance(folder, object_store.Remote) else ""
             raise VolumeError(f"no array at {folder} any more{silent}")
-        if header.shape != volume.shape or header.dtype != volume.dtype:
+        if header.dtype != volume.dtype or not _is_there(volume.shape, header):
             raise VolumeError(
                 f"{folder} was {volume.dtype} {volume.shape} and is now {header.dtype} {header.shape}; open it again"
             )
@@ -446,6 +449,13 @@ def make_volume(container: Location, header: Header, dataset: Dataset, levels: t
             *([f"{UNKNOWN_SIZE}: {where.reason}"] if where.reason else []),
         ),
     )
+
+
+def _is_there(shape: tuple[int, ...], header: Header) -> bool:
+    """Return whether an array of `shape` is there: no more than it, or with more behind, where chunks keep places."""
+    if header.format not in damage.CHUNKED:
+        return header.shape == shape
+    return len(header.shape) == len(shape) and all(now >= n for now, n in zip(header.shape, shape, strict=True))
 
 
 def _open_for_reading(header: Header, cache_bytes: int, *, live: bool) -> tensorstore.StoredArray:
