@@ -278,7 +278,7 @@ HOPELESS = {
         "executor cpu cannot start workers: .*image lab/nowhere:1 cannot be pulled: .*ImagePull",
     ),
     "unschedulable": (
-        {"GPUS": "32"},
+        {"GPUS": "32", "MEMORY": "64Gi"},
         "executor gpu cannot start workers: .*Unschedulable: 0/[0-9]+ nodes are available: .*Insufficient",
     ),
     "quota": ({}, "executor cpu cannot start workers: .*403 Forbidden: .*exceeded quota: few"),
