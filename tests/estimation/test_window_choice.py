@@ -14,14 +14,13 @@ from volumes import noise, write_volume
 from volpipe.blockwise.pool import Capacity, Gpu
 from volpipe.estimation import memory, window_choice
 from volpipe.estimation.memory import gpu_bytes, memory_bytes
-from volpipe.estimation.net_speeds import arithmetics_here, measure_speeds_on_gpu, measured_speeds, processor
+from volpipe.estimation.net_speeds import processor
 from volpipe.estimation.window_choice import _difference, fastest_plan
-from volpipe.estimation.window_search import windows_to_try
 from volpipe.geometry.grid import Triple
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.selection import Selection
-from volpipe.nets.cache import keep_speeds, known_speeds
+from volpipe.nets.cache import known_speeds
 from volpipe.nets.facts import Arithmetic, Difference, NetFacts, NetSpeeds, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice, Normalise, load_recipe
@@ -102,16 +101,6 @@ def test_what_the_next_larger_window_would_need_is_said() -> None:
 
 def test_a_worker_with_too_little_memory_for_the_nets_own_window_gets_a_smaller_one() -> None:
     assert chosen(0.65 * GIB).window == (48, 48, 48)
-
-
-def test_the_time_of_a_window_lies_between_those_of_the_next_measured_ones() -> None:
-    sizes = {64: 1.0, 128: 3.0}  # microseconds a voxel
-    windows = [WindowSpeed(window=(n, n, n), seconds=n**3 * rate) for n, rate in sizes.items()]
-    measured = WindowSpeeds(arithmetic=Arithmetic(False, "float32"), bytes_per_voxel=1, windows=windows)
-    by_hand = {32**3: 1.0, 64**3: 1.0, 2 * 64**3: 1.0 + 2 / 3, 128**3: 3.0, 256**3: 3.0}
-    for voxels, rate in by_hand.items():
-        assert measured.seconds(voxels) == pytest.approx(voxels * rate)
-    assert measured.model_copy(update={"windows": ()}).seconds(1) is None
 
 
 HUGE = (4096, 4096, 4096)
@@ -382,26 +371,6 @@ def test_a_small_volume_is_not_worth_measuring_and_a_large_one_is_measured_once(
         assert chosen(settings=settings).window == (80, 80, 80) and len(asked) == 2
 
 
-@pytest.mark.long
-def test_windows_of_a_users_net_are_timed_by_processes_that_do_not_run_the_users_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "mine.py").write_text(
-        "import torch\ndef net():\n    made = torch.nn.Conv3d(1, 1, 3, padding=1)\n    made.halo = [1] * 3\n"
-        "    return made\n"
-    )
-    choice = NetChoice(name=f"{tmp_path / 'mine.py'}:net", untrained=True)
-    result = measured_speeds(choice, describe(choice, str(tmp_path)), str(tmp_path), most_seconds=4.0)
-    assert result is not None
-    assert [each.arithmetic for each in result.speeds] == arithmetics_here()
-    for each in result.speeds:
-        assert each.windows[0].window[0] == 33  # half of a core of 62, and its halo
-        assert all(speed.seconds < 4 for speed in each.windows)
-    assert keep_speeds(choice, str(tmp_path), result)
-    assert known_speeds(choice, str(tmp_path), result.processor) == result
-
-
 H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * GIB)
 
 
@@ -441,7 +410,7 @@ def test_a_gpu_that_could_not_be_measured_is_asked_again_by_the_next_plan(
     working = window_choice.measured_speeds
     monkeypatch.setattr(window_choice, "measured_speeds", lambda *arguments, **more: None)
     assert chosen(on_gpu=True, gpu=H100, shape=HUGE).window == (80, 80, 80)
-    assert f"windows of net blur could not be timed on {H100.name}; its own are taken" in caplog.messages
+    assert f"windows of net blur could not be timed on {H100.name}; the net's own are taken" in caplog.messages
     monkeypatch.setattr(window_choice, "measured_speeds", working)
     assert chosen(on_gpu=True, gpu=H100, shape=HUGE).window == (144, 144, 144) and measured == [H100.name]
 
@@ -481,40 +450,3 @@ def test_a_block_on_a_gpu_that_nobody_timed_is_no_longer_than_a_slow_one_may_tak
         assert math.prod(plan.shard) <= 512**3
     else:
         assert block_seconds(plan, known) <= most  # of a core, which is a tenth of the slowest GPU
-
-
-def test_windows_are_timed_on_a_device_in_the_memory_that_it_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    held_bytes, call_bytes, most_bytes = 10 << 20, 1000, 20_000
-    calls: list[int] = []
-
-    def highest() -> int:
-        peak = held_bytes + call_bytes * len(calls)
-        if peak > held_bytes + most_bytes:
-            raise torch.OutOfMemoryError
-        return peak
-
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held_bytes)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", highest)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append(1))
-    (tmp_path / "mine.py").write_text(
-        "import torch\ndef net():\n    made = torch.nn.Conv3d(1, 1, 3, padding=1)\n    made.halo = [1] * 3\n"
-        "    made.window = [10] * 3\n    return made\n"
-    )
-    choice = NetChoice(name=f"{tmp_path / 'mine.py'}:net", untrained=True)
-    net = describe(choice, str(tmp_path))
-    result = measure_speeds_on_gpu(choice, net, H100.name, str(tmp_path), device="cpu")
-    assert result.processor == H100.name
-    assert [tuple(each.arithmetic) for each in result.speeds] == [
-        (layout, precision) for precision in ("float32", "bfloat16") for layout in (False, True)
-    ]
-    first, *others = result.speeds
-    fits = windows_to_try(net, net.halo)[:5]  # of four calls each, the first of which is not counted
-    assert [speed.window for speed in first.windows] == fits
-    peaks = [call_bytes * 4 * number for number in range(1, 6)]
-    assert first.bytes_per_voxel == max(p / math.prod(w) for p, w in zip(peaks, fits, strict=True))
-    assert not any(other.windows for other in others)  # of which none fits any more

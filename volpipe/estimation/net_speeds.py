@@ -87,20 +87,19 @@ def measure_speeds_on_gpu(
 
     torch.backends.cudnn.deterministic = True  # as workers have it
     take_precision("float32")
-    windows = windows_to_try(facts, aligned_halo(facts))
-    measured = []
-    for arithmetic in _arithmetics(has_half=True):
+
+    def speeds(arithmetic: Arithmetic) -> WindowSpeeds:
         net, per_voxel = laid_out(choice, search_path, arithmetic.channels_last).to(device), [0.0]
 
         def attempt(window: Triple) -> tuple[float, float]:
-            shape = (1, facts.in_channels, *window)
-            seconds, total, num_bytes = _time_on_gpu(net, shape, arithmetic, device)  # noqa: B023  # called before the next
-            per_voxel.append(num_bytes / math.prod(window))  # noqa: B023
+            seconds, total, num_bytes = _time_on_gpu(net, (1, facts.in_channels, *window), arithmetic, device)
+            per_voxel.append(num_bytes / math.prod(window))
             return seconds, total
 
-        times = tuple(_timed(windows, attempt, most_seconds))
-        measured.append(WindowSpeeds(arithmetic=arithmetic, bytes_per_voxel=max(per_voxel), windows=times))
-    return NetSpeeds(processor=gpu, speeds=tuple(measured))
+        times = tuple(_timed(windows_to_try(facts, aligned_halo(facts)), attempt, most_seconds))
+        return WindowSpeeds(arithmetic=arithmetic, bytes_per_voxel=max(per_voxel), windows=times)
+
+    return NetSpeeds(processor=gpu, speeds=tuple(map(speeds, _arithmetics(has_half=True))))
 
 
 def _time_on_gpu(net: nn.Module, shape: Sequence[int], arithmetic: Arithmetic, device: str) -> tuple[float, float, int]:

@@ -175,7 +175,7 @@ def _speeds(plan: Plan, gpu: Gpu | None) -> NetSpeeds | None:
     on_gpu = "" if gpu is None else gpu.name
     measured = measured_speeds(choice, plan.net, folder, most_seconds=MEASURE_SECONDS, gpu=on_gpu)
     if measured is None:
-        log.warning("windows of net %s could not be timed on %s; its own are taken", plan.net.label, name)
+        log.warning("windows of net %s could not be timed on %s; the net's own are taken", plan.net.label, name)
     if measured is not None or gpu is None:  # a GPU may have been in use
         keep_speeds(choice, folder, measured or NetSpeeds(processor=name))  # so that no plan tries it again
     return measured

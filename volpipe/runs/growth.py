@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -147,19 +146,15 @@ def _made_again(plan: Plan, old: Work) -> Again:
         if shard not in there and not before.is_direct(shard):
             shards.add(plan.shards().number(before.shards().index(shard)))
     changed = [block for block in blocks if selection.has_block(block)]
-    again = rests_on(changed, schedule, selection, filter(selection.is_due, shards))
-    return replace(again, shards=_with_cut(again.shards, before, schedule))
 
+    def cut(level: int) -> list[int]:
+        """Return the shards of a coarser level that the old face cut; there may be more levels now."""
+        if level >= len(before.factors):
+            return []
+        moved = [_moved_coarser(before, plan, level, axis) for axis in range(3)]
+        return _touching(before.shards(level), plan.shards(level), moved)
 
-def _with_cut(shards: Sequence[Sequence[int]], before: Plan, schedule: RunSchedule) -> list[list[int]]:
-    """Return `shards` of each level, with the coarser ones that the old face cut though no finer one changes."""
-    levels = [set(shards[0])]
-    for level in range(1, len(before.factors)):
-        grids = before.shards(level), schedule.plan.shards(level)
-        moved = set(_touching(*grids, [_moved_coarser(before, schedule.plan, level, axis) for axis in range(3)]))
-        above = {coarser for shard in levels[-1] for coarser in schedule.coarser(level, shard)}
-        levels.append(above.union(moved, shards[level]))
-    return [*map(sorted, levels), *(list(each) for each in shards[len(levels) :])]
+    return rests_on(changed, schedule, selection, filter(selection.is_due, shards), cut)
 
 
 def _moved_coarser(before: Plan, now: Plan, level: int, axis: int) -> list[bool]:

@@ -151,10 +151,18 @@ class Again:
         return stages | {f"s{level}": to_ranges(shards) for level, shards in enumerate(self.shards)}
 
 
-def rests_on(changed: Sequence[int], schedule: RunSchedule, selection: Selection, lost: Iterable[int] = ()) -> Again:
-    """Return what rests on the blocks that have `changed`, and on shards of level 0 that are `lost` in another way.
+def rests_on(
+    changed: Sequence[int],
+    schedule: RunSchedule,
+    selection: Selection,
+    lost: Iterable[int] = (),
+    coarser: Callable[[int], Iterable[int]] = lambda level: (),
+) -> Again:
+    """Return what rests on the blocks that have `changed`, and on shards that are lost in another way.
 
-    Of these, ones where nothing is selected bring no blocks, but the coarser ones above them.
+    Args:
+        lost: those of level 0; ones where nothing is selected bring no blocks, but the coarser ones above them.
+        coarser: returns those of a coarser level.
     """
     plan, blocks, lost = schedule.plan, set(changed), set(lost)
     gone = {shard for shard in lost if not selection.is_due(shard)}
@@ -164,7 +172,8 @@ def rests_on(changed: Sequence[int], schedule: RunSchedule, selection: Selection
         blocks.update(filter(selection.has_block, plan.blocks_of_shard(shard)))
     levels = [shards | gone]
     for level in range(1, len(plan.factors)):
-        levels.append({coarser for shard in levels[-1] for coarser in schedule.coarser(level, shard)})
+        above = {each for shard in levels[-1] for each in schedule.coarser(level, shard)}
+        levels.append(above.union(coarser(level)))
     return Again(changed, sorted(blocks), [sorted(each) for each in levels])
 
 
