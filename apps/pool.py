@@ -9,15 +9,12 @@ import dataclasses
 import logging
 import os
 import re
-import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +33,7 @@ from parsl.providers import LocalProvider
 
 import volpipe
 from volpipe.apps.app import APPS, perform
+from volpipe.apps.gpus import ask_nvidia, is_torch_for_gpus
 from volpipe.apps.htex.executor import ResilientExecutor, translate_error
 from volpipe.apps.htex.watch import Watch, cancel_blocks
 from volpipe.blockwise.interrupts import INTERRUPTS
@@ -52,7 +50,6 @@ LABELS = ("cpu", "gpu")
 LOOPBACK = "127.0.0.1"
 LOCAL_SHARE = 0.5  # of this machine's memory, by which windows are chosen: it has other work too
 UNKNOWN_SLOTS = 8  # workers assumed of an executor that does not say
-SMI_SECONDS = 20  # that NVIDIA's driver may take to answer
 CLEANUP_SECONDS = 60.0  # Parsl's takes 1 s here and 30 s for pods that ignore TERM; with a dead interchange it hangs
 
 
@@ -304,23 +301,20 @@ def _gpu_of(executors: Sequence[ParslExecutor]) -> Gpu | None:
     """Return the kind of GPU that each worker has to itself, on this machine; None for several kinds, or none."""
     given = [getattr(e, "available_accelerators", None) if _is_local(e) else None for e in executors]
     names = [name for each in given for name in each or ()]
-    if not names or not all(given) or shutil.which("nvidia-smi") is None:
+    if not names or not all(given):
         return None
-    query = "--query-gpu=mig.mode.current,memory.total,name"
-    command = ["nvidia-smi", f"--id={','.join(names)}", query, "--format=csv,noheader,nounits"]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True)
-        (kind,) = set(asked.stdout.splitlines())
+        (kind,) = set(ask_nvidia("mig.mode.current,memory.total,name", f"--id={','.join(names)}"))
         parts, mebibytes, name = kind.split(", ", 2)
         return None if parts == "Enabled" else Gpu(name, int(mebibytes) << 20)  # of a part, nothing is said
-    except (OSError, subprocess.SubprocessError, ValueError):  # several kinds, or a driver of other words
+    except ValueError:  # no answer, several kinds, or a driver of other words
         return None
 
 
 def _sees_gpu(devices: Path = Path("/dev")) -> bool:
     """Return whether torch will find a GPU here, as far as can be told without loading it."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
-    return not hidden and any(devices.glob("nvidia[0-9]*")) and not version("torch").endswith("+cpu")
+    return not hidden and any(devices.glob("nvidia[0-9]*")) and is_torch_for_gpus()
 
 
 def _address(executors: Sequence[ParslExecutor]) -> str:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from parsl.config import Config
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider
 
-from volpipe.apps import ResilientExecutor, read_workers
-
-SMI_SECONDS = 20  # a driver that hangs is no GPU
+from volpipe.apps import ResilientExecutor, ask_nvidia, is_torch_for_gpus, read_workers
 
 
 def executor(label: str, workers: int, threads: int, accelerators: Sequence[str] = ()) -> ResilientExecutor:
@@ -47,14 +42,7 @@ def with_executors(run_dir: str, executors: list[ResilientExecutor]) -> Config:
 
 def listed_gpus() -> list[str]:
     """Return the GPUs of this machine as its driver lists them; none without a driver."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS)
-    except subprocess.TimeoutExpired:
-        return []
-    return asked.stdout.split() if asked.returncode == 0 else []
+    return [line.strip() for line in ask_nvidia("index")]
 
 
 def usable_gpus() -> list[str]:
@@ -64,11 +52,6 @@ def usable_gpus() -> list[str]:
         return listed
     named = [name.strip() for name in chosen.split(",") if name.strip()]
     return [] if named == ["-1"] else named
-
-
-def can_use_gpus() -> bool:
-    """Return whether the torch that is installed was built for GPUs."""
-    return not version("torch").endswith("+cpu")
 
 
 def with_gpus(run_dir: str, gpus: Sequence[str]) -> Config:
@@ -81,7 +64,7 @@ def with_gpus(run_dir: str, gpus: Sequence[str]) -> Config:
 
 
 def config(run_dir: str) -> Config:
-    gpus = usable_gpus() if can_use_gpus() else []
+    gpus = usable_gpus() if is_torch_for_gpus() else []
     if gpus:
         return with_gpus(run_dir, gpus)
     cores = len(os.sched_getaffinity(0))

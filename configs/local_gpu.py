@@ -7,7 +7,8 @@ import shutil
 
 from parsl.config import Config
 
-from volpipe.configs.local import can_use_gpus, listed_gpus, usable_gpus, with_gpus
+from volpipe.apps import is_torch_for_gpus
+from volpipe.configs.local import listed_gpus, usable_gpus, with_gpus
 
 
 def config(run_dir: str) -> Config:
@@ -19,7 +20,7 @@ def config(run_dir: str) -> Config:
             f"nvidia-smi lists {len(listed_gpus())} GPUs and CUDA_VISIBLE_DEVICES is "
             f"{os.environ.get('CUDA_VISIBLE_DEVICES')!r}, so none is to be used; use --config local"
         )
-    if not can_use_gpus():
+    if not is_torch_for_gpus():
         raise RuntimeError(
             "the torch that is installed was built without CUDA, so that nets would run on the CPU; install one for "
             "your GPUs (docs/install.md), or use --config local"

@@ -179,7 +179,7 @@ def test_a_machine_has_a_gpu_where_torch_will_see_it(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(pool, "version", {"torch": torch}.__getitem__)
+    monkeypatch.setattr("volpipe.apps.gpus.version", {"torch": torch}.__getitem__)
     assert pool._sees_gpu(tmp_path) == expected
 
 
@@ -216,7 +216,7 @@ def test_each_gpu_of_this_machine_gets_a_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, code: int, chosen: str | None, pinned: list[str]
 ) -> None:
     put_smi(tmp_path, monkeypatch, listed, code, chosen)
-    monkeypatch.setattr("volpipe.configs.local.version", lambda package: "2.13.0+cu130")
+    monkeypatch.setattr("volpipe.apps.gpus.version", lambda package: "2.13.0+cu130")
     gpu, cpu = find_site("local_gpu")(tmp_path).executors
     assert isinstance(gpu, ResilientExecutor)
     assert isinstance(cpu, ResilientExecutor)
@@ -242,7 +242,7 @@ def test_the_default_finds_the_gpus(
     gpus: list[str],
 ) -> None:  # fmt: skip
     put_smi(tmp_path, monkeypatch, listed, code, chosen)
-    monkeypatch.setattr("volpipe.configs.local.version", lambda package: build)
+    monkeypatch.setattr("volpipe.apps.gpus.version", lambda package: build)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     monkeypatch.delenv("VOLPIPE_WORKERS", raising=False)
     for_nets, *others = find_site("local")(tmp_path).executors
@@ -266,7 +266,7 @@ def test_a_machine_without_a_gpu_is_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None, code: int, chosen: str | None, said: str
 ) -> None:
     put_smi(tmp_path, monkeypatch, listed, code, chosen)
-    monkeypatch.setattr("volpipe.configs.local.version", lambda package: "2.13.0+cpu")
+    monkeypatch.setattr("volpipe.apps.gpus.version", lambda package: "2.13.0+cpu")
     with pytest.raises(SiteError) as refused:
         find_site("local_gpu")(tmp_path)
     assert said in str(refused.value)
