@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from volpipe.geometry.grid import Box, Grid, Index, Lattice, align_up, mirror, ravel, unravel
+from volpipe.geometry.grid import Box, Grid, Index, Lattice, align_up, mirror, mirrored_runs, ravel, unravel
 
 sizes = st.integers(1, 13)
 triples = st.tuples(sizes, sizes, sizes)
@@ -111,6 +111,16 @@ def test_a_window_that_does_not_exist_is_refused(lattice: Lattice) -> None:
 def test_mirror_is_numpy_reflect(size: int, before: int, after: int) -> None:
     expected = np.pad(np.arange(size), (before, after), mode="reflect" if size > 1 else "edge")
     assert mirror(-before, size + after, size).tolist() == expected.tolist()
+
+
+@given(st.integers(1, 9), st.integers(-30, 30), st.integers(1, 30))
+def test_runs_show_what_the_mirror_does(size: int, start: int, length: int) -> None:
+    places = mirror(start, start + length, size)
+    seen, shown = np.arange(places.min(), places.max() + 1), np.full(length, -1)
+    for positions, voxels in mirrored_runs(start, start + length, size):
+        assert (shown[positions] == -1).all()
+        shown[positions] = seen[voxels]
+    assert shown.tolist() == places.tolist()
 
 
 @given(st.tuples(*[st.integers(1, 5)] * 4), st.data())

@@ -420,6 +420,20 @@ def mirror(start: int, stop: int, size: int) -> np.ndarray:
     return np.abs((positions + size - 1) % period - (size - 1))
 
 
+def mirrored_runs(start: int, stop: int, size: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the positions start..stop-1 of one axis in runs, each with the voxels that it shows; see `mirror`.
+
+    Positions are counted from `start`, voxels from the first of those that are shown; in a mirror image they descend.
+    """
+    places = mirror(start, stop, size)
+    places -= places.min()
+    turns = np.flatnonzero(np.diff(places, n=2)) + 2 if size > 1 else np.arange(1, len(places))
+    for first, last in itertools.pairwise([0, *turns.tolist(), len(places)]):
+        low, high = int(places[first]), int(places[last - 1])
+        shown = slice(low, high + 1) if low <= high else slice(low, high - 1 if high else None, -1)
+        yield slice(first, last), shown
+
+
 def mirrored(box: Box, shape: Sequence[int]) -> Box:
     """Return the smallest box around the voxels of a volume of `shape` that `box` shows, mirrored at its faces."""
     if Box.from_shape(tuple(shape)).contains(box):

@@ -12,6 +12,7 @@ A volume keeps its axes as stored; what a `Reader` reads is always (c, z, y, x):
 from __future__ import annotations
 
 import html
+import itertools
 import logging
 import math
 import threading
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
-from volpipe.geometry.grid import Box, mirror, mirrored
+from volpipe.geometry.grid import Box, mirrored, mirrored_runs
 from volpipe.volumes.formats import single_file, webknossos, zarr
 from volpipe.volumes.formats.container import absolute, inside, read_attributes, read_datasets, read_header, read_place
 from volpipe.volumes.formats.ome import Dataset
@@ -375,10 +376,13 @@ class Reader:
         shape = self.volume.spatial_shape
         around = mirrored(box, shape)
         data = self.read(around, num_channels=num_channels)
-        for i, n in enumerate(shape):
-            if (around.start[i], around.stop[i]) != (box.start[i], box.stop[i]):
-                data = data.take(mirror(box.start[i], box.stop[i], n) - around.start[i], axis=i + 1)
-        return data
+        if around == box:
+            return data
+        result = np.empty((len(data), *box.shape), data.dtype)
+        for runs in itertools.product(*map(mirrored_runs, box.start, box.stop, shape)):
+            places, shown = zip(*runs, strict=True)
+            result[:, *places] = data[:, *shown]
+        return result
 
     def read_raw(self, index: object) -> np.ndarray:
         """Return the voxels at `index`, as with numpy but without lists and negative steps, in stored axes."""
