@@ -28,12 +28,13 @@ def voxels(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return data
 
 
-@pytest.mark.parametrize("thickness", [1, 7, 16, 33])
+@pytest.mark.parametrize(("thickness", "threads"), [(1, 1), (7, 3), (16, 2), (33, 64)])
 @pytest.mark.parametrize(("shape", "shard", "chunk", "dtype", "codec"), CASES)
 def test_layers_make_the_bytes_of_a_shard_that_is_written_at_once(
     tmp_path: Path, shape: tuple[int, ...], shard: tuple[int, ...], chunk: tuple[int, ...], dtype: str, codec: str,
-    thickness: int,
+    thickness: int, threads: int, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    monkeypatch.setenv("VOLPIPE_THREADS", str(threads))  # as many chunks are encoded at a time, about
     spec = ArraySpec(shape, np.dtype(dtype), chunk, shard, ("c", "z", "y", "x")[-len(shape) :], codec, 1)
     data, whole = voxels(shape, dtype), Box.from_shape(shape)
     for key in ("at-once", "layers"):

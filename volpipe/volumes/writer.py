@@ -137,9 +137,10 @@ class ShardStream:
         file = header.folder / files.name(tuple(a // n for a, n in zip(box.start, unit, strict=True)))
         self._growing = open_growing(file, shard_bytes(unit, header.dtype))
         self._entries = np.full((*(s // c for s, c in zip(unit, header.chunks, strict=True)), 2), ABSENT, np.uint64)
-        row = list(box.shape)
-        row[-3:-1] = header.chunks[-3:-1]
-        self._encoder = tensorstore.ChunkEncoder(header, tuple(row))
+        depth, height, width = header.chunks[-3:]
+        num_chunks = math.prod(box.shape[:-3]) * -(-box.shape[-1] // width)
+        self._height = height * -(-tensorstore.num_threads() // num_chunks)  # rows of chunks: one for each thread
+        self._encoder = tensorstore.ChunkEncoder(header, (*box.shape[:-3], depth, self._height, box.shape[-1]))
         self._waiting: np.ndarray | None = None  # one for all layers of chunks: it is large
         self._allocate = allocate
         self._num_layers = self._num_appended = self._size = 0
@@ -189,11 +190,10 @@ class ShardStream:
 
     def _write(self, layer: np.ndarray) -> None:
         """Append the chunks of a `layer` as thick as a chunk, or the last one, to the file."""
-        height = self._header.chunks[-2]
-        for row, start in enumerate(range(0, layer.shape[-2], height)):
-            pieces = []
-            for place, data in self._encoder.encode(layer[..., start : start + height, :]):
-                self._entries[*place[:-3], self._num_layers, row, place[-1]] = self._size, len(data)
+        for start in range(0, layer.shape[-2], self._height):
+            pieces, row = [], start // self._header.chunks[-2]
+            for place, data in self._encoder.encode(layer[..., start : start + self._height, :]):
+                self._entries[*place[:-3], self._num_layers, row + place[-2], place[-1]] = self._size, len(data)
                 pieces.append(data)
                 self._size += len(data)
             if pieces:
