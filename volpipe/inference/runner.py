@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     import torch
 
 LARGEST_BATCH = 64
+# Voxels of the windows of a call that keep a GPU at work: four of 84³ are 1.07 to 1.16 times as fast as one by one,
+# those of 148³ and more as fast alone (unet3d on an H100, 2026-11-26).
+ENOUGH_VOXELS = 1 << 22
 WHOLE_BYTES = 2 << 20  # of windows of whole numbers that go through a net on a CPU at once
 
 log = logging.getLogger(__name__)
@@ -126,7 +129,7 @@ class Runner:
     _seconds: float = 0.0
     _spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=deque, repr=False)
 
-    @property
+    @cached_property
     def device_name(self) -> str:
         """The name of the GPU, or "cpu"."""
         import torch
@@ -285,7 +288,8 @@ class Runner:
             raise self.explain(error) from error
 
     def _batch_that_fits(self) -> int:
-        """Return the windows per call: the most that fit a GPU; on a CPU one, or of whole numbers as many as are small.
+        """Return the windows per call: on a GPU as many as fit and keep it at work; on a CPU one, or many small ones of
+        whole numbers.
 
         More make no net faster there that computes much; one that computes little waits for Python between calls.
         """
@@ -293,7 +297,8 @@ class Runner:
             window_bytes = np.dtype(self.plan.source.dtype).itemsize * math.prod(self.plan.window)
             window_bytes *= self.plan.source.num_channels
             return max(1, min(LARGEST_BATCH, WHOLE_BYTES // window_bytes)) if self.plan.keeps_integers else 1
-        most = min(LARGEST_BATCH, self.plan.slab * math.prod(self.plan.lattice.places[1:]))
+        enough = max(1, ENOUGH_VOXELS // math.prod(self.plan.window))
+        most = min(LARGEST_BATCH, enough, self.plan.slab * math.prod(self.plan.lattice.places[1:]))
         try:
             size = largest_that_fits(lambda size: self._fits(self.plan.window, size), most)
         except MemoryError as error:
