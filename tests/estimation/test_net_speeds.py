@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from plans import facts
 
 from volpipe.estimation.net_speeds import arithmetics_here, measure_speeds_on_gpu, measured_speeds
 from volpipe.estimation.window_search import windows_to_try
@@ -23,6 +24,12 @@ def test_the_time_of_a_window_lies_between_those_of_the_next_measured_ones() -> 
     for voxels, rate in by_hand.items():
         assert measured.seconds(voxels) == pytest.approx(voxels * rate)
     assert measured.model_copy(update={"windows": ()}).seconds(1) is None
+
+
+def test_larger_windows_are_tried_on_a_gpu() -> None:
+    net = facts(halo=(8, 8, 8), window=(80, 80, 80))  # cores of 64
+    on_core, on_gpu = windows_to_try(net, net.halo), windows_to_try(net, net.halo, on_gpu=True)
+    assert on_gpu == [*on_core, (272, 272, 272)] and on_core[-1] == (208, 208, 208)
 
 
 @pytest.mark.long
@@ -72,7 +79,7 @@ def test_windows_are_timed_on_a_device_in_the_memory_that_it_counts(
     result = measure_speeds_on_gpu(choice, net, "H100", str(tmp_path), device="cpu")
     assert result.processor == "H100"
     assert [tuple(each.arithmetic) for each in result.speeds] == [
-        (layout, precision) for precision in ("float32", "bfloat16") for layout in (False, True)
+        (layout, precision) for precision in ("float32", "tf32", "bfloat16") for layout in (False, True)
     ]
     first, *others = result.speeds
     fits = windows_to_try(net, net.halo)[:5]  # of four calls each, the first of which is not counted

@@ -259,8 +259,10 @@ def test_a_net_whose_code_is_known_is_compared_once(tmp_path: Path, monkeypatch:
     (tmp_path / "mine.py").write_text("def net():\n    pass\n")
     asked = []
 
-    def measure(choice: NetChoice, normalise: Normalise, net: NetFacts, folder: str, *, device: str) -> Difference:
-        assert device == "cpu"
+    def measure(
+        choice: NetChoice, normalise: Normalise, net: NetFacts, folder: str, *, precision: str, device: str
+    ) -> Difference:
+        assert (precision, device) == ("bfloat16", "cpu")
         asked.append(net.weights_sha256)
         return Difference(normalise=normalise, relative=0.002, levels=1, share=0.13)
 
@@ -420,20 +422,41 @@ def test_on_a_gpu_less_is_not_worth_measuring_and_speeds_of_a_core_choose_nothin
     assert (plan.window, plan.sizes_note, measured) == ((80, 80, 80), "", [])
 
 
-def test_bfloat16_on_a_gpu_is_taken_as_its_own_measurements_are(
-    measured: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("rates", "levels", "taken"),
+    [
+        ({"tf32": 0.6, "bfloat16": 0.4}, {"tf32": 0, "bfloat16": 1}, "bfloat16"),
+        ({"tf32": 0.3, "bfloat16": 0.4}, {"tf32": 0, "bfloat16": 1}, "tf32"),
+        ({"tf32": 0.6, "bfloat16": 0.4}, {"tf32": 0, "bfloat16": 2}, "tf32"),
+        ({"tf32": 0.6, "bfloat16": 0.4}, {"tf32": 3, "bfloat16": 2}, "float32"),
+    ],
+)
+def test_the_fastest_precision_on_a_gpu_is_taken_of_those_that_change_little_there(
+    rates: dict[str, float],
+    levels: dict[str, int],
+    taken: str,
+    measured: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    costs = {(layout, name): (rate, 250) for name, rate in rates.items() for layout in (False, True)}
+    monkeypatch.setattr(f"{__name__}.COSTS", COSTS | costs)
     monkeypatch.setattr(window_choice, "has_bfloat16", lambda: False)  # of the processor beside it
     monkeypatch.setattr(window_choice, "_difference", _difference)
     asked = []
 
-    def measure(choice: NetChoice, normalise: Normalise, net: NetFacts, folder: str, *, device: str) -> Difference:
-        asked.append(device)
-        return Difference(normalise=normalise, relative=0.002, levels=1, share=0.13)
+    def measure(
+        choice: NetChoice, normalise: Normalise, net: NetFacts, folder: str, *, precision: str, device: str
+    ) -> Difference:
+        asked.append((precision, device))
+        return Difference(normalise=normalise, relative=0.002, levels=levels[precision], share=0.13)
 
     monkeypatch.setattr(window_choice, "measured_difference", measure)
     plan = chosen(on_gpu=True, gpu=H100, shape=HUGE, settings=[AUTO])
-    assert (plan.precision, asked) == ("bfloat16", ["cuda"])
+    assert (plan.precision, asked) == (taken, [("tf32", "cuda"), ("bfloat16", "cuda")])
+    assert (f"{taken}, " in plan.precision_note) == (taken != "float32")
+    told = chosen(on_gpu=True, gpu=H100, shape=HUGE)
+    assert told.precision == "float32"
+    assert (f"infer.precision=auto would take {taken}" in told.precision_note) == (taken != "float32")
 
 
 @pytest.mark.parametrize("gpu", [None, H100])

@@ -40,6 +40,7 @@ MEASURED_VOXELS = (84**3, 116**3)  # of windows by which the memory of a net is 
 REPEATS, MOST_REPEATED = 3, 10.0  # of a call that is timed, the fastest counts; no more after so many seconds
 MOST_WAIT = 180.0  # seconds, for processes that load torch and the net
 LEAST_VOXELS = 32**3  # smaller windows are no choice, and too short to be timed
+GPU_PRECISIONS: tuple[Precision, ...] = ("tf32", "bfloat16")  # that may be faster on a GPU than float32
 FIXED_BYTES = 64 << 20  # that a net takes for any window (2026-11)
 
 log = logging.getLogger(__name__)
@@ -81,12 +82,11 @@ def measure_speeds_on_gpu(
 ) -> NetSpeeds:
     """Return what windows of the net cost on this process's `device`, whose name is `gpu`; see `measure_speeds`.
 
-    Memory is the device's. TF32 is float32 here: it makes all windows faster.
+    Memory is the device's.
     """
     import torch
 
     torch.backends.cudnn.deterministic = True  # as workers have it
-    take_precision("float32")
 
     def speeds(arithmetic: Arithmetic) -> WindowSpeeds:
         net, per_voxel = laid_out(choice, search_path, arithmetic.channels_last).to(device), [0.0]
@@ -96,16 +96,17 @@ def measure_speeds_on_gpu(
             per_voxel.append(num_bytes / math.prod(window))
             return seconds, total
 
-        times = tuple(_timed(windows_to_try(facts, aligned_halo(facts)), attempt, most_seconds))
+        times = tuple(_timed(windows_to_try(facts, aligned_halo(facts), on_gpu=True), attempt, most_seconds))
         return WindowSpeeds(arithmetic=arithmetic, bytes_per_voxel=max(per_voxel), windows=times)
 
-    return NetSpeeds(processor=gpu, speeds=tuple(map(speeds, _arithmetics(has_half=True))))
+    return NetSpeeds(processor=gpu, speeds=tuple(map(speeds, _arithmetics(("float32", *GPU_PRECISIONS)))))
 
 
 def _time_on_gpu(net: nn.Module, shape: Sequence[int], arithmetic: Arithmetic, device: str) -> tuple[float, float, int]:
     """Return the seconds of the fastest call, those of all of them, and the bytes that they took beyond the net."""
     import torch
 
+    take_precision(arithmetic.precision)
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     times: list[float] = []
@@ -122,11 +123,10 @@ def _time_on_gpu(net: nn.Module, shape: Sequence[int], arithmetic: Arithmetic, d
 
 def arithmetics_here() -> list[Arithmetic]:
     """Return the arithmetics by which a net may be fast on this machine's processor."""
-    return _arithmetics(has_half=has_bfloat16())
+    return _arithmetics(("float32", "bfloat16") if has_bfloat16() else ("float32",))
 
 
-def _arithmetics(*, has_half: bool) -> list[Arithmetic]:
-    precisions: tuple[Precision, ...] = ("float32", "bfloat16") if has_half else ("float32",)
+def _arithmetics(precisions: Sequence[Precision]) -> list[Arithmetic]:
     return [Arithmetic(layout, precision) for precision in precisions for layout in LAYOUTS]
 
 

@@ -1,4 +1,4 @@
-"""The difference of a net's output in bfloat16 from that in float32, and how much of one a plan allows.
+"""The difference of a net's output in another precision from that in float32, and how much of one a plan allows.
 
 Not here: how much faster a precision is (net_speeds), or which one is taken (window_choice).
 """
@@ -15,12 +15,12 @@ from volpipe.estimation.net_speeds import ask
 from volpipe.geometry.grid import Box, align_up, triple
 from volpipe.inference.intensity import Affine, to_dtype, unit_scale
 from volpipe.inference.plan import Plan
-from volpipe.inference.runner import autocast
+from volpipe.inference.runner import autocast, take_precision
 from volpipe.inference.statistics import sampled_affine
 from volpipe.inference.tiling import aligned_halo
 from volpipe.nets.facts import Difference, NetFacts
 from volpipe.nets.load import build_net
-from volpipe.recipes.inference import NetChoice, Normalise
+from volpipe.recipes.inference import NetChoice, Normalise, Precision
 from volpipe.synthetic.volume import Sample
 
 CORE = 64  # voxels along an axis that are compared, at least: the core is in whole strides
@@ -41,11 +41,18 @@ def _window(net: NetFacts) -> tuple[int, int, int]:
 
 
 def measure_difference(
-    choice: NetChoice, normalise: Normalise, net: NetFacts, search_path: str = "", *, device: str = "cpu"
+    choice: NetChoice,
+    normalise: Normalise,
+    net: NetFacts,
+    search_path: str = "",
+    *,
+    precision: Precision = "bfloat16",
+    device: str = "cpu",
 ) -> Difference:
-    """Return how the output of the net, with its weights, differs in bfloat16, over an invented volume of 8 bits."""
+    """Return how the output of the net, with its weights, differs in `precision`, over an invented volume of 8 bits."""
     import torch
 
+    torch.backends.cudnn.deterministic = True  # as workers have it
     window = _window(net)
     raw = Sample(window).raw(Box.from_shape(window))
     affine = sampled_affine(normalise, raw)
@@ -54,11 +61,12 @@ def measure_difference(
     cut = tuple(slice(h * s, (w - h) * s) for w, h, s in zip(window, aligned_halo(net), net.scale, strict=True))
 
     def output(precision: str) -> np.ndarray:
+        take_precision(precision)
         with torch.inference_mode(), autocast(device, precision):
             result: np.ndarray = module(data).float().cpu().numpy()[0][:, *cut]
         return result
 
-    return difference(output("float32"), output("bfloat16"), net, normalise, affine)
+    return difference(output("float32"), output(precision), net, normalise, affine)
 
 
 def difference(exact: np.ndarray, other: np.ndarray, net: NetFacts, normalise: Normalise, affine: Affine) -> Difference:
@@ -82,7 +90,7 @@ def _grey(data: np.ndarray, net: NetFacts, affine: Affine) -> np.ndarray:
 def is_allowed(plan: Plan, measured: Difference) -> bool:
     """Return whether the output of `plan` may be computed with this difference, by how it is rounded.
 
-    Labels never may. Nor may whole numbers of more than 8 bits: their levels are finer than bfloat16 is.
+    Labels never may. Nor may whole numbers of more than 8 bits: their levels are finer than bfloat16 and TF32 are.
     """
     if plan.is_labels or measured.normalise != plan.recipe.normalise:
         return False
@@ -105,12 +113,18 @@ def change(plan: Plan, measured: Difference) -> str:
 
 
 def measured_difference(
-    choice: NetChoice, normalise: Normalise, net: NetFacts, search_path: str, *, device: str = "cpu"
+    choice: NetChoice,
+    normalise: Normalise,
+    net: NetFacts,
+    search_path: str,
+    *,
+    precision: Precision = "bfloat16",
+    device: str = "cpu",
 ) -> Difference | None:
     """Return what `measure_difference` does, by a process that is none of the caller's program; None where it fails."""
     question = {
         "choice": choice.model_dump(), "normalise": normalise.model_dump(), "net": net.model_dump(),
-        "search_path": search_path, "device": device,
+        "search_path": search_path, "precision": precision, "device": device,
     }  # fmt: skip
     answer = ask("volpipe.estimation.precision", question, MOST_SECONDS)
     return None if answer is None else Difference.model_validate_json(answer)
@@ -121,8 +135,8 @@ def _answer() -> None:
     question = json.loads(sys.stdin.read())
     choice, normalise = NetChoice.model_validate(question["choice"]), Normalise.model_validate(question["normalise"])
     net = NetFacts.model_validate(question["net"])
-    folder, device = question["search_path"], question["device"]
-    sys.stdout.write(measure_difference(choice, normalise, net, folder, device=device).model_dump_json())
+    how = {name: question[name] for name in ("precision", "device")}
+    sys.stdout.write(measure_difference(choice, normalise, net, question["search_path"], **how).model_dump_json())
 
 
 if __name__ == "__main__":

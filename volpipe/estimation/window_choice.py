@@ -1,6 +1,6 @@
 """The choice of windows, layout of tensors and precision: the fastest, as measured, for which workers have the memory.
 
-Not here: how windows are measured (net_speeds), what bfloat16 changes (precision), or where a plan cuts windows
+Not here: how windows are measured (net_speeds), what other precisions change (precision), or where a plan cuts windows
 (inference.tiling). It rests on sizes, on facts of the net and on what the site gives its workers alone, so that the
 same command makes the same plan.
 """
@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from volpipe.blockwise.pool import Capacity, Gpu
 from volpipe.errors import NOTICE, PlanError
 from volpipe.estimation.estimate import windows_along
 from volpipe.estimation.memory import gpu_bytes, memory_bytes, net_bytes
-from volpipe.estimation.net_speeds import has_bfloat16, measured_speeds, processor
+from volpipe.estimation.net_speeds import GPU_PRECISIONS, has_bfloat16, measured_speeds, processor
 from volpipe.estimation.precision import change, compared_voxels, is_allowed, measured_difference
 from volpipe.estimation.window_search import LAYOUTS
+from volpipe.geometry.grid import Triple
 from volpipe.inference.plan import OWN_SIZES, NetSizes, Plan
 from volpipe.inference.tiling import own_window
 from volpipe.nets.cache import can_keep_speeds, keep_speeds, kept_difference, kept_speeds, known_speeds
-from volpipe.nets.facts import FLOAT32, Difference, NetSpeeds, shipped_difference
+from volpipe.nets.facts import FLOAT32, Difference, NetSpeeds, WindowSpeeds, shipped_difference
 from volpipe.nets.tta import forms
 from volpipe.recipes.inference import Precision
 from volpipe.units import shape, size
@@ -30,6 +31,7 @@ from volpipe.units import shape, size
 WORTH_MEASURING = 400**3  # voxels that are computed; fewer take a minute or so, and are not worth ten seconds
 WORTH_MEASURING_ON_GPU = 1200**3
 MEASURE_SECONDS = 4.0  # of calls of the net, in each layout and precision; and to compare two precisions
+MEASURE_SECONDS_ON_GPU = 2.0
 TASK_SECONDS = 720.0  # of a core for a block, as measured; the sites of clusters give a task twice as long
 GPU_TIMES = 10.0  # as fast as a core that a GPU is at least, where nothing was measured on it; an H100 is 180 times
 UNKNOWN_ON_GPU = 512**3  # voxels of a block on a GPU, of a net of which nothing was measured: 0.2 million a second
@@ -82,8 +84,8 @@ def _most_bytes(capacity: Capacity) -> int | None:
 def _fastest_plan(
     make: Callable[[NetSizes], Plan], own: Plan, speeds: NetSpeeds, capacity: Capacity, most_bytes: int
 ) -> Plan:
-    half = _half(own, speeds, capacity.gpu)
-    candidates = list(_candidates(make, own, speeds, capacity, has_half=half is not None))
+    allowed = _allowed(own, speeds, capacity.gpu)
+    candidates = list(_candidates(make, own, speeds, capacity, allowed))
     fitting = [each for each in candidates if each.num_bytes <= most_bytes and _fits_worker(each.plan, capacity)]
     is_auto = own.recipe.infer.precision == "auto"
     chosen = _fastest(fitting if is_auto else _of(fitting, own.precision))
@@ -94,7 +96,7 @@ def _fastest_plan(
     return chosen.plan.changed(
         notes=own.notes,
         sizes_note=_note(chosen, same, before, most_bytes, "a GPU" if capacity.on_gpu else "a worker"),
-        precision_note="" if half is None else _precision_note(own, fitting, half),
+        precision_note=_precision_note(chosen.plan, fitting, allowed),
     )
 
 
@@ -172,8 +174,8 @@ def _speeds(plan: Plan, gpu: Gpu | None) -> NetSpeeds | None:
     if not can_keep_speeds(choice, folder):
         return None
     log.info("times windows of net %s, once", plan.net.label, extra=NOTICE)
-    on_gpu = "" if gpu is None else gpu.name
-    measured = measured_speeds(choice, plan.net, folder, most_seconds=MEASURE_SECONDS, gpu=on_gpu)
+    on_gpu, most_seconds = ("", MEASURE_SECONDS) if gpu is None else (gpu.name, MEASURE_SECONDS_ON_GPU)
+    measured = measured_speeds(choice, plan.net, folder, most_seconds=most_seconds, gpu=on_gpu)
     if measured is None:
         log.warning("windows of net %s could not be timed on %s; the net's own are taken", plan.net.label, name)
     if measured is not None or gpu is None:  # a GPU may have been in use
@@ -181,45 +183,52 @@ def _speeds(plan: Plan, gpu: Gpu | None) -> NetSpeeds | None:
     return measured
 
 
-def _half(plan: Plan, speeds: NetSpeeds, gpu: Gpu | None) -> Difference | None:
-    """Return what bfloat16 changes in the output of `plan`; None where that is too much, not known, or of no use.
+def _allowed(plan: Plan, speeds: NetSpeeds, gpu: Gpu | None) -> dict[Precision, Difference]:
+    """Return what the other precisions change in the output of `plan`; none where it is too much, not known, or of no
+    use.
 
-    Where it is not asked for, it is of use to speak of it for a large volume.
+    Where they are not asked for, it is of use to speak of them for a large volume.
     """
     precision = plan.recipe.infer.precision
     if precision != "auto" and (precision != "float32" or not _is_large(plan, gpu)):
-        return None
-    if (gpu is None and not has_bfloat16()) or speeds.of(FLOAT32._replace(precision="bfloat16")) is None:
-        return None
-    measured = _difference(plan, speeds, gpu)
-    return measured if measured is not None and is_allowed(plan, measured) else None
+        return {}
+    others = GPU_PRECISIONS if gpu is not None else ("bfloat16",) if has_bfloat16() else ()
+    timed = [each for each in others if speeds.of(FLOAT32._replace(precision=each)) is not None]
+    measured = {each: _difference(plan, each, speeds, gpu) for each in timed}
+    return {each: found for each, found in measured.items() if found is not None and is_allowed(plan, found)}
 
 
-def _difference(plan: Plan, speeds: NetSpeeds, gpu: Gpu | None = None) -> Difference | None:
-    """Return how the net's output differs in bfloat16, measured now where nobody knows and it does not take long."""
+def _difference(plan: Plan, precision: Precision, speeds: NetSpeeds, gpu: Gpu | None = None) -> Difference | None:
+    """Return how the net's output differs in `precision`, measured now where nobody knows and it does not take long."""
     choice, net, normalise = plan.recipe.net, plan.net, plan.recipe.normalise
     known = shipped_difference(choice)
-    if known is not None and known.normalise == normalise:
+    if precision == "bfloat16" and known is not None and known.normalise == normalise:
         return known
     float32 = speeds.of(FLOAT32)
     seconds = None if float32 is None else float32.seconds(compared_voxels(net))
     if seconds is None or seconds > MEASURE_SECONDS or not _is_large(plan, gpu):
         return None
-    what = f"bfloat16 {normalise} {net.weights_sha256} on {processor() if gpu is None else gpu.name}"
+    what = f"{precision} {normalise} {net.weights_sha256} on {processor() if gpu is None else gpu.name}"
     folder, device = plan.search_path, "cpu" if gpu is None else "cuda"
     return kept_difference(
-        choice, folder, what, lambda: measured_difference(choice, normalise, net, folder, device=device)
+        choice,
+        folder,
+        what,
+        lambda: measured_difference(choice, normalise, net, folder, precision=precision, device=device),
     )
 
 
 def _candidates(
-    make: Callable[[NetSizes], Plan], own: Plan, speeds: NetSpeeds, capacity: Capacity, *, has_half: bool
+    make: Callable[[NetSizes], Plan],
+    own: Plan,
+    speeds: NetSpeeds,
+    capacity: Capacity,
+    others: Iterable[Precision],
 ) -> Iterator[_Candidate]:
-    """Yield the plans to choose from, those of smaller windows first; those in bfloat16 too where that may be taken."""
-    measured = {each.arithmetic: {speed.window for speed in each.windows} for each in speeds.speeds}
-    windows = [None, *set().union(*measured.values())] if _has_windows(own) else [None]
+    """Yield the plans to choose from, those of smaller windows first; those in `others` of its precision too."""
+    measured = {speed.window for each in speeds.speeds for speed in each.windows}
+    windows = [None, *measured] if _has_windows(own) else [None]
     layouts = LAYOUTS if own.recipe.infer.channels_last == "auto" else (own.channels_last,)
-    precisions: list[Precision] = [own.precision, "bfloat16"] if has_half else [own.precision]
     seen = set()
     for window in sorted(windows, key=lambda each: math.prod(each or own_window(own.net))):
         for channels_last in layouts:
@@ -227,12 +236,16 @@ def _candidates(
                 plan = make(NetSizes(window, channels_last))
             except PlanError:  # a shard, block or augmentation that the recipe gives does not fit this window
                 continue
-            for same in (plan.changed(precision=precision) for precision in precisions):
-                if same.sizes in seen or (window is not None and window not in measured.get(same.arithmetic, ())):
+            for same in (plan.changed(precision=precision) for precision in (own.precision, *others)):
+                if same.sizes in seen or (window is not None and not _is_measured(window, speeds.of(same.arithmetic))):
                     continue
                 if (candidate := _rated(same, speeds, capacity)) is not None:
                     seen.add(same.sizes)
                     yield candidate
+
+
+def _is_measured(window: Triple, speeds: WindowSpeeds | None) -> bool:
+    return speeds is not None and any(speed.window == window for speed in speeds.windows)
 
 
 def _rated(plan: Plan, speeds: NetSpeeds, capacity: Capacity) -> _Candidate | None:
@@ -247,18 +260,16 @@ def _rated(plan: Plan, speeds: NetSpeeds, capacity: Capacity) -> _Candidate | No
     return _Candidate(plan, windows * seconds, num_bytes)
 
 
-def _precision_note(own: Plan, fitting: Iterable[_Candidate], half: Difference) -> str:
-    """Return what bfloat16 gains or would gain, and what it changes; "" where it gains little."""
-    fastest = [_fastest(_of(fitting, precision)) for precision in ("float32", "bfloat16")]
-    float32, bfloat16 = (math.inf if each is None else each.seconds for each in fastest)
-    if fastest[0] is None or fastest[1] is None or float32 < WORTH_ROUNDING * bfloat16:
+def _precision_note(chosen: Plan, fitting: Sequence[_Candidate], allowed: Mapping[Precision, Difference]) -> str:
+    """Return what another precision gains or would gain, and what it changes; "" where it gains little."""
+    float32, other = _fastest(_of(fitting, "float32")), _fastest(fitting)
+    if float32 is None or other is None or float32.seconds < WORTH_ROUNDING * other.seconds:
         return ""
-    gain = f"{float32 / bfloat16:.2g} times as fast as float32"
-    if own.recipe.infer.precision == "auto":
-        return f"bfloat16, {gain}; over an invented volume it changes {change(own, half)}"
+    precision = other.plan.precision
+    would = "" if precision == chosen.precision else "float32; infer.precision=auto would take "
     return (
-        f"float32; infer.precision=auto would take bfloat16, {gain}; over an invented volume it changes "
-        f"{change(own, half)}"
+        f"{would}{precision}, {float32.seconds / other.seconds:.2g} times as fast as float32; over an invented volume "
+        f"it changes {change(chosen, allowed[precision])}"
     )
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 GROWTHS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)  # of the core of the net's own window: shards hold whole cores
+LARGEST_ON_GPU = 4.0  # of these, on a GPU, where larger windows are as fast a voxel and compute less halo
 LAYOUTS = (False, True)  # channels first, channels last
 GPU_BATCHES = (1, 2, 4, 8)
 LONGEST_CALL = 20.0  # seconds; larger windows are not tried after one that took so long
@@ -62,13 +63,13 @@ class WindowCost:
         return self.kept * self.batch / self.seconds
 
 
-def windows_to_try(facts: NetFacts, halo: Triple) -> list[Triple]:
+def windows_to_try(facts: NetFacts, halo: Triple, *, on_gpu: bool = False) -> list[Triple]:
     """Return windows (z, y, x) around the net's own, in whole strides, with a core inside `halo`.
 
     Along an axis of a fixed size they have that size.
     """
     windows = []
-    for growth in GROWTHS:
+    for growth in (*GROWTHS, LARGEST_ON_GPU) if on_gpu else GROWTHS:
         grown = []
         for size, stride, outside in zip(own_window(facts), facts.stride, halo, strict=True):
             edge = align_up(outside, stride)
@@ -130,8 +131,9 @@ def _costs(
     """Yield the cost of windows, whose seconds and bytes `attempt` returns; None where memory is too little."""
     import torch
 
-    batches = GPU_BATCHES if torch.cuda.is_available() else (1,)
-    for window in windows_to_try(facts, halo):
+    on_gpu = torch.cuda.is_available()
+    batches = GPU_BATCHES if on_gpu else (1,)
+    for window in windows_to_try(facts, halo, on_gpu=on_gpu):
         kept = 1
         for size, h, stride in zip(window, halo, facts.stride, strict=True):
             kept *= size - 2 * align_up(h, stride)

@@ -99,8 +99,8 @@ class Plan(OutputPlan):
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """How the net computes on a CPU, where TF32 is float32."""
-        return Arithmetic(self.channels_last, "float32" if self.precision == "tf32" else self.precision)
+        """How the net computes."""
+        return Arithmetic(self.channels_last, self.precision)
 
     @cached_property
     def lattice(self) -> Lattice:

@@ -113,12 +113,14 @@ class NetSpeeds(BaseModel):
     speeds: tuple[WindowSpeeds, ...] = ()
 
     def of(self, arithmetic: Arithmetic) -> WindowSpeeds | None:
-        """Return what was measured of `arithmetic`; None where nothing was."""
-        return next((speeds for speeds in self.speeds if speeds.arithmetic == arithmetic), None)
+        """Return what was measured of `arithmetic`; None where nothing was. TF32 of a processor is float32."""
+        found = {speeds.arithmetic: speeds for speeds in self.speeds}
+        is_tf32 = arithmetic.precision == "tf32" and arithmetic not in found
+        return found.get(arithmetic._replace(precision="float32") if is_tf32 else arithmetic)
 
 
 class Difference(BaseModel):
-    """How the output of a net in bfloat16 differs from that in float32, over an invented volume of 8 bits.
+    """How the output of a net in another precision differs from that in float32, over an invented volume of 8 bits.
 
     Attributes:
         normalise: of that volume.
