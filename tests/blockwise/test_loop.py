@@ -321,10 +321,10 @@ def test_long_tasks_go_alone() -> None:
     assert [len(units) for _, units in workers.tasks] == [1] * 40
 
 
-def test_units_that_take_a_second_go_ten_at_a_time() -> None:
+def test_units_that_take_a_second_go_fifteen_at_a_time() -> None:
     workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=1.0 * len(units))))
     loop_over(Stage("work", 400), workers)[0].run()
-    assert max(len(units) for _, units in workers.tasks) == 10
+    assert max(len(units) for _, units in workers.tasks) == 15
 
 
 def test_bundles_follow_when_units_become_slow() -> None:
@@ -335,8 +335,8 @@ def test_bundles_follow_when_units_become_slow() -> None:
     loop_over(Stage("work", 4000), workers, slots=2)[0].run()
     slow = [len(units) for _, units in workers.tasks if units[-1] >= 2000]
     assert max(slow) == LARGEST_BUNDLE
-    assert sum(size > 10 for size in slow) <= 2 * 2 + 1  # those that were sent before the first slow one came back
-    assert slow[20:40] == [5] * 20
+    assert sum(size > 15 for size in slow) <= 2 * 2 + 1  # those that were sent before the first slow one came back
+    assert slow[20:40] == [7] * 20
 
 
 def test_a_shard_is_added_up_while_the_net_still_runs_and_coarser_levels_follow() -> None:
