@@ -51,7 +51,8 @@ def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
 def test_a_worker_takes_no_more_memory_than_is_planned_before_anything_is_tried(tmp_path: Path, name: str) -> None:
     recipe = ROOT / "configs" / f"{name}.toml"
     write_volume(tmp_path / "in.n5", noise((48, 88, 88)))
-    process = begin(tmp_path, "run", "--recipe", str(recipe), "-o", "out.zarr", "in.n5", VOLPIPE_WORKERS="1")
+    process = begin(tmp_path, "run", "--recipe", str(recipe), "-o", "out.zarr", "in.n5", VOLPIPE_WORKERS="1",
+                    CUDA_VISIBLE_DEVICES="")  # fmt: skip
     assert finish(tmp_path, process).code == 0
     plan = RunFolder(tmp_path / "out.zarr.run").load(Plan)  # with the layout that the site's memory allows
     assert plan is not None and plan.channels_last

@@ -171,7 +171,7 @@ def test_a_task_counts_the_seconds_of_the_net_that_it_loads() -> None:
     with measured("infer") as meter:
         runner = load_runner(planned(IDENTITY))
         runner(windows(1))
-    assert (meter.usage.device, meter.usage.device_seconds) == ("cpu", runner.seconds)
+    assert (meter.usage.device, meter.usage.device_seconds) == (runner.device_name, runner.seconds)
     assert runner.seconds > 0
 
 

@@ -108,7 +108,8 @@ def test_weighted_windows_are_the_weighted_mean_of_what_the_net_gave(tmp_path: P
         "import torch\n"
         "class Ramp(torch.nn.Module):\n"
         "    def forward(self, x):\n"
-        "        return x + torch.arange(x.shape[-1]) * torch.arange(x.shape[-2])[:, None]\n"
+        "        rows, columns = (torch.arange(n, device=x.device) for n in x.shape[-2:])\n"
+        "        return x + columns * rows[:, None]\n"
         "def ramp():\n"
         "    return Ramp()\n"
     )

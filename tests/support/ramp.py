@@ -57,7 +57,13 @@ class Bench:
     def plan(self, *more: str) -> Plan:
         self.num_runs += 1
         scale = list(self.scale)
-        chosen = [*RAW, f"net.scale={scale}", f"net.options={{scale={scale},calls='{self.calls}'}}", *self.division]
+        chosen = [
+            *RAW,
+            "infer.batch=1",
+            f"net.scale={scale}",
+            f"net.options={{scale={scale},calls='{self.calls}'}}",
+            *self.division,
+        ]
         recipe = load_recipe(None, [*chosen, *more])
         return prepare(str(self.folder / "in.n5"), recipe, self.folder / f"{self.num_runs}.zarr", self.folder)
 
