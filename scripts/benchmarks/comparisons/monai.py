@@ -1,7 +1,8 @@
 """`run` against MONAI's sliding_window_inference on a volume in memory, same net, overlap 0.5, Gaussian.
 
-MONAI gets what it does best with here: one process with a thread per core, its volume, normalised, and its result in
-memory, no progress bar, and as many windows per call as are fastest in a trial before. Its windows begin at the
+MONAI gets what it does best with here: one process with a thread per core or a GPU, its volume, normalised, and its
+result in memory, on a GPU that of the GPU if that is faster, no progress bar, and as many windows per call as are
+fastest in a trial before. Its windows begin at the
 volume's faces, those of a run half an overlap before, in mirrored voxels: 7³ against 8³ windows at 256³. The second
 row pads MONAI's volume by as much, which gives both the same windows and nearly the same result (at most 0.005 of
 -1..1 apart over 64³; MONAI's Gaussian lies half a voxel off), and the third lets MONAI's process keep freed memory
@@ -11,6 +12,7 @@ as volpipe's workers do.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -18,10 +20,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import inputs
+from benchmarks import inputs, report
 from benchmarks.comparisons.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, ROOT, session
+from volpipe.workflow.prepare import UNSIZED, Sizing
 
 WINDOW = 64
 SETTINGS = (
@@ -30,7 +33,8 @@ SETTINGS = (
     "windows.blend=gaussian",
     "output.levels=0",
 )
-BATCHES = (1, 2, 4)
+BATCHES = (1, 2, 4, 8)
+EDGE, EDGE_ON_GPU = 256, 512
 VERSION = "1.6.1"
 KEEP_FREED = {"MALLOC_MMAP_THRESHOLD_": str(2**31 - 1), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 
@@ -62,34 +66,38 @@ def sliding(location: str, padding: int, monai: str) -> Callable[[Take], None]:
     if padding:
         voxels = torch.nn.functional.pad(voxels, (padding,) * 6, mode="reflect")
 
-    def infer(data: torch.Tensor, batch: int) -> float:
+    def infer(data: torch.Tensor, batch: int, summed_on: str) -> float:
         started = time.perf_counter()
         with torch.inference_mode():
-            sliding_window_inference(
-                data, (WINDOW,) * 3, batch, net, overlap=0.5, mode="gaussian", sw_device=device, device="cpu"
+            found = sliding_window_inference(
+                data, (WINDOW,) * 3, batch, net, overlap=0.5, mode="gaussian", sw_device=device, device=summed_on
             )
+            found.cpu()
         return time.perf_counter() - started
 
-    part = voxels[..., : 2 * WINDOW, : 2 * WINDOW, : 2 * WINDOW]
-    infer(part, 1)
-    batch = min(BATCHES, key=lambda size: infer(part, size))
+    edge = WINDOW * (4 if device == "cuda" else 2)
+    part = voxels[..., :edge, :edge, :edge]
+    infer(part, 1, device)
+    ways = itertools.product(BATCHES, {device, "cpu"})
+    best = min(ways, key=lambda way: infer(part, *way))
 
     def work(take: Take) -> None:
-        infer(voxels, batch)
+        infer(voxels, *best)
 
     return work
 
 
 def measure(setting: Setting, repeats: int, *, padding: int = 0, keep_freed: bool = False) -> Iterator[Outcome]:
-    location = inputs.volume(setting, setting.cube(256))
+    location = inputs.volume(setting, setting.cube(EDGE_ON_GPU if report.gpu() else EDGE))
     arguments = location, padding, str(monai_folder(setting))
     with session(setting) as running, peers(1, sliding, *arguments, env=KEEP_FREED if keep_freed else {}) as go:
-        yield from compared(repeats, lambda: running.run(location, *SETTINGS), go, "MONAI")
+        sizing = Sizing(running.executors.capacity) if report.gpu() else UNSIZED
+        yield from compared(repeats, lambda: running.run(location, *SETTINGS, sizing=sizing), go, "MONAI")
 
 
 WHY = (
-    "256³ uint8 in N5 to OME-Zarr, windows of 64³, default net; MONAI reads and writes memory only, has all cores in "
-    "one process and its fastest batch"
+    "256³ uint8, on a GPU 512³, in N5 to OME-Zarr, windows of 64³, default net; MONAI reads and writes memory only, "
+    "has all cores in one process or the GPU, and its fastest batch"
 )
 ROWS = [
     Row("monai", "run / MONAI sliding_window_inference", 1.1, 1.0, measure, why=WHY),
