@@ -235,15 +235,15 @@ class Infer(Section):
     """How the net is run."""
 
     batch: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Windows of one pass. auto: one on a CPU, as many as fit on a GPU. A batch that is too much is halved."""
+    """Windows of one pass. auto: one on a CPU, as many as keep a GPU at work. A batch that is too much is halved."""
     threads: int = Field(1, ge=1, le=1024)
     """Threads of a CPU in each worker. Another number sums in another order and changes last bits, so it is the
     recipe's, not the site's."""
     precision: Precision | Auto = "float32"
     """Of the net's arithmetic; sums over windows are float32. tf32: float32 of which GPUs, from Ampere on, multiply
-    only the first 10 bits of the fraction; other devices compute in float32. auto: bfloat16 where it was measured to be
-    faster on the processors of the site, and to change voxels of 8 bits by no more than one grey level, those of floats
-    by no more than a thousandth of the output's range; else float32."""
+    only the first 10 bits of the fraction; other devices compute in float32. auto: bfloat16, or tf32 on a GPU, where it
+    was measured to be faster on the processors or GPUs of the site, and to change voxels of 8 bits by no more than one
+    grey level, those of floats by no more than a thousandth of the output's range; else float32."""
     channels_last: bool | Auto = "auto"
     """Lay tensors out with channels last. It changes last bits. auto: where the net was measured to be faster so on the
     processors of the site."""
