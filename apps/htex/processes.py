@@ -16,8 +16,10 @@ import sys
 import time
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
-from multiprocessing.managers import SyncManager
+from multiprocessing.managers import DictProxy, SyncManager
+from multiprocessing.process import parent_process
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from volpipe.apps.htex.lean_imports import PACKAGES, import_without
 
@@ -27,7 +29,41 @@ NETS = ("torch", "tensorstore", "volpipe.nets.load", "volpipe.inference.infer")
 FIRST, PRELOADED = "volpipe.apps.htex.preload_first", ("volpipe.runs.worker", "volpipe.apps.htex.preload")
 LESS_OFTEN = 50_000  # objects after which garbage is looked for: what imports make stays
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+LOST = 1  # exit code of a pool whose workers could get no task any more
 WORKER = "volpipe-worker"  # name of their processes; the system takes 15 letters
+
+
+if TYPE_CHECKING:
+    Tasks = DictProxy[int, Any]
+else:
+    Tasks = DictProxy  # generic from Python 3.13 on
+
+
+class TasksInHand(Tasks):
+    """The task that each worker of a pool has in hand, by which the pool knows what one that has died took with it."""
+
+    def pop(self, *worker: Any) -> Any:  # Any: as of a dictionary
+        """Take the task of a worker out and return it; the pool ends where one has died that has none.
+
+        It waited, with the lock of the queue from which all take their tasks, and nobody gets that any more; or it died
+        just when it had taken one, of which nobody knows then (Parsl 2026.10.26). The driver sends the tasks of a pool
+        that ends to others.
+        """
+        try:
+            return super().pop(*worker)
+        except KeyError:
+            if parent_process() is None:
+                print(f"worker {worker[0]} died while it waited for a task, so that its pool ends", file=sys.stderr)
+                sys.stderr.flush()
+                os._exit(LOST)
+            raise
+
+
+class PoolManager(SyncManager):
+    """A manager of what a pool and its workers share."""
+
+
+PoolManager.register("dict", dict, TasksInHand)
 
 
 class Forked(ForkServerContext):
@@ -35,7 +71,7 @@ class Forked(ForkServerContext):
 
     def Manager(self) -> SyncManager:
         """Return a manager as that of the spawned, which is no worker."""
-        manager = SyncManager(ctx=self)
+        manager = PoolManager(ctx=self)
         manager.start(be_known_as, ["volpipe-manager"])
         return manager
 

@@ -105,6 +105,20 @@ def test_workers_die_with_what_they_are_forks_of_and_others_take_their_place(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_pools_start_anew")
+def test_a_worker_that_is_killed_while_it_waits_for_a_task_ends_its_pool_and_another_takes_its_place(
+    kernel: DataFlowKernel, executor: ResilientExecutor
+) -> None:
+    """It waits with the lock of the pool's queue: no worker that is left, or comes after it, would get a task."""
+    worker = psutil.Process(executor.submit(os.getpid, {}).result(60))
+    time.sleep(0.5)  # else it may not wait yet
+    worker.kill()
+    error = executor.submit(abs, {}, -3).exception(60)
+    assert error is None or isinstance(error, lost.ManagerLost)  # of the pool that ended meanwhile
+    assert executor.submit(abs, {}, -3).result(60) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_pools_start_anew")
 def test_workers_that_run_no_nets_have_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = ResilientExecutor("cpu", local_provider(), **ARGUMENTS)
     with started(tmp_path, executor, monkeypatch):
