@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 from hypothesis import HealthCheck, settings
@@ -139,4 +141,5 @@ def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
 
     yield
     for process in processes_in(tmp_path):
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended since
+            process.kill()
