@@ -6,6 +6,7 @@ Not here: sites (configs), or the apps.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import re
@@ -40,6 +41,7 @@ from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Capacity, Gpu, Site, Start, WorkerPool, followed
 from volpipe.sites.find import find_site, name_user, try_site
+from volpipe.sites.gpus import remembered_gpu
 from volpipe.volumes.node_cache import VARIABLE
 from volpipe.volumes.storage.metadata import memory_bytes
 from volpipe.volumes.storage.paths import delete
@@ -48,6 +50,11 @@ log = logging.getLogger(__name__)
 
 LABELS = ("cpu", "gpu")
 LOOPBACK = "127.0.0.1"
+# By what schedulers are told which GPU is wanted, of Slurm and of Kubernetes.
+ASKED = (
+    "partition", "qos", "constraint", "gpus_per_node", "scheduler_options",
+    "kubeconfig", "context", "namespace", "gpu_resource", "node_selector", "affinity",
+)  # fmt: skip
 LOCAL_SHARE = 0.5  # of this machine's memory, by which windows are chosen: it has other work too
 UNKNOWN_SLOTS = 8  # workers assumed of an executor that does not say
 CLEANUP_SECONDS = 60.0  # Parsl's takes 1 s here and 30 s for pods that ignore TERM; with a dead interchange it hangs
@@ -137,7 +144,7 @@ def starting(name: str, folder: Path, *, fresh: bool = False) -> Iterator[Site]:
     start, config = on_site(name), try_site(name, folder)
     executors = getattr(config, "executors", ())
     site = Site(name, start, capacity_of(executors))
-    is_near = bool(executors) and all(isinstance(e, ResilientExecutor) and _is_local(e) for e in executors)
+    is_near = bool(executors) and all(isinstance(e, ResilientExecutor) and is_local(e) for e in executors)
     if fresh or not is_near or folder.parent.exists() or not _made(folder):
         yield site
         return
@@ -188,19 +195,26 @@ def capacity_at(name: str, folder: Path) -> Capacity:
 
 def capacity_of(executors: Sequence[ParslExecutor]) -> Capacity:
     """Return what `executors` give workers: of this machine's memory a share, of a cluster's what is asked for."""
-    for_nets = [e for e in executors if e.label in _with_label(executors, "gpu")]
-    here = sum(map(_num_workers, filter(_is_local, executors)))
+    for_nets = executors_for_nets(executors)
+    here = sum(map(_num_workers, filter(is_local, executors)))
 
     def worker_bytes(executor: ParslExecutor) -> int | None:
-        return int(LOCAL_SHARE * memory_bytes() / here) if _is_local(executor) else _worker_bytes(executor)
+        return int(LOCAL_SHARE * memory_bytes() / here) if is_local(executor) else _worker_bytes(executor)
 
     known = [worker_bytes(executor) for executor in for_nets]
     num_workers = sum(map(_num_workers, for_nets))
     least = None if None in known else min(filter(None, known), default=None)
-    return Capacity(least, num_workers, bool(for_nets) and all(map(_has_gpu, for_nets)), _gpu_of(for_nets))
+    on_gpu, is_here = bool(for_nets) and all(map(_has_gpu, for_nets)), all(map(is_local, for_nets))
+    return Capacity(least, num_workers, on_gpu, _gpu_of(for_nets) if is_here else _gpu_away(for_nets), is_here)
 
 
-def _is_local(executor: ParslExecutor) -> bool:
+def executors_for_nets(executors: Sequence[ParslExecutor]) -> list[ParslExecutor]:
+    """Return those of `executors` that run nets."""
+    labels = _with_label(executors, "gpu")
+    return [executor for executor in executors if executor.label in labels]
+
+
+def is_local(executor: ParslExecutor) -> bool:
     """Return whether its workers are processes or threads of this machine."""
     return isinstance(executor, ThreadPoolExecutor) or (
         isinstance(executor, HighThroughputExecutor) and isinstance(executor.provider, LocalProvider)
@@ -294,12 +308,12 @@ def _worker_threads(executors: Sequence[ParslExecutor]) -> int | None:
 
 def _has_gpu(executor: ParslExecutor) -> bool:
     """Return whether nets of its workers are on a GPU: each has one by the site, or all are here and torch sees one."""
-    return bool(getattr(executor, "available_accelerators", None)) or (_is_local(executor) and _sees_gpu())
+    return bool(getattr(executor, "available_accelerators", None)) or (is_local(executor) and _sees_gpu())
 
 
 def _gpu_of(executors: Sequence[ParslExecutor]) -> Gpu | None:
     """Return the kind of GPU that each worker has to itself, on this machine; None for several kinds, or none."""
-    given = [getattr(e, "available_accelerators", None) if _is_local(e) else None for e in executors]
+    given = [getattr(e, "available_accelerators", None) for e in executors]
     names = [name for each in given for name in each or ()]
     if not names or not all(given):
         return None
@@ -309,6 +323,22 @@ def _gpu_of(executors: Sequence[ParslExecutor]) -> Gpu | None:
         return None if parts == "Enabled" else Gpu(name, int(mebibytes) << 20)  # of a part, nothing is said
     except ValueError:  # no answer, several kinds, or a driver of other words
         return None
+
+
+def _gpu_away(executors: Sequence[ParslExecutor]) -> Gpu | None:
+    """Return the kind of GPU that was found where all of these workers ask for theirs; None where nobody looked."""
+    found = {remembered_gpu(asked) if (asked := asked_of(executor)) else None for executor in executors}
+    return found.pop() if len(found) == 1 else None
+
+
+def asked_of(executor: ParslExecutor) -> str:
+    """Return what a scheduler is asked for, for a worker of `executor` with a GPU; "" where it is to have none."""
+    provider = getattr(executor, "provider", None)
+    if provider is None or not getattr(executor, "available_accelerators", None):
+        return ""
+    places = (provider, getattr(provider, "shape", None))
+    asked = {name: getattr(place, name) for place in places for name in ASKED if hasattr(place, name)}
+    return json.dumps({"provider": type(provider).__name__, **asked}, sort_keys=True, default=str)
 
 
 def _sees_gpu(devices: Path = Path("/dev")) -> bool:

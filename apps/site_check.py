@@ -76,7 +76,7 @@ def check_site(
     configure, whole = find_site(str(site)), Path(folder).absolute()
     folder = next(parent for parent in (whole, *whole.parents) if parent.is_dir())
     chosen = open_volume(volume) if volume is not None else None
-    with _place(folder) as place:
+    with place_in(folder) as place:
         question = _question(chosen, place / MARK)
         here = node_facts.examine({**question, "try_gpus": False})
         checked = Checked(str(folder), str(chosen or ""), here)
@@ -95,7 +95,7 @@ def check_site(
 def ask_each(config: Config, question: Question, wait_seconds: float, on_answer: OnAnswer) -> list[Answer]:
     """Return the answer of one worker of each executor of `config`, of which one block each is started and stopped."""
     for executor in config.executors:
-        _limit(executor)
+        limit(executor)
     config.strategy = "none"  # starts the first blocks, and no more whatever becomes of them
     config.strategy_period = POLL_SECONDS  # within which Parsl's own thread starts them; two at it would start two
     began = time.monotonic()
@@ -122,8 +122,8 @@ def _answers(asked: Sequence[Asked], began: float, wait_seconds: float, on_answe
             label, gpus = executor.label, gpus_of(executor)
             answer = _answer(executor, future, began) if future.done() else None
             if answer is None and is_late:
-                answer = Answer(label, gpus, trouble=_why_late(executor, wait_seconds))
-            elif answer is None and (trouble := _trouble_of(executor)):
+                answer = Answer(label, gpus, trouble=why_late(executor, wait_seconds))
+            elif answer is None and (trouble := trouble_of(executor)):
                 if label in suspects:  # its answer, or a better reason, may be on its way
                     answer = Answer(label, gpus, trouble=trouble)
                 suspects.add(label)
@@ -166,7 +166,7 @@ def _in_words(executor: ParslExecutor, error: BaseException) -> str:
     return f"its worker could not report: {describe_error(error) if isinstance(error, Exception) else error}"
 
 
-def _trouble_of(executor: ParslExecutor) -> str:
+def trouble_of(executor: ParslExecutor) -> str:
     """Return why no answer can come any more, "" while one can."""
     if not isinstance(executor, HighThroughputExecutor):
         return ""
@@ -177,7 +177,7 @@ def _trouble_of(executor: ParslExecutor) -> str:
     return ""
 
 
-def _why_late(executor: ParslExecutor, wait_seconds: float) -> str:
+def why_late(executor: ParslExecutor, wait_seconds: float) -> str:
     waited = f"no answer within {wait_seconds:g} s"
     if not isinstance(executor, HighThroughputExecutor):
         return waited
@@ -206,7 +206,7 @@ def gpus_of(executor: ParslExecutor) -> Gpus:
     return Gpus.WAIVED if asked and not any(asked) else Gpus.NEEDED
 
 
-def _limit(executor: ParslExecutor) -> None:
+def limit(executor: ParslExecutor) -> None:
     """Let `executor` have one block."""
     provider = getattr(executor, "provider", None)
     if provider is not None:
@@ -234,7 +234,7 @@ def _middle(volume: Volume) -> Part:
 
 
 @contextmanager
-def _place(folder: Path) -> Iterator[Path]:
+def place_in(folder: Path) -> Iterator[Path]:
     """Give a new folder with a mark in `folder`, as open to others as a run's, and delete it.
 
     Raises:

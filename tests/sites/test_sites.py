@@ -398,7 +398,7 @@ def test_a_cluster_gives_the_memory_that_is_asked_of_it(tmp_path: Path, monkeypa
     for key, value in {"partition": "cpu", "mem_gb": "32", "cores": "8", "max_jobs": "4", "gpus": "0"}.items():
         monkeypatch.setenv(f"VOLPIPE_SLURM_{key.upper()}", value)
     capacity = pool.capacity_at("slurm_single", tmp_path)
-    assert capacity == Capacity(4 * 10**9, 32, on_gpu=False)
+    assert capacity == Capacity(4 * 10**9, 32, on_gpu=False, is_here=False)
 
 
 NAME = "NVIDIA H100 80GB HBM3"
@@ -426,5 +426,5 @@ def test_the_kind_of_a_machines_gpus_is_what_their_driver_says(
     away = HighThroughputExecutor(
         label="gpu", address="127.0.0.1", provider=SlurmProvider(), encrypted=False, available_accelerators=2
     )
-    assert pool._gpu_of([away]) is None  # its driver is another one
+    assert pool.capacity_of([away]).gpu is None  # its driver is another one
     assert pool._gpu_of([htex("local", 2)]) is None

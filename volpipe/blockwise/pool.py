@@ -33,13 +33,16 @@ class Capacity:
         worker_bytes: memory of each, None where the site does not say.
         num_workers: that run nets.
         on_gpu: whether these have a GPU each.
-        gpu: which one, of this machine, that this process sees as well; None where nobody knows.
+        gpu: which one, of this machine, or as it was found on the site (`volpipe net --config`); None where nobody
+            knows.
+        is_here: whether they are on this machine, so that this process sees their GPUs as well.
     """
 
     worker_bytes: int | None
     num_workers: int
     on_gpu: bool
     gpu: Gpu | None = None
+    is_here: bool = True
 
 
 class WorkerPool(Protocol):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import volpipe as vp
-from volpipe.cli.options import RecipeFile, Settings, amount, complete_net
+from volpipe.cli.options import RecipeFile, Settings, amount, complete_net, complete_site
 from volpipe.display.console import columns, err, measuring_shown, out
 from volpipe.errors import VolpipeError
 from volpipe.units import shape, size
@@ -48,6 +48,18 @@ def net(
         float, typer.Option(parser=amount, metavar="E", help="Largest error that a halo may leave.")
     ] = HALF_A_GREY_LEVEL,
     no_costs: Annotated[bool, typer.Option("--no-costs", help="Try no windows for their memory and speed.")] = False,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="SITE",
+            help="Time windows on a GPU worker of this site, once; plans for the site then take the fastest.",
+            autocompletion=complete_site,
+        ),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0.0, metavar="SECONDS", help="With --config: for the worker.")
+    ] = 300,
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
     with measuring_shown():
@@ -65,7 +77,9 @@ def net(
         raise typer.Exit(UNTRUE)
     out.print(_geometry_table(facts, geometry))
     halo = geometry.halo if any(facts.fixed) else _halos(report.recipe, facts, geometry, volume, error)
-    if not no_costs:
+    if config is not None:
+        _times(report.recipe, facts, config, wait)
+    elif not no_costs:
         _costs(report.recipe, facts, halo)
     for sentence in report.untruths:
         err.print(sentence, markup=False)
@@ -112,6 +126,27 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
     assert enough is not None  # the exact halo leaves rounding alone
     out.print(f"halo {shape(enough)} keeps errors below {error:.2g}, over {volume or 'an invented volume'}")
     return enough
+
+
+def _times(chosen: Recipe, facts: NetFacts, site: str, wait: float) -> None:
+    """Print how fast windows are on a GPU of `site`, by arithmetic, in millions of voxels a second."""
+    from volpipe.apps.net_times import time_at_site
+
+    times = time_at_site(site, chosen, facts, wait_seconds=wait)
+    measured = {
+        f"{each.arithmetic.precision}{', channels last' if each.arithmetic.channels_last else ''}": {
+            speed.window: math.prod(speed.window) / speed.seconds / 1e6 for speed in each.windows
+        }
+        for each in times.speeds.speeds
+    }
+    table = columns("window", *measured)
+    for window in sorted({window for rates in measured.values() for window in rates}, key=math.prod):
+        table.add_row(
+            shape(window), *(f"{rates[window]:.0f}" if window in rates else "" for rates in measured.values())
+        )
+    out.print(table)
+    gpu = f"{times.gpu.name}, {size(times.gpu.num_bytes)}"
+    out.print(f"Mvoxel/s on {gpu}; plans for the GPUs of {site} choose windows by them from now on", markup=False)
 
 
 def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:

@@ -34,6 +34,11 @@ def compared_voxels(net: NetFacts) -> int:
     return math.prod(_window(net))
 
 
+def difference_key(precision: Precision, normalise: Normalise, net: NetFacts, processor: str) -> str:
+    """Return by what the difference of a net in `precision` is remembered, as measured on a processor or GPU."""
+    return f"{precision} {normalise} {net.weights_sha256} on {processor}"
+
+
 def _window(net: NetFacts) -> tuple[int, int, int]:
     """Return the window (z, y, x): a core with the halo around it, or the only size that the net takes."""
     sizes = zip(net.fixed, net.stride, aligned_halo(net), strict=True)

@@ -12,18 +12,25 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from volpipe.blockwise.pool import Capacity, Gpu
+from volpipe.blockwise.pool import Capacity
 from volpipe.errors import NOTICE, PlanError
 from volpipe.estimation.estimate import windows_along
 from volpipe.estimation.memory import gpu_bytes, memory_bytes, net_bytes
 from volpipe.estimation.net_speeds import GPU_PRECISIONS, has_bfloat16, measured_speeds, processor
-from volpipe.estimation.precision import change, compared_voxels, is_allowed, measured_difference
+from volpipe.estimation.precision import change, compared_voxels, difference_key, is_allowed, measured_difference
 from volpipe.estimation.window_search import LAYOUTS
 from volpipe.geometry.grid import Triple
 from volpipe.inference.plan import OWN_SIZES, NetSizes, Plan
 from volpipe.inference.tiling import own_window
-from volpipe.nets.cache import can_keep_speeds, keep_speeds, kept_difference, kept_speeds, known_speeds
-from volpipe.nets.facts import FLOAT32, Difference, NetSpeeds, WindowSpeeds, shipped_difference
+from volpipe.nets.cache import (
+    can_keep_speeds,
+    keep_speeds,
+    kept_difference,
+    kept_speeds,
+    known_difference,
+    known_speeds,
+)
+from volpipe.nets.facts import FLOAT32, Difference, NetFacts, NetSpeeds, WindowSpeeds, shipped_difference
 from volpipe.nets.tta import forms
 from volpipe.recipes.inference import Precision
 from volpipe.units import shape, size
@@ -37,6 +44,8 @@ GPU_TIMES = 10.0  # as fast as a core that a GPU is at least, where nothing was 
 UNKNOWN_ON_GPU = 512**3  # voxels of a block on a GPU, of a net of which nothing was measured: 0.2 million a second
 NOTABLE = 1.03  # times as fast: less is no reason for larger windows, or to speak of
 WORTH_ROUNDING = 1.2  # times as fast: less is no reason to speak of another precision
+
+UNTIMED = "the net's own; `volpipe net NAME --config SITE` times others on the site's GPUs, once for all plans"
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +76,9 @@ def fastest_plan(make: Callable[[NetSizes], Plan], capacity: Capacity | None) ->
     most_bytes = _most_bytes(capacity)
     is_open = most_bytes is not None and _is_open(own)
     is_asked = (is_open or own.has_slabs) and (capacity.gpu is not None or not capacity.on_gpu)
-    speeds = _speeds(own, capacity.gpu) if is_asked else None
-    plan = own
+    speeds = _speeds(own, capacity) if is_asked else None
+    is_untimed = capacity.on_gpu and not capacity.is_here and speeds is None
+    plan = own.changed(sizes_note=UNTIMED) if is_untimed and _is_open(own) and _is_large(own, on_gpu=True) else own
     if most_bytes is not None and is_open and speeds is not None:
         plan = _fastest_plan(make, own, speeds, capacity, most_bytes)
     return _in_short_tasks(make, plan, speeds, on_gpu=capacity.on_gpu)
@@ -84,7 +94,7 @@ def _most_bytes(capacity: Capacity) -> int | None:
 def _fastest_plan(
     make: Callable[[NetSizes], Plan], own: Plan, speeds: NetSpeeds, capacity: Capacity, most_bytes: int
 ) -> Plan:
-    allowed = _allowed(own, speeds, capacity.gpu)
+    allowed = _allowed(own, speeds, capacity)
     candidates = list(_candidates(make, own, speeds, capacity, allowed))
     fitting = [each for each in candidates if each.num_bytes <= most_bytes and _fits_worker(each.plan, capacity)]
     is_auto = own.recipe.infer.precision == "auto"
@@ -159,17 +169,18 @@ def _has_windows(plan: Plan) -> bool:
     return choice.shape == "auto" and is_exact and not any(net.fixed)
 
 
-def _is_large(plan: Plan, gpu: Gpu | None) -> bool:
+def _is_large(plan: Plan, *, on_gpu: bool) -> bool:
     """Return whether the net computes long enough that it is worth measuring."""
-    least = WORTH_MEASURING if gpu is None else WORTH_MEASURING_ON_GPU
+    least = WORTH_MEASURING_ON_GPU if on_gpu else WORTH_MEASURING
     return _num_windows(plan) * math.prod(plan.window) >= least
 
 
-def _speeds(plan: Plan, gpu: Gpu | None) -> NetSpeeds | None:
-    """Return what windows of the net cost here, or on a `gpu` of this machine; measured now if unknown and it pays."""
-    choice, folder, name = plan.recipe.net, plan.search_path, processor() if gpu is None else gpu.name
+def _speeds(plan: Plan, capacity: Capacity) -> NetSpeeds | None:
+    """Return what windows of the net cost here, or on the site's GPU; if unknown, measured here where it pays."""
+    choice, folder, gpu = plan.recipe.net, plan.search_path, capacity.gpu
+    name, is_away = _processor(capacity), gpu is not None and not capacity.is_here
     known = (known_speeds if gpu is None else kept_speeds)(choice, folder, name)
-    if known is not None or not _is_large(plan, gpu):
+    if known is not None or is_away or not _is_large(plan, on_gpu=gpu is not None):
         return known
     if not can_keep_speeds(choice, folder):
         return None
@@ -183,39 +194,51 @@ def _speeds(plan: Plan, gpu: Gpu | None) -> NetSpeeds | None:
     return measured
 
 
-def _allowed(plan: Plan, speeds: NetSpeeds, gpu: Gpu | None) -> dict[Precision, Difference]:
+def _processor(capacity: Capacity) -> str:
+    """Return the name of what computes, by which its speeds are remembered."""
+    return processor() if capacity.gpu is None else capacity.gpu.name
+
+
+def _allowed(plan: Plan, speeds: NetSpeeds, capacity: Capacity) -> dict[Precision, Difference]:
     """Return what the other precisions change in the output of `plan`; none where it is too much, not known, or of no
     use.
 
     Where they are not asked for, it is of use to speak of them for a large volume.
     """
-    precision = plan.recipe.infer.precision
-    if precision != "auto" and (precision != "float32" or not _is_large(plan, gpu)):
+    precision, has_gpu = plan.recipe.infer.precision, capacity.gpu is not None
+    if precision != "auto" and (precision != "float32" or not _is_large(plan, on_gpu=has_gpu)):
         return {}
-    others = GPU_PRECISIONS if gpu is not None else ("bfloat16",) if has_bfloat16() else ()
+    others = GPU_PRECISIONS if has_gpu else ("bfloat16",) if has_bfloat16() else ()
     timed = [each for each in others if speeds.of(FLOAT32._replace(precision=each)) is not None]
-    measured = {each: _difference(plan, each, speeds, gpu) for each in timed}
+    measured = {each: _difference(plan, each, speeds, capacity) for each in timed}
     return {each: found for each, found in measured.items() if found is not None and is_allowed(plan, found)}
 
 
-def _difference(plan: Plan, precision: Precision, speeds: NetSpeeds, gpu: Gpu | None = None) -> Difference | None:
+def _difference(plan: Plan, precision: Precision, speeds: NetSpeeds, capacity: Capacity) -> Difference | None:
     """Return how the net's output differs in `precision`, measured now where nobody knows and it does not take long."""
     choice, net, normalise = plan.recipe.net, plan.net, plan.recipe.normalise
     known = shipped_difference(choice)
     if precision == "bfloat16" and known is not None and known.normalise == normalise:
         return known
-    float32 = speeds.of(FLOAT32)
-    seconds = None if float32 is None else float32.seconds(compared_voxels(net))
-    if seconds is None or seconds > MEASURE_SECONDS or not _is_large(plan, gpu):
+    what, folder = difference_key(precision, normalise, net, _processor(capacity)), plan.search_path
+    if capacity.gpu is not None and not capacity.is_here:
+        return known_difference(choice, folder, what)
+    if not is_quick_to_compare(net, speeds) or not _is_large(plan, on_gpu=capacity.gpu is not None):
         return None
-    what = f"{precision} {normalise} {net.weights_sha256} on {processor() if gpu is None else gpu.name}"
-    folder, device = plan.search_path, "cpu" if gpu is None else "cuda"
+    device = "cpu" if capacity.gpu is None else "cuda"
     return kept_difference(
         choice,
         folder,
         what,
         lambda: measured_difference(choice, normalise, net, folder, precision=precision, device=device),
     )
+
+
+def is_quick_to_compare(net: NetFacts, speeds: NetSpeeds) -> bool:
+    """Return whether a window that is computed to compare precisions takes little."""
+    float32 = speeds.of(FLOAT32)
+    seconds = None if float32 is None else float32.seconds(compared_voxels(net))
+    return seconds is not None and seconds <= MEASURE_SECONDS
 
 
 def _candidates(

@@ -69,10 +69,11 @@ def file_of(choice: NetChoice, search_path: str, what: str) -> Path | None:
     folder = Path(__file__).parent
     code = [folder / "load.py", folder / "facts.py", *sorted(models_folder().glob("*.py"))]
     digest = choice_digest(choice, search_path, code, torch_version(), what)
-    return None if digest is None else _cache_file(choice.name, digest)
+    return None if digest is None else cache_file(choice.name, digest)
 
 
-def _cache_file(name: str, digest: str) -> Path:
+def cache_file(name: str, digest: str) -> Path:
+    """Return the file of the user's cache for what `digest` stands for, of a net or a site called `name`."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "volpipe" / f"{name}-{digest[:24]}.json"
 
@@ -106,7 +107,7 @@ def file_of_code(choice: NetChoice, search_path: str, what: str) -> Path | None:
     code = files.code_hash(choice.name, search_path)
     modules = sorted(Path(__file__).parent.glob("*.py"))
     digest = choice_digest(without_weights(choice), search_path, modules, torch_version(), code, what)
-    return _cache_file(files.label_of(choice.name), digest) if code and digest else None
+    return cache_file(files.label_of(choice.name), digest) if code and digest else None
 
 
 def known_speeds(choice: NetChoice, search_path: str, processor: str) -> NetSpeeds | None:
@@ -151,6 +152,24 @@ def kept_difference(
     choice: NetChoice, search_path: str, what: str, make: Callable[[], Difference | None]
 ) -> Difference | None:
     """Return what `make` returns, which is remembered; None where the code of the net is not known."""
-    memory_of = file_of if is_shipped(choice) else file_of_code
-    memory = memory_of(choice, search_path, what)
+    memory = _memory_of_difference(choice, search_path, what)
     return None if memory is None else kept(memory, Difference | None, make)  # type: ignore[arg-type]  # a union
+
+
+def known_difference(choice: NetChoice, search_path: str, what: str) -> Difference | None:
+    """Return the difference that is remembered, if any is."""
+    memory = _memory_of_difference(choice, search_path, what)
+    return kept_difference(choice, search_path, what, lambda: None) if memory is not None and memory.is_file() else None
+
+
+def keep_difference(choice: NetChoice, search_path: str, what: str, difference: Difference) -> None:
+    """Remember a `difference`, in the place of one that was remembered before."""
+    memory = _memory_of_difference(choice, search_path, what)
+    if memory is not None:
+        memory.unlink(missing_ok=True)
+        kept_difference(choice, search_path, what, lambda: difference)
+
+
+def _memory_of_difference(choice: NetChoice, search_path: str, what: str) -> Path | None:
+    memory_of = file_of if is_shipped(choice) else file_of_code
+    return memory_of(choice, search_path, what)

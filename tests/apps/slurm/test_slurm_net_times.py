@@ -1,0 +1,126 @@
+"""A net is timed on a GPU worker of a real Slurm, whose GPUs are made up, and plans for the site choose by that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import Ended, begin, finish, processes_in
+from slurm import Slurm, kill
+from slurm_runs import check_gone, new_slurm, on_slurm
+
+from volpipe.volumes.volume import ArraySpec, create_array
+
+pytestmark = [pytest.mark.slow, pytest.mark.slurm]
+
+# Put before all that a worker imports: torch's GPU is a double there, and so are the times of windows on it.
+DOUBLE = """
+import importlib.util, sys
+
+class Doubling:
+    def find_spec(self, name, path, target=None):
+        if name != "volpipe.estimation.gpu_times":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def executed(module):
+            execute(module)
+            import torch
+            torch.cuda.is_available = lambda: True
+            torch.cuda.get_device_name = lambda: "Made-up 9000"
+            torch.cuda.get_device_properties = lambda number: type("", (), {"total_memory": 16 << 30})
+            module.is_quick_to_compare = lambda facts, speeds: False
+            module.measure_speeds_on_gpu = lambda choice, facts, gpu, *others, **more: module.NetSpeeds(
+                processor=gpu,
+                speeds=[{"arithmetic": (False, "float32"), "bytes_per_voxel": 300, "windows": [
+                    {"window": (n, n, n), "seconds": n**3 / 2e8} for n in (84, 148)]}],
+            )
+
+        spec.loader.exec_module = executed
+        return spec
+
+sys.meta_path.insert(0, Doubling())
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    yield from new_slurm(tmp_path_factory, accounting=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
+    yield
+    kill(processes_in(tmp_path))
+
+
+def give(folder: Path, slurm: Slurm, *command: str, **settings: str) -> Ended:
+    """Give a command on Slurm; see that no job, process or file of it is left."""
+    slow = on_slurm(folder, slurm, 0, GPUS="1", MEM_GB="4", **settings)
+    environment = slow.environment | {"XDG_CACHE_HOME": str(folder.parent / "cache")}
+    ended = finish(slow.folder, begin(slow.folder, *command, **environment), 240)
+    assert "Traceback" not in ended.err
+    check_gone(slow, slurm)
+    assert not [*slow.folder.glob(".volpipe*")]
+    return ended
+
+
+def test_windows_are_timed_on_a_gpu_worker_and_plans_for_the_site_choose_by_that(tmp_path: Path, slurm: Slurm) -> None:
+    (tmp_path / "double").mkdir()
+    (tmp_path / "double" / "sitecustomize.py").write_text(DOUBLE)
+    create_array(tmp_path / "large.n5", "raw", ArraySpec((2048,) * 3, np.dtype("uint8"), (64,) * 3), "n5")
+    plan = ("plan", "--quick", "--config", "slurm_htex", f"{tmp_path}/large.n5", "-o", "out.zarr")
+    before = give(tmp_path / "before", slurm, *plan)
+    assert "the net's own; `volpipe net NAME --config SITE` times others on the site's GPUs" in joined(before.out)
+    init = f"export PYTHONPATH={tmp_path}/double:$PYTHONPATH"
+    timed = give(tmp_path / "timed", slurm, "net", "unet3d", "--config", "slurm_htex", INIT=init)
+    assert timed.code == 0, timed.err
+    assert "Mvoxel/s on Made-up 9000, 16.0 GiB; plans for the GPUs of slurm_htex choose windows by them" in timed.out
+    after = give(tmp_path / "after", slurm, *plan)
+    assert "times as fast as windows of 84 × 84 × 84, the net's own" in joined(after.out)
+    elsewhere = give(tmp_path / "elsewhere", slurm, *plan, CONSTRAINT="a100")  # where another GPU may come
+    assert "`volpipe net NAME --config SITE` times others" in joined(elsewhere.out)
+
+
+def joined(text: str) -> str:
+    """Return a text of a table without its line breaks."""
+    return " ".join(text.split())
+
+
+def test_a_worker_that_sees_no_gpu_is_named(tmp_path: Path, slurm: Slurm) -> None:
+    """Slurm gives a made-up GPU, of which CUDA knows nothing."""
+    ended = give(tmp_path / "none", slurm, "net", "unet3d", "--config", "slurm_htex")
+    assert ended.code == 2
+    assert "sees no GPU; `volpipe sites check` says why" in ended.err.splitlines()[-1]
+    assert not [*(tmp_path / "cache").rglob("site-*")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"GPUS": "0"}, "asks for no GPU for nets"),
+        ({"PARTITION": "nowhere"}, "executor gpu: no worker could start, or none could report"),
+    ],
+)
+def test_a_site_whose_gpus_cannot_be_had_is_refused(
+    tmp_path: Path, slurm: Slurm, settings: dict[str, str], said: str
+) -> None:
+    slow = on_slurm(tmp_path / "refused", slurm, 0, **({"GPUS": "1"} | settings))
+    ended = finish(slow.folder, begin(slow.folder, "net", "unet3d", "--config", "slurm_htex", **slow.environment), 240)
+    assert ended.code == 2 and "Traceback" not in ended.err
+    assert said in ended.err.splitlines()[-1]
+    check_gone(slow, slurm)
+
+
+def test_a_worker_that_does_not_come_in_time_is_waited_for_no_longer(tmp_path: Path, slurm: Slurm) -> None:
+    slow = on_slurm(tmp_path / "late", slurm, 0, GPUS="1", INIT="sleep 60")
+    command = ("net", "unet3d", "--config", "slurm_htex", "--wait", "3")
+    ended = finish(slow.folder, begin(slow.folder, *command, **slow.environment), 240)
+    assert ended.code == 2
+    assert "executor gpu: no answer within 3 s, for no worker has started" in ended.err
+    assert "wait longer with --wait, or ask for less" in ended.err
+    check_gone(slow, slurm)
