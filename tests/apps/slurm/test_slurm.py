@@ -30,7 +30,6 @@ from slurm_runs import (
     lose_a_node,
     new_slurm,
     on_slurm,
-    pool_of_nets,
     pools,
     press_ctrl_c,
 )
@@ -170,7 +169,7 @@ def test_an_array_survives_the_loss_of_an_element_where_slurm_remembers_failed_j
 ) -> None:
     """Accounting forgets an element that was cancelled while it waited: it must not be waited for."""
     slow = in_an_array(place / "accounted-array", accounting_slurm)
-    kill([pool_of_nets(slow)])
+    kill(pools(slow)[:1])
     accounting_slurm.do("scancel", *elements(accounting_slurm, "PENDING"))
     check_complete(slow, accounting_slurm, undisturbed)
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
@@ -222,13 +221,13 @@ def test_a_run_survives_a_slurmd_that_dies_while_its_job_lives_on(place: Path, s
 
 @pytest.mark.long
 def test_a_run_goes_on_after_its_jobs_made_room_for_urgent_ones(place: Path, slurm: Slurm, undisturbed: str) -> None:
-    slow = on_slurm(place / "preempted", slurm)
+    slow = on_slurm(place / "preempted", slurm, 0.5)
     slow.begin()
     slow.wait_for_calls(20)
     job = busy_job(slurm)
     slurm.do("sbatch", "--partition=urgent", "--exclusive", "--nodes=2", f"--output={place}/urgent", "--wrap=sleep 5")
+    wait_until(lambda: job in slurm.jobs("PREEMPTED"), 60)
     check_complete(slow, slurm, undisturbed)
-    assert job in slurm.jobs("PREEMPTED")
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
 
 
@@ -348,12 +347,20 @@ def test_the_jobs_of_a_killed_driver_end_and_another_goes_on(place: Path, slurm:
     assert not marked & slow.computed(2).keys()
 
 
+UNDRAINED = """
+from volpipe.apps.htex import executor
+from volpipe.configs.slurm_single import Settings, config
+executor.drain_period = lambda *arguments: 1000
+"""
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_tasks_that_the_walltime_cut_off_are_done_by_the_next_job(place: Path, slurm: Slurm, undisturbed: str) -> None:
     """A drain that would begin after the walltime: Slurm ends the jobs, up to half a minute late."""
-    late = {"WALLTIME": "00:01:00", "LONGEST_TASK": "100", "START_SECONDS": "-100", "CORES": "2", "MEM_GB": "2"}
-    slow = on_slurm(place / "walltime", slurm, 1.0, "slurm_single", MAX_JOBS="1", **late)
+    late = {"WALLTIME": "00:01:00", "LONGEST_TASK": "1", "START_SECONDS": "1", "CORES": "2", "MEM_GB": "2"}
+    slow = on_slurm(place / "walltime", slurm, 1.0, "site.py", MAX_JOBS="1", **late)
+    (slow.folder / "site.py").write_text(UNDRAINED)
     slow.begin()
     ended = slow.finish(500)
     assert ended.code == 0, ended.err
