@@ -193,6 +193,9 @@ def test_another_version_is_named(trial: Trial, package: str, code: str, is_faul
     put_package(trial, package, code)
     ended = trial.check(volume)
     (sentence,) = sentences(ended)
+    if trial.give is None and "nothing_of_that_name" in code:  # its pool is a command of volpipe's
+        said = "cpu: no worker could start, or none could report: "
+        assert "No module named 'nothing_of_that_name'" in sentence
     assert sentence.startswith(said)
     assert ended.code == (1 if is_fault else 0), ended.err
 

@@ -377,7 +377,7 @@ def test_a_labelling_that_is_told_to_stop_goes_on_to_the_same_bytes(tmp_path: Pa
     assert ended.code == INTERRUPTED, ended.err
     assert ended.err.splitlines()[-1] == "volpipe: interrupted; run the same command again to continue"
     wait_until(lambda: not processes_in(tmp_path), 30)
-    assert "edges" not in {record.stage for record in read_records(journal, RESULTS)}
+    assert "paint" not in {record.stage for record in read_records(journal, RESULTS)}
     ended = finish(tmp_path, begin(tmp_path, *command, "-o", "l.zarr", VOLPIPE_WORKERS="2"), 200)
     assert ended.code == 0, ended.err
     assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")

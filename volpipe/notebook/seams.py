@@ -71,7 +71,7 @@ class Seams(Drawn):
     def _table(self) -> str:
         rows = {axis: (axis, "no faces, or too few", "", "") for axis in AXES}
         for score in self.scores:
-            seam = "may be seen" if score.is_seam else "none"
+            seam = "may be seen" if score.is_seam else "as at other places" if score.is_of_tissue else "none"
             rows[score.axis] = score.axis, f"{score.value:.3f}", f"{score.num_pairs:,}", seam
         head = ("axis", "score", "pairs of voxels", "seam")
         return html_table(head, rows.values(), caption=f"seams of {self.output}")
