@@ -53,7 +53,7 @@ class TasksInHand(Tasks):
             return super().pop(*worker)
         except KeyError:
             if parent_process() is None:
-                print(f"worker {worker[0]} died while it waited for a task, so that its pool ends", file=sys.stderr)
+                sys.stderr.write(f"worker {worker[0]} died while it waited for a task, so that its pool ends\n")
                 sys.stderr.flush()
                 os._exit(LOST)
             raise
