@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from parsl.config import Config
+from parsl.executors import HighThroughputExecutor
 from parsl.executors.base import ParslExecutor
 
 from volpipe.apps.pool import asked_of, executors_for_nets, is_local, start_pool
@@ -82,4 +83,6 @@ def _await(future: Future[Any], executor: ParslExecutor, wait_seconds: float) ->
             raise SiteError(f"executor {executor.label}: {trouble}")
         trouble = trouble_of(executor)
         if time.monotonic() > until:
-            raise SiteError(f"executor {executor.label}: {why_late(executor, wait_seconds)}")
+            is_at_work = isinstance(executor, HighThroughputExecutor) and executor.connected_managers()
+            slow = f"its worker has not timed the net within {wait_seconds:g} s; wait longer with --wait"
+            raise SiteError(f"executor {executor.label}: {slow if is_at_work else why_late(executor, wait_seconds)}")

@@ -38,7 +38,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return load_recipe(Path("none"), [f"net.name={tmp_path / 'mine.py'}:net", "net.untrained=true"])
 
 
-def planned(recipe: Recipe, facts: NetFacts, capacity: Capacity = AWAY, size: int = 4096, **infer: str) -> Plan:
+def planned(recipe: Recipe, facts: NetFacts, capacity: Capacity = AWAY, size: int = 1300, **infer: str) -> Plan:
     asked = recipe.model_copy(update={"infer": recipe.infer.model_copy(update=infer)})
     make = partial(make_plan, asked, volume((size, size, size)), facts, out=Path("/data/out.zarr"))
     return fastest_plan(lambda sizes: make(sizes=sizes), capacity)

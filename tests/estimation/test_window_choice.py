@@ -103,7 +103,7 @@ def test_a_worker_with_too_little_memory_for_the_nets_own_window_gets_a_smaller_
     assert chosen(0.65 * GIB).window == (48, 48, 48)
 
 
-HUGE = (4096, 4096, 4096)
+HUGE, WORTH_A_GPU = (4096, 4096, 4096), (1300, 1300, 1300)
 
 
 def slower(factor: float) -> NetSpeeds:
@@ -451,10 +451,10 @@ def test_the_fastest_precision_on_a_gpu_is_taken_of_those_that_change_little_the
         return Difference(normalise=normalise, relative=0.002, levels=levels[precision], share=0.13)
 
     monkeypatch.setattr(window_choice, "measured_difference", measure)
-    plan = chosen(on_gpu=True, gpu=H100, shape=HUGE, settings=[AUTO])
+    plan = chosen(on_gpu=True, gpu=H100, shape=WORTH_A_GPU, settings=[AUTO])
     assert (plan.precision, asked) == (taken, [("tf32", "cuda"), ("bfloat16", "cuda")])
     assert (f"{taken}, " in plan.precision_note) == (taken != "float32")
-    told = chosen(on_gpu=True, gpu=H100, shape=HUGE)
+    told = chosen(on_gpu=True, gpu=H100, shape=WORTH_A_GPU)
     assert told.precision == "float32"
     assert (f"infer.precision=auto would take {taken}" in told.precision_note) == (taken != "float32")
 

@@ -116,11 +116,23 @@ def test_a_site_whose_gpus_cannot_be_had_is_refused(
     check_gone(slow, slurm)
 
 
-def test_a_worker_that_does_not_come_in_time_is_waited_for_no_longer(tmp_path: Path, slurm: Slurm) -> None:
-    slow = on_slurm(tmp_path / "late", slurm, 0, GPUS="1", INIT="sleep 60")
-    command = ("net", "unet3d", "--config", "slurm_htex", "--wait", "3")
+@pytest.mark.parametrize(
+    ("init", "wait", "said"),
+    [
+        ("sleep 60", "3", "executor gpu: no answer within 3 s, for no worker has started"),
+        ("export PYTHONPATH={double}:$PYTHONPATH", "15", "executor gpu: its worker has not timed the net within 15 s"),
+    ],
+)
+def test_a_worker_that_is_late_is_waited_for_no_longer(
+    tmp_path: Path, slurm: Slurm, init: str, wait: str, said: str
+) -> None:
+    """Its job starts late, or its net takes long."""
+    (tmp_path / "double").mkdir()
+    slow_one = DOUBLE.replace("            import torch\n", "            import time\n            time.sleep(60)\n")
+    (tmp_path / "double" / "sitecustomize.py").write_text(slow_one)
+    slow = on_slurm(tmp_path / "late", slurm, 0, GPUS="1", MEM_GB="4", INIT=init.format(double=tmp_path / "double"))
+    command = ("net", "unet3d", "--config", "slurm_htex", "--wait", wait)
     ended = finish(slow.folder, begin(slow.folder, *command, **slow.environment), 240)
     assert ended.code == 2
-    assert "executor gpu: no answer within 3 s, for no worker has started" in ended.err
-    assert "wait longer with --wait, or ask for less" in ended.err
+    assert said in ended.err and "wait longer with --wait" in ended.err
     check_gone(slow, slurm)
