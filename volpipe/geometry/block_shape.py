@@ -111,7 +111,11 @@ class Sizes:
 
     def num_filled(self, block: Triple) -> int:
         """Return the number of blocks of that many windows that hold some."""
-        return math.prod(len(self.bounds(axis, b)) - 1 for axis, b in enumerate(block))
+        return math.prod(map(self.num_along, range(3), block))
+
+    def num_along(self, axis: int, block: int) -> int:
+        """Return the number of these blocks along `axis`."""
+        return len(self.bounds(axis, block)) - 1
 
     def core(self, block: Triple) -> Triple:
         """Return the output voxels of a block."""
@@ -235,15 +239,17 @@ def _large(sizes: Sizes, small: Triple) -> Triple:
     enough *= (SPARSE_FACTOR if sizes.is_sparse else 1) * (SUMS_FACTOR if sizes.is_summed else 1)
     if sizes.num_filled(small) <= enough or sizes.num_voxels <= sizes.small_voxels:
         return small
-    along = [[(b, sizes.fetches(axis, b)) for b in _lengths(sizes, axis, small[axis])] for axis in range(3)]
+    along = [
+        [(b, sizes.fetches(axis, b), sizes.num_along(axis, b)) for b in _lengths(sizes, axis, small[axis])]
+        for axis in range(3)
+    ]
 
     best, least = small, (math.inf, 0)
-    for (k, share_z), (j, share_y), (i, share_x) in itertools.product(*along):
+    for (k, share_z, num_z), (j, share_y, num_y), (i, share_x, num_x) in itertools.product(*along):
         fetches = round(share_z * share_y * share_x, 9)  # alike whatever the order of axes
         if fetches > least[0]:
             continue
-        block = k, j, i
-        num_blocks = sizes.num_filled(block)
+        block, num_blocks = (k, j, i), num_z * num_y * num_x
         if (fetches, num_blocks) < least and num_blocks >= enough and sizes.is_fit(block):
             best, least = block, (fetches, num_blocks)
     return best
