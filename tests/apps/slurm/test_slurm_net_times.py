@@ -120,7 +120,12 @@ def test_a_site_whose_gpus_cannot_be_had_is_refused(
     ("init", "wait", "said"),
     [
         ("sleep 60", "3", "executor gpu: no answer within 3 s, for no worker has started"),
-        ("export PYTHONPATH={double}:$PYTHONPATH", "15", "executor gpu: its worker has not timed the net within 15 s"),
+        pytest.param(
+            "export PYTHONPATH={double}:$PYTHONPATH",
+            "15",
+            "executor gpu: its worker has not timed the net within 15 s",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_worker_that_is_late_is_waited_for_no_longer(
