@@ -32,7 +32,6 @@ class App:
 APPS = {
     # a run: from a volume to windows, through the net, to the output and its coarser levels
     "rehearse": App("volpipe.estimation.calibrate:try_blocks", "gpu", 9),
-    "time_net": App("volpipe.estimation.gpu_times:time_net", "gpu", 9),
     "scan": App("volpipe.runs.worker:scan", "cpu", 9),
     "measure": App("volpipe.runs.worker:measure", "cpu", 9),
     "histogram": App("volpipe.runs.worker:measure", "cpu", 9),
@@ -42,6 +41,8 @@ APPS = {
     "reassemble": App("volpipe.runs.worker:reassemble", "cpu", 2),
     "pyramid": App("volpipe.runs.worker:coarsen", "cpu", 1),
     "discard": App("volpipe.runs.worker:discard", "cpu", 0),
+    # a net: timed on a GPU
+    "time_net": App("volpipe.estimation.gpu_times:time_net", "gpu"),
     # a training: one for each of its ranks
     "train": App("volpipe.training.task:train_task", "gpu"),
     # a segmentation: from affinities to fragments, their edges, the graph solved in boxes, labels and coarser levels

@@ -45,9 +45,7 @@ def time_at_site(site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: fl
         if any(map(is_local, chosen)):
             raise SiteError(f"the workers of site {site} are on this machine, where plans time windows themselves")
         if "" in asked:
-            raise SiteError(
-                f"site {site} asks for no GPU for nets; windows on cores are chosen by the times of one here"
-            )
+            raise SiteError(f"site {site} asks for no GPU for nets; plans choose windows on cores without such times")
         if len(asked) > 1:
             raise SiteError(
                 f"site {site} asks for GPUs in {len(asked)} ways, so that plans keep the net's own windows; give "

@@ -69,7 +69,7 @@ def test_a_worker_times_windows_and_compares_precisions_on_its_gpu(
         "memory_allocated": lambda: 0, "max_memory_allocated": lambda: 1000, "reset_peak_memory_stats": lambda: None,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, double)
-    monkeypatch.setattr(gpu_times, "MEASURE_SECONDS", 0.05)
+    monkeypatch.setattr(gpu_times, "MEASURE_SECONDS_ON_GPU", 0.05)
     monkeypatch.setattr(gpu_times, "is_quick_to_compare", lambda facts, speeds: True)
     monkeypatch.setattr(gpu_times, "measure_speeds_on_gpu", partial(net_speeds.measure_speeds_on_gpu, device="cpu"))
     compare = precision.measure_difference

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 from plans import facts
 
+from volpipe.errors import NetError
+from volpipe.estimation import net_speeds
 from volpipe.estimation.net_speeds import arithmetics_here, measure_speeds_on_gpu, measured_speeds
 from volpipe.estimation.window_search import windows_to_try
 from volpipe.nets.cache import keep_speeds, known_speeds
@@ -30,6 +34,13 @@ def test_larger_windows_are_tried_on_a_gpu() -> None:
     net = facts(halo=(8, 8, 8), window=(80, 80, 80))  # cores of 64
     on_core, on_gpu = windows_to_try(net, net.halo), windows_to_try(net, net.halo, on_gpu=True)
     assert on_gpu == [*on_core, (272, 272, 272)] and on_core[-1] == (208, 208, 208)
+
+
+def test_a_gpu_on_which_nothing_could_be_timed_gives_no_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(net_speeds, "_time_on_gpu", Mock(side_effect=torch.OutOfMemoryError))
+    choice = NetChoice(name="identity")
+    with pytest.raises(NetError, match="no window of net identity could be timed on H100; others may use its memory"):
+        measure_speeds_on_gpu(choice, describe(choice), "H100", device="cpu")
 
 
 @pytest.mark.long
@@ -55,8 +66,6 @@ def test_windows_of_a_users_net_are_timed_by_processes_that_do_not_run_the_users
 def test_windows_are_timed_on_a_device_in_the_memory_that_it_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
     held_bytes, call_bytes, most_bytes = 10 << 20, 1000, 20_000
     calls: list[int] = []
 

@@ -58,7 +58,10 @@ def net(
         ),
     ] = None,
     wait: Annotated[
-        float, typer.Option("--wait", min=0.0, metavar="SECONDS", help="With --config: for the worker.")
+        float,
+        typer.Option(
+            "--wait", min=0.0, metavar="SECONDS", help="With --config: for the job to start and to time the net."
+        ),
     ] = 300,
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""

@@ -16,7 +16,7 @@ from volpipe.blockwise.task import work_once
 from volpipe.errors import NetError
 from volpipe.estimation.net_speeds import GPU_PRECISIONS, measure_speeds_on_gpu
 from volpipe.estimation.precision import difference_key, measure_difference
-from volpipe.estimation.window_choice import MEASURE_SECONDS, is_quick_to_compare
+from volpipe.estimation.window_choice import MEASURE_SECONDS_ON_GPU, is_quick_to_compare
 from volpipe.nets.cache import can_keep_speeds, keep_difference, keep_speeds
 from volpipe.nets.facts import Difference, NetFacts, NetSpeeds
 from volpipe.recipes.inference import NetChoice, Normalise, Precision, Recipe
@@ -42,7 +42,7 @@ def _time(choice: NetChoice, normalise: Normalise, facts: NetFacts, search_path:
     if not torch.cuda.is_available():
         raise NetError(f"the worker on {socket.gethostname()} sees no GPU; `volpipe sites check` says why")
     gpu = Gpu(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
-    speeds = measure_speeds_on_gpu(choice, facts, gpu.name, search_path, most_seconds=MEASURE_SECONDS)
+    speeds = measure_speeds_on_gpu(choice, facts, gpu.name, search_path, most_seconds=MEASURE_SECONDS_ON_GPU)
     compared = GPU_PRECISIONS if is_quick_to_compare(facts, speeds) else ()
     return GpuTimes(
         gpu,

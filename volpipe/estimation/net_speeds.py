@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from volpipe.blockwise.malloc import keep_freed_memory, share_heap
 from volpipe.blockwise.usage import peak_bytes
-from volpipe.errors import VolpipeError
+from volpipe.errors import NetError, VolpipeError
 from volpipe.estimation.window_search import LAYOUTS, call, count_peak, laid_out, windows_to_try
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.inference.runner import autocast, take_precision
@@ -83,6 +83,9 @@ def measure_speeds_on_gpu(
     """Return what windows of the net cost on this process's `device`, whose name is `gpu`; see `measure_speeds`.
 
     Memory is the device's.
+
+    Raises:
+        NetError: not even the smallest window could be timed, as on a GPU that others have filled.
     """
     import torch
 
@@ -99,7 +102,10 @@ def measure_speeds_on_gpu(
         times = tuple(_timed(windows_to_try(facts, aligned_halo(facts), on_gpu=True), attempt, most_seconds))
         return WindowSpeeds(arithmetic=arithmetic, bytes_per_voxel=max(per_voxel), windows=times)
 
-    return NetSpeeds(processor=gpu, speeds=tuple(map(speeds, _arithmetics(("float32", *GPU_PRECISIONS)))))
+    measured = tuple(map(speeds, _arithmetics(("float32", *GPU_PRECISIONS))))
+    if not any(each.windows for each in measured):
+        raise NetError(f"no window of net {facts.label} could be timed on {gpu}; others may use its memory: try again")
+    return NetSpeeds(processor=gpu, speeds=measured)
 
 
 def _time_on_gpu(net: nn.Module, shape: Sequence[int], arithmetic: Arithmetic, device: str) -> tuple[float, float, int]:
