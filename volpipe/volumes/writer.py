@@ -27,6 +27,8 @@ from volpipe.volumes.storage.metadata import check_aligned
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.requests import each, room
 
+ENCODED_BYTES = 16 << 20  # of chunks of a shard that are encoded at a time, about, where one row of them is less
+
 
 class Writer:
     """An open array to be written by whole chunks or shards, which appear whole or not at all."""
@@ -138,8 +140,10 @@ class ShardStream:
         self._growing = open_growing(file, shard_bytes(unit, header.dtype))
         self._entries = np.full((*(s // c for s, c in zip(unit, header.chunks, strict=True)), 2), ABSENT, np.uint64)
         depth, height, width = header.chunks[-3:]
-        num_chunks = math.prod(box.shape[:-3]) * -(-box.shape[-1] // width)
-        self._height = height * -(-tensorstore.num_threads() // num_chunks)  # rows of chunks: one for each thread
+        row = math.prod(box.shape[:-3]) * box.shape[-1]
+        num_rows = -(-tensorstore.num_threads() // -(-row // width))  # with a chunk for each thread, if that is little
+        most_rows = ENCODED_BYTES // (row * depth * height * header.dtype.itemsize)
+        self._height = height * max(1, min(num_rows, most_rows))
         self._encoder = tensorstore.ChunkEncoder(header, (*box.shape[:-3], depth, self._height, box.shape[-1]))
         self._waiting: np.ndarray | None = None  # one for all layers of chunks: it is large
         self._allocate = allocate
