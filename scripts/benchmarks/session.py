@@ -39,6 +39,11 @@ class Session:
     folder: Path
     report: Report | None = None
 
+    @property
+    def sizing(self) -> Sizing:
+        """By what a plan takes its sizes: on a GPU as for a user, on cores the net's own."""
+        return Sizing(self.executors.capacity) if report.gpu() else UNSIZED
+
     def run(self, location: str, *settings: str, sizing: Sizing = UNSIZED) -> float:
         """Return the seconds that a run of the default recipe with `settings` takes, from plan to complete output."""
         out = self.folder / "out.zarr"

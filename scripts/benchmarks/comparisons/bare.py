@@ -15,10 +15,9 @@ from benchmarks import inputs, report
 from benchmarks.comparisons.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, Session, session
-from volpipe.blockwise.pool import WorkerPool
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
-from volpipe.workflow.prepare import UNSIZED, Sizing, prepare
+from volpipe.workflow.prepare import prepare
 
 EDGE, EDGE_ON_GPU = 256, 1024
 WINDOWS_IN_MEMORY = 8
@@ -38,17 +37,13 @@ def loop(plan_json: str, num_threads: int) -> Callable[[Take], None]:
     windows = [runner.bus.up(window) for window in rng.uniform(-1, 1, shape).astype(np.float32)]
     num_batches = -(-plan.lattice.num_windows // runner.batch)
 
-    def call(number: int) -> None:
-        out = runner.run(windows[number % WINDOWS_IN_MEMORY])
-        if number + 1 >= num_batches or number == 0:  # a GPU is behind
-            runner.bus.down(lambda: out.flatten()[:1], runner.bus.mark())
-
     def work(take: Take) -> None:
+        out = windows[0]
         while (number := take()) < num_batches:
-            call(number)
+            out = runner.run(windows[number % WINDOWS_IN_MEMORY])
+        runner.bus.down(lambda: out.flatten()[:1], runner.bus.mark())  # a GPU may be behind
 
-    call(0)
-
+    work(iter((0, num_batches)).__next__)
     return work
 
 
@@ -56,7 +51,7 @@ def measure_net(setting: Setting, repeats: int) -> Iterator[Outcome]:
     """As many processes, threads each and windows per call as the run has."""
     location = inputs.volume(setting, setting.cube(_edge()))
     with session(setting) as running:
-        workers, sizing = running.executors.slots["gpu"], _sizing(running.executors)
+        workers, sizing = running.executors.slots["gpu"], running.sizing
         threads = max(1, len(os.sched_getaffinity(0)) // workers)
         plan = prepare(location, load_recipe(DEFAULT_RECIPE), setting.scratch / "out.zarr", Path.cwd(), sizing)
         with peers(workers, loop, plan.model_dump_json(), threads) as go:
@@ -68,17 +63,12 @@ def measure_busy(setting: Setting, repeats: int) -> Iterator[Outcome]:
     location = inputs.volume(setting, setting.cube(_edge()))
     with session(setting) as running:
         for _ in range(repeats):
-            running.run(location, sizing=_sizing(running.executors))
+            running.run(location, sizing=running.sizing)
             yield idle_share(running)
 
 
 def _edge() -> int:
     return EDGE_ON_GPU if report.gpu() else EDGE
-
-
-def _sizing(pool: WorkerPool) -> Sizing:
-    """Return by what a plan takes its sizes: on a GPU as for a user, on cores the net's own."""
-    return Sizing(pool.capacity) if report.gpu() else UNSIZED
 
 
 def idle_share(running: Session) -> Outcome:

@@ -2,11 +2,10 @@
 
 MONAI gets what it does best with here: one process with a thread per core or a GPU, its volume, normalised, and its
 result in memory, on a GPU that of the GPU if that is faster, no progress bar, and as many windows per call as are
-fastest in a trial before. Its windows begin at the
-volume's faces, those of a run half an overlap before, in mirrored voxels: 7³ against 8³ windows at 256³. The second
-row pads MONAI's volume by as much, which gives both the same windows and nearly the same result (at most 0.005 of
--1..1 apart over 64³; MONAI's Gaussian lies half a voxel off), and the third lets MONAI's process keep freed memory
-as volpipe's workers do.
+fastest in a trial before. Its windows begin at the volume's faces, those of a run half an overlap before, in mirrored
+voxels: 7³ against 8³ windows at 256³. The second row pads MONAI's volume by as much, which gives both the same windows
+and nearly the same result (at most 0.005 of -1..1 apart over 64³; MONAI's Gaussian lies half a voxel off), and the
+third lets MONAI's process keep freed memory as volpipe's workers do.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from benchmarks import inputs, report
 from benchmarks.comparisons.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, ROOT, session
-from volpipe.workflow.prepare import UNSIZED, Sizing
 
 WINDOW = 64
 SETTINGS = (
@@ -91,8 +89,7 @@ def measure(setting: Setting, repeats: int, *, padding: int = 0, keep_freed: boo
     location = inputs.volume(setting, setting.cube(EDGE_ON_GPU if report.gpu() else EDGE))
     arguments = location, padding, str(monai_folder(setting))
     with session(setting) as running, peers(1, sliding, *arguments, env=KEEP_FREED if keep_freed else {}) as go:
-        sizing = Sizing(running.executors.capacity) if report.gpu() else UNSIZED
-        yield from compared(repeats, lambda: running.run(location, *SETTINGS, sizing=sizing), go, "MONAI")
+        yield from compared(repeats, lambda: running.run(location, *SETTINGS, sizing=running.sizing), go, "MONAI")
 
 
 WHY = (

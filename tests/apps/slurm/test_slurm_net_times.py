@@ -10,41 +10,27 @@ import pytest
 from command import Ended, begin, finish, processes_in
 from slurm import Slurm, kill
 from slurm_runs import check_gone, new_slurm, on_slurm
+from workers import put_hook
 
 from volpipe.volumes.volume import ArraySpec, create_array
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
-# Put before all that a worker imports: torch's GPU is a double there, and so are the times of windows on it.
+# A worker's GPU, as torch has it, is a double, and so are the times of windows on it.
 DOUBLE = """
-import importlib.util, sys
-
-class Doubling:
-    def find_spec(self, name, path, target=None):
-        if name != "volpipe.estimation.gpu_times":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def executed(module):
-            execute(module)
-            import torch
-            torch.cuda.is_available = lambda: True
-            torch.cuda.get_device_name = lambda: "Made-up 9000"
-            torch.cuda.get_device_properties = lambda number: type("", (), {"total_memory": 16 << 30})
-            module.is_quick_to_compare = lambda facts, speeds: False
-            module.measure_speeds_on_gpu = lambda choice, facts, gpu, *others, **more: module.NetSpeeds(
-                processor=gpu,
-                speeds=[{"arithmetic": (False, "float32"), "bytes_per_voxel": 300, "windows": [
-                    {"window": (n, n, n), "seconds": n**3 / 2e8} for n in (84, 148)]}],
-            )
-
-        spec.loader.exec_module = executed
-        return spec
-
-sys.meta_path.insert(0, Doubling())
+def disturb(module):
+    import torch
+    torch.cuda.is_available = lambda: True
+    torch.cuda.get_device_name = lambda: "Made-up 9000"
+    torch.cuda.get_device_properties = lambda number: type("", (), {"total_memory": 16 << 30})
+    module.is_quick_to_compare = lambda facts, speeds: False
+    module.measure_speeds_on_gpu = lambda choice, facts, gpu, *others, **more: module.NetSpeeds(
+        processor=gpu,
+        speeds=[{"arithmetic": (False, "float32"), "bytes_per_voxel": 300, "windows": [
+            {"window": (n, n, n), "seconds": n**3 / 2e8} for n in (84, 148)]}],
+    )
 """
+SLOW = "def disturb(module):\n    import time\n    time.sleep(60)\n"
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +57,7 @@ def give(folder: Path, slurm: Slurm, *command: str, **settings: str) -> Ended:
 
 def test_windows_are_timed_on_a_gpu_worker_and_plans_for_the_site_choose_by_that(tmp_path: Path, slurm: Slurm) -> None:
     (tmp_path / "double").mkdir()
-    (tmp_path / "double" / "sitecustomize.py").write_text(DOUBLE)
+    put_hook(tmp_path / "double", "volpipe.estimation.gpu_times", DOUBLE)
     create_array(tmp_path / "large.n5", "raw", ArraySpec((2048,) * 3, np.dtype("uint8"), (64,) * 3), "n5")
     plan = ("plan", "--quick", "--config", "slurm_htex", f"{tmp_path}/large.n5", "-o", "out.zarr")
     before = give(tmp_path / "before", slurm, *plan)
@@ -133,8 +119,7 @@ def test_a_worker_that_is_late_is_waited_for_no_longer(
 ) -> None:
     """Its job starts late, or its net takes long."""
     (tmp_path / "double").mkdir()
-    slow_one = DOUBLE.replace("            import torch\n", "            import time\n            time.sleep(60)\n")
-    (tmp_path / "double" / "sitecustomize.py").write_text(slow_one)
+    put_hook(tmp_path / "double", "volpipe.estimation.gpu_times", SLOW)
     slow = on_slurm(tmp_path / "late", slurm, 0, GPUS="1", MEM_GB="4", INIT=init.format(double=tmp_path / "double"))
     command = ("net", "unet3d", "--config", "slurm_htex", "--wait", wait)
     ended = finish(slow.folder, begin(slow.folder, *command, **slow.environment), 240)

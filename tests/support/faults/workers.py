@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# As sitecustomize.py in a folder on PYTHONPATH: in worker processes, tasks of volpipe meet the accidents that lie in
-# FAULTS, a folder. Each file `accident.stage` there happens to one task of that stage alone: whoever removes it has it.
-SITECUSTOMIZE = """
-import importlib.abc, importlib.util, multiprocessing, os, pathlib, sys, time
+# Python imports it before all else, from a folder on PYTHONPATH; `disturb` is called with a module once that is loaded.
+HOOK = """
+import importlib.abc, importlib.util, sys
+
+class Hook(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        def exec_module(module):
+            load(module)
+            disturb(module)
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Hook())
+"""
+# In worker processes, tasks of volpipe meet the accidents that lie in FAULTS, a folder. Each file `accident.stage`
+# there happens to one task of that stage alone: whoever removes it has it.
+ACCIDENTS = """
+import multiprocessing, os, pathlib, sys, time
 
 FAULTS = pathlib.Path(os.environ.get("FAULTS_FOLDER", "."))
 
 def disturb(task):
     work = task.work
     def disturbed(stage, units, outcomes, *rest):
-        if multiprocessing.parent_process() is None:
+        if multiprocessing.parent_process() is None or "FAULTS_FOLDER" not in os.environ:
             return work(stage, units, outcomes, *rest)
         if stage == "evaluate":
             sys.modules["volpipe.evaluation.evaluate"].BLOCK = (8, 8, 8)
@@ -46,30 +65,19 @@ def without_memory(outcomes):
         yield from outcomes
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-class Hook(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "volpipe.blockwise.task":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-        def exec_module(module):
-            load(module)
-            disturb(module)
-        spec.loader.exec_module = exec_module
-        return spec
-
-if "FAULTS_FOLDER" in os.environ:
-    sys.meta_path.insert(0, Hook())
 """
+
+
+def put_hook(folder: Path, module: str, code: str) -> None:
+    """Let processes that have `folder` on PYTHONPATH call `disturb` of `code` with that `module` of volpipe."""
+    (folder / "sitecustomize.py").write_text(f"MODULE = {module!r}\n{code}{HOOK}")
 
 
 def lay(folder: Path, *accidents: str, seconds: float = 0.0) -> dict[str, str]:
     """Return the environment of a command in `folder` whose workers meet `accidents`; a unit takes `seconds` more."""
     faults = folder / "faults"
     faults.mkdir(exist_ok=True)
-    (faults / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    put_hook(faults, "volpipe.blockwise.task", ACCIDENTS)
     (faults / "seconds").write_text(str(seconds))
     for accident in accidents:
         (faults / accident).touch()
