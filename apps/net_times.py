@@ -14,7 +14,8 @@ from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.executors.base import ParslExecutor
 
-from volpipe.apps.pool import asked_of, executors_for_nets, is_local, start_pool
+from volpipe.apps.capacity import asked_of, executors_for_nets, is_local
+from volpipe.apps.pool import start_pool
 from volpipe.apps.site_check import LOOK_SECONDS, WAIT_SECONDS, limit, place_in, trouble_of, why_late
 from volpipe.blockwise.failures import message_of
 from volpipe.errors import NetError, SiteError
@@ -45,7 +46,7 @@ def time_at_site(site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: fl
         if any(map(is_local, chosen)):
             raise SiteError(f"the workers of site {site} are on this machine, where plans time windows themselves")
         if "" in asked:
-            raise SiteError(f"site {site} asks for no GPU for nets; plans choose windows on cores without such times")
+            raise SiteError(f"site {site} asks for no GPU for nets; plans choose windows on cores by themselves")
         if len(asked) > 1:
             raise SiteError(
                 f"site {site} asks for GPUs in {len(asked)} ways, so that plans keep the net's own windows; give "

@@ -14,7 +14,7 @@ from local_executors import ARGUMENTS, FakeSlurm, local_provider
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
 from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 
-from volpipe.apps import pool
+from volpipe.apps import capacity
 from volpipe.apps.htex.executor import ResilientExecutor, drain_period
 from volpipe.apps.htex.launch import launch_command
 from volpipe.apps.htex.lean_imports import PACKAGES
@@ -115,8 +115,8 @@ def test_an_executor_of_threads_has_what_the_watch_asks_for() -> None:
 
 
 def test_threads_share_the_memory_of_their_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool.psutil, "virtual_memory", lambda: SimpleNamespace(available=10 << 30))
-    shares = [pool._worker_bytes(ThreadPoolExecutor(label="threads", max_threads=n)) for n in (1, 2, 2000)]
+    monkeypatch.setattr(capacity.psutil, "virtual_memory", lambda: SimpleNamespace(available=10 << 30))
+    shares = [capacity.memory_of_worker(ThreadPoolExecutor(label="threads", max_threads=n)) for n in (1, 2, 2000)]
     assert shares == [10 << 30, 5 << 30, (10 << 30) // 2000]
 
 

@@ -21,7 +21,7 @@ from parsl.executors.base import ParslExecutor
 from parsl.providers import LocalProvider, SlurmProvider
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.apps import pool
+from volpipe.apps import capacity
 from volpipe.apps.htex.executor import ResilientExecutor
 from volpipe.apps.pool import on_site
 from volpipe.blockwise.journal import Record, read_records
@@ -154,11 +154,11 @@ def htex(
         (lambda: ThreadPoolExecutor(label="a", max_threads=3), 3),
         (lambda: htex("a", 4), 4),
         (lambda: htex("a", 4, max_blocks=3, nodes=2), 24),
-        (lambda: htex("a", None), pool.UNKNOWN_SLOTS),
+        (lambda: htex("a", None), capacity.UNKNOWN_SLOTS),
     ],
 )
 def test_an_executor_has_as_many_slots_as_it_may_have_workers(make: Callable[[], ParslExecutor], slots: int) -> None:
-    assert pool._num_workers(make()) == slots
+    assert capacity.count_workers(make()) == slots
 
 
 @pytest.mark.parametrize(
@@ -180,17 +180,17 @@ def test_a_machine_has_a_gpu_where_torch_will_see_it(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr("volpipe.apps.gpus.version", {"torch": torch}.__getitem__)
-    assert pool._sees_gpu(tmp_path) == expected
+    assert capacity._sees_gpu(tmp_path) == expected
 
 
 @pytest.mark.parametrize("here", [False, True])
 def test_workers_of_a_machine_with_a_gpu_need_the_memory_of_cuda(here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_sees_gpu", lambda: here)
-    assert pool._has_gpu(htex("gpu", 2)) == here
-    assert pool._has_gpu(ThreadPoolExecutor(label="a", max_threads=3)) == here
+    monkeypatch.setattr(capacity, "_sees_gpu", lambda: here)
+    assert capacity.has_gpu(htex("gpu", 2)) == here
+    assert capacity.has_gpu(ThreadPoolExecutor(label="a", max_threads=3)) == here
     away = HighThroughputExecutor(label="gpu", address="127.0.0.1", provider=SlurmProvider(), encrypted=False)
-    assert not pool._has_gpu(away)  # another machine's devices say nothing of it
-    assert pool._has_gpu(HighThroughputExecutor(label="gpu", address="127.0.0.1", available_accelerators=1))
+    assert not capacity.has_gpu(away)  # another machine's devices say nothing of it
+    assert capacity.has_gpu(HighThroughputExecutor(label="gpu", address="127.0.0.1", available_accelerators=1))
 
 
 @pytest.mark.parametrize("name", ["local", "local.py", "threads", "threads.py"])
@@ -221,7 +221,7 @@ def test_each_gpu_of_this_machine_gets_a_worker(
     assert isinstance(gpu, ResilientExecutor)
     assert isinstance(cpu, ResilientExecutor)
     assert gpu.available_accelerators == pinned
-    assert pool._num_workers(gpu) == len(pinned)
+    assert capacity.count_workers(gpu) == len(pinned)
     assert (gpu.label, cpu.label, cpu.available_accelerators) == ("gpu", "cpu", [])
 
 
@@ -248,8 +248,8 @@ def test_the_default_finds_the_gpus(
     for_nets, *others = find_site("local")(tmp_path).executors
     assert isinstance(for_nets, ResilientExecutor)
     assert for_nets.available_accelerators == gpus
-    assert pool._num_workers(for_nets) == (len(gpus) or 8)
-    assert [(other.label, pool._num_workers(other)) for other in others] == ([("cpu", 4)] if gpus else [])
+    assert capacity.count_workers(for_nets) == (len(gpus) or 8)
+    assert [(other.label, capacity.count_workers(other)) for other in others] == ([("cpu", 4)] if gpus else [])
     assert for_nets.label == ("gpu" if gpus else "local")
 
 
@@ -389,16 +389,16 @@ def test_the_memory_by_which_windows_are_chosen_is_the_same_whatever_else_the_ma
     name: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VOLPIPE_WORKERS", str(workers))
-    monkeypatch.setattr(pool, "memory_bytes", lambda: 64 << 30)
+    monkeypatch.setattr(capacity, "memory_bytes", lambda: 64 << 30)
     expected = Capacity((32 << 30) // workers, workers, on_gpu=False)
-    assert pool.capacity_at(name, tmp_path) == expected
+    assert capacity.capacity_at(name, tmp_path) == expected
 
 
 def test_a_cluster_gives_the_memory_that_is_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in {"partition": "cpu", "mem_gb": "32", "cores": "8", "max_jobs": "4", "gpus": "0"}.items():
         monkeypatch.setenv(f"VOLPIPE_SLURM_{key.upper()}", value)
-    capacity = pool.capacity_at("slurm_single", tmp_path)
-    assert capacity == Capacity(4 * 10**9, 32, on_gpu=False, is_here=False)
+    given = capacity.capacity_at("slurm_single", tmp_path)
+    assert given == Capacity(4 * 10**9, 32, on_gpu=False, is_here=False)
 
 
 NAME = "NVIDIA H100 80GB HBM3"
@@ -421,10 +421,10 @@ def test_the_kind_of_a_machines_gpus_is_what_their_driver_says(
 ) -> None:
     put_smi(tmp_path, monkeypatch, listed, code, None)
     gpus = htex("gpu", 2, gpus=["0", "GPU-ab"])
-    assert pool._gpu_of([gpus]) == expected
-    assert pool.capacity_of([gpus, htex("cpu", 2)]).gpu == expected
+    assert capacity._gpu_of([gpus]) == expected
+    assert capacity.capacity_of([gpus, htex("cpu", 2)]).gpu == expected
     away = HighThroughputExecutor(
         label="gpu", address="127.0.0.1", provider=SlurmProvider(), encrypted=False, available_accelerators=2
     )
-    assert pool.capacity_of([away]).gpu is None  # its driver is another one
-    assert pool._gpu_of([htex("local", 2)]) is None
+    assert capacity.capacity_of([away]).gpu is None  # its driver is another one
+    assert capacity._gpu_of([htex("local", 2)]) is None

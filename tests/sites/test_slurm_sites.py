@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from volpipe.apps import pool
+from volpipe.apps import capacity
 from volpipe.apps.htex.executor import ResilientExecutor
 from volpipe.errors import SiteError
 from volpipe.sites.find import find_site
@@ -48,8 +48,8 @@ def test_slurm_asks_for_what_its_file_and_the_environment_say(
     cpu, gpu = find_site("slurm_htex.py")(tmp_path).executors
     assert isinstance(cpu, ResilientExecutor)
     assert isinstance(gpu, ResilientExecutor)
-    assert (cpu.label, cpu.provider.partition, pool._num_workers(cpu)) == ("cpu", "a", 16 * 7)
-    assert (gpu.label, gpu.provider.partition, pool._num_workers(gpu)) == ("gpu", "b", 4 * 7)
+    assert (cpu.label, cpu.provider.partition, capacity.count_workers(cpu)) == ("cpu", "a", 16 * 7)
+    assert (gpu.label, gpu.provider.partition, capacity.count_workers(gpu)) == ("gpu", "b", 4 * 7)
     assert (cpu.provider.gpus_per_node, gpu.provider.gpus_per_node) == (None, 4)
     assert "CUDA_VISIBLE_DEVICES" in gpu.launch_cmd
     assert cpu.drain_period == gpu.drain_period == 4 * 3600 - 60 - 1440
@@ -155,8 +155,12 @@ def test_slurm_of_one_executor_serves_all_stages(tmp_path: Path, no_settings: Pa
     (no_settings / "slurm_single.toml").write_text('partition = "a"\ngpus = 2\nmax_jobs = 3\n')
     (executor,) = find_site("slurm_single")(tmp_path).executors
     assert isinstance(executor, ResilientExecutor)
-    assert (executor.provider.partition, executor.provider.gpus_per_node, pool._num_workers(executor)) == ("a", 2, 6)
-    assert pool._with_label([executor], "cpu") == pool._with_label([executor], "gpu") == ["slurm"]
+    assert (executor.provider.partition, executor.provider.gpus_per_node, capacity.count_workers(executor)) == (
+        "a",
+        2,
+        6,
+    )
+    assert capacity.labels_for([executor], "cpu") == capacity.labels_for([executor], "gpu") == ["slurm"]
 
 
 @pytest.mark.parametrize("site", ["slurm_htex", "slurm_single"])

@@ -89,7 +89,7 @@ def capacity_of(site: str | Path | WorkerPool | Site | None, folder: RunFolder) 
         return site.capacity
     if not isinstance(site, str | Path):
         return None if site is None else site.capacity or Capacity(None, site.slots["gpu"], site.on_gpu)
-    from volpipe.apps.pool import capacity_at
+    from volpipe.apps.capacity import capacity_at
 
     return capacity_at(str(site), folder.parsl)
 

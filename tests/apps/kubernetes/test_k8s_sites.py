@@ -11,7 +11,7 @@ from cluster import Cluster, running
 from manifests import Json
 from parsl.executors import HighThroughputExecutor
 
-from volpipe.apps import pool
+from volpipe.apps import capacity
 from volpipe.apps.kubernetes import environment
 from volpipe.apps.kubernetes.environment import check_folder, driver_pod, node_disk, pod_user, read_claims, run_mark
 from volpipe.apps.kubernetes.pod_spec import Claim, Owner
@@ -104,10 +104,10 @@ def test_without_a_cluster_a_site_is_refused_in_a_sentence(
 def test_k8s_htex_asks_for_what_it_is_told(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, cores="6", memory="24Gi", gpus="2", max_pods="3", hours="2", pull_secrets="lab-registry")
     found = executors("k8s_htex", tmp_path)
-    assert {label: pool._num_workers(executor) for label, executor in found.items()} == {"cpu": 18, "gpu": 6}
+    assert {label: capacity.count_workers(executor) for label, executor in found.items()} == {"cpu": 18, "gpu": 6}
     assert found["gpu"].encrypted
     assert found["gpu"].drain_period == 2 * 3600 - 60 - 1440
-    assert pool._worker_bytes(found["gpu"]) == 12 * 2**30
+    assert capacity.memory_of_worker(found["gpu"]) == 12 * 2**30
     spec = manifest_of(found["gpu"], cluster)["spec"]
     (container,) = spec["containers"]
     expected = {"cpu": "6", "memory": "24Gi", "nvidia.com/gpu": "2"}
