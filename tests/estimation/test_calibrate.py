@@ -17,6 +17,7 @@ from volpipe.estimation.estimate import upper_bounds
 from volpipe.estimation.memory import array_bytes, net_bytes
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
+from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import preview
 from volpipe.workflow.prepare import prepare
 
@@ -97,6 +98,38 @@ def test_the_memory_of_a_shipped_net_is_not_guessed_from_a_smaller_window(
     assert large is not None and small is not None
     assert found == pytest.approx(taken + max(0, arrays) + large - small, abs=2)
     assert found < taken + max(0, arrays) + 7 * (taken - idle - array_bytes(tried))
+
+
+def test_the_memory_of_a_net_on_a_gpu_is_none_of_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of 276³, tried at half the size, were planned with 17 GiB of a worker, and the run was refused."""
+    location = str(write_volume(tmp_path / "in.n5", noise((64, 64, 64))))
+    plan, tried = (
+        prepare(location, load_recipe(None, [f"windows.shape={[size] * 3}"]), tmp_path / f"{size}.zarr", tmp_path)
+        for size in (276, 148)
+    )
+    monkeypatch.setattr(calibrate, "peak_bytes", lambda: 1 << 30)
+    probe = calibrate._Probe(start_seconds=0, seconds_per_voxel=0, idle_bytes=500 << 20, on_gpu=True)
+    found = calibrate._scaled(upper_bounds(tried), plan, tried, probe).peak_bytes
+    assert found == pytest.approx((1 << 30) + array_bytes(plan) - array_bytes(tried), abs=2)
+
+
+def test_large_windows_are_tried_as_they_are_where_none_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To store one of 276³ would take 6 s, for which smaller ones were tried on a GPU that computes it in 0.1 s."""
+    location = str(write_volume(tmp_path / "in.n5", noise((64, 64, 64))))
+    monkeypatch.setattr(calibrate, "BUDGET_SECONDS", 0.005)
+    monkeypatch.setattr(calibrate, "MOST_FACTOR_SECONDS", 0.0)
+    for mode, is_whole in (("streamed", True), ("stored", False)):
+        plan = planned(
+            tmp_path, 0.0, location, *windowed((32, 32, 32), (0, 0, 0), (1, 1, 1), "crop"), f"tensors.mode={mode}"
+        )
+        assert (calibrate._sized(plan, open_volume(location), 1e-9) is None) == is_whole
+    plan = planned(tmp_path, 0.0, location, *windowed((32, 32, 32), (0, 0, 0), (1, 1, 1), "crop"))
+    rates = preview(plan, Inline().start).estimate.rates
+    assert rates is not None
+    assert rates.factor_seconds == pytest.approx(calibrate.FACTOR_SECONDS * 32**3)
+    assert rates.window_bytes == 4 * 32**3
 
 
 def test_a_window_that_takes_too_long_leaves_the_time_unknown_and_says_so(

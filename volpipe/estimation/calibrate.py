@@ -57,6 +57,7 @@ PROBE_SECONDS, BUDGET_SECONDS = 0.5, 4.0  # of the first window, and of all wind
 LONG_SECONDS = 4.0  # a first block that takes as long is sample enough
 NUM_PASSES = 4  # of windows through the net: a first block, two that are timed, and one whose output is written
 FACTOR_SECONDS = 3e-7  # to store a voxel of a window (gzip, one core, 2026-11)
+MOST_FACTOR_SECONDS = 1.0  # to store the windows of a block that does not store them
 SAMPLED_CHUNKS, REMOTE_CHUNKS, LEAST_CHUNKS, SAMPLE_SECONDS = 64, 12, 8, 0.5
 READERS, VOXELS_AT_ONCE = 4, 2**24  # of the sample, with the decoded chunks that may lie in memory
 KEPT_VOXELS = 2**16  # of each of its chunks
@@ -234,11 +235,12 @@ def _try(job: Job, units: Sequence[int]) -> UnitCosts:
 
 @dataclass(frozen=True)
 class _Probe:
-    """Seconds to load the net, seconds per voxel of the first windows, and the memory before them."""
+    """Seconds to load the net, seconds per voxel of the first windows, memory before them, and whether on a GPU."""
 
     start_seconds: float
     seconds_per_voxel: float
     idle_bytes: int
+    on_gpu: bool = False
 
 
 def _probe(job: Job) -> _Probe:
@@ -259,12 +261,12 @@ def _probe(job: Job) -> _Probe:
             seconds_per_voxel = clock.seconds / (num_voxels * runner.batch)
             if clock.seconds > PROBE_SECONDS:
                 break
-    return _Probe(loading.seconds, seconds_per_voxel, idle_bytes)
+    return _Probe(loading.seconds, seconds_per_voxel, idle_bytes, runner.bus.is_gpu)
 
 
 def _sized(plan: Plan, volume: Volume, seconds_per_voxel: float) -> Plan | None:
     """Return a plan of smaller blocks, and smaller windows if need be, to try in time; None if `plan` itself can be."""
-    rate = NUM_PASSES * seconds_per_voxel + FACTOR_SECONDS
+    rate = NUM_PASSES * seconds_per_voxel + (FACTOR_SECONDS if plan.mode == "stored" else 0.0)
     windows = [plan.window] if any(plan.net.fixed) else [plan.window, *smaller_windows(plan)]
     window = next((w for w in windows if rate * math.prod(w) <= BUDGET_SECONDS), windows[-1])
     most, block = max(1.0, BUDGET_SECONDS / (rate * math.prod(window))), list(plan.block)
@@ -300,13 +302,17 @@ def _by_probe(plan: Plan, probe: _Probe) -> UnitCosts:
 
 
 def _scaled(rates: UnitCosts, plan: Plan, tried: Plan, probe: _Probe) -> UnitCosts:
-    """Return the `rates` of the plan `tried`, scaled to `plan`: time and memory of the net go with voxels."""
+    """Return the `rates` of the plan `tried`, scaled to `plan`: time and memory of the net go with voxels.
+
+    On a GPU the net has none of the worker's memory.
+    """
     voxels = math.prod(plan.window) / math.prod(tried.window)
     peak = peak_bytes()
     net = max(0, peak - probe.idle_bytes - array_bytes(tried))
     larger = max(0, array_bytes(plan) - array_bytes(tried))
     known, known_tried = net_bytes(plan), net_bytes(tried)
     growth = (voxels - 1) * net if known is None or known_tried is None else known - known_tried
+    growth = 0.0 if probe.on_gpu else growth
     return dataclasses.replace(
         rates,
         start_seconds=max(rates.start_seconds, probe.start_seconds),
@@ -325,7 +331,7 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
     with stopwatch() as measuring:
         if needs_measuring(plan.recipe.normalise, np.dtype(plan.source.dtype)):
             _check(worker.measure(job, units[:1]))
-    factor_seconds, window_bytes = _try_factor(job, units if plan.mode == "stored" else units[:1])
+    factor_seconds, window_bytes = _try_factor(job, units)
     with stopwatch() as warm:
         closed = _check(worker.infer(job, units[:1])).shared
     if warm.seconds > LONG_SECONDS or not num_windows:
@@ -354,8 +360,15 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
 
 
 def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
-    """Return seconds and stored bytes per window."""
+    """Return seconds and stored bytes per window: of one of `blocks` where the plan stores none.
+
+    Those of large windows are not tried then, and as if they did not compress.
+    """
     stored = _stored(job.plan)
+    if job.plan.mode == "streamed":
+        blocks, window_seconds = blocks[:1], FACTOR_SECONDS * math.prod(job.plan.window)
+        if window_seconds * len(job.plan.lattice.windows_of(blocks[0])) > MOST_FACTOR_SECONDS:
+            return window_seconds, upper_bounds(job.plan).window_bytes
     tensors, volume = Tensors(stored, Path(job.folder)), worker.open_source(job)
     with stopwatch() as clock:
         for block in blocks:
