@@ -25,7 +25,7 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice, Slab
 from volpipe.inference import runner as runner_module
 from volpipe.inference import windows as windows_module
-from volpipe.inference.infer import _written, infer
+from volpipe.inference.infer import _outcome, infer
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import create_output
 from volpipe.inference.plan import Plan
@@ -407,5 +407,5 @@ def test_whoever_stops_listening_leaves_no_thread(tmp_path: Path) -> None:
 def test_what_could_not_be_written_keeps_no_frame_and_so_no_sum() -> None:
     task, error = Future[Any](), OSError("disk full")
     task.set_exception(error)
-    assert list(_written(0, task)) == [(0, error)]
+    assert _outcome(task) is error
     assert error.__traceback__ is None

@@ -123,10 +123,11 @@ def _window_bytes(plan: Plan) -> int:
 def _moving_bytes(plan: Plan) -> int:
     """Return the bytes of a block's slabs on their way from and to a bucket.
 
-    A block that is the last one along each axis finishes eight shards, if others add to them.
+    A block that is the last one along each axis finishes eight shards, if others add to them; else it has one, while
+    that of the block before is still on its way.
     """
     shard = shard_bytes(plan.shard, plan.dtype)
-    to = upload_bytes(shard, 8 if plan.num_sums else 1) if plan.is_in_bucket else 0
+    to = upload_bytes(shard, 8 if plan.num_sums else 2) if plan.is_in_bucket else 0
     return to + (BYTES_AT_ONCE if "://" in plan.source.path else 0)
 
 

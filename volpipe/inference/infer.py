@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     import torch
 
 BATCHES_AHEAD, BLOCKS_AHEAD = 2, 0  # beside the next one
+MOST_CLOSING = 1  # blocks whose files are stored for good while later ones are computed
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -193,33 +195,57 @@ class SlabWriter:
 class BlockWriter:
     """Writes blocks, whole or slab by slab; of what is not whole in the end, nothing stays.
 
+    Files of slabs are put in their places by `closer`, while the next block is written: a disk takes as long for that
+    as a GPU for many slabs.
+
     Attributes:
         failed: blocks that could not be written.
     """
 
-    def __init__(self, selection: Selection, tensors: Tensors, source: WindowSource) -> None:
-        self.selection, self.tensors, self.source = selection, tensors, source
+    def __init__(self, selection: Selection, tensors: Tensors, source: WindowSource, closer: Executor) -> None:
+        self.selection, self.tensors, self.source, self.closer = selection, tensors, source, closer
         self.failed = set[int]()
         self._slabs: SlabWriter | None = None  # of the block whose slabs come
 
-    def write(self, done: BlockSum, before_write: Callable[[], None]) -> BlockResult | None:
-        """Write `done`, and return the result of its block; None while slabs of that follow."""
-        try:
+    def write(self, done: BlockSum, before_write: Callable[[], None]) -> Future[BlockResult] | None:
+        """Write `done`, and return what its block will have given; None while slabs follow, or if it has failed."""
+        if done.block in self.failed:
+            return None
+        with self._giving_up(done.block):
             before_write()
             if done.slab is None:
-                return write_block(self.selection, self.tensors, done, self.source.fingerprint(done.block))
+                written = Future[BlockResult]()
+                written.set_result(write_block(self.selection, self.tensors, done, self.source.fingerprint(done.block)))
+                return written
             if self._slabs is None:
                 self._slabs = SlabWriter(self.selection, self.tensors, done.block)
             self._slabs.add(done)
             if not done.is_last:
                 return None
-            before_write()  # the last slab may have taken long
-            result = self._slabs.close(self.source.fingerprint(done.block))
-            self._slabs = None
-            return result
+            fingerprint = self.source.fingerprint(done.block)
+        slabs, self._slabs = self._slabs, None
+
+        def close() -> BlockResult:
+            with self._giving_up(done.block, slabs):
+                before_write()  # the last slab may have taken long
+                return slabs.close(fingerprint)
+
+        closed = self.closer.submit(close)
+        if self.selection.plan.num_sums:  # the next block looks for what this one left
+            wait([closed])
+        return closed
+
+    @contextmanager
+    def _giving_up(self, block: int, slabs: SlabWriter | None = None) -> Iterator[None]:
+        """Note that `block` has failed where what is done meanwhile raises, and delete what was written of it."""
+        try:
+            yield
         except BaseException:
-            self.failed.add(done.block)
-            self.give_up()
+            self.failed.add(block)
+            if slabs is None:
+                self.give_up()
+            else:
+                slabs.abort()
             raise
 
     def give_up(self) -> None:
@@ -246,19 +272,42 @@ def infer(
     block is not written if `before_write` raises; `on_windows` is called with the number of windows of each batch that
     was computed.
     """
-    num_behind = selection.plan.blocks_behind
-    block_writer = BlockWriter(selection, tensors, source)
     runner = load_runner(selection.plan)
     runner.check()
+    num_threads = selection.plan.blocks_behind
+    num_behind = num_threads + runner.bus.is_gpu  # one more, in the GPU's memory, so that it need not wait
     source.expect(blocks)
-    writing = deque[tuple[int, Future[BlockResult | None]]]()
-    sums = block_sums(selection, normalise, runner, source, blocks, on_windows=on_windows, given_up=block_writer.failed)
+    writing = deque[tuple[int, Future[Future[BlockResult] | None]]]()
+    closing = deque[tuple[int, Future[BlockResult]]]()
+
+    def written() -> Iterator[tuple[int, Exception | BlockResult]]:
+        """Yield what became of the block that was first to be written, if it is known, and of those before it."""
+        block, future = writing.popleft()
+        closed = _outcome(future)
+        if isinstance(closed, Exception):
+            yield block, closed
+        elif closed is not None:
+            closing.append((block, closed))
+        yield from closed_but(MOST_CLOSING)
+
+    def closed_but(most: int) -> Iterator[tuple[int, Exception | BlockResult]]:
+        """Yield what became of the blocks whose files are in their places; wait for all but `most`."""
+        while closing and (len(closing) > most or closing[0][1].done()):
+            block, closed = closing.popleft()
+            ended = _outcome(closed)
+            yield block, ended
+
     with ExitStack() as stack:
+        closer = stack.enter_context(ThreadPoolExecutor(1, "volpipe-close"))
+        block_writer = BlockWriter(selection, tensors, source, closer)
         stack.callback(block_writer.give_up)  # after the last write
-        writer = stack.enter_context(ThreadPoolExecutor(num_behind, "volpipe-write"))
+        writer = stack.enter_context(ThreadPoolExecutor(num_threads, "volpipe-write"))
+        sums = block_sums(
+            selection, normalise, runner, source, blocks, on_windows=on_windows, given_up=block_writer.failed
+        )
         for block, outcome in sums:
             while len(writing) >= (1 if isinstance(outcome, Exception) else num_behind):
-                yield from _written(*writing.popleft())
+                yield from written()
             if isinstance(outcome, Exception):
                 block_writer.give_up()
                 source.forget(block)
@@ -269,7 +318,8 @@ def infer(
                 writing.append((block, writer.submit(block_writer.write, outcome, before_write)))
             del outcome  # else it would stay while the next one grows
         while writing:
-            yield from _written(*writing.popleft())
+            yield from written()
+        yield from closed_but(0)
 
 
 def block_sums(
@@ -378,11 +428,11 @@ def cut(voxels: Voxels, data: torch.Tensor, *, as_stored: bool) -> torch.Tensor:
     return windows
 
 
-def _written(block: int, future: Future[BlockResult | None]) -> Iterator[tuple[int, Exception | BlockResult]]:
-    """Yield `block` with its result, or its error; nothing as long as slabs of it are missing."""
+def _outcome(future: Future[R]) -> R | Exception:
+    """Return what `future` gives, or its error."""
     error = future.exception()  # not raised: a traceback through here would keep the block's sum
-    if error is not None and not isinstance(error, Exception):
+    if error is None:
+        return future.result()
+    if not isinstance(error, Exception):
         raise error
-    result = future.result() if error is None else error
-    if result is not None:
-        yield block, result
+    return error

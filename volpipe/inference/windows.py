@@ -30,6 +30,7 @@ from volpipe.volumes.file_states import hash_voxels, is_same, known_files, read_
 from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.object_store import Remote, Stamp, latency
 from volpipe.volumes.storage.requests import num_at_once, over_in_turn
+from volpipe.volumes.storage.tensorstore import num_threads
 from volpipe.volumes.volume import Reader, Volume
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ CACHE_BYTES = 64 * 2**20
 # Voxels along z that are read at a time where a block has several slabs: whole chunks, unless one is thicker.
 LEAST_LAYER, MOST_LAYER = 32, 128
 PIECE_VOXELS = 1 << 22  # that are read at a time, about: mirrored at a face they are copied twice
+PIECES_AT_ONCE = 2  # from a disk, with several threads: one is unpacked while another is put in its place
 
 Place = tuple[int | slice, ...]
 
@@ -92,9 +94,8 @@ class RollingBox:
         parts = [] if shared.is_empty else [self._data[:, *shared.relative_to(self._box.start).slices]]
         rest = box if shared.is_empty else box.along(0, shared.stop[0], box.stop[0])
         data: np.ndarray | None = None
-        at_once = (
-            num_at_once(PIECE_VOXELS * self._reader.volume.dtype.itemsize, fewest=1) if self._reader.is_fetched else 1
-        )
+        piece_bytes = PIECE_VOXELS * self._reader.volume.dtype.itemsize
+        at_once = num_at_once(piece_bytes, fewest=1) if self._reader.is_fetched else min(PIECES_AT_ONCE, num_threads())
         pieces = list(self._pieces(rest))
         for piece, future in zip(pieces, over_in_turn((partial(self._read, p) for p in pieces), at_once), strict=True):
             voxels = future.result()
