@@ -315,6 +315,13 @@ def test_bundles_grow_while_tasks_are_short_and_shrink_at_the_end() -> None:
     assert len(sizes) < 3000 / LARGEST_BUNDLE + 30
 
 
+@pytest.mark.parametrize(("seconds", "sizes"), [(1.0, [1, 1, 15, 15, 15]), (0.25, [1, 1, 23, 11, 6, 3, 1, 1])])
+def test_a_worker_alone_takes_long_units_in_whole_tasks_to_the_end(seconds: float, sizes: list[int]) -> None:
+    workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=seconds * len(units))))
+    loop_over(Stage("work", 47), workers, slots=1)[0].run()
+    assert [len(units) for _, units in workers.tasks] == sizes
+
+
 def test_long_tasks_go_alone() -> None:
     workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=9.0 * len(units))))
     loop_over(Stage("work", 40), workers)[0].run()

@@ -37,6 +37,9 @@ FAILURES_TO_STOP = 3  # of a stage of which nothing is done
 TOLERATED_SHARE = 0.1  # of the units of a stage that were begun; more failures stop the run
 LEAST_FAILURES = 10  # fewer never do, whatever their share
 LOOK_SECONDS = 0.5  # between two looks at how far tasks under way are
+# Seconds of a unit from which on a worker that is alone takes whole tasks to the end: nobody waits for it, and a GPU
+# computes nothing for 0.35 s between two (H100, 2026-11-26).
+LONG_UNIT = 0.5
 
 
 @dataclass
@@ -230,9 +233,12 @@ class Phase:
         # A unit that failed before goes alone, so that it takes no other with it.
         if pace is None or (stage.ready and self._attempts[stage.name, stage.ready[0]]):
             return 1
-        size = min(stage.most, bundle_size(pace, stage.row, self._slots[stage.label]))
+        num_workers = self._slots[stage.label]
+        size = min(stage.most, bundle_size(pace, stage.row, num_workers))
+        if num_workers == 1 and pace >= LONG_UNIT:
+            return size
         num_left = stage.num_left - self.progress.units_running[stage.name]
-        share = num_left / (2 * self._slots[stage.label]) if stage.marked else LARGEST_BUNDLE
+        share = num_left / (2 * num_workers) if stage.marked else LARGEST_BUNDLE
         return max(1, min(size, math.ceil(share)))
 
     def _attempt(self, record: Record[Any], sent: float) -> Record[Attempt]:
