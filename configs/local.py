@@ -11,8 +11,13 @@ from parsl.providers import LocalProvider
 
 from volpipe.apps import ResilientExecutor, ask_nvidia, is_torch_for_gpus, read_workers
 
+MOST_UNPACKING = 4  # threads that unpack for a worker without a GPU: one alone takes 11 s for a shard of 256 M voxels
 
-def executor(label: str, workers: int, threads: int, accelerators: Sequence[str] = ()) -> ResilientExecutor:
+
+def executor(
+    label: str, workers: int, threads: int, accelerators: Sequence[str] = (), *, unpacking: int = 0
+) -> ResilientExecutor:
+    """Return workers with `threads` each, and others for unpacking and packing where that is given."""
     return ResilientExecutor(
         label=label,  # "cpu" and "gpu" get the stages of that kind; any other, all
         address="127.0.0.1",  # without one, Parsl asks an outside service and listens on every interface
@@ -31,7 +36,7 @@ def executor(label: str, workers: int, threads: int, accelerators: Sequence[str]
             max_blocks=1,
             launcher=SimpleLauncher(),
             # Threads of all workers together make the cores; more make each other wait.
-            worker_init=f"export OMP_NUM_THREADS={threads} VOLPIPE_THREADS={threads}",
+            worker_init=f"export OMP_NUM_THREADS={threads} VOLPIPE_THREADS={unpacking or threads}",
         ),
     )
 
@@ -60,7 +65,9 @@ def with_gpus(run_dir: str, gpus: Sequence[str]) -> Config:
     # Workers of GPUs read, unpack and write, for which they get half of the cores.
     others = read_workers(max(1, cores // 2))
     gpu = executor("gpu", len(gpus), max(1, (cores - others) // len(gpus)), gpus)
-    return with_executors(run_dir, [gpu, executor("cpu", others, 1)])
+    # Beside a GPU few of them have work at a time, until the last of it: large shards of coarser levels.
+    unpacking = max(1, min(MOST_UNPACKING, cores // 4))
+    return with_executors(run_dir, [gpu, executor("cpu", others, 1, unpacking=unpacking)])
 
 
 def config(run_dir: str) -> Config:

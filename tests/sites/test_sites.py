@@ -225,6 +225,25 @@ def test_each_gpu_of_this_machine_gets_a_worker(
     assert (gpu.label, cpu.label, cpu.available_accelerators) == ("gpu", "cpu", [])
 
 
+@pytest.mark.parametrize(("cores", "for_gpu", "for_others"), [(2, 1, 1), (16, 8, 4), (64, 32, 4)])
+def test_workers_beside_a_gpu_unpack_with_several_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, for_gpu: int, for_others: int
+) -> None:
+    """Coarser levels of 2048³ took 15 s of 58 at the end, when one or two of them had work (H100, 2026-11-26)."""
+    put_smi(tmp_path, monkeypatch, "0\\n", 0, None)
+    monkeypatch.setattr("volpipe.apps.gpus.version", lambda package: "2.13.0+cu130")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.delenv("VOLPIPE_WORKERS", raising=False)
+    said = []
+    for executor in find_site("local_gpu")(tmp_path).executors:
+        assert isinstance(executor, ResilientExecutor)
+        said.append(executor.provider.worker_init)
+    assert said == [
+        f"export OMP_NUM_THREADS={for_gpu} VOLPIPE_THREADS={for_gpu}",
+        f"export OMP_NUM_THREADS=1 VOLPIPE_THREADS={for_others}",
+    ]
+
+
 @pytest.mark.parametrize(
     ("listed", "code", "chosen", "build", "gpus"),
     [
