@@ -5,6 +5,8 @@ Not here: outputs, which every measurement throws away.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,10 @@ def _write(path: Path, shape: tuple[int, int, int], array_format: str) -> None:
     spec = ArraySpec(shape, tile.dtype, CHUNK, codec=CODECS[array_format])
     create_array(path, "raw", spec, array_format)
     boxes = Grid(shape, TILE)
-    for number in range(len(boxes)):
+
+    def write(number: int) -> None:
         box = boxes.box(number)
         open_writer(path, "raw").write(box, np.ascontiguousarray(tile[Box.from_shape(box.shape).slices]))
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        list(threads.map(write, range(len(boxes))))

@@ -60,7 +60,7 @@ WIDTH = 220  # of what goes to a file or a pipe
 def rows() -> dict[str, Row]:
     """Return every row that this machine can measure, by name; those of a GPU only where there is one."""
     found = [row for family in FAMILIES for row in family.ROWS]
-    on_gpu = [bare.BUSY, *precision.ROWS] if report.gpu() else []
+    on_gpu = [*bare.ON_GPU, *monai.ON_GPU, *precision.ROWS] if report.gpu() else []
     return {row.name: row for row in [*found, *on_gpu]}
 
 

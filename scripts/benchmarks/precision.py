@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.row import Outcome, Row, Setting
 from volpipe.nets.load import build_net, describe
-from volpipe.recipes.inference import NetChoice, load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.resolve import shipped_recipe
 
 if TYPE_CHECKING:
@@ -29,17 +29,19 @@ MODES = [
 RECIPES = {"unet3d": "default", "superres": "superres_z4", "affinities": "affinities"}
 
 
-def choice_of(name: str) -> NetChoice:
-    """Return the net that the row `name` measures: that of a shipped recipe, or srgan3d at full size."""
+def recipe_of(name: str) -> str:
+    """Return the recipe of the net that the row `name` measures: a shipped one, or that of srgan3d at full size."""
     if name in RECIPES:
-        return load_recipe(shipped_recipe(Path(RECIPES[name]))).net
-    return NetChoice(name="srgan3d", options={"variant": "z4"})
+        return shipped_recipe(Path(RECIPES[name])).read_text()
+    return '[net]\nname = "srgan3d"\noptions = { variant = "z4" }\nuntrained = true\n'
 
 
 def measure(setting: Setting, repeats: int, *, name: str) -> Iterator[Outcome]:
     import torch
 
-    choice = choice_of(name)
+    recipe = setting.scratch / "recipe.toml"
+    recipe.write_text(recipe_of(name))
+    choice = load_recipe(recipe).net
     facts, net = describe(choice), build_net(choice).cuda()
     cut = 2 if setting.short else 1
     window = [size // cut // step * step for size, step in zip(facts.window, facts.stride, strict=True)]

@@ -44,13 +44,12 @@ class Session:
         """By what a plan takes its sizes: on a GPU as for a user, on cores the net's own."""
         return Sizing(self.executors.capacity) if report.gpu() else UNSIZED
 
-    def run(self, location: str, *settings: str, sizing: Sizing = UNSIZED) -> float:
-        """Return the seconds that a run of the default recipe with `settings` takes, from plan to complete output."""
+    def run(self, location: str, *settings: str, sizing: Sizing = UNSIZED, recipe: Path = DEFAULT_RECIPE) -> float:
+        """Return the seconds that a run of `recipe` with `settings` takes, from plan to complete output."""
         out = self.folder / "out.zarr"
         remove(out)
         started = time.perf_counter()
-        recipe = load_recipe(DEFAULT_RECIPE, settings)
-        plan = prepare(location, recipe, out, Path.cwd(), sizing)
+        plan = prepare(location, load_recipe(recipe, settings), out, Path.cwd(), sizing)
         self.report = execute(plan, lambda folder: nullcontext(self.executors))
         seconds = time.perf_counter() - started
         if self.report.missing:

@@ -6,12 +6,16 @@ fastest in a trial before. Its windows begin at the volume's faces, those of a r
 voxels: 7³ against 8³ windows at 256³. The second row pads MONAI's volume by as much, which gives both the same windows
 and nearly the same result (at most 0.005 of -1..1 apart over 64³; MONAI's Gaussian lies half a voxel off), and the
 third lets MONAI's process keep freed memory as volpipe's workers do.
+
+On a GPU there is a row for each shipped net besides, in each arithmetic: a run with the windows that its plan takes
+for large volumes, against MONAI with these or the net's own, whichever are faster for it, and with its own overlap.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -19,10 +23,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import inputs, report
+from benchmarks import inputs, precision, report
 from benchmarks.comparisons.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, ROOT, session
+from volpipe.geometry.grid import Triple
+from volpipe.recipes.inference import Recipe, load_recipe
+from volpipe.workflow.prepare import prepare
 
 WINDOW = 64
 SETTINGS = (
@@ -53,7 +60,6 @@ def sliding(location: str, padding: int, monai: str) -> Callable[[Take], None]:
     from monai.inferers.utils import sliding_window_inference  # type: ignore[import-not-found,unused-ignore]
 
     from volpipe.nets.load import build_net
-    from volpipe.recipes.inference import load_recipe
     from volpipe.volumes.volume import open_volume
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -92,6 +98,104 @@ def measure(setting: Setting, repeats: int, *, padding: int = 0, keep_freed: boo
         yield from compared(repeats, lambda: running.run(location, *SETTINGS, sizing=running.sizing), go, "MONAI")
 
 
+ARITHMETICS = ("float32", "tf32", "bfloat16")
+SHAPES_ON_GPU = {  # of volumes, by net: what float32 computes in 4 to 20 s on an H100, and what MONAI holds in 40 GiB
+    "unet3d": (1024, 1024, 1024),
+    "superres": (256, 1024, 1024),
+    "affinities": (768, 768, 768),
+    "srgan3d": (64, 512, 512),
+}
+SETTINGS_ON_GPU = ("output.levels=0", "output.dtype=uint8")
+
+
+def sliding_on_gpu(location: str, recipe_json: str, planned: list[Triple], monai: str) -> Callable[[Take], None]:
+    """Return MONAI's inference over a whole volume on a GPU, in one of ARITHMETICS after another, one for each call.
+
+    Voxels go to the GPU, and come down, as bytes; all between stays there.
+    """
+    sys.path.append(monai)
+    import torch
+    from monai.inferers.utils import sliding_window_inference  # type: ignore[import-not-found,unused-ignore]
+
+    from volpipe.nets.load import build_net, describe
+    from volpipe.volumes.volume import open_volume
+
+    choice = Recipe.model_validate_json(recipe_json).net
+    net, own = build_net(choice, str(ROOT)).cuda(), describe(choice, str(ROOT)).window
+    voxels = torch.from_numpy(open_volume(location).open().read_raw(...))[None, None]
+
+    def infer(data: torch.Tensor, arithmetic: str, window: Triple, batch: int) -> float:
+        started = time.perf_counter()
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = arithmetic == "tf32"
+        with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16, enabled=arithmetic == "bfloat16"):
+            normalised = data.cuda().float().div_(127.5).sub_(1)
+            found = sliding_window_inference(normalised, window, batch, net)
+            found.mul_(127.5).add_(128).clamp_(0, 255).to(torch.uint8).cpu()
+        return time.perf_counter() - started
+
+    def best(arithmetic: str, window: Triple) -> tuple[Triple, int]:
+        depth, height, width = (2 * max(sizes) for sizes in zip(own, window, strict=True))
+        part = voxels[..., :depth, :height, :width]
+        ways = [(own, 1), (own, 4), *([] if window == own else [(window, 1)])]
+        infer(part, arithmetic, own, 1)
+        return min(ways, key=lambda way: infer(part, arithmetic, *way))
+
+    found = {arithmetic: best(arithmetic, window) for arithmetic, window in zip(ARITHMETICS, planned, strict=True)}
+    turns = itertools.cycle(ARITHMETICS)
+
+    def work(take: Take) -> None:
+        arithmetic = next(turns)
+        infer(voxels, arithmetic, *found[arithmetic])
+        torch.cuda.empty_cache()  # the run's workers use the same GPU
+
+    return work
+
+
+def remember_speeds(recipe: Recipe, gpu: str) -> None:
+    """Time windows of a net on this machine's GPU once, as a plan of a large volume does."""
+    from volpipe.estimation.net_speeds import measured_speeds
+    from volpipe.estimation.window_choice import MEASURE_SECONDS_ON_GPU
+    from volpipe.nets.cache import keep_speeds, kept_speeds
+    from volpipe.nets.load import describe
+
+    facts, here = describe(recipe.net, str(Path.cwd())), str(Path.cwd())
+    if kept_speeds(recipe.net, here, gpu) is not None:
+        return
+    speeds = measured_speeds(recipe.net, facts, here, most_seconds=MEASURE_SECONDS_ON_GPU, gpu=gpu)
+    if speeds is None or not keep_speeds(recipe.net, here, speeds):
+        raise RuntimeError(f"windows of {facts.label} could not be timed, or the times not kept")
+
+
+def measure_on_gpu(setting: Setting, repeats: int, *, name: str) -> Iterator[Outcome]:
+    """Of each repeat the arithmetic in which a run does worst against MONAI; sides in output voxels a second."""
+    recipe = setting.scratch / "recipe.toml"
+    recipe.write_text(precision.recipe_of(name))
+    settings = {each: (*SETTINGS_ON_GPU, f"infer.precision={each}") for each in ARITHMETICS}
+    depth, height, width = SHAPES_ON_GPU[name]
+    location = inputs.volume(setting, (depth // 2, height // 2, width) if setting.short else (depth, height, width))
+    with session(setting) as running:
+        capacity = running.executors.capacity
+        assert capacity is not None and capacity.gpu is not None
+        remember_speeds(load_recipe(recipe), capacity.gpu.name)
+        plans = [
+            prepare(location, load_recipe(recipe, chosen), setting.scratch / "out.zarr", Path.cwd(), running.sizing)
+            for chosen in settings.values()
+        ]
+        num_voxels = math.prod(plans[0].out_shape) / 1e6
+        windows = [plan.window for plan in plans]
+        monai = str(monai_folder(setting))
+        with peers(1, sliding_on_gpu, location, load_recipe(recipe).model_dump_json(), windows, monai) as go:
+            for _ in range(repeats):
+                sides = {}
+                for each, chosen in settings.items():
+                    sides[f"run {each} Mvoxel/s"] = num_voxels / running.run(
+                        location, *chosen, sizing=running.sizing, recipe=recipe
+                    )
+                    sides[f"MONAI {each} Mvoxel/s"] = num_voxels / go()
+                ratios = [sides[f"MONAI {each} Mvoxel/s"] / sides[f"run {each} Mvoxel/s"] for each in ARITHMETICS]
+                yield Outcome(max(ratios), sides)
+
+
 WHY = (
     "256³ uint8, on a GPU 512³, in N5 to OME-Zarr, windows of 64³, default net; MONAI reads and writes memory only, "
     "has all cores in one process or the GPU, and its fastest batch"
@@ -114,4 +218,19 @@ ROWS = [
         functools.partial(measure, padding=WINDOW // 4, keep_freed=True),
         why=f"{WHY}; the same windows, and its process keeps freed memory, as a worker of volpipe does",
     ),
+]
+WHY_ON_GPU = (
+    "workers up, N5 to OME-Zarr without pyramid, from plan to complete output; MONAI reads and writes memory only, has "
+    "the run's windows or the net's own, whichever are faster, and its own overlap of a quarter"
+)
+ON_GPU = [
+    Row(
+        f"monai-{name}",
+        f"{name}: run / MONAI, the worst of {', '.join(ARITHMETICS)}",
+        1.1,
+        1.0,
+        functools.partial(measure_on_gpu, name=name),
+        why=f"{' × '.join(map(str, shape))} voxels, {WHY_ON_GPU}",
+    )
+    for name, shape in SHAPES_ON_GPU.items()
 ]
