@@ -5,11 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -18,24 +14,19 @@ from conftest import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
+from slabs import NORMALISE, planned, slabs_of, source_of
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.estimation.memory import cuda_bytes, memory_bytes
 from volpipe.geometry import block_shape
 from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
-from volpipe.inference import infer as infer_module
-from volpipe.inference import pyramid
-from volpipe.inference import selection as selection_module
 from volpipe.inference.infer import infer
-from volpipe.inference.intensity import Affine
 from volpipe.inference.output import create_output, write_voxels
 from volpipe.inference.plan import Plan
-from volpipe.inference.runner import Bus, Runner
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
-from volpipe.inference.windows import RollingBox, StreamedWindows, read_fingerprint
-from volpipe.recipes.inference import load_recipe
+from volpipe.inference.windows import RollingBox, read_fingerprint
 from volpipe.runs import worker
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import recompute
@@ -43,25 +34,7 @@ from volpipe.runs.worker import Job
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.storage.paths import partial_of
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume
-from volpipe.volumes.writer import ShardStream
 from volpipe.workflow.driver import execute
-from volpipe.workflow.prepare import prepare
-
-NORMALISE = Affine(127.5, 127.5)
-
-
-@contextmanager
-def slabs_of(voxels: int) -> Iterator[None]:
-    """Let slabs, and layers of coarser levels and of statistics, have so many voxels."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (block_shape, pyramid, selection_module, worker):
-            patch.setattr(module, "SLAB_VOXELS", voxels)
-        patch.setattr(block_shape, "WHOLE_SUM", 2 * voxels)
-        yield
-
-
-def planned(folder: Path, volume: Path, out: str, *settings: str) -> Plan:
-    return prepare(str(volume), load_recipe(None, settings), folder / out, folder)
 
 
 def at_corner(plan: Plan) -> Plan:
@@ -146,11 +119,6 @@ def laid_out(folder: Path, shape: tuple[int, int, int], *settings: str) -> Plan:
     plan = planned(folder, write_volume(folder / "in.n5", noise(shape)), "out.zarr", "output.levels=0", *settings)
     create_output(plan, {})
     return plan
-
-
-def source_of(plan: Plan) -> StreamedWindows:
-    selection = Selection(plan)
-    return StreamedWindows(plan.source.volume(), plan.lattice, NORMALISE, selection.input_box, slabs_of=selection.slabs)
 
 
 def one_block(blend: str) -> list[str]:
@@ -268,106 +236,6 @@ def test_a_block_with_nan_fails_at_once_and_the_next_is_computed(tmp_path: Path)
     files = [path for path in (tmp_path / "out.zarr/s0").rglob("*") if path.is_file() and path.name != "zarr.json"]
     assert [path.name for path in files] == ["1"]
     assert (open_volume(tmp_path / "out.zarr", level=0).open()[:, :, 16:] == 100).all()
-
-
-ONE_EACH = ("net.name=identity", "output.levels=0", "output.chunk=[16,16,16]")
-
-
-def in_a_row(folder: Path, num: int) -> Plan:
-    """Return a plan of `num` blocks in a row, of several slabs each, whose output exists."""
-    volume = write_volume(folder / "in.n5", noise((96, 16, 16 * num)))
-    settings = (*ONE_EACH, *windowed((16, 16, 16), (0, 0, 0), (6, 1, 1), "crop"))
-    plan = planned(folder, volume, "out.zarr", *settings)
-    create_output(plan, {})
-    return plan
-
-
-def test_while_a_file_is_put_in_its_place_the_next_block_is_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU waited for it: 0.8 s of each 2.3 s at 2048³ on an H100 (2026-11-26)."""
-    computed, windows, close = threading.Event(), list[int](), infer_module.close_shard
-
-    def count(num: int) -> None:
-        windows.append(num)
-        if len(windows) == 12:  # all of both blocks
-            computed.set()
-
-    def slow(plan: Plan, shard: int, stream: ShardStream) -> str:
-        assert computed.wait(20)
-        return close(plan, shard, stream)
-
-    monkeypatch.setattr(infer_module, "close_shard", slow)
-    with slabs_of(1):
-        plan = in_a_row(tmp_path, 2)
-        outcomes = list(
-            infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0, 1], on_windows=count)
-        )
-    assert [(block, isinstance(outcome, Exception)) for block, outcome in outcomes] == [(0, False), (1, False)]
-
-
-def test_a_file_that_cannot_be_put_in_its_place_fails_its_block_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    close = infer_module.close_shard
-
-    def full(plan: Plan, shard: int, stream: ShardStream) -> str:
-        if shard == 1:
-            raise OSError("disk full")
-        return close(plan, shard, stream)
-
-    monkeypatch.setattr(infer_module, "close_shard", full)
-    with slabs_of(1):
-        plan = in_a_row(tmp_path, 4)
-        outcomes = dict(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), range(4)))
-    assert {block: isinstance(outcome, OSError) for block, outcome in outcomes.items()} == {
-        0: False, 1: True, 2: False, 3: False,
-    }  # fmt: skip
-    files = [path for path in (tmp_path / "out.zarr/s0").rglob("*") if path.is_file() and path.name != "zarr.json"]
-    assert sorted(path.name for path in files) == ["0", "2", "3"]
-
-
-def test_a_block_that_fails_last_hides_none_that_is_still_put_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    close = infer_module.close_shard
-
-    def slow(plan: Plan, shard: int, stream: ShardStream) -> str:
-        time.sleep(0.3)
-        return close(plan, shard, stream)
-
-    monkeypatch.setattr(infer_module, "close_shard", slow)
-    with slabs_of(1):
-        plan = in_a_row(tmp_path, 2)
-        (tmp_path / "in.n5/raw/1/0/0").write_bytes(b"rubbish")  # N5 counts x, y, z: block 1
-        outcomes = dict(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0, 1]))
-    assert {block: isinstance(outcome, Exception) for block, outcome in outcomes.items()} == {0: False, 1: True}
-
-
-def test_slabs_that_wait_for_their_turn_are_not_written_once_their_block_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU, which computes one more while one is written."""
-    bus = Bus("cpu")
-    monkeypatch.setattr(Bus, "is_gpu", property(lambda self: True))
-    monkeypatch.setattr(Bus, "mark", lambda self: None)
-    monkeypatch.setattr(Runner, "bus", property(lambda self: bus))
-    monkeypatch.setattr(Runner, "_timed", lambda self: nullcontext())
-    write, failures = infer_module.append_selected, [OSError("disk full")]
-
-    def append(selection: Selection, stream: ShardStream, box: Box, data: np.ndarray) -> None:
-        time.sleep(0.05)  # so that the next slab waits by then
-        if failures:
-            raise failures.pop()
-        write(selection, stream, box, data)
-
-    monkeypatch.setattr(infer_module, "append_selected", append)
-    with slabs_of(1):
-        plan = in_a_row(tmp_path, 2)
-        outcomes = list(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0, 1]))
-    assert [(block, isinstance(outcome, Exception)) for block, outcome in outcomes] == [(0, True), (1, False)]
-    files = [path for path in (tmp_path / "out.zarr/s0").rglob("*") if path.is_file() and path.name != "zarr.json"]
-    assert [path.name for path in files] == ["1"]
 
 
 @given(st.integers(1, 60), st.integers(1, 7), st.data())

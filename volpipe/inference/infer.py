@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
@@ -63,6 +63,9 @@ class BlockResult:
     checksums: Mapping[int, str] = field(default_factory=dict)
     clipped: Mapping[int, int] = field(default_factory=dict)
     fingerprint: str = ""
+
+
+Outcome = tuple[int, Exception | BlockResult]  # of a block
 
 
 def write_block(selection: Selection, tensors: Tensors, done: BlockSum, fingerprint: str = "") -> BlockResult:
@@ -193,47 +196,86 @@ class SlabWriter:
 
 
 class BlockWriter:
-    """Writes blocks, whole or slab by slab; of what is not whole in the end, nothing stays.
+    """Writes blocks, whole or slab by slab, in threads; of what is not whole in the end, nothing stays.
 
-    Files of slabs are put in their places by `closer`, while the next block is written: a disk takes as long for that
-    as a GPU for many slabs.
+    Files of slabs are put in their places by a thread of its own, while the next block is written: a disk takes as long
+    for that as a GPU for many slabs.
+
+    Args:
+        before_write: called before each part of a block is written; what it raises is the block's error.
 
     Attributes:
         failed: blocks that could not be written.
     """
 
-    def __init__(self, selection: Selection, tensors: Tensors, source: WindowSource, closer: Executor) -> None:
-        self.selection, self.tensors, self.source, self.closer = selection, tensors, source, closer
+    def __init__(
+        self, selection: Selection, tensors: Tensors, source: WindowSource, before_write: Callable[[], None]
+    ) -> None:
+        self.selection, self.tensors, self.source, self.before_write = selection, tensors, source, before_write
         self.failed = set[int]()
         self._slabs: SlabWriter | None = None  # of the block whose slabs come
+        self._writing = deque[tuple[int, Future[Future[BlockResult] | None]]]()
+        self._closing = deque[tuple[int, Future[BlockResult]]]()
 
-    def write(self, done: BlockSum, before_write: Callable[[], None]) -> Future[BlockResult] | None:
+    def __enter__(self) -> Self:
+        self._closer = ThreadPoolExecutor(1, "volpipe-close")
+        self._writer = ThreadPoolExecutor(self.selection.plan.blocks_behind, "volpipe-write")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._writer.shutdown()
+        self.give_up()
+        self._closer.shutdown()
+
+    def submit(self, done: BlockSum) -> None:
+        """Let `done` be written."""
+        self._writing.append((done.block, self._writer.submit(self._write, done)))
+
+    def written(self, but: int) -> Iterator[Outcome]:
+        """Yield what became of blocks whose writing is over, and wait for the writing of all but so many slabs."""
+        while len(self._writing) > but:
+            block, future = self._writing.popleft()
+            closed = _outcome(future)
+            if isinstance(closed, Exception):
+                yield block, closed
+            elif closed is not None:
+                self._closing.append((block, closed))
+            yield from self.closed(MOST_CLOSING)
+
+    def closed(self, but: int) -> Iterator[Outcome]:
+        """Yield what became of blocks whose files are in their places, and wait for those of all but so many."""
+        while self._closing and (len(self._closing) > but or self._closing[0][1].done()):
+            block, future = self._closing.popleft()
+            outcome = _outcome(future)
+            yield block, outcome
+
+    def _write(self, done: BlockSum) -> Future[BlockResult] | None:
         """Write `done`, and return what its block will have given; None while slabs follow, or if it has failed."""
         if done.block in self.failed:
             return None
         with self._giving_up(done.block):
-            before_write()
+            self.before_write()
             if done.slab is None:
-                written = Future[BlockResult]()
-                written.set_result(write_block(self.selection, self.tensors, done, self.source.fingerprint(done.block)))
-                return written
+                whole = Future[BlockResult]()
+                whole.set_result(write_block(self.selection, self.tensors, done, self.source.fingerprint(done.block)))
+                return whole
             if self._slabs is None:
                 self._slabs = SlabWriter(self.selection, self.tensors, done.block)
             self._slabs.add(done)
             if not done.is_last:
                 return None
-            fingerprint = self.source.fingerprint(done.block)
-        slabs, self._slabs = self._slabs, None
-
-        def close() -> BlockResult:
-            with self._giving_up(done.block, slabs):
-                before_write()  # the last slab may have taken long
-                return slabs.close(fingerprint)
-
-        closed = self.closer.submit(close)
+            slabs, fingerprint = self._slabs, self.source.fingerprint(done.block)
+        self._slabs = None
+        closed = self._closer.submit(self._close, done.block, slabs, fingerprint)
         if self.selection.plan.num_sums:  # the next block looks for what this one left
             wait([closed])
         return closed
+
+    def _close(self, block: int, slabs: SlabWriter, fingerprint: str) -> BlockResult:
+        """Put the files of `block` in their places, whose `slabs` were all written."""
+        with self._giving_up(block, slabs):
+            self.before_write()  # the last slab may have taken long
+            return slabs.close(fingerprint)
 
     @contextmanager
     def _giving_up(self, block: int, slabs: SlabWriter | None = None) -> Iterator[None]:
@@ -264,7 +306,7 @@ def infer(
     *,
     before_write: Callable[[], None] = lambda: None,
     on_windows: Callable[[int], None] = lambda num_windows: None,
-) -> Iterator[tuple[int, Exception | BlockResult]]:
+) -> Iterator[Outcome]:
     """Yield each of `blocks` once it is written, with its result or its error.
 
     In memory are the sum that grows and those that are being written (`Plan.blocks_behind`); the voxels of the blocks
@@ -274,52 +316,24 @@ def infer(
     """
     runner = load_runner(selection.plan)
     runner.check()
-    num_threads = selection.plan.blocks_behind
-    num_behind = num_threads + runner.bus.is_gpu  # one more, in the GPU's memory, so that it need not wait
+    num_behind = selection.plan.blocks_behind + runner.bus.is_gpu  # one more, in the GPU's memory: it need not wait
     source.expect(blocks)
-    writing = deque[tuple[int, Future[Future[BlockResult] | None]]]()
-    closing = deque[tuple[int, Future[BlockResult]]]()
-
-    def written() -> Iterator[tuple[int, Exception | BlockResult]]:
-        """Yield what became of the block that was first to be written, if it is known, and of those before it."""
-        block, future = writing.popleft()
-        closed = _outcome(future)
-        if isinstance(closed, Exception):
-            yield block, closed
-        elif closed is not None:
-            closing.append((block, closed))
-        yield from closed_but(MOST_CLOSING)
-
-    def closed_but(most: int) -> Iterator[tuple[int, Exception | BlockResult]]:
-        """Yield what became of the blocks whose files are in their places; wait for all but `most`."""
-        while closing and (len(closing) > most or closing[0][1].done()):
-            block, closed = closing.popleft()
-            ended = _outcome(closed)
-            yield block, ended
-
-    with ExitStack() as stack:
-        closer = stack.enter_context(ThreadPoolExecutor(1, "volpipe-close"))
-        block_writer = BlockWriter(selection, tensors, source, closer)
-        stack.callback(block_writer.give_up)  # after the last write
-        writer = stack.enter_context(ThreadPoolExecutor(num_threads, "volpipe-write"))
-        sums = block_sums(
-            selection, normalise, runner, source, blocks, on_windows=on_windows, given_up=block_writer.failed
-        )
-        for block, outcome in sums:
-            while len(writing) >= (1 if isinstance(outcome, Exception) else num_behind):
-                yield from written()
+    with BlockWriter(selection, tensors, source, before_write) as writer:
+        for block, outcome in block_sums(
+            selection, normalise, runner, source, blocks, on_windows=on_windows, given_up=writer.failed
+        ):
+            yield from writer.written(0 if isinstance(outcome, Exception) else num_behind - 1)
             if isinstance(outcome, Exception):
-                block_writer.give_up()
+                writer.give_up()
                 source.forget(block)
                 yield block, outcome
-            elif block not in block_writer.failed:
+            elif block not in writer.failed:
                 if outcome.is_last:
                     source.forget(block)
-                writing.append((block, writer.submit(block_writer.write, outcome, before_write)))
+                writer.submit(outcome)
             del outcome  # else it would stay while the next one grows
-        while writing:
-            yield from written()
-        yield from closed_but(0)
+        yield from writer.written(0)
+        yield from writer.closed(0)
 
 
 def block_sums(
