@@ -1,4 +1,6 @@
-"""Normalisation, its inverse, and the cast to what is stored."""
+"""Normalisation: by statistics, which are those of the whole array however it was divided; its inverse, and the cast to
+what is stored.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,121 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from volpipe.errors import VolpipeError
+from volpipe.blockwise.journal import Record
+from volpipe.errors import PlanError, VolpipeError
 from volpipe.inference.intensity import Affine, to_dtype, unit_scale
+from volpipe.inference.statistics import (
+    NUM_BINS,
+    Statistics,
+    affine,
+    join,
+    measure,
+    needs_histogram,
+    needs_measuring,
+    percentile,
+)
+from volpipe.recipes.inference import Normalise
+
+DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "float32", "float64"]
+
+
+def made(dtype: str, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    data = rng.normal(40, 20, (7, 11, 13))
+    return np.clip(data, -100, 120).astype(dtype) if dtype != "uint8" else np.clip(data, 0, 255).astype(dtype)
+
+
+def travelled(found: Statistics) -> Statistics:
+    """Return the statistics as a journal gives them back."""
+    result = Record.from_line(Record("measure", (0,), result=found).to_line(), (Statistics,)).result
+    assert isinstance(result, Statistics)
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(cuts=st.lists(st.integers(0, 1000), max_size=6), grouping=st.integers(1, 4))
+def test_parts_joined_in_any_grouping_are_the_whole(dtype: str, cuts: list[int], grouping: int) -> None:
+    data = made(dtype).ravel()
+    parts = [travelled(measure(part)) for part in np.split(data, sorted(cuts))]
+    groups = [join(parts[i : i + grouping]) for i in range(0, len(parts), grouping)]
+    assert join(reversed(groups)) == join(parts)
+    whole = join(parts)
+    assert whole.num == data.size
+    np.testing.assert_allclose(float(whole.total / whole.num), data.mean(dtype=np.float64), rtol=1e-12)
+    assert (whole.low, whole.high) == (data.min(), data.max())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zscore_gives_mean_zero_and_deviation_one(dtype: str) -> None:
+    data = made(dtype)
+    normal = affine(Normalise(method="zscore"), data.dtype, measure(data)).apply(data)
+    assert abs(normal.mean()) < 1e-5
+    assert abs(normal.std() - 1) < 1e-5
+
+
+@pytest.mark.parametrize("percent", [0, 0.5, 50, 99.5, 100])
+def test_percentiles_of_bytes_are_exact(percent: float) -> None:
+    data = made("uint8")
+    expected = np.percentile(data, percent, method="inverted_cdf")
+    assert percentile(measure(data), percent, data.dtype) == expected
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+@pytest.mark.parametrize("percent", [0.5, 50, 99.5])
+def test_percentiles_of_other_types_are_right_to_a_bin(dtype: str, percent: float) -> None:
+    data = made(dtype, seed=3)
+    first = measure(data)
+    assert first.counts == {}
+    found = join([measure(part, (first.low, first.high)) for part in np.split(data.ravel(), 7)])
+    bin_width = (first.high - first.low) / NUM_BINS
+    assert (
+        abs(percentile(found, percent, data.dtype) - np.percentile(data, percent, method="inverted_cdf")) <= bin_width
+    )
+
+
+def test_ranges_map_to_minus_one_and_one() -> None:
+    data = np.array([0, 255], np.uint8)
+    assert affine(Normalise(), data.dtype, None).apply(data).tolist() == [-1.0, 1.0]
+    given_range = affine(Normalise(low=10, high=20), np.dtype(np.float32), None)
+    assert given_range.apply(np.array([10.0, 15.0, 20.0])).tolist() == [-1.0, 0.0, 1.0]
+    assert affine(Normalise(method="none"), data.dtype, None).apply(data).tolist() == [0.0, 255.0]
+    assert affine(Normalise(method="zscore", mean=5, std=2), data.dtype, None).apply(data)[0] == -2.5
+
+
+@pytest.mark.parametrize(
+    ("choice", "dtype", "measured", "twice"),
+    [
+        (Normalise(), "uint8", False, False),
+        (Normalise(), "int8", False, False),
+        (Normalise(), "uint16", True, True),
+        (Normalise(), "float32", True, True),
+        (Normalise(mean=1, std=2), "uint16", False, False),
+        (Normalise(method="range"), "uint16", False, False),
+        (Normalise(method="range"), "float32", True, False),
+        (Normalise(low=0, high=1), "float32", False, False),
+        (Normalise(method="zscore"), "uint8", True, False),
+        (Normalise(method="zscore", mean=1, std=1), "uint8", False, False),
+        (Normalise(method="percentile"), "uint8", True, False),
+        (Normalise(method="percentile"), "uint16", True, True),
+        (Normalise(method="none"), "float32", False, False),
+    ],
+)
+def test_nothing_is_measured_that_is_known(choice: Normalise, dtype: str, measured: bool, twice: bool) -> None:
+    assert needs_measuring(choice, np.dtype(dtype)) is measured
+    assert needs_histogram(choice, np.dtype(dtype)) is twice
+
+
+def test_a_constant_volume_cannot_be_scaled_by_itself() -> None:
+    data = np.full((3, 3, 3), 7, np.uint8)
+    with pytest.raises(PlanError, match="constant"):
+        affine(Normalise(method="zscore"), data.dtype, measure(data))
+    with pytest.raises(PlanError, match="constant"):
+        affine(Normalise(method="percentile"), data.dtype, measure(data))
+
+
+def test_voxels_that_are_not_finite_are_named() -> None:
+    with pytest.raises(PlanError, match="NaN"):
+        measure(np.array([1.0, np.nan]))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 from inline import Inline, Stopped
+from slabs import slabs_of
 from volumes import noise, windowed
 
 from volpipe.errors import VolumeError
-from volpipe.geometry import block_shape
 from volpipe.geometry.grid import Box
-from volpipe.inference import pyramid
-from volpipe.inference import selection as selection_module
 from volpipe.inference.plan import Plan
 from volpipe.inference.windows import RollingBox
 from volpipe.recipes.inference import load_recipe
@@ -34,13 +32,10 @@ SHAPE, PART = (96, 48, 48), 4096
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
     """A bucket with a volume, for runs whose slabs are layers of windows, and whose uploads have small parts."""
-    for module in (block_shape, pyramid, selection_module, worker):
-        monkeypatch.setattr(module, "SLAB_VOXELS", 1)
-    monkeypatch.setattr(block_shape, "WHOLE_SUM", 2)
     monkeypatch.setattr(growing, "PART_BYTES", PART)
     monkeypatch.setattr(server, "LEAST_PART", PART)
     monkeypatch.chdir(tmp_path)
-    with serving() as bucket:
+    with slabs_of(1), serving() as bucket:
         monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.url)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
