@@ -311,8 +311,12 @@ def _scaled(rates: UnitCosts, plan: Plan, tried: Plan, probe: _Probe) -> UnitCos
     net = max(0, peak - probe.idle_bytes - array_bytes(tried))
     larger = max(0, array_bytes(plan) - array_bytes(tried))
     known, known_tried = net_bytes(plan), net_bytes(tried)
-    growth = (voxels - 1) * net if known is None or known_tried is None else known - known_tried
-    growth = 0.0 if probe.on_gpu else growth
+    if probe.on_gpu:
+        growth = 0.0
+    elif known is None or known_tried is None:
+        growth = (voxels - 1) * net
+    else:
+        growth = known - known_tried
     return dataclasses.replace(
         rates,
         start_seconds=max(rates.start_seconds, probe.start_seconds),
@@ -360,9 +364,10 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
 
 
 def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
-    """Return seconds and stored bytes per window: of one of `blocks` where the plan stores none.
+    """Return seconds and stored bytes per window.
 
-    Those of large windows are not tried then, and as if they did not compress.
+    Where the plan stores none, one of `blocks` is tried. Where that would take long, none is, and the bytes are those
+    of windows that do not compress.
     """
     stored = _stored(job.plan)
     if job.plan.mode == "streamed":
