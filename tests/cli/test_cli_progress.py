@@ -40,7 +40,7 @@ def test_progress_goes_to_a_file_as_plain_lines(tmp_path: Path, give: Give, monk
     ended = give("run", *THREADS, *small, "-o", "out.zarr", "in.n5")
     assert ended.code == 0
     lines = ended.err.splitlines()
-    counts = [int(found[1]) for line in lines if (found := re.search(r": infer (\d+)/12; ", line))]
+    counts = [int(found[1]) for line in lines if (found := re.search(r": infer (\d+)/12[,;] ", line))]
     assert len(counts) == len(lines) > 1
     assert counts == sorted(counts)
     assert counts[-1] == 12
