@@ -204,5 +204,5 @@ def test_a_command_that_is_interrupted_before_it_began_ends_with_that_code_too(
     def interrupted(**named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("volpipe.cli.app.app", interrupted)
+    monkeypatch.setattr("volpipe.cli.app._commands", lambda: interrupted)
     assert give("run") == Ended(4, "", "volpipe: interrupted\n")

@@ -225,7 +225,7 @@ def test_copies_of_a_graph_make_as_many_times_its_objects(tmp_path: Path) -> Non
     frame = graph_module.frame_of(plan, 0)
     found = solve(Part.joined(parts), frame, plan.recipe.objects)
     whole = dataclasses.replace(frame, has_blocks=lambda blocks: blocks >= 0)
-    many = solve(Part.joined(estimate_module.repeated(parts, 3, 32**3)), whole, plan.recipe.objects)
+    many = solve(estimate_module.repeated(parts, 3, 32**3), whole, plan.recipe.objects)
     assert len(found.objects) > 1
     num = len(found.objects)
     assert np.array_equal(many.target.reshape(3, -1), [found.target - i * num for i in range(3)])  # ~n of object n

@@ -7,6 +7,7 @@ Not here: anything that a notebook would want as well (driver). Exit codes: 0 do
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.main import get_command
 
 import volpipe
 from volpipe.api.progress import voxels_per_block
@@ -75,6 +77,8 @@ from volpipe.sites.find import name_user
 from volpipe.units import count, duration
 
 if TYPE_CHECKING:
+    from typer._click import Command  # typer's own copy of click, which has no other name
+
     from volpipe.api.requests import Request
     from volpipe.blockwise.phase import Show
     from volpipe.blockwise.pool import Capacity
@@ -347,6 +351,12 @@ def options(
     """Options before the command."""
 
 
+@functools.cache
+def _commands() -> Command:
+    """Return all commands, made once: typer takes 20 ms to read their options."""
+    return get_command(app)
+
+
 def main(began: float | None = None) -> None:
     """Run the command line, given at `began` (seconds since 1970; None: now).
 
@@ -362,7 +372,7 @@ def main(began: float | None = None) -> None:
     logging.getLogger("volpipe").addHandler(Notices())
     with lasting_streams(), watched() as watch:
         try:
-            app(prog_name="volpipe")
+            _commands()(prog_name="volpipe")
         except KeyboardInterrupt:  # before the command began
             _fail("interrupted", INTERRUPTED)
         except RunStopped as error:

@@ -329,9 +329,11 @@ def _seconds(record: Record[object]) -> float:
 
 def _graph_seconds(parts: Sequence[Part], plan: SegmentPlan) -> tuple[float, float]:
     """Return the seconds of many copies of `parts`: to solve them per unit of `sorting`, to number objects per item."""
-    num = max(1, num_items(parts))
-    copies = math.ceil(MANY / num)
-    many, box = Part.joined(repeated(parts, copies, math.prod(plan.shape))), Box.from_shape(plan.shape)
+    num = num_items(parts)
+    if not num:
+        return 0.0, 0.0
+    copies, box = math.ceil(MANY / num), Box.from_shape(plan.shape)
+    many = repeated(parts, copies, math.prod(plan.shape))
     frame = Frame(box, plan.shape, plan.contact, lambda blocks: np.ones(len(blocks), bool))
     with stopwatch() as solving:
         solved = solve(many, frame, plan.recipe.objects)
@@ -350,16 +352,12 @@ def sorting(parts: float) -> float:
     return parts * math.log(max(2.0, parts))
 
 
-def repeated(parts: Sequence[Part], copies: int, num_voxels: int) -> list[Part]:
-    """Return `copies` of the graph of blocks side by side, each of a volume of `num_voxels`."""
-    return [
-        _moved(part, (number * len(parts)) << 32, number * num_voxels) for number in range(copies) for part in parts
-    ]
-
-
-def _moved(part: Part, ids: int, voxels: int) -> Part:
-    """Return `part` with other numbers of fragments and of voxels."""
-    table = part.table.copy()
-    table[:, FIRST] += voxels
-    moved = {name: getattr(part, name) + ids for name in ("ids", "joins", "pairs")}
-    return dataclasses.replace(part, table=table, **moved)
+def repeated(parts: Sequence[Part], copies: int, num_voxels: int) -> Part:
+    """Return `copies` of the graph of blocks `parts` side by side as one, each of a volume of `num_voxels`."""
+    one, ids = Part.joined(parts), len(parts) << 32
+    columns = {name: np.concatenate([column] * copies) for name, column in vars(one).items()}
+    before = np.arange(copies)[:, np.newaxis]  # copies
+    for name, step in (("nodes", len(one.table)), ("ids", ids), ("joins", ids), ("pairs", ids)):
+        columns[name].reshape(copies, -1)[:] += step * before
+    columns["table"][:, FIRST].reshape(copies, -1)[:] += num_voxels * before
+    return Part(**columns)
