@@ -193,7 +193,7 @@ def test_blocks_that_go_through_the_net_again_give_the_same_bytes(
 
 
 def test_recomputing_finds_voxels_that_the_net_did_not_give(tmp_path: Path, give: Give) -> None:
-    run(give, blend="hann")
+    run(give, "windows.block=[2,2,2]", blend="hann")
     writer = open_writer(tmp_path / "out.zarr", "s0")
     box = Box((0, 0, 0), writer.header.write_unit) & Box.from_shape(SHAPE)
     data = writer.read(box)
@@ -210,7 +210,7 @@ def test_where_only_a_part_is_wanted_that_part_is_verified(tmp_path: Path, give:
     mask = np.zeros(SHAPE, np.uint8)
     mask[12:, 12:, 12:] = 1
     write_volume(tmp_path / "mask.n5", mask)
-    run(give, 'input.mask="mask.n5/raw"', "input.roi=2:20,3:24,:", blend="hann")
+    run(give, 'input.mask="mask.n5/raw"', "input.roi=2:20,3:24,:", "windows.block=[2,2,2]", blend="hann")
     ended = give("verify", "out.zarr", "--recompute", "1000")
     assert ended.code == 0, ended.out
 
