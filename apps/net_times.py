@@ -26,6 +26,16 @@ from volpipe.sites.find import try_site
 from volpipe.sites.gpus import remember_gpu
 
 
+def check_site(site: str) -> None:
+    """Refuse a site on whose GPUs no net can be timed; it takes no time, and starts nothing.
+
+    Raises:
+        SiteError: no such site, or one that has no GPUs or those of this machine.
+    """
+    with place_in(Path.cwd()) as place:
+        _executor_with_gpus(site, try_site(site, place))
+
+
 def time_at_site(site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: float = WAIT_SECONDS) -> GpuTimes:
     """Return what windows of the net of `recipe` cost on a GPU of `site`; plans for the site choose by it from now on.
 
@@ -41,23 +51,13 @@ def time_at_site(site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: fl
     check_can_keep(recipe, search_path)
     with place_in(Path.cwd()) as place:
         config = try_site(site, place)
-        chosen = executors_for_nets(config.executors)
-        asked = {asked_of(executor) for executor in chosen}
-        if any(map(is_local, chosen)):
-            raise SiteError(f"the workers of site {site} are on this machine, where plans time windows themselves")
-        if "" in asked:
-            raise SiteError(f"site {site} asks for no GPU for nets; plans choose windows on cores by themselves")
-        if len(asked) > 1:
-            raise SiteError(
-                f"site {site} asks for GPUs in {len(asked)} ways, so that plans keep the net's own windows; give "
-                "windows.shape yourself"
-            )
-        limit(chosen[0])
+        executor, asked = _executor_with_gpus(site, config)
+        limit(executor)
         # The strategy starts the one block, and no other whatever becomes of it.
-        alone = Config([chosen[0]], run_dir=config.run_dir, strategy="none", initialize_logging=False, usage_tracking=0)
+        alone = Config([executor], run_dir=config.run_dir, strategy="none", initialize_logging=False, usage_tracking=0)
         with start_pool(alone) as pool:
             future = pool.submit("time_net", recipe.net, recipe.normalise, facts, search_path)
-            _await(future, chosen[0], wait_seconds)
+            _await(future, executor, wait_seconds)
             record = future.result()
     if record.result is None:
         raise NetError(message_of(record.failed[0][1]))
@@ -66,8 +66,28 @@ def time_at_site(site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: fl
         raise SiteError(
             "the times cannot be kept: your cache cannot be written; set XDG_CACHE_HOME to a folder of yours"
         )
-    remember_gpu(asked.pop(), times.gpu)
+    remember_gpu(asked, times.gpu)
     return times
+
+
+def _executor_with_gpus(site: str, config: Config) -> tuple[ParslExecutor, str]:
+    """Return the executor of `site` that runs nets, and what it asks for.
+
+    Raises:
+        SiteError: it asks for no GPU, or for more than one kind, or runs on this machine.
+    """
+    chosen = executors_for_nets(config.executors)
+    asked = {asked_of(executor) for executor in chosen}
+    if any(map(is_local, chosen)):
+        raise SiteError(f"the workers of site {site} are on this machine, where plans time windows themselves")
+    if "" in asked:
+        raise SiteError(f"site {site} asks for no GPU for nets; plans choose windows on cores by themselves")
+    if len(asked) > 1:
+        raise SiteError(
+            f"site {site} asks for GPUs in {len(asked)} ways, so that plans keep the net's own windows; give "
+            "windows.shape yourself"
+        )
+    return chosen[0], asked.pop()
 
 
 def _await(future: Future[Any], executor: ParslExecutor, wait_seconds: float) -> None:

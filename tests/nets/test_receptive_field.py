@@ -274,3 +274,19 @@ def test_a_net_that_looks_at_its_whole_window_is_named(tmp_path: Path, give: Giv
     assert ended.code == 1
     assert "looks at whole windows: downs.0" in ended.out
     assert "its geometry cannot be measured: no shift along axis z" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [("local", "the workers of site local are on this machine"), ("nowhere.py", "no site 'nowhere.py'")],
+)
+def test_a_site_that_cannot_time_a_net_is_refused_before_anything_is_measured(
+    give: Give, monkeypatch: pytest.MonkeyPatch, site: str, said: str
+) -> None:
+    def measured(*arguments: object, **named: object) -> None:
+        pytest.fail("a net was measured")
+
+    monkeypatch.setattr("volpipe.net_report", measured)
+    ended = give("net", "unet3d", "--config", site)
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.err

@@ -65,6 +65,10 @@ def net(
     ] = 300,
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
+    if config is not None:
+        from volpipe.apps.net_times import check_site
+
+        check_site(config)  # before anything is measured
     with measuring_shown():
         report = vp.net_report(name, *(settings or []), recipe=recipe, trust_model=trust_model)
     facts, geometry = report.facts, report.geometry
