@@ -7,7 +7,6 @@ Not here: anything that a notebook would want as well (driver). Exit codes: 0 do
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -15,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -351,7 +350,7 @@ def options(
     """Options before the command."""
 
 
-@functools.cache
+@cache
 def _commands() -> Command:
     """Return all commands, made once: typer takes 20 ms to read their options."""
     return get_command(app)
