@@ -25,14 +25,17 @@ from volpipe.recipes.inference import Recipe
 from volpipe.sites.find import try_site
 from volpipe.sites.gpus import remember_gpu
 
+ELSEWHERE = "give the command in a folder that you and the workers can write"
+
 
 def check_site(site: str) -> None:
     """Refuse a site on whose GPUs no net can be timed; it takes no time, and starts nothing.
 
     Raises:
         SiteError: no such site, or one that has no GPUs or those of this machine.
+        RunError: nothing can be written in this folder.
     """
-    with place_in(Path.cwd()) as place:
+    with place_in(Path.cwd(), ELSEWHERE) as place:
         _executor_with_gpus(site, try_site(site, place))
 
 
@@ -49,7 +52,7 @@ def time_at_site(site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: fl
     """
     search_path = str(Path.cwd())
     check_can_keep(recipe, search_path)
-    with place_in(Path.cwd()) as place:
+    with place_in(Path.cwd(), ELSEWHERE) as place:
         config = try_site(site, place)
         executor, asked = _executor_with_gpus(site, config)
         limit(executor)

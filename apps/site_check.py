@@ -234,8 +234,11 @@ def _middle(volume: Volume) -> Part:
 
 
 @contextmanager
-def place_in(folder: Path) -> Iterator[Path]:
+def place_in(folder: Path, instead: str = "choose another --out") -> Iterator[Path]:
     """Give a new folder with a mark in `folder`, as open to others as a run's, and delete it.
+
+    Args:
+        instead: what a user does where nothing can be made there.
 
     Raises:
         RunError: nothing can be made in `folder`.
@@ -245,8 +248,8 @@ def place_in(folder: Path) -> Iterator[Path]:
         place.mkdir()
     except OSError as error:
         if isinstance(error, PermissionError):
-            raise RunError(f"{folder} {unwritable(folder)}; choose another --out") from error
-        raise RunError(f"{folder} cannot be written here: {describe_error(error)}; choose another --out") from error
+            raise RunError(f"{folder} {unwritable(folder)}; {instead}") from error
+        raise RunError(f"{folder} cannot be written here: {describe_error(error)}; {instead}") from error
     try:
         (place / MARK).touch()
         yield place

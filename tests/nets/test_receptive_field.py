@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
@@ -290,3 +291,15 @@ def test_a_site_that_cannot_time_a_net_is_refused_before_anything_is_measured(
     ended = give("net", "unet3d", "--config", site)
     assert (ended.code, ended.out) == (2, "")
     assert said in ended.err
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_a_net_is_timed_at_a_site(
+    give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Path, *arguments: object, **named: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    ended = give("net", "unet3d", "--config", "slurm_htex")
+    assert (ended.code, ended.out) == (2, "")
+    assert "give the command in a folder that you and the workers can write" in ended.err

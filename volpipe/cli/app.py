@@ -352,7 +352,7 @@ def options(
 
 @cache
 def _commands() -> Command:
-    """Return all commands, made once: typer takes 20 ms to read their options."""
+    """Return all commands, made once for all that a process is given: typer takes 20 ms to read their options."""
     return get_command(app)
 
 

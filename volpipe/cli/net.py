@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.table import Table
 
+    from volpipe.api.nets import NetReport
     from volpipe.nets.facts import NetFacts
     from volpipe.nets.net_geometry import Geometry
     from volpipe.recipes.inference import Recipe
@@ -72,13 +73,7 @@ def net(
     with measuring_shown():
         report = vp.net_report(name, *(settings or []), recipe=recipe, trust_model=trust_model)
     facts, geometry = report.facts, report.geometry
-    out.print(
-        f"net {facts.label}, {facts.num_parameters:,} parameters, {facts.in_channels} → {facts.out_channels} channels"
-    )
-    for line in report.notes:
-        out.print(line, markup=False)
-    for layer in report.whole_window_layers:
-        out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
+    _describe(report)
     if geometry is None:
         err.print(f"its geometry cannot be measured: {report.problem}", markup=False)
         raise typer.Exit(UNTRUE)
@@ -92,6 +87,18 @@ def net(
         err.print(sentence, markup=False)
     if report.untruths:
         raise typer.Exit(UNTRUE)
+
+
+def _describe(report: NetReport) -> None:
+    """Print what the net is, and what of it looks at whole windows."""
+    facts = report.facts
+    out.print(
+        f"net {facts.label}, {facts.num_parameters:,} parameters, {facts.in_channels} → {facts.out_channels} channels"
+    )
+    for line in report.notes:
+        out.print(line, markup=False)
+    for layer in report.whole_window_layers:
+        out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
 
 
 def _geometry_table(facts: NetFacts, found: Geometry) -> Table:
