@@ -11,7 +11,7 @@ from pathlib import Path
 
 from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 
-from volpipe.apps.htex.processes import WITH_NETS, WORKERS, are_installed
+from volpipe.apps.htex.processes import SOCKETS, WITH_NETS, WORKERS, are_installed
 
 # Workers count their GPUs from 0 whatever Slurm has given their job; these are the ones that it has. Braces are doubled
 # for each of the two times that Parsl formats the command.
@@ -77,15 +77,21 @@ if [ "$VOLPIPE_NODE_DIRECTORY" ]; then
 fi
 """
 
-# What a killed pool leaves, its queues' process above all, ends with it, and so does what was started beside it.
+# What a killed pool leaves, its queues' process above all, ends with it, and so does what was started beside it. One of
+# its processes ends after all others and then deletes the semaphores of their queues, which are files in memory. Its
+# sockets are in /tmp, as their paths may have 107 letters, and those of users' own temporary folders have more.
 IN_A_GROUP = f"""set -m
 exec 3>&2 2>/dev/null  # the last words are the pool's, not this shell's on what ended
+export {SOCKETS}=$(mktemp -d /tmp/vp.XXXX || mktemp -dt vp.XXXX)
 trap 'kill -TERM -- -$pool' TERM
 POOL 2>&3 & pool=$!
 ({GUARD}) 2>&3 & guard=$!
 ({MEMORY}) 2>/dev/null & memory=$!
 wait $pool; code=$?
+kill -TERM -- -$pool
+for try in $(seq 50); do kill -0 -- -$pool || break; sleep 0.04; done
 kill -KILL -- -$pool -$guard -$memory
+rm -rf "${SOCKETS}"
 {SWEEP}
 exit $code
 """

@@ -13,11 +13,13 @@ import os
 import runpy
 import shutil
 import sys
+import tempfile
 import time
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.managers import DictProxy, SyncManager
 from multiprocessing.process import parent_process
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ from volpipe.apps.htex.lean_imports import PACKAGES, import_without
 
 INTERCHANGE, WORKERS = "volpipe-interchange", "volpipe-workers"  # in pyproject.toml
 WITH_NETS = "--with-nets"  # first argument of WORKERS that will run nets
+SOCKETS = "VOLPIPE_SOCKETS"  # a variable: the folder for a pool's sockets, which the shell that started it deletes
 NETS = ("torch", "tensorstore", "volpipe.nets.load", "volpipe.inference.infer")
 FIRST, PRELOADED = "volpipe.apps.htex.preload_first", ("volpipe.runs.worker", "volpipe.apps.htex.preload")
 LESS_OFTEN = 50_000  # objects after which garbage is looked for: what imports make stays
@@ -99,6 +102,7 @@ def workers() -> None:
     has_nets = sys.argv[1:2] == [WITH_NETS]
     if has_nets:
         del sys.argv[1]
+    leave_nothing()
     if sys.platform == "linux":  # elsewhere, system libraries do not bear to be forked
         context = Forked()
         context.set_forkserver_preload([FIRST, *(NETS if has_nets else ()), *PRELOADED])
@@ -109,6 +113,17 @@ def workers() -> None:
     name_no_packages()
     sys.argv[1:] = map(with_port, sys.argv[1:])
     runpy.run_module("parsl.executors.high_throughput.process_worker_pool", run_name="__main__", alter_sys=True)
+
+
+def leave_nothing() -> None:
+    """Let the folder of this pool's sockets be one that is deleted, and its semaphores too, without a warning.
+
+    Pools are ended by a signal, and Python (3.11) deletes them only where a process comes to its end by itself.
+    """
+    tempfile.tempdir = os.environ.get(SOCKETS) or None
+    get_temp_dir()
+    tempfile.tempdir = None
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
 
 
 def probe_apart() -> None:

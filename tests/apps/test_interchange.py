@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 import parsl
@@ -115,6 +116,33 @@ def test_a_worker_that_is_killed_while_it_waits_for_a_task_ends_its_pool_and_ano
     error = executor.submit(abs, {}, -3).exception(60)
     assert error is None or isinstance(error, lost.ManagerLost)  # of the pool that ended meanwhile
     assert executor.submit(abs, {}, -3).result(60) == 3
+
+
+def files_of_its_pool() -> list[str]:
+    """The folder of this worker's pool for sockets, and the semaphores that it has in its memory."""
+    maps = Path("/proc/self/maps").read_text()
+    return [str(Path(get_temp_dir()).parent), *set(re.findall("/dev/shm/sem.*", maps))]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_pools_start_anew")
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_of_a_pool_no_file_stays_in_memory_or_in_the_folder_for_what_is_temporary(
+    tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    temporary = tmp_path / ("longer than a path of a socket may be " * 3)
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with started(tmp_path, executor, monkeypatch):
+        folder, *semaphores = executor.submit(files_of_its_pool, {}).result(60)
+        assert semaphores and all(Path(file).exists() for file in [folder, *semaphores])
+        if is_killed:
+            (pool,) = filter(is_pool, processes_in(tmp_path))
+            pool.kill()
+    assert not any(temporary.iterdir())
+    assert not any(Path(file).exists() for file in [folder, *semaphores])
+    said = [*tmp_path.rglob("*.err"), *tmp_path.rglob("*.stderr")]
+    assert said and not any("leaked" in file.read_text() for file in said)
 
 
 @pytest.mark.slow
