@@ -132,6 +132,19 @@ def test_levels_are_added_and_sizes_stay(tmp_path: Path) -> None:
     assert_fresh(report.plan)
 
 
+def test_levels_that_were_begun_keep_their_factors_and_others_follow(tmp_path: Path) -> None:
+    """Three slices are one in the second level already; those of a thicker volume would be halved once more."""
+    data = noise((80, 64, 200))
+    write_n5(tmp_path, data[:3, :, :100])
+    before = ran(planned(tmp_path, "net.name=identity", "output.levels=3")).plan
+    assert before.factors == ((1, 1, 1), (2, 2, 2), (4, 4, 4), (4, 8, 8))
+    grow(tmp_path / "in.n5", data, chunk=8)
+    grown = ran(planned(tmp_path, "net.name=identity", "output.levels=3"), update=True).plan
+    assert grown.factors == before.factors
+    assert ran(planned(tmp_path, "net.name=identity", "output.levels=3"), update=True).was_complete
+    assert_fresh(grown)
+
+
 def test_statistics_of_a_smaller_volume_are_kept(tmp_path: Path) -> None:
     data = noise((16, 16, 48))
     write_n5(tmp_path, data[..., :20])

@@ -81,7 +81,7 @@ def imagined(shape: Triple, block: Triple, chunk: Triple, **objects: object) -> 
         "", "", "zarr3", (9, *shape), data, (9, *chunk), None, ("c", "z", "y", "x"), None, (0.0, 0.0, 0.0), "raw", ()
     )
     chosen = SegmentRecipe.model_validate({"objects": objects, "output": {"block": block, "chunk": (1, 1, 1)}})
-    return SegmentTrial(fit(volume, chosen, "", ""), volume, True, "")
+    return SegmentTrial(fit(volume, chosen, Path("l.zarr"), Path()), volume, True, "")
 
 
 @pytest.fixture

@@ -26,7 +26,9 @@ from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.provenance import read_provenance
 from volpipe.segmentation import boxes
+from volpipe.segmentation import plan as planning
 from volpipe.segmentation.driver import SegmentationResult, plan_segmentation, segment
+from volpipe.segmentation.plan import SegmentPlan
 from volpipe.segmentation.tasks import RESULTS
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.status import find_status
@@ -60,20 +62,24 @@ def write(path: Path, data: np.ndarray, chunk: int = 4) -> Path:
 
 def made(source: Path, chosen: SegmentRecipe, workers: Crowd | None = None, **options: Any) -> SegmentationResult:
     """Return how the segmentation of `source` ended; its labels lie beside it."""
-    plan = plan_segmentation(str(source), chosen, source.with_name("l.zarr"), source.parent)
+    out, fresh = source.with_name("l.zarr"), bool(options.get("fresh"))
+    plan = plan_segmentation(str(source), chosen, out, source.parent, fresh=fresh)
     result = segment(plan, (workers or Crowd()).start, **options)
     assert result.missing == []
     return result
 
 
-def assert_fresh(source: Path, chosen: SegmentRecipe) -> None:
-    """Compare the labels and their table with those of a fresh segmentation in their place, which stay there."""
+def assert_fresh(source: Path, chosen: SegmentRecipe, plan: SegmentPlan | None = None) -> None:
+    """Compare the labels and their table with those of a fresh segmentation in their place, which stay there.
+
+    It is of `plan`, or else of sizes that are chosen anew.
+    """
     out = source.with_name("l.zarr")
     run = out.with_name("l.zarr.run")
     found, table = tree(out), (run / "objects.csv").read_text()
     shutil.rmtree(out)
     shutil.rmtree(run)
-    made(source, chosen)
+    made(source, chosen) if plan is None else segment(plan, Crowd().start)
     assert (run / "objects.csv").read_text() == table
     expected = tree(out)
     assert found.keys() == expected.keys()
@@ -111,10 +117,10 @@ def check_law(data: st.DataObject, most_edge: int) -> None:
                 part = (..., *(slice(a, a + 2) for a in start))
                 voxels[part] = rng.integers(0, 256, voxels[part].shape, np.uint8)
             write(source, voxels)
-        made(source, chosen, Crowd(2), update=True)
+        plan = made(source, chosen, Crowd(2), update=True).plan
         assert made(source, chosen, nothing := Crowd(), update=True).was_complete
         assert nothing.num_sent == 0
-        assert_fresh(source, chosen)
+        assert_fresh(source, chosen, plan)
 
 
 @pytest.fixture(autouse=True)
@@ -277,3 +283,25 @@ def test_the_command_says_what_it_does_and_status_how_much_it_would(
     assert read_provenance(source.with_name("l.zarr"))["run"]["updates"][0]["changed"] == 1
     assert give("verify", "l.zarr").code == 0
     assert find_status(str(source.with_name("l.zarr"))).is_complete
+
+
+def test_a_segmentation_that_has_grown_keeps_its_blocks_and_levels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fresh one would choose larger blocks for the grown volume, and other coarser levels."""
+    for name, value in {"BLOCK": 8, "LARGE_BLOCK": 16, "CHUNK": 8, "MANY": 20 * 16 * 16}.items():
+        monkeypatch.setattr(planning, name, value)
+    chosen = SegmentRecipe.model_validate(SMALL.model_dump(exclude={"output"}) | {"output": {"levels": 3}})
+    voxels = noisy(blobs((40, 16, 16)), 0.2)
+    source = write(tmp_path / "a.zarr", voxels[:, :3])
+    before = made(source, chosen, update=True).plan
+    write(source, voxels)
+    grown = made(source, chosen, update=True).plan
+    assert grown.block == before.block == (8, 8, 8)
+    assert grown.factors == before.factors == ((1, 1, 1), (2, 2, 2), (4, 4, 4), (4, 8, 8))
+    for update in (False, True):
+        result = made(source, chosen, nothing := Crowd(), update=update)
+        assert result.was_complete and not result.updates and nothing.num_sent == 0
+    assert_fresh(source, chosen, grown)
+    fresh = made(source, chosen, fresh=True).plan
+    assert (fresh.block, fresh.factors[3]) == ((16, 16, 16), (8, 8, 8))

@@ -85,7 +85,7 @@ def segment(
     chosen = with_format(chosen, target)
     open_volume(affinities, chosen.input.key, chosen.input.level, view=chosen.input.view)  # refused before the site is
     start, name = site_of(site, RunFolder.from_output(paths.locate(target)))
-    plan = plan_segmentation(affinities, chosen, target, Path(search_path or Path.cwd()))
+    plan = plan_segmentation(affinities, chosen, target, Path(search_path or Path.cwd()), fresh=fresh)
     on_plan(plan)
     with monitored(metrics, "segment", recipe), progress_shown(progress, on_progress) as show:
         listener = Listener(on_estimate=on_estimate, on_progress=show)

@@ -13,7 +13,10 @@ SMALLEST_LEVEL = 64  # a pyramid ends when no axis is longer
 
 
 def level_factors(
-    levels: int | Literal["auto"], shape: tuple[int, ...], voxel: tuple[float, ...]
+    levels: int | Literal["auto"],
+    shape: tuple[int, ...],
+    voxel: tuple[float, ...],
+    begun: tuple[Triple, ...] = ((1, 1, 1),),
 ) -> tuple[Triple, ...]:
     """Return the downsampling of each level against level 0; an axis with the longest voxels waits for the others.
 
@@ -21,8 +24,9 @@ def level_factors(
         levels: how many beside level 0; "auto": until no axis is longer than SMALLEST_LEVEL.
         shape: of level 0, voxels (z, y, x).
         voxel: its size (z, y, x), in any unit.
+        begun: the factors of levels that there are, which others follow.
     """
-    factors: list[Triple] = [(1, 1, 1)]
+    factors = list(begun)
     while True:
         last = factors[-1]
         sizes = level_shape(shape, last)

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from volpipe.geometry.grid import Grid, Triple, triple
-from volpipe.geometry.levels import level_shape, level_step
+from volpipe.geometry.levels import level_factors, level_shape, level_step
 from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
@@ -99,6 +99,7 @@ class OutputPlan(BaseModel, ABC):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     FILE: ClassVar[str]
+    SIZES: ClassVar[tuple[str, ...]] = ("block", "shard", "chunk", "factors")  # that an output keeps once it is begun
 
     recipe: Recipe | SegmentRecipe
     source: Source
@@ -178,6 +179,16 @@ class OutputPlan(BaseModel, ABC):
     def changed(self, **fields: object) -> Self:
         """Return the plan with other values in some fields; pydantic's own copy keeps cached properties."""
         return self.model_validate({name: getattr(self, name) for name in type(self).model_fields} | fields)
+
+    @property
+    def scale(self) -> Triple:
+        """Voxels (z, y, x) of the output for a voxel of the volume."""
+        return (1, 1, 1)
+
+    def factors_after(self, begun: tuple[Triple, ...]) -> tuple[Triple, ...]:
+        """Return the factors of the levels of an output of this shape that has those of `begun`."""
+        voxel = tuple(v / s for v, s in zip(self.source.voxel_size_nm or (1.0, 1.0, 1.0), self.scale, strict=True))
+        return level_factors(self.recipe.output.levels, self.out_shape, voxel, begun)
 
     def level_shape(self, level: int) -> Triple:
         """Return the shape of `level`; level 0 is the output itself."""

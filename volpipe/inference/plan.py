@@ -74,6 +74,9 @@ class Plan(OutputPlan):
     """
 
     FILE: ClassVar[str] = "plan.json"  # in a run's folder
+    SIZES: ClassVar[tuple[str, ...]] = (
+        *OutputPlan.SIZES, "window", "overlap", "channels_last", "precision", "corner",
+    )  # fmt: skip
 
     recipe: Recipe
     net: NetFacts
@@ -135,9 +138,13 @@ class Plan(OutputPlan):
         """Number of blocks that reach the region of interest; of these a mask may leave fewer."""
         return math.prod(sum(a < b for a, b in self.reach_along(axis)) for axis in range(3))
 
+    @property
+    def scale(self) -> Triple:
+        return self.net.scale
+
     @cached_property
     def out_shape(self) -> Triple:
-        return triple(n * s for n, s in zip(self.roi_box.shape, self.net.scale, strict=True))
+        return triple(n * s for n, s in zip(self.roi_box.shape, self.scale, strict=True))
 
     def warnings(self) -> list[str]:
         """Return what a user should know of the net before it runs, in sentences."""

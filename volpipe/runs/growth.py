@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from volpipe.volumes.storage import paths
 
 log = logging.getLogger(__name__)
 
-SIZES = ("window", "overlap", "channels_last", "precision", "block", "shard", "chunk", "corner")
+P = TypeVar("P", bound=OutputPlan)
 
 
 class Blocks(Protocol):
@@ -69,15 +69,8 @@ def grown_plan(plan: Plan) -> Plan | None:
     Raises:
         RunError: the volume has shrunk, or its output cannot grow.
     """
-    old = RunFolder.from_output(paths.locate(plan.out)).load(Plan)
-    if old is None or old.source.shape == plan.source.shape:
-        return None
-    grown = plan.changed(**{name: getattr(old, name) for name in SIZES})
-    longer = old.source.model_copy(update={"shape": plan.source.shape})
-    if old.changed(source=longer, roi=grown.roi, factors=grown.factors).identity != grown.identity:
-        return None  # something else differs too, which is refused with what that is
-    check_growth(old, grown)
-    if grown.needs_scan:
+    grown = grown_from(plan, RunFolder.from_output(paths.locate(plan.out)), "roi")
+    if grown is not None and grown.needs_scan:
         raise RunError(
             f"{grown.source.path} has grown, and mask or input.empty leave out parts of it, which --update cannot tell "
             "of a volume that grows: use --fresh to start over"
@@ -85,7 +78,32 @@ def grown_plan(plan: Plan) -> Plan | None:
     return grown
 
 
-def check_growth(old: OutputPlan, new: OutputPlan) -> None:
+def grown_from(plan: P, folder: RunFolder, *following: str) -> P | None:
+    """Return `plan` with the sizes of what was begun in `folder` before the volume grew; None where nothing grew.
+
+    Levels that were begun keep their factors, and others follow them: those that a volume of a few slices begins with
+    are not always those of a thicker one.
+
+    Args:
+        following: fields of the plan that follow from the shape of the volume.
+
+    Raises:
+        RunError: the volume has shrunk, or the output cannot grow.
+    """
+    old = folder.load(type(plan))
+    if old is None or old.source.shape == plan.source.shape:
+        return None
+    sizes = {name: getattr(old, name) for name in plan.SIZES}
+    grown = plan.changed(**sizes | {"factors": plan.factors_after(old.factors)})
+    longer = old.source.model_copy(update={"shape": plan.source.shape})
+    as_now = {name: getattr(grown, name) for name in ("factors", *following)}
+    if old.changed(source=longer, **as_now).identity != grown.identity:
+        return None  # something else differs too, which is refused with what that is
+    _check_growth(old, grown)
+    return grown
+
+
+def _check_growth(old: OutputPlan, new: OutputPlan) -> None:
     """Refuse a volume that has shrunk, or an output that cannot grow.
 
     Raises:
@@ -97,16 +115,15 @@ def check_growth(old: OutputPlan, new: OutputPlan) -> None:
                 f"axis {axis}: the volume {new.source.path} had {before} voxels and has {now}; --update follows a "
                 "volume that grows, not one that shrinks: use --fresh to start over"
             )
-    num = len(old.factors)
-    if new.factors[:num] != old.factors:
-        raise RunError(
-            f"the output of the volume {new.source.path}, which has grown, would have other levels: {old.factors}, now "
-            f"{new.factors}; set output.levels={num - 1}, or use --fresh to start over"
-        )
     if new.array_format == "precomputed":
         raise RunError(
             f"{new.out} is precomputed, which numbers its chunks by the shape, so that all would move; the volume has "
             "grown: use --fresh to start over"
+        )
+    if old.dtype != new.dtype:
+        raise RunError(
+            f"the volume {new.source.path} has grown to more voxels than labels of type {old.dtype} can name; use "
+            f"--fresh to start over with {new.dtype}"
         )
 
 

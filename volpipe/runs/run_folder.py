@@ -140,6 +140,21 @@ class RunFolder:
         """Store `plan` whole, or leave what was there."""
         atomic_write(self.path / plan.FILE, plan.model_dump_json(indent=1).encode())
 
+    def as_begun(self, plan: P) -> P:
+        """Return `plan` with the sizes of what was begun here, if all else is alike: perhaps on a site of other
+        workers, or when the volume was smaller.
+
+        Whatever else differs is refused later, with what that is, and so is a plan of another version.
+        """
+        try:
+            old = self.load(type(plan))
+        except RunError:
+            return plan
+        if old is None:
+            return plan
+        begun = plan.changed(**{name: getattr(old, name) for name in plan.SIZES})
+        return begun if begun.identity == old.identity else plan
+
     def check_same(self, plan: OutputPlan, what: str) -> None:
         """Refuse to go on with a `what`, such as "run", whose plan is not `plan`; going on would mix two outputs.
 

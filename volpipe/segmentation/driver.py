@@ -40,7 +40,7 @@ from volpipe.reporting.comparison import Subject
 from volpipe.reporting.histogram import sizes_chart
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
-from volpipe.runs.growth import grids_of
+from volpipe.runs.growth import grids_of, grown_from
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.planned import Planned
 from volpipe.runs.provenance import is_sealed, seal, stored_fingerprint, stored_offsets, unseal
@@ -72,7 +72,7 @@ from volpipe.segmentation.tasks import (
     note_painted,
     submitter,
 )
-from volpipe.segmentation.update import follow, grown_plan, standing_updates, update_steps
+from volpipe.segmentation.update import follow, standing_updates, update_steps
 from volpipe.segmentation.verify import recompute_labels
 from volpipe.tables import html_table
 from volpipe.units import shape
@@ -214,13 +214,16 @@ class SegmentationResult(WorkReport):
         return {**places, "objects": f"{self.num_objects:,}", **super().facts()}
 
 
-def plan_segmentation(location: str, recipe: SegmentRecipe, out: str | Location, search_path: Path) -> SegmentPlan:
+def plan_segmentation(
+    location: str, recipe: SegmentRecipe, out: str | Location, search_path: Path, *, fresh: bool = False
+) -> SegmentPlan:
     """Return the plan of segmenting the volume at `location`, with every refusal that needs no worker.
 
     Args:
         location: of affinities, or of a map of foreground or membrane.
         out: the labels.
         search_path: folder that relative names start from.
+        fresh: it will start over; else labels that were begun keep their sizes.
 
     Raises:
         VolumeError: no volume there.
@@ -229,7 +232,7 @@ def plan_segmentation(location: str, recipe: SegmentRecipe, out: str | Location,
     volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
     target = paths.locate(out)
     check_offsets(volume, recipe, stored_offsets(volume.path))
-    plan = fit(volume, recipe, str(target), str(search_path))
+    plan = fit(volume, recipe, target, search_path, fresh=fresh)
     check_output(plan)
     check_apart(target, volume, "volume")
     check_access(paths.locate(volume.path), target)
@@ -310,7 +313,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     def claim(self) -> None:
         """Make sure that folder and output are this plan's to write; see `OutputWork`."""
         old = self.folder.load(SegmentPlan) if self.options.update else None
-        grown = None if old is None else grown_plan(self.plan, self.folder)
+        grown = None if old is None else grown_from(self.plan, self.folder)
         if old is not None and grown is not None and grown.identity == self.plan.identity:
             self.updates = (follow(self, type(self)(old, self.options, folder=self.folder)),)
         super().claim()
@@ -478,7 +481,7 @@ def segment(plan: SegmentPlan, start: Start, *, listener: Listener = SILENT, **o
         RunStopped: too many blocks fail, or the graph needs more memory than the recipe gives it.
     """
     asked = Options(**options)
-    grown = grown_plan(plan) if asked.update else None
+    grown = grown_from(plan, RunFolder.from_output(paths.locate(plan.out))) if asked.update else None
     work = SegmentWork(grown or plan, asked, listener)
     return perform(work, partial(start, work.folder.parsl))
 

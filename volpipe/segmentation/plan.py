@@ -21,6 +21,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import boxes
 from volpipe.segmentation.boxes import Boxes
 from volpipe.volumes.formats.precomputed import SEGMENTATION, even_chunk
+from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute, with_view
 
 BLOCK, LARGE_BLOCK, CHUNK = 128, 256, 64
@@ -165,8 +166,11 @@ def load_segment_plan(folder: str, identity: str) -> SegmentPlan:
     return plan
 
 
-def fit(volume: Volume, recipe: SegmentRecipe, out: str, search_path: str) -> SegmentPlan:
+def fit(volume: Volume, recipe: SegmentRecipe, out: Location, search_path: Path, *, fresh: bool = False) -> SegmentPlan:
     """Return the plan of segmenting `volume`, which need not exist yet.
+
+    Args:
+        fresh: it will start over; else labels that were begun keep their sizes.
 
     Raises:
         PlanError: the recipe does not fit the volume.
@@ -187,16 +191,17 @@ def fit(volume: Volume, recipe: SegmentRecipe, out: str, search_path: str) -> Se
             )
     if math.prod(block) >= 2**31:
         raise PlanError(f"output.block {block} has more voxels than a task can number; use {(LARGE_BLOCK,) * 3}")
-    return SegmentPlan(
+    plan = SegmentPlan(
         recipe=recipe,
         source=Source.from_volume(volume),
-        out=out,
-        search_path=search_path,
+        out=str(out),
+        search_path=str(search_path),
         block=triple(block),
         shard=triple(block),
         chunk=triple(chunk),
         factors=level_factors(output.levels, shape, volume.voxel_size_nm or (1.0, 1.0, 1.0)),
     )
+    return plan if fresh else RunFolder.from_output(out).as_begun(plan)
 
 
 def check_offsets(volume: Volume, recipe: SegmentRecipe, stored: object) -> None:

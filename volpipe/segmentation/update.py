@@ -28,23 +28,19 @@ import numpy as np
 from volpipe.blockwise.journal import Journal, Record
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import POOL, Steps
-from volpipe.errors import RunError
 from volpipe.geometry.grid import Box
-from volpipe.runs.growth import check_growth, grids_of
+from volpipe.runs.growth import grids_of
 from volpipe.runs.output_work import OutputWork
-from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.update import LOOK, Comparison, changed_blocks, compare_known, find_known, looked
 from volpipe.runs.updates import SEEN, STAGE, Updated, is_due, to_ranges, updates_in
 from volpipe.runs.work import WorkSession
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.segmentation.tasks import EDGES, FRAGMENTS, IDS, RESULTS, SOLVED, Objects, SegmentJob, submitter
 from volpipe.units import count
-from volpipe.volumes.storage import paths
 
 Work = OutputWork[SegmentPlan, Any]  # Any: the result of a segmentation
 log = logging.getLogger(__name__)
 
-SIZES = ("block", "shard", "chunk")
 MARK = b'"result":"Objects"'
 
 
@@ -144,28 +140,6 @@ def _lost(folder: Path, stage: str, plan: SegmentPlan) -> set[int]:
     with os.scandir(folder / stage) as files:
         there = {file.name for file in files}
     return {block for block in range(len(plan.blocks)) if f"{block}.npz" not in there}
-
-
-def grown_plan(plan: SegmentPlan, folder: RunFolder | None = None) -> SegmentPlan | None:
-    """Return `plan` with the sizes of a segmentation that was begun before its volume grew; None where nothing grew.
-
-    Raises:
-        RunError: the volume has shrunk, or the labels cannot grow.
-    """
-    old = (folder or RunFolder.from_output(paths.locate(plan.out))).load(SegmentPlan)
-    if old is None or old.source.shape == plan.source.shape:
-        return None
-    grown = plan.changed(**{name: getattr(old, name) for name in SIZES})
-    longer = old.source.model_copy(update={"shape": plan.source.shape})
-    if old.changed(source=longer, factors=grown.factors).identity != grown.identity:
-        return None  # something else differs too, which is refused with what that is
-    check_growth(old, grown)
-    if old.dtype != grown.dtype:
-        raise RunError(
-            f"the volume {plan.source.path} has grown to more voxels than labels of type {old.dtype} can name; use "
-            f"--fresh to start over with {grown.dtype}"
-        )
-    return grown
 
 
 def follow(work: Work, old: Work) -> Updated:

@@ -70,7 +70,7 @@ def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path, siz
     Args:
         out: the folder that gets an output of each stage, named after it; also in S3.
         search_path: folder that the recipes' relative names count from.
-        sizing: of the stages that run nets.
+        sizing: of the stages that run nets; `fresh` is of all.
 
     Raises:
         PlanError: stage, volume and net do not fit; the message names the stage.
@@ -129,7 +129,7 @@ def _plan_stage(
         return _plan_comparison(stage, stage.choice, feed, location, folder / f"{stage.name}.json")
     if isinstance(stage.choice, SegmentRecipe):
         ending = suffix_of(stage.choice.output.format)
-        return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}{ending}", make.search_path)
+        return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}{ending}", make)
     recipe, out = stage.choice, folder / f"{stage.name}{suffix_of(stage.choice.output.format)}"
     if feed is None:
         plan = prepare(location, recipe, out, make.search_path, make.sizing)
@@ -143,14 +143,14 @@ def _plan_stage(
 
 
 def _plan_labels(
-    stage: FlowStage, recipe: SegmentRecipe, feed: StagePlan | None, location: str, out: Location, search_path: Path
+    stage: FlowStage, recipe: SegmentRecipe, feed: StagePlan | None, location: str, out: Location, make: _Making
 ) -> LabelStage:
     if feed is None:
-        plan = plan_segmentation(location, recipe, out, search_path)
+        plan = plan_segmentation(location, recipe, out, make.search_path, fresh=make.sizing.fresh)
         return LabelStage(stage.name, stage.reads, plan.source.volume(), out, plan)
     given = _fed(feed, recipe.input)
     check_offsets(given, recipe, feed.offsets)
-    plan = fit(given, recipe, str(out), str(search_path))
+    plan = fit(given, recipe, out, make.search_path, fresh=make.sizing.fresh)
     check_output(plan)
     check_access(None, out)
     return LabelStage(stage.name, stage.reads, given, out, plan)

@@ -70,7 +70,7 @@ def prepare_for(
 
     sizes = sizing.sizes or (None if sizing.fresh else _begun_sizes(target, recipe, net))
     plan = fastest_plan(make, sizing.capacity) if sizes is None else make(sizes)
-    plan = plan if sizing.fresh else _as_begun(plan)
+    plan = plan if sizing.fresh else RunFolder.from_output(target).as_begun(plan)
     check_thickness(volume, net)
     check_apart(target, volume, "volume")
     if mask is not None:
@@ -90,21 +90,6 @@ def _begun_sizes(out: Location, recipe: Recipe, net: NetFacts) -> NetSizes | Non
     if old is None or old.net != net or (old.recipe.windows, old.recipe.infer) != (recipe.windows, recipe.infer):
         return None
     return old.sizes
-
-
-def _as_begun(plan: Plan) -> Plan:
-    """Return `plan` with the blocks of a run that was begun, perhaps on a site of other workers, if all else is alike.
-
-    Whatever else differs is refused later, with what that is.
-    """
-    try:
-        old = RunFolder.from_output(paths.locate(plan.out)).load(Plan)
-    except RunError:  # of another version; it is refused later, unless the run starts over
-        return plan
-    if old is None:
-        return plan
-    begun = plan.changed(block=old.block, shard=old.shard, chunk=old.chunk, corner=old.corner)
-    return begun if begun.identity == old.identity else plan
 
 
 def prepare_again(plan: Plan) -> Plan:

@@ -29,14 +29,13 @@ from volpipe.inference.output import planned_volume
 from volpipe.inference.plan import Plan
 from volpipe.inference.statistics import needs_measuring
 from volpipe.recipes.workflow import VOLUME
-from volpipe.runs.growth import grown_plan
+from volpipe.runs.growth import grown_from, grown_plan
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options
 from volpipe.segmentation.driver import SegmentWork, check_memory
 from volpipe.segmentation.estimate import SegmentTimes, SegmentTrial, calibrate_segmentation
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.segmentation.update import grown_plan as grown_segmentation
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
@@ -277,7 +276,7 @@ class LabelStage(StagePlan):
     @property
     def grown(self) -> SegmentPlan | None:
         """Its plan, grown; see `StagePlan`."""
-        return grown_segmentation(self.plan, self.folder)
+        return grown_from(self.plan, self.folder)
 
     def needs(self) -> tuple[ResourceNeeds, float | None]:
         """Return what the segmentation needs; see `StagePlan`."""

@@ -75,7 +75,7 @@ def planned(folder: Path, blocks: Shape) -> SegmentPlan:
             "output": {"block": (BLOCK,) * 3, "chunk": (64,) * 3, "levels": 0, "graph_gib": GRAPH_GIB},
         }
     )
-    return fit(open_volume(folder / "a.zarr"), recipe, str(folder / "out"), str(folder))
+    return fit(open_volume(folder / "a.zarr"), recipe, folder / "out", folder)
 
 
 def made_up(plan: SegmentPlan, block: int) -> Part:
