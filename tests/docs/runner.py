@@ -190,7 +190,7 @@ def run_page(path: Path, folder: Path, *, is_long: bool = False) -> Page:
     with tempfile.TemporaryDirectory() as tools, ExitStack() as stack:
         home = folder.parent / "home"
         home.mkdir()
-        environment = {"HOME": str(home), "COLUMNS": "120", "XDG_CONFIG_HOME": str(home / ".config")}
+        environment = {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config")}
         sites = {} if is_long else {"local": "threads"}
         shell = Shell(folder, Path(tools), environment, sites, is_real=is_long)
         page = Page(path, shell, stack, is_long, {"__name__": "__main__"})

@@ -37,13 +37,21 @@ server.sendall(asked)
 sys.exit(server.recv(1)[0])
 """
 REAL = """#!{python}
-import sys
+import math, sys
 sys.path.insert(0, {root!r})
-from volpipe.sites import find
+from volpipe.display import console
+console.PLAIN_LINE_SECONDS = math.inf
 from volpipe.__main__ import main
+from volpipe.cli import viewer
+from volpipe.sites import find
+class Looked:
+    def wait(self):
+        raise KeyboardInterrupt
+viewer.Event = Looked
 load = find._module
 find._module = lambda name: load({sites!r}.get(name.removesuffix(".py"), name))
-main()
+if __name__ == "__main__":  # in processes that it spawns, it is not
+    main()
 """
 STATE = """
 trap 'code=$?; set +eu; export -p > {state}/exports; pwd > {state}/folder; exit $code' EXIT

@@ -61,6 +61,7 @@ def test_every_block_of_a_page_runs(path: Path, folder: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("_pools_start_anew")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("path", RUN_PAGES)
 def test_every_block_of_a_page_runs_in_processes_of_its_own(path: Path, folder: Path) -> None:
