@@ -89,7 +89,7 @@ POOL 2>&3 & pool=$!
 ({MEMORY}) 2>/dev/null & memory=$!
 wait $pool; code=$?
 kill -TERM -- -$pool
-for try in $(seq 50); do kill -0 -- -$pool || break; sleep 0.04; done
+for try in $(seq 50); do cat /proc/[0-9]*/stat | grep -q ") [^ZX] [0-9]* $pool " || break; sleep 0.04; done
 kill -KILL -- -$pool -$guard -$memory
 rm -rf "${SOCKETS}"
 {SWEEP}
