@@ -57,6 +57,7 @@ VARIABLES = {
     "VOLPIPE_WORKERS": "Number of workers of the sites `local` and `threads`, at most 64 for each core.",
     "VOLPIPE_THREADS": "Threads that read and decode in a process; without it one per core.",
     "VOLPIPE_NODE_DIRECTORY": "A folder on a node's own disk that keeps chunks of a slow input ([Slurm](../slurm.md)).",
+    "VOLPIPE_SOCKETS": "Set by volpipe for its workers: the folder of their sockets, in `/tmp`, deleted when they end.",
     "VOLPIPE_SITE": "The file of settings of the site, in place of `~/.config/volpipe/SITE.toml`.",
     "VOLPIPE_LINKS": "Folders, separated by colons, that symbolic and external links inside a volume may lead to.",
     "VOLPIPE_NOTIFY": "As `--notify`: an address that gets one JSON object when a command ends.",
