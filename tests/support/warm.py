@@ -218,7 +218,8 @@ def attend(answers: socket.socket) -> Request:
     for file in files:
         os.close(file)
     os.read(leads, 1)
-    answers.sendall(f"{child}\n".encode())
+    with contextlib.suppress(OSError):  # of a script that has been killed meanwhile, whose fork is ended below
+        answers.sendall(f"{child}\n".encode())
     if request.script:
         pass_on_signals(answers, child)
     status = os.waitpid(child, 0)[1]
@@ -231,7 +232,10 @@ def pass_on_signals(answers: socket.socket, leader: int) -> None:
     """Give a group the signals that reach the script that stands for it, until its leader ends; end it with them."""
     end = os.pidfd_open(leader)
     while end not in connection.wait([answers, end]):
-        number = answers.recv(1)
+        try:
+            number = answers.recv(1)
+        except ConnectionResetError:  # the script was killed before it had read what is its fork
+            number = b""
         os.killpg(leader, number[0] if number else signal.SIGKILL)
         if not number:
             break
