@@ -10,9 +10,10 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import volpipe.apps.htex.lean_driver  # before Parsl
 # isort: on
 
 import parsl
+import psutil
 from parsl import python_app
 from parsl.config import Config
 from parsl.dataflow.dflow import DataFlowKernel
@@ -54,6 +56,7 @@ log = logging.getLogger(__name__)
 
 LABELS = ("cpu", "gpu")
 LOOPBACK = "127.0.0.1"
+BLOCK_SECONDS = 5.0  # for which blocks of this machine are waited for; their shells take 2 s at most
 CLEANUP_SECONDS = 60.0  # Parsl's takes 1 s here and 30 s for pods that ignore TERM; with a dead interchange it hangs
 
 
@@ -209,9 +212,11 @@ def load_parsl(config: Config) -> Iterator[DataFlowKernel]:
         yield kernel
     finally:
         with INTERRUPTS.closing():
+            groups = _groups_here(config.executors)
             _clean_up(kernel)
             for executor in config.executors:
                 cancel_blocks(executor)
+            _await_ends(groups)
 
 
 def begin_blocks(kernel: DataFlowKernel) -> None:
@@ -239,6 +244,40 @@ def _clean_up(kernel: DataFlowKernel) -> None:
     if cleaning.is_alive():
         log.error("Parsl did not stop within %.0f s; look for jobs that it left", CLEANUP_SECONDS)
     parsl.clear()
+
+
+def _groups_here(executors: Sequence[ParslExecutor]) -> list[int]:
+    """Return the groups of the processes that start the blocks on this machine, and tidy up after them."""
+    groups = []
+    for executor in executors:
+        if isinstance(provider := getattr(executor, "provider", None), LocalProvider):
+            for resource in provider.resources.values():
+                with suppress(ProcessLookupError):  # it has ended
+                    groups.append(os.getpgid(resource["remote_pid"]))
+    return groups
+
+
+def _await_ends(groups: Iterable[int]) -> None:
+    """Wait until no process of `groups` is left, for no longer than BLOCK_SECONDS."""
+    until = time.monotonic() + BLOCK_SECONDS
+    while any(map(_is_alive, groups)):
+        if time.monotonic() > until:
+            log.error("processes of a block did not end within %.0f s", BLOCK_SECONDS)
+            return
+        time.sleep(0.02)
+
+
+def _is_alive(group: int) -> bool:
+    """Return whether a process of `group` runs; one that nobody reaps does not."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def _find_commands() -> None:

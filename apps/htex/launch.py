@@ -78,8 +78,9 @@ fi
 """
 
 # What a killed pool leaves, its queues' process above all, ends with it, and so does what was started beside it. One of
-# its processes ends after all others and then deletes the semaphores of their queues, which are files in memory. Its
-# sockets are in /tmp, as their paths may have 107 letters, and those of users' own temporary folders have more.
+# its processes deletes the semaphores of the queues, which are files in memory, when all others have ended: that is
+# waited for, by what /proc says of the group, zombies (Z, X) left out, which a container may not reap. The sockets are
+# in /tmp, as their paths may have 107 letters, and those of users' own temporary folders have more.
 IN_A_GROUP = f"""set -m
 exec 3>&2 2>/dev/null  # the last words are the pool's, not this shell's on what ended
 export {SOCKETS}=$(mktemp -d /tmp/vp.XXXX || mktemp -dt vp.XXXX)

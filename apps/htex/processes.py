@@ -102,7 +102,7 @@ def workers() -> None:
     has_nets = sys.argv[1:2] == [WITH_NETS]
     if has_nets:
         del sys.argv[1]
-    leave_nothing()
+    leave_no_files()
     if sys.platform == "linux":  # elsewhere, system libraries do not bear to be forked
         context = Forked()
         context.set_forkserver_preload([FIRST, *(NETS if has_nets else ()), *PRELOADED])
@@ -115,10 +115,10 @@ def workers() -> None:
     runpy.run_module("parsl.executors.high_throughput.process_worker_pool", run_name="__main__", alter_sys=True)
 
 
-def leave_nothing() -> None:
-    """Let the folder of this pool's sockets be one that is deleted, and its semaphores too, without a warning.
+def leave_no_files() -> None:
+    """Put this pool's sockets where its shell deletes them, and let Python delete its semaphores without a warning.
 
-    Pools are ended by a signal, and Python (3.11) deletes them only where a process comes to its end by itself.
+    A pool is ended by a signal. Of one that ends so, Python (3.11) leaves the sockets, and warns of the semaphores.
     """
     tempfile.tempdir = os.environ.get(SOCKETS) or None
     get_temp_dir()

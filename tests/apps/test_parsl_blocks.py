@@ -6,6 +6,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 from local_executors import ARGUMENTS, FakeSlurm, Prompt, local_provider
 from parsl.executors.high_throughput import errors as lost
@@ -13,6 +14,7 @@ from parsl.jobs.errors import TooManyJobFailuresError
 from parsl.jobs.states import JobState, JobStatus
 from parsl.launchers import SimpleLauncher
 
+from volpipe.apps import pool
 from volpipe.apps.htex import executor as executor_module
 from volpipe.apps.htex import launch
 from volpipe.apps.htex.executor import ResilientExecutor, drain_period, translate_error
@@ -182,3 +184,18 @@ def test_a_process_that_the_system_kills_for_its_memory_is_told_by_its_block(
     assert str(translate_error(died, [executor])) == words
     executor.provider.mem_per_node = 0.629
     assert "; 0.629 GB are for 1 workers there: " in str(translate_error(died, [executor]))
+
+
+def test_processes_of_a_block_are_waited_for_until_they_run_no_more_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    block = subprocess.Popen(["sleep", "0.5"], start_new_session=True)  # a zombie then, until it is asked how it ended
+    pool._await_ends([block.pid])
+    assert psutil.Process(block.pid).status() == psutil.STATUS_ZOMBIE
+    block.wait()
+    monkeypatch.setattr(pool, "BLOCK_SECONDS", 0.1)
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as endless:
+        pool._await_ends([block.pid, endless.pid])
+        assert endless.poll() is None
+        assert "processes of a block did not end within" in caplog.text
+        endless.kill()

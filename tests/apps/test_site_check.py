@@ -94,7 +94,7 @@ class Trial:
         command = self.command(*more)
         ended = self.give(*command) if self.give else finish(self.folder, begin(self.folder, *command))
         assert "Traceback" not in ended.err
-        wait_until(lambda: not processes_in(self.folder), 10)
+        assert processes_in(self.folder) == []
         assert (self.started.read_text().count("block") if self.started.exists() else 0) == blocks
         return ended
 
@@ -388,7 +388,7 @@ def test_ctrl_c_stops_what_was_started(trial: Trial) -> None:
     ended = finish(trial.folder, process)
     assert ended.code == 4
     assert ended.err.splitlines()[-1] == "volpipe: interrupted; what was started is stopped"
-    wait_until(lambda: not processes_in(trial.folder), 10)
+    assert processes_in(trial.folder) == []
     assert list((trial.folder / "out").iterdir()) == []
 
 

@@ -65,7 +65,7 @@ def test_killed_at_any_moment_a_run_goes_on_with_what_is_not_marked(
         while alive(family):
             assert time.monotonic() < killed + 15
             time.sleep(0.1)
-    wait_until(lambda: not processes_in(slow.folder), 10)
+    assert processes_in(slow.folder) == []
     assert fingerprint(slow.out) == undisturbed
     assert not list(slow.run.glob("tensors.*"))
 
@@ -111,7 +111,7 @@ def test_interrupted_by_a_signal_a_run_says_so_and_leaves_no_process(
     assert second.startswith(f"volpipe: {slow.run} is in use by process {slow.process.pid if slow.process else 0} on ")
     assert fingerprint(slow.out) == undisturbed
     assert "WorkerLost" in (slow.run / "volpipe.log").read_text()
-    wait_until(lambda: not processes_in(slow.folder), 10)
+    assert processes_in(slow.folder) == []
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from command import begin, finish, giver, processes_in, set_each, wait_until
+from command import begin, finish, giver, processes_in, set_each
 from conftest import ROOT
 from parsl.config import Config
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
@@ -66,7 +66,7 @@ def test_the_same_bytes_on_every_site_and_nothing_is_left_behind(
         else:
             ended = finish(folder, begin(folder, *command(site, mode, volume)))
         assert ended.code == 0, ended.err
-        wait_until(lambda folder=folder: not processes_in(folder), 10)
+        assert processes_in(folder) == []
         assert not list((folder / "out.zarr.run").glob("tensors.*"))
         records = list(read_records(folder / "out.zarr.run/journal.jsonl", RESULTS))
         stages = {record.stage for record in records}
@@ -400,7 +400,7 @@ def test_a_site_whose_workers_cannot_start_is_given_up_with_their_last_words(tmp
     (sentence,) = [line for line in ended.err.splitlines() if line.startswith("volpipe: ")]
     assert "executor mine cannot start workers: " in sentence
     assert "the last said: there is no such module" in sentence
-    wait_until(lambda: not processes_in(tmp_path), 10)
+    assert processes_in(tmp_path) == []
 
 
 @pytest.mark.parametrize(("name", "workers"), [("local", 4), ("threads", 4)])

@@ -156,7 +156,7 @@ def run(folder: Path, volume: Path, node: str | None, *options: str) -> tuple[st
     ended = finish(folder, begin(folder, "run", *ZSCORE, *options, "-o", "out.zarr", str(volume), **environment))
     assert ended.code == 0, ended.err
     (folder / "said.txt").write_text(" ".join(ended.out.split()))
-    wait_until(lambda: not processes_in(folder), 10)
+    assert processes_in(folder) == []
     return fingerprint(folder / "out.zarr"), folder / "out.zarr.run"
 
 

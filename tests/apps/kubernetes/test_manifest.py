@@ -301,7 +301,7 @@ def test_a_driver_in_the_cluster_makes_the_same_bytes_as_this_machine_also_after
     assert worker in cluster.gone
     assert fingerprint(slow.out) == fingerprint(plain.out)
     wait_until(lambda: cluster.names() == [drivers[1]], 20)
-    wait_until(lambda: not processes_in(slow.folder), 10)
+    assert processes_in(slow.folder) == []
 
 
 @pytest.mark.slow
