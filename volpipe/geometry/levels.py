@@ -9,6 +9,7 @@ from typing import Literal
 
 from volpipe.geometry.grid import Triple, triple
 
+FINEST: tuple[Triple, ...] = ((1, 1, 1),)  # the factors of level 0 alone
 SMALLEST_LEVEL = 64  # a pyramid ends when no axis is longer
 
 
@@ -16,7 +17,7 @@ def level_factors(
     levels: int | Literal["auto"],
     shape: tuple[int, ...],
     voxel: tuple[float, ...],
-    begun: tuple[Triple, ...] = ((1, 1, 1),),
+    begun: tuple[Triple, ...] = FINEST,
 ) -> tuple[Triple, ...]:
     """Return the downsampling of each level against level 0; an axis with the longest voxels waits for the others.
 

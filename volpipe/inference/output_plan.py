@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from volpipe.geometry.grid import Grid, Triple, triple
-from volpipe.geometry.levels import level_factors, level_shape, level_step
+from volpipe.geometry.levels import FINEST, level_factors, level_shape, level_step
 from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
@@ -185,10 +185,10 @@ class OutputPlan(BaseModel, ABC):
         """Voxels (z, y, x) of the output for a voxel of the volume."""
         return (1, 1, 1)
 
-    def factors_after(self, begun: tuple[Triple, ...]) -> tuple[Triple, ...]:
-        """Return the factors of the levels of an output of this shape that has those of `begun`."""
+    def with_levels(self, begun: tuple[Triple, ...] = FINEST) -> Self:
+        """Return the plan with all levels that its recipe asks for, those of the factors `begun` first."""
         voxel = tuple(v / s for v, s in zip(self.source.voxel_size_nm or (1.0, 1.0, 1.0), self.scale, strict=True))
-        return level_factors(self.recipe.output.levels, self.out_shape, voxel, begun)
+        return self.changed(factors=level_factors(self.recipe.output.levels, self.out_shape, voxel, begun))
 
     def level_shape(self, level: int) -> Triple:
         """Return the shape of `level`; level 0 is the output itself."""

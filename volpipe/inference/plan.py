@@ -28,7 +28,7 @@ from volpipe.geometry.block_shape import (
     slab_layers,
 )
 from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up, divisor_near, triple
-from volpipe.geometry.levels import level_factors
+from volpipe.geometry.levels import FINEST
 from volpipe.inference.output_plan import OutputPlan, Source, can_stream, levels_of
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.statistics import check_grey
@@ -427,7 +427,7 @@ def make_plan(
     )  # fmt: skip
     block = choose_block(recipe.windows.block, sized, in_slabs=in_slabs)
     shard = choose_shard(recipe.output, sized.core(block))
-    return Plan(
+    plan = Plan(
         recipe=recipe,
         source=Source.from_volume(volume),
         net=net,
@@ -444,13 +444,14 @@ def make_plan(
         chunk=choose_chunk(recipe.output, shard),
         out_dtype=out_dtype,
         intensity=intensity,
-        factors=_factors(recipe, volume, net, roi),
+        factors=FINEST,
         roi=(triple(roi.start), triple(roi.stop)),
         corner=triple(roi.start) if moves else (0, 0, 0),
         mask=None if mask is None else lay_mask(mask, volume),
         code_sha256=code_hash(recipe.net.name, search_path),
         notes=(*_level_note(volume), *volume.notes),
     )
+    return plan.with_levels()
 
 
 def _sizes(recipe: Recipe, volume: Volume, net: NetFacts, windows: tuple[Triple, Triple], out_dtype: str) -> Sizes:
@@ -462,13 +463,6 @@ def _sizes(recipe: Recipe, volume: Volume, net: NetFacts, windows: tuple[Triple,
         sum_bytes=net.out_channels * SUM_TYPE.itemsize, is_blended=recipe.windows.blend != "crop",
         chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
     )  # fmt: skip
-
-
-def _factors(recipe: Recipe, volume: Volume, net: NetFacts, roi: Box) -> tuple[Triple, ...]:
-    """Return the factors of the output's levels, for `roi` of the volume."""
-    shape = tuple(n * f for n, f in zip(roi.shape, net.scale, strict=True))
-    voxel = tuple(v / s for v, s in zip(volume.voxel_size_nm or (1.0, 1.0, 1.0), net.scale, strict=True))
-    return level_factors(recipe.output.levels, shape, voxel)
 
 
 def _given(choice: T | Auto, chosen: T) -> T:

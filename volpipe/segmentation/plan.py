@@ -14,7 +14,7 @@ import numpy as np
 
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box, Grid, Shape, Triple, align_up, triple
-from volpipe.geometry.levels import level_factors
+from volpipe.geometry.levels import FINEST
 from volpipe.inference.output_plan import OutputPlan, Source, levels_of
 from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
 from volpipe.runs.run_folder import RunFolder
@@ -199,8 +199,8 @@ def fit(volume: Volume, recipe: SegmentRecipe, out: Location, search_path: Path,
         block=triple(block),
         shard=triple(block),
         chunk=triple(chunk),
-        factors=level_factors(output.levels, shape, volume.voxel_size_nm or (1.0, 1.0, 1.0)),
-    )
+        factors=FINEST,
+    ).with_levels()
     return plan if fresh else RunFolder.from_output(out).as_begun(plan)
 
 
