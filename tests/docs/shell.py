@@ -6,6 +6,7 @@ files to this process, which does the command there and then. With `is_real`, it
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -44,9 +45,7 @@ console.PLAIN_LINE_SECONDS = math.inf
 from volpipe.__main__ import main
 from volpipe.cli import viewer
 from volpipe.sites import find
-class Looked:
-    def wait(self):
-        raise KeyboardInterrupt
+{looked}
 viewer.Event = Looked
 load = find._module
 find._module = lambda name: load({sites!r}.get(name.removesuffix(".py"), name))
@@ -113,10 +112,9 @@ class Shell:
         return process.returncode, shown.read_text()
 
     def _write_volpipe(self, place: Path) -> None:
-        text = REAL if self.is_real else CLIENT
-        self.add_tool(
-            "volpipe", text.format(python=sys.executable, socket=str(place), root=str(ROOT), sites=self.sites)
-        )
+        text, looked = REAL if self.is_real else CLIENT, inspect.getsource(Looked)
+        names = {"python": sys.executable, "socket": str(place), "root": str(ROOT), "sites": self.sites}
+        self.add_tool("volpipe", text.format(**names, looked=looked))
 
     def _serve(self, server: socket.socket, process: subprocess.Popen[bytes], seconds: float) -> None:
         """Do the commands that the block gives, until it ends."""
