@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from inline import Stopped
 from segmented import Crowd, blobs, noisy, recipe, tree
 
+import volpipe as vp
 from volpipe.blockwise.journal import read_records
 from volpipe.errors import RunError
 from volpipe.geometry.affinities import OFFSETS
@@ -303,5 +304,10 @@ def test_a_segmentation_that_has_grown_keeps_its_blocks_and_levels(
         result = made(source, chosen, nothing := Crowd(), update=update)
         assert result.was_complete and not result.updates and nothing.num_sent == 0
     assert_fresh(source, chosen, grown)
+    labels = open_volume(source.with_name("l.zarr")).open()[...]
+    again = vp.reproduce(source.with_name("l.zarr"))
+    assert "output.block=[8, 8, 8]" in again.command
+    made_again = vp.segment(source, recipe=again.origin.again, out=tmp_path / "again.zarr", site="threads")
+    np.testing.assert_array_equal(open_volume(made_again.out).open()[...], labels)
     fresh = made(source, chosen, fresh=True).plan
     assert (fresh.block, fresh.factors[3]) == ((16, 16, 16), (8, 8, 8))

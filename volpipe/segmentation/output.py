@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import volpipe
+from volpipe.geometry.grid import Triple
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.recipes.toml import Section
 from volpipe.runs.provenance import Origin, parse_origin, read_provenance, versions
 from volpipe.segmentation.plan import SegmentPlan
 
@@ -21,7 +23,7 @@ PACKAGES = (
 
 
 def origin(plan: SegmentPlan, fingerprint: str) -> dict[str, object]:
-    """Return the provenance attributes of the output, the same in every segmentation by its recipe.
+    """Return the provenance attributes of the output, the same in every segmentation by its recipe and block.
 
     `fingerprint` is that of the volume.
     """
@@ -29,6 +31,7 @@ def origin(plan: SegmentPlan, fingerprint: str) -> dict[str, object]:
     return {
         "version": volpipe.__version__,
         RECIPE_KEY: plan.recipe.model_dump(mode="json"),
+        "block": plan.block,
         "input": source | {"fingerprint": fingerprint},
         **versions(PACKAGES),
     }
@@ -39,6 +42,14 @@ class LabelOrigin(Origin):
 
     command: ClassVar[str] = "segment"
     recipe: SegmentRecipe
+    block: Triple
+
+    @property
+    def again(self) -> Section:
+        """The recipe for `volume`, with the block that was taken, by which fragments are cut; it may have grown."""
+        tree = super().again.model_dump(mode="json")
+        tree["output"]["block"] = self.block
+        return SegmentRecipe.model_validate(tree)
 
 
 def read_label_origin(output: str | Path) -> LabelOrigin | None:
