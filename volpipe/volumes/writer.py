@@ -27,7 +27,9 @@ from volpipe.volumes.storage.metadata import check_aligned
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.requests import each, room
 
-ENCODED_BYTES = 16 << 20  # of chunks of a shard that are encoded at a time, about, where one row of them is less
+# Of chunks of a shard that are encoded at a time, where one row of them is less: bytes, about, and chunks for each
+# thread, since the last one keeps all waiting.
+ENCODED_BYTES, CHUNKS_EACH = 16 << 20, 4
 
 
 class Writer:
@@ -141,7 +143,7 @@ class ShardStream:
         self._entries = np.full((*(s // c for s, c in zip(unit, header.chunks, strict=True)), 2), ABSENT, np.uint64)
         depth, height, width = header.chunks[-3:]
         row = math.prod(box.shape[:-3]) * box.shape[-1]
-        num_rows = -(-tensorstore.num_threads() // -(-row // width))  # with a chunk for each thread, if that is little
+        num_rows = -(-CHUNKS_EACH * tensorstore.num_threads() // -(-row // width))
         most_rows = ENCODED_BYTES // (row * depth * height * header.dtype.itemsize)
         self._height = height * max(1, min(num_rows, most_rows))
         self._encoder = tensorstore.ChunkEncoder(header, (*box.shape[:-3], depth, self._height, box.shape[-1]))
