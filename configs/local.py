@@ -11,7 +11,7 @@ from parsl.providers import LocalProvider
 
 from volpipe.apps import ResilientExecutor, ask_nvidia, is_torch_for_gpus, read_workers
 
-MOST_UNPACKING = 4  # threads that unpack for a worker without a GPU: one alone takes 11 s for a shard of 256 M voxels
+MOST_UNPACKING = 8  # threads that unpack for a worker without a GPU: one alone takes 11 s for a shard of 256 M voxels
 
 
 def executor(
@@ -62,11 +62,12 @@ def usable_gpus() -> list[str]:
 def with_gpus(run_dir: str, gpus: Sequence[str]) -> Config:
     """Return a site with a worker for each of `gpus`, and others without one for the stages that need none."""
     cores = len(os.sched_getaffinity(0))
-    # Workers of GPUs read, unpack and write, for which they get half of the cores.
+    # Workers of GPUs read, unpack and write, for which they get half of the cores, and all while others have no work.
     others = read_workers(max(1, cores // 2))
-    gpu = executor("gpu", len(gpus), max(1, (cores - others) // len(gpus)), gpus)
+    threads = max(1, (cores - others) // len(gpus))
+    gpu = executor("gpu", len(gpus), threads, gpus, unpacking=max(1, cores // len(gpus)))
     # Beside a GPU few of them have work at a time, until the last of it: large shards of coarser levels.
-    unpacking = max(1, min(MOST_UNPACKING, cores // 4))
+    unpacking = max(1, min(MOST_UNPACKING, cores // 2))
     return with_executors(run_dir, [gpu, executor("cpu", others, 1, unpacking=unpacking)])
 
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from command import begin, finish, set_each
-from volumes import fingerprint, noise, write_volume
+from inline import Inline
+from slabs import planned
+from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.errors import RecipeError
+from volpipe.geometry.grid import Box
+from volpipe.inference import pyramid
+from volpipe.inference.output_plan import OutputPlan
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
 from volpipe.resolve import shipped_recipe
+from volpipe.workflow.driver import execute
 
 WINDOW = (36, 52, 52)  # oneDNN sums the default net's in another order with two threads; of 32 or 40 voxels it does not
 SITES = (
@@ -51,6 +59,39 @@ def test_workers_and_their_threads_do_not_change_a_byte(tmp_path: Path) -> None:
         assert (line in " ".join(ended.out.split())) == (cores > 1)
         outputs.append(fingerprint(tmp_path / "out.zarr"))
     assert len(set(outputs)) == 1
+
+
+def test_coarser_voxels_are_made_by_all_threads_of_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first three parts wait for each other."""
+    write_volume(tmp_path / "in.n5", noise((32, 48, 64)))
+    windows = windowed((16, 16, 16), (0, 0, 0), (2, 3, 4), "crop")
+    plan = planned(
+        tmp_path,
+        tmp_path / "in.n5",
+        "out.zarr",
+        *windows,
+        "net.name=identity",
+        "output.chunk=[8,8,8]",
+        "output.levels=1",
+    )
+    assert execute(plan, Inline().start).missing == []
+    box, read, together = plan.shards(1).box(0), pyramid.read_voxels, threading.Barrier(3, timeout=60)
+    monkeypatch.setenv("VOLPIPE_THREADS", "1")
+    expected, numbers = pyramid.coarse_voxels(plan, 1, box), itertools.count()
+
+    def waiting(plan: OutputPlan, level: int, part: Box) -> np.ndarray:
+        if next(numbers) < 3:
+            together.wait()
+        return read(plan, level, part)
+
+    monkeypatch.setenv("VOLPIPE_THREADS", "3")
+    monkeypatch.setattr(pyramid, "read_voxels", waiting)
+    np.testing.assert_array_equal(pyramid.coarse_voxels(plan, 1, box), expected)
+    np.testing.assert_array_equal(read(plan, 1, box), expected)
+    monkeypatch.setattr(pyramid, "PARTS_BYTES", 2 * 8 * 48 * 64)
+    with pytest.raises(threading.BrokenBarrierError):  # the memory of two parts
+        numbers, together = itertools.count(), threading.Barrier(3, timeout=0.2)
+        pyramid.coarse_voxels(plan, 1, box)
 
 
 def test_threads_are_the_recipes() -> None:

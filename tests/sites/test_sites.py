@@ -225,12 +225,14 @@ def test_each_gpu_of_this_machine_gets_a_worker(
     assert (gpu.label, cpu.label, cpu.available_accelerators) == ("gpu", "cpu", [])
 
 
-@pytest.mark.parametrize(("cores", "for_gpu", "for_others"), [(2, 1, 1), (16, 8, 4), (64, 32, 4)])
-def test_workers_beside_a_gpu_unpack_with_several_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, for_gpu: int, for_others: int
+@pytest.mark.parametrize(
+    ("cores", "gpus", "for_gpu", "for_others"), [(2, 1, (1, 2), 1), (16, 1, (8, 16), 8), (64, 4, (8, 16), 8)]
+)
+def test_workers_on_a_machine_with_gpus_unpack_with_several_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, gpus: int, for_gpu: tuple[int, int], for_others: int
 ) -> None:
     """Coarser levels of 2048³ took 15 s of 58 at the end, when one or two of them had work (H100, 2026-11-26)."""
-    put_smi(tmp_path, monkeypatch, "0\\n", 0, None)
+    put_smi(tmp_path, monkeypatch, "".join(f"{gpu}\\n" for gpu in range(gpus)), 0, None)
     monkeypatch.setattr("volpipe.apps.gpus.version", lambda package: "2.13.0+cu130")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
     monkeypatch.delenv("VOLPIPE_WORKERS", raising=False)
@@ -239,7 +241,7 @@ def test_workers_beside_a_gpu_unpack_with_several_threads(
         assert isinstance(executor, ResilientExecutor)
         said.append(executor.provider.worker_init)
     assert said == [
-        f"export OMP_NUM_THREADS={for_gpu} VOLPIPE_THREADS={for_gpu}",
+        f"export OMP_NUM_THREADS={for_gpu[0]} VOLPIPE_THREADS={for_gpu[1]}",
         f"export OMP_NUM_THREADS=1 VOLPIPE_THREADS={for_others}",
     ]
 

@@ -16,7 +16,10 @@ from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import append_voxels, close_shard, open_shard, read_voxels, write_voxels
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.volumes.storage.fetched_array import LARGEST_BYTES
-from volpipe.volumes.storage.tensorstore import downsample
+from volpipe.volumes.storage.requests import in_turn
+from volpipe.volumes.storage.tensorstore import downsample, num_threads
+
+PARTS_BYTES = 64 << 20  # of finer voxels from which coarser ones are made at a time, about
 
 
 def finer_box(plan: OutputPlan, level: int, box: Box) -> Box:
@@ -53,11 +56,24 @@ def coarse_voxels(plan: OutputPlan, level: int, box: Box) -> np.ndarray:
     of several, and 0 counts like any other. Where the finer level ends within a voxel, the voxels that exist count.
     """
     coarse = np.empty((plan.num_channels, *box.shape), plan.dtype)
-    for part in parts(plan, level, box):
+    method, factors = "mode" if plan.is_labels else "mean", (1, *plan.step(level))
+
+    def fill(part: Box) -> None:
         fine = read_voxels(plan, level - 1, finer_box(plan, level, part))
-        data = downsample(fine, (1, *plan.step(level)), "mode" if plan.is_labels else "mean")
-        coarse[:, *part.relative_to(box.start).slices] = data
+        coarse[:, *part.relative_to(box.start).slices] = downsample(fine, factors, method)
+
+    in_turn((partial(fill, part) for part in parts(plan, level, box)), _parts_at_once(plan, level, box))
     return coarse
+
+
+def _parts_at_once(plan: OutputPlan, level: int, box: Box) -> int:
+    """Return how many parts of `box` are made at a time: one for each thread of this process, if they are small.
+
+    Parts from a bucket have several requests each.
+    """
+    most = finer_box(plan, level, next(parts(plan, level, box)))
+    part_bytes = most.num_voxels * plan.num_channels * plan.dtype.itemsize
+    return 1 if plan.is_in_bucket else max(1, min(num_threads(), PARTS_BYTES // part_bytes))
 
 
 def parts(plan: OutputPlan, level: int, box: Box) -> Iterator[Box]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from volpipe.blockwise.heartbeat import Beater, no_box
 from volpipe.blockwise.journal import Record
+from volpipe.blockwise.malloc import keep_freed_memory
 from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.task import Making, Outcomes, work, work_behind, work_each
 from volpipe.errors import PlanError
@@ -350,6 +351,7 @@ def coarsen(job: Job, units: Sequence[int], level: int) -> Record[Written]:
         write = coarsen_shard(job.plan, level, shard)
         return lambda: Written(((level, shard, write()),))
 
+    keep_freed_memory()  # of one part after the other
     beater, making = job.beater(lambda shard: job.plan.shards(level).box(shard)), Making(make, shards_behind(job.plan))
     return work_behind(f"pyramid {level}", units, making, Written.joined, job.check_session, beater)
 
