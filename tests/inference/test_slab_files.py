@@ -79,6 +79,40 @@ def test_a_file_that_cannot_be_put_in_its_place_fails_its_block_alone(
     assert sorted(path.name for path in files) == ["0", "2", "3"]
 
 
+@pytest.mark.parametrize("voxels", [1, None])  # of a slab; None for blocks that are computed as a whole
+def test_once_it_is_over_blocks_that_were_begun_are_finished_and_no_other_begins(
+    tmp_path: Path, voxels: int | None
+) -> None:
+    windows = list[int]()
+    with slabs_of(voxels) if voxels else nullcontext():
+        plan = in_a_row(tmp_path, 4)
+        everything = Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), range(4)
+        outcomes = infer(*everything, on_windows=windows.append, is_over=lambda: sum(windows) > 6)
+        done = [(block, isinstance(outcome, Exception)) for block, outcome in outcomes]
+        assert list(infer(*everything, is_over=lambda: True)) == []
+    assert plan.has_slabs == (voxels is not None)
+    assert (done, sum(windows)) == ([(0, False), (1, False)], 12)
+
+
+def test_what_fails_while_a_file_is_stored_for_good_fails_its_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk tells of a write that failed once, to whoever asks first; the end of the block would not hear of it."""
+    failures = [OSError("input/output error")]
+
+    def persist(stream: ShardStream) -> None:
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(ShardStream, "persist", persist)
+    with slabs_of(1):
+        plan = in_a_row(tmp_path, 2)
+        outcomes = dict(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0, 1]))
+    assert {block: isinstance(outcome, OSError) for block, outcome in outcomes.items()} == {0: True, 1: False}
+    files = [path for path in (tmp_path / "out.zarr/s0").rglob("*") if path.is_file() and path.name != "zarr.json"]
+    assert [path.name for path in files] == ["1"]
+
+
 def test_a_block_that_fails_last_hides_none_that_is_still_put_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +138,7 @@ def test_slabs_that_wait_for_their_turn_are_not_written_once_their_block_has_fai
     monkeypatch.setattr(Bus, "is_gpu", property(lambda self: True))
     monkeypatch.setattr(Bus, "mark", lambda self: None)
     monkeypatch.setattr(Runner, "bus", property(lambda self: bus))
-    monkeypatch.setattr(Runner, "_timed", lambda self: nullcontext())
+    monkeypatch.setattr(Runner, "computing", lambda self: nullcontext())
     write, failures = infer_module.append_selected, [OSError("disk full")]
 
     def append(selection: Selection, stream: ShardStream, box: Box, data: np.ndarray) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
 
 from volpipe.geometry.grid import Box
 from volpipe.volumes.checksums import stored_files
+from volpipe.volumes.storage import growing
 from volpipe.volumes.storage.tensorstore import Transferred, transferred
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.volumes.writer import ShardStream
@@ -75,6 +77,29 @@ def test_a_shard_appears_when_it_is_whole(tmp_path: Path) -> None:
     assert not file.exists()
     stream.close()
     assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_what_is_stored_for_good_while_a_shard_grows_is_read_back_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growing, "PERSISTED_BYTES", 1)
+    synced = []
+    monkeypatch.setattr(growing, "sync", lambda path: synced.append(path.stat().st_size))
+    stream, file = made(tmp_path)
+    stream.persist()
+    assert synced == []  # there is no file yet
+    data = np.random.default_rng(0).integers(0, 256, (32, 32, 32), np.uint8)
+    stream.append(data[:16])
+    stream.persist()
+    stream.persist()
+    assert len(synced) == 1 and synced[0] > 2**13
+    stream.append(data[16:])
+    stream.close()
+    read: list[int] = []
+    extend = google_crc32c.extend
+    monkeypatch.setattr(google_crc32c, "extend", lambda crc, piece: read.append(len(piece)) or extend(crc, piece))
+    assert stream.checksum() == google_crc32c.value(file.read_bytes())
+    assert sum(read) == file.stat().st_size - synced[0]
 
 
 def test_a_stream_that_is_given_up_leaves_what_was_there(tmp_path: Path) -> None:

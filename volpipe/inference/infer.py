@@ -152,6 +152,7 @@ class SlabWriter:
         self._streams = {shard: (open_shard(selection.plan, shard), blocks) for shard, blocks in closed.items()}
         self._rest = None if stored is None else SumStream(tensors, block, stored)
         self._bad, self._tallies = ALL_FINITE, defaultdict[int, Tally](Tally)
+        self._error: Exception | None = None
 
     def add(self, done: BlockSum) -> None:
         """Write the layers of the slab `done`, those before it to which others alone add, and after the last one.
@@ -177,8 +178,18 @@ class SlabWriter:
             self._tallies[next(iter(self._streams))].clipped += done.clipped
         self._bad += done.bad
 
+    def persist(self) -> None:
+        """Store for good what was added so far; what goes wrong is raised by `close`."""
+        try:
+            for stream, _ in self._streams.values():
+                stream.persist()
+        except Exception as error:
+            self._error = self._error or error
+
     def close(self, fingerprint: str) -> BlockResult:
         """Put the files in their places, once all slabs were added, and return what was noted of the block."""
+        if self._error is not None:
+            raise self._error
         plan = self.selection.plan
         if self._rest is not None:
             self._rest.close()
@@ -198,8 +209,8 @@ class SlabWriter:
 class BlockWriter:
     """Writes blocks, whole or slab by slab, in threads; of what is not whole in the end, nothing stays.
 
-    Files of slabs are put in their places by a thread of its own, while the next block is written: a disk takes as long
-    for that as a GPU for many slabs.
+    Files of slabs are stored for good, and put in their places, by a thread of its own, while others are written: a
+    disk takes as long for that as a GPU for many slabs.
 
     Args:
         before_write: called before each part of a block is written; what it raises is the block's error.
@@ -263,6 +274,7 @@ class BlockWriter:
                 self._slabs = SlabWriter(self.selection, self.tensors, done.block)
             self._slabs.add(done)
             if not done.is_last:
+                self._closer.submit(self._slabs.persist)
                 return None
             slabs, fingerprint = self._slabs, self.source.fingerprint(done.block)
         self._slabs = None

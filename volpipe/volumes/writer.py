@@ -211,6 +211,12 @@ class ShardStream:
         """Wait until nothing is on its way to a bucket, so that little is in memory."""
         self._growing.settle()
 
+    def persist(self) -> None:
+        """Store for good what was written so far, so that less is left at the end; another thread may write more."""
+        if self._size and math.prod(self._box.shape[:-3]) == 1:  # chunks of several channels will be put in order
+            with naming(self._header.folder, self._box, self._header.folder):
+                self._growing.persist()
+
     def close(self) -> None:
         """Put the shard in its place, all of whose layers were written; where it holds nothing, there is no file."""
         assert self._num_appended == self._box.shape[-3]

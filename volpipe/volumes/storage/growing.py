@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PART_BYTES, MOST_PARTS = 8 << 20, 10_000
 PARTS_AT_ONCE = 2
 PIECE_BYTES = 8 << 20
+PERSISTED_BYTES = 64 << 20  # at a time, of a file on a disk
 
 
 class Growing(ABC):
@@ -33,6 +34,10 @@ class Growing(ABC):
     @abstractmethod
     def settle(self) -> None:
         """Wait until no piece is on its way, so that little is in memory."""
+
+    @abstractmethod
+    def persist(self) -> None:
+        """Store for good what was written so far, so that less is left for `close` and `checksum`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -61,6 +66,7 @@ class GrowingFile(Growing):
 
     def __init__(self, file: Path) -> None:
         self._file, self._partial = file, partial_of(file)
+        self._crc = self._num_read = 0  # checksum of the bytes that were read back
 
     def write(self, pieces: Sequence[bytes]) -> None:
         self._partial.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +84,12 @@ class GrowingFile(Growing):
                 old.seek(start)
                 new.write(old.read(num_bytes))
         ordered.replace(self._partial)
+        self._crc = self._num_read = 0
+
+    def persist(self) -> None:
+        if self._partial.stat().st_size - self._num_read >= PERSISTED_BYTES:
+            sync(self._partial)
+            self._read_back(self._partial)
 
     def close(self) -> None:
         sync(self._partial)
@@ -92,13 +104,18 @@ class GrowingFile(Growing):
         self._file.unlink(missing_ok=True)
 
     def checksum(self) -> int:
+        self._read_back(self._file)
+        return self._crc
+
+    def _read_back(self, path: Path) -> None:
+        """Add to the checksum the bytes of `path` that are not in it yet."""
         import google_crc32c
 
-        crc = 0
-        with self._file.open("rb") as file:
+        with path.open("rb") as file:
+            file.seek(self._num_read)
             while piece := file.read(PIECE_BYTES):
-                crc = google_crc32c.extend(crc, piece)
-        return crc
+                self._crc = google_crc32c.extend(self._crc, piece)
+                self._num_read += len(piece)
 
 
 class GrowingUpload(Growing):
@@ -124,6 +141,9 @@ class GrowingUpload(Growing):
         if self._upload is not None:
             with object_store.explaining(self._file):
                 self._upload.flush()
+
+    def persist(self) -> None:
+        """Do nothing: parts are on their way, and the bucket says when they have arrived."""
 
     def close(self) -> None:
         assert self._upload is not None
