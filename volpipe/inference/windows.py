@@ -29,7 +29,7 @@ from volpipe.inference.plan import Plan
 from volpipe.volumes.file_states import hash_voxels, is_same, known_files, read_known
 from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.object_store import Remote, Stamp, latency
-from volpipe.volumes.storage.requests import num_at_once, over_in_turn
+from volpipe.volumes.storage.requests import in_turn, num_at_once
 from volpipe.volumes.storage.tensorstore import num_threads
 from volpipe.volumes.volume import Reader, Volume
 
@@ -45,7 +45,7 @@ CACHE_BYTES = 64 * 2**20
 # Voxels along z that are read at a time where a block has several slabs: whole chunks, unless one is thicker.
 LEAST_LAYER, MOST_LAYER = 32, 128
 PIECE_VOXELS = 1 << 22  # that are read at a time, about: mirrored at a face they are copied twice
-PIECES_AT_ONCE = 2  # from a disk, with several threads: one is unpacked while another is put in its place
+FEWEST_PIECES = 2  # at a time from a disk, with as many threads: one is unpacked while another is put in its place
 
 Place = tuple[int | slice, ...]
 
@@ -91,33 +91,27 @@ class RollingBox:
         asked = self._boxes[index]
         box = asked.along(0, asked.start[0], self._stop(asked.stop[0]))
         shared = box & self._box
-        parts = [] if shared.is_empty else [self._data[:, *shared.relative_to(self._box.start).slices]]
         rest = box if shared.is_empty else box.along(0, shared.stop[0], box.stop[0])
-        data: np.ndarray | None = None
-        piece_bytes = PIECE_VOXELS * self._reader.volume.dtype.itemsize
-        at_once = num_at_once(piece_bytes, fewest=1) if self._reader.is_fetched else min(PIECES_AT_ONCE, num_threads())
-        pieces = list(self._pieces(rest))
-        for piece, future in zip(pieces, over_in_turn((partial(self._read, p) for p in pieces), at_once), strict=True):
-            voxels = future.result()
-            self._hashes.append(hash_voxels(voxels))
-            if data is None:
-                data = mapped((len(voxels), *box.shape), voxels.dtype)
-            data[:, *piece.relative_to(box.start).slices] = voxels
-        if data is None:
-            data = mapped((len(parts[0]), *box.shape), parts[0].dtype)
-        if parts:
-            data[:, : shared.shape[0]] = parts[0]
+        volume = self._reader.volume
+        data = mapped((volume.num_channels, *box.shape), volume.dtype)
+        if not shared.is_empty:
+            data[:, : shared.shape[0]] = self._data[:, *shared.relative_to(self._box.start).slices]
+        at_once = num_at_once(PIECE_VOXELS * volume.dtype.itemsize, 1 if self._reader.is_fetched else FEWEST_PIECES)
+        if not self._reader.is_fetched:
+            at_once = min(at_once, num_threads())
+        self._hashes += in_turn((partial(self._read, piece, data, box) for piece in self._pieces(rest)), at_once)
         self._box, self._data = box, data
         return data[:, : asked.shape[0]]
 
-    def _read(self, piece: Box) -> np.ndarray:
-        """Return the voxels of `piece`, and note the stamps of the files that they are fetched from."""
+    def _read(self, piece: Box, data: np.ndarray, box: Box) -> str:
+        """Put the voxels of `piece` into `data`, those of `box`, note the stamps of fetched files; return a hash."""
         with noting_stamps() as stamps:
             voxels = self._reader.read_mirrored(piece)
         if self._stamps is not None:
             before = [self._stamps.setdefault(file, stamp) for file, stamp in stamps.items()]
             self._is_changed |= before != list(stamps.values())
-        return voxels
+        data[:, *piece.relative_to(box.start).slices] = voxels
+        return hash_voxels(voxels)
 
     def _stop(self, stop: int) -> int:
         """Return where to read until, if all up to `stop` is needed: the end of its chunks."""
