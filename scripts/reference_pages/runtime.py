@@ -49,7 +49,8 @@ OTHER_FILES = {
     "planned.json": "What was planned in bytes, files, memory and time, for the report.",
     "report.html": "The report, one file ([Report of a run](../report.md)).",
     "progress.json": "Who is at work, since when, and how far; `volpipe status` reads it.",
-    "beats": "A file for each worker: its CPU, memory, GPU and task now; `volpipe top` reads them.",
+    "beats": "A file for each worker: its CPU, memory, GPU and task now; `volpipe top` reads them. `over` once the "
+    "run was asked to stop.",
     "tensors.n5": "Scratch: window tensors and block sums. Deleted as the run goes, unless `--keep-tensors` is given.",
     "tensors.zarr": "The same, where `tensors.format` is zarr3.",
 }

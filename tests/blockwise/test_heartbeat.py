@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,18 @@ from hypothesis import strategies as st
 
 from volpipe.blockwise import heartbeat
 from volpipe.blockwise.gpu import GpuSample
-from volpipe.blockwise.heartbeat import FOLDER, Beat, Beater, Sign, TaskSign, listening, read_beats, read_signs
-from volpipe.blockwise.task import work_each
+from volpipe.blockwise.heartbeat import (
+    FOLDER,
+    Beat,
+    Beater,
+    Sign,
+    TaskSign,
+    dismiss,
+    listening,
+    read_beats,
+    read_signs,
+)
+from volpipe.blockwise.task import Making, work_behind, work_each
 
 HERE = f"process 1 on {socket.gethostname()} since 2026-11-23 10:00:00 (1)"
 TASK = TaskSign("infer", 7, 2, 8, "0:4,0:4,4:8", 1.25, 12.5)
@@ -137,6 +148,40 @@ def test_tasks_of_threads_of_one_process_share_a_sign(tmp_path: Path) -> None:
         for worker in workers:
             worker.join()
     assert sorted(task.unit for task in sign.tasks) == [0, 1]
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_task_whose_driver_was_asked_to_stop_begins_no_other_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(heartbeat, "SECONDS", 0.02)
+    beater, begun = Beater(tmp_path, HERE), []
+
+    def make(unit: int) -> Callable[[], int]:
+        begun.append(unit)
+        if unit == 5:
+            dismiss(tmp_path)
+            wait_until(lambda: beater.is_dismissed, 20)
+        return lambda: unit if unit != 4 else int("four")
+
+    with listening(tmp_path):
+        record = work_behind("pyramid 1", [3, 4, 5, 6, 7], Making(make, at_once), sum, beater=beater)
+        late = work_each("pyramid 1", [8, 9], lambda unit: None, beater=Beater(tmp_path, HERE))
+        assert [sign.host for sign in signs(tmp_path)] == [socket.gethostname()]
+    assert begun == [3, 4, 5]
+    assert (record.done, [unit for unit, _ in record.failed], record.result) == ((3, 5), [4], 8)
+    assert (late.done, late.failed) == ((), ())
+
+
+def test_of_a_driver_that_has_ended_nobody_stops_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "SECONDS", 0.02)
+    with listening(tmp_path):
+        work_each("measure", [1], lambda unit: wait_until(lambda: signs(tmp_path), 20), beater=Beater(tmp_path, HERE))
+        dismiss(tmp_path)
+    record = work_each("measure", [1, 2], lambda unit: time.sleep(0.1), beater=Beater(tmp_path, HERE))
+    assert record.done == (1, 2)
+    dismiss(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

@@ -11,10 +11,13 @@ import pytest
 from scripted_workers import Looped, Workers
 
 from volpipe.blockwise import loop as loop_module
+from volpipe.blockwise.heartbeat import FOLDER, OVER, listening
 from volpipe.blockwise.interrupts import INTERRUPTS, Interrupts
-from volpipe.blockwise.journal import Journal, read_records
+from volpipe.blockwise.journal import Journal, Record, read_records
+from volpipe.blockwise.pace import Prospect
 from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.stage import Schedule, Stage
+from volpipe.blockwise.usage import Usage
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +48,29 @@ def test_after_an_interrupt_nothing_starts_and_what_runs_is_marked(tmp_path: Pat
     assert len(workers.tasks) < 30
     marked = [unit for record in read_records(tmp_path / "journal", ()) for unit in record.done]
     assert sorted(marked) == sorted(unit for _, units in workers.tasks for unit in units)
+
+
+def test_an_interrupt_ends_tasks_at_their_next_unit_and_the_rest_is_left(
+    tmp_path: Path, interrupts: Interrupts
+) -> None:
+    over = tmp_path / FOLDER / OVER
+    workers = Workers(
+        lambda stage, units: Record(stage, tuple(units[:1] if over.exists() else units), usage=Usage(seconds=0.001))
+    )
+
+    def show(progress: Progress) -> None:
+        if len(workers.tasks) > 20 and not interrupts.is_asked:
+            interrupts.ask()
+        elif not interrupts.is_asked or over.exists():
+            workers.show(progress)
+
+    stage = Stage("work", 5000)
+    phase = Phase(Schedule(stage), workers.submit, show=show, prospect=Prospect(beats=tmp_path))
+    with listening(tmp_path), pytest.raises(KeyboardInterrupt):
+        Looped(phase, {"cpu": 2, "gpu": 2}).run()
+    num_left = sum(len(units) - 1 for _, units in workers.tasks[-4:])
+    assert num_left > 0 and len(stage.ready) == num_left
+    assert stage.num_left == 5000 - sum(len(units) for _, units in workers.tasks) + num_left
 
 
 def test_what_takes_longer_than_the_grace_is_given_up(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:

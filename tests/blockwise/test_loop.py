@@ -18,6 +18,7 @@ from scripted_workers import Looped, Workers, succeed
 
 from volpipe.blockwise import loop as loop_module
 from volpipe.blockwise.journal import Attempt, Journal, Record, read_records
+from volpipe.blockwise.pace import Prospect
 from volpipe.blockwise.phase import LARGEST_BUNDLE, RETRIES, Phase, Progress
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.usage import Usage
@@ -32,10 +33,11 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def loop_over(
-    stage: Stage, workers: Workers, *, slots: int = 2, journal: Journal | None = None
+    stage: Stage, workers: Workers, *, slots: int = 2, journal: Journal | None = None, prospect: Prospect | None = None
 ) -> tuple[Looped, Schedule]:
     schedule = Schedule(stage)
-    return Looped(Phase(schedule, workers.submit, journal, workers.show), {"cpu": slots, "gpu": slots}), schedule
+    phase = Phase(schedule, workers.submit, journal, workers.show, prospect=prospect or Prospect())
+    return Looped(phase, {"cpu": slots, "gpu": slots}), schedule
 
 
 @dataclass
@@ -315,23 +317,36 @@ def test_bundles_grow_while_tasks_are_short_and_shrink_at_the_end() -> None:
     assert len(sizes) < 3000 / LARGEST_BUNDLE + 30
 
 
-@pytest.mark.parametrize(("seconds", "sizes"), [(1.0, [1, 1, 15, 15, 15]), (0.25, [1, 1, 23, 11, 6, 3, 1, 1])])
+@pytest.mark.parametrize(("seconds", "sizes"), [(1.0, [1, 1, 30, 15]), (0.25, [1, 1, 23, 11, 6, 3, 1, 1])])
 def test_a_worker_alone_takes_long_units_in_whole_tasks_to_the_end(seconds: float, sizes: list[int]) -> None:
     workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=seconds * len(units))))
     loop_over(Stage("work", 47), workers, slots=1)[0].run()
     assert [len(units) for _, units in workers.tasks] == sizes
 
 
+@pytest.mark.parametrize(
+    ("planned", "slots", "sizes"),
+    [(3.0, 1, [10, 10, 27]), (0.25, 1, [1, 1, 30, 15]), (3.0, 2, [1, 1, 1, 1]), (0.0, 1, [1, 1, 30, 15])],
+)
+def test_a_worker_alone_takes_whole_tasks_from_the_first_where_long_units_are_planned(
+    planned: float, slots: int, sizes: list[int]
+) -> None:
+    workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=1.0 * len(units))))
+    loop, _ = loop_over(Stage("work", 47), workers, slots=slots, prospect=Prospect({"work": planned}))
+    loop.run()
+    assert [len(units) for _, units in workers.tasks][: len(sizes)] == sizes
+
+
 def test_long_tasks_go_alone() -> None:
-    workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=9.0 * len(units))))
+    workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=25.0 * len(units))))
     loop_over(Stage("work", 40), workers)[0].run()
     assert [len(units) for _, units in workers.tasks] == [1] * 40
 
 
-def test_units_that_take_a_second_go_fifteen_at_a_time() -> None:
+def test_units_that_take_a_second_go_thirty_at_a_time() -> None:
     workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=1.0 * len(units))))
     loop_over(Stage("work", 400), workers)[0].run()
-    assert max(len(units) for _, units in workers.tasks) == 15
+    assert max(len(units) for _, units in workers.tasks) == 30
 
 
 def test_bundles_follow_when_units_become_slow() -> None:
@@ -342,8 +357,8 @@ def test_bundles_follow_when_units_become_slow() -> None:
     loop_over(Stage("work", 4000), workers, slots=2)[0].run()
     slow = [len(units) for _, units in workers.tasks if units[-1] >= 2000]
     assert max(slow) == LARGEST_BUNDLE
-    assert sum(size > 15 for size in slow) <= 2 * 2 + 1  # those that were sent before the first slow one came back
-    assert slow[20:40] == [7] * 20
+    assert sum(size > 30 for size in slow) <= 2 * 2 + 1  # those that were sent before the first slow one came back
+    assert slow[20:40] == [15] * 20
 
 
 def test_a_shard_is_added_up_while_the_net_still_runs_and_coarser_levels_follow() -> None:

@@ -4,6 +4,7 @@ Not here: what becomes of them (pace, workflow.roster). The driver makes the fol
 the end; where there is none, nothing is written. One file for each process, on whichever machine, its own to write::
 
     OUT.run/beats/HOST-PID      crc32 {"host": …, "cpu_percent": …, "tasks": [{"stage": "infer", "unit": 3, …}]}
+    OUT.run/beats/over          the driver was asked to stop: tasks are to begin no other unit
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from volpipe.blockwise.gpu import sample_gpu
 
-FOLDER = "beats"  # in a run's folder
+FOLDER, OVER = "beats", "over"  # in a run's folder, and in that
 SECONDS = 0.5  # between two signs of a worker on the driver's machine
 AWAY_SECONDS = 5.0  # of others: the folder is on a shared file system then, and a sign is an open, a write and a close
 IDLE_SECONDS = 30.0  # of a worker that has no task
@@ -106,6 +107,9 @@ class Beater:
         session: of the driver that sent the task.
         box: returns that of a unit.
         num_windows: returns how many windows all units have, of a task that counts them; called where somebody listens.
+
+    Attributes:
+        is_dismissed: whether the task is to begin no other unit, since its driver was asked to stop.
     """
 
     run: Path | None = None
@@ -113,6 +117,7 @@ class Beater:
     box: Callable[[int], object] = no_box
     num_windows: Callable[[], int] | None = None
     stage: str = field(default="", init=False)
+    is_dismissed: bool = field(default=False, init=False)
     _units: Sequence[int] = field(default=(), init=False)
     _is_heard: bool = field(default=False, init=False)
     _num_over: int = field(default=0, init=False)  # units
@@ -173,6 +178,12 @@ class _Run:
         """The seconds between two signs while it works."""
         return SECONDS if f" on {socket.gethostname()} since " in self.session else AWAY_SECONDS
 
+    def look(self) -> None:
+        """Dismiss the tasks if the driver was asked to stop."""
+        if (self.folder / OVER).exists():
+            for task in self.tasks:
+                task.is_dismissed = True
+
     def plan_next(self, now: float) -> None:
         """Note that a sign was written: the next is due soon while there are tasks, ever later while there are none."""
         self.latest = now
@@ -217,6 +228,7 @@ class _Worker:
                 run = self._runs[task.run] = _Run(task.run / FOLDER, task.session, now + SECONDS)
             run.session = task.session
             run.tasks.append(task)
+            run.look()
             run.due = min(run.due, max(now, run.latest + run.every)) if run.latest else run.due
             if self._thread is None:
                 self._load = _Load()
@@ -253,6 +265,8 @@ class _Worker:
                 sign = self._sign(run)
                 if not _write(run.folder / f"{sign.host}-{sign.pid}", sign):
                     self._leave(run)
+                with self._changed:
+                    run.look()
 
     def _sign(self, run: _Run) -> Sign:
         gpu, tasks = sample_gpu(), tuple(task.sign() for task in tuple(run.tasks))
@@ -322,6 +336,12 @@ def listening(run: Path) -> Iterator[None]:
         yield
     finally:
         _remove(folder)
+
+
+def dismiss(run: Path) -> None:
+    """Let tasks of the run in the folder `run`, to whose signs somebody listens, begin no other unit."""
+    with suppress(OSError):
+        (run / FOLDER / OVER).touch()
 
 
 def read_signs(run: Path) -> list[tuple[Sign, float]]:

@@ -137,6 +137,8 @@ class _Loop:
                     self._fill()
                 with self._patience():  # of tasks that were sent just now, too
                     self._turn()
+                if INTERRUPTS.is_asked:
+                    self._dismiss()
                 if not self._in_flight.total() or INTERRUPTS.is_overdue:
                     INTERRUPTS.check()
         except BaseException as error:
@@ -314,6 +316,12 @@ class _Loop:
         for node in self._by_turn():
             if isinstance(node.step, Phase) and not INTERRUPTS.is_asked:
                 node.is_idle = self._send_all(node, node.step)
+
+    def _dismiss(self) -> None:
+        """Let tasks under way begin no other unit."""
+        for node in self._nodes:
+            if isinstance(node.step, Phase):
+                node.step.dismiss()
 
     def _send_all(self, node: _Node, phase: Phase) -> bool:
         """Send what there is room for; return whether nothing is under way then, and nothing can start."""

@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 from volpipe.blockwise.failures import failure_kind, last_line, message_of
-from volpipe.blockwise.heartbeat import Beat, read_beats
+from volpipe.blockwise.heartbeat import Beat, dismiss, read_beats
 from volpipe.blockwise.journal import Attempt, Journal, Record, Totals
 from volpipe.blockwise.pace import Flights, Pace, Prospect, Reading
 from volpipe.blockwise.pool import Submit
@@ -37,8 +37,8 @@ FAILURES_TO_STOP = 3  # of a stage of which nothing is done
 TOLERATED_SHARE = 0.1  # of the units of a stage that were begun; more failures stop the run
 LEAST_FAILURES = 10  # fewer never do, whatever their share
 LOOK_SECONDS = 0.5  # between two looks at how far tasks under way are
-# Seconds of a unit from which on a worker that is alone takes whole tasks to the end: nobody waits for it, and a GPU
-# computes nothing for 0.35 s between two (H100, 2026-11-26).
+# Seconds of a unit from which on a worker that is alone takes whole tasks from the first to the end: nobody waits for
+# it, and a GPU computes nothing for half a second between two (H100, 2026-11-27).
 LONG_UNIT = 0.5
 
 
@@ -186,6 +186,9 @@ class Phase:
             self.journal.append(self._attempt(record, sent))
         for name, unit in record.units:
             self.schedule.finish(self.schedule.by_name[name], unit)
+        over = {*record.done, *(unit for unit, _ in record.failed)}
+        for unit in reversed([unit for unit in units if unit not in over]):  # of a task that was dismissed
+            stage.give_back(unit)
         self.on_record(units, record)
         if record.fatal:
             reason = record.failed[0][1]
@@ -194,6 +197,11 @@ class Phase:
         cost = LOSS_COSTS.get(type(error), FAILURE_COST)
         for unit, reason in record.failed:
             self._retry(stage, unit, reason, HOPELESS_COST if unit in record.permanent else cost)
+
+    def dismiss(self) -> None:
+        """Let tasks under way begin no other unit."""
+        if self.prospect.beats is not None:
+            dismiss(self.prospect.beats)
 
     def tell(self) -> None:
         """Tell of progress; how far tasks under way are is looked up now and then."""
@@ -229,13 +237,16 @@ class Phase:
 
     def _bundle(self, stage: Stage) -> int:
         """Return how many units make a task of BUNDLE_SECONDS; fewer at the end, so that no worker idles long."""
-        pace = self._pace.get(stage.name)
+        planned = self.prospect.planned.get(stage.name, 0.0)
+        pace, num_workers = self._pace.get(stage.name, planned), self._slots[stage.label]
+        is_long = num_workers == 1 and pace >= LONG_UNIT
         # A unit that failed before goes alone, so that it takes no other with it.
-        if pace is None or (stage.ready and self._attempts[stage.name, stage.ready[0]]):
+        if (stage.name not in self._pace and not is_long) or (
+            stage.ready and self._attempts[stage.name, stage.ready[0]]
+        ):
             return 1
-        num_workers = self._slots[stage.label]
         size = min(stage.most, bundle_size(pace, stage.row, num_workers))
-        if num_workers == 1 and pace >= LONG_UNIT:
+        if is_long:
             return size
         num_left = stage.num_left - self.progress.units_running[stage.name]
         share = num_left / (2 * num_workers) if stage.marked else LARGEST_BUNDLE

@@ -16,9 +16,9 @@ from volpipe.blockwise.failures import Missing, message_of
 from volpipe.geometry.grid import Box
 
 NEEDS_FAILED = "needs a part that failed"
-# A task's aim: far above what its begin and end take, 2 ms, or 0.35 s that a GPU waits (H100, 2026-11-26); less than
-# the 20 s that an interrupt leaves it, and far below what a lost worker may cost.
-BUNDLE_SECONDS = 15.0
+# A task's aim: far above what its begin and end take, 2 ms, or the half second that a GPU waits (H100, 2026-11-27), and
+# far below what a lost worker may cost. After an interrupt a task begins no other unit.
+BUNDLE_SECONDS = 30.0
 LARGEST_BUNDLE = 64
 LEAST_SECONDS = 0.25  # of a task whose stage has rows, which would have it smaller; with many workers, more:
 FEW_WORKERS = 25  # with more, their driver would have more than 100 such tasks a second to send

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Generic, NoReturn, TypeVar
 
 from volpipe.blockwise.heartbeat import Beater
@@ -110,9 +111,10 @@ def work_behind(
     Args:
         joined: returns the result of the task from those of the units that did not fail.
         check: called before the second part of each unit, which writes; what it raises is that unit's failure.
-        beater: tells of it meanwhile.
+        beater: tells of it meanwhile. Once it is dismissed, no other unit begins; those are neither done nor failed.
     """
     results: list[P] = []
+    beater = beater or Beater()
 
     def second_part(unit: int) -> Callable[[], P]:
         try:
@@ -121,7 +123,8 @@ def work_behind(
             return partial(_raise, error)
 
     def outcomes() -> Outcomes:
-        for unit, future in zip(units, over_in_turn(map(second_part, units), making.at_once), strict=True):
+        second_parts = map(second_part, takewhile(lambda unit: not beater.is_dismissed, units))
+        for unit, future in zip(units, over_in_turn(second_parts, making.at_once), strict=False):
             error = future.exception()
             if error is None:
                 results.append(future.result())

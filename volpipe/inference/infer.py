@@ -318,13 +318,14 @@ def infer(
     *,
     before_write: Callable[[], None] = lambda: None,
     on_windows: Callable[[int], None] = lambda num_windows: None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
     """Yield each of `blocks` once it is written, with its result or its error.
 
     In memory are the sum that grows and those that are being written (`Plan.blocks_behind`); the voxels of the blocks
     after these (`windows.blocks_ahead`) are read meanwhile. Of a block in slabs, these take the place of blocks. A
     block is not written if `before_write` raises; `on_windows` is called with the number of windows of each batch that
-    was computed.
+    was computed. Once `is_over`, no other block begins.
     """
     runner = load_runner(selection.plan)
     runner.check()
@@ -332,8 +333,9 @@ def infer(
     source.expect(blocks)
     with BlockWriter(selection, tensors, source, before_write) as writer:
         for block, outcome in block_sums(
-            selection, normalise, runner, source, blocks, on_windows=on_windows, given_up=writer.failed
-        ):
+            selection, normalise, runner, source, blocks,
+            on_windows=on_windows, given_up=writer.failed, is_over=is_over,
+        ):  # fmt: skip
             yield from writer.written(0 if isinstance(outcome, Exception) else num_behind - 1)
             if isinstance(outcome, Exception):
                 writer.give_up()
@@ -357,11 +359,12 @@ def block_sums(
     *,
     on_windows: Callable[[int], None] = lambda num_windows: None,
     given_up: Container[int] = (),
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[int, BlockSum | Exception]]:
     """Yield each of `blocks` with its sum once its last window is added, or with its first error.
 
     Of a block that `source` gives in slabs, each is yielded for itself; blocks that are `given_up` meanwhile are not
-    computed to their end.
+    computed to their end. Once `is_over`, no other block begins.
 
     The voxels of the next one are on the device by then. On a GPU the sum may still be computed: whoever takes a part
     of it waits.
@@ -375,6 +378,8 @@ def block_sums(
     for batch, voxels in ahead(lifted(incoming, runner.bus, as_stored=as_stored), depth):
         if batch.block == failed or batch.block in given_up:
             continue
+        if is_over() and not any(part is not None and part.block == batch.block for part in (growing, before)):
+            return
         error = batch.error
         if batch.voxels is not None and voxels is not None:
             try:

@@ -303,7 +303,7 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
     def outcomes() -> Outcomes:
         for block, outcome in infer_blocks(
             job.selection, job.normalise, job.tensors, window_source(job), units,
-            before_write=job.check_session, on_windows=beater.add,
+            before_write=job.check_session, on_windows=beater.add, is_over=lambda: beater.is_dismissed,
         ):  # fmt: skip
             if isinstance(outcome, Exception):
                 yield block, outcome
