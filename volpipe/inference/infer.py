@@ -391,7 +391,8 @@ def block_sums(
                     )
                     del rolling
                 for part in batch.parts(runner.batch):
-                    _add(growing, runner, part, voxels)
+                    with runner.computing():
+                        _add(growing, runner, part, voxels)
                     on_windows(len(part.numbers))
             except Exception as raised:
                 error = runner.explain(raised)

@@ -127,6 +127,7 @@ class Runner:
     _net: Callable[..., torch.Tensor] | None = field(default=None, repr=False)
     _advice: str = ""
     _seconds: float = 0.0
+    _is_counting: bool = False
     _spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=deque, repr=False)
 
     @cached_property
@@ -243,7 +244,7 @@ class Runner:
         choice = self.plan.recipe.infer
         take_threads(choice.threads)
         with (
-            self._timed(),
+            self.computing(),
             torch.inference_mode(),
             autocast(self.device, self.plan.precision),
         ):
@@ -255,20 +256,27 @@ class Runner:
             return mean_of_forms(self._net, data, choice.augment).contiguous()
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Count the seconds that the device computes meanwhile; those of a GPU once they are over."""
-        if self.bus.is_gpu:
-            import torch
-
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            first.record()
+    def computing(self) -> Iterator[None]:
+        """Count the seconds that the device computes meanwhile, once; those of a GPU when they are over."""
+        if self._is_counting:
             yield
-            last.record()
-            self._spans.append((first, last))
             return
-        started = time.perf_counter()
-        yield
-        self._seconds += time.perf_counter() - started
+        self._is_counting = True
+        try:
+            if self.bus.is_gpu:
+                import torch
+
+                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+                first.record()
+                yield
+                last.record()
+                self._spans.append((first, last))
+            else:
+                started = time.perf_counter()
+                yield
+                self._seconds += time.perf_counter() - started
+        finally:
+            self._is_counting = False
 
     @property
     def seconds(self) -> float:
