@@ -113,6 +113,28 @@ def test_the_memory_of_a_net_on_a_gpu_is_none_of_its_workers(tmp_path: Path, mon
     assert found == pytest.approx((1 << 30) + array_bytes(plan) - array_bytes(tried), abs=2)
 
 
+@pytest.mark.parametrize(
+    ("on_gpu", "seconds", "num"), [(True, 1e-6, 16), (True, 0.1, 10), (True, 2.0, 3), (False, 1e-6, 3)]
+)
+@pytest.mark.parametrize("num_windows", [1, 2])  # of a block; of two, smaller ones are tried
+def test_on_a_gpu_as_many_blocks_are_tried_as_it_computes_in_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_gpu: bool, seconds: float, num: int, num_windows: int
+) -> None:
+    """Two windows of 0.05 s each took 0.2 s, so that 2048³ was planned with twice the time that it took."""
+    location = str(write_volume(tmp_path / "in.n5", noise((16, 16, 16 * 400))))
+    blocks = windowed((16, 16, 16), (0, 0, 0), (1, 1, num_windows), "crop")
+    plan = planned(tmp_path, 0.0, location, *blocks, "output.levels=0")
+    probe = calibrate._Probe(start_seconds=0, seconds_per_voxel=seconds / 16**3, idle_bytes=0, on_gpu=on_gpu)
+    monkeypatch.setattr(calibrate, "_probe", lambda job: probe)
+    monkeypatch.setattr(calibrate, "LONG_SECONDS", 60.0)
+    monkeypatch.setattr(calibrate, "BUDGET_SECONDS", calibrate.NUM_PASSES * seconds)  # of one window
+    rates = preview(plan, Inline().start).estimate.rates
+    assert rates is not None
+    assert rates.num_blocks in (num, num - 1)  # of 400 two may be the same
+    stored = plan.changed(mode="stored")
+    assert calibrate._more_on_gpu(stored, [0], np.random.default_rng(0), probe) == []
+
+
 def test_large_windows_are_tried_as_they_are_where_none_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

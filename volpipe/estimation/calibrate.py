@@ -51,6 +51,9 @@ from volpipe.volumes.volume import Volume
 
 MOST_WORKERS = 8
 BLOCKS_EACH = 3  # the first of them warms the worker up
+# Of more blocks on a GPU, which reads and writes others while it computes one: of two of 0.05 s each, which were tried
+# before, half of the time was begin and end (H100, 2026-11-27).
+GPU_SECONDS, MOST_ON_GPU = 1.0, 16
 MANY_BLOCKS = 5  # along an axis: those at its faces do not matter
 MOST_SECONDS = 20.0  # of all of it, from when the first worker begins
 PROBE_SECONDS, BUDGET_SECONDS = 0.5, 4.0  # of the first window, and of all windows after it: other steps take time too
@@ -225,11 +228,12 @@ def _try(job: Job, units: Sequence[int]) -> UnitCosts:
     if probing.seconds - probe.start_seconds > LONG_SECONDS:
         return _by_probe(whole, probe)
     sized = _sized(whole, worker.open_source(job), probe.seconds_per_voxel)
-    if sized is None:
-        return _scaled(_try_whole(job, units), whole, whole, probe)
     rng = np.random.default_rng(units[0])
+    if sized is None:
+        return _scaled(_try_whole(job, [*units, *_more_on_gpu(whole, units, rng, probe)]), whole, whole, probe)
     small = _job(sized, job.normalise, folder / "small")
-    rates = _try_whole(small, [_inner_block(small.plan, rng) for _ in units])
+    blocks = [_inner_block(small.plan, rng) for _ in units]
+    rates = _try_whole(small, [*blocks, *_more_on_gpu(small.plan, blocks, rng, probe)])
     return _scaled(rates, whole, small.plan, probe)
 
 
@@ -241,6 +245,18 @@ class _Probe:
     seconds_per_voxel: float
     idle_bytes: int
     on_gpu: bool = False
+
+
+def _more_on_gpu(plan: Plan, blocks: Sequence[int], rng: np.random.Generator, probe: _Probe) -> list[int]:
+    """Return what to try beside `blocks` where the net is on a GPU: others, until it computes for a second.
+
+    Where windows are stored, to store these would take far longer.
+    """
+    seconds = probe.seconds_per_voxel * math.prod(plan.window) * plan.lattice.windows_per_block
+    is_quick = probe.on_gpu and plan.mode == "streamed"
+    num = min(MOST_ON_GPU, int(GPU_SECONDS / max(1e-9, seconds))) if is_quick else 0
+    drawn = dict.fromkeys(_inner_block(plan, rng) for _ in range(num - len(blocks)))
+    return [block for block in drawn if block not in blocks]
 
 
 def _probe(job: Job) -> _Probe:
