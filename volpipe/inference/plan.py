@@ -427,7 +427,7 @@ def make_plan(
     )  # fmt: skip
     block = choose_block(recipe.windows.block, sized, in_slabs=in_slabs)
     shard = choose_shard(recipe.output, sized.core(block))
-    plan = Plan(
+    return Plan(
         recipe=recipe,
         source=Source.from_volume(volume),
         net=net,
@@ -450,8 +450,7 @@ def make_plan(
         mask=None if mask is None else lay_mask(mask, volume),
         code_sha256=code_hash(recipe.net.name, search_path),
         notes=(*_level_note(volume), *volume.notes),
-    )
-    return plan.with_levels()
+    ).with_levels()
 
 
 def _sizes(recipe: Recipe, volume: Volume, net: NetFacts, windows: tuple[Triple, Triple], out_dtype: str) -> Sizes:
