@@ -26,7 +26,7 @@ from volpipe.estimation.estimate import Estimate, Slots, StageEstimate, UnitCost
 from volpipe.estimation.limits import Limits, check_limits
 from volpipe.estimation.memory import CUDA_BYTES, memory_bytes
 from volpipe.estimation.scratch_model import Sums, missed_share
-from volpipe.geometry.grid import Box, mirror
+from volpipe.geometry.grid import Box, Grid, mirror
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
@@ -306,6 +306,7 @@ def test_a_sample_is_of_many_chunks_where_these_are_small_and_quick(
     plan, read, taken = made(tmp_path, "crop", "streamed"), Reader.read, list[Box]()
     source = open_volume(plan.source.path, plan.source.key)
     whole = calibrate.sample(plan, source)
+    monkeypatch.setattr(calibrate, "SPARED", 1)
     monkeypatch.setattr(calibrate, "SAMPLE_SECONDS", seconds)
     monkeypatch.setattr(calibrate, "VOXELS_AT_ONCE", at_once)
     monkeypatch.setattr(Reader, "read", lambda self, box: taken.append(box) or read(self, box))
@@ -313,6 +314,16 @@ def test_a_sample_is_of_many_chunks_where_these_are_small_and_quick(
     assert len(taken) == num_chunks
     assert all(0 < box.num_voxels <= CHUNK**3 for box in taken)
     assert found.voxel_bytes == pytest.approx(whole.voxel_bytes, rel=0.1)
+
+
+def test_a_sample_of_a_small_volume_is_a_small_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, read, taken = made(tmp_path, "crop", "streamed"), Reader.read, list[Box]()
+    source = open_volume(plan.source.path, plan.source.key)
+    num_chunks = len(Grid(plan.source.shape, source.spatial_chunks))
+    assert calibrate.LEAST_CHUNKS < num_chunks // calibrate.SPARED < calibrate.SAMPLED_CHUNKS
+    monkeypatch.setattr(Reader, "read", lambda self, box: taken.append(box) or read(self, box))
+    calibrate.sample(plan, source)
+    assert len(taken) == num_chunks // calibrate.SPARED
 
 
 @pytest.mark.parametrize("out_format", FORMATS)

@@ -9,6 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
@@ -29,7 +30,7 @@ from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import grow_array, locate
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location, reading_once
-from volpipe.volumes.storage.requests import num_at_once
+from volpipe.volumes.storage.requests import in_turn, num_at_once
 from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
 from volpipe.volumes.writer import ShardStream
 
@@ -40,6 +41,7 @@ R = TypeVar("R", Recipe, SegmentRecipe)
 
 SUMMED_VOXELS = 1 << 22  # values that are added up at a time, about
 SHOWN_BOXES, SHOWN_EDGE = 8, 64  # a sample of a level, for its display range
+READERS = 4  # of it
 SHOWN_PERCENTILES = (0.1, 99.9)  # black and white
 
 FOLDERS = {
@@ -164,7 +166,7 @@ def write_displays(plan: Plan) -> None:
     last = len(plan.factors) - 1
     grid = Grid(plan.level_shape(last), (SHOWN_EDGE,) * 3)
     numbers = np.random.default_rng(0).choice(len(grid), min(SHOWN_BOXES, len(grid)), replace=False)
-    boxes = [read_voxels(plan, last, grid.box(number)) for number in sorted(map(int, numbers))]
+    boxes = in_turn([partial(read_voxels, plan, last, grid.box(n)) for n in sorted(map(int, numbers))], READERS)
     names = plan.channel_names or [f"channel {i}" for i in range(plan.net.out_channels)]
     displays = tuple(
         _display(name, np.concatenate([box[channel].ravel() for box in boxes]), is_partial=plan.needs_scan)

@@ -26,10 +26,11 @@ from volpipe.reporting.tally import Tally
 from volpipe.reporting.tasks import StageState, damage_note, moment, slowest_sheet, task_sections
 from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Driver, find_driver
-from volpipe.runs.provenance import METADATA_NAMES, read_provenance, sessions_of, settings_of
+from volpipe.runs.provenance import read_provenance, sessions_of, settings_of
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.updates import Updated
 from volpipe.units import bounded, brief, count, in_nm, shape, size
+from volpipe.volumes.formats.container import METADATA_NAMES
 from volpipe.volumes.storage import paths
 
 MOST_MISSING = 200  # lines

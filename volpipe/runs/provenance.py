@@ -32,7 +32,7 @@ from volpipe.recipes.toml import NO_RECIPE, Section
 from volpipe.runs.run_folder import NOTES, Metadata, RunFolder, Session
 from volpipe.runs.updates import Updated, standing_history, updates_in
 from volpipe.runs.verify import metadata_sums
-from volpipe.volumes.formats.container import create_groups, read_attributes
+from volpipe.volumes.formats.container import METADATA_NAMES, create_groups, read_attributes
 from volpipe.volumes.identity import Identity, check_same_inputs, identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import merge_json, plain
@@ -41,7 +41,6 @@ from volpipe.volumes.volume import Volume
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
 RUN_KEY = "run"
 ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json", "precomputed": "attributes.json"}
-METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json", "info")
 
 
 def origin(selection: Selection, normalise: Affine, fingerprint: str) -> dict[str, object]:

@@ -240,7 +240,7 @@ def _is_selected(selection: Selection, box: Box) -> bool:
 
 def _each_read(plan: Plan, boxes: Sequence[Box]) -> Iterator[np.ndarray]:
     """Yield the voxels (c, z, y, x) of each of `boxes`, read side by side: workers wait for this at a run's end."""
-    with ThreadPoolExecutor(READERS, "volpipe-seams") as pool:
+    with ThreadPoolExecutor(REMOTE_SAMPLES if "://" in plan.out else READERS, "volpipe-seams") as pool:
         yield from pool.map(lambda box: read_voxels(plan, 0, box), boxes)
 
 

@@ -33,6 +33,7 @@ from volpipe.runs.worker import Written
 from volpipe.volumes import checksums
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import Header
+from volpipe.volumes.storage.requests import in_turn
 from volpipe.volumes.storage.tensorstore import num_threads
 from volpipe.volumes.volume import open_writer
 
@@ -311,5 +312,5 @@ def _sums(
 def metadata_sums(out: paths.Location, folders: Sequence[str], names: Sequence[str]) -> Metadata:
     """Return the checksum of each file of `names` that there is in `folders` of the output at `out`."""
     files = [f"{folder}/{name}".lstrip("/") for folder in folders for name in names]
-    sums = {path: checksums.checksum(out / path) for path in files}
-    return Metadata({path: crc for path, crc in sums.items() if crc != checksums.ABSENT})
+    sums = in_turn([partial(checksums.checksum, out / path) for path in files], 1 if isinstance(out, Path) else AT_ONCE)
+    return Metadata({path: crc for path, crc in zip(files, sums, strict=True) if crc != checksums.ABSENT})

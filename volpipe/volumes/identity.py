@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +28,11 @@ from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Remote, Stamp
 from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.storage.requests import in_turn
 from volpipe.volumes.volume import Volume
 
 SAMPLED_BOXES, SAMPLED_EDGE, SEED = 16, 64, 0
+READERS = 4
 UNREADABLE = "unreadable"
 MOST_NAMED = 2
 
@@ -73,13 +77,12 @@ def identify(volume: Volume) -> Identity:
     header = read_header(volume.folder)
     root, names = _files(volume, header)
     boxes, places = _boxes(volume), _places(volume, header, root)
-    contents: dict[Box, bytes] = {}
-    with noting_stamps() as stamps:
-        for box in boxes:
-            if box not in contents:
-                contents[box] = _content(volume, box)
-            digest.update(contents[box])
-    sampled = [Sampled(box=str(box), voxels=_hash(data), file=places(box)) for box, data in contents.items()]
+    once = [*dict.fromkeys(boxes)]
+    contents = dict(zip(once, in_turn([partial(_content, volume, box) for box in once], READERS), strict=True))
+    for box in boxes:
+        digest.update(contents[box][0])
+    stamps = ChainMap(*(noted for _, noted in contents.values()))
+    sampled = [Sampled(box=str(box), voxels=_hash(data), file=places(box)) for box, (data, _) in contents.items()]
     names += [sample.file for sample in sampled if sample.file]
 
     def state(file: Location) -> Stamp | None:
@@ -106,11 +109,13 @@ def _boxes(volume: Volume) -> list[Box]:
     return [grid.box(grid.number(index)) for index in indices]
 
 
-def _content(volume: Volume, box: Box) -> bytes:
-    try:
-        return np.ascontiguousarray(volume.open().read(box)).tobytes()
-    except VolumeError:
-        return UNREADABLE.encode()
+def _content(volume: Volume, box: Box) -> tuple[bytes, dict[Remote, Stamp | None]]:
+    """Return the voxels of `box`, and the stamps that came with them."""
+    with noting_stamps() as stamps:
+        try:
+            return np.ascontiguousarray(volume.open().read(box)).tobytes(), stamps
+        except VolumeError:
+            return UNREADABLE.encode(), stamps
 
 
 def _hash(content: bytes) -> str:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
 import numpy as np
 import pytest
 from bucket import Bucket
@@ -11,12 +17,29 @@ from volpipe.errors import ChunkError, VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.volumes import checksums
 from volpipe.volumes.file_states import read_known
+from volpipe.volumes.formats.container import GROUP_NAMES, USUAL_NAMES, create_groups, read_header
+from volpipe.volumes.storage import object_store
 from volpipe.volumes.volume import (
     ArraySpec,
     create_array,
     open_volume,
     open_writer,
 )
+
+P, R = ParamSpec("P"), TypeVar("R")
+ANSWER_SECONDS = 20.0  # for others to ask, too
+
+
+def together(function: Callable[P, R], num: int) -> Callable[P, R]:
+    """Return `function`, whose first `num` calls are answered once all of them are made."""
+    barrier, numbers = threading.Barrier(num, timeout=ANSWER_SECONDS), itertools.count()
+
+    def waiting(*args: P.args, **kwargs: P.kwargs) -> R:
+        if next(numbers) < num:
+            barrier.wait()
+        return function(*args, **kwargs)
+
+    return waiting
 
 
 def chunk_requests(bucket: Bucket) -> list[tuple[str, str]]:
@@ -56,6 +79,35 @@ def test_the_index_of_a_shard_is_fetched_once_and_chunks_that_lie_together_at_on
         box = Box((0, 0, start), (16, 16, start + 16))
         assert np.array_equal(reader.read(box)[0], data[box.slices])
         assert len(chunk_requests(bucket)) == num_requests
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_folder_says_of_itself_is_asked_for_side_by_side(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    make("s3://cells/a.zarr", layout=layout)
+    folder = object_store.parse("s3://cells/a.zarr/raw")
+    with monkeypatch.context() as patch:
+        patch.setattr(object_store, "read", together(object_store.read, len(USUAL_NAMES)))
+        header = read_header(folder)
+    assert header is not None
+    assert header.shape == DATA.shape
+    with monkeypatch.context() as patch:
+        patch.setattr(object_store, "read", together(object_store.read, 2 * len(GROUP_NAMES)))
+        with pytest.raises(VolumeError, match=r"a\.zarr/raw.* is an array"):
+            create_groups(folder, "s0", header.format)
+
+
+def test_shards_are_read_at_the_same_time_if_they_are_others(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("s3://cells/a.zarr", layout="shards")
+    reader, boxes = (
+        open_volume("s3://cells/a.zarr").open(),
+        [Box((0, 0, 0), (8, 8, 8)), Box((16, 16, 16), (20, 24, 24))],
+    )
+    monkeypatch.setattr(object_store, "fetch", together(object_store.fetch, len(boxes)))
+    with ThreadPoolExecutor(len(boxes)) as pool:
+        for box, voxels in zip(boxes, pool.map(reader.read, boxes), strict=True):
+            assert np.array_equal(voxels[0], DATA[box.slices])
 
 
 def test_a_shard_that_is_written_anew_is_read_anew(bucket: Bucket) -> None:

@@ -6,7 +6,8 @@ Not here: references to volumes (volumes.volume), or voxels (tensorstore).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -33,6 +34,9 @@ MARKS = {
     "zarr3": ("zarr.json",),
     "precomputed": (),  # its `info` is a name that other files may have
 }
+METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json", "info")  # of files, of all formats
+USUAL_NAMES = ("attributes.json", "zarr.json")  # of those that are asked for first
+GROUP_NAMES = ("attributes.json", "zarr.json", ".zarray", ".zgroup", "info")
 SUFFIXES = precomputed.CONTAINERS
 ARRAY_FORMATS = {  # of the arrays in a folder, by its format
     **{name: name for name in ("n5", "zarr2", "zarr3", "precomputed")},
@@ -102,7 +106,8 @@ def read_header(folder: Location) -> Header | None:
     within = single_file.split(folder)
     if within is not None:
         return single_file.read_header(*within)
-    header = n5.read_header(folder) or zarr.read_header(folder) or precomputed.read_header(folder)
+    with _reading([folder], USUAL_NAMES):
+        header = n5.read_header(folder) or zarr.read_header(folder) or precomputed.read_header(folder)
     return header or (tiff_folder.read_header(folder) if isinstance(folder, Path) else None)
 
 
@@ -111,7 +116,16 @@ def read_attributes(folder: Location) -> Tree:
     within = single_file.split(folder)
     if within is not None:
         return single_file.read_attributes(*within)
-    return n5.read_attributes(folder) or zarr.read_attributes(folder) or precomputed.read_attributes(folder)
+    with _reading([folder], USUAL_NAMES):
+        return n5.read_attributes(folder) or zarr.read_attributes(folder) or precomputed.read_attributes(folder)
+
+
+@contextmanager
+def _reading(folders: Iterable[Location], names: Sequence[str]) -> Iterator[None]:
+    """Read once what files of these `names` in `folders` hold, in a remote place side by side."""
+    with paths.reading_once():
+        paths.read_ahead(folder / name for folder in folders for name in names)
+        yield
 
 
 def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
@@ -273,18 +287,19 @@ def create_groups(container: Location, key: str, format: str) -> None:
         VolumeError: one of them is an array, or of another format.
     """
     parts = PurePosixPath(key).parts
-    for depth in range(len(parts) + 1):
-        folder = container.joinpath(*parts[:depth])
-        for other in MARKS:
-            if other != format and _is_of(other, folder):
-                raise VolumeError(f"{folder} is {other}; {format} cannot be written into it: choose another place")
-        if depth == len(parts):
-            return
-        if read_header(folder) is not None:
-            raise VolumeError(f"{folder} is an array; {key} cannot be made inside it")
-        for name, tree in _group_documents(format, depth == 0).items():
-            if not paths.is_file(folder / name):
-                write_json(folder / name, tree)
+    folders = [container.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
+    with _reading(folders, GROUP_NAMES):
+        for depth, folder in enumerate(folders):
+            for other in MARKS:
+                if other != format and _is_of(other, folder):
+                    raise VolumeError(f"{folder} is {other}; {format} cannot be written into it: choose another place")
+            if depth == len(parts):
+                return
+            if read_header(folder) is not None:
+                raise VolumeError(f"{folder} is an array; {key} cannot be made inside it")
+            for name, tree in _group_documents(format, depth == 0).items():
+                if not paths.is_file(folder / name):
+                    write_json(folder / name, tree)
 
 
 def _is_of(format: str, folder: Location) -> bool:

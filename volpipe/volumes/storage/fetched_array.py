@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -30,6 +30,7 @@ from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Part, Remote, Stamp
 from volpipe.volumes.storage.requests import each, room
 
+TURNS = 64  # locks of shards, some of which share one
 LARGEST_BYTES = 8 << 20  # of one request for chunks of a shard
 GAP_BYTES = 64 << 10  # between chunks of a shard that are fetched together: less than what a request costs in time
 INDEX_BYTES = 16 << 20  # of the indices of shards that an array keeps
@@ -148,7 +149,7 @@ class FetchedArray:
         self._is_packed = bits is not None and bits.get("data_encoding") == "gzip"
         self._memory, self._lock = threading.local(), threading.Lock()
         # Boxes at the same time would fetch chunks of a shard twice that they share.
-        self._turn = nullcontext() if header.shards is None else threading.Lock()
+        self._turns = [] if header.shards is None else [threading.Lock() for _ in range(TURNS)]
         self._at_once = room(math.prod(header.chunks) * header.dtype.itemsize)
 
     def can_read(self, index: tensorstore.Index) -> bool:
@@ -166,7 +167,9 @@ class FetchedArray:
         data = np.empty(box.shape, self._header.dtype)
         for attempt in range(MOST_REREADS + 1):
             try:
-                with self._turn:
+                with ExitStack() as stack:
+                    for turn in self._turns_of(box):
+                        stack.enter_context(turn)
                     stamps = self._fill(box, data)
                 break
             except ChangedError:
@@ -177,6 +180,12 @@ class FetchedArray:
         if noted is not None:
             noted.update(stamps)
         return data[tuple(0 if isinstance(along, int) else slice(None) for along in index)]
+
+    def _turns_of(self, box: Box) -> Iterator[threading.Lock]:
+        """Yield the locks of the shards of `box`, in an order that all keep, so that nobody waits for who waits."""
+        if self._turns:
+            for number in sorted({hash(unit) % TURNS for unit in cells(box, self._header.write_unit)}):
+                yield self._turns[number]
 
     def _fill(self, box: Box, data: np.ndarray) -> dict[Remote, Stamp | None]:
         """Read the voxels of `box` into `data`; return the stamps of their files."""

@@ -18,11 +18,13 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 
 from volpipe.errors import VolumeError
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.object_store import Remote, Stamp
+from volpipe.volumes.storage.requests import each
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,15 @@ def reading_once() -> Iterator[None]:
         yield
     finally:
         _read.reset(token)
+
+
+def read_ahead(files: Iterable[Location]) -> None:
+    """Ask for those of `files` that are in remote places side by side, for `reading_once` to know what is in them."""
+    if (known := _read.get()) is None:
+        return
+    unknown = [file for file in dict.fromkeys(files) if isinstance(file, Remote) and file not in known]
+    contents = each([partial(object_store.read, file, SMALL_BYTES) for file in unknown])
+    known.update((file, (SMALL_BYTES, data)) for file, data in zip(unknown, contents, strict=True))
 
 
 def read(file: Location, limit: int) -> bytes | None:

@@ -6,6 +6,7 @@ Not here: the requests (object_store), or tensorstore's, which has retries of it
 from __future__ import annotations
 
 import logging
+import os
 import random
 import re
 import threading
@@ -137,3 +138,6 @@ def room(num_bytes: int, fewest: int = FEWEST_AT_ONCE) -> threading.Semaphore:
 def _pool() -> ThreadPoolExecutor:
     """Return this process's threads that make requests; they mostly wait."""
     return ThreadPoolExecutor(REQUESTS_AT_ONCE, "volpipe-requests")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
