@@ -25,10 +25,11 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice, Slab
 from volpipe.inference import runner as runner_module
 from volpipe.inference import windows as windows_module
-from volpipe.inference.infer import _outcome, infer
+from volpipe.inference.infer import infer
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import create_output
 from volpipe.inference.plan import Plan
+from volpipe.inference.reassemble import _outcome
 from volpipe.inference.runner import Runner, largest_that_fits, load_runner, loaded_runner
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection

@@ -13,7 +13,7 @@ from slabs import NORMALISE, planned, slabs_of, source_of
 from volumes import noise, windowed, write_volume
 
 from volpipe.geometry.grid import Box
-from volpipe.inference import infer as infer_module
+from volpipe.inference import reassemble
 from volpipe.inference.infer import infer
 from volpipe.inference.output import create_output
 from volpipe.inference.plan import Plan
@@ -38,7 +38,7 @@ def test_while_a_file_is_put_in_its_place_the_next_block_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU would wait for it."""
-    computed, windows, close = threading.Event(), list[int](), infer_module.close_shard
+    computed, windows, close = threading.Event(), list[int](), reassemble.close_shard
 
     def count(num: int) -> None:
         windows.append(num)
@@ -49,7 +49,7 @@ def test_while_a_file_is_put_in_its_place_the_next_block_is_computed(
         assert computed.wait(20)
         return close(plan, shard, stream)
 
-    monkeypatch.setattr(infer_module, "close_shard", slow)
+    monkeypatch.setattr(reassemble, "close_shard", slow)
     with slabs_of(1):
         plan = in_a_row(tmp_path, 2)
         outcomes = list(
@@ -61,14 +61,14 @@ def test_while_a_file_is_put_in_its_place_the_next_block_is_computed(
 def test_a_file_that_cannot_be_put_in_its_place_fails_its_block_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close = infer_module.close_shard
+    close = reassemble.close_shard
 
     def full(plan: Plan, shard: int, stream: ShardStream) -> str:
         if shard == 1:
             raise OSError("disk full")
         return close(plan, shard, stream)
 
-    monkeypatch.setattr(infer_module, "close_shard", full)
+    monkeypatch.setattr(reassemble, "close_shard", full)
     with slabs_of(1):
         plan = in_a_row(tmp_path, 4)
         outcomes = dict(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), range(4)))
@@ -116,13 +116,13 @@ def test_what_fails_while_a_file_is_stored_for_good_fails_its_block(
 def test_a_block_that_fails_last_hides_none_that_is_still_put_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close = infer_module.close_shard
+    close = reassemble.close_shard
 
     def slow(plan: Plan, shard: int, stream: ShardStream) -> str:
         time.sleep(0.3)
         return close(plan, shard, stream)
 
-    monkeypatch.setattr(infer_module, "close_shard", slow)
+    monkeypatch.setattr(reassemble, "close_shard", slow)
     with slabs_of(1):
         plan = in_a_row(tmp_path, 2)
         (tmp_path / "in.n5/raw/1/0/0").write_bytes(b"rubbish")  # N5 counts x, y, z: block 1
@@ -139,7 +139,7 @@ def test_slabs_that_wait_for_their_turn_are_not_written_once_their_block_has_fai
     monkeypatch.setattr(Bus, "mark", lambda self: None)
     monkeypatch.setattr(Runner, "bus", property(lambda self: bus))
     monkeypatch.setattr(Runner, "computing", lambda self: nullcontext())
-    write, failures = infer_module.append_selected, [OSError("disk full")]
+    write, failures = reassemble.append_selected, [OSError("disk full")]
 
     def append(selection: Selection, stream: ShardStream, box: Box, data: np.ndarray) -> None:
         time.sleep(0.05)  # so that the next slab waits by then
@@ -147,7 +147,7 @@ def test_slabs_that_wait_for_their_turn_are_not_written_once_their_block_has_fai
             raise failures.pop()
         write(selection, stream, box, data)
 
-    monkeypatch.setattr(infer_module, "append_selected", append)
+    monkeypatch.setattr(reassemble, "append_selected", append)
     with slabs_of(1):
         plan = in_a_row(tmp_path, 2)
         outcomes = list(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0, 1]))

@@ -1,6 +1,6 @@
 """The output of a run: its arrays, one per pyramid level, their metadata, and the finish of its voxels.
 
-Not here: the sums (infer, reassemble), or the bytes of a format (formats).
+Not here: the sums (block_sum), their way here (reassemble), or the bytes of a format (formats).
 """
 
 from __future__ import annotations
