@@ -80,7 +80,8 @@ fi
 # What a killed pool leaves, its queues' process above all, ends with it, and so does what was started beside it. One of
 # its processes deletes the semaphores of the queues, which are files in memory, when all others have ended: that is
 # waited for, by what /proc says of the group, zombies (Z, X) left out, which a container may not reap. The sockets are
-# in /tmp, as their paths may have 107 letters, and those of users' own temporary folders have more.
+# in /tmp, as their paths may have 107 letters, and those of users' own temporary folders have more. From the pool's end on
+# nobody listens to another signal to end: it would hit a command that deletes, just forked and still in this group.
 IN_A_GROUP = f"""set -m
 exec 3>&2 2>/dev/null  # the last words are the pool's, not this shell's on what ended
 export {SOCKETS}=$(mktemp -d /tmp/vp.XXXX || mktemp -dt vp.XXXX)
@@ -89,6 +90,7 @@ POOL 2>&3 & pool=$!
 ({GUARD}) 2>&3 & guard=$!
 ({MEMORY}) 2>/dev/null & memory=$!
 wait $pool; code=$?
+trap '' TERM
 kill -TERM -- -$pool
 for try in $(seq 50); do cat /proc/[0-9]*/stat | grep -q ") [^ZX] [0-9]* $pool " || break; sleep 0.04; done
 kill -KILL -- -$pool -$guard -$memory

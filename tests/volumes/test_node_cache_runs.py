@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from volumes import fingerprint, noise, write_volume
 
 from volpipe.apps.htex.launch import grouped
+from volpipe.apps.htex.processes import SOCKETS
 from volpipe.blockwise.journal import read_records
 from volpipe.geometry.grid import Box
 from volpipe.runs.worker import RESULTS
@@ -233,11 +235,31 @@ def test_nothing_stays_on_a_node_whatever_is_killed(tmp_path: Path, what: str) -
 PLACES = ("worker_port", "heartbeat_period", "heartbeat_threshold")
 
 
+def block(directory: str, environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a pool in a block with this folder for its node, once all of the block has ended."""
+    once = grouped("env", directory).format_map(
+        {**dict.fromkeys(PLACES, "1"), "addresses": "a"}
+    )  # as Parsl does, twice
+    command = ["bash", "-c", once.format(block_id=0)]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    return dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+
+
 def test_a_site_names_a_folder_in_the_words_of_its_node(tmp_path: Path) -> None:
-    """Parsl formats the command twice, and a shell of the block reads it."""
-    once = grouped("env", "${TMPDIR}/$USER and more").format_map({**dict.fromkeys(PLACES, "1"), "addresses": "a"})
     environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), "USER": "me"}
-    ended = subprocess.run(
-        ["bash", "-c", once.format(block_id=0)], env=environment, capture_output=True, text=True, check=True
-    )
-    assert f"{node_cache.VARIABLE}={tmp_path}/me and more" in ended.stdout.splitlines()
+    assert block("${TMPDIR}/$USER and more", environment)[node_cache.VARIABLE] == f"{tmp_path}/me and more"
+
+
+def test_what_deletes_at_a_blocks_end_is_not_hit_by_another_signal_to_end(tmp_path: Path) -> None:
+    """For a moment it is in the group of the shell that starts it, to which signals go."""
+    (tmp_path / "bin").mkdir()
+    for name in ("flock", "rm"):
+        file = tmp_path / "bin" / name
+        file.write_text(f'#!/bin/bash\nkill -TERM $$\nexec {shutil.which(name)} "$@"\n')
+        file.chmod(0o755)
+    cache = tmp_path / f"node/{node_cache.PREFIX}-{os.getuid()}-run"
+    cache.mkdir(parents=True)
+    (cache / node_cache.LOCK_FILE).touch()
+    found = block(f"{tmp_path}/node", {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
+    assert not cache.exists()
+    assert not Path(found[SOCKETS]).exists()
