@@ -80,8 +80,8 @@ fi
 # What a killed pool leaves, its queues' process above all, ends with it, and so does what was started beside it. One of
 # its processes deletes the semaphores of the queues, which are files in memory, when all others have ended: that is
 # waited for, by what /proc says of the group, zombies (Z, X) left out, which a container may not reap. The sockets are
-# in /tmp, as their paths may have 107 letters, and those of users' own temporary folders have more. From the pool's end on
-# nobody listens to another signal to end: it would hit a command that deletes, just forked and still in this group.
+# in /tmp, as their paths may have 107 letters, and those of users' own temporary folders have more. Once the pool has
+# ended, signals to end are ignored: one would hit a command that deletes, which is in this group when it is forked.
 IN_A_GROUP = f"""set -m
 exec 3>&2 2>/dev/null  # the last words are the pool's, not this shell's on what ended
 export {SOCKETS}=$(mktemp -d /tmp/vp.XXXX || mktemp -dt vp.XXXX)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -59,11 +58,10 @@ class Table:
                 continue
             writers[shard] = ("reassemble", shard)
             self.needs["reassemble", shard] = {("infer", block) for block in blocks if block in active}
-            voxels = voxels_of_box(plan.shards().box(shard))
             for block in active.intersection(blocks):
-                corner, reach = plan.core_start(block), voxels_of_box(plan.sum_box(block))
+                corner, reach = plan.core_start(block), plan.sum_box(block)
                 for part, region in enumerate(plan.sum_parts):
-                    if voxels & reach & voxels_of_box(region.shift(corner)):
+                    if share_a_voxel(plan.shards().box(shard), reach, region.shift(corner)):
                         self.readers.setdefault(("discard sum", 4 * block + part), set()).add(("reassemble", shard))
         for level in range(1, len(plan.factors)):
             name = f"pyramid {level}"
@@ -72,6 +70,10 @@ class Table:
                 if below.keys() & finer:
                     self.needs[name, shard] = {below[i] for i in finer if i in below}
                     writers[shard] = (name, shard)
+        self.reassembled: dict[Unit, list[tuple[Unit, set[Unit]]]] = {}
+        for shard, needs in self.needs.items():
+            for unit in needs if shard[0] == "reassemble" else ():
+                self.reassembled.setdefault(unit, []).append((shard, needs))
 
     def possible_without(self, broken: Iterable[Unit]) -> set[Unit]:
         """Return what can be done where the `broken` units cannot."""
@@ -82,8 +84,8 @@ class Table:
         return possible
 
 
-def voxels_of_box(box: Box) -> set[tuple[int, ...]]:
-    return set(itertools.product(*(range(a, b) for a, b in zip(box.start, box.stop, strict=True))))
+def share_a_voxel(*boxes: Box) -> bool:
+    return all(max(box.start[axis] for box in boxes) < min(box.stop[axis] for box in boxes) for axis in range(3))
 
 
 @dataclass
@@ -125,6 +127,8 @@ class Simulation:
         else:
             assert self.table.needs[unit] <= self.done
         self.running.append(unit)
+        if unit[0] != "factor":
+            return
         begun = {block for name, block in (*self.done, *self.running) if name == "factor"}
         infer = self.schedule.infer
         seen = {block for name, block in self.done if name == "infer"} | infer.failed
@@ -154,8 +158,8 @@ class Simulation:
         """Return some of the shards that a block may finish, since it is the last that they need."""
         return [
             shard
-            for shard, needs in self.table.needs.items()
-            if shard[0] == "reassemble" and shard not in self.broken
+            for shard, needs in self.table.reassembled.get(unit, ())
+            if shard not in self.broken
             if needs - self.done == {unit} and max(needs) == unit and self.random.random() < 0.5
         ]
 
@@ -251,8 +255,8 @@ def test_a_limited_session_computes_what_its_box_needs_and_the_next_one_the_rest
 
 def shards_touched(plan: Plan, box: Box) -> set[int]:
     """Return the shards of level 0 that share a voxel with `box`."""
-    inside = voxels_of_box(box)
-    return {shard for shard in range(len(plan.shards())) if inside & voxels_of_box(plan.shards().box(shard))}
+    shards = plan.shards()
+    return {shard for shard in range(len(shards)) if share_a_voxel(box, shards.box(shard))}
 
 
 @MANY
