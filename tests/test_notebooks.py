@@ -90,7 +90,11 @@ def test_the_notebooks_are_those_that_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if name in ("seams", "superres") else ()) for name in PICTURES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in ("seams", "segmentation", "superres") else ())
+        for name in PICTURES
+    ],
 )
 def test_every_cell_runs_and_shows_what_is_stored(name: str, tmp_path: Path) -> None:
     import nbformat  # which takes a second, in each process that collects tests

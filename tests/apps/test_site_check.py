@@ -283,7 +283,11 @@ def test_another_volume_at_the_same_path_is_named(trial: Trial) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("logs", "said"), [("elsewhere", "it is not there"), (None, "another folder has that path there, without what")]
+    ("logs", "said"),
+    [
+        ("elsewhere", "it is not there"),
+        pytest.param(None, "another folder has that path there, without what", marks=pytest.mark.long),
+    ],
 )
 def test_an_output_that_the_worker_does_not_see_is_named(trial: Trial, logs: str | None, said: str) -> None:
     """It could write there all the same, to a folder of its own, as Parsl does that writes its logs there."""

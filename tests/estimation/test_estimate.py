@@ -214,6 +214,7 @@ def test_a_plan_of_ten_to_the_fifteen_voxels_is_estimated_like_a_small_one() -> 
 
 SHAPE = (132, 128, 144)
 FORMATS = ("ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2")
+MORE = ((1, 1), (1, 4), (3, 4), (3, 16))
 BLENDS = [("hann", "streamed"), ("hann", "stored"), ("crop", "streamed"), ("gaussian", "streamed")]
 
 
@@ -267,8 +268,9 @@ def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(
     assert report.most_scratch_bytes > 0 or (blend, mode) == ("crop", "streamed")
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("bundle", [1, pytest.param(4, marks=pytest.mark.long), 16])  # blocks
+@pytest.mark.parametrize(
+    ("slots", "bundle"), [(1, 16), (3, 1), *(pytest.param(*each, marks=pytest.mark.long) for each in MORE)]
+)  # blocks
 def test_scratch_is_never_above_what_was_planned_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bundle: int, slots: int
 ) -> None:
@@ -326,7 +328,9 @@ def test_a_sample_of_a_small_volume_is_a_small_part_of_it(tmp_path: Path, monkey
     assert len(taken) == num_chunks // calibrate.SPARED
 
 
-@pytest.mark.parametrize("out_format", FORMATS)
+@pytest.mark.parametrize(
+    "out_format", [*FORMATS[::2], *(pytest.param(each, marks=pytest.mark.long) for each in FORMATS[1::2])]
+)
 def test_planned_files_are_those_that_a_run_writes(tmp_path: Path, out_format: str) -> None:
     plan = made(tmp_path, "hann", "streamed", out_format)
     found = preview(plan, None).estimate

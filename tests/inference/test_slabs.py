@@ -258,7 +258,7 @@ def several_blocks(blend: str, net: str = "shift") -> list[str]:
 
 
 @pytest.mark.parametrize(("blend", "num_slabs"), [("crop", 2), ("hann", 5)])
-@pytest.mark.parametrize("most_tasks", [2, 4, 7])
+@pytest.mark.parametrize("most_tasks", [2, pytest.param(4, marks=pytest.mark.long), 7])
 @pytest.mark.parametrize("start", [0, 5])
 def test_an_interrupted_run_ends_with_the_same_bytes(
     tmp_path: Path, blend: str, num_slabs: int, most_tasks: int, start: int
@@ -375,7 +375,7 @@ def test_an_update_computes_the_blocks_that_saw_what_has_changed(tmp_path: Path)
     assert levels_of(plan) == levels_of(fresh)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
 @pytest.mark.parametrize(("blend", "roi"), [("hann", ":,:,:"), ("hann", "5:,3:,7:45"), ("crop", "5:,3:,7:45")])
 def test_verify_computes_a_layer_of_a_block_of_sums(tmp_path: Path, seed: int, blend: str, roi: str) -> None:
     with slabs_of(1):

@@ -70,7 +70,7 @@ def output(bucket: Bucket) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("settings", [CROP, HANN, BARS], ids=["crop", "hann", "bars"])
-@pytest.mark.parametrize("most_tasks", [1, 3])
+@pytest.mark.parametrize("most_tasks", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_run_into_a_bucket_has_the_bytes_of_one_onto_a_disk_also_if_it_is_interrupted(
     bucket: Bucket, tmp_path: Path, settings: tuple[str, ...], most_tasks: int
 ) -> None:

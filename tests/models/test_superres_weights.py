@@ -63,7 +63,9 @@ def test_the_command_makes_finer_slices_of_the_right_size_at_the_right_place(
 
 @pytest.mark.real
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "least"), [("superres_z4", 1.0), ("superres_z2", 0.3)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("superres_z4", 1.0), pytest.param("superres_z2", 0.3, marks=pytest.mark.long)]
+)
 def test_on_tissue_that_they_never_saw_they_beat_the_cubic_spline(
     name: str, least: float, tmp_path: Path, shared: Path
 ) -> None:

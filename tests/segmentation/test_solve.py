@@ -90,7 +90,7 @@ def test_what_lies_within_a_box_stays_there(method: str, least: int, most: int) 
 @pytest.mark.parametrize(
     ("method", "few"), [("components", 0.0), ("mean", 0.0), ("mean", 2.0), ("mutex", 0.0), ("mutex", 2.0)]
 )
-@pytest.mark.parametrize("share", [0.2, 0.9])
+@pytest.mark.parametrize("share", [pytest.param(0.2, marks=pytest.mark.long), 0.9])
 def test_a_graph_takes_no_more_memory_than_is_counted(
     method: str, few: float, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

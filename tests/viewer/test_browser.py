@@ -194,8 +194,15 @@ def test_objects_of_a_segmentation_are_listed_with_their_voxels_and_boxes(browse
         wait_until(lambda: (browser.picture()[100:700, 200:1100] != empty).any(-1).mean() > 0.02, 20)
 
 
-@pytest.mark.parametrize("format", ["n5", "ome-zarr-0.5"])
-@pytest.mark.parametrize("scheme", ["s3", "http"])
+@pytest.mark.parametrize(
+    ("scheme", "format"),
+    [
+        ("s3", "n5"),
+        ("http", "ome-zarr-0.5"),
+        pytest.param("s3", "ome-zarr-0.5", marks=pytest.mark.long),
+        pytest.param("http", "n5", marks=pytest.mark.long),
+    ],
+)
 def test_what_a_bucket_shows_to_all_is_drawn_from_there(
     browser: Browser, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, format: str, scheme: str
 ) -> None:

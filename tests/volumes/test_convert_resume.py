@@ -102,7 +102,7 @@ def test_a_killed_copy_goes_on_to_the_same_bytes(tmp_path: Path, format: str, wo
     assert not work.exists()
 
 
-@pytest.mark.parametrize("format", ["n5", "zarr2", "ome-zarr-0.5"])
+@pytest.mark.parametrize("format", ["n5", pytest.param("zarr2", marks=pytest.mark.long), "ome-zarr-0.5"])
 def test_a_killed_copy_into_a_bucket_goes_on_to_the_same_bytes(bucket: Bucket, tmp_path: Path, format: str) -> None:
     source = make(tmp_path / "a.n5")
     convert(source, "s3://cells/whole/b.out", CHOICES[format], workers=2)

@@ -81,7 +81,9 @@ class Following:
         assert fingerprint(out) == found
 
 
-@pytest.mark.parametrize("kind", GROWING)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long if kind == "slices" else ()) for kind in GROWING]
+)
 def test_a_volume_that_grows_ten_times_is_followed(tmp_path: Path, kind: str) -> None:
     data = noise((125, 16, 16))
     volume = GROWING[kind](tmp_path)

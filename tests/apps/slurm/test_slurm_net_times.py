@@ -89,7 +89,11 @@ def test_a_worker_that_sees_no_gpu_is_named(tmp_path: Path, slurm: Slurm) -> Non
     ("settings", "said"),
     [
         ({"GPUS": "0"}, "asks for no GPU for nets"),
-        ({"PARTITION": "nowhere"}, "executor gpu: no worker could start, or none could report"),
+        pytest.param(
+            {"PARTITION": "nowhere"},
+            "executor gpu: no worker could start, or none could report",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_site_whose_gpus_cannot_be_had_is_refused(
