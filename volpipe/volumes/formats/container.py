@@ -5,6 +5,7 @@ Not here: references to volumes (volumes.volume), or voxels (tensorstore).
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ MARKS = {
 }
 METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json", "info")  # of files, of all formats
 USUAL_NAMES = ("attributes.json", "zarr.json")  # of those that are asked for first
-GROUP_NAMES = ("attributes.json", "zarr.json", ".zarray", ".zgroup", "info")
+GROUP_NAMES = (*itertools.chain.from_iterable(MARKS.values()), precomputed.FILE)  # by which a folder is of a format
 SUFFIXES = precomputed.CONTAINERS
 ARRAY_FORMATS = {  # of the arrays in a folder, by its format
     **{name: name for name in ("n5", "zarr2", "zarr3", "precomputed")},
