@@ -86,7 +86,6 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch==2.13.0
 	$(PIP_INSTALL) --editable '.[dev,docs,kubernetes,models,notebook,tune,view]'
-	$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true  # some packages hold files that are no Python
 	touch $(READY)
 
 clean:

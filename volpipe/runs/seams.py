@@ -13,6 +13,7 @@ score is that of one or two planes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -209,18 +210,19 @@ def _squares(selection: Selection, axis: int, rng: np.random.Generator, most_sam
     reach = step + max(0, min(MOST_REACH, plan.lattice.stride[axis] * plan.net.scale[axis] - step - 1))
     faces = [face for face in _faces(plan, axis) if step < face < plan.out_shape[axis] - step]
     chosen = [int(face) for face in rng.choice(faces, size=most_samples)] if faces else []
-    samples = [(face, box) for face in chosen if _is_selected(selection, box := _sample(plan, axis, face, step, rng))]
+    drawn = ((face, _sample(plan, axis, face, step, rng)) for face in chosen)
+    samples = Counter(sample for sample in drawn if _is_selected(selection, sample[1]))  # a small output has few
     boxes = [_longer(selection, axis, box, reach - step) for _, box in samples]
     sums, counts, level = np.zeros(2 * reach + 1), np.zeros(2 * reach + 1, np.int64), 0.0
-    for (face, _), box, data in zip(samples, boxes, _each_read(plan, boxes), strict=True):
+    for ((face, _), times), box, data in zip(samples.items(), boxes, _each_read(plan, boxes), strict=True):
         lines = np.moveaxis(data, axis + 1, 0).astype(EXACT.get(data.dtype.name, np.float64))
         if not np.isfinite(lines).all():
             continue
         energy = np.square(np.diff(lines, axis=0)).reshape(len(lines) - 1, -1)
         first = box.start[axis] - (face - 1 - reach)  # the place of the box's first pair
-        sums[first : first + len(energy)] += energy.sum(axis=1)
-        counts[first : first + len(energy)] += energy.shape[1]
-        level += np.square(lines[reach - first]).sum()
+        sums[first : first + len(energy)] += times * energy.sum(axis=1)
+        counts[first : first + len(energy)] += times * energy.shape[1]
+        level += times * np.square(lines[reach - first]).sum()
     return Squares(axis, sums, counts, level, step)
 
 
