@@ -92,7 +92,7 @@ def test_the_notebooks_are_those_that_are_known() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.long if name in ("seams", "segmentation", "superres") else ())
+        pytest.param(name, marks=pytest.mark.long if name in ("seams", "segmentation", "superres", "tiles") else ())
         for name in PICTURES
     ],
 )
