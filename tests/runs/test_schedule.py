@@ -127,8 +127,6 @@ class Simulation:
         else:
             assert self.table.needs[unit] <= self.done
         self.running.append(unit)
-        if unit[0] != "factor":
-            return
         begun = {block for name, block in (*self.done, *self.running) if name == "factor"}
         infer = self.schedule.infer
         seen = {block for name, block in self.done if name == "infer"} | infer.failed

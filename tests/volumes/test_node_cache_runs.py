@@ -237,9 +237,8 @@ PLACES = ("worker_port", "heartbeat_period", "heartbeat_threshold")
 
 def block(directory: str, environment: dict[str, str]) -> dict[str, str]:
     """Return the environment of a pool in a block with this folder for its node, once all of the block has ended."""
-    once = grouped("env", directory).format_map(
-        {**dict.fromkeys(PLACES, "1"), "addresses": "a"}
-    )  # as Parsl does, twice
+    # Parsl formats the command twice.
+    once = grouped("env", directory).format_map({**dict.fromkeys(PLACES, "1"), "addresses": "a"})
     command = ["bash", "-c", once.format(block_id=0)]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     return dict(line.split("=", 1) for line in said.splitlines() if "=" in line)

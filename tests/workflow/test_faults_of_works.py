@@ -31,11 +31,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.tensorstore import TensorStoreArray
 from volpipe.volumes.volume import open_volume
 
-LONG = ("flow",)  # whose stages are works of the other kinds
-ALL = pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, id=name, marks=pytest.mark.long if name in LONG else ()) for name, kind in WORKS.items()],
-)
+ALL = pytest.mark.parametrize("kind", WORKS.values(), ids=WORKS)
 
 
 @dataclass

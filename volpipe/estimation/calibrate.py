@@ -62,7 +62,6 @@ NUM_PASSES = 4  # of windows through the net: a first block, two that are timed,
 FACTOR_SECONDS = 3e-7  # to store a voxel of a window (gzip, one core, 2026-11)
 MOST_FACTOR_SECONDS = 1.0  # to store the windows of a block that does not store them
 SAMPLED_CHUNKS, REMOTE_CHUNKS, LEAST_CHUNKS, SAMPLE_SECONDS = 64, 12, 8, 0.5
-SPARED = 16  # one chunk in so many, of a small volume, lest a run of it be mostly this
 READERS, VOXELS_AT_ONCE = 4, 2**24  # of the sample, with the decoded chunks that may lie in memory
 KEPT_VOXELS = 2**16  # of each of its chunks
 SEED = 0
@@ -82,8 +81,7 @@ def sample(plan: Plan, volume: Volume) -> Sample:
     reader, chunk = volume.open(), volume.spatial_chunks
     grid = Grid(plan.source.shape, chunk)
     most = SAMPLED_CHUNKS if isinstance(volume.folder, Path) else REMOTE_CHUNKS
-    most = min(most, max(LEAST_CHUNKS, len(grid) // SPARED), len(grid))
-    boxes = [grid.box(n) for n in Random(SEED).sample(range(len(grid)), most)]
+    boxes = [grid.box(n) for n in Random(SEED).sample(range(len(grid)), min(most, len(grid)))]
     at_once = max(1, VOXELS_AT_ONCE // math.prod(chunk))
     stop, before = time.perf_counter() + SAMPLE_SECONDS, transferred().read
 

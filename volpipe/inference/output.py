@@ -41,7 +41,6 @@ R = TypeVar("R", Recipe, SegmentRecipe)
 
 SUMMED_VOXELS = 1 << 22  # values that are added up at a time, about
 SHOWN_BOXES, SHOWN_EDGE = 8, 64  # a sample of a level, for its display range
-READERS = 4  # of it
 SHOWN_PERCENTILES = (0.1, 99.9)  # black and white
 
 FOLDERS = {
@@ -166,7 +165,8 @@ def write_displays(plan: Plan) -> None:
     last = len(plan.factors) - 1
     grid = Grid(plan.level_shape(last), (SHOWN_EDGE,) * 3)
     numbers = np.random.default_rng(0).choice(len(grid), min(SHOWN_BOXES, len(grid)), replace=False)
-    boxes = in_turn([partial(read_voxels, plan, last, grid.box(n)) for n in sorted(map(int, numbers))], READERS)
+    works = [partial(read_voxels, plan, last, grid.box(n)) for n in sorted(map(int, numbers))]
+    boxes = in_turn(works, num_at_once(SHOWN_EDGE**3 * plan.num_channels * plan.dtype.itemsize))
     names = plan.channel_names or [f"channel {i}" for i in range(plan.net.out_channels)]
     displays = tuple(
         _display(name, np.concatenate([box[channel].ravel() for box in boxes]), is_partial=plan.needs_scan)

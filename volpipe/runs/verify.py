@@ -33,7 +33,7 @@ from volpipe.runs.worker import Written
 from volpipe.volumes import checksums
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import Header
-from volpipe.volumes.storage.requests import in_turn
+from volpipe.volumes.storage.requests import in_turn, num_at_once
 from volpipe.volumes.storage.tensorstore import num_threads
 from volpipe.volumes.volume import open_writer
 
@@ -312,5 +312,6 @@ def _sums(
 def metadata_sums(out: paths.Location, folders: Sequence[str], names: Sequence[str]) -> Metadata:
     """Return the checksum of each file of `names` that there is in `folders` of the output at `out`."""
     files = [f"{folder}/{name}".lstrip("/") for folder in folders for name in names]
-    sums = in_turn([partial(checksums.checksum, out / path) for path in files], 1 if isinstance(out, Path) else AT_ONCE)
+    works = [partial(checksums.checksum, out / path) for path in files]
+    sums = in_turn(works, 1 if isinstance(out, Path) else num_at_once(0))
     return Metadata({path: crc for path, crc in zip(files, sums, strict=True) if crc != checksums.ABSENT})

@@ -28,11 +28,10 @@ from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Remote, Stamp
 from volpipe.volumes.storage.paths import Location
-from volpipe.volumes.storage.requests import in_turn
+from volpipe.volumes.storage.requests import in_turn, num_at_once
 from volpipe.volumes.volume import Volume
 
 SAMPLED_BOXES, SAMPLED_EDGE, SEED = 16, 64, 0
-READERS = 4
 UNREADABLE = "unreadable"
 MOST_NAMED = 2
 
@@ -78,7 +77,8 @@ def identify(volume: Volume) -> Identity:
     root, names = _files(volume, header)
     boxes, places = _boxes(volume), _places(volume, header, root)
     once = [*dict.fromkeys(boxes)]
-    contents = dict(zip(once, in_turn([partial(_content, volume, box) for box in once], READERS), strict=True))
+    at_once = num_at_once(SAMPLED_EDGE**3 * volume.num_channels * volume.dtype.itemsize)
+    contents = dict(zip(once, in_turn([partial(_content, volume, box) for box in once], at_once), strict=True))
     for box in boxes:
         digest.update(contents[box][0])
     stamps = ChainMap(*(noted for _, noted in contents.values()))

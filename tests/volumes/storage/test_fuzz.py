@@ -21,7 +21,7 @@ from fuzzing.mutations import mutate
 from fuzzing.originals import NAMES, make
 from fuzzing.trial import FAILED, GOOD, Outcome, attempt, lay, seed_of
 
-INPUTS = 1200
+INPUTS = 2000
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -121,12 +121,9 @@ def read_attributes(folder: Location) -> Tree:
         return n5.read_attributes(folder) or zarr.read_attributes(folder) or precomputed.read_attributes(folder)
 
 
-@contextmanager
-def _reading(folders: Iterable[Location], names: Sequence[str]) -> Iterator[None]:
+def _reading(folders: Iterable[Location], names: Sequence[str]) -> AbstractContextManager[None]:
     """Read once what files of these `names` in `folders` hold, in a remote place side by side."""
-    with paths.reading_once():
-        paths.read_ahead(folder / name for folder in folders for name in names)
-        yield
+    return paths.reading_once(folder / name for folder in folders for name in names)
 
 
 def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:

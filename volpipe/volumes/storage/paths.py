@@ -64,25 +64,21 @@ def shown(place: object) -> str:
 
 
 @contextlib.contextmanager
-def reading_once() -> Iterator[None]:
+def reading_once(likely: Iterable[Location] = ()) -> Iterator[None]:
     """Ask for a small file in a remote place once, however often this thread reads it or asks for it meanwhile.
 
-    Only this thread may write there meanwhile.
+    Those of the `likely` files that are in remote places are asked for first, side by side. Only this thread may write
+    there meanwhile.
     """
-    token = _read.set({} if (known := _read.get()) is None else known)
+    known = {} if (before := _read.get()) is None else before
+    unknown = [file for file in dict.fromkeys(likely) if isinstance(file, Remote) and file not in known]
+    contents = each([partial(object_store.read, file, SMALL_BYTES) for file in unknown])
+    known.update((file, (SMALL_BYTES, data)) for file, data in zip(unknown, contents, strict=True))
+    token = _read.set(known)
     try:
         yield
     finally:
         _read.reset(token)
-
-
-def read_ahead(files: Iterable[Location]) -> None:
-    """Ask for those of `files` that are in remote places side by side, for `reading_once` to know what is in them."""
-    if (known := _read.get()) is None:
-        return
-    unknown = [file for file in dict.fromkeys(files) if isinstance(file, Remote) and file not in known]
-    contents = each([partial(object_store.read, file, SMALL_BYTES) for file in unknown])
-    known.update((file, (SMALL_BYTES, data)) for file, data in zip(unknown, contents, strict=True))
 
 
 def read(file: Location, limit: int) -> bytes | None:
