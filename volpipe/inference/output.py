@@ -166,7 +166,8 @@ def write_displays(plan: Plan) -> None:
     grid = Grid(plan.level_shape(last), (SHOWN_EDGE,) * 3)
     numbers = np.random.default_rng(0).choice(len(grid), min(SHOWN_BOXES, len(grid)), replace=False)
     works = [partial(read_voxels, plan, last, grid.box(n)) for n in sorted(map(int, numbers))]
-    boxes = in_turn(works, num_at_once(SHOWN_EDGE**3 * plan.num_channels * plan.dtype.itemsize))
+    box_bytes = SHOWN_EDGE**3 * plan.num_channels * plan.dtype.itemsize
+    boxes = in_turn(works, num_at_once(box_bytes) if plan.is_in_bucket else 1)
     names = plan.channel_names or [f"channel {i}" for i in range(plan.net.out_channels)]
     displays = tuple(
         _display(name, np.concatenate([box[channel].ravel() for box in boxes]), is_partial=plan.needs_scan)
