@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from at_once import Together
 from command import Give, giver, set_each
 from plans import planned, volume
 from volumes import noise, windowed, write_volume
 
 from volpipe.display.reports import seam_line, seam_warning
+from volpipe.inference.output import READERS
 from volpipe.inference.selection import Selection
 from volpipe.runs.seams import THRESHOLD, seam_scores, seam_squares
 from volpipe.synthetic.volume import Sample, write_sample
@@ -71,7 +73,7 @@ def test_a_score_is_the_ratio_of_mean_squares(monkeypatch: pytest.MonkeyPatch) -
     plan = planned("net.name=identity", "windows.shape=[10,10,10]", "windows.overlap=0", "windows.block=[1,1,1]")
     along = np.cumsum([0, *(3 if i % 10 == 0 else 1 for i in range(1, 40))]).astype(np.uint8)
     data = np.broadcast_to(along[:, None, None], (40, 40, 40))
-    monkeypatch.setattr("volpipe.runs.seams.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
+    monkeypatch.setattr("volpipe.inference.output.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
     found = {score.axis: score.value for score in seam_scores(plan, seam_squares(Selection(plan)))}
     assert found == pytest.approx({"z": (9 + 1 / 6) / (1 + 1 / 6), "y": 1.0, "x": 1.0})
 
@@ -87,12 +89,22 @@ def test_the_one_face_of_a_small_volume_is_a_seam_only_where_it_stands_out(
     )  # fmt: skip
     steps = [3 if place == 10 else elsewhere[place % 2] for place in range(1, 20)]
     data = np.broadcast_to(np.cumsum([0, *steps]).astype(np.uint8)[:, None, None], (20, 40, 40))
-    monkeypatch.setattr("volpipe.runs.seams.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
+    monkeypatch.setattr("volpipe.inference.output.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
     score = seam_scores(plan, seam_squares(Selection(plan)))[0]
     assert (score.axis, score.value) == ("z", pytest.approx((9 + 1 / 6) / (1 + 1 / 6)))
     assert (score.is_seam, score.is_of_tissue) == (is_seam, not is_seam)
     assert bool(seam_warning([score])) == is_seam
     assert ("along z they differ as much at other places" in seam_line([score])) == (not is_seam)
+
+
+@pytest.mark.parametrize(("chunk", "num"), [(64, READERS), (128, 1)])
+def test_few_large_chunks_are_read_at_a_time(monkeypatch: pytest.MonkeyPatch, chunk: int, num: int) -> None:
+    plan = planned("net.name=identity", f"output.chunk=[{chunk},{chunk},{chunk}]", of=volume((1024, 1024, 1024)))
+    read = Together(lambda plan, level, box: np.zeros((1, *box.shape), np.uint8), num)
+    monkeypatch.setattr("volpipe.inference.output.read_voxels", read)
+    monkeypatch.setattr("volpipe.volumes.storage.requests.BYTES_AT_ONCE", 2 * 128**3)  # a face lies between two
+    seam_squares(Selection(plan), 8)
+    assert read.most == num
 
 
 def test_labels_have_no_score() -> None:

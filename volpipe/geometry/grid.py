@@ -198,6 +198,10 @@ class Grid:
             return
         yield from map(self.number, cells(box, self.cell))
 
+    def num_voxels_touching(self, box: Box) -> int:
+        """Return how many voxels the cells that share one with `box` have, were none clipped."""
+        return math.prod((-(-b // c) - a // c) * c for a, b, c in zip(box.start, box.stop, self.cell, strict=True))
+
 
 @dataclass(frozen=True)
 class Lattice:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
@@ -30,7 +30,7 @@ from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import grow_array, locate
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location, reading_once
-from volpipe.volumes.storage.requests import in_turn, num_at_once
+from volpipe.volumes.storage.requests import num_at_once, over_in_turn
 from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
 from volpipe.volumes.writer import ShardStream
 
@@ -42,6 +42,7 @@ R = TypeVar("R", Recipe, SegmentRecipe)
 SUMMED_VOXELS = 1 << 22  # values that are added up at a time, about
 SHOWN_BOXES, SHOWN_EDGE = 8, 64  # a sample of a level, for its display range
 SHOWN_PERCENTILES = (0.1, 99.9)  # black and white
+READERS, REMOTE_READERS = 4, 8  # of boxes at a time, from a disk and from a bucket
 
 FOLDERS = {
     ".zarr": ("ome-zarr-0.5", "ome-zarr-0.4", "zarr2"),
@@ -165,9 +166,7 @@ def write_displays(plan: Plan) -> None:
     last = len(plan.factors) - 1
     grid = Grid(plan.level_shape(last), (SHOWN_EDGE,) * 3)
     numbers = np.random.default_rng(0).choice(len(grid), min(SHOWN_BOXES, len(grid)), replace=False)
-    works = [partial(read_voxels, plan, last, grid.box(n)) for n in sorted(map(int, numbers))]
-    box_bytes = SHOWN_EDGE**3 * plan.num_channels * plan.dtype.itemsize
-    boxes = in_turn(works, num_at_once(box_bytes) if plan.is_in_bucket else 1)
+    boxes = [*read_each(plan, last, [grid.box(n) for n in sorted(map(int, numbers))])]
     names = plan.channel_names or [f"channel {i}" for i in range(plan.net.out_channels)]
     displays = tuple(
         _display(name, np.concatenate([box[channel].ravel() for box in boxes]), is_partial=plan.needs_scan)
@@ -325,3 +324,13 @@ def read_voxels(plan: OutputPlan, level: int, box: Box) -> np.ndarray:
     """Return `box` of `level` as (c, z, y, x)."""
     data = open_writer(plan.out, level_key(level)).read(stored_box(plan, box))
     return data if plan.num_channels > 1 else data[np.newaxis]
+
+
+def read_each(plan: OutputPlan, level: int, boxes: Sequence[Box]) -> Iterator[np.ndarray]:
+    """Yield each of `boxes` of `level` as (c, z, y, x); several are read at a time where their chunks are small."""
+    chunks = Grid(plan.level_shape(level), plan.chunk)
+    most_voxels = max((chunks.num_voxels_touching(box) for box in boxes), default=0)
+    room = num_at_once(most_voxels * plan.num_channels * plan.dtype.itemsize, fewest=1)
+    works = (partial(read_voxels, plan, level, box) for box in boxes)
+    for future in over_in_turn(works, min(room, REMOTE_READERS if plan.is_in_bucket else READERS)):
+        yield future.result()

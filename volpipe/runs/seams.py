@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import read_voxels
+from volpipe.inference.output import read_each
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.inference.tiling import AXES
@@ -30,7 +29,6 @@ from volpipe.units import size
 
 MOST_SAMPLES, REMOTE_SAMPLES = 32, 8  # per axis; of an output in a bucket, where each is two to four requests
 EDGE = 64  # output voxels of a sample along the other axes
-READERS = 4
 MOST_REACH = 16  # pairs of voxels to each side of a face in a profile, at least one step
 FEWEST = 2000  # pairs of voxels across faces, below which a score is chance
 SEED = 0
@@ -131,7 +129,7 @@ def seam_squares(selection: Selection, most_samples: int = MOST_SAMPLES) -> list
     if plan.recipe.output.kind == "labels":
         return []
     rng = np.random.default_rng(SEED)
-    most = min(most_samples, REMOTE_SAMPLES) if "://" in plan.out else most_samples
+    most = min(most_samples, REMOTE_SAMPLES) if plan.is_in_bucket else most_samples
     found = [_squares(selection, axis, rng, most) for axis in range(3)]
     return [squares for squares in found if squares.num_pairs >= FEWEST]
 
@@ -214,7 +212,7 @@ def _squares(selection: Selection, axis: int, rng: np.random.Generator, most_sam
     samples = Counter(sample for sample in drawn if _is_selected(selection, sample[1]))  # a small output has few
     boxes = [_longer(selection, axis, box, reach - step) for _, box in samples]
     sums, counts, level = np.zeros(2 * reach + 1), np.zeros(2 * reach + 1, np.int64), 0.0
-    for ((face, _), times), box, data in zip(samples.items(), boxes, _each_read(plan, boxes), strict=True):
+    for ((face, _), times), box, data in zip(samples.items(), boxes, read_each(plan, 0, boxes), strict=True):
         lines = np.moveaxis(data, axis + 1, 0).astype(EXACT.get(data.dtype.name, np.float64))
         if not np.isfinite(lines).all():
             continue
@@ -238,12 +236,6 @@ def _longer(selection: Selection, axis: int, box: Box, more: int) -> Box:
 def _is_selected(selection: Selection, box: Box) -> bool:
     mask = selection.mask(box)
     return mask is None or bool(mask.all())
-
-
-def _each_read(plan: Plan, boxes: Sequence[Box]) -> Iterator[np.ndarray]:
-    """Yield the voxels (c, z, y, x) of each of `boxes`, read side by side: workers wait for this at a run's end."""
-    with ThreadPoolExecutor(REMOTE_SAMPLES if "://" in plan.out else READERS, "volpipe-seams") as pool:
-        yield from pool.map(lambda box: read_voxels(plan, 0, box), boxes)
 
 
 def _faces(plan: Plan, axis: int) -> list[int]:

@@ -77,8 +77,9 @@ def identify(volume: Volume) -> Identity:
     root, names = _files(volume, header)
     boxes, places = _boxes(volume), _places(volume, header, root)
     once = [*dict.fromkeys(boxes)]
-    box_bytes = SAMPLED_EDGE**3 * volume.num_channels * volume.dtype.itemsize
-    at_once = 1 if isinstance(volume.folder, Path) else num_at_once(box_bytes)
+    chunks = Grid(volume.spatial_shape, volume.spatial_chunks)
+    most_bytes = max(map(chunks.num_voxels_touching, once)) * volume.num_channels * volume.dtype.itemsize
+    at_once = 1 if isinstance(volume.folder, Path) else num_at_once(most_bytes, fewest=1)
     contents = dict(zip(once, in_turn([partial(_content, volume, box) for box in once], at_once), strict=True))
     for box in boxes:
         digest.update(contents[box][0])

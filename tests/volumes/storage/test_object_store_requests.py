@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Callable
+import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
 
 import numpy as np
 import pytest
+from at_once import Together
 from bucket import Bucket
 from remote_volumes import DATA, LAYOUTS, make
 
@@ -18,28 +16,14 @@ from volpipe.geometry.grid import Box
 from volpipe.volumes import checksums
 from volpipe.volumes.file_states import read_known
 from volpipe.volumes.formats.container import GROUP_NAMES, USUAL_NAMES, create_groups, read_header
-from volpipe.volumes.storage import object_store
+from volpipe.volumes.identity import identify
+from volpipe.volumes.storage import object_store, requests
 from volpipe.volumes.volume import (
     ArraySpec,
     create_array,
     open_volume,
     open_writer,
 )
-
-P, R = ParamSpec("P"), TypeVar("R")
-ANSWER_SECONDS = 20.0  # for others to ask, too
-
-
-def together(function: Callable[P, R], num: int) -> Callable[P, R]:
-    """Return `function`, whose first `num` calls are answered once all of them are made."""
-    barrier, numbers = threading.Barrier(num, timeout=ANSWER_SECONDS), itertools.count()
-
-    def waiting(*args: P.args, **kwargs: P.kwargs) -> R:
-        if next(numbers) < num:
-            barrier.wait()
-        return function(*args, **kwargs)
-
-    return waiting
 
 
 def chunk_requests(bucket: Bucket) -> list[tuple[str, str]]:
@@ -88,12 +72,12 @@ def test_what_a_folder_says_of_itself_is_asked_for_side_by_side(
     make("s3://cells/a.zarr", layout=layout)
     folder = object_store.parse("s3://cells/a.zarr/raw")
     with monkeypatch.context() as patch:
-        patch.setattr(object_store, "read", together(object_store.read, len(USUAL_NAMES)))
+        patch.setattr(object_store, "read", Together(object_store.read, len(USUAL_NAMES)))
         header = read_header(folder)
     assert header is not None
     assert header.shape == DATA.shape
     with monkeypatch.context() as patch:
-        patch.setattr(object_store, "read", together(object_store.read, 2 * len(GROUP_NAMES)))
+        patch.setattr(object_store, "read", Together(object_store.read, 2 * len(GROUP_NAMES)))
         with pytest.raises(VolumeError, match=r"a\.zarr/raw.* is an array"):
             create_groups(folder, "s0", header.format)
 
@@ -104,10 +88,24 @@ def test_shards_are_read_at_the_same_time_if_they_are_others(bucket: Bucket, mon
         open_volume("s3://cells/a.zarr").open(),
         [Box((0, 0, 0), (8, 8, 8)), Box((16, 16, 16), (20, 24, 24))],
     )
-    monkeypatch.setattr(object_store, "fetch", together(object_store.fetch, len(boxes)))
+    monkeypatch.setattr(object_store, "fetch", Together(object_store.fetch, len(boxes)))
     with ThreadPoolExecutor(len(boxes)) as pool:
         for box, voxels in zip(boxes, pool.map(reader.read, boxes), strict=True):
             assert np.array_equal(voxels[0], DATA[box.slices])
+
+
+@pytest.mark.parametrize("num", [1, 4])
+def test_as_many_boxes_of_an_identity_are_asked_for_as_have_room_for_their_chunks(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, num: int
+) -> None:
+    chunk = (8, 128, 128)  # with a quarter of a box
+    create_array("s3://cells/a.zarr", "raw", ArraySpec((8, 1024, 1024), np.dtype(np.uint8), chunk), "zarr3")
+    open_writer("s3://cells/a.zarr", "raw").write(Box.from_shape((8, 1024, 1024)), np.ones((8, 1024, 1024), np.uint8))
+    volume, fetch = open_volume("s3://cells/a.zarr"), Together(object_store.fetch, num)
+    monkeypatch.setattr(object_store, "fetch", fetch)
+    monkeypatch.setattr(requests, "BYTES_AT_ONCE", num * math.prod(chunk))
+    identify(volume)
+    assert fetch.most == num
 
 
 def test_a_shard_that_is_written_anew_is_read_anew(bucket: Bucket) -> None:
