@@ -48,6 +48,10 @@ def test_touching_finds_just_the_cells_that_share_a_voxel(
     box = Box(tuple(a - 3 for a in start), tuple(a - 3 + n for a, n in zip(start, extent, strict=True)))
     expected = [i for i in range(len(grid)) if not (grid.box(i) & box).is_empty]
     assert list(grid.touching(box)) == expected
+    whole = Grid(tuple(n * c for n, c in zip(grid.counts, cell, strict=True)), cell)  # no cell is clipped
+    inner = box & Box.from_shape(shape)
+    num_voxels = sum(whole.box(i).num_voxels for i in whole.touching(inner))
+    assert inner.is_empty or grid.num_voxels_touching(inner) == num_voxels
 
 
 @given(lattices())
