@@ -15,7 +15,7 @@ from conftest import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
-from plans import plans, some_selected, spans, voxels_of_blocks
+from plans import choices, plans, selected_voxels, some_selected, spans, voxels_of_blocks
 from ramp import RAW, Bench, ran, result, windows_that_meet
 from volumes import fingerprint, noise, windowed, write_volume
 
@@ -319,6 +319,15 @@ def test_reports_count_what_is_wanted(bench: Bench) -> None:
     done = {name: totals.units for name, totals in report.totals.items() if name in units}
     assert done.pop("reassemble", 0) <= units.pop("reassemble")  # blocks finish the others
     assert done == units
+
+
+@given(choices(longest=12))
+def test_blocks_and_boxes_are_selected_where_a_voxel_is(selection: Selection) -> None:
+    plan, voxels = selection.plan, selected_voxels(selection)
+    blocks = some_selected(selection, [voxels_of_blocks(plan, axis) for axis in range(3)])
+    assert {block for block in range(len(plan.blocks)) if selection.has_block(block)} == blocks
+    for box in map(plan.shards().box, range(len(plan.shards()))):
+        assert selection.touches(box) == voxels[box.slices].any()
 
 
 def test_a_scan_that_was_interrupted_is_what_status_shows(bench: Bench) -> None:

@@ -124,13 +124,13 @@ class Selection:
 
     def has_block(self, block: int) -> bool:
         """Return whether some window of `block` is computed."""
-        return self.touches(self.plan.sum_box(block))
+        return self.blocks is None or bool(self.blocks[block])
 
     def touches(self, box: Box) -> bool:
         """Return whether a voxel of `box` of the output is selected."""
         ranges = zip(box.start, box.stop, strict=True)
-        spans = [[self._cells_of(axis, self._input(axis, r))] for axis, r in enumerate(ranges)]
-        return bool(self._flags(spans).any())
+        spans = [self._cells_of(axis, self._input(axis, r)) for axis, r in enumerate(ranges)]
+        return all(a < b for a, b in spans) if self.cells is None else bool(self._unpacked(spans).any())
 
     def windows_of(self, block: int) -> list[int]:
         """Return the numbers, ascending, of the windows of `block` that are computed."""
