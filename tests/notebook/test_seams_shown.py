@@ -19,7 +19,7 @@ from volpipe.runs.seams import ROUNDING, seam_profiles, seam_scores, seam_square
 
 def shown(monkeypatch: pytest.MonkeyPatch, data: np.ndarray) -> None:
     """Let outputs hold `data` (z, y, x)."""
-    monkeypatch.setattr("volpipe.runs.seams.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
+    monkeypatch.setattr("volpipe.inference.output.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
 
 
 def test_a_profile_is_the_mean_square_of_steps_by_their_distance_from_a_face(monkeypatch: pytest.MonkeyPatch) -> None:
