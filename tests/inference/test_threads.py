@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from at_once import Together
 from command import begin, finish, set_each
 from inline import Inline
 from slabs import planned
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.errors import RecipeError
-from volpipe.geometry.grid import Box
 from volpipe.inference import pyramid
-from volpipe.inference.output_plan import OutputPlan
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
 from volpipe.resolve import shipped_recipe
@@ -75,23 +72,18 @@ def test_coarser_voxels_are_made_by_all_threads_of_a_worker(tmp_path: Path, monk
         "output.levels=1",
     )
     assert execute(plan, Inline().start).missing == []
-    box, read, together = plan.shards(1).box(0), pyramid.read_voxels, threading.Barrier(3, timeout=60)
+    box, read, together = plan.shards(1).box(0), pyramid.read_voxels, Together(pyramid.read_voxels, 3)
     monkeypatch.setenv("VOLPIPE_THREADS", "1")
-    expected, numbers = pyramid.coarse_voxels(plan, 1, box), itertools.count()
-
-    def waiting(plan: OutputPlan, level: int, part: Box) -> np.ndarray:
-        if next(numbers) < 3:
-            together.wait()
-        return read(plan, level, part)
-
+    expected = pyramid.coarse_voxels(plan, 1, box)
     monkeypatch.setenv("VOLPIPE_THREADS", "3")
-    monkeypatch.setattr(pyramid, "read_voxels", waiting)
+    monkeypatch.setattr(pyramid, "read_voxels", together)
     np.testing.assert_array_equal(pyramid.coarse_voxels(plan, 1, box), expected)
     np.testing.assert_array_equal(read(plan, 1, box), expected)
-    monkeypatch.setattr(pyramid, "PARTS_BYTES", 2 * 8 * 48 * 64)
-    with pytest.raises(threading.BrokenBarrierError):  # the memory of two parts
-        numbers, together = itertools.count(), threading.Barrier(3, timeout=0.2)
-        pyramid.coarse_voxels(plan, 1, box)
+    two = Together(read, 2)
+    monkeypatch.setattr(pyramid, "PARTS_BYTES", 2 * 8 * 48 * 64)  # the memory of two parts
+    monkeypatch.setattr(pyramid, "read_voxels", two)
+    pyramid.coarse_voxels(plan, 1, box)
+    assert (together.most, two.most) == (3, 2)
 
 
 def test_threads_are_the_recipes() -> None:

@@ -124,7 +124,7 @@ class Selection:
 
     def has_block(self, block: int) -> bool:
         """Return whether some window of `block` is computed."""
-        return self.blocks is None or bool(self.blocks[block])
+        return self.touches(self.plan.sum_box(block))
 
     def touches(self, box: Box) -> bool:
         """Return whether a voxel of `box` of the output is selected."""

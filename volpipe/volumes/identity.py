@@ -28,7 +28,7 @@ from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Remote, Stamp
 from volpipe.volumes.storage.paths import Location
-from volpipe.volumes.storage.requests import in_turn, num_at_once
+from volpipe.volumes.storage.requests import boxes_at_once, in_turn
 from volpipe.volumes.volume import Volume
 
 SAMPLED_BOXES, SAMPLED_EDGE, SEED = 16, 64, 0
@@ -77,9 +77,8 @@ def identify(volume: Volume) -> Identity:
     root, names = _files(volume, header)
     boxes, places = _boxes(volume), _places(volume, header, root)
     once = [*dict.fromkeys(boxes)]
-    chunks = Grid(volume.spatial_shape, volume.spatial_chunks)
-    most_bytes = max(map(chunks.num_voxels_touching, once)) * volume.num_channels * volume.dtype.itemsize
-    at_once = 1 if isinstance(volume.folder, Path) else num_at_once(most_bytes, fewest=1)
+    chunks, voxel_bytes = Grid(volume.spatial_shape, volume.spatial_chunks), volume.num_channels * volume.dtype.itemsize
+    at_once = 1 if isinstance(volume.folder, Path) else boxes_at_once(once, chunks, voxel_bytes)
     contents = dict(zip(once, in_turn([partial(_content, volume, box) for box in once], at_once), strict=True))
     for box in boxes:
         digest.update(contents[box][0])

@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from volpipe.geometry.grid import Box, Grid  # commands that read no array need no numpy
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -127,6 +130,11 @@ def _done(work: Callable[[], T]) -> Future[T]:
 def num_at_once(num_bytes: int, fewest: int = FEWEST_AT_ONCE) -> int:
     """Return how many parts of `num_bytes` each take BYTES_AT_ONCE, at least the `fewest`."""
     return max(fewest, min(REQUESTS_AT_ONCE, BYTES_AT_ONCE // max(1, num_bytes)))
+
+
+def boxes_at_once(boxes: Sequence[Box], chunks: Grid, voxel_bytes: int) -> int:
+    """Return how many of `boxes` of an array may be read at a time: `chunks` that they touch are decoded as a whole."""
+    return num_at_once(max(map(chunks.num_voxels_touching, boxes), default=0) * voxel_bytes, fewest=1)
 
 
 def room(num_bytes: int, fewest: int = FEWEST_AT_ONCE) -> threading.Semaphore:
