@@ -32,7 +32,8 @@ class Bucket:
 
     Attributes:
         files: by key.
-        uploads: that were begun, and neither completed nor aborted, by their names: key, and parts by number.
+        uploads: that were begun, and neither completed nor aborted, by their names: key, and by number the parts with
+            their tags.
         readable, listable: whether that needs no signature.
         is_open: whether pages of other servers may read it (CORS).
         requests: (method, path with query), in the order in which they came.
@@ -46,7 +47,7 @@ class Bucket:
         self.name = name
         self.url = ""
         self.files: dict[str, bytes] = {}
-        self.uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
+        self.uploads: dict[str, tuple[str, dict[int, tuple[bytes, str]]]] = {}
         self.num_uploads = 0
         self.readable = self.listable = self.is_open = False
         self.requests: list[tuple[str, str]] = []
@@ -61,6 +62,10 @@ class Bucket:
         if data is not None and (key not in self._tags or self._tags[key][0] is not data):
             self._tags[key] = data, etag(data)
         return None if data is None else self._tags[key][1]
+
+    def put(self, key: str, data: bytes, tag: str) -> None:
+        """Keep a file with its tag."""
+        self._tags[key], self.files[key] = (data, tag), data
 
 
 class Server(ThreadingHTTPServer):
@@ -112,9 +117,10 @@ class Handler(BaseHTTPRequestHandler):
         elif not key:
             self.answer_bucket(query, body)
         else:
+            tag = etag(body) if self.command == "PUT" else ""
             with bucket.lock:
                 is_part = self.command != "GET" and ("uploads" in query or "uploadId" in query)
-                answer = self.upload_answer(key, query, body) if is_part else self.file_answer(key, body)
+                answer = self.upload_answer(key, query, body, tag) if is_part else self.file_answer(key, body, tag)
             answer()  # others are served while it is on its way
 
     do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = handle_one
@@ -182,8 +188,8 @@ class Handler(BaseHTTPRequestHandler):
             f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{''.join(xml)}</ListBucketResult>"
         )
 
-    def file_answer(self, key: str, body: bytes) -> Callable[[], None]:
-        """Do what is asked of a file; return what answers."""
+    def file_answer(self, key: str, body: bytes, own: str) -> Callable[[], None]:
+        """Do what is asked of a file; return what answers. `own` is the tag of a `body` that is to be kept."""
         files, tag = self.bucket.files, self.bucket.tag(key)
         wanted, unwanted = self.headers.get("If-Match"), self.headers.get("If-None-Match")
         if tag is None and self.command in ("GET", "HEAD"):
@@ -192,16 +198,16 @@ class Handler(BaseHTTPRequestHandler):
             reading = self.command in ("GET", "HEAD")
             return partial(self.answer_error, 304 if reading and unwanted else 412, "PreconditionFailed")
         if self.command == "PUT":
-            files[key] = body
-            return partial(self.answer, 200, b"", tag=self.bucket.tag(key) or "")
+            self.bucket.put(key, body, own)
+            return partial(self.answer, 200, b"", tag=own)
         if self.command == "DELETE":
             files.pop(key, None)
             return partial(self.answer, 204, b"")
         assert tag is not None
         return partial(self.answer_range, files[key], tag)
 
-    def upload_answer(self, key: str, query: dict[str, str], body: bytes) -> Callable[[], None]:
-        """Do what is asked of a multipart upload; return what answers."""
+    def upload_answer(self, key: str, query: dict[str, str], body: bytes, own: str) -> Callable[[], None]:
+        """Do what is asked of a multipart upload; return what answers. `own` is the tag of a part, in `body`."""
         bucket = self.bucket
         if self.command == "POST" and "uploads" in query:
             bucket.num_uploads += 1
@@ -219,27 +225,30 @@ class Handler(BaseHTTPRequestHandler):
             number = int(query["partNumber"])
             if not 1 <= number <= 10_000:
                 return partial(self.answer_error, 400, "InvalidArgument")
-            parts[number] = body
-            return partial(self.answer, 200, b"", tag=etag(body))
+            parts[number] = body, own
+            return partial(self.answer, 200, b"", tag=own)
         if self.command == "DELETE":
             del bucket.uploads[name]
             return partial(self.answer, 204, b"")
         return self.completed(key, name, parts, body)
 
-    def completed(self, key: str, name: str, parts: dict[int, bytes], body: bytes) -> Callable[[], None]:
+    def completed(
+        self, key: str, name: str, parts: dict[int, tuple[bytes, str]], body: bytes
+    ) -> Callable[[], None]:
         """Make a file of the `parts` of upload `name` that `body` lists, if they are there and in order."""
         values = {tag: [node.text or "" for node in ElementTree.fromstring(body).iter() if node.tag.endswith(tag)]
                   for tag in ("PartNumber", "ETag")}  # fmt: skip
         numbers = list(map(int, values["PartNumber"]))
         if numbers != sorted(set(numbers)) or not numbers:
             return partial(self.answer_error, 400, "InvalidPartOrder")
-        if any(n not in parts or etag(parts[n]) != tag for n, tag in zip(numbers, values["ETag"], strict=True)):
+        if any(n not in parts or parts[n][1] != tag for n, tag in zip(numbers, values["ETag"], strict=True)):
             return partial(self.answer_error, 400, "InvalidPart")
-        if any(len(parts[n]) < LEAST_PART for n in numbers[:-1]):
+        if any(len(parts[n][0]) < LEAST_PART for n in numbers[:-1]):
             return partial(self.answer_error, 400, "EntityTooSmall")
-        data = self.bucket.files[key] = b"".join(parts[n] for n in numbers)
+        digests = b"".join(bytes.fromhex(parts[n][1].strip('"')) for n in numbers)
+        tag = f'"{etag(digests)[1:-1]}-{len(numbers)}"'
+        self.bucket.put(key, b"".join(parts[n][0] for n in numbers), tag)
         del self.bucket.uploads[name]
-        tag = f'"{etag(data)[1:-1]}-{len(numbers)}"'
         known = f"<Bucket>{self.bucket.name}</Bucket><Key>{escape(key)}</Key><ETag>{escape(tag)}</ETag>"
         return partial(
             self.answer, 200, f"<CompleteMultipartUploadResult>{known}</CompleteMultipartUploadResult>".encode()
