@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import bucket as server
@@ -11,22 +14,26 @@ import numpy as np
 import pytest
 from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 from inline import Inline, Stopped
-from slabs import slabs_of
+from slabs import slabs_of, source_of
 from volumes import noise, windowed
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
+from volpipe.inference import windows
 from volpipe.inference.plan import Plan
+from volpipe.inference.selection import Selection
 from volpipe.inference.windows import RollingBox
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs import worker
 from volpipe.volumes.file_states import known_files
 from volpipe.volumes.storage import growing
+from volpipe.volumes.storage.requests import over_in_turn
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
 
 SHAPE, PART = (96, 48, 48), 4096
+AT_ONCE = 4  # pieces of uint8 that are read at a time
 
 
 @pytest.fixture
@@ -135,6 +142,55 @@ def test_a_run_that_lost_its_lock_completes_no_shard(
     assert looks[-1] == 1
     assert bucket.uploads == {}
     assert output(bucket) == {}
+
+
+def test_pieces_of_the_next_slabs_are_asked_for_before_one_is_cut(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Box]()
+
+    def noted(works: Iterable[partial[str]], at_once: int) -> Generator[Future[str]]:
+        assert at_once == AT_ONCE
+        return over_in_turn((asked.append(work.args[0]) or work for work in works), at_once)
+
+    monkeypatch.setattr(windows, "over_in_turn", noted)
+    plan = plan_of(tmp_path / "out.zarr", tmp_path, *BARS)
+    source = source_of(plan)
+    slabs = [slab for block in range(3) for slab in Selection(plan).slabs(block)]
+    pieces = [slab.seen.along(0, slab.seen.start[0], slab.seen.start[0] + 32) for slab in slabs[::2]]
+    source.expect(range(3))
+    for number, slab in enumerate(slabs):
+        source.voxels(slab.numbers)
+        assert asked == pieces[: number // 2 + AT_ONCE]
+    assert asked == pieces
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("volpipe-in-turn")]
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+def test_pieces_that_were_asked_for_ahead_fail_with_their_own_block(bucket: Bucket, tmp_path: Path, layer: int) -> None:
+    plan = plan_of("s3://cells/out.zarr", tmp_path, *BARS)
+    assert execute(plan, Inline().start).missing == []
+    before, job = output(bucket), worker.Job(str(tmp_path / "out.zarr.run"), plan.identity)
+    bucket.fault = lambda method, path: "403" if f"in.zarr/raw/c/{layer}/0/1" in path else ""
+    record = worker.infer(job, range(3))
+    assert (record.done, [block for block, _ in record.failed]) == ((0, 2), [1])
+    assert bucket.uploads == {}
+    assert output(bucket) == before
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 0, 2), (2, 1)])
+@pytest.mark.parametrize("settings", [CROP, BARS], ids=["crop", "bars"])
+def test_slabs_are_those_that_are_asked_for_whatever_was_expected(
+    bucket: Bucket, tmp_path: Path, settings: tuple[str, ...], order: tuple[int, ...]
+) -> None:
+    plan = plan_of(tmp_path / "out.zarr", tmp_path, *settings)
+    source, reader = source_of(plan), plan.source.volume().open()
+    source.expect(range(3))
+    for block in order:
+        for slab in Selection(plan).slabs(block):
+            voxels = source.voxels(slab.numbers)
+            for number, place in zip(slab.numbers, voxels.places, strict=True):
+                assert np.array_equal(voxels.data[place], reader.read_mirrored(plan.lattice.window_box(number)))
 
 
 def boxes() -> list[Box]:

@@ -17,11 +17,11 @@ from volpipe.geometry.block_shape import Sizes
 from volpipe.geometry.grid import triple
 from volpipe.inference.output import shards_behind
 from volpipe.inference.plan import SUM_TYPE, Plan
-from volpipe.inference.windows import CACHE_BYTES, blocks_ahead
+from volpipe.inference.windows import CACHE_BYTES, FEWEST_PIECES, PIECE_VOXELS, blocks_ahead
 from volpipe.nets import facts
 from volpipe.nets.facts import NetSpeeds
 from volpipe.volumes.storage.growing import upload_bytes
-from volpipe.volumes.storage.requests import BYTES_AT_ONCE
+from volpipe.volumes.storage.requests import BYTES_AT_ONCE, num_at_once
 from volpipe.volumes.writer import shard_bytes
 
 WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, before any voxel (measured 2026-11)
@@ -124,11 +124,14 @@ def _moving_bytes(plan: Plan) -> int:
     """Return the bytes of a block's slabs on their way from and to a bucket.
 
     A block that is the last one along each axis finishes eight shards, if others add to them; else it has one, while
-    that of the block before is still on its way.
+    that of the block before is still on its way. Of the volume, the first pieces of the next slab are there, too.
     """
     shard = shard_bytes(plan.shard, plan.dtype)
     to = upload_bytes(shard, 8 if plan.num_sums else 2) if plan.is_in_bucket else 0
-    return to + (BYTES_AT_ONCE if "://" in plan.source.path else 0)
+    if "://" not in plan.source.path:
+        return to
+    piece = PIECE_VOXELS * plan.source.num_channels * np.dtype(plan.source.dtype).itemsize
+    return to + BYTES_AT_ONCE + num_at_once(piece, FEWEST_PIECES) * piece
 
 
 def _slab_bytes(plan: Plan) -> int:

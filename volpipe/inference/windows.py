@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,7 +29,7 @@ from volpipe.inference.plan import Plan
 from volpipe.volumes.file_states import hash_voxels, is_same, known_files, read_known
 from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.object_store import Remote, Stamp, latency
-from volpipe.volumes.storage.requests import in_turn, num_at_once
+from volpipe.volumes.storage.requests import in_turn, num_at_once, over_in_turn
 from volpipe.volumes.storage.tensorstore import num_threads
 from volpipe.volumes.volume import Reader, Volume
 
@@ -45,7 +45,7 @@ CACHE_BYTES = 64 * 2**20
 # Voxels along z that are read at a time where a block has several slabs: whole chunks, unless one is thicker.
 LEAST_LAYER, MOST_LAYER = 32, 128
 PIECE_VOXELS = 1 << 22  # that are read at a time, about: mirrored at a face they are copied twice
-FEWEST_PIECES = 2  # at a time from a disk, with as many threads: one is unpacked while another is put in its place
+FEWEST_PIECES = 2  # at a time, on a disk with as many threads: one comes or is unpacked while another is put in place
 
 Place = tuple[int | slice, ...]
 
@@ -80,28 +80,64 @@ class RollingBox:
         self._before = "" if reader.is_fetched else self._files.hash(self.whole, may_be_old=self._files.is_remote)
         self._is_changed = False
         self._hashes: list[str] = []
-        self._box, self._data = Box.from_shape((0, 0, 0)), np.empty((0, 0, 0, 0))
         depth, height, _ = reader.volume.spatial_chunks
         self._step = align_up(LEAST_LAYER, depth) if depth <= MOST_LAYER else 1
         row = self.whole.shape[2] * max(self._step, LEAST_LAYER)
         self._height = align_up(-(-PIECE_VOXELS // row), height)
+        self._with_chunks = [box.along(0, box.start[0], self._stop(box.stop[0])) for box in boxes]
+        self._arrays: dict[int, np.ndarray] = {}  # of the boxes that are being read, and of the last one
 
-    def read(self, index: int) -> np.ndarray:
-        """Return the voxels (c, z, y, x) of box `index`; boxes are asked for in ascending order."""
-        asked = self._boxes[index]
-        box = asked.along(0, asked.start[0], self._stop(asked.stop[0]))
-        shared = box & self._box
-        rest = box if shared.is_empty else box.along(0, shared.stop[0], box.stop[0])
+    @property
+    def at_once(self) -> int:
+        """How many pieces are to be read at a time."""
         volume = self._reader.volume
-        data = mapped((volume.num_channels, *box.shape), volume.dtype)
-        if not shared.is_empty:
-            data[:, : shared.shape[0]] = self._data[:, *shared.relative_to(self._box.start).slices]
-        at_once = num_at_once(PIECE_VOXELS * volume.dtype.itemsize, 1 if self._reader.is_fetched else FEWEST_PIECES)
-        if not self._reader.is_fetched:
-            at_once = min(at_once, num_threads())
-        self._hashes += in_turn((partial(self._read, piece, data, box) for piece in self._pieces(rest)), at_once)
-        self._box, self._data = box, data
-        return data[:, : asked.shape[0]]
+        at_once = num_at_once(PIECE_VOXELS * volume.num_channels * volume.dtype.itemsize, FEWEST_PIECES)
+        return at_once if self.is_fetched else min(num_threads(), at_once)
+
+    @property
+    def is_fetched(self) -> bool:
+        return self._reader.is_fetched
+
+    def works(self) -> Iterator[Callable[[], str]]:
+        """Yield what reads the pieces of all boxes, one after the other, for `read`."""
+        for index in range(len(self._boxes)):
+            yield from self._works(index, self._shared(index))
+
+    def read(self, index: int, pieces: Iterator[Future[str]] | None = None) -> np.ndarray:
+        """Return the voxels (c, z, y, x) of box `index`; boxes are asked for in ascending order.
+
+        Args:
+            index: number of the box.
+            pieces: those of `works`, of which the ones of this box come next; read here where none are given.
+        """
+        before = self._arrays.pop(index - 1, None)
+        shared = self._shared(index) if before is not None else Box.from_shape((0, 0, 0))
+        works = list(self._works(index, shared))
+        if before is not None and not shared.is_empty:
+            place = shared.relative_to(self._with_chunks[index - 1].start).slices
+            self._array(index)[:, : shared.shape[0]] = before[:, *place]
+        del before
+        if pieces is None:
+            self._hashes += in_turn(works, self.at_once)
+        else:
+            self._hashes += [next(pieces).result() for _ in works]
+        return self._array(index)[:, : self._boxes[index].shape[0]]
+
+    def _shared(self, index: int) -> Box:
+        """Return the part of box `index` that is read with the one before it."""
+        return self._with_chunks[index] & self._with_chunks[index - 1] if index else Box.from_shape((0, 0, 0))
+
+    def _works(self, index: int, shared: Box) -> Iterator[Callable[[], str]]:
+        """Yield what reads the pieces of box `index`, but for those that are in `shared`."""
+        box = self._with_chunks[index]
+        rest = box if shared.is_empty else box.along(0, shared.stop[0], box.stop[0])
+        return (partial(self._read, piece, self._array(index), box) for piece in self._pieces(rest))
+
+    def _array(self, index: int) -> np.ndarray:
+        volume, box = self._reader.volume, self._with_chunks[index]
+        if index not in self._arrays:
+            self._arrays[index] = mapped((volume.num_channels, *box.shape), volume.dtype)
+        return self._arrays[index]
 
     def _read(self, piece: Box, data: np.ndarray, box: Box) -> str:
         """Put the voxels of `piece` into `data`, those of `box`, note the stamps of fetched files; return a hash."""
@@ -234,7 +270,8 @@ class StreamedWindows(WindowSource):
 
     Where not all windows of a block are selected, `input_box` returns the box that the selected ones see together.
     Chunks in memory, also those of another `session`, are compared with their files.
-    Of a block that is computed in several slabs, which `slabs_of` returns, no more than two are in memory. Of others
+    Of a block that is computed in several slabs, which `slabs_of` returns, no more than two are in memory, and of a
+    remote volume as many pieces of the next one as are read at a time, also of the next block's first. Of other blocks
     the one being cut is, and those being read: one, or up to `most_ahead` where latency takes most of their time.
     """
 
@@ -246,7 +283,10 @@ class StreamedWindows(WindowSource):
     session: str = ""
     slabs_of: Callable[[int], Sequence[Slab]] | None = None
     most_ahead: int = 1
-    _rolling: tuple[int, int, RollingBox] | None = field(default=None, repr=False)  # block, next slab
+    _rolling: dict[int, RollingBox] = field(default_factory=dict, repr=False)  # by block
+    _next_slab: tuple[int, int] | None = field(default=None, repr=False)  # its block, and its number there
+    _pieces: Generator[Future[str]] | None = field(default=None, repr=False)  # of remote slabs, in order
+    _in_slabs: deque[int] = field(default_factory=deque, repr=False)  # expected blocks after the one being cut
     _blocks: OrderedDict[int, Future[tuple[Box, np.ndarray]]] = field(default_factory=OrderedDict, repr=False)
     _fingerprints: dict[int, str] = field(default_factory=dict, repr=False)
     _expected: deque[int] = field(default_factory=deque, repr=False)
@@ -273,7 +313,9 @@ class StreamedWindows(WindowSource):
 
     def expect(self, blocks: Sequence[int]) -> None:
         with self._lock:
-            self._expected.extend(block for block in blocks if not self.slabs(block))
+            for block in blocks:
+                (self._in_slabs if self.slabs(block) else self._expected).append(block)
+            self._next_slab = None
             self._read_ahead()
 
     def forget(self, block: int) -> None:
@@ -287,16 +329,40 @@ class StreamedWindows(WindowSource):
     def _slab(self, block: int, slabs: Sequence[Slab], number: int) -> tuple[Box, np.ndarray]:
         """Return the voxels (c, z, y, x) under the slab that begins with window `number`, and their box."""
         index = [slab.numbers[0] for slab in slabs].index(number)
-        if self._rolling is None or self._rolling[0] != block or self._rolling[1] > index:
-            self._rolling = None  # two blocks' voxels would be there
-            self._rolling = block, 0, RollingBox(self._open(), [slab.seen for slab in slabs])
-        rolling = self._rolling[2]
-        data = rolling.read(index)
-        self._rolling = block, index + 1, rolling
+        if self._next_slab != (block, index):
+            self._begin_slabs(block, may_read_ahead=index == 0)
+        self._next_slab = None  # where it cannot be read, the next attempt begins anew
+        rolling = self._rolling_box(block)
+        data = rolling.read(index, self._pieces)
+        self._next_slab = block, index + 1
         if index == len(slabs) - 1:
             self._note(block, rolling.fingerprint(), rolling.whole)
-            self._rolling = None
+            del self._rolling[block]
+            self._next_slab = (self._in_slabs.popleft(), 0) if self._in_slabs else None
+            if self._next_slab is None:
+                self._close_pieces()
         return slabs[index].seen, data
+
+    def _begin_slabs(self, block: int, *, may_read_ahead: bool) -> None:
+        """Read slabs of `block`, then of those that are expected after it; other blocks' voxels would be there, too."""
+        self._rolling.clear()
+        self._close_pieces()
+        while self._in_slabs and self._in_slabs.popleft() != block:
+            pass
+        rolling, blocks = self._rolling_box(block), (block, *self._in_slabs)
+        works = itertools.chain.from_iterable(self._rolling_box(number).works() for number in blocks)
+        if may_read_ahead and rolling.is_fetched:
+            self._pieces = over_in_turn(works, rolling.at_once)
+
+    def _close_pieces(self) -> None:
+        if self._pieces is not None:
+            self._pieces.close()
+        self._pieces = None
+
+    def _rolling_box(self, block: int) -> RollingBox:
+        if block not in self._rolling:
+            self._rolling[block] = RollingBox(self._open(), [slab.seen for slab in self.slabs(block)])
+        return self._rolling[block]
 
     def _open(self) -> Reader:
         cache_bytes = CACHE_BYTES if any(self.lattice.overlap) else 0

@@ -232,9 +232,7 @@ class Handler(BaseHTTPRequestHandler):
             return partial(self.answer, 204, b"")
         return self.completed(key, name, parts, body)
 
-    def completed(
-        self, key: str, name: str, parts: dict[int, tuple[bytes, str]], body: bytes
-    ) -> Callable[[], None]:
+    def completed(self, key: str, name: str, parts: dict[int, tuple[bytes, str]], body: bytes) -> Callable[[], None]:
         """Make a file of the `parts` of upload `name` that `body` lists, if they are there and in order."""
         values = {tag: [node.text or "" for node in ElementTree.fromstring(body).iter() if node.tag.endswith(tag)]
                   for tag in ("PartNumber", "ETag")}  # fmt: skip

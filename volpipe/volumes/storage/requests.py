@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from functools import lru_cache
@@ -100,7 +100,7 @@ def in_turn(works: Iterable[Callable[[], T]], at_once: int) -> list[T]:
     return [future.result() for future in over_in_turn(works, at_once)]
 
 
-def over_in_turn(works: Iterable[Callable[[], T]], at_once: int) -> Iterator[Future[T]]:
+def over_in_turn(works: Iterable[Callable[[], T]], at_once: int) -> Generator[Future[T]]:
     """Yield the future of each of `works`, in their order, once it is over.
 
     Up to `at_once` go on at a time, in threads where they are several; the next one is taken when there is room.
