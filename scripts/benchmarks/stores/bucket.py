@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks import inputs
-from benchmarks.row import Outcome, Row, Setting
+from benchmarks.row import Measure, Outcome, Row, Setting
 from benchmarks.session import DEFAULT_RECIPE, IDENTITY, ROOT, Session, environment, session
 from volpipe.blockwise.journal import read_records
 from volpipe.estimation.memory import memory_bytes
@@ -37,7 +37,7 @@ from volpipe.workflow.prepare import prepare
 
 NAME = "bench"
 SETTINGS = (*IDENTITY, "tensors.mode=streamed", "output.codec=raw")
-RATE, SLOW_RATE = 200e6, 12.5e6  # of the line in each direction, in bytes per second
+RATE = 200e6  # of the line in each direction, in bytes per second
 PLAIN_REQUESTS = 32  # at a time, of a plain program in each direction
 CHUNK = (64, 64, 64)
 
@@ -152,9 +152,9 @@ def _run(running: Session, location: str, folder: Path) -> tuple[float, float, f
     return blocks, seconds, max(usage.peak_bytes for usage in usages) / memory_bytes(plan, None)
 
 
-def measure(setting: Setting, repeats: int, rate: float = RATE) -> Iterator[Outcome]:
+def measure(setting: Setting, repeats: int, rate: float = RATE, side: int = 1024) -> Iterator[Outcome]:
     """Yield seconds of the blocks of a run by those of a plain program that moves as many bytes there, in turn."""
-    container = raw_volume(setting, 512 if setting.short else 1024)
+    container = raw_volume(setting, side // 2 if setting.short else side)
     with served(container, rate) as requests, session(setting) as running:
         location = f"s3://{NAME}/{container.name}/raw"
         source = open_volume(location).folder
@@ -174,10 +174,14 @@ def measure(setting: Setting, repeats: int, rate: float = RATE) -> Iterator[Outc
             yield Outcome(blocks / plain, sides | dict(counts))
 
 
-def measure_slow(setting: Setting, repeats: int) -> Iterator[Outcome]:
-    """Yield seconds of the blocks by those that the bytes need on a line that is slower than two busy processors."""
-    for outcome in measure(setting, repeats, SLOW_RATE):
-        yield Outcome(outcome.sides["blocks"] / outcome.sides["line"], outcome.sides)
+def by_line(rate: float, side: int) -> Measure:
+    """Return what yields seconds of the blocks by those that the bytes need on a line that the processors can fill."""
+
+    def measured(setting: Setting, repeats: int) -> Iterator[Outcome]:
+        for outcome in measure(setting, repeats, rate, side):
+            yield Outcome(outcome.sides["blocks"] / outcome.sides["line"], outcome.sides)
+
+    return measured
 
 
 ROWS = [
@@ -197,8 +201,16 @@ ROWS = [
         "blocks from bucket to bucket / the line's own time, 20 ms, 12.5 MB/s",
         1.25,
         1.11,
-        measure_slow,
+        by_line(12.5e6, 1024),
         why="as `s3`, on a line that the processors are faster than; the bytes of the volume by its rate, as reading "
         "and writing go on at once; the first block is not written meanwhile, and the last not read",
+    ),
+    Row(
+        "line-slabs",
+        "blocks in slabs from bucket to bucket / the line's own time, 20 ms, 50 MB/s",
+        1.25,
+        1.11,
+        by_line(50e6, 1344),
+        why="as `line`, 1344³, whose blocks are shards of 54 MB that are uploaded in parts while they are computed",
     ),
 ]
