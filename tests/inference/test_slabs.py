@@ -26,12 +26,13 @@ from volpipe.inference.output import create_output, write_voxels
 from volpipe.inference.plan import Plan
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
-from volpipe.inference.windows import RollingBox, read_fingerprint
+from volpipe.inference.windows import read_fingerprint
 from volpipe.runs import worker
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import recompute
 from volpipe.runs.worker import Job
 from volpipe.volumes.reader import Reader
+from volpipe.volumes.rolling_box import RollingBox
 from volpipe.volumes.storage.paths import partial_of
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume
 from volpipe.workflow.driver import execute

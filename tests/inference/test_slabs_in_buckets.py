@@ -14,18 +14,21 @@ import numpy as np
 import pytest
 from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 from inline import Inline, Stopped
-from slabs import slabs_of, source_of
+from slabs import NORMALISE, slabs_of, source_of
 from volumes import noise, windowed
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.inference import windows
+from volpipe.inference.infer import infer
+from volpipe.inference.output import create_output
 from volpipe.inference.plan import Plan
+from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
-from volpipe.inference.windows import RollingBox
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs import worker
 from volpipe.volumes.file_states import known_files
+from volpipe.volumes.rolling_box import RollingBox
 from volpipe.volumes.storage import growing
 from volpipe.volumes.storage.requests import over_in_turn
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
@@ -163,7 +166,21 @@ def test_pieces_of_the_next_slabs_are_asked_for_before_one_is_cut(
         source.voxels(slab.numbers)
         assert asked == pieces[: number // 2 + AT_ONCE]
     assert asked == pieces
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("volpipe-in-turn")]
+
+
+def test_nothing_is_read_ahead_any_more_where_a_run_ends_amid_a_block(bucket: Bucket, tmp_path: Path) -> None:
+    plan = plan_of("s3://cells/out.zarr", tmp_path, *BARS)
+    create_output(plan, {})
+    begun = infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), range(3))
+    assert next(begun)[0] == 0
+    assert readers()
+    begun.close()
+    assert not readers()
+
+
+def readers() -> list[str]:
+    """Return the threads that read pieces of slabs ahead."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("volpipe-in-turn")]
 
 
 @pytest.mark.parametrize("layer", [0, 3])

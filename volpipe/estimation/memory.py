@@ -17,9 +17,10 @@ from volpipe.geometry.block_shape import Sizes
 from volpipe.geometry.grid import triple
 from volpipe.inference.output import shards_behind
 from volpipe.inference.plan import SUM_TYPE, Plan
-from volpipe.inference.windows import CACHE_BYTES, FEWEST_PIECES, PIECE_VOXELS, blocks_ahead
+from volpipe.inference.windows import CACHE_BYTES, blocks_ahead
 from volpipe.nets import facts
 from volpipe.nets.facts import NetSpeeds
+from volpipe.volumes.rolling_box import FEWEST_PIECES, PIECE_VOXELS
 from volpipe.volumes.storage.growing import upload_bytes
 from volpipe.volumes.storage.requests import BYTES_AT_ONCE, num_at_once
 from volpipe.volumes.writer import shard_bytes

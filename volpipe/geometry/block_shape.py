@@ -32,7 +32,7 @@ USUAL_WORKERS = 16  # where nobody says how many there are
 LARGEST_VOXELS = 1 << 30  # of a block that is computed slab by slab, 4 s to 4 min of a GPU with a shipped net
 LARGEST_SLABS = 400 << 20  # bytes of a worker's slabs, two of the input and two of the output
 # Output voxels whose blocks stay small where shards go to a bucket, 1,290³: of 1024³, over 20 ms and 200 MB/s, 512
-# small ones took 11.1 to 13.8 s, 8 large ones 16.1 and 18.5 (2026-11-25).
+# small ones took 9.2 to 10.1 s, 64 large ones 10.0 to 10.9 (2026-11-27).
 SMALL_IN_BUCKET = 1 << 31
 MOST_PARTS, LONGEST = 12, 4096  # of a volume along an axis; output voxels of a block
 

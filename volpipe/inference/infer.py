@@ -9,6 +9,7 @@ of a block (block_sum), what becomes of it (reassemble), or the order of blocks 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,7 @@ def infer(
     runner.check()
     num_behind = selection.plan.blocks_behind + runner.bus.is_gpu  # one more, in the GPU's memory: it need not wait
     source.expect(blocks)
-    with BlockWriter(selection, tensors, source, before_write) as writer:
+    with closing(source), BlockWriter(selection, tensors, source, before_write) as writer:
         for block, outcome in block_sums(
             selection, normalise, runner, source, blocks,
             on_windows=on_windows, given_up=writer.failed, is_over=is_over,

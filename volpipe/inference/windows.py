@@ -6,9 +6,7 @@ Not here: torch (runner, dataset), or where windows lie (geometry.grid).
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -16,21 +14,19 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from volpipe.blockwise.malloc import mapped
 from volpipe.errors import VolumeError
-from volpipe.geometry.grid import Box, Lattice, Slab, align_up, unravel
+from volpipe.geometry.grid import Box, Lattice, Slab, unravel
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
-from volpipe.volumes.file_states import hash_voxels, is_same, known_files, read_known
-from volpipe.volumes.storage.fetched_array import noting_stamps
-from volpipe.volumes.storage.object_store import Remote, Stamp, latency
-from volpipe.volumes.storage.requests import in_turn, num_at_once, over_in_turn
-from volpipe.volumes.storage.tensorstore import num_threads
+from volpipe.volumes.file_states import is_same, read_known
+from volpipe.volumes.rolling_box import RollingBox
+from volpipe.volumes.storage.object_store import Remote, latency
+from volpipe.volumes.storage.requests import num_at_once, over_in_turn
 from volpipe.volumes.volume import Reader, Volume
 
 T = TypeVar("T")
@@ -42,10 +38,6 @@ LATENCIES, MOST_AHEAD = 4, 4
 # Decoded chunks that neighbouring blocks share. At 512³, windows of 64³ with half overlap, chunks of 64³, two workers
 # fetched a chunk 5.4 times without, 2.5 times with 32 MiB, 1.8 with 64 and 1.7 with 256 (measured 2026-11-21).
 CACHE_BYTES = 64 * 2**20
-# Voxels along z that are read at a time where a block has several slabs: whole chunks, unless one is thicker.
-LEAST_LAYER, MOST_LAYER = 32, 128
-PIECE_VOXELS = 1 << 22  # that are read at a time, about: mirrored at a face they are copied twice
-FEWEST_PIECES = 2  # at a time, on a disk with as many threads: one comes or is unpacked while another is put in place
 
 Place = tuple[int | slice, ...]
 
@@ -64,133 +56,11 @@ class Voxels:
     normalise: Affine | None = None
 
 
-class RollingBox:
-    """Boxes of a volume one after the other along z, which share voxels: each is read once, with all of its chunk.
-
-    Args:
-        reader: of the volume.
-        boxes: ascending along z, alike in y and x; they reach outside the volume at the faces, where it is mirrored.
-    """
-
-    def __init__(self, reader: Reader, boxes: Sequence[Box]) -> None:
-        self._reader, self._boxes, self._files = reader, boxes, known_files(reader.volume)
-        self.whole = boxes[0].along(0, boxes[0].start[0], boxes[-1].stop[0])
-        # Files that are fetched tell their states themselves.
-        self._stamps: dict[Remote, Stamp | None] | None = {} if reader.is_fetched else None
-        self._before = "" if reader.is_fetched else self._files.hash(self.whole, may_be_old=self._files.is_remote)
-        self._is_changed = False
-        self._hashes: list[str] = []
-        depth, height, _ = reader.volume.spatial_chunks
-        self._step = align_up(LEAST_LAYER, depth) if depth <= MOST_LAYER else 1
-        row = self.whole.shape[2] * max(self._step, LEAST_LAYER)
-        self._height = align_up(-(-PIECE_VOXELS // row), height)
-        self._with_chunks = [box.along(0, box.start[0], self._stop(box.stop[0])) for box in boxes]
-        self._arrays: dict[int, np.ndarray] = {}  # of the boxes that are being read, and of the last one
-
-    @property
-    def at_once(self) -> int:
-        """How many pieces are to be read at a time."""
-        volume = self._reader.volume
-        at_once = num_at_once(PIECE_VOXELS * volume.num_channels * volume.dtype.itemsize, FEWEST_PIECES)
-        return at_once if self.is_fetched else min(num_threads(), at_once)
-
-    @property
-    def is_fetched(self) -> bool:
-        return self._reader.is_fetched
-
-    def works(self) -> Iterator[Callable[[], str]]:
-        """Yield what reads the pieces of all boxes, one after the other, for `read`."""
-        for index in range(len(self._boxes)):
-            yield from self._works(index, self._shared(index))
-
-    def read(self, index: int, pieces: Iterator[Future[str]] | None = None) -> np.ndarray:
-        """Return the voxels (c, z, y, x) of box `index`; boxes are asked for in ascending order.
-
-        Args:
-            index: number of the box.
-            pieces: those of `works`, of which the ones of this box come next; read here where none are given.
-        """
-        before = self._arrays.pop(index - 1, None)
-        shared = self._shared(index) if before is not None else Box.from_shape((0, 0, 0))
-        works = list(self._works(index, shared))
-        if before is not None and not shared.is_empty:
-            place = shared.relative_to(self._with_chunks[index - 1].start).slices
-            self._array(index)[:, : shared.shape[0]] = before[:, *place]
-        del before
-        if pieces is None:
-            self._hashes += in_turn(works, self.at_once)
-        else:
-            self._hashes += [next(pieces).result() for _ in works]
-        return self._array(index)[:, : self._boxes[index].shape[0]]
-
-    def _shared(self, index: int) -> Box:
-        """Return the part of box `index` that is read with the one before it."""
-        return self._with_chunks[index] & self._with_chunks[index - 1] if index else Box.from_shape((0, 0, 0))
-
-    def _works(self, index: int, shared: Box) -> Iterator[Callable[[], str]]:
-        """Yield what reads the pieces of box `index`, but for those that are in `shared`."""
-        box = self._with_chunks[index]
-        rest = box if shared.is_empty else box.along(0, shared.stop[0], box.stop[0])
-        return (partial(self._read, piece, self._array(index), box) for piece in self._pieces(rest))
-
-    def _array(self, index: int) -> np.ndarray:
-        volume, box = self._reader.volume, self._with_chunks[index]
-        if index not in self._arrays:
-            self._arrays[index] = mapped((volume.num_channels, *box.shape), volume.dtype)
-        return self._arrays[index]
-
-    def _read(self, piece: Box, data: np.ndarray, box: Box) -> str:
-        """Put the voxels of `piece` into `data`, those of `box`, note the stamps of fetched files; return a hash."""
-        with noting_stamps() as stamps:
-            voxels = self._reader.read_mirrored(piece)
-        if self._stamps is not None:
-            before = [self._stamps.setdefault(file, stamp) for file, stamp in stamps.items()]
-            self._is_changed |= before != list(stamps.values())
-        data[:, *piece.relative_to(box.start).slices] = voxels
-        return hash_voxels(voxels)
-
-    def _stop(self, stop: int) -> int:
-        """Return where to read until, if all up to `stop` is needed: the end of its chunks."""
-        end = align_up(stop, self._step)
-        return min(end, self.whole.stop[0]) if end < self._reader.volume.spatial_shape[0] else self.whole.stop[0]
-
-    def _pieces(self, box: Box) -> Iterator[Box]:
-        """Yield `box` in pieces of whole chunks, layer by layer; what is mirrored belongs to the piece at the face."""
-        if not box.is_empty:
-            for top, bottom in self._cuts(0, box, self._step if self._step > 1 else sys.maxsize):
-                for left, right in self._cuts(1, box, self._height):
-                    yield box.along(0, top, bottom).along(1, left, right)
-
-    def _cuts(self, axis: int, box: Box, step: int) -> Iterator[tuple[int, int]]:
-        """Yield the parts of `box` along `axis` between multiples of `step` in the volume."""
-        first, last, size = box.start[axis], box.stop[axis], self._reader.volume.spatial_shape[axis]
-        inner = (place for place in range(align_up(first + 1, step), last, step) if 0 < place < size)
-        yield from itertools.pairwise([first, *inner, last])
-
-    def fingerprint(self) -> str:
-        """Return the fingerprint of all voxels that were read.
-
-        Raises:
-            VolumeError: their files changed meanwhile.
-        """
-        if self._stamps is None:
-            state = self._files.hash(self.whole)
-            self._is_changed = state != self._before
-        else:
-            state = self._files.hash_stamps(self.whole, self._stamps)
-        if self._is_changed:
-            raise VolumeError(
-                f"{self._reader.volume} changed while its voxels {self.whole} were read; let whoever writes it come to "
-                "an end, and give the same command again"
-            )
-        return f"{state}:{hashlib.blake2b(''.join(self._hashes).encode(), digest_size=8).hexdigest()}"
-
-
 def read_fingerprint(reader: Reader, slabs: Sequence[Slab], box: Box) -> str:
     """Return the fingerprint of the voxels in `box`, those of a block that is computed in `slabs`, if in any."""
     if not slabs:
         return read_known(reader, box)[1]
-    rolling = RollingBox(reader, [slab.seen for slab in slabs])
+    rolling = RollingBox(reader, [slab.seen for slab in slabs], mapped)
     for index in range(len(slabs)):
         rolling.read(index)
     return rolling.fingerprint()
@@ -234,6 +104,10 @@ class WindowSource(ABC):
     def forget(self, block: int) -> None:
         """Free the voxels of `block`, if they are kept."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Read no slab ahead any more."""
+
     def slabs(self, block: int) -> Sequence[Slab]:
         """Return the slabs in which `block` is computed; none where it is computed as a whole."""
         return ()
@@ -262,6 +136,9 @@ class StoredWindows(WindowSource):
 
     def forget(self, block: int) -> None:
         """Do nothing: no voxel is kept."""
+
+    def close(self) -> None:
+        """Do nothing: no slab is read ahead."""
 
 
 @dataclass
@@ -326,6 +203,12 @@ class StreamedWindows(WindowSource):
     def fingerprint(self, block: int) -> str:
         return self._fingerprints[block]
 
+    def close(self) -> None:
+        self._rolling.clear()
+        if self._pieces is not None:
+            self._pieces.close()
+        self._pieces = self._next_slab = None
+
     def _slab(self, block: int, slabs: Sequence[Slab], number: int) -> tuple[Box, np.ndarray]:
         """Return the voxels (c, z, y, x) under the slab that begins with window `number`, and their box."""
         index = [slab.numbers[0] for slab in slabs].index(number)
@@ -339,14 +222,11 @@ class StreamedWindows(WindowSource):
             self._note(block, rolling.fingerprint(), rolling.whole)
             del self._rolling[block]
             self._next_slab = (self._in_slabs.popleft(), 0) if self._in_slabs else None
-            if self._next_slab is None:
-                self._close_pieces()
         return slabs[index].seen, data
 
     def _begin_slabs(self, block: int, *, may_read_ahead: bool) -> None:
         """Read slabs of `block`, then of those that are expected after it; other blocks' voxels would be there, too."""
-        self._rolling.clear()
-        self._close_pieces()
+        self.close()
         while self._in_slabs and self._in_slabs.popleft() != block:
             pass
         rolling, blocks = self._rolling_box(block), (block, *self._in_slabs)
@@ -354,14 +234,9 @@ class StreamedWindows(WindowSource):
         if may_read_ahead and rolling.is_fetched:
             self._pieces = over_in_turn(works, rolling.at_once)
 
-    def _close_pieces(self) -> None:
-        if self._pieces is not None:
-            self._pieces.close()
-        self._pieces = None
-
     def _rolling_box(self, block: int) -> RollingBox:
         if block not in self._rolling:
-            self._rolling[block] = RollingBox(self._open(), [slab.seen for slab in self.slabs(block)])
+            self._rolling[block] = RollingBox(self._open(), [slab.seen for slab in self.slabs(block)], mapped)
         return self._rolling[block]
 
     def _open(self) -> Reader:
