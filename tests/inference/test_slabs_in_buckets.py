@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from volpipe.runs import worker
 from volpipe.volumes.file_states import known_files
 from volpipe.volumes.rolling_box import RollingBox
 from volpipe.volumes.storage import growing
-from volpipe.volumes.storage.requests import over_in_turn
+from volpipe.volumes.storage.requests import Turns
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
@@ -152,11 +151,11 @@ def test_pieces_of_the_next_slabs_are_asked_for_before_one_is_cut(
 ) -> None:
     asked = list[Box]()
 
-    def noted(works: Iterable[partial[str]], at_once: int) -> Generator[Future[str]]:
+    def noted(works: Iterable[partial[str]], at_once: int) -> Turns[str]:
         assert at_once == AT_ONCE
-        return over_in_turn((asked.append(work.args[0]) or work for work in works), at_once)
+        return Turns((asked.append(work.args[0]) or work for work in works), at_once)
 
-    monkeypatch.setattr(windows, "over_in_turn", noted)
+    monkeypatch.setattr(windows, "Turns", noted)
     plan = plan_of(tmp_path / "out.zarr", tmp_path, *BARS)
     source = source_of(plan)
     slabs = [slab for block in range(3) for slab in Selection(plan).slabs(block)]
@@ -166,6 +165,7 @@ def test_pieces_of_the_next_slabs_are_asked_for_before_one_is_cut(
         source.voxels(slab.numbers)
         assert asked == pieces[: number // 2 + AT_ONCE]
     assert asked == pieces
+    source.close()
 
 
 def test_nothing_is_read_ahead_any_more_where_a_run_ends_amid_a_block(bucket: Bucket, tmp_path: Path) -> None:
@@ -208,6 +208,7 @@ def test_slabs_are_those_that_are_asked_for_whatever_was_expected(
             voxels = source.voxels(slab.numbers)
             for number, place in zip(slab.numbers, voxels.places, strict=True):
                 assert np.array_equal(voxels.data[place], reader.read_mirrored(plan.lattice.window_box(number)))
+    source.close()
 
 
 def boxes() -> list[Box]:

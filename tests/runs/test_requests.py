@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import time
@@ -17,6 +18,7 @@ from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 from inline import Inline
 from volumes import noise, windowed
 
+from volpipe.errors import VolumeError
 from volpipe.estimation.memory import array_bytes
 from volpipe.geometry.grid import Box
 from volpipe.inference import windows
@@ -26,7 +28,7 @@ from volpipe.runs import worker
 from volpipe.runs.worker import Job
 from volpipe.volumes.storage import object_store, paths
 from volpipe.volumes.storage.fetched_array import ChunkCache
-from volpipe.volumes.storage.requests import in_turn
+from volpipe.volumes.storage.requests import Turns, in_turn
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
@@ -295,3 +297,33 @@ def test_works_in_turn_keep_their_order_and_no_more_are_taken_than_run(at_once: 
 
     assert in_turn(works(), at_once) == list(range(20))
     assert 1 <= most <= at_once
+
+
+def test_an_error_comes_once_works_that_were_begun_have_ended() -> None:
+    may_end, ended = threading.Event(), list[int]()
+
+    def work(number: int) -> None:
+        if number == 0:
+            may_end.set()
+            raise VolumeError("no")
+        may_end.wait(60)
+        time.sleep(0.05)
+        ended.append(number)
+
+    with pytest.raises(VolumeError):
+        in_turn((partial(work, number) for number in range(9)), 3)
+    assert sorted(ended) == [1, 2]
+
+
+def test_garbage_waits_for_no_work() -> None:
+    """Whoever collects it may be who the work waits for."""
+    may_end = threading.Event()
+    turns = Turns([lambda: True, lambda: may_end.wait(60)], 2)
+    assert next(turns).result()
+    knot = [turns]
+    knot.append(knot)  # type: ignore[arg-type]
+    del turns, knot
+    started = time.monotonic()
+    gc.collect()
+    may_end.set()
+    assert time.monotonic() - started < 30

@@ -204,7 +204,11 @@ def attend(answers: socket.socket) -> Request:
         text += answers.recv(1 << 20)
     request = Request(*json.loads(text))
     asker = struct.unpack("3i", answers.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
-    if request.script and not (can_fork(request) and confines(asker) == confines(os.getpid())):
+    try:
+        is_alike = not request.script or (can_fork(request) and confines(asker) == confines(os.getpid()))
+    except (FileNotFoundError, ProcessLookupError):  # the script has been killed meanwhile
+        os._exit(0)
+    if not is_alike:
         answers.sendall(b"anew\n")
         os._exit(0)
     leads, write_end = os.pipe()

@@ -6,6 +6,7 @@ Not here: the work on a unit (worker, segmentation).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -18,7 +19,7 @@ from volpipe.blockwise.usage import is_alone, measured
 from volpipe.errors import ChunkError, LockLost, NetError
 from volpipe.syntax import traceback_of
 from volpipe.volumes.node_cache import take_warnings
-from volpipe.volumes.storage.requests import over_in_turn, take_notes
+from volpipe.volumes.storage.requests import Turns, take_notes
 
 FATAL = (LockLost, NetError)  # of a worker that may do nothing more of its work, whatever the unit
 Outcomes = Iterator[tuple[int, Exception | None]]
@@ -124,13 +125,14 @@ def work_behind(
 
     def outcomes() -> Outcomes:
         second_parts = map(second_part, takewhile(lambda unit: not beater.is_dismissed, units))
-        for unit, future in zip(units, over_in_turn(second_parts, making.at_once), strict=False):
-            error = future.exception()
-            if error is None:
-                results.append(future.result())
-            elif not isinstance(error, Exception):
-                raise error
-            yield unit, error
+        with closing(Turns(second_parts, making.at_once)) as turns:
+            for unit, future in zip(units, turns, strict=False):
+                error = future.exception()
+                if error is None:
+                    results.append(future.result())
+                elif not isinstance(error, Exception):
+                    raise error
+                yield unit, error
 
     return work(stage, units, outcomes(), lambda: joined(results), beater)
 

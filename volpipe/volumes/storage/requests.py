@@ -12,11 +12,12 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import closing
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
     from volpipe.geometry.grid import Box, Grid  # commands that read no array need no numpy
@@ -92,29 +93,44 @@ def each(works: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def in_turn(works: Iterable[Callable[[], T]], at_once: int) -> list[T]:
-    """Return what `works` give; see `over_in_turn`.
+    """Return what `works` give; see `Turns`.
 
     Raises:
         Exception: the first error, once those that were begun have ended.
     """
-    return [future.result() for future in over_in_turn(works, at_once)]
+    with closing(Turns(works, at_once)) as turns:
+        return [future.result() for future in turns]
 
 
-def over_in_turn(works: Iterable[Callable[[], T]], at_once: int) -> Generator[Future[T]]:
-    """Yield the future of each of `works`, in their order, once it is over.
+class Turns(Generic[T]):
+    """The futures of `works`, in their order, each once it is over.
 
-    Up to `at_once` go on at a time, in threads where they are several; the next one is taken when there is room.
+    Up to `at_once` go on at a time, in threads where they are several; the next one is taken when there is room. If it
+    is neither followed to the end nor closed, nobody waits for those under way. A generator would wait for them where
+    garbage is collected, also where they wait for whoever collects it.
     """
-    waiting = deque[Future[T]]()
-    with ThreadPoolExecutor(at_once, "volpipe-in-turn") if at_once > 1 else nullcontext() as pool:
-        for work in works:
-            waiting.append(_done(work) if pool is None else pool.submit(work))
-            if len(waiting) == at_once:
-                wait([waiting[0]])
-                yield waiting.popleft()
-        while waiting:
-            wait([waiting[0]])
-            yield waiting.popleft()
+
+    def __init__(self, works: Iterable[Callable[[], T]], at_once: int) -> None:
+        self._works, self._at_once, self._begun = iter(works), at_once, deque[Future[T]]()
+        self._pool = ThreadPoolExecutor(at_once, "volpipe-in-turn") if at_once > 1 else None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Future[T]:
+        for work in islice(self._works, self._at_once - len(self._begun)):
+            self._begun.append(_done(work) if self._pool is None else self._pool.submit(work))
+        if not self._begun:
+            self.close()
+            raise StopIteration
+        wait([self._begun[0]])
+        return self._begun.popleft()
+
+    def close(self) -> None:
+        """Wait for those that were begun, and begin no other."""
+        self._works = iter(())
+        if self._pool is not None:
+            self._pool.shutdown()
 
 
 def _done(work: Callable[[], T]) -> Future[T]:
