@@ -273,14 +273,14 @@ def run_job(
         cluster: where its pods run, one after the other.
         job: its manifest.
         seconds: that it may take.
-        on_pod: told of each pod that is created.
+        on_pod: told of each pod before it is created.
     """
     num_failed, until = 0, time.monotonic() + seconds
     for number in range(100):
         pod, name = copy.deepcopy(job["spec"]["template"]), f"{job['metadata']['name']}-{number:05}"
         pod["metadata"]["name"] = name
-        cluster.create("lab", pod)
         on_pod(name)
+        cluster.create("lab", pod)
         while (ending := cluster.ending(name)) is None:
             assert time.monotonic() < until, f"pod {name} of the job has not ended after {seconds} s"
             time.sleep(0.05)
