@@ -29,7 +29,7 @@ from volpipe.runs import worker
 from volpipe.volumes.file_states import known_files
 from volpipe.volumes.rolling_box import RollingBox
 from volpipe.volumes.storage import growing
-from volpipe.volumes.storage.requests import Turns
+from volpipe.volumes.storage.requests import InTurn
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
@@ -151,11 +151,11 @@ def test_pieces_of_the_next_slabs_are_asked_for_before_one_is_cut(
 ) -> None:
     asked = list[Box]()
 
-    def noted(works: Iterable[partial[str]], at_once: int) -> Turns[str]:
+    def noted(works: Iterable[partial[str]], at_once: int) -> InTurn[str]:
         assert at_once == AT_ONCE
-        return Turns((asked.append(work.args[0]) or work for work in works), at_once)
+        return InTurn((asked.append(work.args[0]) or work for work in works), at_once)
 
-    monkeypatch.setattr(windows, "Turns", noted)
+    monkeypatch.setattr(windows, "InTurn", noted)
     plan = plan_of(tmp_path / "out.zarr", tmp_path, *BARS)
     source = source_of(plan)
     slabs = [slab for block in range(3) for slab in Selection(plan).slabs(block)]

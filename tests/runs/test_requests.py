@@ -28,7 +28,7 @@ from volpipe.runs import worker
 from volpipe.runs.worker import Job
 from volpipe.volumes.storage import object_store, paths
 from volpipe.volumes.storage.fetched_array import ChunkCache
-from volpipe.volumes.storage.requests import Turns, in_turn
+from volpipe.volumes.storage.requests import InTurn, in_turn
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
@@ -318,7 +318,7 @@ def test_an_error_comes_once_works_that_were_begun_have_ended() -> None:
 def test_garbage_waits_for_no_work() -> None:
     """Whoever collects it may be who the work waits for."""
     may_end = threading.Event()
-    turns = Turns([lambda: True, lambda: may_end.wait(60)], 2)
+    turns = InTurn([lambda: True, lambda: may_end.wait(60)], 2)
     assert next(turns).result()
     knot = [turns]
     knot.append(knot)  # type: ignore[arg-type]

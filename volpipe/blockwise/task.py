@@ -19,7 +19,7 @@ from volpipe.blockwise.usage import is_alone, measured
 from volpipe.errors import ChunkError, LockLost, NetError
 from volpipe.syntax import traceback_of
 from volpipe.volumes.node_cache import take_warnings
-from volpipe.volumes.storage.requests import Turns, take_notes
+from volpipe.volumes.storage.requests import InTurn, take_notes
 
 FATAL = (LockLost, NetError)  # of a worker that may do nothing more of its work, whatever the unit
 Outcomes = Iterator[tuple[int, Exception | None]]
@@ -125,7 +125,7 @@ def work_behind(
 
     def outcomes() -> Outcomes:
         second_parts = map(second_part, takewhile(lambda unit: not beater.is_dismissed, units))
-        with closing(Turns(second_parts, making.at_once)) as turns:
+        with closing(InTurn(second_parts, making.at_once)) as turns:
             for unit, future in zip(units, turns, strict=False):
                 error = future.exception()
                 if error is None:

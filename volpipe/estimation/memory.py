@@ -20,9 +20,9 @@ from volpipe.inference.plan import SUM_TYPE, Plan
 from volpipe.inference.windows import CACHE_BYTES, blocks_ahead
 from volpipe.nets import facts
 from volpipe.nets.facts import NetSpeeds
-from volpipe.volumes.rolling_box import FEWEST_PIECES, PIECE_VOXELS
+from volpipe.volumes.rolling_box import PIECE_VOXELS, pieces_at_once
 from volpipe.volumes.storage.growing import upload_bytes
-from volpipe.volumes.storage.requests import BYTES_AT_ONCE, num_at_once
+from volpipe.volumes.storage.requests import BYTES_AT_ONCE
 from volpipe.volumes.writer import shard_bytes
 
 WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, before any voxel (measured 2026-11)
@@ -131,8 +131,8 @@ def _moving_bytes(plan: Plan) -> int:
     to = upload_bytes(shard, 8 if plan.num_sums else 2) if plan.is_in_bucket else 0
     if "://" not in plan.source.path:
         return to
-    piece = PIECE_VOXELS * plan.source.num_channels * np.dtype(plan.source.dtype).itemsize
-    return to + BYTES_AT_ONCE + num_at_once(piece, FEWEST_PIECES) * piece
+    voxel_bytes = plan.source.num_channels * np.dtype(plan.source.dtype).itemsize
+    return to + BYTES_AT_ONCE + pieces_at_once(voxel_bytes) * PIECE_VOXELS * voxel_bytes
 
 
 def _slab_bytes(plan: Plan) -> int:

@@ -30,7 +30,7 @@ from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import grow_array, locate
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location, reading_once
-from volpipe.volumes.storage.requests import Turns, boxes_at_once, num_at_once
+from volpipe.volumes.storage.requests import InTurn, boxes_at_once, num_at_once
 from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
 from volpipe.volumes.writer import ShardStream
 
@@ -331,5 +331,5 @@ def read_each(plan: OutputPlan, level: int, boxes: Sequence[Box]) -> Iterator[np
     chunks, voxel_bytes = Grid(plan.level_shape(level), plan.chunk), plan.num_channels * plan.dtype.itemsize
     most = REMOTE_READERS if plan.is_in_bucket else READERS
     works = (partial(read_voxels, plan, level, box) for box in boxes)
-    for future in Turns(works, min(most, boxes_at_once(boxes, chunks, voxel_bytes))):
+    for future in InTurn(works, min(most, boxes_at_once(boxes, chunks, voxel_bytes))):
         yield future.result()

@@ -26,7 +26,7 @@ from volpipe.inference.plan import Plan
 from volpipe.volumes.file_states import is_same, read_known
 from volpipe.volumes.rolling_box import RollingBox
 from volpipe.volumes.storage.object_store import Remote, latency
-from volpipe.volumes.storage.requests import Turns, num_at_once
+from volpipe.volumes.storage.requests import InTurn, num_at_once
 from volpipe.volumes.volume import Reader, Volume
 
 T = TypeVar("T")
@@ -162,7 +162,7 @@ class StreamedWindows(WindowSource):
     most_ahead: int = 1
     _rolling: dict[int, RollingBox] = field(default_factory=dict, repr=False)  # by block
     _next_slab: tuple[int, int] | None = field(default=None, repr=False)  # its block, and its number there
-    _pieces: Turns[str] | None = field(default=None, repr=False)  # of remote slabs, in order
+    _pieces: InTurn[str] | None = field(default=None, repr=False)  # of remote slabs, in order
     _in_slabs: deque[int] = field(default_factory=deque, repr=False)  # expected blocks after the one being cut
     _blocks: OrderedDict[int, Future[tuple[Box, np.ndarray]]] = field(default_factory=OrderedDict, repr=False)
     _fingerprints: dict[int, str] = field(default_factory=dict, repr=False)
@@ -232,7 +232,7 @@ class StreamedWindows(WindowSource):
         rolling, blocks = self._rolling_box(block), (block, *self._in_slabs)
         works = itertools.chain.from_iterable(self._rolling_box(number).works() for number in blocks)
         if may_read_ahead and rolling.is_fetched:
-            self._pieces = Turns(works, rolling.at_once)
+            self._pieces = InTurn(works, rolling.at_once)
 
     def _rolling_box(self, block: int) -> RollingBox:
         if block not in self._rolling:

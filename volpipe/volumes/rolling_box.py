@@ -29,6 +29,11 @@ PIECE_VOXELS = 1 << 22  # that are read at a time, about: mirrored at a face the
 FEWEST_PIECES = 2  # at a time, on a disk with as many threads: one comes or is unpacked while another is put in place
 
 
+def pieces_at_once(voxel_bytes: int) -> int:
+    """Return how many pieces of a volume are read at a time, whose voxels have so many bytes, all channels."""
+    return num_at_once(PIECE_VOXELS * voxel_bytes, FEWEST_PIECES)
+
+
 class RollingBox:
     """Boxes of a volume one after the other along z, which share voxels: each is read once, with all of its chunk.
 
@@ -57,7 +62,7 @@ class RollingBox:
     def at_once(self) -> int:
         """How many pieces are to be read at a time."""
         volume = self._reader.volume
-        at_once = num_at_once(PIECE_VOXELS * volume.num_channels * volume.dtype.itemsize, FEWEST_PIECES)
+        at_once = pieces_at_once(volume.num_channels * volume.dtype.itemsize)
         return at_once if self.is_fetched else min(num_threads(), at_once)
 
     @property
@@ -76,13 +81,13 @@ class RollingBox:
             index: number of the box.
             pieces: those of `works`, of which the ones of this box come next; read here where none are given.
         """
-        before = self._arrays.pop(index - 1, None)
-        shared = self._shared(index) if before is not None else Box.from_shape((0, 0, 0))
+        last = self._arrays.pop(index - 1, None)
+        shared = self._shared(index) if last is not None else Box.from_shape((0, 0, 0))
         works = list(self._works(index, shared))
-        if before is not None and not shared.is_empty:
+        if last is not None and not shared.is_empty:
             place = shared.relative_to(self._with_chunks[index - 1].start).slices
-            self._array(index)[:, : shared.shape[0]] = before[:, *place]
-        del before
+            self._array(index)[:, : shared.shape[0]] = last[:, *place]
+        del last
         if pieces is None:
             self._hashes += in_turn(works, self.at_once)
         else:

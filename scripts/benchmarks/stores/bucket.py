@@ -89,9 +89,9 @@ def _serve(folder: Path, there: Connection) -> None:
     vars(server)["PAGE"] = 1000  # keys, as S3 lists them
     with server.serving(NAME) as bucket:
         files = (file for file in folder.rglob("*") if file.is_file())
-        for file in files:  # the tags of real servers are there before anybody reads
-            content = file.read_bytes()
-            bucket.put(f"{folder.name}/{file.relative_to(folder)}", content, server.etag(content))
+        bucket.files |= {f"{folder.name}/{file.relative_to(folder)}": file.read_bytes() for file in files}
+        for key in bucket.files:
+            bucket.tag(key)  # as those of a real server are there before anybody reads
         keys = {"AWS_ACCESS_KEY_ID": server.ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": server.SECRET_KEY}
         there.send({"AWS_ENDPOINT_URL": bucket.url, "AWS_REGION": "eu-west-1", **keys})
         while there.recv():

@@ -117,10 +117,12 @@ class Handler(BaseHTTPRequestHandler):
         elif not key:
             self.answer_bucket(query, body)
         else:
-            tag = etag(body) if self.command == "PUT" else ""
+            body_tag = etag(body) if self.command == "PUT" else ""  # while others are served
             with bucket.lock:
                 is_part = self.command != "GET" and ("uploads" in query or "uploadId" in query)
-                answer = self.upload_answer(key, query, body, tag) if is_part else self.file_answer(key, body, tag)
+                answer = (
+                    self.upload_answer(key, query, body, body_tag) if is_part else self.file_answer(key, body, body_tag)
+                )
             answer()  # others are served while it is on its way
 
     do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = handle_one
@@ -188,8 +190,8 @@ class Handler(BaseHTTPRequestHandler):
             f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{''.join(xml)}</ListBucketResult>"
         )
 
-    def file_answer(self, key: str, body: bytes, own: str) -> Callable[[], None]:
-        """Do what is asked of a file; return what answers. `own` is the tag of a `body` that is to be kept."""
+    def file_answer(self, key: str, body: bytes, body_tag: str) -> Callable[[], None]:
+        """Do what is asked of a file; return what answers. `body_tag` is the tag of a `body` that is to be kept."""
         files, tag = self.bucket.files, self.bucket.tag(key)
         wanted, unwanted = self.headers.get("If-Match"), self.headers.get("If-None-Match")
         if tag is None and self.command in ("GET", "HEAD"):
@@ -198,16 +200,16 @@ class Handler(BaseHTTPRequestHandler):
             reading = self.command in ("GET", "HEAD")
             return partial(self.answer_error, 304 if reading and unwanted else 412, "PreconditionFailed")
         if self.command == "PUT":
-            self.bucket.put(key, body, own)
-            return partial(self.answer, 200, b"", tag=own)
+            self.bucket.put(key, body, body_tag)
+            return partial(self.answer, 200, b"", tag=body_tag)
         if self.command == "DELETE":
             files.pop(key, None)
             return partial(self.answer, 204, b"")
         assert tag is not None
         return partial(self.answer_range, files[key], tag)
 
-    def upload_answer(self, key: str, query: dict[str, str], body: bytes, own: str) -> Callable[[], None]:
-        """Do what is asked of a multipart upload; return what answers. `own` is the tag of a part, in `body`."""
+    def upload_answer(self, key: str, query: dict[str, str], body: bytes, body_tag: str) -> Callable[[], None]:
+        """Do what is asked of a multipart upload; return what answers. `body_tag` is the tag of a part, in `body`."""
         bucket = self.bucket
         if self.command == "POST" and "uploads" in query:
             bucket.num_uploads += 1
@@ -225,8 +227,8 @@ class Handler(BaseHTTPRequestHandler):
             number = int(query["partNumber"])
             if not 1 <= number <= 10_000:
                 return partial(self.answer_error, 400, "InvalidArgument")
-            parts[number] = body, own
-            return partial(self.answer, 200, b"", tag=own)
+            parts[number] = body, body_tag
+            return partial(self.answer, 200, b"", tag=body_tag)
         if self.command == "DELETE":
             del bucket.uploads[name]
             return partial(self.answer, 204, b"")

@@ -93,16 +93,16 @@ def each(works: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def in_turn(works: Iterable[Callable[[], T]], at_once: int) -> list[T]:
-    """Return what `works` give; see `Turns`.
+    """Return what `works` give; see `InTurn`.
 
     Raises:
         Exception: the first error, once those that were begun have ended.
     """
-    with closing(Turns(works, at_once)) as turns:
+    with closing(InTurn(works, at_once)) as turns:
         return [future.result() for future in turns]
 
 
-class Turns(Generic[T]):
+class InTurn(Generic[T]):
     """The futures of `works`, in their order, each once it is over.
 
     Up to `at_once` go on at a time, in threads where they are several; the next one is taken when there is room. If it
