@@ -24,9 +24,10 @@ ALONE = ("local", "local_gpu", "threads")  # sites that compute where the driver
 
 def command_options(context: typer.Context, command: Sequence[str]) -> dict[str, Any]:  # Any: values of options
     """Return the options of `command`, such as run …; what it refuses itself is refused."""
-    root = context.find_root().command
-    assert isinstance(root, TyperGroup)
-    return root.commands[command[0]].make_context(f"volpipe {command[0]}", list(command[1:])).params
+    root = context.find_root()
+    assert isinstance(root.command, TyperGroup)
+    # with the root as its parent: a command keeps the help options of its first context, -h is a setting of the root
+    return root.command.commands[command[0]].make_context(command[0], list(command[1:]), root).params
 
 
 def check_command(name: str, given: Mapping[str, Any], folder: Path) -> None:  # Any: values of options

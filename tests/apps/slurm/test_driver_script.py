@@ -12,6 +12,7 @@ from volumes import noise, write_volume
 
 from volpipe.apps.slurm.driver_script import DriverJob, driver_script
 from volpipe.apps.slurm.provider import STATE_OF, SlurmJobs
+from volpipe.cli import app
 
 ODD = ["--set", "net.options={a='it''s'}", "-o", "x y.zarr", "$HOME/*.n5"]
 
@@ -57,6 +58,18 @@ def test_what_a_run_would_refuse_is_refused_when_the_script_is_made(
     assert "VOLUME" in give("slurm", "script", "--fresh").err.upper()
     ended = give("slurm", "script", "--time", "1h", "in.n5")
     assert ended.err == "volpipe: --time '1h': write HH:MM:SS or D-HH:MM:SS, such as 12:00:00 or 2-00:00:00\n"
+
+
+def test_a_command_that_a_script_gives_keeps_its_own_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its options were read without the settings of all commands, and it kept what it was read with: no -h."""
+    write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
+    app._commands.cache_clear()
+    give = giver(tmp_path, monkeypatch, capsys)
+    assert give("slurm", "script", "--config", "slurm_htex", "in.n5").code == 0
+    assert "-h, --help" in give("run", "-h").out
+    assert "Try 'volpipe run -h' for help." in give("slurm", "script", "--fesh", "in.n5").err
 
 
 def test_the_account_of_the_site_is_that_of_the_driver(
