@@ -39,8 +39,9 @@ SIGN = Sign("node1", 12, HERE, 1e9, 0.5, 98.5, 1 << 30, 87.0, 1 << 33, (TASK,))
 
 
 @pytest.fixture
-def others() -> set[threading.Thread]:
-    """Those that speak before the test: of another test's run they may notice half a minute later that it has ended."""
+def others(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
+    """Threads of other tests' runs, which may notice half a minute later that these ended; the test has its own."""
+    monkeypatch.setattr(heartbeat, "_worker", heartbeat._Worker())
     return speaking()
 
 
@@ -71,7 +72,6 @@ def test_a_sign_that_is_half_written_is_none(cut: int, with_old: bool) -> None:
 def test_a_task_says_what_it_does_where_somebody_listens_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: set[threading.Thread]
 ) -> None:
-    monkeypatch.setattr(heartbeat, "_worker", heartbeat._Worker())
     monkeypatch.setattr(heartbeat, "SECONDS", 0.02)
     monkeypatch.setattr(heartbeat, "sample_gpu", lambda: GpuSample(87.0, 5))
     seen: list[Sign] = []
@@ -96,10 +96,8 @@ def test_a_task_says_what_it_does_where_somebody_listens_and_leaves_nothing(
 
 
 def test_nothing_is_written_and_no_thread_begun_where_nobody_listens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: set[threading.Thread]
+    tmp_path: Path, others: set[threading.Thread]
 ) -> None:
-    monkeypatch.setattr(heartbeat, "_worker", heartbeat._Worker())
-
     def never() -> int:
         raise AssertionError("windows are counted where nobody listens")
 

@@ -26,7 +26,7 @@ def command_options(context: typer.Context, command: Sequence[str]) -> dict[str,
     """Return the options of `command`, such as run …; what it refuses itself is refused."""
     root = context.find_root()
     assert isinstance(root.command, TyperGroup)
-    # with the root as its parent: a command keeps the help options of its first context, -h is a setting of the root
+    # The root is the parent, whose setting -h is: a command keeps the help options of the first context that it gets.
     return root.command.commands[command[0]].make_context(command[0], list(command[1:]), root).params
 
 
