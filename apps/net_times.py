@@ -1,11 +1,12 @@
-"""Windows of a net, timed on one GPU worker of a site, which is started for that and stopped again.
+"""Windows of a net, timed on one GPU worker of a site, which is started for that and stopped again, or on a core here.
 
-Not here: the timing (volpipe.estimation.gpu_times), or what plans make of it (volpipe.estimation.window_choice).
+Not here: the timing (volpipe.estimation.gpu_times, net_speeds), or what plans make of it (window_choice, there too).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
@@ -14,47 +15,60 @@ from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.executors.base import ParslExecutor
 
-from volpipe.apps.capacity import asked_of, executors_for_nets, is_local
+from volpipe.apps.capacity import asked_of, executors_for_nets, has_gpu, is_local
 from volpipe.apps.pool import start_pool
 from volpipe.apps.site_check import LOOK_SECONDS, WAIT_SECONDS, limit, place_in, trouble_of, why_late
 from volpipe.blockwise.failures import message_of
 from volpipe.errors import NetError, SiteError
 from volpipe.estimation.gpu_times import GpuTimes, check_can_keep, keep_times
-from volpipe.nets.facts import NetFacts
+from volpipe.estimation.net_speeds import processor, thorough_speeds
+from volpipe.nets.cache import keep_speeds
+from volpipe.nets.facts import NetFacts, NetSpeeds
 from volpipe.recipes.inference import Recipe
 from volpipe.sites.find import try_site
 from volpipe.sites.gpus import remember_gpu
+from volpipe.units import size
 
 ELSEWHERE = "give the command in a folder that you and the workers can write"
+UNKEPT = "the times cannot be kept: your cache cannot be written; set XDG_CACHE_HOME to a folder of yours"
 
 
 def check_site(site: str) -> None:
-    """Refuse a site on whose GPUs no net can be timed; it takes no time, and starts nothing.
+    """Refuse a site on whose workers no net can be timed; it takes no time, and starts nothing.
 
     Raises:
-        SiteError: no such site, or one that has no GPUs or those of this machine.
+        SiteError: no such site, or one that has no GPUs, but on this machine, or whose GPUs are of this machine.
         RunError: nothing can be written in this folder.
     """
     with place_in(Path.cwd(), ELSEWHERE) as place:
-        _executor_with_gpus(site, try_site(site, place))
+        chosen = executors_for_nets(try_site(site, place).executors)
+        if not _are_cores_here(chosen):
+            _executor_with_gpus(site, chosen)
 
 
-def time_at_site(site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: float = WAIT_SECONDS) -> GpuTimes:
-    """Return what windows of the net of `recipe` cost on a GPU of `site`; plans for the site choose by it from now on.
+def time_at_site(
+    site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: float = WAIT_SECONDS
+) -> tuple[NetSpeeds, str]:
+    """Return what windows of the net of `recipe` cost a worker of `site`, and on what it computes, in words.
+
+    Plans for the site choose by it from now on.
 
     Args:
         facts: of the net.
-        wait_seconds: for a worker to start, and to answer.
+        wait_seconds: for a worker of a cluster to start, and to answer.
 
     Raises:
-        SiteError: no such site, one that has no GPUs or those of this machine, or whose worker does not start in time.
+        SiteError: as `check_site`, a worker that does not start in time, or a cache that cannot be written.
         NetError: the worker sees no GPU, or the net cannot be timed there, or nothing of it can be remembered.
     """
     search_path = str(Path.cwd())
     check_can_keep(recipe, search_path)
     with place_in(Path.cwd(), ELSEWHERE) as place:
         config = try_site(site, place)
-        executor, asked = _executor_with_gpus(site, config)
+        chosen = executors_for_nets(config.executors)
+        if _are_cores_here(chosen):
+            return _time_here(recipe, facts, search_path), f"one core of {processor()}"
+        executor, asked = _executor_with_gpus(site, chosen)
         limit(executor)
         # The strategy starts the one block, and no other whatever becomes of it.
         alone = Config([executor], run_dir=config.run_dir, strategy="none", initialize_logging=False, usage_tracking=0)
@@ -66,25 +80,37 @@ def time_at_site(site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: fl
         raise NetError(message_of(record.failed[0][1]))
     times: GpuTimes = record.result
     if not keep_times(recipe, facts, search_path, times):
-        raise SiteError(
-            "the times cannot be kept: your cache cannot be written; set XDG_CACHE_HOME to a folder of yours"
-        )
+        raise SiteError(UNKEPT)
     remember_gpu(asked, times.gpu)
-    return times
+    return times.speeds, f"{times.gpu.name}, {size(times.gpu.num_bytes)}"
 
 
-def _executor_with_gpus(site: str, config: Config) -> tuple[ParslExecutor, str]:
-    """Return the executor of `site` that runs nets, and what it asks for.
+def _are_cores_here(executors: Sequence[ParslExecutor]) -> bool:
+    """Return whether nets of `executors` are computed on cores of this machine."""
+    return all(is_local(executor) and not has_gpu(executor) for executor in executors)
+
+
+def _time_here(recipe: Recipe, facts: NetFacts, search_path: str) -> NetSpeeds:
+    speeds = thorough_speeds(recipe.net, facts, search_path)
+    if not keep_speeds(recipe.net, search_path, speeds):
+        raise SiteError(UNKEPT)
+    return speeds
+
+
+def _executor_with_gpus(site: str, chosen: Sequence[ParslExecutor]) -> tuple[ParslExecutor, str]:
+    """Return the one of `chosen` of `site` that runs nets, and what it asks for.
 
     Raises:
         SiteError: it asks for no GPU, or for more than one kind, or runs on this machine.
     """
-    chosen = executors_for_nets(config.executors)
     asked = {asked_of(executor) for executor in chosen}
     if any(map(is_local, chosen)):
-        raise SiteError(f"the workers of site {site} are on this machine, where plans time windows themselves")
+        raise SiteError(f"the GPUs of site {site} are of this machine, where plans time windows themselves")
     if "" in asked:
-        raise SiteError(f"site {site} asks for no GPU for nets; plans choose windows on cores by themselves")
+        raise SiteError(
+            f"site {site} asks for no GPU for nets; on its cores plans choose windows as on those of the machine that "
+            "plans, which --config local times"
+        )
     if len(asked) > 1:
         raise SiteError(
             f"site {site} asks for GPUs in {len(asked)} ways, so that plans keep the net's own windows; give "

@@ -83,6 +83,17 @@ def test_the_fastest_windows_are_taken_and_what_they_gain_is_said() -> None:
     assert plan.sizes_note == f"{gain:.2g} times as fast as windows of 80 × 80 × 80, the net's own"
 
 
+@pytest.mark.parametrize(("shape", "is_said"), [(LARGE, True), ((240, 240, 240), False)])
+def test_of_a_large_volume_it_is_said_that_times_are_another_machines(
+    monkeypatch: pytest.MonkeyPatch, shape: Triple, is_said: bool
+) -> None:
+    assert "another machine" not in chosen(shape=shape).sizes_note
+    monkeypatch.setattr(window_choice, "shipped_speeds", lambda choice: speeds())
+    note = chosen(shape=shape).sizes_note
+    assert "times as fast as windows of" in note
+    assert note.endswith(f"; {window_choice.SHIPPED}") == is_said
+
+
 @pytest.mark.parametrize("gib", [0.1, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 4.0, 16.0])
 def test_no_window_is_taken_for_which_the_workers_have_too_little_memory(gib: float) -> None:
     plan = chosen(gib * GIB)

@@ -16,9 +16,13 @@ from torch import nn
 from volumes import noise, write_volume
 
 from volpipe.errors import VolpipeError
-from volpipe.estimation import window_search
+from volpipe.estimation import net_speeds, window_search
 from volpipe.estimation.halo_search import halo_errors
+from volpipe.estimation.net_speeds import arithmetics_here, processor
+from volpipe.estimation.window_search import windows_to_try
 from volpipe.models.unet3d import unet3d
+from volpipe.nets.cache import known_speeds
+from volpipe.nets.facts import FLOAT32, NetSpeeds, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import describe
 from volpipe.nets.net_geometry import Geometry, UnmeasurableError
 from volpipe.nets.receptive_field import measure_geometry
@@ -279,7 +283,7 @@ def test_a_net_that_looks_at_its_whole_window_is_named(tmp_path: Path, give: Giv
 
 @pytest.mark.parametrize(
     ("site", "said"),
-    [("local", "the workers of site local are on this machine"), ("nowhere.py", "no site 'nowhere.py'")],
+    [("local", "the GPUs of site local are of this machine, where plans"), ("nowhere.py", "no site 'nowhere.py'")],
 )
 def test_a_site_that_cannot_time_a_net_is_refused_before_anything_is_measured(
     give: Give, monkeypatch: pytest.MonkeyPatch, site: str, said: str
@@ -288,9 +292,47 @@ def test_a_site_that_cannot_time_a_net_is_refused_before_anything_is_measured(
         pytest.fail("a net was measured")
 
     monkeypatch.setattr("volpipe.net_report", measured)
+    monkeypatch.setattr("volpipe.apps.net_times.has_gpu", lambda executor: True)
     ended = give("net", "unet3d", "--config", site)
     assert (ended.code, ended.out) == (2, "")
     assert said in ended.err
+
+
+@pytest.mark.slow
+def test_a_net_is_timed_on_a_core_of_this_machine_and_its_plans_know_that(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(window_search, "GROWTHS", (1.0, 1.5))
+    monkeypatch.setattr(net_speeds, "MEASURED_VOXELS", (64**3,))
+    monkeypatch.setattr(net_speeds, "has_bfloat16", lambda: False)
+    ended = give("net", "net.py:build", "--config", "local")
+    assert ended.code == 0, ended.err
+    assert f"Mvoxel/s on one core of {processor()}; plans for local choose windows by them" in ended.out
+    choice = NetChoice(name="net.py:build", untrained=True)
+    known = known_speeds(choice, str(tmp_path), processor())
+    assert known is not None
+    assert [each.arithmetic for each in known.speeds] == arithmetics_here()
+    windows = windows_to_try(describe(choice, str(tmp_path)), (3, 1, 2))
+    assert all([speed.window for speed in each.windows] == windows for each in known.speeds)
+
+
+@pytest.mark.parametrize(
+    ("windows", "name", "said"),
+    [(0, "net.py:build", "no window of net build could be timed here"), (1, "identity", "has no parameters")],
+)
+def test_a_net_of_which_no_time_can_be_kept_is_an_error(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch, windows: int, name: str, said: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    timed = [WindowSpeed(window=(32, 32, 32), seconds=1.0)] * windows
+    measured = NetSpeeds(
+        processor=processor(), speeds=[WindowSpeeds(arithmetic=FLOAT32, bytes_per_voxel=1, windows=timed)]
+    )
+    monkeypatch.setattr(net_speeds, "measure_speeds", lambda *arguments, **named: measured)
+    ended = give("net", name, "--config", "local")
+    assert ended.code == 2 and said in ended.err
+    assert known_speeds(NetChoice(name="net.py:build", untrained=True), str(tmp_path), processor()) is None
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_a_net_is_timed_at_a_site(

@@ -54,7 +54,7 @@ def net(
         typer.Option(
             "--config",
             metavar="SITE",
-            help="Time windows on a GPU worker of this site, once; plans for the site then take the fastest.",
+            help="Time windows on a worker of this site, a cluster's GPU or a core here; plans then take the fastest.",
             autocompletion=complete_site,
         ),
     ] = None,
@@ -143,24 +143,24 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
 
 
 def _times(chosen: Recipe, facts: NetFacts, site: str, wait: float) -> None:
-    """Print how fast windows are on a GPU of `site`, by arithmetic, in millions of voxels a second."""
+    """Print how fast windows are on a worker of `site`, by arithmetic, in millions of voxels a second."""
     from volpipe.apps.net_times import time_at_site
 
-    times = time_at_site(site, chosen, facts, wait_seconds=wait)
+    with measuring_shown("volpipe.estimation.net_speeds"):
+        speeds, where = time_at_site(site, chosen, facts, wait_seconds=wait)
     measured = {
         f"{each.arithmetic.precision}{', channels last' if each.arithmetic.channels_last else ''}": {
             speed.window: math.prod(speed.window) / speed.seconds / 1e6 for speed in each.windows
         }
-        for each in times.speeds.speeds
+        for each in speeds.speeds
     }
     table = columns("window", *measured)
     for window in sorted({window for rates in measured.values() for window in rates}, key=math.prod):
         table.add_row(
-            shape(window), *(f"{rates[window]:.0f}" if window in rates else "" for rates in measured.values())
+            shape(window), *(f"{rates[window]:.3g}" if window in rates else "" for rates in measured.values())
         )
     out.print(table)
-    gpu = f"{times.gpu.name}, {size(times.gpu.num_bytes)}"
-    out.print(f"Mvoxel/s on {gpu}; plans for the GPUs of {site} choose windows by them from now on", markup=False)
+    out.print(f"Mvoxel/s on {where}; plans for {site} choose windows by them from now on", markup=False)
 
 
 def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:

@@ -141,9 +141,9 @@ class _Shown(logging.Handler):
 
 
 @contextmanager
-def measuring_shown() -> Iterator[None]:
-    """Show how far the measuring of a net is, which may take a minute, where one is measured meanwhile."""
-    logger, handler = logging.getLogger("volpipe.nets.receptive_field"), _Shown(err)
+def measuring_shown(module: str = "volpipe.nets.receptive_field") -> Iterator[None]:
+    """Show how far the measuring of a net by `module` is, which may take minutes, where one is measured meanwhile."""
+    logger, handler = logging.getLogger(module), _Shown(err)
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -32,12 +32,14 @@ from volpipe.inference.runner import autocast, take_precision
 from volpipe.inference.tiling import aligned_halo
 from volpipe.nets.facts import FLOAT32, Arithmetic, NetFacts, NetSpeeds, WindowSpeed, WindowSpeeds
 from volpipe.recipes.inference import NetChoice, Precision
+from volpipe.units import shape
 
 if TYPE_CHECKING:
     from torch import nn
 
 MEASURED_VOXELS = (84**3, 116**3)  # of windows by which the memory of a net is measured; it varies by a fifth
 REPEATS, MOST_REPEATED = 3, 10.0  # of a call that is timed, the fastest counts; no more after so many seconds
+THOROUGH_SECONDS = 60.0  # of calls of a net by one arithmetic
 MOST_WAIT = 180.0  # seconds, for processes that load torch and the net
 LEAST_VOXELS = 32**3  # smaller windows are no choice, and too short to be timed
 GPU_PRECISIONS: tuple[Precision, ...] = ("tf32", "bfloat16")  # that may be faster on a GPU than float32
@@ -106,6 +108,20 @@ def measure_speeds_on_gpu(
     if not any(each.windows for each in measured):
         raise NetError(f"no window of net {facts.label} could be timed on {gpu}; others may use its memory: try again")
     return NetSpeeds(processor=gpu, speeds=measured)
+
+
+def thorough_speeds(choice: NetChoice, facts: NetFacts, search_path: str) -> NetSpeeds:
+    """Return what `measure_speeds` does, over all windows that a plan may take: it takes some minutes.
+
+    Raises:
+        NetError: a net without parameters, or one of which not even the smallest window could be timed.
+    """
+    if not facts.num_parameters:
+        raise NetError(f"net {facts.label} has no parameters, and takes next to no time")
+    speeds = measure_speeds(choice, facts, search_path, most_seconds=THOROUGH_SECONDS)
+    if not any(each.windows for each in speeds.speeds):
+        raise NetError(f"no window of net {facts.label} could be timed here; see that memory is free, and try again")
+    return speeds
 
 
 def _time_on_gpu(net: nn.Module, shape: Sequence[int], arithmetic: Arithmetic, device: str) -> tuple[float, float, int]:
@@ -203,6 +219,7 @@ def _timed(
     for window in windows:
         if spent + 2 * per_voxel * math.prod(window) > most_seconds:
             return
+        log.info("times windows of %s", shape(window))
         try:
             seconds, total = attempt(window)
         except (BrokenProcessPool, RuntimeError, VolpipeError) as error:  # killed, or the net takes no such window

@@ -30,7 +30,15 @@ from volpipe.nets.cache import (
     known_difference,
     known_speeds,
 )
-from volpipe.nets.facts import FLOAT32, Difference, NetFacts, NetSpeeds, WindowSpeeds, shipped_difference
+from volpipe.nets.facts import (
+    FLOAT32,
+    Difference,
+    NetFacts,
+    NetSpeeds,
+    WindowSpeeds,
+    shipped_difference,
+    shipped_speeds,
+)
 from volpipe.nets.tta import forms
 from volpipe.recipes.inference import Precision
 from volpipe.units import shape, size
@@ -46,6 +54,7 @@ NOTABLE = 1.03  # times as fast: less is no reason for larger windows, or to spe
 WORTH_ROUNDING = 1.2  # times as fast: less is no reason to speak of another precision
 
 UNTIMED = "the net's own; `volpipe net NAME --config SITE` times others on the site's GPUs, once for all plans"
+SHIPPED = "as timed on another machine; `volpipe net NAME --config local` times this one, once for all plans"
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +112,12 @@ def _fastest_plan(
         return own  # and is refused where the run begins
     before = _rated(own.changed(precision=chosen.plan.precision), speeds, capacity)
     same = _of(candidates, chosen.plan.precision)
+    note = _note(chosen, same, before, most_bytes, "a GPU" if capacity.on_gpu else "a worker")
+    if note and _is_large(own, on_gpu=capacity.on_gpu) and speeds == shipped_speeds(own.recipe.net):
+        note = f"{note}; {SHIPPED}"
     return chosen.plan.changed(
         notes=own.notes,
-        sizes_note=_note(chosen, same, before, most_bytes, "a GPU" if capacity.on_gpu else "a worker"),
+        sizes_note=note,
         precision_note=_precision_note(chosen.plan, fitting, allowed),
     )
 

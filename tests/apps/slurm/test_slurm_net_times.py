@@ -65,7 +65,7 @@ def test_windows_are_timed_on_a_gpu_worker_and_plans_for_the_site_choose_by_that
     init = f"export PYTHONPATH={tmp_path}/double:$PYTHONPATH"
     timed = give(tmp_path / "timed", slurm, "net", "unet3d", "--config", "slurm_htex", INIT=init)
     assert timed.code == 0, timed.err
-    assert "Mvoxel/s on Made-up 9000, 16.0 GiB; plans for the GPUs of slurm_htex choose windows by them" in timed.out
+    assert "Mvoxel/s on Made-up 9000, 16.0 GiB; plans for slurm_htex choose windows by them" in timed.out
     after = give(tmp_path / "after", slurm, *plan)
     assert "times as fast as windows of 84 × 84 × 84, the net's own" in joined(after.out)
     elsewhere = give(tmp_path / "elsewhere", slurm, *plan, CONSTRAINT="a100")  # where another GPU may come
