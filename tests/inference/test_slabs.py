@@ -334,9 +334,9 @@ def test_a_blended_block_finishes_its_shard_where_its_neighbours_are_done(tmp_pa
         assert len(Selection(plan).slabs(blocks[-1])) > 2
         shared, closed = {shard for shard in range(len(plan.shards())) if not plan.is_direct(shard)}, set[int]()
         for block in blocks if is_ascending else blocks[::-1]:
-            result = worker.infer(job, [block]).result
-            assert result is not None
-            closed |= set(result.shared)
+            record = worker.infer(job, [block])
+            assert record.result is not None and record.failed == ()
+            closed |= set(record.result.shared)
         assert closed == (shared if is_ascending else set())
         assert worker.reassemble(job, sorted(shared - closed)).failed == ()
     assert np.array_equal(open_volume(plan.out, level=0).open()[...], data)

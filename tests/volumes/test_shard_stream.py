@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import google_crc32c
@@ -11,6 +12,7 @@ import pytest
 from volpipe.geometry.grid import Box
 from volpipe.volumes.checksums import stored_files
 from volpipe.volumes.storage import growing
+from volpipe.volumes.storage.growing import GrowingFile
 from volpipe.volumes.storage.tensorstore import Transferred, transferred
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.volumes.writer import ShardStream
@@ -100,6 +102,23 @@ def test_what_is_stored_for_good_while_a_shard_grows_is_read_back_once(
     monkeypatch.setattr(google_crc32c, "extend", lambda crc, piece: read.append(len(piece)) or extend(crc, piece))
     assert stream.checksum() == google_crc32c.value(file.read_bytes())
     assert sum(read) == file.stat().st_size - synced[0]
+
+
+def test_a_file_may_be_stored_for_good_just_before_its_first_bytes_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread, which comes after the first slab and finds the second on its way."""
+    stream, file = made(tmp_path)
+    plain = GrowingFile.write
+
+    def write(growing: GrowingFile, pieces: Sequence[bytes]) -> None:
+        stream.persist()
+        plain(growing, pieces)
+
+    monkeypatch.setattr(GrowingFile, "write", write)
+    stream.append(np.ones((32, 32, 32), np.uint8))
+    stream.close()
+    assert stream.checksum() == google_crc32c.value(file.read_bytes())
 
 
 def test_a_stream_that_is_given_up_leaves_what_was_there(tmp_path: Path) -> None:

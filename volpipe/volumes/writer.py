@@ -213,7 +213,7 @@ class ShardStream:
 
     def persist(self) -> None:
         """Store for good what was written so far, so that less is left at the end; another thread may write more."""
-        if self._size and math.prod(self._box.shape[:-3]) == 1:  # chunks of several channels will be put in order
+        if math.prod(self._box.shape[:-3]) == 1:  # chunks of several channels will be put in order
             with naming(self._header.folder, self._box, self._header.folder):
                 self._growing.persist()
 

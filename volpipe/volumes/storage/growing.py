@@ -67,11 +67,13 @@ class GrowingFile(Growing):
     def __init__(self, file: Path) -> None:
         self._file, self._partial = file, partial_of(file)
         self._crc = self._num_read = 0  # checksum of the bytes that were read back
+        self._num_written = 0  # bytes
 
     def write(self, pieces: Sequence[bytes]) -> None:
         self._partial.parent.mkdir(parents=True, exist_ok=True)
         with self._partial.open("ab") as file:
             file.writelines(pieces)
+        self._num_written += sum(map(len, pieces))
 
     def settle(self) -> None:
         """Do nothing: all pieces are in the file."""
@@ -87,7 +89,7 @@ class GrowingFile(Growing):
         self._crc = self._num_read = 0
 
     def persist(self) -> None:
-        if self._partial.stat().st_size - self._num_read >= PERSISTED_BYTES:
+        if self._num_written - self._num_read >= PERSISTED_BYTES:  # another thread may be about to write the first
             sync(self._partial)
             self._read_back(self._partial)
 
