@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, ValuesView
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs import worker
+from volpipe.volumes import rolling_box
 from volpipe.volumes.file_states import known_files
 from volpipe.volumes.rolling_box import RollingBox
 from volpipe.volumes.storage import growing
@@ -245,3 +247,19 @@ def test_a_shard_that_is_written_between_two_boxes_is_noticed(bucket: Bucket) ->
     rolling.read(2)
     with pytest.raises(VolumeError, match="changed while its voxels"):
         rolling.fingerprint()
+
+
+def test_what_one_thread_notices_of_a_change_another_does_not_forget(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at its own stamps while the other one notes what it found."""
+    rolling = RollingBox(open_volume(write_volume("other.zarr"), "raw").open(live=True), boxes())
+
+    class Stamps(dict[object, object]):
+        def values(self) -> ValuesView[object]:
+            rolling._is_changed = True
+            return super().values()
+
+    monkeypatch.setattr(rolling_box, "noting_stamps", lambda: nullcontext(Stamps(file="stamp")))
+    rolling._read(boxes()[0], rolling._array(0), boxes()[0])
+    assert rolling._is_changed

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from command import wait_until
@@ -77,6 +79,21 @@ def test_of_many_that_want_a_file_at_once_one_fetches_it(cache: NodeCache) -> No
 
 def test_a_half_written_file_of_a_killed_worker_is_written_anew(cache: NodeCache) -> None:
     (cache.folder / "0.partial").write_bytes(b"vox, and more than that")
+    assert cache.get("0", lambda: b"voxels") == b"voxels"
+    assert cache.get("0", unwanted) == b"voxels"
+
+
+def test_what_another_worker_is_writing_is_not_put_in_place(cache: NodeCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began after the one that this worker had waited for was gone."""
+    lock, partial = fcntl.flock, cache.folder / "0.partial"
+
+    def wait(file: BinaryIO, how: int) -> None:
+        lock(file, how)
+        monkeypatch.setattr(fcntl, "flock", lock)
+        partial.unlink()
+        partial.write_bytes(b"vox")
+
+    monkeypatch.setattr(fcntl, "flock", wait)
     assert cache.get("0", lambda: b"voxels") == b"voxels"
     assert cache.get("0", unwanted) == b"voxels"
 

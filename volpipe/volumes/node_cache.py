@@ -69,20 +69,23 @@ class NodeCache:
         with contextlib.suppress(FileNotFoundError):
             return file.read_bytes()
         partial = file.with_name(file.name + PARTIAL)
-        with partial.open("ab") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):  # another worker was faster
-                return file.read_bytes()
-            data = fetch()
-            if data is None:
-                partial.unlink(missing_ok=True)
-                return None
-            self._make_room(len(data))
-            stream.truncate(0)  # left by a killed writer
-            stream.write(data)
-            stream.flush()
-            partial.rename(file)
-        return data
+        while True:
+            with partial.open("ab") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX)
+                with contextlib.suppress(FileNotFoundError):  # another worker was faster
+                    return file.read_bytes()
+                if not _is_at(stream.fileno(), partial):  # what others write there now is not this worker's
+                    continue
+                data = fetch()
+                if data is None:
+                    partial.unlink(missing_ok=True)
+                    return None
+                self._make_room(len(data))
+                stream.truncate(0)  # left by a killed writer
+                stream.write(data)
+                stream.flush()
+                partial.rename(file)
+            return data
 
     def drop(self, name: str) -> None:
         """Delete the file `name`, if it is here."""

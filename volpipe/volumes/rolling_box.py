@@ -116,7 +116,8 @@ class RollingBox:
             voxels = self._reader.read_mirrored(piece)
         if self._stamps is not None:
             before = [self._stamps.setdefault(file, stamp) for file, stamp in stamps.items()]
-            self._is_changed |= before != list(stamps.values())
+            if before != list(stamps.values()):  # no |=, which would forget what another thread notes meanwhile
+                self._is_changed = True
         data[:, *piece.relative_to(box.start).slices] = voxels
         return hash_voxels(voxels)
 
