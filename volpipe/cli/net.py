@@ -149,9 +149,7 @@ def _times(chosen: Recipe, facts: NetFacts, site: str, wait: float) -> None:
     with measuring_shown("volpipe.estimation.net_speeds"):
         speeds, where = time_at_site(site, chosen, facts, wait_seconds=wait)
     measured = {
-        f"{each.arithmetic.precision}{', channels last' if each.arithmetic.channels_last else ''}": {
-            speed.window: math.prod(speed.window) / speed.seconds / 1e6 for speed in each.windows
-        }
+        each.arithmetic.words: {speed.window: math.prod(speed.window) / speed.seconds / 1e6 for speed in each.windows}
         for each in speeds.speeds
     }
     table = columns("window", *measured)

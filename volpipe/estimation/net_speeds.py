@@ -206,6 +206,7 @@ def _times_here(
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
 
         def attempt(window: Triple) -> tuple[float, float]:
+            log.info("times windows of %s in %s", shape(window), arithmetic.words)
             return pool.submit(_time, choice, (1, facts.in_channels, *window), arithmetic, search_path).result()
 
         return tuple(_timed(windows, attempt, most_seconds))
@@ -219,7 +220,6 @@ def _timed(
     for window in windows:
         if spent + 2 * per_voxel * math.prod(window) > most_seconds:
             return
-        log.info("times windows of %s", shape(window))
         try:
             seconds, total = attempt(window)
         except (BrokenProcessPool, RuntimeError, VolpipeError) as error:  # killed, or the net takes no such window

@@ -64,6 +64,11 @@ class Arithmetic(NamedTuple):
     channels_last: bool
     precision: Precision
 
+    @property
+    def words(self) -> str:
+        """Both, for people; channels first is not said."""
+        return f"{self.precision}, channels last" if self.channels_last else self.precision
+
 
 FLOAT32 = Arithmetic(channels_last=False, precision="float32")
 
