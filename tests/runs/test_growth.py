@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import tempfile
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ import numpy as np
 import pytest
 from command import Give, begin, finish, giver, set_each, wait_until
 from conftest import examples
-from growing import edit, edits, grow
+from growing import GROWING, edit, edits, grow
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
 from updates import FLOATS, MEASURED, assert_fresh, divisions, planned, ran, write_n5, write_slices, write_zarr
 from volumes import noise, windowed, write_volume
 
+from volpipe.blockwise.journal import Record
 from volpipe.errors import RunError
+from volpipe.runs import worker
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import open_volume
@@ -117,6 +120,33 @@ def test_a_driver_killed_between_journal_and_plan_leaves_the_old_run(
             assert find_status(old.out).is_complete
             assert find_status(old.out).stages["infer"].done == find_status(old.out).stages["infer"].all
     assert_fresh(ran(planned(tmp_path, *more), update=True).plan)
+
+
+@pytest.mark.parametrize("kind", ["n5", "shards", "slices"])
+def test_what_comes_behind_a_volume_while_it_is_run_changes_nothing(tmp_path: Path, kind: str) -> None:
+    """Nor for workers that start then: voxels at the face are mirrored as for those before."""
+    data = noise((40, 24, 24))
+
+    def output(folder: Path, then: np.ndarray) -> np.ndarray:
+        """Return the output over 20 slices of `data`, whose volume is `then` after some tasks."""
+        folder.mkdir()
+        volume = GROWING[kind](folder)
+        volume.show(data[:20])
+
+        class Late(Inline):
+            def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:
+                if self.num_tasks == 2:
+                    volume.show(then)
+                worker._open_source.cache_clear()
+                return super().submit(app, *arguments)
+
+        sizes = windowed((8, 16, 16), (2, 2, 2), (1, 1, 1), "crop")
+        plan = planned(folder, *FLOATS, "net.name=smooth.py:smooth", *sizes, volume=volume.name)
+        return open_volume(ran(plan, Late()).plan.out, level=0).open()[...]
+
+    still, growing = output(tmp_path / "still", data[:20]), output(tmp_path / "growing", data)
+    assert growing.shape == (20, 24, 24)
+    np.testing.assert_array_equal(growing, still)
 
 
 def test_levels_are_added_and_sizes_stay(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def forecast(
     if pool is not None:
         slots = Slots(pool.slots["cpu"], pool.slots["gpu"], pool.shared, pool.on_gpu)
         worker_bytes = pool.worker_bytes
-    volume = plan.source.volume() if pending is None else pending.volume
+    volume = plan.source.as_planned() if pending is None else pending.volume
     chunks = sample(plan, volume) if pending is None else Sample(pending.voxel_bytes, Affine())
     limits = disk_limits(locate(plan.out), worker_bytes)
     rates = load_rates(folder, plan) or (pending.rates if pending is not None else None)

@@ -74,6 +74,10 @@ class Source(BaseModel):
         """Return the volume, as it is now."""
         return open_volume(self.path, self.key, view=self.view)
 
+    def as_planned(self) -> Volume:
+        """Return the volume as it was planned, also where it has grown since; one that has shrunk cannot be opened."""
+        return self.volume().as_it_was(self.shape, np.dtype(self.dtype))
+
 
 STREAMED = ("zarr3",)  # formats whose shards are written layer by layer
 

@@ -116,7 +116,7 @@ def compare(work: Work, selection: Selection) -> Comparison:
     schedule, _, _ = work.resumed()
     assert isinstance(schedule, RunSchedule)
     known = find_known(work.records(), len(work.plan.blocks))
-    return compare_known(known, work.plan.source.volume(), selection.input_box, schedule.infer.done)
+    return compare_known(known, work.plan.source.as_planned(), selection.input_box, schedule.infer.done)
 
 
 def compare_known(known: Known, volume: Volume, box: Callable[[int], Box], done: np.ndarray) -> Comparison:

@@ -244,7 +244,7 @@ def recompute(selection: Selection, normalise: Affine, num_blocks: int, seed: in
     written = [block for block, core in cores if not core.is_empty and selection.touches(core)]
     rng = np.random.default_rng(seed)
     chosen = rng.choice(written, size=min(num_blocks, len(written)), replace=False)
-    source = plan.source.volume()
+    source = plan.source.as_planned()
     for block in sorted(map(int, chosen)):
         box, windows = core_box(plan, block), StreamedWindows(source, plan.lattice, normalise, selection.input_box)
         if plan.has_slabs:

@@ -26,6 +26,7 @@ from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine, Tally
 from volpipe.inference.output import shards_behind
+from volpipe.inference.output_plan import Source
 from volpipe.inference.plan import Plan, load_plan
 from volpipe.inference.scratch import PARTS, Tensors
 from volpipe.inference.selection import SELECTION_FILE, Selection, load_due, load_selection, scanned_boxes
@@ -38,7 +39,7 @@ from volpipe.units import count
 from volpipe.volumes.file_states import FileStates, read_still
 from volpipe.volumes.node_cache import through_cache
 from volpipe.volumes.storage.lock import check_holder
-from volpipe.volumes.volume import AS_STORED, View, Volume, open_volume
+from volpipe.volumes.volume import Volume, open_volume
 
 V = TypeVar("V")
 
@@ -231,7 +232,7 @@ def scan(job: Job, units: Sequence[int]) -> Record[Cells]:
     """Return the selected cells of the given blocks."""
 
     plan, laid, source = job.plan, job.plan.mask, open_source(job)
-    mask = None if laid is None else _open_volume(job.identity, laid.path, laid.key)
+    mask = None if laid is None else _open_mask(job.identity, laid.path, laid.key)
     states = ScanStates(plan, FileStates(source), None if mask is None else FileStates(mask))
 
     def one(block: int) -> tuple[int, str, str]:
@@ -399,10 +400,14 @@ def _stored_windows(identity: str, folder: str) -> Volume:
 
 def open_source(job: Job) -> Volume:
     """Return the volume that the job's plan was made for."""
-    source = job.plan.source
-    return _open_volume(job.identity, source.path, source.key, source.view)
+    return _open_source(job.identity, job.plan.source)
 
 
 @lru_cache(maxsize=4)
-def _open_volume(identity: str, path: str, key: str, view: View = AS_STORED) -> Volume:
-    return through_cache(open_volume(path, key, view=view), identity)
+def _open_source(identity: str, source: Source) -> Volume:
+    return through_cache(source.as_planned(), identity)
+
+
+@lru_cache(maxsize=4)
+def _open_mask(identity: str, path: str, key: str) -> Volume:
+    return through_cache(open_volume(path, key), identity)

@@ -84,7 +84,7 @@ class SegmentJob:
 
     def read(self, block: int) -> tuple[VoxelBox, str]:
         """Return the voxels of the volume that the tasks of `block` rest on, and their fingerprint."""
-        box, reader = self.plan.input_box(block), self.plan.source.volume().open(session=self.session)
+        box, reader = self.plan.input_box(block), self.plan.source.as_planned().open(session=self.session)
         voxels, fingerprint = read_known(reader, box, num_channels=self.plan.num_channels_read)
         return VoxelBox(box, voxels), fingerprint
 

@@ -72,7 +72,7 @@ def compare(work: Work) -> Comparison:
     """Return how the input compares with what the blocks of `work` read, as far as the states of its files tell."""
     plan, schedule = work.plan, work.resumed()[0]
     known = find_known(work.records(), len(plan.blocks))
-    return compare_known(known, plan.source.volume(), plan.input_box, schedule.by_name["pieces"].done)
+    return compare_known(known, plan.source.as_planned(), plan.input_box, schedule.by_name["pieces"].done)
 
 
 def update_steps(work: Work, session: WorkSession) -> Steps[Updated | None]:

@@ -16,7 +16,7 @@ import itertools
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +27,7 @@ import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Box, mirrored, mirrored_runs
-from volpipe.volumes.formats import single_file, webknossos, zarr
+from volpipe.volumes.formats import single_file, tiff_folder, webknossos, zarr
 from volpipe.volumes.formats.container import absolute, inside, read_attributes, read_datasets, read_header, read_place
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.opened import once
@@ -82,6 +82,7 @@ class Volume:
         codec: for people, such as "gzip 5".
         levels: keys of all levels of the multiscale group that the array is one of, finest first; () if of none.
         view: what is read of it, where that is given.
+        slices: of a folder of slices a hash of their names in order; "" of others.
         channel_names: of all its channels, () where they have none.
         notes: what a user should know of it, a phrase each: a guess, or why a size is unknown.
     """
@@ -99,6 +100,7 @@ class Volume:
     codec: str
     levels: tuple[str, ...]
     view: View = View()
+    slices: str = ""
     channel_names: tuple[str, ...] = field(default=(), compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
@@ -255,6 +257,13 @@ class Volume:
         """The array's own attributes, as they are stored now."""
         return read_attributes(self.folder)
 
+    def as_it_was(self, shape: Sequence[int], dtype: np.dtype) -> Volume:
+        """Return the reference to what it was before it grew: of `shape` (z, y, x), that many of its slices."""
+        sizes = dict(zip("zyx", shape, strict=True))
+        stored = tuple(sizes.get(axis, n) for axis, n in zip(self.axes, self.shape, strict=True))
+        slices = self.slices and tiff_folder.hash_names(tiff_folder.find_names(Path(str(self.folder)))[: stored[0]])
+        return replace(self, shape=stored, dtype=dtype, slices=slices)
+
     def open(self, *, cache_bytes: int = 0, session: str = "", live: bool = False) -> Reader:
         """Return this process's reader of the volume; the same one each time.
 
@@ -284,6 +293,10 @@ class Reader:
         if header is None:
             silent = ", or its server does not answer" if isinstance(folder, object_store.Remote) else ""
             raise VolumeError(f"no array at {folder} any more{silent}")
+        if volume.slices:
+            header = tiff_folder.first_slices(header, volume.shape[0])
+            if tiff_folder.hash_names(header.known["names"]) != volume.slices and header.shape == volume.shape:
+                raise VolumeError(f"{folder} has other slices than when it was opened; open it again")
         if header.dtype != volume.dtype or not _is_there(volume.shape, header):
             raise VolumeError(
                 f"{folder} was {volume.dtype} {volume.shape} and is now {header.dtype} {header.shape}; open it again"
@@ -446,6 +459,7 @@ def make_volume(container: Location, header: Header, dataset: Dataset, levels: t
         origin_nm=where.origin_nm,
         codec=header.codec,
         levels=levels,
+        slices=tiff_folder.hash_names(header.known.get("names", ())),
         channel_names=names if len(names) == dict(zip(axes, header.shape, strict=True)).get("c", 1) else (),
         notes=(
             *([f"axes guessed: {', '.join(axes)}"] if is_guessed else []),

@@ -6,11 +6,14 @@ the header has a note of the numbers that lack a file.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -71,6 +74,17 @@ def find_names(folder: Path) -> tuple[str, ...]:
     if any(name.lower().endswith((".n5", ".zarr")) for name in names):
         return ()
     return tuple(sorted((name for name in names if name.lower().endswith(SUFFIXES)), key=natural))
+
+
+def hash_names(names: Sequence[str]) -> str:
+    """Return a hash of the `names` of slices in their order, "" of none."""
+    return hashlib.sha256("/".join(names).encode()).hexdigest()[:16] if names else ""
+
+
+def first_slices(header: Header, num: int) -> Header:
+    """Return the `header` of a folder of its first `num` slices, or of all where there are fewer."""
+    names = header.known["names"][:num]
+    return replace(header, shape=(len(names), *header.shape[1:]), known={**header.known, "names": names})
 
 
 def natural(name: str) -> tuple[list[tuple[bool, int, str]], str]:
