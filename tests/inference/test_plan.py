@@ -313,7 +313,7 @@ def test_whatever_changes_in_recipe_source_or_net_changes_the_identity() -> None
     identities = [plan.identity, remade(plan).identity]
     for part in ("source", "net"):
         whole = getattr(plan, part)
-        for name in type(whole).model_fields:
+        for name in type(whole).model_fields.keys() - {"slices"}:
             changed = whole.model_copy(update={name: other(getattr(whole, name))})
             identities.append(remade(plan, **{part: changed}).identity)
     for section, whole in plan.recipe:
@@ -321,7 +321,10 @@ def test_whatever_changes_in_recipe_source_or_net_changes_the_identity() -> None
             changed = whole.model_copy(update={name: other(getattr(whole, name))})
             recipe = plan.recipe.model_copy(update={section: changed})
             identities.append(remade(plan, recipe=recipe).identity)
-    assert identities[0] == identities[1]
+    renamed = plan.source.model_copy(
+        update={"slices": "other names"}
+    )  # files of slices are compared by the identity of the input
+    assert identities[0] == identities[1] == remade(plan, source=renamed).identity
     assert len(set(identities)) == len(identities) - 1
 
 

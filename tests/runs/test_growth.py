@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from command import Give, begin, finish, giver, set_each, wait_until
 from conftest import examples
 from growing import GROWING, edit, edits, grow
@@ -147,6 +148,22 @@ def test_what_comes_behind_a_volume_while_it_is_run_changes_nothing(tmp_path: Pa
     still, growing = output(tmp_path / "still", data[:20]), output(tmp_path / "growing", data)
     assert growing.shape == (20, 24, 24)
     np.testing.assert_array_equal(growing, still)
+
+
+def test_a_slice_that_comes_between_others_stops_a_run(tmp_path: Path) -> None:
+    """All workers would else read slices in other places than those before, if they start then."""
+    data = noise((20, 24, 24))
+    write_slices(tmp_path, data)
+    plan = planned(tmp_path, *CORES, volume="slices")
+
+    class Late(Inline):
+        def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:
+            tifffile.imwrite(tmp_path / "slices/000a.tif", data[0])
+            worker._open_source.cache_clear()
+            return super().submit(app, *arguments)
+
+    with pytest.raises(RunError, match="has other slices than when it was opened"):
+        execute(plan, Late().start)
 
 
 def test_levels_are_added_and_sizes_stay(tmp_path: Path) -> None:

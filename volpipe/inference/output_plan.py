@@ -40,7 +40,8 @@ def levels_of(factors: Iterable[Triple]) -> tuple[Level, ...]:
 class Source(BaseModel):
     """The volume of a plan; shapes in voxels (z, y, x).
 
-    `view` is the channel, time point, voxel size and origin that the recipe sets; the rest follows from it.
+    `view` is the channel, time point, voxel size and origin that the recipe sets; the rest follows from it. `slices` is
+    the hash of their names when the plan was made (`Volume`).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,6 +55,7 @@ class Source(BaseModel):
     voxel_size_nm: tuple[float, float, float] | None
     origin_nm: tuple[float, float, float]
     view: View = View()
+    slices: str = ""
 
     @classmethod
     def from_volume(cls, volume: Volume) -> Source:
@@ -68,6 +70,7 @@ class Source(BaseModel):
             voxel_size_nm=volume.voxel_size_nm,
             origin_nm=volume.origin_nm,
             view=volume.view,
+            slices=volume.slices,
         )
 
     def volume(self) -> Volume:
@@ -76,7 +79,7 @@ class Source(BaseModel):
 
     def as_planned(self) -> Volume:
         """Return the volume as it was planned, also where it has grown since; one that has shrunk cannot be opened."""
-        return self.volume().as_it_was(self.shape, np.dtype(self.dtype))
+        return self.volume().as_it_was(self.shape, np.dtype(self.dtype), self.slices)
 
 
 STREAMED = ("zarr3",)  # formats whose shards are written layer by layer
@@ -168,8 +171,8 @@ class OutputPlan(BaseModel, ABC):
 
     @cached_property
     def identity(self) -> str:
-        """A short hash of everything that decides the output's bytes."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+        """A short hash of everything that decides the output's bytes, but for what the volume holds."""
+        return hashlib.sha256(self.model_dump_json(exclude={"source": {"slices"}}).encode()).hexdigest()[:16]
 
     def changes(self, new: Self) -> list[str]:
         """Return a line for each difference from `new`."""

@@ -257,11 +257,10 @@ class Volume:
         """The array's own attributes, as they are stored now."""
         return read_attributes(self.folder)
 
-    def as_it_was(self, shape: Sequence[int], dtype: np.dtype) -> Volume:
-        """Return the reference to what it was before it grew: of `shape` (z, y, x), that many of its slices."""
+    def as_it_was(self, shape: Sequence[int], dtype: np.dtype, slices: str) -> Volume:
+        """Return the reference to what it was before it grew: of `shape` (z, y, x), and these of its slices."""
         sizes = dict(zip("zyx", shape, strict=True))
         stored = tuple(sizes.get(axis, n) for axis, n in zip(self.axes, self.shape, strict=True))
-        slices = self.slices and tiff_folder.hash_names(tiff_folder.find_names(Path(str(self.folder)))[: stored[0]])
         return replace(self, shape=stored, dtype=dtype, slices=slices)
 
     def open(self, *, cache_bytes: int = 0, session: str = "", live: bool = False) -> Reader:
