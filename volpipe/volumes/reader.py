@@ -292,7 +292,7 @@ class Reader:
         if header is None:
             silent = ", or its server does not answer" if isinstance(folder, object_store.Remote) else ""
             raise VolumeError(f"no array at {folder} any more{silent}")
-        if volume.slices:
+        if volume.slices and "names" in header.known:
             header = tiff_folder.first_slices(header, volume.shape[0])
             if tiff_folder.hash_names(header.known["names"]) != volume.slices and header.shape == volume.shape:
                 raise VolumeError(f"{folder} has other slices than when it was opened; open it again")
