@@ -37,7 +37,7 @@ def check_site(site: str) -> None:
     """Refuse a site on whose workers no net can be timed; it takes no time, and starts nothing.
 
     Raises:
-        SiteError: no such site, or one that has no GPUs, but on this machine, or whose GPUs are of this machine.
+        SiteError: no such site, a cluster without GPUs, or GPUs of this machine.
         RunError: nothing can be written in this folder.
     """
     with place_in(Path.cwd(), ELSEWHERE) as place:

@@ -61,7 +61,10 @@ def net(
     wait: Annotated[
         float,
         typer.Option(
-            "--wait", min=0.0, metavar="SECONDS", help="With --config: for the job to start and to time the net."
+            "--wait",
+            min=0.0,
+            metavar="SECONDS",
+            help="With --config of a cluster: for the job to start and to time the net.",
         ),
     ] = 300,
 ) -> None:

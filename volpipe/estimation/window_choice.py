@@ -54,7 +54,7 @@ NOTABLE = 1.03  # times as fast: less is no reason for larger windows, or to spe
 WORTH_ROUNDING = 1.2  # times as fast: less is no reason to speak of another precision
 
 UNTIMED = "the net's own; `volpipe net NAME --config SITE` times others on the site's GPUs, once for all plans"
-SHIPPED = "as timed on another machine; `volpipe net NAME --config local` times this one, once for all plans"
+SHIPPED = "as timed on another machine; `volpipe net NAME --config local` times windows on this one, once for all plans"
 
 log = logging.getLogger(__name__)
 

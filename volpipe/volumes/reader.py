@@ -292,10 +292,8 @@ class Reader:
         if header is None:
             silent = ", or its server does not answer" if isinstance(folder, object_store.Remote) else ""
             raise VolumeError(f"no array at {folder} any more{silent}")
-        if volume.slices and "names" in header.known:
-            header = tiff_folder.first_slices(header, volume.shape[0])
-            if tiff_folder.hash_names(header.known["names"]) != volume.slices and header.shape == volume.shape:
-                raise VolumeError(f"{folder} has other slices than when it was opened; open it again")
+        if volume.slices:
+            header = tiff_folder.as_it_was(header, volume.shape[0], volume.slices)
         if header.dtype != volume.dtype or not _is_there(volume.shape, header):
             raise VolumeError(
                 f"{folder} was {volume.dtype} {volume.shape} and is now {header.dtype} {header.shape}; open it again"
@@ -458,7 +456,7 @@ def make_volume(container: Location, header: Header, dataset: Dataset, levels: t
         origin_nm=where.origin_nm,
         codec=header.codec,
         levels=levels,
-        slices=tiff_folder.hash_names(header.known.get("names", ())),
+        slices=tiff_folder.hash_names(header),
         channel_names=names if len(names) == dict(zip(axes, header.shape, strict=True)).get("c", 1) else (),
         notes=(
             *([f"axes guessed: {', '.join(axes)}"] if is_guessed else []),

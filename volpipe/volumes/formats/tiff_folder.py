@@ -11,7 +11,6 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -76,15 +75,27 @@ def find_names(folder: Path) -> tuple[str, ...]:
     return tuple(sorted((name for name in names if name.lower().endswith(SUFFIXES)), key=natural))
 
 
-def hash_names(names: Sequence[str]) -> str:
-    """Return a hash of the `names` of slices in their order, "" of none."""
+def hash_names(header: Header) -> str:
+    """Return a hash of the names of the slices in `header`, in their order; "" of what is no folder of slices."""
+    names = header.known.get("names", ())
     return hashlib.sha256("/".join(names).encode()).hexdigest()[:16] if names else ""
 
 
-def first_slices(header: Header, num: int) -> Header:
-    """Return the `header` of a folder of its first `num` slices, or of all where there are fewer."""
-    names = header.known["names"][:num]
-    return replace(header, shape=(len(names), *header.shape[1:]), known={**header.known, "names": names})
+def as_it_was(header: Header, num: int, names_hash: str) -> Header:
+    """Return the `header` of a folder as it was before slices came behind its `num` slices, of names with this hash.
+
+    One of fewer slices, or of something else, is returned as it is.
+
+    Raises:
+        VolumeError: the first `num` slices have other names.
+    """
+    names = header.known.get("names", ())[:num]
+    if len(names) < num:
+        return header
+    before = replace(header, shape=(num, *header.shape[1:]), known={**header.known, "names": names})
+    if hash_names(before) != names_hash:
+        raise VolumeError(f"{header.folder} has other slices than when it was opened; open it again")
+    return before
 
 
 def natural(name: str) -> tuple[list[tuple[bool, int, str]], str]:
