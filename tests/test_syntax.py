@@ -6,9 +6,12 @@ import gc
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from volpipe.segmentation.tasks import load, save
 from volpipe.syntax import parse, traceback_of
 
 NESTED = "a = ((1 + 2) + (3 + (4 + 5))) * f(g(h(1)))\n" * 40
@@ -50,3 +53,11 @@ def test_threads_get_trees_and_tracebacks_at_once() -> None:
         one, other = pool.map(tracebacks, range(2))
     assert one == other and len(one) == 1
     assert one.pop().endswith("ValueError: at the end")
+
+
+@pytest.mark.usefixtures("switching")
+def test_threads_read_arrays_at_once(tmp_path: Path) -> None:
+    save(tmp_path / "names.npz", ids=np.arange(3))
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: load(tmp_path / "names.npz", ["ids"])["ids"].tolist(), range(400)))
+    assert found == [[0, 1, 2]] * 400

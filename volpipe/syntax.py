@@ -1,4 +1,4 @@
-"""Python's syntax trees, made by one thread at a time; tracebacks need them to underline what failed.
+"""Python's syntax trees, made by one thread at a time: tracebacks need them to underline what failed, numpy for headers.
 
 Python before 3.11.8, and 3.12 before 3.12.2, counts the depth of a tree for all threads together (python/cpython
 issue 106905): where two threads make trees at once, either may get a SystemError in place of its tree or traceback.
@@ -12,7 +12,7 @@ import threading
 import traceback
 from types import TracebackType
 
-_one_thread = threading.Lock()
+one_thread = threading.Lock()  # held by who makes a tree, and by who lets numpy read an array from a file
 
 
 def parse(source: str | bytes) -> ast.Module:
@@ -21,13 +21,13 @@ def parse(source: str | bytes) -> ast.Module:
     Raises:
         SyntaxError, ValueError: it is none.
     """
-    with _one_thread:
+    with one_thread:
         return ast.parse(source)
 
 
 def traceback_of(error: BaseException) -> str:
     """Return the traceback of an error with those of its causes, as Python prints it."""
-    with _one_thread:
+    with one_thread:
         return "".join(traceback.format_exception(error)).rstrip("\n")
 
 

@@ -28,6 +28,7 @@ from volpipe.geometry.blend import support
 from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Box, Slab, ravel
 from volpipe.inference.plan import Plan, load_plan
+from volpipe.syntax import one_thread
 from volpipe.volumes.storage.paths import whole_file
 from volpipe.volumes.volume import Volume
 
@@ -430,7 +431,8 @@ def read_selection(path: Path, plan: Plan) -> Selection:
     """
     nz, ny, nx = plan.lattice.counts
     try:
-        cells = np.load(path)
+        with one_thread:
+            cells = np.load(path)
     except (OSError, ValueError, EOFError) as error:
         raise RunError(f"{path} cannot be read ({error}); use --fresh to start over") from error
     if not isinstance(cells, np.ndarray) or cells.dtype != np.uint8 or cells.shape != (nz, ny, -(-nx // 8)):
@@ -452,7 +454,8 @@ def load_due(path: str, fingerprint: str) -> np.ndarray:
     Raises:
         RunError: they are not those of `fingerprint`.
     """
-    due: np.ndarray = np.load(path)
+    with one_thread:
+        due: np.ndarray = np.load(path)
     if hashlib.sha256(due.tobytes()).hexdigest()[:16] != fingerprint:
         raise RunError(f"{path} holds the shards of another session, not those of {fingerprint}")
     return due

@@ -44,6 +44,7 @@ from volpipe.segmentation.tasks import (
     load_one,
     save,
 )
+from volpipe.syntax import one_thread
 from volpipe.volumes import checksums
 from volpipe.volumes.storage.paths import atomic_write, whole_file
 
@@ -207,7 +208,10 @@ def finish_graph(job: SegmentJob, units: Sequence[int]) -> Record[Objects]:
 def _painted(job: SegmentJob) -> np.ndarray:
     """Return the digests of the labels that are painted; those of blocks that are only tried are not."""
     path = job.path / PAINTED
-    return np.load(path) if path.is_file() else np.zeros(len(job.plan.blocks), DIGEST)
+    if not path.is_file():
+        return np.zeros(len(job.plan.blocks), DIGEST)
+    with one_thread:
+        return np.asarray(np.load(path))
 
 
 def _levels(plan: SegmentPlan, blocks: Sequence[int]) -> dict[str, str]:

@@ -40,6 +40,7 @@ from volpipe.segmentation.boundary_maps import VoxelBox, nearest_affinities, rea
 from volpipe.segmentation.edges import NO_PAIR, Edges, grouped
 from volpipe.segmentation.fragments import COLUMNS, find_fragments
 from volpipe.segmentation.plan import SegmentPlan, load_segment_plan
+from volpipe.syntax import one_thread
 from volpipe.volumes.file_states import hash_voxels, read_known
 from volpipe.volumes.formats.container import grow_array
 from volpipe.volumes.storage.lock import check_holder
@@ -398,7 +399,7 @@ def save(path: Path, *, is_kept: bool = True, **arrays: np.ndarray) -> None:
 
 def load(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the arrays of the file at `path` that have one of `names`; others are not read."""
-    with np.load(path, allow_pickle=False) as archive:
+    with one_thread, np.load(path, allow_pickle=False) as archive:
         return {name: archive[name] for name in names if name in archive.files}
 
 

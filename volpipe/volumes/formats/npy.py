@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.syntax import one_thread
 from volpipe.volumes.formats.flat import Part, check_size, num_bytes, write_planes
 from volpipe.volumes.storage.metadata import ArraySpec, Facts, Header, Place, flat_chunk, voxel_dtype, voxels
 
@@ -25,7 +26,7 @@ def read_header(file: Path) -> Header:
         VolumeError: it is no array of numbers, or is cut short.
     """
     try:
-        with file.open("rb") as stream:
+        with one_thread, file.open("rb") as stream:
             version = np.lib.format.read_magic(stream)
             if version not in ((1, 0), (2, 0), (3, 0)):
                 raise VolumeError(f"{file} is .npy version {version}, which is not known; save it with numpy.save")
