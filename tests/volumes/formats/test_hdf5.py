@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -99,6 +101,55 @@ def test_a_virtual_dataset_whose_source_is_missing_is_refused(tmp_path: Path) ->
     with h5py.File(tmp_path / "parts.h5", "w") as file:
         file["a"] = data
     check_reads(open_volume(tmp_path / "a.h5"), data)
+
+
+def virtual_of_two(folder: Path) -> Path:
+    """Write a virtual dataset of low.h5 and high.h5, whose voxels are 1 and 2; a.h5 of those is in another file."""
+    layout = h5py.VirtualLayout((8, 6, 8), np.uint8)
+    for number, name in enumerate(("low", "high")):
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            file["raw"] = np.full((4, 6, 8), number + 1, np.uint8)
+        layout[4 * number : 4 * number + 4] = h5py.VirtualSource(f"{name}.h5", "raw", (4, 6, 8))
+    nested = h5py.VirtualLayout((8, 6, 8), np.uint8)
+    nested[:] = h5py.VirtualSource("both.h5", "raw", (8, 6, 8))
+    for name, each in (("both", layout), ("a", nested)):
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            file.create_virtual_dataset("raw", each)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "is_nested"), [("both.h5", False), ("a.h5", True)])
+def test_a_source_that_goes_while_a_virtual_dataset_is_open_is_an_error(
+    tmp_path: Path, name: str, is_nested: bool
+) -> None:
+    """HDF5 itself shows zeros in its place, and the voxels again once it is back."""
+    volume = open_volume(virtual_of_two(tmp_path) / name)
+    low, high = Box((0, 0, 0), (4, 6, 8)), Box((4, 0, 0), (8, 6, 8))
+    reader = volume.open()
+    (tmp_path / "high.h5").rename(tmp_path / "away")
+    with pytest.raises(VolumeError, match=r"high\.h5 cannot be opened"):
+        reader.read(high)
+    if not is_nested:  # else it is not known which files of the nested one fill a box
+        assert (reader.read(low) == 1).all()
+    (tmp_path / "away").rename(tmp_path / "high.h5")
+    assert (reader.read(high) == 2).all() and (reader.read(low) == 1).all()
+
+
+@pytest.mark.parametrize("settings", [{}, {"chunks": (4, 6, 8)}, {"chunks": (4, 6, 8), "compression": "gzip"}])
+def test_a_file_that_is_written_over_is_read_anew(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """HDF5 knows a file by its inode, and takes what it has open already from its own caches."""
+    for value in (1, 2):
+        with h5py.File(tmp_path / f"{value}.h5", "w") as file:
+            file.create_dataset("raw", data=np.full((4, 6, 8), value, np.uint8), **settings)
+    path, box = tmp_path / "1.h5", Box.from_shape((4, 6, 8))
+    before = open_volume(path).open(cache_bytes=2**20, session="a")
+    assert (before.read(box) == 1).all()
+    path.write_bytes((tmp_path / "2.h5").read_bytes())
+    os.utime(path, (1, 1))  # the clocks of some file systems tell no two writes within a second apart
+    assert (open_volume(path).open(cache_bytes=2**20, session="b").read(box) == 2).all()
+    with pytest.raises(VolumeError, match="written since it was opened"):
+        before.read(box)
+    assert (open_volume(path).open(cache_bytes=2**20, session="a").read(box) == 2).all()
 
 
 def test_voxels_never_written_are_the_fill_value(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -51,6 +54,7 @@ FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "s
            32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd", 32026: "blosc2"}  # fmt: skip
 CODECS = ("gzip", "lzf", "szip", "blosc", "blosc2", "lz4", "bitshuffle", "zstd")  # the rest only prepare or check
 _lock = threading.RLock()
+_arrays: WeakSet[Hdf5Array] = WeakSet()  # that are open in this process, which has each file open once
 FACTS = Facts(
     "HDF5 (`cells.h5/volumes/raw`)",
     "chunked, contiguous, external, virtual; filters that h5py has, or `HDF5_PLUGIN_PATH`",
@@ -121,24 +125,66 @@ def _ranks(group: h5py.Group, file: Path) -> dict[str, int]:
     return ranks
 
 
+@dataclass(frozen=True)
+class Source:
+    """Files with voxels of a virtual dataset.
+
+    Attributes:
+        files: one, and those that it is made of itself; or those of all numbers.
+        boxes: first and last index that it may fill, (n, 2, axes); None where that is not known.
+    """
+
+    files: frozenset[Path]
+    boxes: np.ndarray | None = None
+
+    def fills(self, positions: Sequence[range]) -> bool:
+        """Return whether voxels at `positions` may be of these files."""
+        if self.boxes is None or not all(positions):
+            return True
+        first, last = ([along[end] for along in positions] for end in (0, -1))
+        is_hit = (self.boxes[:, 0] <= last) & (self.boxes[:, 1] >= first)
+        return bool(is_hit.all(axis=1).any())
+
+
 class Hdf5Array:
     """An open dataset, which several threads may read in turn; `cache_bytes` of decoded chunks are kept in memory."""
 
     def __init__(self, header: Header, cache_bytes: int) -> None:
         settings = {"rdcc_nbytes": cache_bytes} if cache_bytes else {}
         self._file = header.known["file"]
-        self._opened = _open(self._file, **settings)
-        with _damage_of(self._file), _lock:
-            self._dataset = self._opened[header.known["key"]]
-            self._compression = self._dataset.id.get_storage_size() / max(1, self._dataset.nbytes)
-            self._short = _short_chunks(self._dataset)
+        with _lock:
+            self._status = self._file.stat()
+            self._opened = _open(self._file, **settings)
+            _arrays.add(self)
+            with _damage_of(self._file):
+                self._dataset = self._opened[header.known["key"]]
+                self._compression = self._dataset.id.get_storage_size() / max(1, self._dataset.nbytes)
+                self._short = _short_chunks(self._dataset)
+                self._sources = _find_sources(self._dataset)
 
     def read(self, index: Index) -> np.ndarray:
         with _lock:
+            if not self._opened:
+                raise VolumeError(f"{self._file} has been written since it was opened; open it again")
             self._check_short(index)
+            self._try_sources(index)
             data = np.asarray(self._dataset[index])
+            self._try_sources(index)
         tensorstore.count(read=round(data.nbytes * self._compression))  # HDF5 does not tell
         return np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+
+    def close_unless(self, status: os.stat_result) -> None:
+        """Close the file if `status` is of the same file, written since: HDF5 takes it from what it remembers."""
+        if os.path.samestat(self._status, status) and _written(self._status) != _written(status):
+            self._opened.close()
+
+    def _try_sources(self, index: Index) -> None:
+        """Raise where files that `index` needs cannot be opened: HDF5 shows fill in their place."""
+        positions = ranges(index, self._dataset.shape) if self._sources else []
+        touched = (source.files for source in self._sources if source.fills(positions))
+        for file in frozenset().union(*touched) - {self._file}:
+            with _opened(file):
+                pass
 
     def _check_short(self, index: Index) -> None:
         positions = ranges(index, self._dataset.shape)
@@ -164,11 +210,19 @@ def _short_chunks(dataset: h5py.Dataset) -> dict[tuple[int, ...], int]:
     return short
 
 
+def _written(status: os.stat_result) -> tuple[int, int]:
+    return status.st_mtime_ns, status.st_size
+
+
 def _open(path: Path, **settings: int) -> h5py.File:
+    """Open a file; whoever has had it open since before it was written has to open it again."""
     import h5py
 
     try:
         with _lock:
+            status = path.stat()
+            for array in list(_arrays):
+                array.close_unless(status)
             return h5py.File(path, "r", locking="best-effort", **settings)
     except Exception as error:  # damaged bytes make h5py raise errors of many kinds
         sizes = f" ({path.stat().st_size} bytes)" if path.is_file() else ""
@@ -227,7 +281,7 @@ def _header(file: Path, key: str, dataset: h5py.Dataset) -> Header:
     name = f"{file}/{key}"
     if not dataset.shape or 0 in dataset.shape:
         raise VolumeError(f"{name} has shape {dataset.shape}; it holds no voxels")
-    _check_sources(dataset)
+    _find_sources(dataset)
     shape = voxels(dataset.shape, "shape", Path(name))
     dtype = voxel_dtype(dataset.dtype, name)
     attributes = _attributes(dataset)
@@ -253,12 +307,32 @@ def is_alone(header: Header) -> bool:
         return not dataset.is_virtual and not dataset.external and dataset.file.filename == str(file)
 
 
-def _check_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = ()) -> None:
-    """Raise where a file that a dataset is made of is missing or lies elsewhere, or a dataset is made of itself.
+def _find_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = ()) -> list[Source]:
+    """Return the files that a virtual dataset is made of; of other files none are needed.
 
     HDF5 shows fill in place of what is missing, and a dataset that is made of itself overflows its stack.
+
+    Raises:
+        VolumeError: one is missing or lies elsewhere, or the dataset is made of itself.
     """
     file = Path(dataset.file.filename)
+    _check_external(dataset, file)
+    here = (str(file), dataset.name)
+    if here in chain or len(chain) > MAX_DEPTH:
+        raise VolumeError(f"{file}{dataset.name} is a virtual dataset that is made of itself; it is damaged")
+    boxes = defaultdict[tuple[str, str], list[Any]](list)  # Any: two tuples of indices
+    for source in dataset.virtual_sources() if dataset.is_virtual else ():
+        is_numbered = "%b" in source.file_name + source.dset_name
+        boxes[source.file_name, source.dset_name] += [] if is_numbered else [source.vspace.get_select_bounds()]
+    return [
+        Source(_check_numbered(file, name))
+        if "%b" in name + key
+        else Source(_files_below(dataset, name, key, (*chain, here)), np.array(found))
+        for (name, key), found in sorted(boxes.items())
+    ]
+
+
+def _check_external(dataset: h5py.Dataset, file: Path) -> None:
     for name, _, _ in dataset.external or ():
         check_beside(name, file)
         if not Path(name).is_absolute() and "HDF5_EXTFILE_PREFIX" not in os.environ and Path.cwd() != file.parent:
@@ -266,36 +340,28 @@ def _check_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = (
                 f"{file}{dataset.name} has its voxels in {name}, which HDF5 looks for in the current folder; set "
                 "HDF5_EXTFILE_PREFIX to '${ORIGIN}', so that it looks beside the file"
             )
-    here = (str(file), dataset.name)
-    if here in chain or len(chain) > MAX_DEPTH:
-        raise VolumeError(f"{file}{dataset.name} is a virtual dataset that is made of itself; it is damaged")
-    sources = {(s.file_name, s.dset_name) for s in dataset.virtual_sources()} if dataset.is_virtual else set()
-    for name, key in sorted(sources):
-        if "%b" in name + key:
-            _check_numbered(file, name)
-        elif name == ".":
-            _check_source(dataset.file, key, (*chain, here))
-        else:
-            path = check_beside(name, file)
-            if not path.exists() and "HDF5_VDS_PREFIX" not in os.environ:
-                raise VolumeError(
-                    f"{file}{dataset.name} is made of several files, of which {name} is missing; put it beside {file}"
-                )
-            if path.exists():
-                with _opened(path) as opened:
-                    _check_source(opened, key, (*chain, here))
 
 
-def _check_source(file: h5py.File, key: str, chain: tuple[tuple[str, str], ...]) -> None:
-    node = _get(file, key)
-    if node is not None and _is_dataset(node):
-        _check_sources(node, chain)
+def _files_below(dataset: h5py.Dataset, name: str, key: str, chain: tuple[tuple[str, str], ...]) -> frozenset[Path]:
+    """Return the file `name`, whose dataset `key` `dataset` is made of, and the files which that is made of itself."""
+    file = Path(dataset.file.filename)
+    path = file if name == "." else check_beside(name, file)
+    if not path.exists():
+        if "HDF5_VDS_PREFIX" in os.environ:  # HDF5 looks for it elsewhere
+            return frozenset()
+        raise VolumeError(
+            f"{file}{dataset.name} is made of several files, of which {name} is missing; put it beside {file}"
+        )
+    with _opened(path) as opened:
+        node = _get(opened, key)
+        found = _find_sources(node, chain) if node is not None and _is_dataset(node) else []
+    return frozenset({path}.union(*(source.files for source in found)))
 
 
-def _check_numbered(file: Path, name: str) -> None:
-    """Raise unless the files that `name` stands for, with a number for %b, hold no virtual datasets themselves."""
+def _check_numbered(file: Path, name: str) -> frozenset[Path]:
+    """Return the files that `name` stands for, with a number for %b; raise if one holds virtual datasets itself."""
     pattern = check_beside("itself" if name == "." else name, file)
-    paths = [file] if name == "." else pattern.parent.glob(pattern.name.replace("%b", "*"))
+    paths = [file] if name == "." else list(pattern.parent.glob(pattern.name.replace("%b", "*")))
     for path in paths:
         with _opened(path) as opened:
             own = [key for key in _ranks(opened, path) if opened[key].is_virtual]
@@ -303,6 +369,7 @@ def _check_numbered(file: Path, name: str) -> None:
             raise VolumeError(
                 f"{file} is made of {path}, whose {own[0]} is virtual; volpipe follows numbered files once"
             )
+    return frozenset(paths)
 
 
 def _codec(dataset: h5py.Dataset, name: str) -> str:
