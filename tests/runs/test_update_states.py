@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -208,6 +209,26 @@ def test_a_block_that_does_not_stop_changing_fails(tmp_path: Path, monkeypatch: 
     Changing(monkeypatch, tmp_path / "in.n5", 4)
     with pytest.raises(VolumeError, match="changed 4 times while its voxels 0:8,0:8,0:8 were read; let whoever writes"):
         read_known(open_volume(tmp_path / "in.n5").open(), Box.from_shape((8, 8, 8)))
+
+
+def test_a_volume_whose_mount_goes_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its chunks would be zeros, as those that were never written."""
+    write_n5(tmp_path, noise(SHAPE))
+    reader, box, read = open_volume(tmp_path / "in.n5").open(live=True), Box.from_shape(SHAPE), Reader.read_mirrored
+
+    def going(self: Reader, box: Box, **settings: Any) -> np.ndarray:
+        if (tmp_path / "in.n5").exists():
+            (tmp_path / "in.n5").rename(tmp_path / "away")
+        voxels = read(self, box, **settings)
+        assert not voxels.any()
+        return voxels
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "read_mirrored", going)
+        with pytest.raises(VolumeError, match="no array at .* any more"):
+            read_known(reader, box)
+    (tmp_path / "away").rename(tmp_path / "in.n5")
+    assert read_known(reader, box)[0].any()
 
 
 @pytest.mark.parametrize("is_cached", [False, True])

@@ -21,10 +21,10 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Index, Shape, cells, mirrored
+from volpipe.volumes import opened
 from volpipe.volumes.formats import hdf5, single_file, tiff
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.node_cache import warn
-from volpipe.volumes.opened import once
 from volpipe.volumes.reader import Reader, Volume
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.chunk_files import ChunkFiles
@@ -94,6 +94,9 @@ class FileStates:
         states = states_of(self._files(shown, self._layout.cell))
         if (states == UNTOLD).all(axis=-1).any():
             return ""
+        folder = self._header.folder
+        if (states == ABSENT).all(axis=-1).any() and not opened.state(folder, has_slices="names" in self._header.known):
+            raise VolumeError(f"no array at {folder} any more")  # and no chunk of it, which would be read as zeros
         place = np.array([box.start, box.stop, shown.start, shown.stop], np.int64)
         return _hash(self._description, place.tobytes(), states.tobytes()).hex()
 
@@ -272,7 +275,7 @@ def hash_voxels(voxels: np.ndarray) -> str:
 
 def known_files(volume: Volume) -> FileStates:
     """Return this process's states of the files of `volume`."""
-    return once(volume.folder, ("files", volume), lambda: FileStates(volume))
+    return opened.once(volume.folder, ("files", volume), lambda: FileStates(volume))
 
 
 def read_known(reader: Reader, box: Box, *, num_channels: int | None = None) -> tuple[np.ndarray, str]:
