@@ -1,4 +1,4 @@
-"""Python's syntax trees, made by one thread at a time: tracebacks need them to underline what failed, numpy for headers.
+"""Python's syntax trees, made by one thread at a time; tracebacks need them to underline what failed, numpy to read.
 
 Python before 3.11.8, and 3.12 before 3.12.2, counts the depth of a tree for all threads together (python/cpython
 issue 106905): where two threads make trees at once, either may get a SystemError in place of its tree or traceback.

@@ -254,6 +254,22 @@ def test_levels_of_an_ome_tiff(tmp_path: Path) -> None:
         open_volume(tmp_path / "a.ome.tif", level=3)
 
 
+def test_an_image_in_another_file_of_an_ome_tiff_is_read_from_there(tmp_path: Path) -> None:
+    """Voxels lie one after another in either file, at the same place."""
+    first, second = noise((4, 16, 24)), noise((4, 16, 24), seed=1)
+    images = "".join(
+        f'<Image ID="Image:{i}"><Pixels ID="Pixels:{i}" DimensionOrder="XYZCT" Type="uint8" SizeX="24" SizeY="16" '
+        'SizeZ="4" SizeC="1" SizeT="1"><TiffData IFD="0" FirstZ="0" PlaneCount="4">'
+        f'<UUID FileName="{name}.ome.tif">urn:uuid:{name}</UUID></TiffData></Pixels></Image>'
+        for i, name in enumerate("ab")
+    )
+    for name, data in zip("ab", (first, second), strict=True):
+        text = f'<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:{name}">{images}</OME>'
+        write(tmp_path / f"{name}.ome.tif", data, description=text, metadata=None)
+    check_reads(open_volume(tmp_path / "a.ome.tif", "0"), first)
+    check_reads(open_volume(tmp_path / "a.ome.tif", "1"), second)
+
+
 def test_an_ome_tiff_in_several_files_is_one_volume_and_a_missing_file_is_named(tmp_path: Path) -> None:
     data = noise((2, 12, 13), "uint16")
     ids = [f"urn:uuid:0000000{i}-0000-0000-0000-000000000000" for i in range(2)]

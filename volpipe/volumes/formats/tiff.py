@@ -98,7 +98,7 @@ def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | PagedArray:
     with _opened(file, checked=True) as tif:
         series = tif.series[number].levels[level]
         stored = series.dtype.newbyteorder(tif.byteorder)
-        if series.dataoffset is not None and _is_flat(series):
+        if series.dataoffset is not None and _is_flat(series, file):
             return FlatArray(RawFile(file), series.dataoffset, stored, header.shape)
         return PagedArray(_pages(series, file), _layout(series, stored), cache_bytes)
 
@@ -108,7 +108,7 @@ def is_alone(header: Header) -> bool:
     file = header.known["file"]
     with _opened(file, checked=True) as tif:
         series = tif.series[header.known["series"]].levels[header.known["level"]]
-        return _is_flat(series) or {page.file for page in _pages(series, file)} == {file.resolve()}
+        return _is_flat(series, file) or {page.file for page in _pages(series, file)} == {file.resolve()}
 
 
 @contextmanager
@@ -225,7 +225,7 @@ def _check(series: TiffPageSeries, file: Path) -> None:
     """Raise unless the file, or files, hold the whole series."""
     if series.transform is not None:
         raise VolumeError(f"{file}: pages of kind {series.kind!r} are not supported; save a stack of plain pages")
-    if _is_flat(series) and series.dataoffset is not None:
+    if series.dataoffset is not None and _is_flat(series, file):
         check_end(file, series.dataoffset + num_bytes(series.shape, series.dtype))
         return
     pages = _pages(series, file)
@@ -244,8 +244,11 @@ def _check(series: TiffPageSeries, file: Path) -> None:
         check_end(path, end)
 
 
-def _is_flat(series: TiffPageSeries) -> bool:
-    return series.dataoffset is not None and series.dtype.kind != "b"
+def _is_flat(series: TiffPageSeries, file: Path) -> bool:
+    """Return whether the voxels lie one after another in `file`, and not in another of its set."""
+    if series.dataoffset is None or series.dtype.kind == "b":
+        return False
+    return {page.parent.filehandle.path for page in series if page is not None} == {str(file.resolve())}
 
 
 def _pages(series: TiffPageSeries, file: Path) -> list[Page]:
