@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -117,6 +119,24 @@ def test_a_shard_that_is_written_anew_is_read_anew(bucket: Bucket) -> None:
     again = read_known(reader, box)
     assert np.array_equal(again[0][0], DATA[::-1][box.slices])
     assert again[1].partition(":")[0] != first[1].partition(":")[0]
+
+
+def test_requests_of_a_box_have_ended_before_another_tries_the_same() -> None:
+    """Else one that is late writes what it got from an older file into the array of the next attempt."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def late() -> None:
+        begun.set()
+        time.sleep(0.1)
+        ended.set()
+
+    def fail() -> None:
+        begun.wait()
+        raise VolumeError("it has changed")
+
+    with pytest.raises(VolumeError, match="it has changed"):
+        requests.each([fail, late])
+    assert ended.is_set()
 
 
 @pytest.mark.parametrize("place", [0, 20])

@@ -82,14 +82,13 @@ def each(works: Sequence[Callable[[], T]]) -> list[T]:
     """Return what `works` give, many of them at a time; after the first error no other is begun.
 
     Raises:
-        Exception: the first error.
+        Exception: the first error, once those that were begun have ended.
     """
     futures: list[Future[T]] = [_pool().submit(work) for work in works]
     try:
         return [future.result() for future in futures]
     finally:
-        for future in futures:
-            future.cancel()
+        wait([future for future in futures if not future.cancel()])
 
 
 def in_turn(works: Iterable[Callable[[], T]], at_once: int) -> list[T]:
