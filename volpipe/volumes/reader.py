@@ -276,7 +276,8 @@ class Volume:
             VolumeError: the array is gone or has changed since the reference was made.
         """
         folder = self.folder
-        purpose = (self, cache_bytes, session, live)
+        # Readers of single files and of slices notice themselves what is written.
+        purpose = (self, cache_bytes) if self.format in single_file.FORMATS else (self, cache_bytes, session, live)
         return once(folder, purpose, lambda: Reader(self, cache_bytes, live=live), has_slices=self.format == "tiff")
 
 

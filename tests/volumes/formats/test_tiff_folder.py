@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from volumes import noise, write_volume
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.volumes.formats.tiff_folder import natural
+from volpipe.volumes.formats.tiff_folder import OPEN_SLICES, natural
 from volpipe.volumes.volume import list_arrays, open_volume
 
 
@@ -71,6 +72,16 @@ def test_slices_in_other_places_are_not_read_as_those_before(tmp_path: Path, nam
             write(folder, noise((1, 20, 31)), [name])
     with pytest.raises(VolumeError, match=said) if said else nullcontext():
         volume.open()
+
+
+def test_few_slices_are_open_however_many_volumes_and_sessions_read_them(tmp_path: Path) -> None:
+    data = noise((OPEN_SLICES // 2 + 8, 4, 4))
+    for number in range(4):
+        volume = open_volume(write(tmp_path / str(number), data))
+        for session in ("a", "b", "c"):
+            assert np.array_equal(volume.open(session=session, live=True)[...], data)
+    targets = [Path(os.readlink(entry.path)) for entry in os.scandir("/proc/self/fd") if Path(entry.path).exists()]
+    assert 0 < sum(target.is_relative_to(tmp_path) for target in targets) <= OPEN_SLICES
 
 
 def test_names_are_sorted_as_people_do() -> None:

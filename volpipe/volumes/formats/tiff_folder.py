@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from volpipe.volumes.storage.metadata import Facts, Header
 from volpipe.volumes.storage.tensorstore import Index, StoredArray
 
 SUFFIXES = (".tif", ".tiff")
-OPEN_SLICES = 128
+OPEN_SLICES = 256  # in a process: each is a descriptor, and keeps its share of the decoded chunks of its volume
 CHECKED_AT_ONCE = 8  # each mostly waits, where the disk is behind a network
 MAX_DIFFERENT = 5  # of which an error speaks
 FACTS = Facts(
@@ -168,8 +168,7 @@ class SliceArray:
     def __init__(self, header: Header, cache_bytes: int) -> None:
         self._header = header
         self._files = [header.folder / name for name in header.known["names"]]
-        # no method of self: a cycle would keep the files open until the collector comes by
-        self._open = lru_cache(maxsize=OPEN_SLICES)(partial(_open_slice, header, cache_bytes // OPEN_SLICES))
+        self._cache_bytes = cache_bytes // OPEN_SLICES
 
     def read(self, index: Index) -> np.ndarray:
         first, *rest = index
@@ -184,14 +183,16 @@ class SliceArray:
         return out
 
     def _slice(self, file: Path) -> StoredArray:
-        return self._open(file, paths.file_state(file))
+        _, *shape = self._header.shape
+        return _open_slice(file, paths.file_state(file), tuple(shape), self._header.dtype, self._cache_bytes)
 
 
-def _open_slice(stack: Header, cache_bytes: int, file: Path, state: paths.State) -> StoredArray:
+@lru_cache(maxsize=OPEN_SLICES)
+def _open_slice(
+    file: Path, state: paths.State, shape: tuple[int, ...], dtype: np.dtype, cache_bytes: int
+) -> StoredArray:
     """Return the slice in `file`, which is in this `state`: one that was written again is opened again."""
     header = _slice_header(file)
-    if header.shape != stack.shape[1:] or header.dtype != stack.dtype:
-        raise VolumeError(
-            f"{file} is {header.dtype} {header.shape}, and the other slices are {stack.dtype} {stack.shape[1:]}"
-        )
+    if header.shape != shape or header.dtype != dtype:
+        raise VolumeError(f"{file} is {header.dtype} {header.shape}, and the other slices are {dtype} {shape}")
     return tiff.open_array(header, cache_bytes)
