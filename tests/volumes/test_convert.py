@@ -321,6 +321,24 @@ def test_nothing_is_overwritten_and_what_does_not_fit_is_refused(tmp_path: Path)
     assert fingerprint(tmp_path) == before
 
 
+@pytest.mark.parametrize("name", ["b.h5", "b.tif", "b.npy"])
+def test_a_copy_in_one_file_is_on_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    synced, fsync = list[tuple[str, int]](), os.fsync
+
+    def note(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append((str(path), path.stat().st_size if path.is_file() else 0))
+        fsync(descriptor)
+
+    np.save(tmp_path / "a.npy", noise((8, 8, 8)))
+    monkeypatch.setattr(os, "fsync", note)
+    convert(open_volume(tmp_path / "a.npy"), tmp_path / name)
+    *_, (draft, size), (folder, _) = synced
+    assert draft.startswith(f"{tmp_path}/") and size == (tmp_path / name).stat().st_size and folder == str(tmp_path)
+
+
 def test_a_copy_that_fails_leaves_nothing(tmp_path: Path) -> None:
     data = noise((40, 50, 60))
     source = make(tmp_path / "a.n5", data)

@@ -217,10 +217,14 @@ def _rename(target: Target, path: Path) -> bool:
         if place.exists():
             return False
         (draft / target.key).rename(place)
+        paths.sync(place.parent)
         return True
     if path.exists():
         return False
+    if not target.is_folder:
+        paths.sync(draft)
     draft.rename(path)
+    paths.sync(path.parent)
     return True
 
 
