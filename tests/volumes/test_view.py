@@ -23,8 +23,9 @@ from volpipe.nets.facts import check_thickness
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.segmentation.driver import plan_segmentation
+from volpipe.volumes.identity import changes, identify
 from volpipe.volumes.storage.metadata import lengths
-from volpipe.volumes.volume import View, open_volume, with_view
+from volpipe.volumes.volume import ArraySpec, View, create_array, open_volume, open_writer, with_view
 
 SHAPE = (2, 5, 3, 20, 24)  # t, z, c, y, x
 NAMES = ["DAPI", "GFP", "488"]
@@ -321,3 +322,20 @@ def test_two_arrays_of_a_container_have_two_outputs(tmp_path: Path, give: Give) 
     refused = give("run", *THREADS, *IDENTITY, "-o", "out.zarr", "a.zarr/raw2")
     assert refused.code == 2
     assert "raw2" in refused.err
+
+
+def test_the_identity_of_one_channel_is_that_of_its_own_files(tmp_path: Path) -> None:
+    spec = ArraySpec((2, 8, 8, 8), np.dtype("uint8"), (1, 8, 8, 8), axes=("c", "z", "y", "x"))
+    create_array(tmp_path / "a.zarr", "", spec, "zarr3")
+    volume, writer = open_volume(tmp_path / "a.zarr", view=View(channel=1)), open_writer(tmp_path / "a.zarr", "")
+
+    def write(channel: int, seed: int) -> None:
+        writer.write(Box((channel, 0, 0, 0), (channel + 1, 8, 8, 8)), noise((1, 8, 8, 8), seed=seed))
+
+    write(0, 0)
+    write(1, 1)
+    before = identify(volume)
+    write(0, 2)
+    assert changes(before, identify(volume)) == []
+    write(1, 3)
+    assert any("c/1/0/0/0 was" in difference for difference in changes(before, identify(volume)))

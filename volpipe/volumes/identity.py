@@ -145,9 +145,11 @@ def _places(volume: Volume, header: Header | None, root: Location) -> Callable[[
     if "names" in header.known:  # a folder of slices
         return lambda box: str(header.known["names"][box.start[0]])
     chunk_files, key = ChunkFiles(header), "/".join(inside(volume.folder, root))
+    chosen = {"c": int(volume.view.channel or 0), "t": volume.view.time or 0}
 
     def name(box: Box) -> str:
-        first = [box.start["zyx".index(axis)] if axis in "zyx" else 0 for axis in volume.axes]
+        start = chosen | dict(zip("zyx", box.start, strict=True))
+        first = [start.get(axis, 0) for axis in volume.axes]
         file = chunk_files.name(tuple(i // n for i, n in zip(first, header.write_unit, strict=True)))
         return f"{key}/{file}" if key and file else file
 
