@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -80,8 +79,8 @@ def test_few_slices_are_open_however_many_volumes_and_sessions_read_them(tmp_pat
         volume = open_volume(write(tmp_path / str(number), data))
         for session in ("a", "b", "c"):
             assert np.array_equal(volume.open(session=session, live=True)[...], data)
-    targets = [Path(os.readlink(entry.path)) for entry in os.scandir("/proc/self/fd") if Path(entry.path).exists()]
-    assert 0 < sum(target.is_relative_to(tmp_path) for target in targets) <= OPEN_SLICES
+    files = [link.resolve() for link in Path("/proc/self/fd").iterdir()]
+    assert 0 < sum(file.is_relative_to(tmp_path) for file in files) <= OPEN_SLICES
 
 
 def test_names_are_sorted_as_people_do() -> None:
