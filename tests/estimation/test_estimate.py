@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from inline import Inline
 from plans import blocks_by_shard, planned, plans, volume, voxels_of_blocks
@@ -24,7 +24,7 @@ from volpipe.estimation import calibrate, memory
 from volpipe.estimation.cache_model import fetched_share
 from volpipe.estimation.estimate import Estimate, Slots, StageEstimate, UnitCosts, estimate, upper_bounds
 from volpipe.estimation.limits import Limits, check_limits
-from volpipe.estimation.memory import CUDA_BYTES, memory_bytes
+from volpipe.estimation.memory import CUDA_BYTES, array_bytes, memory_bytes
 from volpipe.estimation.scratch_model import Sums, missed_share
 from volpipe.geometry.grid import Box, mirror
 from volpipe.inference.plan import Plan
@@ -405,6 +405,21 @@ def test_what_is_planned_covers_what_a_large_blended_run_was_seen_to_take() -> N
     assert memory_bytes(plan, None) > 995 * 2**20
     crop = planned("windows.blend=crop", of=volume((1500, 1500, 1500)))
     assert memory_bytes(crop, 400 * 2**20) == 500 * 2**20  # nothing is added up
+
+
+@FEW
+@example(
+    planned("input.roi=1:40,1:40,1:40", *windowed((12, 12, 12), (4, 4, 4), (2, 2, 2), "crop")).changed(corner=(1, 1, 1))
+)  # block 0 holds no windows
+@given(plans(longest=40, modes=("streamed",)))
+def test_memory_is_that_of_the_block_that_reads_most(plan: Plan) -> None:
+    """Two blocks of voxels are in memory, as large as the largest that is read."""
+    selection, wide = Selection(plan), plan.source.model_copy(update={"dtype": "float32"})
+    boxes = [selection.input_box(block) for block in range(len(plan.blocks)) if selection.has_block(block)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "CACHE_BYTES", 0)
+        more = array_bytes(plan.model_copy(update={"source": wide})) - array_bytes(plan)
+    assert more == 2 * max(box.num_voxels for box in boxes) * (4 - 1)
 
 
 @pytest.mark.parametrize(("library", "more"), [("libtorch_cpu.so", 0), ("libtorch_cuda.so", CUDA_BYTES)])

@@ -17,11 +17,10 @@ from volpipe.blockwise.stage import bundle_size
 from volpipe.estimation.cache_model import fetched_share
 from volpipe.estimation.memory import memory_bytes, net_bytes
 from volpipe.estimation.scratch_model import Sums
-from volpipe.geometry.blend import support
 from volpipe.geometry.grid import mirror
 from volpipe.inference.plan import Plan
 from volpipe.inference.statistics import needs_histogram, needs_measuring
-from volpipe.inference.windows import CACHE_BYTES
+from volpipe.inference.windows import CACHE_BYTES, windows_along
 from volpipe.volumes.volume import Volume
 
 BLOCKS_WAITING = 64  # with windows in scratch at most, as in the schedule
@@ -427,15 +426,6 @@ class _Totals:
 def index_bytes(num_chunks: int) -> int:
     """Return the size of the index of a shard of `num_chunks`: an offset and a length each, and a checksum."""
     return 16 * num_chunks + 4
-
-
-def windows_along(plan: Plan, axis: int) -> range:
-    """Return the computed windows along `axis`: those that add to a voxel of the region."""
-    before, after = support(plan.lattice, plan.recipe.windows.blend)
-    (first, last), stride = (corner[axis] for corner in plan.roi), plan.lattice.stride[axis]
-    return range(
-        max(0, (first - after[axis]) // stride), min(plan.lattice.counts[axis], -(-(last + before[axis]) // stride))
-    )
 
 
 def _ends(plan: Plan, axis: int) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from volpipe.geometry.block_shape import Sizes
 from volpipe.geometry.grid import triple
 from volpipe.inference.output import shards_behind
 from volpipe.inference.plan import SUM_TYPE, Plan
-from volpipe.inference.windows import CACHE_BYTES, blocks_ahead
+from volpipe.inference.windows import CACHE_BYTES, blocks_ahead, largest_input
 from volpipe.nets import facts
 from volpipe.nets.facts import NetSpeeds
 from volpipe.volumes.rolling_box import PIECE_VOXELS, pieces_at_once
@@ -103,7 +103,7 @@ def array_bytes(plan: Plan) -> int:
     """
     channels, out = plan.source.num_channels, plan.net.out_channels
     itemsize = np.dtype(plan.source.dtype).itemsize
-    box, cache = (plan.lattice.input_box(0).num_voxels, CACHE_BYTES) if plan.mode == "streamed" else (0, 0)
+    box, cache = (largest_input(plan), CACHE_BYTES) if plan.mode == "streamed" else (0, 0)
     waiting = _window_bytes(plan)
     if plan.has_slabs:
         return _slab_bytes(plan) + CACHE_BYTES + 4 * waiting + _moving_bytes(plan)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from volpipe.blockwise.pool import Capacity
 from volpipe.errors import NOTICE, PlanError
-from volpipe.estimation.estimate import windows_along
 from volpipe.estimation.memory import gpu_bytes, memory_bytes, net_bytes
 from volpipe.estimation.net_speeds import GPU_PRECISIONS, has_bfloat16, measured_speeds, processor
 from volpipe.estimation.precision import change, compared_voxels, difference_key, is_allowed, measured_difference
@@ -22,6 +21,7 @@ from volpipe.estimation.window_search import LAYOUTS
 from volpipe.geometry.grid import Triple
 from volpipe.inference.plan import OWN_SIZES, NetSizes, Plan
 from volpipe.inference.tiling import own_window
+from volpipe.inference.windows import windows_along
 from volpipe.nets.cache import (
     can_keep_speeds,
     keep_speeds,

@@ -20,6 +20,7 @@ import numpy as np
 
 from volpipe.blockwise.malloc import mapped
 from volpipe.errors import VolumeError
+from volpipe.geometry.blend import support
 from volpipe.geometry.grid import Box, Lattice, Slab, unravel
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
@@ -71,7 +72,27 @@ def blocks_ahead(plan: Plan) -> int:
     if "://" not in plan.source.path or plan.mode != "streamed" or plan.has_slabs:
         return 1
     voxel_bytes = plan.source.num_channels * np.dtype(plan.source.dtype).itemsize
-    return min(MOST_AHEAD, num_at_once(plan.lattice.input_box(0).num_voxels * voxel_bytes, fewest=1))
+    return min(MOST_AHEAD, num_at_once(largest_input(plan) * voxel_bytes, fewest=1))
+
+
+def windows_along(plan: Plan, axis: int) -> range:
+    """Return the computed windows along `axis`: those that add to a voxel of the region."""
+    before, after = support(plan.lattice, plan.recipe.windows.blend)
+    (first, last), stride = (corner[axis] for corner in plan.roi), plan.lattice.stride[axis]
+    return range(
+        max(0, (first - after[axis]) // stride), min(plan.lattice.counts[axis], -(-(last + before[axis]) // stride))
+    )
+
+
+def largest_input(plan: Plan) -> int:
+    """Return the voxels under the computed windows of a block, for the largest of them."""
+    num_voxels = 1
+    for axis, (stride, overlap) in enumerate(zip(plan.lattice.stride, plan.lattice.overlap, strict=True)):
+        computed, count = windows_along(plan, axis), plan.blocks.counts[axis]
+        blocks = (plan.lattice.windows_along(axis, block) for block in range(count))
+        most = max(min(own.stop, computed.stop) - max(own.start, computed.start) for own in blocks)
+        num_voxels *= most * stride + overlap
+    return num_voxels
 
 
 def reads_at_once(seconds: float, latency: float, most: int) -> int:
