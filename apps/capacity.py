@@ -24,7 +24,7 @@ from volpipe.apps.gpus import ask_nvidia, is_torch_for_gpus
 from volpipe.blockwise.pool import Capacity, Gpu
 from volpipe.sites.find import try_site
 from volpipe.sites.gpus import remembered_gpu
-from volpipe.volumes.storage.metadata import memory_bytes
+from volpipe.volumes.storage.memory import memory_bytes, shared_bytes
 
 # By what schedulers are told which GPU is wanted, of Slurm and of Kubernetes.
 ASKED = (
@@ -128,7 +128,7 @@ def _sees_gpu(devices: Path = Path("/dev")) -> bool:
 
 def memory_of_worker(executor: ParslExecutor) -> int | None:
     """Return the memory for each worker; those on this machine, and threads of this process, share what is free."""
-    here = int(psutil.virtual_memory().available)
+    here = min(int(psutil.virtual_memory().available), shared_bytes())
     if isinstance(executor, ThreadPoolExecutor):
         return here // count_workers(executor)
     if not isinstance(executor, HighThroughputExecutor) or executor.provider is None:

@@ -116,6 +116,7 @@ def test_an_executor_of_threads_has_what_the_watch_asks_for() -> None:
 
 def test_threads_share_the_memory_of_their_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity.psutil, "virtual_memory", lambda: SimpleNamespace(available=10 << 30))
+    monkeypatch.setattr(capacity, "shared_bytes", lambda: 64 << 30)
     shares = [capacity.memory_of_worker(ThreadPoolExecutor(label="threads", max_threads=n)) for n in (1, 2, 2000)]
     assert shares == [10 << 30, 5 << 30, (10 << 30) // 2000]
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -29,7 +30,7 @@ from volpipe.blockwise.pool import Capacity, Gpu
 from volpipe.errors import SiteError
 from volpipe.runs import worker
 from volpipe.runs.worker import RESULTS
-from volpipe.sites.find import find_site, list_sites, name_user
+from volpipe.sites.find import find_site, list_sites, name_user, try_site
 
 # Measured, windowed, blended, reassembled and coarsened: every stage has units.
 EVERY_STAGE = set_each(
@@ -413,6 +414,18 @@ def test_the_memory_by_which_windows_are_chosen_is_the_same_whatever_else_the_ma
     monkeypatch.setattr(capacity, "memory_bytes", lambda: 64 << 30)
     expected = Capacity((32 << 30) // workers, workers, on_gpu=False)
     assert capacity.capacity_at(name, tmp_path) == expected
+
+
+@pytest.mark.parametrize("name", ["local", "threads"])
+@pytest.mark.parametrize(("free", "limit", "share"), [(500, 8, 2), (8, 500, 2)])  # GiB
+def test_workers_here_may_take_what_is_free_but_no_more_than_their_control_group(
+    name: str, free: int, limit: int, share: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOLPIPE_WORKERS", "4")
+    monkeypatch.setattr(capacity.psutil, "virtual_memory", lambda: SimpleNamespace(available=free << 30))
+    monkeypatch.setattr(capacity, "shared_bytes", lambda: limit << 30)
+    (executor,) = try_site(name, tmp_path).executors
+    assert capacity.memory_of_worker(executor) == share << 30
 
 
 def test_a_cluster_gives_the_memory_that_is_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,8 @@ from volpipe.volumes.formats.flat import FlatArray, Part, RawFile, check_end, nu
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.formats.tiff_pages import Layout, Page, PagedArray
 from volpipe.volumes.storage import decoded_size
-from volpipe.volumes.storage.metadata import ArraySpec, Facts, Header, Place, check_memory, voxel_dtype, voxels
+from volpipe.volumes.storage.memory import check_memory
+from volpipe.volumes.storage.metadata import ArraySpec, Facts, Header, Place, voxel_dtype, voxels
 from volpipe.volumes.storage.paths import check_beside
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from volpipe.geometry.grid import Box, cells
 from volpipe.volumes.storage import decoded_size, object_store, paths
 from volpipe.volumes.storage.chunk_files import ABSENT, ChunkFiles
 from volpipe.volumes.storage.indexing import bounds, ranges
-from volpipe.volumes.storage.metadata import Header, check_memory
+from volpipe.volumes.storage.memory import check_memory
+from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.refusals import is_damage
 from volpipe.volumes.storage.tensorstore import Index, StoredArray, check_process

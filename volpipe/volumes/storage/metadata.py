@@ -5,15 +5,11 @@ Not here: what any one format calls things (n5, zarr, ome), or the voxels (tenso
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import re
-import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -253,28 +249,6 @@ class ArraySpec:
                 raise VolumeError(
                     f"axis {axis}: shard {s} is not a multiple of chunk {c}; use {s // c * c or c} or {-(-s // c) * c}"
                 )
-
-
-def check_memory(num_bytes: int, what: object) -> None:
-    """Raise where `what` takes more memory than this machine has, or this process may have."""
-    most = memory_bytes()
-    if num_bytes > most:
-        raise VolumeError(
-            f"{what} takes {num_bytes / 2**30:,.1f} GiB and this process may have {most / 2**30:,.1f}; read smaller "
-            "boxes, or if it is a chunk, copy the volume to smaller chunks on a machine with more memory"
-        )
-
-
-@cache
-def memory_bytes() -> int:
-    """Return the memory of this machine, or of the control group or the limit that this process runs under."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        limits.append(soft)
-    with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
-        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return min(limits)
 
 
 def read_json(file: Location) -> Tree | None:
