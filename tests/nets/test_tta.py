@@ -94,3 +94,16 @@ def test_windows_whose_y_and_x_differ_cannot_be_turned(give: Give, tmp_path: Pat
     assert ended.code == 2
     assert f"infer.augment=rotations turns y into x, but window is {y} along y and {x} along x; use flips" in ended.err
     assert not (tmp_path / "out.zarr").exists()
+
+
+@pytest.mark.parametrize("augment", ["flips", "rotations"])
+def test_affinities_whose_channels_have_directions_are_not_averaged_over_mirrored_forms(
+    give: Give, tmp_path: Path, augment: str
+) -> None:
+    """A mean over flips gave 0.5 on both sides of every border."""
+    settings = set_each("net.offsets=[[-1,0,0]]", f"infer.augment={augment}")
+    ended = give("run", "--config", "threads", "--set", "net.name=net.py:build", *settings, "-o", "out.zarr", "in.n5")
+    assert ended.code == 2
+    assert f"infer.augment={augment} averages mirrored outputs, but net.offsets gives each channel a dir" in ended.err
+    assert "such as [-1, 0, 0], which mirrors reverse; set infer.augment=none, or leave net.offsets out" in ended.err
+    assert not (tmp_path / "out.zarr").exists()

@@ -413,7 +413,7 @@ def make_plan(
     check_net(recipe, volume, net)
     check_grey(recipe.normalise, volume)
     window, overlap = choose_windows(recipe.windows, net, volume.spatial_shape, sizes.window)
-    check_augment(recipe.infer.augment, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
+    check_augment(recipe, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     stride = triple(w - o for w, o in zip(window, overlap, strict=True))
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     out_dtype = _out_dtype(recipe, volume.dtype, intensity)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Triple
-from volpipe.recipes.inference import Augment
+from volpipe.recipes.inference import Augment, Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -43,12 +43,21 @@ def mean_of_forms(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Te
     return total / number
 
 
-def check_augment(augment: Augment, **sizes: Triple) -> None:
-    """Refuse to turn windows if one of `sizes` (z, y, x) differs along y and x.
+def check_augment(recipe: Recipe, **sizes: Triple) -> None:
+    """Refuse to mirror a net whose channels have directions, and to turn windows if one of `sizes` differs in y and x.
+
+    A mirrored affinity is that of the voxel on the other side, and y-affinities of a turned window are of x.
 
     Raises:
-        PlanError: with both sizes.
+        PlanError: with the offsets or both sizes, and what to set.
     """
+    augment, offsets = recipe.infer.augment, recipe.net.offsets
+    if augment != "none" and offsets is not None:
+        raise PlanError(
+            f"infer.augment={augment} averages mirrored outputs, but net.offsets gives each channel a direction, such "
+            f"as {list(offsets[0])}, which mirrors reverse; set infer.augment=none, or leave net.offsets out if the "
+            "channels are no affinities"
+        )
     if augment != "rotations":
         return
     for what, (_, y, x) in sizes.items():
