@@ -304,3 +304,33 @@ def test_weights_that_change_places_change_the_hash() -> None:
     swapped = layers("ab")
     swapped.load_state_dict({"a" + k[1:] if k[0] == "b" else "b" + k[1:]: v for k, v in net.state_dict().items()})
     assert weights_hash(swapped) != weights_hash(net)
+
+
+def test_a_halo_is_measured_again_where_a_package_that_the_net_imports_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The halo of the code before was kept, and the run had seams."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # which Python knows by second and size alone
+    (tmp_path / "net.py").write_text("from blocks import Net\n\ndef net():\n    return Net()\n")
+    (tmp_path / "blocks").mkdir()
+    (tmp_path / "blocks" / "__init__.py").write_text("from .wide import Net\n")
+    for reach in (1, 3):
+        (tmp_path / "blocks" / "wide.py").write_text(f"""
+import torch
+
+class Net(torch.nn.Module):
+    in_channels, out_channels, intensity, window = 1, 1, "same", (32, 32, 32)
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv3d(1, 1, 3, padding={reach}, dilation={reach})
+
+    def forward(self, x):
+        return self.conv(x)
+""")
+        facts = describe(NetChoice(name="net.py:net", untrained=True), str(tmp_path))
+        for module in ("blocks", "blocks.wide"):  # another process looks again
+            sys.modules.pop(module)
+        assert facts.halo == (reach, reach, reach)

@@ -193,18 +193,22 @@ def test_one_worker_with_other_weights_stops_the_run_whatever_others_did(
     assert len(ran) < 6
 
 
-@pytest.mark.parametrize("file", ["nets.py", "helper.py"])
+@pytest.mark.parametrize("file", ["nets.py", "helper.py", "parts/__init__.py", "parts/blocks.py"])
 def test_code_that_is_edited_after_the_plan_stops_the_run_at_once(
     tmp_path: Path, give: Give, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nets.py").write_text("import helper\n" + NETS)
-    (tmp_path / "helper.py").write_text("factor = 1\n")
+    (tmp_path / "helper.py").write_text("from parts import factor\n")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "__init__.py").write_text("from .blocks import factor\n")
+    (tmp_path / "parts" / "blocks.py").write_text("factor = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     plan = planned(tmp_path, "net.untrained=true")
     (tmp_path / file).write_text((tmp_path / file).read_text() + "# edited\n")
     with pytest.raises(RunStopped, match=r"code of net seeded is \w{8}… on .*restore it, or start over with --fresh"):
         execute(plan, Inline().start)
-    sys.modules.pop("helper")
+    for module in ("helper", "parts", "parts.blocks"):
+        sys.modules.pop(module)
 
 
 def test_the_code_of_a_net_is_its_file_and_those_beside_it_that_it_imports(tmp_path: Path) -> None:
@@ -217,6 +221,47 @@ def test_the_code_of_a_net_is_its_file_and_those_beside_it_that_it_imports(tmp_p
         hashes.append(code_hash("net.py:net", str(tmp_path)))
     assert hashes[0] != hashes[1] != hashes[2] == hashes[3]
     assert code_hash("net:net", str(tmp_path)) == hashes[3]
+
+
+PACKAGES = {
+    "net.py": "import parts.deep.block",
+    "parts/__init__.py": "from .star import *",
+    "parts/star/__init__.py": "__all__ = ['listed']",
+    "parts/star/listed.py": "",
+    "parts/deep/__init__.py": "",
+    "parts/deep/block.py": "from . import sibling\nfrom ..aside import x\nfrom parts.far import y\n"
+    f"from {'.' * 40} import z",
+    "parts/deep/sibling.py": "",
+    "parts/aside.py": "x = 1",
+    "parts/far/__init__.py": "from .y import y",
+    "parts/far/y.py": "y = 1",
+}
+
+
+@pytest.mark.parametrize("name", ["net.py:net", "src/net.py:net", "net:net", "parts.deep.block:net", "parts:net"])
+def test_the_code_of_a_net_is_in_packages_too(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "src" if name.startswith("src/") else tmp_path
+
+    def write(file: str, text: str) -> None:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(text)
+
+    others = ("aside.py", "parts/unused.py", "parts/deep/aside.py", "block.py")
+    for file, text in {**PACKAGES, **dict.fromkeys(others, "")}.items():
+        write(file, text)
+    whole = code_hash(name, str(tmp_path))
+    changing = set()
+    for file, text in PACKAGES.items():
+        write(file, f"{text}\n# edited")
+        if code_hash(name, str(tmp_path)) != whole:
+            changing.add(file)
+        write(file, text)
+    is_outer = name.startswith("parts:")  # which imports nothing but its part `star`
+    runs = {file for file in PACKAGES if file == "parts/__init__.py" or "star" in file} if is_outer else set(PACKAGES)
+    assert changing == runs - ({"net.py"} if name.startswith("parts") else set())
+    for file in others:
+        write(file, "# edited")
+    assert code_hash(name, str(tmp_path)) == whole
 
 
 def test_a_run_that_goes_on_with_other_weights_or_code_is_refused_in_a_few_words(tmp_path: Path, give: Give) -> None:

@@ -101,8 +101,8 @@ def without_weights(choice: NetChoice) -> NetChoice:
 def file_of_code(choice: NetChoice, search_path: str, what: str) -> Path | None:
     """Return the cache file for `what` of a net from a file; None for a net whose code may be anywhere."""
     place = choice.name.rpartition(":")[0]
-    beside = Path(search_path, *place.split(".")).with_suffix(".py") if place else None
-    if not (files.is_program(choice.name) or place.endswith(".py") or (beside and beside.is_file())):
+    is_file = files.is_program(choice.name) or place.endswith(".py")
+    if not (is_file or (place and files.is_beside(place, Path(search_path)))):
         return None
     code = files.code_hash(choice.name, search_path)
     modules = sorted(Path(__file__).parent.glob("*.py"))

@@ -9,9 +9,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import itertools
 import logging
 import re
 import warnings
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -195,14 +197,14 @@ def _code_of(name: str, search_path: Path) -> list[Path]:
     if is_program(name):
         return sources(name, search_path)
     if place.endswith(".py"):
-        return _with_imports(search_path / place, search_path)
+        file = search_path / place
+        return _with_imports([file], {search_path, file.parent})
     if not place:
         import volpipe.models
 
         return [Path(volpipe.models.__path__[0]) / f"{name}.py"]
-    beside = search_path.joinpath(*place.split(".")).with_suffix(".py")
-    if beside.is_file():
-        return _with_imports(beside, search_path)
+    if is_beside(place, search_path):
+        return _with_imports(_files_of(place, search_path), {search_path})
     try:
         spec = importlib.util.find_spec(place)
     except (ImportError, ValueError):
@@ -213,18 +215,34 @@ def _code_of(name: str, search_path: Path) -> list[Path]:
     return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
 
 
-def _with_imports(file: Path, search_path: Path) -> list[Path]:
-    """Return `file` and the files in its folder, and in `search_path`, that it imports, directly or not; sorted."""
+def is_beside(module: str, folder: Path) -> bool:
+    """Return whether `folder` holds the module or package `module`."""
+    path = folder.joinpath(*module.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def _with_imports(files: Iterable[Path], folders: Collection[Path]) -> list[Path]:
+    """Return `files` and those beside each, and in `folders`, that they import, directly or not; sorted."""
     known: set[Path] = set()
-    waiting = [file]
+    waiting = list(files)
     while waiting:
         here = waiting.pop()
         if here in known or not here.is_file():
             continue
         known.add(here)
-        for module in _imported(here):
-            waiting += [folder / f"{module}.py" for folder in {here.parent, search_path}]
+        waiting += _imported(here, {here.parent, *folders})
     return sorted(known)
+
+
+def _files_of(module: str, folder: Path) -> Iterator[Path]:
+    """Yield the files in `folder` that importing `module` runs: its own, and those of the packages that it is in.
+
+    The last part of a module may be "*", for all modules of a package.
+    """
+    for part in module.split("."):
+        yield from folder.glob(f"{part}.py")
+        yield from folder.glob(f"{part}/__init__.py")
+        folder /= part
 
 
 def functions_in(file: Path) -> list[str]:
@@ -237,20 +255,22 @@ def functions_in(file: Path) -> list[str]:
     return [name for name in functions if not name.startswith("_")]
 
 
-def _imported(file: Path) -> set[str]:
-    """Return the modules that the Python file imports, as paths without a suffix; none of one that cannot be parsed."""
+def _imported(file: Path, folders: Collection[Path]) -> Iterator[Path]:
+    """Yield the files in `folders` that the Python file imports; none of one that cannot be parsed.
+
+    Relative imports count from its own folder.
+    """
     try:
         tree = parse(file.read_bytes())
     except (SyntaxError, ValueError):  # whoever runs it says so
-        return set()
-    modules = set()
+        return
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = f"{node.module}." if node.module else ""
-            modules |= {node.module or ""} | {f"{base}{alias.name}" for alias in node.names}
-    return {module.replace(".", "/") for module in modules if module}
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        package, level = (node.module, node.level) if isinstance(node, ast.ImportFrom) else (None, 0)
+        places = file.parents[level - 1 : level] if level else folders
+        for folder, alias in itertools.product(places, node.names):
+            yield from _files_of(f"{package}.{alias.name}" if package else alias.name, folder)
 
 
 def short_hash(digest: str) -> str:
