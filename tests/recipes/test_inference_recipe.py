@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from conftest import ROOT
 from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import keys
 from volpipe.recipes.inference import Recipe, load_recipe
-from volpipe.recipes.toml import differences, set_value
+from volpipe.recipes.toml import differences, set_values
 
 FOREIGN = ("Input", "Value error", "Path(", "<class", "datetime", "None", "True", "NaN", "validator", "such a value")
 
@@ -79,8 +80,7 @@ def test_a_mistake_is_named(setting: str, words: str) -> None:
 
 def test_a_number_in_a_key_is_a_place_in_a_list() -> None:
     tree = {"data": [{"path": "a"}, {"path": "b"}]}
-    set_value(tree, "data.1.path=c")
-    set_value(tree, "data.0.level=2")
+    set_values(tree, ["data.1.path=c", "data.0.level=2"])
     assert tree == {"data": [{"path": "a", "level": 2}, {"path": "c"}]}
     for setting, words in (
         ("data.2.path=c", "2 is none of the 2 there, counted from 0"),
@@ -89,7 +89,7 @@ def test_a_number_in_a_key_is_a_place_in_a_list() -> None:
         ("data.0.path.z=c", "path holds a value, not a section"),
     ):
         with pytest.raises(RecipeError, match=words):
-            set_value(tree, setting)
+            set_values(tree, [setting])
 
 
 @pytest.mark.parametrize("form", ["[24,16,8]", "24,16,8", " 24, 16, 8 "])
@@ -106,6 +106,27 @@ def test_another_net_leaves_the_options_of_the_files_behind(tmp_path: Path) -> N
     assert load_recipe(path, ["net.name=unet3d"]).net.weights == "w.safetensors"
     other = load_recipe(path, ["net.name=upsample", "net.options.scale=[2,2,2]"]).net
     assert (other.weights, other.options) == (None, {"scale": [2, 2, 2]})
+
+
+@pytest.mark.parametrize("recipe", [None, Path("none")])
+def test_the_order_of_settings_does_not_matter(recipe: Path | None) -> None:
+    """Another name dropped what had been set before it, so that a net of chances wrote grey levels as float32."""
+    settings = [
+        "net.name=mine.py:net", "net.intensity=unit", "net.offsets=[[-1,0,0]]", "net.options.depth=3",
+        "net.options={ width = 4 }", "net.weights=w.pt",
+    ]  # fmt: skip
+    found = [load_recipe(recipe, order).net for order in itertools.permutations(settings)]
+    assert {net.model_dump_json() for net in found} == {found[0].model_dump_json()}
+    assert (found[0].name, found[0].intensity, found[0].offsets) == ("mine.py:net", "unit", ((-1, 0, 0),))
+    assert (found[0].options, found[0].weights) == ({"width": 4, "depth": 3}, "w.pt")
+    for order in itertools.permutations(["net.untrained=true", "net.weights=w.pt"]):
+        with pytest.raises(RecipeError, match=r"untrained = true and weights 'w.pt' exclude each other"):
+            load_recipe(recipe, order)
+
+
+def test_of_a_key_set_twice_the_last_value_counts() -> None:
+    settings = ["net.name=superres", "net.untrained=true", "net.untrained=false", "net.name=unet3d"]
+    assert load_recipe(None, settings).net == load_recipe(None).net.model_copy(update={"untrained": False})
 
 
 def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:

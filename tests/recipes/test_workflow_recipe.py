@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -108,6 +109,34 @@ def test_what_a_stage_says_goes_on_top_of_its_recipe_and_another_net_takes_nothi
     assert isinstance(choice, Recipe)
     assert (choice.net.name, choice.net.weights) == (name, weights)
     assert (choice.windows.blend, choice.windows.overlap, choice.infer.batch) == ("hann", 8, 3)
+
+
+def test_the_order_of_settings_does_not_matter(folder: Path) -> None:
+    (folder / "flow.toml").write_text(TWO)
+    settings = [
+        "second.net.name=mine.py:net",
+        "second.net.intensity=unit",
+        "second.input=volume",
+        "second.input.level=1",
+    ]
+    for order in itertools.permutations(settings):
+        flow = find_flow(folder / "flow.toml", order)
+        assert flow is not None
+        stage = flow.stages[1]
+        assert isinstance(stage.choice, Recipe)
+        assert (stage.reads, stage.choice.input.level) == ("volume", 1)
+        assert (stage.choice.net.name, stage.choice.net.intensity) == ("mine.py:net", "unit")
+        assert stage.choice.net.weights is None
+
+
+def test_an_untrained_net_of_a_stage_leaves_the_weights_of_its_recipe_behind(folder: Path) -> None:
+    (folder / "flow.toml").write_text(TWO)
+    flow = find_flow(folder / "flow.toml", ["second.net.untrained=true"])
+    assert flow is not None
+    nets = [stage.choice.net for stage in flow.stages if isinstance(stage.choice, Recipe)]
+    assert [(net.name, net.untrained, net.weights is None) for net in nets] == [
+        ("unet3d", False, False), ("unet3d", True, True),
+    ]  # fmt: skip
 
 
 def test_the_shipped_stages_lead_from_an_image_to_labels() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from volpipe.blockwise.pool import Capacity, Site, Start, WorkerPool
-from volpipe.recipes.toml import Section, load_tree, set_value, typed
+from volpipe.recipes.toml import Section, load_tree, set_values, typed
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import locate
 from volpipe.volumes.volume import Volume
@@ -51,8 +51,7 @@ def load(
 def with_settings(sections: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:  # Any: TOML values
     """Return a copy of `sections` with ``key=value`` settings on top."""
     tree = copy.deepcopy(dict(sections))
-    for setting in settings:
-        set_value(tree, setting)
+    set_values(tree, settings)
     return tree
 
 

@@ -305,7 +305,8 @@ def load_recipe(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
 
     `path` may be the name of a shipped recipe, such as superres_z4, or "none": every key has its default.
 
-    Setting ``net.name`` to another net drops the options and weights that the file has for its own.
+    Setting ``net.name`` to another net drops the options and weights that the file has for its own, and no setting:
+    their order does not matter.
 
     Raises:
         RecipeError: no such file, no TOML, an unknown key or a value that does not fit; the message names it.

@@ -42,8 +42,7 @@ def load_tree(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]
         RecipeError: no such file, or no TOML.
     """
     tree = {} if path is None or path == NO_RECIPE else _read(path)
-    for setting in settings:
-        set_value(tree, setting)
+    set_values(tree, settings)
     return tree
 
 
@@ -103,10 +102,35 @@ def differences(old: BaseModel, new: BaseModel) -> list[str]:
     ]
 
 
+def set_values(tree: dict[str, Any], settings: Sequence[str]) -> None:  # Any: TOML values
+    """Write the ``key=value`` of `settings` into `tree`, in any order: a section comes before its keys.
+
+    What `tree` has for another net, or for a trained one, is dropped as `replaced_net` says. Of one key set twice the
+    last value counts.
+
+    Raises:
+        RecipeError: as of `set_value`.
+    """
+    ordered = sorted(settings, key=lambda setting: setting.partition("=")[0].count("."))
+    given: dict[str, Any] = {}  # Any: as above
+    for setting in ordered:
+        set_value(given, setting)
+    if isinstance(tree.get("net"), dict) and isinstance(given.get("net"), dict):
+        tree["net"] = replaced_net(tree["net"], given["net"])
+    for setting in ordered:
+        set_value(tree, setting)
+
+
+def replaced_net(net: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:  # Any: TOML values
+    """Return the section `net` without what the keys `given` replace: all for another name, weights for untrained."""
+    if isinstance(name := given.get("name"), str) and name != net.get("name"):
+        return {}
+    dropped = ("weights", "weights_key") if given.get("untrained") is True else ()
+    return {key: value for key, value in net.items() if key not in dropped}
+
+
 def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
     """Write ``key=value`` into `tree`; the brackets of a list of numbers may be left out, for shells that read them.
-
-    Setting ``net.name`` to another net drops what `tree` has for its own; ``net.untrained=true`` drops the weights.
 
     Raises:
         RecipeError: it has another form, or goes through a value as if that were a section.
@@ -132,11 +156,6 @@ def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
             raise RecipeError(f"--set {setting!r}: {section} holds a value, not a section")
     if isinstance(place, list):
         raise RecipeError(f"--set {setting!r}: {sections[-1]} is a list; say which of it, such as data.0.path")
-    if key.strip() == "net.name" and place.get("name") != value:
-        place.clear()
-    if key.strip() == "net.untrained" and value is True:
-        place.pop("weights", None)
-        place.pop("weights_key", None)
     place[last] = value
 
 

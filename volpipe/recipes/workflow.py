@@ -23,7 +23,7 @@ from volpipe.errors import RecipeError, VolpipeError
 from volpipe.geometry.grid import Triple
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.recipes.toml import Section, load_tree, name_of, set_value, typed
+from volpipe.recipes.toml import Section, load_tree, name_of, replaced_net, set_values, typed
 from volpipe.resolve import nearest
 
 VOLUME = "volume"  # what a stage reads that reads the command's argument
@@ -119,8 +119,7 @@ def find_flow(
     reads = _order(heads, name)
     for head, entry in zip(heads, trees, strict=True):
         of_volume = for_volume if reads[head.name] == VOLUME else ()
-        for setting in (*for_runs, *of_volume) if head.kind == "run" else ():
-            set_value(entry, setting)
+        set_values(entry, (*for_runs, *of_volume) if head.kind == "run" else ())
     if for_volume and not any(head.kind == "run" and reads[head.name] == VOLUME for head in heads):
         raise RecipeError(f"{name}: no run reads the volume, so {for_volume[0]} is about none; leave it out")
     stages = (
@@ -140,6 +139,7 @@ def _spread(trees: Sequence[Tree]) -> None:
 def _set_each(trees: Sequence[Tree], settings: Sequence[str]) -> None:
     """Write each of `settings` into the stage that it begins with."""
     by_name = {str(entry.get("name")): entry for entry in trees}
+    own: dict[str, list[str]] = {name: [] for name in by_name}
     for setting in settings:
         stage, dot, rest = setting.partition(".")
         if not dot or stage not in by_name or "=" in stage:
@@ -148,8 +148,12 @@ def _set_each(trees: Sequence[Tree], settings: Sequence[str]) -> None:
                 f"--set {setting!r}: begin with the name of a stage, of {known}, such as "
                 f"{next(iter(by_name))}.windows.blend=hann"
             )
-        set_value(by_name[stage], rest)
-        _spread(trees)
+        own[stage].append(rest)
+    for name, entry in by_name.items():
+        feeds = [setting for setting in own[name] if setting.partition("=")[0].strip() == "input"]
+        set_values(entry, feeds)  # before the keys of the input, which would be lost
+        _spread([entry])
+        set_values(entry, [setting for setting in own[name] if setting not in feeds])
 
 
 def _head(entry: Tree, source: str, settings: Sequence[str]) -> Head:
@@ -219,13 +223,12 @@ def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str]) -> Reci
 
 
 def merged(tree: Tree, own: Tree) -> Tree:
-    """Return a recipe with the sections `own` on top; another net drops the options and weights of the first."""
+    """Return a recipe with the sections `own` on top, which drop of its net what `replaced_net` says."""
     merged = dict(tree)
     for section, values in own.items():
         below = merged.get(section, {})
         if not isinstance(values, dict) or not isinstance(below, dict):
             merged[section] = values  # which `typed` refuses
             continue
-        is_other_net = section == "net" and values.get("name", below.get("name")) != below.get("name")
-        merged[section] = values if is_other_net else below | values
+        merged[section] = (replaced_net(below, values) if section == "net" else below) | values
     return merged
