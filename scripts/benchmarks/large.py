@@ -15,8 +15,8 @@ import psutil
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import environment, remove, run_folder
-from volpipe.estimation.forecast import forecast
 from volpipe.inference.plan import Plan
+from volpipe.runs.planned import Planned
 from volpipe.runs.run_folder import RunFolder
 
 SETTINGS = ("net.name=identity", "windows.blend=hann")
@@ -87,15 +87,16 @@ def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
     folder = RunFolder(run_folder(out))
     plan = folder.load(Plan)
     assert plan is not None
-    planned = forecast(plan, folder).estimate.memory_bytes
+    planned = Planned.load(folder.path, plan.identity)
+    assert planned is not None and planned.memory_bytes is not None
     sides = {
-        "planned worker MiB": planned / MIB,
+        "planned worker MiB": planned.memory_bytes / MIB,
         "worker MiB": peaks.worker / MIB,
         "driver MiB": peaks.driver / MIB,
         "all MiB": peaks.together / MIB,
         "seconds": seconds,
     }
-    yield Outcome(peaks.worker / planned, sides)
+    yield Outcome(peaks.worker / planned.memory_bytes, sides)
 
 
 ROWS = [

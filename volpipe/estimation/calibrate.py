@@ -8,7 +8,6 @@ ones are tried, and smaller windows where one of the plan's own would; times are
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -105,22 +104,6 @@ def sample(plan: Plan, volume: Volume) -> Sample:
 
 OnTry = Callable[[float, float], None]
 R = TypeVar("R")
-
-
-def load_rates(folder: RunFolder, plan: Plan) -> UnitCosts | None:
-    """Return what an earlier rehearsal of `plan` gave, or None."""
-    try:
-        stored = json.loads(folder.rates_file.read_text(encoding="utf-8"))
-        return UnitCosts(**stored["rates"]) if stored["identity"] == plan.identity else None
-    except (OSError, ValueError, KeyError, TypeError):  # none, or another version's: it is made again
-        return None
-
-
-def store_rates(folder: RunFolder, plan: Plan, rates: UnitCosts) -> None:
-    """Keep what a rehearsal of `plan` gave."""
-    folder.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-    content = {"identity": plan.identity, "rates": dataclasses.asdict(rates)}
-    folder.rates_file.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 class TooSlowError(RunStopped):

@@ -13,9 +13,10 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Steps
 from volpipe.errors import RunStopped
 from volpipe.estimation.alternatives import Alternative, alternatives
-from volpipe.estimation.calibrate import OnTry, Sample, TooSlowError, calibrate, load_rates, sample, store_rates
+from volpipe.estimation.calibrate import OnTry, Sample, TooSlowError, calibrate, sample
 from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate
 from volpipe.estimation.limits import Limits, check_limits, disk_limits
+from volpipe.estimation.rates import Workers, load_rates, store_rates
 from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
@@ -91,17 +92,18 @@ def forecast(
     """Return the forecast of `plan` by the rates in the run's `folder`.
 
     Args:
+        pool: the workers, whose own rates alone count; without them there are none.
         share: of the region's blocks that are selected.
         pending: the input, where it does not exist yet.
     """
-    slots, worker_bytes = UNKNOWN_SLOTS, None
+    slots, worker_bytes, rates = UNKNOWN_SLOTS, None, None
     if pool is not None:
-        slots = Slots(pool.slots["cpu"], pool.slots["gpu"], pool.shared, pool.on_gpu)
-        worker_bytes = pool.worker_bytes
+        workers = Workers.of(pool)
+        slots, worker_bytes, rates = workers.slots, pool.worker_bytes, load_rates(folder, plan, workers)
     volume = plan.source.as_planned() if pending is None else pending.volume
     chunks = sample(plan, volume) if pending is None else Sample(pending.voxel_bytes, Affine())
     limits = disk_limits(locate(plan.out), worker_bytes)
-    rates = load_rates(folder, plan) or (pending.rates if pending is not None else None)
+    rates = rates or (pending.rates if pending is not None else None)
     result = estimate(plan, volume, chunks.voxel_bytes, slots, rates, share)
     node_directory = None if pool is None else pool.node_directory
     threads = None if pool is None else pool.worker_threads
@@ -112,7 +114,9 @@ def forecast(
 def forecast_calibrated(
     plan: Plan, folder: RunFolder, pool: WorkerPool, share: float = 1.0, on_try: OnTry = lambda seconds, most: None
 ) -> Steps[Forecast]:
-    """Return the forecast of `plan`, after blocks are tried if none were before; without times if that is too slow.
+    """Return the forecast of `plan`, after blocks are tried if none were on such workers.
+
+    It has no times where that is too slow.
 
     Raises:
         PlanError: a worker cannot hold a block.
@@ -127,7 +131,7 @@ def forecast_calibrated(
     except TooSlowError as error:
         log.warning("%s", error)
         return replace(result, untimed=str(error))
-    store_rates(folder, plan, rates)
+    store_rates(folder, plan, Workers.of(pool), rates)
     timed = estimate(plan, result.volume, result.sample.voxel_bytes, result.slots, rates, share)
     return replace(result, estimate=timed, first_task=began)
 

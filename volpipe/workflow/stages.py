@@ -19,9 +19,10 @@ from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError
-from volpipe.estimation.calibrate import TooSlowError, calibrate, load_rates
+from volpipe.estimation.calibrate import TooSlowError, calibrate
 from volpipe.estimation.estimate import Estimate, estimate, timed_alone
 from volpipe.estimation.forecast import UNKNOWN_SLOTS, Forecast, PendingInput, forecast, forecast_calibrated
+from volpipe.estimation.rates import load_rates
 from volpipe.evaluation.driver import EvaluationWork
 from volpipe.evaluation.estimate import ScoreTime, calibrate_evaluation
 from volpipe.evaluation.evaluate import Evaluation
@@ -220,8 +221,8 @@ class RunStage(StagePlan):
         return self.plan.warnings()
 
     def needs(self) -> tuple[ResourceNeeds, float | None]:
-        """Return what the run needs, and its seconds; see `StagePlan`."""
-        rates = load_rates(self.folder, self.plan)
+        """Return what the run needs, and its seconds on a worker like those that tried blocks; see `StagePlan`."""
+        rates = load_rates(self.folder, self.plan, None)
         result = estimate(self.plan, self.given, _voxel_bytes(self.given), UNKNOWN_SLOTS, rates)
         return ResourceNeeds.from_estimate(result), result.seconds
 
