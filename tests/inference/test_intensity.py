@@ -4,14 +4,17 @@ what is stored.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from volpipe.blockwise.journal import Record
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.inference.intensity import Affine, to_dtype, unit_scale
+from volpipe.inference.intensity import Affine, Tally, to_dtype, unit_scale
 from volpipe.inference.statistics import (
     NUM_BINS,
     Statistics,
@@ -154,6 +157,20 @@ def test_wide_types_clip_without_wrapping(dtype: str) -> None:
     low, high = to_dtype(np.array([-1e30, 1e30], np.float32), np.dtype(dtype))
     assert int(low) == info.min
     assert info.max - int(high) <= 2048
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "uint32", "int32"])
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_only_voxels_beyond_the_range_count_as_clipped(dtype: str, kind: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Of 32 bits every voxel of probability 1 counted: float32 has 2^32 for the largest integer."""
+    info, top = np.iinfo(dtype), np.float32(unit_scale(np.dtype(dtype)))
+    beyond = max(np.nextafter(top, np.float32(np.inf)), top + np.float32(1))
+    below = min(np.nextafter(np.float32(info.min), np.float32(-np.inf)), np.float32(info.min) - np.float32(1))
+    values = np.array([top, top, info.min, 0, beyond, beyond, below], np.float32)
+    tally = Tally()
+    stored = np.asarray(to_dtype(kind(values), np.dtype(dtype), tally))
+    assert stored.tolist() == [info.max, info.max, info.min, 0, info.max, info.max, info.min]
+    assert tally.clipped == 3
 
 
 @given(st.sampled_from([np.nan, np.inf, -np.inf]))

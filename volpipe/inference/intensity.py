@@ -155,7 +155,7 @@ def to_dtype(data: Array, dtype: np.dtype, tally: Tally | None = None) -> Array:
     # The largest 64-bit integers are no floats: the float below them is the last that fits.
     low, top = float(info.min), float(info.max) if dtype.itemsize < 8 else float(np.nextafter(float(info.max), 0.0))
     if tally is not None and 0 not in data.shape:
-        tally.add(rounded, low, top)
+        tally.add(rounded, low, max(top, float(np.float32(top))))  # float32 has the top of 32 bits as one more
     clipped: Array = library(rounded).clip(rounded, low, top, out=rounded)
     return _typed(clipped, dtype)
 
