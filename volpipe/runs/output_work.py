@@ -343,7 +343,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         self.check_free()
         if isinstance(out, Remote):
             try_writing(out)
-        if options.fresh:
+        if options.fresh or self.folder.clearing.is_file():
             self.clear()
         self._clear_unstarted()
         self.check_same()
@@ -365,7 +365,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """Refuse a folder or an output that other work made; see `FolderWork`."""
         check_kind(self.folder, self.plan.FILE)
         out = paths.locate(self.plan.out)
-        if paths.exists(out) and not self.is_begun:
+        if paths.exists(out) and not (self.folder.path / self.plan.FILE).is_file():
             raise RunError(f"{out} exists and no {self.what} in {self.folder.path} made it; choose another --out")
 
     def check_same(self) -> None:
@@ -438,13 +438,18 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             )
 
     def clear(self) -> None:
-        """Delete the output, and then what the folder has of it: without, nobody would know any more whose it is."""
+        """Delete the output, and then what the folder has of it: without, nobody would know any more whose it is.
+
+        After a kill at any moment nothing of either counts, and `claim` deletes the rest.
+        """
+        paths.atomic_write(self.folder.clearing, b"")
         paths.delete(paths.locate(self.plan.out))
+        (self.folder.path / self.plan.FILE).unlink(missing_ok=True)  # what comes to the output's place is another's
         self.folder.clear()
 
     @property
     def is_begun(self) -> bool:
-        return (self.folder.path / self.plan.FILE).is_file()
+        return self.folder.holds(type(self.plan))
 
     @property
     def is_complete(self) -> bool:

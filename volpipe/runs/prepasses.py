@@ -105,9 +105,9 @@ def scanned(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> Ste
         yield from _finish(work, session, scan_stage(plan, work.feed), journal, submitter(pool, job))
         selection = gather(plan, (entry for result in journal.results(Cells) for entry in result.cells))
     if not selection.num_cells:
-        folder.plan_file.unlink()
-        folder.inputs.unlink(missing_ok=True)
         folder.scan.unlink()
+        folder.inputs.unlink(missing_ok=True)
+        folder.plan_file.unlink()
         raise PlanError(_nothing_selected(plan))
     store_selection(folder.selection_file, selection)
     folder.scan.replace(folder.scanned)

@@ -107,17 +107,22 @@ class RunFolder:
     scanned = _Inside("scanned.jsonl")  # that of all scans, for updates, which scan what has changed
     next_selection = _Inside("next_selection.npy")  # what an update selects, until its record counts
     selection_file = _Inside(SELECTION_FILE)  # the selected cells, once they are known
+    clearing = _Inside("clearing")  # exists while the folder and its output are being deleted: nothing there counts
     inputs = _Inside("inputs.json")  # the identities of the volume and the mask when the run was begun
     plan_file = _Inside(Plan.FILE)
 
+    def holds(self, kind: type[OutputPlan]) -> bool:
+        """Return whether a plan of that kind was stored here, and the folder is not being cleared."""
+        return (self.path / kind.FILE).is_file() and not self.clearing.is_file()
+
     def load(self, kind: type[P]) -> P | None:
-        """Return the plan of that kind that was stored here, or None.
+        """Return the plan of that kind that was stored here, or None; also where the folder is being cleared.
 
         Raises:
             RunError: there is one, but of another version or damaged.
         """
         path = self.path / kind.FILE
-        if not path.is_file():
+        if not self.holds(kind):
             return None
         try:
             return kind.model_validate_json(path.read_bytes())
@@ -188,14 +193,15 @@ class RunFolder:
             yield session
 
     def clear(self) -> None:
-        """Delete what a run left here, but for the lock."""
+        """Delete what a run left here, but for the lock, and in the end the file that says so."""
         for entry in self.path.iterdir():
-            if entry.name == LOCK_FILE:
+            if entry.name in (LOCK_FILE, self.clearing.name):
                 continue
             if entry.is_dir():
                 delete(entry)
             else:
                 entry.unlink()
+        self.clearing.unlink(missing_ok=True)
 
 
 _umasks: list[int] = []  # before each folder that is held: the first one counts, in whatever order they are left

@@ -69,7 +69,9 @@ def _state_of_stage(stage: StagePlan, *, same_input: bool) -> tuple[State, str]:
 def _state_of_work(work: OutputWork[Any, Any], *, same_input: bool, is_outside: bool) -> tuple[State, str]:
     """Return the state of the output of `work`; of an input that other work of ours makes, nothing is compared."""
     plan, folder, out = work.plan, work.folder, paths.locate(work.plan.out)
-    if not ((folder.path / plan.FILE).is_file() and folder.journal.is_file()):
+    if folder.clearing.is_file():
+        return "new", ""
+    if not (work.is_begun and folder.journal.is_file()):
         if paths.exists(out):
             raise RunError(f"{out} exists and no run in {folder.path} made it; give another out, or move it away")
         return "new", ""
