@@ -292,6 +292,10 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         Raises:
             RunError: somebody else holds the folder.
         """
+        old = self.folder.load(type(self.plan))
+        if old is not None and old.identity != self.plan.identity:  # the volume has grown, which it follows later
+            self.before_growth(old).await_change()
+            return
         plan, shards = self.plan, {f"s{i}": len(self.plan.shards(i)) for i in range(len(self.plan.factors))}
         sizes = {key_of(stage.name): stage.size for stage in self.schedule().stages if stage.marked} | shards
         taken = {key: to_ranges(range(size)) for key, size in sizes.items() if size}
@@ -303,6 +307,12 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             begin_session(self.folder, self.options.site, getattr(plan, "code_sha256", ""))
             if paths.exists(paths.locate(plan.out)):
                 unseal(plan, plan.array_format, ())
+
+    def before_growth(self, old: P) -> OutputWork[P, R]:
+        """Return the work of the plan `old`, before the volume grew: what it did counts until that is compared."""
+        work = type(self)(old, self.options, folder=self.folder)
+        work.is_comparing = True
+        return work
 
     def note_session(self) -> None:
         """Note that this session works on the output, which is not sealed from then on."""

@@ -315,7 +315,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         old = self.folder.load(SegmentPlan) if self.options.update else None
         grown = None if old is None else grown_from(self.plan, self.folder)
         if old is not None and grown is not None and grown.identity == self.plan.identity:
-            self.updates = (follow(self, type(self)(old, self.options, folder=self.folder)),)
+            self.updates = (follow(self, self.before_growth(old)),)
         super().claim()
 
     def update_steps(self, session: WorkSession) -> Steps[None]:

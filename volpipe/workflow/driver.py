@@ -298,7 +298,7 @@ class RunWork(OutputWork[Plan, Report]):
         """Follow a volume that has grown, if its run can."""
         old, grown = self.folder.load(Plan), grown_plan(self.plan)
         if old is not None and grown is not None and grown.identity == self.plan.identity:
-            self.updates = (follow(self, type(self)(old, self.options, folder=self.folder)),)
+            self.updates = (follow(self, self.before_growth(old)),)
 
     def update_steps(self, session: WorkSession) -> Steps[None]:
         """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""
