@@ -99,7 +99,7 @@ def test_what_a_stage_says_goes_on_top_of_its_recipe_and_another_net_takes_nothi
     folder: Path, own: str, name: str, weights: str | None
 ) -> None:
     (folder / "base.toml").write_text(
-        '[net]\nname = "unet3d"\nweights = "w.pt"\n[windows]\nblend = "hann"\noverlap = 4'
+        '[net]\nname = "unet3d"\nweights = "w.pt"\n[net.options]\ndepth = 3\n[windows]\nblend = "hann"\noverlap = 4'
     )
     text = f'[[stage]]\nname = "a"\nrecipe = "base.toml"\nnet = {{ {own} }}\nwindows = {{ overlap = 8 }}\n'
     (folder / "flow.toml").write_text(text)
@@ -108,6 +108,7 @@ def test_what_a_stage_says_goes_on_top_of_its_recipe_and_another_net_takes_nothi
     choice = flow.stages[0].choice
     assert isinstance(choice, Recipe)
     assert (choice.net.name, choice.net.weights) == (name, weights)
+    assert choice.net.options == ({} if name == "identity" else {"depth": 3, "features": [8]})
     assert (choice.windows.blend, choice.windows.overlap, choice.infer.batch) == ("hann", 8, 3)
 
 

@@ -223,12 +223,13 @@ def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str]) -> Reci
 
 
 def merged(tree: Tree, own: Tree) -> Tree:
-    """Return a recipe with the sections `own` on top, which drop of its net what `replaced_net` says."""
-    merged = dict(tree)
-    for section, values in own.items():
-        below = merged.get(section, {})
-        if not isinstance(values, dict) or not isinstance(below, dict):
-            merged[section] = values  # which `typed` refuses
-            continue
-        merged[section] = (replaced_net(below, values) if section == "net" else below) | values
-    return merged
+    """Return a recipe with the keys of the sections `own` on top, which drop of its net what `replaced_net` says."""
+    if isinstance(tree.get("net"), dict) and isinstance(own.get("net"), dict):
+        tree = tree | {"net": replaced_net(tree["net"], own["net"])}
+    return _on_top(tree, own)
+
+
+def _on_top(below: Tree, own: Tree) -> Tree:
+    """Return `below` with the values of `own`; of sections within them, with those of each key."""
+    both = {key for key, value in own.items() if isinstance(value, dict) and isinstance(below.get(key), dict)}
+    return below | own | {key: _on_top(below[key], own[key]) for key in both}
