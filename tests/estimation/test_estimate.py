@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from volpipe.estimation.memory import CUDA_BYTES, array_bytes, memory_bytes
 from volpipe.estimation.scratch_model import Sums, missed_share
 from volpipe.geometry.grid import Box, mirror
 from volpipe.inference.plan import Plan
+from volpipe.inference.scratch import PARTS, Tensors
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.schedule import RunSchedule
@@ -277,9 +279,18 @@ def test_scratch_is_never_above_what_was_planned_for_it(
 
     for module in ("blockwise.phase", "estimation.estimate"):
         monkeypatch.setattr(f"volpipe.{module}.bundle_size", size)
+    inodes, discard = list[int](), Tensors.discard_sum
+
+    def counting(tensors: Tensors, block: int, part: int) -> None:
+        arrays = [tensors.sums_path / tensors.sums_key / name / "c" for name in PARTS]
+        inodes.append(sum(len(names) + len(files) for each in arrays for _, names, files in os.walk(each)))
+        discard(tensors, block, part)
+
+    monkeypatch.setattr(Tensors, "discard_sum", counting)
     plan = made(tmp_path, "hann", "streamed")
     found = preview(plan, Inline(slots=slots).start).estimate
     assert 0 < report_of(plan, slots).most_scratch_bytes <= found.scratch_bytes
+    assert 0 < max(inodes) <= found.scratch_files + found.scratch_folders
 
 
 def test_tasks_side_by_side_report_together_what_they_wrote(tmp_path: Path) -> None:
@@ -318,11 +329,13 @@ def test_a_sample_is_of_many_chunks_where_these_are_small_and_quick(
 @pytest.mark.parametrize(
     "out_format", [*FORMATS[::2], *(pytest.param(each, marks=pytest.mark.long) for each in FORMATS[1::2])]
 )
-def test_planned_files_are_those_that_a_run_writes(tmp_path: Path, out_format: str) -> None:
+def test_planned_files_and_folders_are_those_that_a_run_writes(tmp_path: Path, out_format: str) -> None:
     plan = made(tmp_path, "hann", "streamed", out_format)
     found = preview(plan, None).estimate
     report_of(plan)
-    assert found.output_files == sum(file.is_file() for file in (tmp_path / "out").rglob("*"))
+    written = [tmp_path / "out", *(tmp_path / "out").rglob("*")]
+    assert found.output_files == sum(file.is_file() for file in written)
+    assert found.output_folders == sum(file.is_dir() for file in written)
 
 
 @pytest.mark.parametrize("mode", ["stored", "streamed"])
@@ -366,7 +379,7 @@ def test_a_net_that_fails_is_told_by_the_rehearsal_and_leaves_nothing(tmp_path: 
 
 LIMITS = [
     (Limits(worker_bytes=700 << 20), r"a worker needs 0\.7 GiB of memory and has 0\.7 GiB; use a windows\.block below"),
-    (Limits(free_files=10), r"need [\d,]+ files and .* may have 10; use larger output\.shard"),
+    (Limits(free_files=10), r"need [\d,]+ files and folders, and .* may have 10; use larger output\.shard"),
     (Limits(free_bytes=1000), r"need .* GiB and .* has 0\.0 free; free some, choose another --out"),
 ]
 

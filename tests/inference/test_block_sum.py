@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from plans import facts, planned, volume
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.inference.output import create_output
 from volpipe.inference.plan import Plan
+from volpipe.inference.scratch import PARTS
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs import worker
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Job
+from volpipe.volumes.storage.paths import partial_of
 from volpipe.workflow.prepare import prepare
 
 RECIPE = ["net.name=shift", "normalise.method=none", "output.levels=0", "output.dtype=float32"]
@@ -68,6 +71,28 @@ def test_blocks_in_order_store_no_core(tmp_path: Path) -> None:
     parts = {path.relative_to(job.tensors.sums_path / job.tensors.sums_key).parts[0]
              for path in job.tensors.sums_path.rglob("c/*/0/0/0/0")}  # fmt: skip
     assert parts == {"z", "y", "x"}
+
+
+def test_tensors_that_are_discarded_leave_no_folder(tmp_path: Path) -> None:
+    job = job_of(tmp_path / "a", "tensors.mode=stored", "tensors.format=zarr3")
+    blocks = blocks_of(job.plan)
+    assert worker.factor(job, blocks).failed == ()
+    ran(job, blocks)
+    arrays = [path for path in Path(job.folder).rglob("c") if path.is_dir()]
+    assert all(any(array.iterdir()) for array in arrays) and len(arrays) == 4  # the windows, and three parts of sums
+    assert worker.discard(job, blocks, "windows").failed == ()
+    assert worker.discard(job, range(len(PARTS) * len(job.plan.blocks)), "sum").failed == ()
+    assert [path for array in arrays for path in array.iterdir()] == []
+
+
+def test_the_tensor_of_a_killed_task_is_forgotten_with_its_folder(tmp_path: Path) -> None:
+    job = job_of(tmp_path / "a")
+    first, second, *_ = blocks_of(job.plan)
+    worker.infer(job, [first, second])
+    left = [job.tensors.sum_file(block, 1) for block in (first, second)]
+    partial_of(left[0]).touch()
+    job.tensors.forget_sums(np.arange(len(job.plan.blocks)) == second)
+    assert not left[0].parents[3].exists() and left[1].exists()
 
 
 def shared_by(job: Job, block: int) -> tuple[int, ...]:

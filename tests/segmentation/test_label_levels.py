@@ -309,6 +309,7 @@ def test_plans_foresee_every_level_and_count_its_files_and_bytes(tmp_path: Path,
         ResourceNeeds.from_labels(plan.model_copy(update={"factors": ((1, 1, 1),)}), 1.0),
     )
     assert need.output_files == sum(path.is_file() for path in out.rglob("*"))
+    assert need.output_folders == sum(path.is_dir() for path in (out, *out.rglob("*")))
     sizes = [level.nbytes for level in levels_in(out)]
     assert need.output_bytes == sum(sizes)
     assert need.written_bytes - none.written_bytes == sizes[1] + sizes[2]

@@ -367,11 +367,12 @@ def test_single_datasets_have_settings_and_recipes_of_their_own(tmp_path: Path) 
 
 def test_all_datasets_together_must_fit_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = give(dry_run=True).rows[0]
-    room = Limits(free_files=2 * alone.output_files, free_bytes=round(2 * alone.output_bytes), files_by="user lab")
+    inodes = alone.output_files + alone.output_folders
+    room = Limits(free_files=2 * inodes, free_bytes=round(2 * alone.output_bytes), files_by="user lab")
     monkeypatch.setattr(batch, "disk_limits", lambda place: room)
     sentence = refused()["all datasets"]
     assert (
-        f"they need {3 * alone.output_files} files" in sentence and f"{room.free_files} (quota of user lab)" in sentence
+        f"they need {3 * inodes} files and folders" in sentence and f"{room.free_files} (quota of user lab)" in sentence
     )
     monkeypatch.setattr(batch, "disk_limits", lambda place: Limits(free_bytes=room.free_bytes))
     (note,) = give(dry_run=True).notes

@@ -240,14 +240,15 @@ def test_scratch_of_stages_adds_up_for_they_run_side_by_side(folder: Path) -> No
 
 def test_disks_are_judged_by_what_all_stages_take(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cost = flow_cost(folder, TWO)
-    most = max(need.output_files for stage in cost.stages if (need := stage.need))
+    most = max(need.most_inodes for stage in cost.stages if (need := stage.need))
     monkeypatch.setattr("volpipe.workflow.cost.disk_limits", lambda out: limits.Limits(free_files=most + 1))
     with pytest.raises(
-        PlanError, match=rf"of all stages need {cost.total.output_files} files and .*out may have {most + 1};"
+        PlanError,
+        match=rf"of all stages need {cost.total.most_inodes} files and folders, and .*out may have {most + 1};",
     ):
         cost.check()
     monkeypatch.setattr(
-        "volpipe.workflow.cost.disk_limits", lambda out: limits.Limits(free_files=cost.total.output_files)
+        "volpipe.workflow.cost.disk_limits", lambda out: limits.Limits(free_files=cost.total.most_inodes)
     )
     cost.check()
 

@@ -212,7 +212,7 @@ def test_a_quick_plan_of_stages_leaves_nothing_behind(tmp_path: Path, truth: np.
     planned = give("plan", "--quick", *COMMAND[1:])
     assert (planned.code, planned.err) == (0, "")
     assert len(re.findall("^time +not known yet; `volpipe plan` measures it", planned.out, re.MULTILINE)) == 2
-    assert re.search(r"at the highest ≤ .* in \d+ files: outputs stay", planned.out)
+    assert re.search(r"at the highest ≤ .* in \d+ files and folders: outputs stay", planned.out)
     assert "≈" not in planned.out
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -248,7 +248,7 @@ def _room(cost: FlowCost) -> str:
     if isinstance(plan.out, Path):
         return (
             f"on the disk of {plan.out} at the highest {bounded(total.most_bytes, is_measured)} in "
-            f"{count(total.most_files, 'file')}: outputs stay, scratch goes with its stage"
+            f"{total.most_inodes:,} files and folders: outputs stay, scratch goes with its stage"
         )
     outputs = f"{bounded(total.output_bytes, is_measured)} in {count(total.output_files, 'file')}"
     return (

@@ -152,8 +152,8 @@ def forecast_summary(forecast: Forecast, site: str) -> Table:
     output, scratch = (bounded(num, found.is_measured) for num in (found.output_bytes, found.scratch_bytes))
     table.add_row("disk", f"output {output} in {count(found.output_files, 'file')}")
     if found.scratch_files or found.scratch_bytes:
-        files = count(found.scratch_files, "file")
-        table.add_row("", f"scratch {scratch} in {files} at its highest; deleted at the end")
+        inodes = f"{count(found.scratch_files, 'file')} and {count(found.scratch_folders, 'folder')}"
+        table.add_row("", f"scratch {scratch} in {inodes} at its highest; deleted at the end")
     if forecast.node_directory:
         table.add_row("", placement(forecast))
     return table

@@ -19,6 +19,7 @@ from volpipe.estimation.memory import memory_bytes, net_bytes
 from volpipe.estimation.scratch_model import Sums
 from volpipe.geometry.grid import mirror
 from volpipe.inference.plan import Plan
+from volpipe.inference.scratch import FOLDERS
 from volpipe.inference.statistics import needs_histogram, needs_measuring
 from volpipe.inference.windows import CACHE_BYTES, windows_along
 from volpipe.volumes.volume import Volume
@@ -101,8 +102,8 @@ class Estimate:
         rates: measured on a few blocks; without them, bytes are upper bounds (nothing compresses) and times unknown.
         chunk_reads: reads of chunks of the volume on the way to the net.
         num_chunks: of the volume, that windows see.
-        output_bytes, output_files: of all levels.
-        scratch_bytes, scratch_files: at their highest.
+        output_bytes, output_files, output_folders: of all levels.
+        scratch_bytes, scratch_files, scratch_folders: at their highest; folders of blocks, not of their arrays.
         memory_bytes: highest resident memory of a worker.
         has_net: whether `memory_bytes` holds the net's own; on a GPU none of it is the worker's.
         seconds: from the first task to the last, None without rates.
@@ -114,8 +115,10 @@ class Estimate:
     num_chunks: int
     output_bytes: float
     output_files: int
+    output_folders: int
     scratch_bytes: float
     scratch_files: int
+    scratch_folders: int
     memory_bytes: float
     seconds: float | None
     has_net: bool = True
@@ -129,6 +132,11 @@ class Estimate:
     def amplification(self) -> float:
         """Reads per chunk of the volume, on average."""
         return self.chunk_reads / self.num_chunks
+
+    @property
+    def inodes(self) -> int:
+        """Files and folders of output and scratch, which a disk and its quotas count alike."""
+        return self.output_files + self.output_folders + self.scratch_files + self.scratch_folders
 
     @property
     def read_bytes(self) -> float:
@@ -182,7 +190,7 @@ def estimate(
     stages = tuple(stage.part(share) for stage in totals.stages() if stage.units)
     num_waiting = min(totals.product("blocks"), BLOCKS_WAITING) if plan.mode == "stored" else 0
     windows = num_waiting * plan.lattice.windows_per_block
-    files = windows if plan.recipe.tensors.format == "n5" else num_waiting
+    files, folders = (windows, 0) if plan.recipe.tensors.format == "n5" else (num_waiting, FOLDERS * num_waiting)
     voxels, sum_files = totals.through_scratch.highest()
     return Estimate(
         stages=stages,
@@ -191,8 +199,10 @@ def estimate(
         num_chunks=totals.num_chunks,
         output_bytes=share * totals.output_bytes,
         output_files=math.ceil(share * totals.output_files),
+        output_folders=math.ceil(share * plan.num_folders),
         scratch_bytes=windows * totals.rates.window_bytes + voxels * totals.rates.sum_bytes,
         scratch_files=files + sum_files,
+        scratch_folders=folders + FOLDERS * sum_files,
         memory_bytes=memory_bytes(plan, rates.peak_bytes if rates else None, on_gpu=slots.on_gpu),
         seconds=slots.seconds(stages) if rates else None,
         has_net=rates is not None or slots.on_gpu or net_bytes(plan) is not None,

@@ -33,7 +33,8 @@ class Limits:
     """Room and memory that there are, None where they are unknown.
 
     Attributes:
-        free_bytes, free_files: of the disk that the output goes to; its quota, where that is less.
+        free_bytes, free_files: of the disk that the output goes to; its quota, where that is less. Folders count as
+            files.
         worker_bytes: memory that each worker may take.
         bytes_by, files_by: whose quota it is that is less, "" where it is the disk.
     """
@@ -163,20 +164,19 @@ def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: flo
             f"a worker needs {estimate.memory_bytes / GIB:.1f} GiB of memory and has "
             f"{limits.worker_bytes / GIB:.1f} GiB; {_smaller(plan)}, or run fewer workers at a time"
         )
-    num_files = share_left * (estimate.output_files + estimate.scratch_files)
     num_bytes = share_left * (estimate.output_bytes + estimate.scratch_bytes) if estimate.is_measured else 0.0
-    check_room("output and scratch", num_files, num_bytes, plan.out, limits)
+    check_room("output and scratch", share_left * estimate.inodes, num_bytes, plan.out, limits)
 
 
-def check_room(what: str, num_files: float, num_bytes: float, out: Location | str, limits: Limits) -> None:
-    """Refuse files and bytes of `what` that the disk of `out` has no room for.
+def check_room(what: str, num_inodes: float, num_bytes: float, out: Location | str, limits: Limits) -> None:
+    """Refuse files and folders, and bytes, of `what` that the disk of `out` has no room for.
 
     Raises:
         PlanError: with what is needed, and what there is.
     """
-    if limits.free_files is not None and num_files > limits.free_files:
+    if limits.free_files is not None and num_inodes > limits.free_files:
         raise PlanError(
-            f"{what} need {num_files:,.0f} files and {out} may have {limits.free_files:,}"
+            f"{what} need {num_inodes:,.0f} files and folders, and {out} may have {limits.free_files:,}"
             f"{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or another --out"
         )
     if limits.free_bytes is not None and num_bytes > limits.free_bytes:

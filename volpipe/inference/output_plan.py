@@ -22,6 +22,7 @@ from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import differences
 from volpipe.volumes.formats.container import ARRAY_FORMATS
+from volpipe.volumes.storage.chunk_files import count_folders
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, Volume, open_volume
 
 COMPARED = {"source", "net", "code_sha256", "search_path", "out"}  # fields that explain why sizes differ
@@ -208,6 +209,13 @@ class OutputPlan(BaseModel, ABC):
     def shards(self, level: int = 0) -> Grid:
         """Return the shards of `level`: each is written by one task at once."""
         return self._shards[level]
+
+    @property
+    def num_folders(self) -> int:
+        """Number of folders of the output, once it is whole: its own, that of its runs, and those of its levels."""
+        specs = [self.spec(level) for level in range(len(self.factors))]
+        files = (Grid(spec.shape, spec.shards or spec.chunks).counts for spec in specs)
+        return 2 + sum(count_folders(self.array_format, counts) for counts in files)
 
     @cached_property
     def _shards(self) -> list[Grid]:

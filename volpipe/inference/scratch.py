@@ -8,6 +8,7 @@ attributes and the key, the other five are the array's: batch (window or block n
 
 Block tensors are always sharded Zarr v3: a neighbour reads the sliver it needs, not the whole block. Voxels that a
 block writes to the output are not in its tensor, and empty inner chunks and parts are not stored.
+The folders of a block in Zarr v3 go with the last of its files.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from volpipe.inference.plan import SUM_TYPE, Plan
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import plain
-from volpipe.volumes.storage.paths import delete, partial_files
+from volpipe.volumes.storage.paths import delete, delete_emptied, partial_files
 from volpipe.volumes.volume import ArraySpec, Volume, Writer, create_array, open_volume, open_writer
 from volpipe.volumes.writer import ShardStream
 
 SOURCE_KEY = "tensors/source"
 DIMENSIONS = ("dataset", "iteration", "batch", "channel", "z", "y", "x")
 NO_SUM = np.float32(-0.0)  # the neutral element of IEEE addition: -0.0 + x has the bits of x, 0.0 + -0.0 has not
+FOLDERS = 4  # that the file of a block has to itself in Zarr v3: c/<block>/0/0/0/0
 PARTS = ("core", "z", "y", "x")  # of a block tensor, as Plan.sum_parts has them
 
 
@@ -149,11 +151,16 @@ class Tensors:
 
     def discard_windows(self, block: int) -> None:
         """Delete the window tensors of `block`, if they exist."""
-        self._delete(self._window_files(self.plan.lattice.windows_of(block)))
+        files = self._window_files(self.plan.lattice.windows_of(block))
+        _delete(files)
+        if self.plan.recipe.tensors.format == "zarr3":
+            delete_emptied(files[0], FOLDERS)
 
     def discard_sum(self, block: int, part: int) -> None:
         """Delete a part of the tensor of `block`, if it exists."""
-        self._delete([self.sum_file(block, part)])
+        file = self.sum_file(block, part)
+        _delete([file])
+        delete_emptied(file, FOLDERS)
 
     @property
     def is_fitting(self) -> bool:
@@ -175,13 +182,8 @@ class Tensors:
             folder = self.sums_path / self._sum_key(part) / "c"
             for name in paths.list_folders(folder) if folder.is_dir() else ():
                 if not done[int(name)]:
+                    _delete(partial_files(self.sum_file(int(name), part).parent))
                     self.discard_sum(int(name), part)
-                    self._delete(partial_files(self.sum_file(int(name), part).parent))
-
-    def _delete(self, files: Sequence[Path]) -> None:
-        with counting_growth(files):
-            for file in files:
-                file.unlink(missing_ok=True)
 
     def sum_file(self, block: int, part: int) -> Path:
         """Return the file that holds a part of the sum of `block`."""
@@ -291,6 +293,12 @@ class SumStream:
         """Delete what was written of parts that are not whole."""
         for stream in self._streams.values():
             stream.abort()
+
+
+def _delete(files: Sequence[Path]) -> None:
+    with counting_growth(files):
+        for file in files:
+            file.unlink(missing_ok=True)
 
 
 def _write(writer: Writer, start: tuple[int, ...], data: np.ndarray) -> None:

@@ -151,8 +151,10 @@ def _row(dataset: Dataset, plan: Plan | FlowPlan, options: BatchOptions) -> Data
         num_blocks=sum(stage.num_blocks for stage in stages),
         output_bytes=sum(need.output_bytes for need, _ in needs),
         output_files=sum(need.output_files for need, _ in needs),
+        output_folders=sum(need.output_folders for need, _ in needs),
         scratch_bytes=max((need.scratch_bytes for need, _ in needs), default=0.0),
         scratch_files=max((need.scratch_files for need, _ in needs), default=0),
+        scratch_folders=max((need.scratch_folders for need, _ in needs), default=0),
         is_measured=all(need.is_measured for need, _ in needs),
         worker_seconds=None if None in times else sum(filter(None, times)),
         share_left=share_left(plan, state),
@@ -247,12 +249,9 @@ def _check_room(rows: Sequence[DatasetRow], at_once: int, notes: list[str]) -> I
             groups.setdefault(place.stat().st_dev, (place, []))[1].append(row)
     for place, group in groups.values():
         limits = disk_limits(place)
-        files = _highest(
-            [(row.share_left * row.output_files, row.share_left * row.scratch_files) for row in group], at_once
-        )
-        if limits.free_files is not None and files > limits.free_files:
+        if limits.free_files is not None and (inodes := _most_inodes(group, at_once)) > limits.free_files:
             yield (
-                f"they need {files:,.0f} files and {place} may have {limits.free_files:,}"
+                f"they need {inodes:,.0f} files and folders, and {place} may have {limits.free_files:,}"
                 f"{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or another out"
             )
         if limits.free_bytes is None:
@@ -266,6 +265,12 @@ def _check_room(rows: Sequence[DatasetRow], at_once: int, notes: list[str]) -> I
 
 def _most_bytes(rows: Sequence[DatasetRow], at_once: int) -> float:
     return _highest([(row.share_left * row.output_bytes, row.share_left * row.scratch_bytes) for row in rows], at_once)
+
+
+def _most_inodes(rows: Sequence[DatasetRow], at_once: int) -> float:
+    outputs = (row.share_left * (row.output_files + row.output_folders) for row in rows)
+    scratch = (row.share_left * (row.scratch_files + row.scratch_folders) for row in rows)
+    return _highest(list(zip(outputs, scratch, strict=True)), at_once)
 
 
 def _highest(needs: Sequence[tuple[float, float]], at_once: int) -> float:

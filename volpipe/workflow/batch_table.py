@@ -41,7 +41,8 @@ class DatasetRow:
         state, why: of its output before anything ran, and what differs.
         ended, reason: how it ended, and why it failed.
         shape, num_blocks: of the volume (z, y, x), and of all stages.
-        output_bytes, output_files, scratch_bytes, scratch_files: planned; bounds unless `is_measured`.
+        output_bytes, output_files, output_folders: planned; bounds unless `is_measured`.
+        scratch_bytes, scratch_files, scratch_folders: planned, at their highest; bounds too.
         worker_seconds: planned, of one worker; None where no block was tried.
         share_left: of the work, 0 to 1, before anything ran.
         wall_seconds: of the session that ended it; None where nobody noted it.
@@ -65,8 +66,10 @@ class DatasetRow:
     num_blocks: int = 0
     output_bytes: float = 0.0
     output_files: int = 0
+    output_folders: int = 0
     scratch_bytes: float = 0.0
     scratch_files: int = 0
+    scratch_folders: int = 0
     is_measured: bool = False
     worker_seconds: float | None = None
     share_left: float = 1.0

@@ -94,9 +94,9 @@ class FlowCost:
             if cost.forecast is not None:
                 with named(cost.stage.name):
                     cost.forecast.check(cost.share_left)
-        files = sum(share * needs.most_files for needs, share in self._known)
+        inodes = sum(share * needs.most_inodes for needs, share in self._known)
         needed = sum(share * needs.most_bytes for needs, share in self._known if needs.is_measured)
-        check_room("outputs and scratch of all stages", files, needed, self.plan.out, disk_limits(self.plan.out))
+        check_room("outputs and scratch of all stages", inodes, needed, self.plan.out, disk_limits(self.plan.out))
 
 
 def forecast_flow(plan: FlowPlan, pool: WorkerPool | None = None) -> FlowCost:

@@ -39,6 +39,7 @@ from volpipe.segmentation.estimate import SegmentTimes, SegmentTrial, calibrate_
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.chunk_files import count_folders
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import Volume, open_volume
 from volpipe.workflow.driver import RunWork
@@ -336,7 +337,7 @@ def _voxel_bytes(volume: Volume) -> float:
 
 @dataclass(frozen=True)
 class ResourceNeeds:
-    """Bytes and files of one stage, scratch at its highest.
+    """Bytes, files and folders of one stage, scratch at its highest.
 
     Bytes that were not measured are upper bounds.
     """
@@ -345,8 +346,10 @@ class ResourceNeeds:
     written_bytes: float
     output_bytes: float
     output_files: int
+    output_folders: int
     scratch_bytes: float
     scratch_files: int
+    scratch_folders: int
     is_measured: bool
 
     @property
@@ -355,8 +358,9 @@ class ResourceNeeds:
         return self.output_bytes + self.scratch_bytes
 
     @property
-    def most_files(self) -> int:
-        return self.output_files + self.scratch_files
+    def most_inodes(self) -> int:
+        """Files and folders on the disk at their highest."""
+        return self.output_files + self.output_folders + self.scratch_files + self.scratch_folders
 
     def __add__(self, other: ResourceNeeds) -> ResourceNeeds:
         sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
@@ -377,13 +381,15 @@ class ResourceNeeds:
             sum(levels) + plan.scratch_bytes,
             sum(levels),
             sum(len(plan.shards(i)) for i in range(num_levels)) + num_levels + METADATA_FILES,
+            plan.num_folders,
             plan.scratch_bytes,
             3 * len(plan.blocks),
+            2 + count_folders("zarr3", plan.blocks.counts),
             is_measured=False,
         )
 
 
-NOTHING = ResourceNeeds(0.0, 0.0, 0.0, 0, 0.0, 0, is_measured=True)
+NOTHING = ResourceNeeds(0.0, 0.0, 0.0, 0, 0, 0.0, 0, 0, is_measured=True)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from volpipe.runs.run_folder import RunFolder
-from volpipe.volumes.storage.paths import atomic_write, partial_files, whole_file
+from volpipe.volumes.storage.paths import atomic_write, delete_emptied, partial_files, whole_file
 
 KILLED = """
 import os, signal, sys
@@ -56,3 +56,16 @@ def test_the_next_driver_of_a_folder_deletes_what_a_killed_writer_left(tmp_path:
     with RunFolder(tmp_path).locked():
         assert {path.name for path in tmp_path.iterdir()} == {".mine", "plan.json", "lock"}
     assert (tmp_path / "plan.json").read_bytes() == b"old"
+
+
+def test_folders_go_as_far_as_they_are_empty(tmp_path: Path) -> None:
+    file = tmp_path / "c/7/0/0/0/0"
+    file.parent.mkdir(parents=True)
+    delete_emptied(file, 4)
+    assert list(tmp_path.iterdir()) == [tmp_path / "c"]  # which blocks share
+    delete_emptied(file, 4)  # another has deleted them
+    assert (tmp_path / "c").is_dir()
+    file.parent.mkdir(parents=True)
+    (tmp_path / "c/7/0/1").touch()
+    delete_emptied(file, 4)
+    assert sorted(tmp_path.glob("c/7/**/*")) == [tmp_path / "c/7/0", tmp_path / "c/7/0/1"]

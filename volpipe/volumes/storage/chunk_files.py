@@ -22,6 +22,17 @@ ENTRY_BYTES = 24  # of a chunk in the index of a minishard
 MOST_BITS = 16  # of the minishards of a shard, and of the chunks of a minishard, whose indices are read here
 
 
+def count_folders(array_format: str, counts: Sequence[int]) -> int:
+    """Return how many folders an array takes, its own too, with as many files along each stored axis as `counts`.
+
+    Their names are those that arrays of ours have.
+    """
+    if array_format == "precomputed":
+        return 1
+    nested = counts[::-1] if array_format == "n5" else counts
+    return 1 + int(array_format == "zarr3") + sum(math.prod(nested[:depth]) for depth in range(1, len(nested)))
+
+
 @dataclass(frozen=True)
 class ChunkFiles:
     """The files of the array of `header`, one for each chunk, or for each shard where it has any."""

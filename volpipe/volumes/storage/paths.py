@@ -256,6 +256,19 @@ def delete_file(file: Location) -> None:
     file.unlink(missing_ok=True)
 
 
+def delete_emptied(file: Path, depth: int) -> None:
+    """Delete the folders above `file`, `depth` of them, as far as nothing is in them; others may do so meanwhile."""
+    for folder in file.parents[:depth]:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return
+
+
 def sync(path: Path) -> None:
     """Make the content of a file, or the names in a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
