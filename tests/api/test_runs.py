@@ -68,6 +68,19 @@ def test_a_plan_is_run_and_the_same_call_finds_it_complete(volume: str) -> None:
     check("b.zarr")
 
 
+def test_an_open_volume_is_the_one_that_the_recipe_chooses(volume: str) -> None:
+    vp.run(volume, SECTIONS, out="b.zarr", site="threads", settings=["output.levels=2"])
+    fine, coarse = vp.open("b.zarr"), vp.open("b.zarr", level=1)
+    for setting in ("input.level=1", 'input.key="s1"', "input.voxel_size_nm=[4,4,4]"):
+        with pytest.raises(vp.VolpipeError, match=rf"is open already, and .* by {setting.partition('=')[0]}; give the"):
+            vp.plan(fine, SECTIONS, out="c.zarr", settings=[setting], site=None)
+    for settings in (["input.level=1"], ['input.key="s1"'], []):
+        planned = vp.plan(coarse, SECTIONS, out="c.zarr", settings=settings, site=None)
+        assert isinstance(planned, vp.Plan) and planned.source.shape == coarse.shape
+    sized = vp.open("b.zarr", view=vp.View(voxel_size_nm=(4.0, 4.0, 4.0)))
+    assert vp.plan(sized, SECTIONS, out="c.zarr", settings=["input.voxel_size_nm=[4,4,4]"], site=None)
+
+
 def test_a_pool_that_is_started_stays_up_and_progress_is_told(volume: str, tmp_path: Path) -> None:
     steps: list[int] = []
     with Inline().start(tmp_path) as pool:

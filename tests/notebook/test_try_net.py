@@ -83,6 +83,15 @@ def test_the_bytes_are_those_of_a_run_inside_and_at_faces(blend: str) -> None:
         assert result.facts.notes == ()
 
 
+def test_an_open_volume_is_the_one_that_the_recipe_chooses() -> None:
+    volume = vp.open("in.n5/raw", view=vp.View(voxel_size_nm=(8.0, 8.0, 8.0)))
+    for function in (vp.try_net, vp.blends):
+        with pytest.raises(vp.VolpipeError, match=r"chooses another by input.voxel_size_nm; give the location"):
+            function("identity", volume, settings=["input.voxel_size_nm=[4,4,4]"])
+    tried = vp.try_net("identity", volume, settings=["input.voxel_size_nm=[8,8,8]"], size=4)
+    assert tried.voxel_size_nm == (8.0, 8.0, 8.0)
+
+
 def test_the_box_lies_around_the_voxel_and_inside_of_the_volume() -> None:
     inside = vp.try_net("identity", "in.n5/raw", at=(9, 12, 13), size=(6, 8, 5))
     assert inside.box == vp.Box((6, 8, 11), (12, 16, 16))

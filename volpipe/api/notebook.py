@@ -50,7 +50,7 @@ def try_net(
     Args:
         net: a torch module (n, c, z, y, x); a shipped net, module:function, file.py:function, a file or a package; or a
             recipe, by a shipped name, a TOML file, a `Recipe` or its sections.
-        volume: a location, as `open` takes it, or a volume.
+        volume: a location, as `open` takes it, or a volume; the recipe's [input] chooses no other array than that.
         at: voxel (z, y, x) of the volume in the middle of the box; without it the middle of a window near the volume's.
         size: voxels (z, y, x) of the box, or one number; without it the core of the window that `at` is in.
         settings: ``key=value`` on top of the recipe, such as "windows.blend=hann".

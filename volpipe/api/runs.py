@@ -32,7 +32,7 @@ from volpipe.workflow.driver import Listener, Report, execute, preview
 from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
 from volpipe.workflow.follow import execute_following
 from volpipe.workflow.plan import FlowPlan, plan_flow
-from volpipe.workflow.prepare import UNSIZED, Sizing, prepare, prepare_for
+from volpipe.workflow.prepare import UNSIZED, Sizing, check_opened, prepare, prepare_for
 from volpipe.workflow.stages import StagePlan
 
 
@@ -41,6 +41,7 @@ def plan_request(asked: Request, sizing: Sizing = UNSIZED) -> Plan | FlowPlan:
     if isinstance(asked.work, Flow):
         return plan_flow(asked.work, str(asked.volume), asked.out, asked.search_path, sizing)
     if isinstance(asked.volume, Volume):
+        check_opened(asked.volume, asked.work.input)
         plan = prepare_for(asked.volume, asked.work, asked.out, asked.search_path, sizing)
         check_access(paths.locate(asked.volume.path), paths.locate(asked.out))
     else:
@@ -65,7 +66,7 @@ def plan(
     """Return the plan of a run over `volume`, before anything runs; what cannot work is refused.
 
     Args:
-        volume: a location, as `open` takes it, or a volume.
+        volume: a location, as `open` takes it, or a volume; the recipe's [input] chooses no other array than that.
         recipe: a shipped name such as "superres_z4", a TOML file, a `Recipe`, or sections as a dictionary; None for the
             default one. A file with stages gives the plan of all of them.
         out: the output, NAME.zarr, .n5 or .precomputed, also s3://…; of stages a folder. Named after volume and net

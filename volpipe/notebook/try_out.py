@@ -37,7 +37,7 @@ from volpipe.tables import html_facts
 from volpipe.units import count, shape
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import Volume, open_volume
-from volpipe.workflow.prepare import prepare_for
+from volpipe.workflow.prepare import check_opened, prepare_for
 
 MOST_MEASURED = 1 << 28  # bytes of a volume whose statistics are measured over all of it, as a run does
 SAMPLED_BOXES, SAMPLED_EDGE = 16, 64  # of larger ones: parts of random blocks, of at most so many voxels along an axis
@@ -185,6 +185,8 @@ def plan_whole(recipe: Recipe, volume: str | Path | Volume) -> tuple[Plan, Volum
             f"a net is tried on a stored volume, not on {type(volume).__name__}; name its file, or save an array by "
             "numpy.save('a.npy', array) and give 'a.npy'"
         )
+    if isinstance(volume, Volume):
+        check_opened(volume, choice)
     source = volume if isinstance(volume, Volume) else open_volume(volume, choice.key, choice.level, view=choice.view)
     limited = [name for name in ("roi", "mask", "empty") if getattr(choice, name) is not None]
     notes = [f"input.{name} of the recipe does not count here; a run leaves out what it excludes" for name in limited]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.blockwise.pool import Capacity
-from volpipe.errors import RunError
+from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.estimation.window_choice import fastest_plan
 from volpipe.inference.output import check_name, check_output
@@ -18,7 +18,7 @@ from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.roi import lay_mask
 from volpipe.nets.facts import NetFacts, check_thickness, check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
-from volpipe.recipes.inference import Recipe
+from volpipe.recipes.inference import ArrayInput, Recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
@@ -90,6 +90,28 @@ def _begun_sizes(out: Location, recipe: Recipe, net: NetFacts) -> NetSizes | Non
     if old is None or old.net != net or (old.recipe.windows, old.recipe.infer) != (recipe.windows, recipe.infer):
         return None
     return old.sizes
+
+
+def check_opened(volume: Volume, choice: ArrayInput) -> None:
+    """Refuse a recipe whose `choice` is another array, channel or place than the `volume` that a caller has opened.
+
+    Raises:
+        PlanError: with the keys, and what to do instead.
+    """
+    fields = ArrayInput.model_fields
+    chosen = [f"input.{name}" for name, field in fields.items() if getattr(choice, name) != field.default]
+    if not chosen:
+        return
+    key = volume.key if choice.key is None and not choice.level else choice.key
+    try:
+        is_same = open_volume(volume.path, key, choice.level, view=choice.view) == volume
+    except VolumeError:
+        is_same = False
+    if not is_same:
+        raise PlanError(
+            f"the volume {volume} is open already, and the recipe chooses another by {', '.join(chosen)}; give the "
+            "location instead of the volume, or leave them out and choose by vp.open(…)"
+        )
 
 
 def prepare_again(plan: Plan) -> Plan:
