@@ -27,6 +27,7 @@ from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
 from volpipe.blockwise.usage import Usage
 from volpipe.cli.k8s import WATCHED
+from volpipe.errors import RunStopped
 from volpipe.monitoring import exposition
 from volpipe.monitoring.metrics import MOST_FLOW_STAGES, OTHER, Metrics
 from volpipe.reporting.page import Page
@@ -172,6 +173,18 @@ def test_a_run_that_is_complete_says_so_and_one_that_goes_on_counts_what_was_don
     run(metrics="m.prom")
     found = samples(here / "m.prom")
     assert state(found) == "complete" and "volpipe_units" not in found
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"), [(KeyboardInterrupt(), "interrupted"), (RunStopped("too much fails"), "stopped")]
+)
+def test_a_file_says_how_a_run_of_a_script_ended_that_raises(here: Path, error: BaseException, ending: str) -> None:
+    def fail(progress: Progress) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        run(metrics="m.prom", on_progress=fail)
+    assert state(samples(here / "m.prom")) == ending
 
 
 def test_retries_and_what_failed_are_counted(here: Path, give: Give) -> None:

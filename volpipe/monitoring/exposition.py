@@ -93,15 +93,17 @@ def _why(error: OSError, port: Port) -> str:
 
 @contextmanager
 def _written(path: Path, registry: CollectorRegistry) -> Iterator[str]:
-    """Write the metrics to a file now and then, and at the end."""
+    """Write the metrics to a file now and then, and at the end, however that comes."""
     writer = _Writer(check_file("--metrics", path), registry)
     try:
         writer.write()
     except OSError as error:
         raise VolpipeError(f"--metrics {path}: it cannot be written ({error.strerror}); give another file") from error
-    with _repeating("volpipe-metrics-file", PERIOD, writer.try_writing):
-        yield str(path)
-    writer.try_writing()
+    try:
+        with _repeating("volpipe-metrics-file", PERIOD, writer.try_writing):
+            yield str(path)
+    finally:
+        writer.try_writing()
 
 
 class _Writer:
