@@ -19,7 +19,7 @@ from volumes import noise, write_volume
 
 import volpipe as vp
 from volpipe.viewer.layers import open_scene
-from volpipe.viewer.sources import Chunks, Files, Folder, as_files, decoded
+from volpipe.viewer.sources import Chunks, Files, Folder, as_files, decoded, difference
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, create_array, create_multiscale
 
 SIZE, ORIGIN = (30.0, 6.0, 8.0), (60.0, 3.0, 100.0)
@@ -94,6 +94,19 @@ def test_what_no_browser_reads_is_decoded_here(tmp_path: Path, format: str) -> N
     assert decoded(volume, as_labels=False, is_live=False).scheme == "zarr3"
     with served(volume) as (_, read):
         np.testing.assert_array_equal(read, data)
+
+
+def test_voxels_that_are_written_anew_are_shown_as_they_are(tmp_path: Path) -> None:
+    """As by an update, which leaves the metadata of an array alone."""
+    box, old, new = vp.Box((0, 0, 0), (8, 8, 8)), noise((2, 8, 8, 8)), noise((2, 8, 8, 8), seed=1)
+    volume = make(tmp_path / "a.zarr", old, chunks=(1, 8, 8, 8))
+    raw, out = (vp.open(tmp_path / "a.zarr", view=View(channel=channel)) for channel in (0, 1))
+    shown, change = decoded(volume, as_labels=False, is_live=False), difference(raw, out)
+    assert isinstance(change, Chunks)
+    for data in (old, new):
+        write_all(tmp_path / "a.zarr", "", data)
+        np.testing.assert_array_equal(shown.read(0, box), data)
+        np.testing.assert_array_equal(change.read(0, box), data[1:].astype(np.float32) - data[:1])
 
 
 def test_a_volume_of_two_axes_has_one_slice(tmp_path: Path) -> None:

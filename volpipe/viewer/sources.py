@@ -27,6 +27,7 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, triple
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.raster import Raster, factors_between, levels_of, rasters_of
+from volpipe.volumes.reader import Reader
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.credentials import find_credentials
 from volpipe.volumes.storage.metadata import read_json
@@ -150,7 +151,7 @@ def decoded(volume: Volume, *, as_labels: bool, is_live: bool) -> Chunks:
     def read(level: int, box: Box) -> np.ndarray | None:
         step, source = steps[level], levels[level]
         fine = box.scaled(step) & Box.from_shape(source.spatial_shape)
-        reader = source.open(cache_bytes=0 if is_live else CACHE_BYTES)
+        reader = _reader(source, is_live=is_live)
         if is_live and not reader.is_stored(fine):
             return None
         index = (
@@ -162,6 +163,11 @@ def decoded(volume: Volume, *, as_labels: bool, is_live: bool) -> Chunks:
 
     rasters = tuple(raster.every(step) for raster, step in zip(rasters_of(levels), steps, strict=True))
     return Chunks(rasters, dtype, volume.num_channels, read, is_live, volume.open)
+
+
+def _reader(volume: Volume, *, is_live: bool = False) -> Reader:
+    """Return the reader of `volume`; on a disk, chunks in memory are compared with files that a run may replace."""
+    return volume.open(cache_bytes=0 if is_live else CACHE_BYTES, live=not is_live)
 
 
 def _step(shape: Triple, step: int) -> Triple:
@@ -198,8 +204,8 @@ def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarra
         mask = np.ones(part.shape, bool) if written is None else written(part)
         if not mask.any():
             return None
-        after = second.open(cache_bytes=0 if written else CACHE_BYTES).read(part).astype(np.float64)
-        change = after - first.open(cache_bytes=CACHE_BYTES).read(part.shift(shift))
+        after = _reader(second, is_live=written is not None).read(part).astype(np.float64)
+        change = after - _reader(first).read(part.shift(shift))
         data[(slice(None), *part.relative_to(box.start).slices)] = np.where(mask, change, NOTHING)
         return data
 
