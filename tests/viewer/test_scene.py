@@ -210,6 +210,20 @@ def test_blocks_that_failed_and_that_are_done_are_marked(tmp_path: Path, give: G
     assert before["version"] != after["version"]
 
 
+def test_a_difference_from_an_output_under_way_has_nothing_where_that_is_not_written(
+    tmp_path: Path, give: Give
+) -> None:
+    write_volume(tmp_path / "in.n5", noise((8, 16, 32)))
+    make(tmp_path / "other.zarr", noise((8, 16, 32), seed=1))
+    assert give(*ROWS, *CHOICES, "--only", "0:8,0:16,0:16").code == 0
+    layer = next(layer for layer in open_scene("other.zarr", ["out.zarr"]).layers if layer.kind == "difference")
+    assert isinstance(layer.source, sources.Chunks) and layer.source.is_live
+    shown = layer.source.read(0, vp.Box((0, 0, 0), (8, 16, 32)))
+    expected = noise((8, 16, 32), seed=1).astype(np.float32) - noise((8, 16, 32))
+    expected[:, :, 16:] = sources.NOTHING
+    np.testing.assert_array_equal(shown, expected[np.newaxis])
+
+
 def test_a_run_folder_that_cannot_be_understood_hides_no_output(tmp_path: Path) -> None:
     make(tmp_path / "out.zarr", noise((8, 8, 8)))
     (tmp_path / "out.zarr.run").mkdir()

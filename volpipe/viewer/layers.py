@@ -215,7 +215,8 @@ def _difference(first: Layer, second: Layer, notes: list[str]) -> Layer | None:
     """Return the layer of output minus input; None, with a note, where there is none to show."""
     if first.kind != "image" or second.kind != "image" or first.volume is None or second.volume is None:
         return None
-    source = difference(first.volume, second.volume, None if second.run is None else second.run.written)
+    written = [None if layer.run is None else layer.run.written for layer in (first, second)]
+    source = difference(first.volume, second.volume, *written)
     if isinstance(source, str):
         notes.append(f"no difference is shown: {first.name} and {second.name} {source}")
         return None

@@ -50,6 +50,7 @@ CHUNK = re.compile(r"(?:c[./])?\d{1,19}(?:[./]\d{1,19})*")
 LEVEL = re.compile(r"s(\d{1,3})/(.+)", re.DOTALL)
 
 Tree = dict[str, Any]  # Any: JSON
+Written = Callable[[Box], np.ndarray]  # which voxels of a box are written, (z, y, x), bool
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,9 @@ def _padded(data: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     return np.pad(data, ((0, 0), *((0, n) for n in missing)), mode="edge") if any(missing) else data
 
 
-def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarray] | None = None) -> Chunks | str:
+def difference(
+    first: Volume, second: Volume, first_written: Written | None = None, second_written: Written | None = None
+) -> Chunks | str:
     """Return the source of `second` minus `first` on the voxels of `second`; or why there is none.
 
     Voxels that `first` lacks, or that are not written yet, are NOTHING. Both have one channel and voxels of one size,
@@ -190,7 +193,7 @@ def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarra
     Args:
         first: the input.
         second: the output.
-        written: returns which voxels of a box are written, (z, y, x), bool; None where all are.
+        first_written, second_written: tell which voxels of each are written; None where all are.
     """
     shift = _voxels_apart(first, second)
     if shift is None or first.num_channels != 1 or second.num_channels != 1:
@@ -201,11 +204,13 @@ def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarra
 
     def read(level: int, box: Box) -> np.ndarray | None:
         part, data = box & shared, np.full((1, *box.shape), NOTHING, np.float32)
-        mask = np.ones(part.shape, bool) if written is None else written(part)
+        mask = np.ones(part.shape, bool)
+        for written, place in ((first_written, part.shift(shift)), (second_written, part)):
+            mask &= True if written is None else written(place)
         if not mask.any():
             return None
-        after = _reader(second, is_live=written is not None).read(part).astype(np.float64)
-        change = after - _reader(first).read(part.shift(shift))
+        after = _reader(second, is_live=second_written is not None).read(part).astype(np.float64)
+        change = after - _reader(first, is_live=first_written is not None).read(part.shift(shift))
         data[(slice(None), *part.relative_to(box.start).slices)] = np.where(mask, change, NOTHING)
         return data
 
@@ -214,7 +219,8 @@ def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarra
         second.open()
 
     raster = Raster.from_volume(second)
-    return Chunks((raster,), np.dtype(np.float32), 1, read, written is not None, look, float(NOTHING))
+    is_live = first_written is not None or second_written is not None
+    return Chunks((raster,), np.dtype(np.float32), 1, read, is_live, look, float(NOTHING))
 
 
 def _voxels_apart(first: Volume, second: Volume) -> Triple | None:
