@@ -34,6 +34,7 @@ from volpipe.training.logs import TrainingPace, read_pace
 from volpipe.training.search.grid import SWEEP_FILE
 from volpipe.training.search.optuna import STUDY
 from volpipe.training.search.trials import TABLE as TRIALS_TABLE
+from volpipe.training.search.trials import UNFINISHED
 from volpipe.training.task import TRAINING_FILE, Training
 from volpipe.units import count
 from volpipe.volumes.storage import paths
@@ -333,7 +334,8 @@ class Observer:
             rows = json.loads((folder / f"{TRIALS_TABLE}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):  # it is written at the end of a session
             rows = []
-        is_complete = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
+        is_ended = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
+        is_complete = is_ended and not (folder / UNFINISHED).exists()
         return Status("trials", self.output, is_complete, driver, parts=parts, folder=folder)
 
 

@@ -13,6 +13,7 @@ import pytest
 from command import begin, finish, giver, processes_in, set_each, wait_until
 from trainings import Threads, losses_in, make_folder
 
+import volpipe as vp
 from volpipe.blockwise.heartbeat import FOLDER as SIGNS
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.errors import RecipeError, RunError, SiteError
@@ -23,7 +24,7 @@ from volpipe.training.logs import last_step
 from volpipe.training.loop import train
 from volpipe.training.search.grid import combined, load_sweep, run_sweep
 from volpipe.training.search.optuna import load_tuning
-from volpipe.training.search.trials import TrialResult, with_overrides
+from volpipe.training.search.trials import OnEnd, TrialResult, with_overrides
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
@@ -39,9 +40,11 @@ def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path, SWEEP)
 
 
-def swept(folder: Path, workers: Threads, *settings: str, fresh: bool = False) -> list[TrialResult]:
+def swept(
+    folder: Path, workers: Threads, *settings: str, fresh: bool = False, on_end: OnEnd = lambda result: None
+) -> list[TrialResult]:
     sweep = load_sweep(folder / "recipe.toml", settings)
-    return run_sweep(sweep, folder / "s", workers.start, search_path=folder, fresh=fresh)
+    return run_sweep(sweep, folder / "s", workers.start, search_path=folder, fresh=fresh, on_end=on_end)
 
 
 # ---- which trainings
@@ -130,6 +133,16 @@ def test_what_is_done_is_left_alone_and_new_values_get_the_next_numbers(folder: 
     workers = Threads(2)
     swept(folder, workers, "samples.swap=false", fresh=True)
     assert workers.sent == ["000", "001", "002", "003"]
+
+
+def test_a_sweep_that_grew_is_not_complete_before_its_new_trials_are(folder: Path) -> None:
+    """Whatever ends the driver meanwhile: its table is that of the session before."""
+    complete: list[bool] = []
+    swept(folder, Threads(2))
+    recipe = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(recipe.replace("[4, 6]", "[4, 5]"))
+    swept(folder, Threads(1), on_end=lambda result: complete.append(vp.status(folder / "s").is_complete))
+    assert [*complete, vp.status(folder / "s").is_complete] == [False, False, True]
 
 
 def test_a_trial_that_fails_stops_no_other_and_is_named(folder: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from command import begin, finish, giver, processes_in, set_each, wait_until
 from trainings import Threads, losses_in, make_folder
 
+import volpipe as vp
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.recipes.training import LOSSES, STOP, WEIGHTS, load_training
@@ -24,7 +25,7 @@ from volpipe.training.logs import last_step
 from volpipe.training.loop import train
 from volpipe.training.search import optuna as optuna_module
 from volpipe.training.search.optuna import BEST, STUDY, Range, Study, load_tuning, run_tuning
-from volpipe.training.search.trials import TrialResult
+from volpipe.training.search.trials import OnEnd, TrialResult
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
@@ -44,9 +45,11 @@ def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path, TUNE)
 
 
-def tuned(folder: Path, workers: Threads, *settings: str, fresh: bool = False) -> list[TrialResult]:
+def tuned(
+    folder: Path, workers: Threads, *settings: str, fresh: bool = False, on_end: OnEnd = lambda result: None
+) -> list[TrialResult]:
     tuning = load_tuning(folder / "recipe.toml", settings)
-    return run_tuning(tuning, folder / "t", workers.start, search_path=folder, fresh=fresh)
+    return run_tuning(tuning, folder / "t", workers.start, search_path=folder, fresh=fresh, on_end=on_end)
 
 
 # ---- recipes
@@ -198,6 +201,19 @@ def test_a_trial_whose_workers_are_lost_is_reported_and_stops_no_other(folder: P
 def test_where_the_first_trials_all_fail_the_search_stops(folder: Path) -> None:
     with pytest.raises(RunStopped, match=r"the first 3 trials all fail, .* longer than the volume"):
         tuned(folder, Threads(1), "net.options.factor=16")
+
+
+def test_a_search_that_grew_and_was_interrupted_is_not_complete(folder: Path) -> None:
+    def interrupt(result: TrialResult) -> None:
+        raise KeyboardInterrupt
+
+    tuned(folder, Threads(1), "tune.trials=1")
+    assert vp.status(folder / "t").state == "complete"
+    with pytest.raises(KeyboardInterrupt):
+        tuned(folder, Threads(1), "tune.trials=3", on_end=interrupt)
+    assert vp.status(folder / "t").state == "interrupted"
+    tuned(folder, Threads(1), "tune.trials=3")
+    assert vp.status(folder / "t").state == "complete"
 
 
 def test_trials_of_a_driver_that_died_go_on_in_their_folders_and_count_once(folder: Path) -> None:

@@ -33,6 +33,7 @@ from volpipe.training.task import STAGE, Training
 log = logging.getLogger(__name__)
 
 TABLE = "table"  # in a folder of trials: table.json and table.csv
+UNFINISHED = "unfinished"  # a file there, from when trials begin until the table has them
 SCORES = ("psnr", "auc")  # log keys of a validation, of images and of affinities; higher is better
 
 Values = dict[str, Any]  # Any: TOML values, by the keys of a recipe such as train.learning_rate
@@ -157,6 +158,7 @@ def store_table(rows: Sequence[TrialResult], folder: Path) -> None:
         writer = csv.DictWriter(file, list(table[0]) if table else ["trial"])
         writer.writeheader()
         writer.writerows(table)
+    (folder / UNFINISHED).unlink(missing_ok=True)
 
 
 def check_folders(trials: Iterable[Trial], folder: Path) -> None:
@@ -209,6 +211,7 @@ class TrialsWork(LearningWork[list[TrialResult]]):
         pool: WorkerPool = yield POOL
         for recipe in recipes:
             check_slots(recipe, pool.slots)
+        (self.folder.path / UNFINISHED).touch()
         works = (Errand(trial.name, partial(self._trial, trial)) for trial in trials)
         at_once = pool.slots["gpu"] // min(recipe.train.ranks for recipe in recipes)
         yield Together(works, self._end, at_once=at_once, on_tick=on_tick)
