@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ import pytest
 import zarr
 from arrays import make
 from command import THREADS, Give, giver, set_each
+from deletions import Deletions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inline import Stopped
@@ -311,3 +313,30 @@ def test_a_segmentation_that_has_grown_keeps_its_blocks_and_levels(
     np.testing.assert_array_equal(open_volume(made_again.out).open()[...], labels)
     fresh = made(source, chosen, fresh=True).plan
     assert (fresh.block, fresh.factors[3]) == ((16, 16, 16), (8, 8, 8))
+
+
+def test_after_a_kill_while_scratch_is_deleted_an_update_makes_what_was_lost_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One object through three blocks, of which the ends are not read again."""
+    monkeypatch.setattr(boxes, "EDGE", 8)
+    voxels = noisy(np.ones((8, 8, 24), int), 0.0)
+    edited = voxels.copy()
+    edited[:, 4, 4, 12] ^= 8
+    source, kept = write(tmp_path / "a.zarr", voxels), tmp_path / "kept"
+    made(source, SMALL, update=True)
+    shutil.copytree(tmp_path, kept, ignore=shutil.ignore_patterns("kept"))
+    for number in itertools.count(1):
+        for name in ("a.zarr", "l.zarr", "l.zarr.run"):
+            shutil.rmtree(tmp_path / name)
+            shutil.copytree(kept / name, tmp_path / name)
+        deletions = Deletions(number)
+        with deletions.counted(), contextlib.suppress(Stopped):
+            made(source, SMALL)
+        write(source, edited)
+        assert made(source, SMALL, update=True).num_objects == 1, number
+        np.testing.assert_array_equal(open_volume(tmp_path / "l.zarr").open()[...], 1)
+        if deletions.count < number:
+            break
+    assert number > 20
+    assert_fresh(source, SMALL)

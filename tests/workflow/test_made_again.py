@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import random
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batches import FLOW, SHAPE, endings, give
+from deletions import Deletions
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, windowed, write_volume
 
@@ -44,41 +42,6 @@ def write_inputs(seed: int, half: slice) -> None:
     for name, data in (("raw/a.n5", np.maximum(noise(SHAPE, seed=seed), 1)), ("mask.n5", mask)):
         shutil.rmtree(name, ignore_errors=True)
         write_volume(Path(name), data, chunk=8)
-
-
-class Deletions:
-    """Deletions of files and folders, at one of which the driver is killed.
-
-    Args:
-        number: of that one.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number, self.count = number, 0
-        self._rng, self._iterdir = random.Random(number), Path.iterdir
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count; folders are listed in random order meanwhile, as a file system may list them."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Path, "iterdir", lambda path: self._shuffled(path))
-            for name in ("unlink", "rmdir"):
-                patch.setattr(os, name, self._counting(getattr(os, name)))
-            yield
-
-    def _shuffled(self, path: Path) -> Iterator[Path]:
-        entries = sorted(self._iterdir(path))
-        self._rng.shuffle(entries)
-        return iter(entries)
-
-    def _counting(self, delete: Any) -> Any:
-        def counting(path: Any, *args: Any, **options: Any) -> None:
-            self.count += 1
-            if self.count == self.number:
-                raise Stopped
-            delete(path, *args, **options)
-
-        return counting
 
 
 def made() -> dict[str, str]:

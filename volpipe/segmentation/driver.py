@@ -428,7 +428,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         """Delete what no update will need, and what killed writers left."""
         self.clean()
         if not self.options.update:
-            for name in (IDS, FRAGMENTS, EDGES, SOLVED):
+            for name in (FRAGMENTS, EDGES, SOLVED, IDS):  # voxels last: without all files, they are made again
                 if (self.folder.path / name).exists():
                     delete(self.folder.path / name)
         remove_leftovers(self.folder.path / IDS)
