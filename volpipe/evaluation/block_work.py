@@ -140,11 +140,19 @@ class BlockWork(FolderWork[R]):
         """
         self.check_free()
         mark, states = self.folder.path / self.mark, self._states()
-        given = {key: value for key, value in self.described().items() if key not in self.passing}
-        if self.options.fresh or read_json(mark) != given or self._has_changed(states):
+        if self.options.fresh or read_json(mark) != self._given or self._has_changed(states):
             self.clear()
-            write_json(mark, given)
+            write_json(mark, self._given)
         store_identities(self.folder.inputs, states)
+
+    @property
+    def _given(self) -> dict[str, object]:
+        """What the file says by which the folder is known."""
+        return {key: value for key, value in self.described().items() if key not in self.passing}
+
+    def remove(self) -> None:
+        """Delete the folder, when the workers have stopped, unless another command has taken it meanwhile."""
+        self.folder.remove(self.mark, self._given)
 
     def check_free(self) -> None:
         """Refuse a folder that other work made."""

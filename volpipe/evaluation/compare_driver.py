@@ -36,7 +36,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import SILENT, FolderWork, Listener, Options, WorkSession
 from volpipe.tables import html_table
 from volpipe.volumes.storage.metadata import write_json
-from volpipe.volumes.storage.paths import delete, shown
+from volpipe.volumes.storage.paths import shown
 from volpipe.volumes.volume import Volume
 
 COMPARISON_FILE = "comparison.json"  # in the folder of a comparison: what is compared
@@ -241,5 +241,5 @@ def compare(
     result = perform(work, partial(start, folder.parsl))
     on_end(result)
     if result.is_complete:
-        delete(folder.path)
+        work.remove()
     return result

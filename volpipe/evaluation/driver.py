@@ -40,7 +40,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkSession
 from volpipe.tables import html_table
 from volpipe.volumes.storage.metadata import read_json, write_json
-from volpipe.volumes.storage.paths import Location, delete, delete_file, exists, shown
+from volpipe.volumes.storage.paths import Location, delete_file, exists, shown
 from volpipe.volumes.volume import Volume
 
 EVALUATION_FILE = "evaluation.json"  # in the folder of an evaluation: what is compared
@@ -245,9 +245,10 @@ def evaluate(
         PlanError: the labels look like an image.
         RunStopped: too many blocks cannot be scored.
     """
-    report = perform(EvaluationWork(evaluation, folder, Options(**options), listener), partial(start, folder.parsl))
+    work = EvaluationWork(evaluation, folder, Options(**options), listener)
+    report = perform(work, partial(start, folder.parsl))
     if report_file is not None and (folder.path / REPORT).is_file():
         shutil.copyfile(folder.path / REPORT, report_file)
     if report.is_complete:
-        delete(folder.path)
+        work.remove()
     return report

@@ -6,6 +6,7 @@ Not here: what is planned or run. The folder lies beside the output and is named
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import stat
@@ -20,7 +21,10 @@ from volpipe.inference.output_plan import OutputPlan
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import SELECTION_FILE, Selection, read_selection
 from volpipe.volumes.storage.lock import LOCK_FILE, held
+from volpipe.volumes.storage.metadata import read_json
 from volpipe.volumes.storage.paths import Location, atomic_write, delete, locate, partial_files
+
+log = logging.getLogger(__name__)
 
 P = TypeVar("P", bound=OutputPlan)
 
@@ -202,6 +206,17 @@ class RunFolder:
             else:
                 entry.unlink()
         self.clearing.unlink(missing_ok=True)
+
+    def remove(self, mark: str, content: object) -> None:
+        """Delete the folder of work that has ended, unless other work holds it, or left another `content` in `mark`."""
+        if not self.path.is_dir():
+            return
+        try:
+            with self.locked():
+                if read_json(self.path / mark) in (None, content):
+                    delete(self.path)
+        except RunError as error:
+            log.info("the folder is kept: %s", error)
 
 
 _umasks: list[int] = []  # before each folder that is held: the first one counts, in whatever order they are left

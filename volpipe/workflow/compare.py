@@ -33,7 +33,6 @@ from volpipe.runs.work import SILENT, HeldWork, Listener, Options, check_kind
 from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import write_json
-from volpipe.volumes.storage.paths import delete
 from volpipe.volumes.volume import absolute, open_volume
 from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
 from volpipe.workflow.entries import Entry, find_entries, find_work, is_done
@@ -340,7 +339,15 @@ class PairsWork(HeldWork[ComparisonTable]):
     def claim(self) -> None:
         """Refuse a folder of other work."""
         check_kind(self.folder, COMPARISONS_FILE)
-        write_json(self.folder.path / COMPARISONS_FILE, {"a": self.a, "b": self.b})
+        write_json(self.folder.path / COMPARISONS_FILE, self._given)
+
+    @property
+    def _given(self) -> dict[str, str]:
+        return {"a": self.a, "b": self.b}
+
+    def remove(self) -> None:
+        """Delete the folder, when the workers have stopped, unless another command has taken it meanwhile."""
+        self.folder.remove(COMPARISONS_FILE, self._given)
 
     def held_steps(self, name: str, presence: Presence) -> Steps[ComparisonTable]:
         """Compare what is not compared yet; see `HeldWork`."""
@@ -407,5 +414,5 @@ def compare_pairs(
     table = perform(work, partial(start, folder.parsl))
     on_end(table)
     if all(row.result is None or row.result.is_complete for row in table.rows):
-        delete(folder.path)
+        work.remove()
     return table

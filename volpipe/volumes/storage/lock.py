@@ -69,6 +69,8 @@ def held(folder: Path, holder: str, refusal: type[VolpipeError]) -> Iterator[Non
             _take(lock)
         except BlockingIOError as error:
             raise refusal(f"{folder} is in use by {_name(lock)}; wait for it or stop it") from error
+        if not (folder / LOCK_FILE).exists():
+            raise refusal(f"{folder} was deleted by {_name(lock)}, which ended just now; give the command again")
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{holder}\n".encode(), 0)
         yield
