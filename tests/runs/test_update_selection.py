@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ from conftest import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
+from slabs import slabs_of
 from updates import FLOATS, ROW, SHAPE, assert_fresh, divisions, num_looked, planned, ran, write_n5
-from volumes import noise, write_volume
+from volumes import noise, windowed, write_volume
 
 from volpipe.errors import PlanError, RunError
 from volpipe.runs import update
@@ -151,3 +153,35 @@ def test_a_driver_killed_around_the_record_of_another_selection_goes_on(
             ran(plan, update=True)
     ran(plan, update=True)
     assert_fresh(plan)
+
+
+BRIGHT = """
+import torch
+class Bright(torch.nn.Module):
+    in_channels, out_channels, scale, stride, halo = 1, 1, (1, 1, 1), (1, 1, 1), (0, 0, 0)
+    intensity = "same"
+    def forward(self, x):
+        return x + 300
+def bright():
+    return Bright()
+"""
+
+
+@pytest.mark.parametrize("slabs", [nullcontext(), slabs_of(1024)], ids=["whole", "slabs"])
+def test_clipped_voxels_of_a_block_with_several_shards_are_those_of_its_mask(
+    tmp_path: Path, slabs: AbstractContextManager[None]
+) -> None:
+    """Every voxel is clipped; a block has four shards along x, of which the mask selects some."""
+    (tmp_path / "bright.py").write_text(BRIGHT)
+    write_volume(tmp_path / "in.n5", noise((16, 16, 32)), chunk=8)
+    division = windowed((16, 16, 8), (0, 0, 0), (1, 1, 4), "crop")
+    sizes = ("output.shard=[16,16,8]", "output.chunk=[8,8,8]")
+    net = ("net.name=bright.py:bright", "normalise.method=none", "input.mask=mask.n5/raw")
+    with slabs:
+        for shards in ((0, 2), (0, 1, 2), (1, 2), (1, 3), (0,)):
+            mask = np.zeros((16, 16, 32), np.uint8)
+            for shard in shards:
+                mask[..., 8 * shard : 8 * (shard + 1)] = 1
+            rewritten(tmp_path, "mask.n5", mask)
+            plan = planned(tmp_path, *net, *division, *sizes)
+            assert ran(plan, update=True).clipped == (2048 * len(shards), 1.0), shards

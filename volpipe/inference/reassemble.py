@@ -46,8 +46,8 @@ class BlockResult:
         shared: shards that it wrote and shares with other blocks.
         bad: voxels that were not finite, and were stored so.
         checksums: of all shards that it wrote, by their number.
-        clipped: voxels that were clipped to the type of the output, by shard; where the block finishes all of its
-            shards, they are counted in the first.
+        clipped: voxels that were clipped to the type of the output, by shard, where other blocks may add to that.
+        clipped_in_block: those of a block that finishes all of its shards.
         fingerprint: of the voxels that it read.
     """
 
@@ -55,6 +55,7 @@ class BlockResult:
     bad: Nonfinite = ALL_FINITE
     checksums: Mapping[int, str] = field(default_factory=dict)
     clipped: Mapping[int, int] = field(default_factory=dict)
+    clipped_in_block: int = 0
     fingerprint: str = ""
 
 
@@ -84,10 +85,9 @@ def write_block(selection: Selection, tensors: Tensors, done: BlockSum, fingerpr
 
     checksums = dict(zip(closed, in_turn(writes(), shards_at_once(plan)), strict=True))
     clipped = {shard: tally.clipped for shard, tally in tallies.items()}
-    if done.is_finished and closed:
-        clipped[next(iter(closed))] = done.clipped
+    clipped_in_block = done.clipped if done.is_finished and closed else 0
     shared = tuple(shard for shard in closed if not plan.is_direct(shard))
-    return BlockResult(shared, done.bad, checksums, clipped, fingerprint)
+    return BlockResult(shared, done.bad, checksums, clipped, clipped_in_block, fingerprint)
 
 
 def _destinations(
@@ -144,7 +144,7 @@ class SlabWriter:
         closed, stored = _destinations(selection, tensors, block)
         self._streams = {shard: (open_shard(selection.plan, shard), blocks) for shard, blocks in closed.items()}
         self._rest = None if stored is None else SumStream(tensors, block, stored)
-        self._bad, self._tallies = ALL_FINITE, defaultdict[int, Tally](Tally)
+        self._bad, self._tallies, self._clipped = ALL_FINITE, defaultdict[int, Tally](Tally), 0
         self._error: Exception | None = None
 
     def add(self, done: BlockSum) -> None:
@@ -168,7 +168,7 @@ class SlabWriter:
             if len(self._streams) > 1:
                 stream.settle()
         if self._streams and done.is_finished:
-            self._tallies[next(iter(self._streams))].clipped += done.clipped
+            self._clipped += done.clipped
         self._bad += done.bad
 
     def persist(self) -> None:
@@ -189,7 +189,7 @@ class SlabWriter:
         checksums = {shard: close_shard(plan, shard, stream) for shard, (stream, _) in self._streams.items()}
         clipped = {shard: tally.clipped for shard, tally in self._tallies.items()}
         shared = tuple(shard for shard in self._streams if not plan.is_direct(shard))
-        return BlockResult(shared, self._bad, checksums, clipped, fingerprint)
+        return BlockResult(shared, self._bad, checksums, clipped, self._clipped, fingerprint)
 
     def abort(self) -> None:
         """Delete what was written of files that are not whole."""

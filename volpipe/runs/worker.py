@@ -131,7 +131,7 @@ class Written:
     Attributes:
         checksums: level, number and checksums (`checksums.take`) of each shard.
         clipped: voxels that were clipped to the type of the output.
-        clipped_shards: the same by shard of level 0; those of which there are none are left out.
+        clipped_shards: those by shard of level 0; shards of which there are none are left out.
     """
 
     checksums: tuple[tuple[int, int, str], ...] = ()
@@ -154,7 +154,7 @@ class Written:
         return replace(
             self,
             checksums=tuple((level, shard, sums) for level, shard, sums in numbers if shard is not None),
-            clipped=sum(count for _, count in clipped) if self.clipped_shards else self.clipped,
+            clipped=self.clipped - sum(count for _, count in self.clipped_shards) + sum(count for _, count in clipped),
             clipped_shards=clipped,
         )
 
@@ -168,6 +168,7 @@ class Inferred(Written):
         nonfinite: block, number of NaN and number of infinite voxels of each block where the net gave some, and they
             were kept.
         seen: block and fingerprint of what it read, where it read the volume.
+        clipped_blocks: clipped voxels of blocks that finish all of their shards.
     """
 
     FINISHED: ClassVar[Mapping[str, str]] = {"shared": "reassemble"}  # these shards need no reassembly, being written
@@ -175,13 +176,19 @@ class Inferred(Written):
     shared: tuple[int, ...] = ()
     nonfinite: tuple[tuple[int, int, int], ...] = ()
     seen: tuple[tuple[int, str], ...] = ()
+    clipped_blocks: tuple[tuple[int, int], ...] = ()
 
     def kept(self, number: Number, stage: str) -> Self:
         """Return what of it still counts; see `runs.updates`."""
         shared = (number("s0", shard) for shard in self.shared)
         bad = ((number(stage, block), nan, infinite) for block, nan, infinite in self.nonfinite)
+        by_shard = super().kept(number, stage)
+        by_block = kept_entries(self.clipped_blocks, partial(number, stage))
+        num_taken = sum(count for _, count in self.clipped_blocks) - sum(count for _, count in by_block)
         return replace(
-            super().kept(number, stage),
+            by_shard,
+            clipped=by_shard.clipped - num_taken,
+            clipped_blocks=by_block,
             shared=tuple(shard for shard in shared if shard is not None),
             nonfinite=tuple((block, nan, infinite) for block, nan, infinite in bad if block is not None),
             seen=kept_entries(self.seen, partial(number, SEEN)),
@@ -295,6 +302,7 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
     sums: list[tuple[int, int, str]] = []
     seen: list[tuple[int, str]] = []
     clipped: list[tuple[int, int]] = []
+    in_blocks: list[tuple[int, int]] = []
 
     def num_windows() -> int:
         return sum(len(job.selection.windows_of(block)) for block in units)
@@ -312,6 +320,8 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
             shared.extend(outcome.shared)
             sums.extend((0, shard, crcs) for shard, crcs in outcome.checksums.items())
             clipped.extend((shard, count) for shard, count in outcome.clipped.items() if count)
+            if outcome.clipped_in_block:
+                in_blocks.append((block, outcome.clipped_in_block))
             if outcome.fingerprint:
                 seen.append((block, outcome.fingerprint))
             if outcome.bad.total:
@@ -319,8 +329,10 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
             yield block, None
 
     def result() -> Inferred:
-        total = sum(count for _, count in clipped)
-        return Inferred(tuple(sums), total, tuple(clipped), tuple(sorted(shared)), tuple(bad), tuple(seen))
+        total = sum(count for _, count in (*clipped, *in_blocks))
+        return Inferred(
+            tuple(sums), total, tuple(clipped), tuple(sorted(shared)), tuple(bad), tuple(seen), tuple(in_blocks)
+        )
 
     return work("infer", units, outcomes(), result, beater)
 
