@@ -19,6 +19,7 @@ from trainings import LEANING
 from volpipe.errors import RecipeError, RunError
 from volpipe.geometry.grid import Box
 from volpipe.models.superres import superres
+from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import EVENTS, LOSSES, WEIGHTS, TrainRecipe, load_training
 from volpipe.resolve import shipped_recipe
 from volpipe.training.checkpoints import checkpoints, load_checkpoint
@@ -27,6 +28,7 @@ from volpipe.training.logs import EVENT_FILE, read_log
 from volpipe.training.loop import train
 from volpipe.training.validate import NUM_WINDOWS, middle
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.outcome import RUN_RECIPE, run_command
 
 HELD = Box((4, 3, 5), (27, 36, 37))
 
@@ -63,6 +65,24 @@ def test_what_is_held_out_is_scored_as_if_it_had_been_run_in_one_piece(folder: P
     made = np.clip(np.rint((out + 1) * 127.5), 0, 255)
     known = 10 * np.log10(255**2 / np.square(made - truth).mean())
     assert scored[12] == pytest.approx(known, abs=0.01)
+
+
+def test_a_net_that_declares_no_intensity_is_scored_and_run_in_grey_levels(folder: Path) -> None:
+    (folder / "net.py").write_text(
+        "from torch import nn\n\n\ndef net():\n    layer = nn.Conv3d(1, 1, 1)\n"
+        "    nn.init.constant_(layer.weight, 0.5)\n    nn.init.zeros_(layer.bias)\n    return layer\n"
+    )
+    settings = ("net.name=net.py:net", "net.options={}", "degrade.kind=none", "train.validate_every=12")
+    chosen = recipe(folder, *settings, "samples.shape=[8,16,16]", "samples.margin=[0,0,0]", "train.learning_rate=1e-2")
+    train(chosen, folder / "t", str(folder))
+    truth = tifffile.imread(folder / "v.tif")[HELD.slices].astype(np.float32)
+    weights = load_file(folder / "t" / WEIGHTS)
+    made = (truth / 127.5 - 1) * weights["weight"].item() + weights["bias"].item()
+    made = np.clip(np.rint((made + 1) * 127.5), 0, 255)
+    known = 10 * np.log10(255**2 / np.square(made - truth).mean())
+    assert [line["psnr"] for line in read_log(folder / "t") if "psnr" in line] == [pytest.approx(known, abs=0.01)]
+    run_command(chosen, folder / "t", str(folder))
+    assert load_recipe(folder / "t" / RUN_RECIPE).output.intensity == "same"
 
 
 def test_looking_on_changes_no_loss(folder: Path) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from volpipe.errors import RecipeError
 from volpipe.geometry.affinities import OFFSETS, Offset
-from volpipe.recipes.inference import NetChoice, Normalise
+from volpipe.recipes.inference import NetChoice, Normalise, Output
 from volpipe.recipes.toml import Section, Sizes, differences, load_tree, typed
 from volpipe.units import count
 
@@ -246,6 +246,11 @@ class TrainRecipe(Section):
     def weights(self) -> Loss | Affinities:
         """The weights of the terms of the loss."""
         return self.affinities if self.learns_labels else self.loss
+
+    @property
+    def output(self) -> Output:
+        """The output of a run of the trained net: of images grey levels, also where the net declares no intensity."""
+        return Output() if self.learns_labels else Output(intensity="same")
 
     @model_validator(mode="after")
     def _possible(self) -> TrainRecipe:

@@ -65,7 +65,8 @@ def draw_curve(folder: Path) -> Path | None:
 def run_command(recipe: TrainRecipe, folder: Path, search_path: str) -> str:
     """Write a recipe that runs the weights in `folder` on volumes like the training's; return the command with it.
 
-    It holds the training's normalisation in numbers, so that it does not depend on a volume's type.
+    It holds the training's normalisation in numbers, so that it does not depend on a volume's type, and of images the
+    intensity "same": the net learnt normalised grey levels.
 
     Raises:
         VolumeError: the volume is gone, and no such recipe was written before.
@@ -78,7 +79,7 @@ def run_command(recipe: TrainRecipe, folder: Path, search_path: str) -> str:
             raise
     else:
         net = recipe.net.model_copy(update={"weights": str(weights.absolute())})
-        chosen = Recipe(net=net, normalise=normalise)
+        chosen = Recipe(net=net, normalise=normalise, output=recipe.output)
         (folder / RUN_RECIPE).write_text("\n".join(settings_of(chosen)) + "\n", encoding="utf-8")
     volume = "VOLUME" if first.stored else f"{first.path}/{first.key}" if first.key else first.path
     return f"volpipe run --recipe {folder / RUN_RECIPE} {volume}"
