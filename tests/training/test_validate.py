@@ -26,7 +26,7 @@ from volpipe.training.checkpoints import checkpoints, load_checkpoint
 from volpipe.training.data.samples import Sampler
 from volpipe.training.logs import EVENT_FILE, read_log
 from volpipe.training.loop import train
-from volpipe.training.validate import NUM_WINDOWS, middle
+from volpipe.training.validate import INPUTS, NUM_WINDOWS, middle, prepare_held_out
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.outcome import RUN_RECIPE, run_command
 
@@ -83,6 +83,18 @@ def test_a_net_that_declares_no_intensity_is_scored_and_run_in_grey_levels(folde
     assert [line["psnr"] for line in read_log(folder / "t") if "psnr" in line] == [pytest.approx(known, abs=0.01)]
     run_command(chosen, folder / "t", str(folder))
     assert load_recipe(folder / "t" / RUN_RECIPE).output.intensity == "same"
+
+
+@pytest.mark.parametrize("whole", ["true", "false"])
+def test_the_input_of_a_validation_is_rounded_and_clipped_as_a_volume_is(folder: Path, whole: str) -> None:
+    dark = tifffile.imread(folder / "v.tif") // 8
+    tifffile.imwrite(folder / "v.tif", dark)  # noise takes many of its voxels below 0
+    chosen = recipe(folder, "degrade.noise=30", f"degrade.whole={whole}", "train.validate_every=12")
+    (held,) = prepare_held_out(Sampler(chosen, (2, 1, 1), str(folder)), folder)
+    given = open_volume(folder / INPUTS, held.key).open()[...].astype(int)
+    coarse = held.truth.reshape(len(held.truth) // 2, 2, *held.truth.shape[1:]).mean(1)
+    assert given.min() == 0
+    assert np.abs(given - coarse).max() < 150  # 255 less 31, where voxels below 0 became bright
 
 
 def test_looking_on_changes_no_loss(folder: Path) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
 from volpipe.inference.infer import block_sums
+from volpipe.inference.intensity import to_dtype
 from volpipe.inference.output import finish
 from volpipe.inference.plan import make_plan
 from volpipe.inference.runner import Runner
@@ -65,7 +66,7 @@ def prepare_held_out(sampler: Sampler, folder: Path) -> list[HeldOut]:
         inputs = sampler.degraded(source, box, np.random.default_rng((sampler.recipe.train.seed, i, 2)))
         key, spec = f"s{i}", ArraySpec(inputs.shape, source.volume.dtype, inputs.shape)
         create_array(folder / INPUTS, key, spec, "zarr3")
-        open_writer(folder / INPUTS, key).write(Box.from_shape(inputs.shape), inputs.astype(source.volume.dtype))
+        open_writer(folder / INPUTS, key).write(Box.from_shape(inputs.shape), to_dtype(inputs, spec.dtype))
         boxes.append(HeldOut(source, truth, key))
     if not boxes:
         raise PlanError("validation and predictions need a volume with data.held_out, not stored windows; give one")
