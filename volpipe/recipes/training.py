@@ -38,7 +38,7 @@ class Data(Section):
     """Level of a multiscale group; 0 is the finest."""
     held_out: str | None = None
     """A box `z0:z1,y0:y1,x0:x1` that no training window touches, in voxels or as lengths; of stored windows in
-    voxels."""
+    voxels. Give a volume twice to hold out two boxes: windows of both entries keep out of both."""
     stored: bool = False
     """path leads to window tensors. They are normalised, so noise is in those units, and nothing is rounded."""
     labels: str | None = None

@@ -154,6 +154,20 @@ def test_no_sample_touches_what_is_held_out(volume: np.ndarray, tmp_path: Path, 
     assert max(free.sample(number).truth.max() for number in range(100)) == 1
 
 
+@pytest.mark.parametrize("others", [[":,:,0:16"], [None]])
+def test_no_sample_touches_what_another_entry_of_its_volume_holds_out(
+    volume: np.ndarray, tmp_path: Path, others: list[str | None]
+) -> None:
+    volume[:, :, :16] = volume[:, :, 20:] = 255
+    volume[:, :, 16:20] //= 2
+    volume[:, :, :16] -= 55 if None in others else 0  # what is not held out may be seen
+    tifffile.imwrite(tmp_path / "v.tif", volume)
+    boxes = [":,:,20:36", *others]
+    entries = [{"path": "v.tif"} | ({} if box is None else {"held_out": box}) for box in boxes]
+    sampler = Sampler(recipe(data=entries, samples={"shape": (2, 4, 4)}), (1, 1, 1), str(tmp_path))
+    assert max(sampler.sample(number).truth.max() for number in range(100)) < 0.9
+
+
 def test_every_place_and_turn_comes_up(volume: np.ndarray, tmp_path: Path) -> None:
     """Of a volume that is one window, the samples are its 16 turns."""
     tifffile.imwrite(tmp_path / "v.tif", volume[:2, :6, :6])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -29,7 +29,7 @@ from volpipe.volumes.volume import Reader, Volume, open_volume
 
 AXES = "zyx"
 CACHE_BYTES = 1 << 30  # of decoded chunks of each volume
-MAX_DRAWS = 1000  # of a window outside of the held-out box, before the recipe is refused
+MAX_DRAWS = 1000  # of a window outside of the held-out boxes, before the recipe is refused
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class SampleSource:
 
     Attributes:
         volume: the volume, or the array of its stored windows.
-        held_out: a box that no window may touch.
+        held_out: the box that is validated, None without.
+        closed: boxes that no window may touch: those held out of this volume by any `[[data]]`.
         normalise: of its values; the identity for stored windows, which are normalised.
         stored: the stored windows, None where windows are cut from the volume.
         labels: of the volume's voxels, None where the truth is the volume itself.
@@ -62,6 +63,7 @@ class SampleSource:
     stored: WindowDataset | None = None
     labels: Volume | None = None
     weight: float = 1.0
+    closed: tuple[Box, ...] = ()
 
     @property
     def shape(self) -> Triple:
@@ -81,8 +83,8 @@ class SampleSource:
         return None if self.label_reader is None else self.label_reader.read(box)[0]
 
     def is_free(self, box: Box) -> bool:
-        """Return whether `box` lies outside of the held-out box."""
-        return self.held_out is None or (box & self.held_out).is_empty
+        """Return whether `box` lies outside of all held-out boxes."""
+        return all((box & closed).is_empty for closed in self.closed)
 
 
 class Sampler:
@@ -99,7 +101,7 @@ class Sampler:
         self.recipe, self.scale = recipe, scale
         self.shape = triple(n * s for n, s in zip(recipe.samples.shape, scale, strict=True))
         self.context = context(recipe.degrade.kind, scale)
-        self.sources = [open_source(data, recipe.normalise, search_path) for data in recipe.data]
+        self.sources = open_sources(recipe, search_path)
         for source in self.sources:
             self._check_holds(source)
         sizes = np.array([math.prod(source.shape) * source.weight for source in self.sources], float)
@@ -171,7 +173,7 @@ class Sampler:
         )
 
     def _draw_stored(self, source: SampleSource, stored: WindowDataset, rng: np.random.Generator) -> np.ndarray:
-        """Return a stored window outside of the held-out box, (c, z, y, x)."""
+        """Return a stored window outside of the held-out boxes, (c, z, y, x)."""
         for _ in range(MAX_DRAWS):
             number = int(rng.integers(len(stored)))
             if source.is_free(stored.box(number)):
@@ -193,9 +195,10 @@ class Sampler:
         raise self._nothing_free(source)
 
     def _nothing_free(self, source: SampleSource) -> PlanError:
+        boxes = " and ".join(map(str, source.closed))
         return PlanError(
-            f"no window of {self.shape} voxels in {MAX_DRAWS} lay outside the held-out box {source.held_out} of "
-            f"{source.volume}; make samples.shape or the box smaller"
+            f"no window of {self.shape} voxels in {MAX_DRAWS} lay outside the held-out box {boxes} of "
+            f"{source.volume}; make samples.shape or what is held out smaller"
         )
 
     def _check_holds(self, source: SampleSource) -> None:
@@ -235,6 +238,20 @@ class Sampler:
         if choice.gain == (1.0, 1.0) and not choice.offset:
             return np.float32(1), np.float32(0)
         return np.float32(rng.uniform(*choice.gain)), np.float32(rng.uniform(-choice.offset, choice.offset))
+
+
+def open_sources(recipe: TrainRecipe, search_path: str) -> list[SampleSource]:
+    """Return the volumes of `recipe`, each closed to windows where any of its entries holds out a box.
+
+    Raises:
+        VolpipeError: as `open_source`.
+    """
+    sources = [open_source(data, recipe.normalise, search_path) for data in recipe.data]
+    boxes: dict[tuple[str, str], list[Box]] = {}
+    for source in sources:
+        if source.held_out is not None:
+            boxes.setdefault((source.volume.path, source.volume.key), []).append(source.held_out)
+    return [replace(each, closed=tuple(boxes.get((each.volume.path, each.volume.key), ()))) for each in sources]
 
 
 def open_source(data: Data, normalise: Normalise, search_path: str) -> SampleSource:
