@@ -13,7 +13,9 @@ from arrays import make
 from inline import Inline
 from scored import Here, evaluated, image_scores_of, scores_of
 from skimage import metrics
+from volumes import noise
 
+import volpipe as vp
 from volpipe.errors import PlanError, RunStopped, WorkerLost
 from volpipe.evaluation import evaluate as evaluate_module
 from volpipe.evaluation.driver import evaluate
@@ -63,6 +65,20 @@ def test_volumes_that_do_not_fit_are_refused(
     tifffile.imwrite(tmp_path / "small.tif", pair[0][:40])
     with pytest.raises(PlanError, match=sentence):
         plan_evaluation(str(tmp_path / "small.tif"), str(tmp_path / "truth.tif"), **options)
+
+
+def test_an_output_of_a_part_is_refused_beside_a_reference_that_is_not_cut_likewise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "raw.zarr", noise((24, 24, 24)))
+    part = {"net.name": "identity", "input.roi": "8:24,0:24,4:24"}
+    for out in ("made.zarr", "cut.zarr"):
+        vp.run("raw.zarr", out=out, site=Inline(), settings=[f"{key}={value}" for key, value in part.items()])
+    with pytest.raises(PlanError, match=r"shows the box 8:24,0:24,4:24 of its input.* net.name=identity --roi 8:24,0"):
+        plan_evaluation("made.zarr", "raw.zarr", roi="8:16,0:8,4:12")
+    scores = image_scores_of(plan_evaluation("made.zarr", "cut.zarr", roi="8:16,0:8,4:12"), tmp_path)
+    assert scores["output"].psnr == np.inf
 
 
 def test_a_reference_of_floats_needs_a_range(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:

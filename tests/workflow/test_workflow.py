@@ -361,6 +361,15 @@ def test_an_evaluation_is_done_again_where_it_was_changed_and_left_alone_otherwi
     assert second["scores"]["output"]["psnr"] is None  # infinite: nothing differs
 
 
+def test_scores_of_a_part_are_refused_before_it_is_made_where_the_reference_is_not_cut_likewise(folder: Path) -> None:
+    write_volume(folder / "truth.n5", noise(SHAPE).repeat(2, axis=0))
+    settings = ("first.input.roi=8:16,:,:", "scores.roi=0:8,:,:")
+    with pytest.raises(PlanError, match=r"stage scores: .*box 8:16,0:24,0:16 of its input.* --roi 16:32,0:24,0:16`"):
+        flow_plan(folder, SCORED, *settings)
+    write_volume(folder / "cut.n5", noise(SHAPE).repeat(2, axis=0)[16:])
+    assert flow_plan(folder, SCORED, *settings, "scores.reference=cut.n5").stages
+
+
 def test_two_stages_may_read_one_and_a_level_of_it(folder: Path) -> None:
     text = TWO.replace('name = "second"', 'name = "second"\ninput = { stage = "first", level = 1 }') + (
         '[[stage]]\nname = "third"\ninput = "first"\nrecipe = "one.toml"\n[[stage]]\nname = "fourth"\n'

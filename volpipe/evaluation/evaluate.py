@@ -23,7 +23,8 @@ from volpipe.evaluation.block_work import ByBlock
 from volpipe.evaluation.image_scores import ImageSums, PlainSums
 from volpipe.evaluation.interpolate import METHODS, interpolated
 from volpipe.evaluation.label_scores import LabelScores, PlainOverlaps, label_scores, overlaps, total
-from volpipe.geometry.grid import Box, Grid
+from volpipe.evaluation.origins import makings_of
+from volpipe.geometry.grid import Box, Grid, triple
 from volpipe.inference.intensity import to_dtype
 from volpipe.inference.roi import find_roi
 from volpipe.volumes.identity import fingerprint
@@ -171,7 +172,8 @@ def plan_evaluation(
         data_range: as in Evaluation; None for that of the reference's type.
 
     Raises:
-        PlanError: the volumes do not fit each other, or the range of their values is not known.
+        PlanError: the volumes do not fit each other, or the range of their values is not known; or the output shows a
+            part of its input, and the reference another.
     """
     output, truth = _opened(output), _opened(reference)
     source = None if given is None else _opened(given)
@@ -183,6 +185,8 @@ def plan_evaluation(
             f"{output} has {output.spatial_shape} voxels (z, y, x), the reference {truth} {truth.spatial_shape}; "
             "give --roi, a box that both have"
         )
+    for making in makings_of(output):
+        check_part(output, making.roi, truth)
     whole = find_roi(roi, truth)
     box = Box(
         tuple(a + m for a, m in zip(whole.start, margin, strict=True)),
@@ -195,6 +199,22 @@ def plan_evaluation(
     evaluation = Evaluation(output, truth, source, box, kind, _range(kind, truth, data_range))
     _check_factors(evaluation)
     return evaluation
+
+
+def check_part(output: Volume, part: Box, truth: Volume) -> None:
+    """Refuse an output of a `part` of its input beside a reference of another shape: a box of both is two places.
+
+    Raises:
+        PlanError: with the part, and how to cut the reference likewise.
+    """
+    if output.spatial_shape == truth.spatial_shape or not any(part.start):
+        return
+    factors = triple(max(1, n // m) for n, m in zip(output.spatial_shape, part.shape, strict=True))
+    raise PlanError(
+        f"{output} shows the box {part} of its input, and the reference {truth} has another shape: a voxel of one lies "
+        "elsewhere in the other; cut the reference likewise, by `volpipe run --set net.name=identity --roi "
+        f"{part.scaled(factors)}`, and score against that, without --roi"
+    )
 
 
 def _opened(volume: Volume | str) -> Volume:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from volpipe.errors import PlanError
 from volpipe.estimation.limits import check_access, check_apart, check_window
-from volpipe.evaluation.evaluate import plan_evaluation
+from volpipe.evaluation.evaluate import check_part, plan_evaluation
 from volpipe.inference.output import check_output, suffix_of
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import Input
@@ -126,7 +126,12 @@ def _plan_stage(
 ) -> StagePlan:
     feed = earlier.get(stage.reads)
     if isinstance(stage.choice, Comparison):
-        return _plan_comparison(stage, stage.choice, feed, location, folder / f"{stage.name}.json")
+        scores = _plan_comparison(stage, stage.choice, feed, location, folder / f"{stage.name}.json")
+        while feed is not None:  # no output need exist yet that says of what part it is
+            if isinstance(feed, RunStage):
+                check_part(scores.plan.output, feed.plan.roi_box, scores.plan.reference)
+            feed = earlier.get(feed.reads)
+        return scores
     if isinstance(stage.choice, SegmentRecipe):
         ending = suffix_of(stage.choice.output.format)
         return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}{ending}", make)
