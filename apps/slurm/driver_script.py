@@ -71,7 +71,7 @@ def driver_script(job: DriverJob, arguments: Sequence[str], folder: Path, enviro
             *(f"#SBATCH --{name}={value}" for name, value in asked.items() if value is not None),
             "#SBATCH --requeue",  # the same command goes on where it was
             FORGET,
-            f"cd {shlex.quote(str(folder))}",
+            f"cd {shlex.quote(str(folder))} || exit 2",  # else names count from wherever the job is
             *(f"export {name}={shlex.quote(value)}" for name, value in settings.items()),
             f"exec {shlex.join([sys.executable, '-m', 'volpipe', 'run', *arguments])}",
             "",

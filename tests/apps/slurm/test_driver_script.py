@@ -37,6 +37,14 @@ def test_the_script_gives_the_command_as_it_was_given(tmp_path: Path) -> None:
     assert "SECRET" not in script
 
 
+def test_a_job_whose_node_lacks_the_folder_ends(tmp_path: Path) -> None:
+    """Else outputs without a folder of their own would go to wherever the job is."""
+    script = driver_script(DriverJob(), ["in.n5"], tmp_path / "gone", {})
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "gone: No such file or directory" in ended.stderr and len(ended.stderr.splitlines()) == 1
+
+
 def test_the_script_asks_for_what_it_was_told() -> None:
     job = DriverJob("2-00:00:00", 1, 8, "main", None)
     lines = driver_script(job, ["in.n5"], Path("/here"), {}).splitlines()
