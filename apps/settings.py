@@ -6,6 +6,7 @@ Not here: what a site does with it (configs). Of the same setting, the environme
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import tomllib
@@ -136,7 +137,28 @@ def _check_names(file: Path, prefix: str, hints: dict[str, Any]) -> None:  # Any
         raise SiteError(f"{'; '.join(unknown)}; there are {', '.join(hints)}")
 
 
+def as_text(value: object) -> str:
+    """Return a setting as the environment has it; a list or a table as JSON where its texts have commas."""
+    if not isinstance(value, list | dict):
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    kind = KINDS[list[str] if isinstance(value, list) else dict[str, str]]
+    text = ",".join(value if isinstance(value, list) else (f"{key}={each}" for key, each in value.items()))
+    try:
+        is_read_alike = kind.read(text) == value
+    except ValueError:
+        is_read_alike = False
+    return text if is_read_alike else json.dumps(value)
+
+
+def _read_list(text: str) -> list[str]:
+    if text.startswith("["):
+        return TypeAdapter(list[str]).validate_json(text)
+    return [part.strip() for part in text.split(",")]
+
+
 def _read_table(text: str) -> dict[str, str]:
+    if text.startswith("{"):
+        return TypeAdapter(dict[str, str]).validate_json(text)
     pairs = [part.partition("=") for part in text.split(",")]
     if not all(equals for _, equals, _ in pairs):
         raise ValueError(text)
@@ -157,7 +179,7 @@ KINDS: dict[Any, Kind] = {  # Any: types as they are annotated
     int: Kind("whole number", "4", int),
     float: Kind("number", "1.5", float),
     bool: Kind("true or false", "true", lambda text: SWITCHES[text.lower()]),
-    list[str]: Kind("list of texts", '["...", "..."]', lambda text: [part.strip() for part in text.split(",")]),
+    list[str]: Kind("list of texts", '["...", "..."]', _read_list),
     dict[str, str]: Kind("table of texts", '{ key = "..." }', _read_table),
 }
 

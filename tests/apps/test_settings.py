@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from volpipe.apps.settings import read_settings, read_workers, settings_file
+from volpipe.apps.settings import as_text, read_settings, read_workers, settings_file
 from volpipe.errors import SiteError
 from volpipe.sites.find import find_site
 
@@ -55,6 +55,29 @@ def test_the_environment_has_the_last_word(tmp_path: Path, monkeypatch: pytest.M
     }.items():  # fmt: skip
         monkeypatch.setenv(f"VOLPIPE_LAB_{name}", text)
     assert read() == Selection("a", "us", 16, 1.5, True, ["p", "q"], {"gpu": "a100", "zone": "b"})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (["x", "y"], "x,y"), (["x,y"], '["x,y"]'), ({"a": "1", "b": "2"}, "a=1,b=2"), ({"a": "x=y"}, "a=x=y"),
+        ({"a": "x,y"}, '{"a": "x,y"}'), ({"a": "x,b=y"}, '{"a": "x,b=y"}'),
+    ],
+)  # fmt: skip
+def test_the_environment_has_lists_and_tables_of_any_texts(
+    monkeypatch: pytest.MonkeyPatch, value: list[str] | dict[str, str], text: str
+) -> None:
+    assert as_text(value) == text
+    monkeypatch.setenv("VOLPIPE_LAB_PARTITION", "a")
+    monkeypatch.setenv(f"VOLPIPE_LAB_{'CLAIMS' if isinstance(value, list) else 'NODES'}", text)
+    assert value in (read().claims, read().nodes)
+
+
+@pytest.mark.parametrize("text", ["[1]", '["x"', '[["x"]]'])
+def test_a_list_of_the_environment_that_is_none_of_texts_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("VOLPIPE_LAB_CLAIMS", text)
+    with pytest.raises(SiteError, match="is no list of texts"):
+        read()
 
 
 def test_another_file_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

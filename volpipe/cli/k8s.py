@@ -167,6 +167,8 @@ def _fits(part: str, command: Sequence[str]) -> bool:
 
 def environment(settings: Any) -> dict[str, str]:  # Any: a dataclass of a site's own
     """Return the environment that tells a driver in the cluster what `settings` say; defaults are the site's own."""
+    from volpipe.apps.settings import as_text
+
     found = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -176,16 +178,8 @@ def environment(settings: Any) -> dict[str, str]:  # Any: a dataclass of a site'
             and value != field.default
             and value not in ([], {})
         ):
-            found[f"{PREFIX}_{field.name.upper()}"] = _as_text(value)
+            found[f"{PREFIX}_{field.name.upper()}"] = as_text(value)
     return found
-
-
-def _as_text(value: object) -> str:
-    if isinstance(value, list):
-        return ",".join(value)
-    if isinstance(value, dict):
-        return ",".join(f"{key}={each}" for key, each in value.items())
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _site_of(command: Sequence[str]) -> str:
