@@ -284,6 +284,26 @@ def test_the_command_trains_goes_on_and_refuses_another_recipe(
     assert failed.err.startswith("volpipe: axis z: a window of 80 voxels") and "longer than the volume" in failed.err
 
 
+def test_after_an_edit_of_its_net_a_training_is_refused_whether_complete_or_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Conv3d(1, 1, 1){})\n"
+    (folder / "net.py").write_text(code.format(""))
+    give = giver(folder, monkeypatch, capsys)
+    changes = ("net.name=net.py:net", "net.options={}", "degrade.kind=none", "train.schedule=constant")
+    base = ("--config", "threads", *(word for change in changes for word in ("--set", change)))
+    for command in (("train", "recipe.toml", *base), ("sweep", "swept.toml", *base)):
+        (folder / "swept.toml").write_text((folder / "recipe.toml").read_text() + '[sweep]\n"train.seed" = [1]\n')
+        (folder / "net.py").write_text(code.format(""))
+        assert give(*command).code == 0
+        (folder / "net.py").write_text(code.format(", nn.ReLU()"))
+        for steps in (12, 16):
+            refused = give(*command, "--set", f"train.steps={steps}")
+            assert refused.code == 2
+            assert "the training at step 12 has other code of net net.py:net" in " ".join(refused.err.split())
+        assert give(*command, "--fresh").code == 0
+
+
 @pytest.mark.slow
 def test_killed_with_its_workers_it_goes_on_to_the_same_losses(folder: Path) -> None:
     """By SIGKILL of every process, where no code of ours can tidy up."""

@@ -33,7 +33,7 @@ from volpipe.nets.files import PACKAGE, is_program, kind_of
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.toml import Section
-from volpipe.recipes.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe, check_same
+from volpipe.recipes.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe
 from volpipe.reporting.page import REPORT, Draft, Page
 from volpipe.runs.presence import FILE as NOTE_FILE
 from volpipe.runs.presence import Presence, StageNote
@@ -120,7 +120,7 @@ def run_training(
     folder = RunFolder(out.absolute())
     if fresh or not is_complete(folder.path, recipe):  # a complete training needs no volume
         check_data(recipe, describe(recipe.net, str(search_path)), str(search_path))
-    training = Training(recipe=recipe, search_path=str(search_path))
+    training = Training.begin(recipe, search_path)
     work = TrainingWork(folder=folder, training=training, fresh=fresh, on_step=on_step)
     return perform(work, partial(start, folder.parsl))
 
@@ -190,12 +190,12 @@ class TrainingWork(LearningWork[TrainingResult]):
         """Refuse the folder of another recipe's training as well; clear one without a checkpoint.
 
         Raises:
-            RecipeError: with the keys that differ.
+            RecipeError: with the keys that differ, or the net whose code does.
         """
         super().claim()
         old, step = Training.load(self.folder.path), newest_step(self.folder.path)
         if old is not None and step:
-            check_same(old.recipe, self.training.recipe, step)
+            old.check_same(self.training, step)
         elif old is not None and old.recipe != self.training.recipe:
             self.folder.clear()
 

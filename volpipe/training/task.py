@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import Outcomes, work
-from volpipe.errors import RunError
-from volpipe.recipes.training import TrainRecipe
+from volpipe.errors import RecipeError, RunError
+from volpipe.nets.files import code_hash
+from volpipe.recipes.training import TrainRecipe, check_same
 from volpipe.training.rank_info import RankInfo
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.storage.paths import atomic_write
@@ -28,12 +29,33 @@ class Training(BaseModel):
 
     Attributes:
         search_path: folder that the recipe's relative names count from.
+        code_sha256: of the code of the net when the training began; "" where it has none.
     """
 
     model_config = ConfigDict(frozen=True)
 
     recipe: TrainRecipe
     search_path: str
+    code_sha256: str = ""
+
+    @classmethod
+    def begin(cls, recipe: TrainRecipe, search_path: Path) -> Training:
+        """Return the training of `recipe` with the code that its net has now."""
+        code = code_hash(recipe.net.name, str(search_path))
+        return cls(recipe=recipe, search_path=str(search_path), code_sha256=code)
+
+    def check_same(self, other: Training, step: int) -> None:
+        """Refuse to go on from `step` of this training as `other`, which would have made other weights by then.
+
+        Raises:
+            RecipeError: with the keys that differ, or the net whose code does.
+        """
+        check_same(self.recipe, other.recipe, step)
+        if self.code_sha256 != other.code_sha256:
+            raise RecipeError(
+                f"the training at step {step} has other code of net {self.recipe.net.name}, which was edited since; "
+                "restore it to continue, choose another --out, or use --fresh to start over"
+            )
 
     def store(self, folder: Path) -> None:
         """Write this into `folder`, whole or not at all."""

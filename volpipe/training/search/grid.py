@@ -145,7 +145,7 @@ class SweepWork(TrialsWork):
         log_beginning(self.folder, "sweep", self.sweep.recipes[0])
         folder = self.folder.path
         trials = _number(folder, self.sweep)
-        check_folders(trials, folder)
+        check_folders(trials, folder, self.search_path)
         rest = [trial for trial in trials if not is_complete(folder / trial.name, trial.recipe)]
         for trial in trials:
             state = "waiting" if trial in rest else "done"

@@ -21,7 +21,7 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Steps, Together
 from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import show_value
-from volpipe.recipes.training import TrainRecipe, check_same
+from volpipe.recipes.training import TrainRecipe
 from volpipe.reporting.page import Page
 from volpipe.runs.presence import StageNote, present
 from volpipe.runs.run_folder import RunFolder
@@ -161,18 +161,18 @@ def store_table(rows: Sequence[TrialResult], folder: Path) -> None:
     (folder / UNFINISHED).unlink(missing_ok=True)
 
 
-def check_folders(trials: Iterable[Trial], folder: Path) -> None:
-    """Refuse trials whose folders hold trainings by other recipes.
+def check_folders(trials: Iterable[Trial], folder: Path, search_path: Path) -> None:
+    """Refuse trials whose folders hold trainings by other recipes, or by other code of their nets.
 
     Raises:
-        RecipeError: with the folder and the keys that differ.
+        RecipeError: with the folder, and the keys that differ or the net.
     """
     for trial in trials:
         old = Training.load(folder / trial.name)
         if old is None:
             continue
         try:
-            check_same(old.recipe, trial.recipe, newest_step(folder / trial.name))
+            old.check_same(Training.begin(trial.recipe, search_path), newest_step(folder / trial.name))
         except RecipeError as error:
             raise RecipeError(f"{folder / trial.name}: {error}") from error
 
@@ -219,7 +219,7 @@ class TrialsWork(LearningWork[list[TrialResult]]):
 
     def _trial(self, trial: Trial) -> Steps[None]:
         """Begin or resume the training of `trial`."""
-        training = Training(recipe=trial.recipe, search_path=str(self.search_path))
+        training = Training.begin(trial.recipe, self.search_path)
         work = TrainingWork(folder=RunFolder(self.folder.path / trial.name), training=training)
         with work.folder.locked() as session, listening(work.folder.path):
             work.claim()
