@@ -270,7 +270,7 @@ def test_an_interrupt_lets_ranks_come_to_their_next_checkpoint_and_no_further(fo
 
 
 def test_a_recipe_that_fails_on_every_rank_says_why(folder: Path) -> None:
-    with pytest.raises(RunStopped, match="the loss is nan"):
+    with pytest.raises(RunStopped, match=r"the (loss|gradient's norm) is (nan|inf)"):
         learn(folder, "t", 2, "train.ranks=2", "train.learning_rate=1e30", "train.clip=0")
 
 

@@ -115,8 +115,28 @@ def test_the_average_lags_behind_the_net(folder: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_stops_the_training(folder: Path) -> None:
-    with pytest.raises(RunError, match=r"the loss is nan; give a smaller train.learning_rate"):
+    with pytest.raises(RunError, match=r"the (loss|gradient's norm) is (nan|inf); give a smaller train.learning_rate"):
         train(recipe(folder, "train.learning_rate=1e30", "train.clip=0"), folder / "t", str(folder))
+
+
+def test_a_gradient_that_is_no_number_stops_the_training(folder: Path) -> None:
+    """The loss of the same step is one, and the weights after it are not."""
+    (folder / "steep.py").write_text(
+        "import torch\n\n"
+        "class Steep(torch.nn.Module):\n"
+        "    in_channels, out_channels, intensity, window, halo = 1, 1, 'same', (8, 8, 8), (0, 0, 0)\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.weight = torch.nn.Parameter(torch.zeros(1))\n"
+        "    def forward(self, x):\n"
+        "        return x + torch.sqrt(self.weight)\n\n"
+        "net = Steep\n"
+    )
+    net = ("net.name=steep.py:net", "degrade.kind=none", "train.steps=1", "train.warm_up=0")
+    one = recipe(folder, *net)
+    with pytest.raises(RunError, match=r"step 1: the gradient's norm is (nan|inf); give a smaller train.learning_rate"):
+        train(one, folder / "t", str(folder))
+    assert not (folder / "t" / "weights.safetensors").exists()
 
 
 # ---- rates
@@ -157,6 +177,23 @@ def test_consistency_is_not_asked_with_slices_that_are_missing(folder: Path) -> 
     recipe(folder, "loss.consistency=1")
     with pytest.raises(RecipeError, match=r"would teach the slices that degrade.missing takes away"):
         recipe(folder, "degrade.missing=0.1", "loss.consistency=1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "scale", "sentence"),
+    [
+        (["loss.consistency=1", "degrade.kind=subsample"], (2, 1, 1), "compares means .* degrade.kind = 'subsample'"),
+        (["loss.consistency=1", "degrade.kind=gaussian"], (1, 2, 2), "compares means .* degrade.kind = 'gaussian'"),
+        ([], (1, 2, 1), r"has scale \(1, 2, 1\), swap needs one for y and x; set samples.swap = false"),
+    ],
+)
+def test_what_the_scale_of_a_net_does_not_allow_is_refused(
+    folder: Path, settings: list[str], scale: tuple[int, int, int], sentence: str
+) -> None:
+    recipe(folder, *settings).check_net(1, (1, 1, 1), "same")
+    with pytest.raises(RecipeError, match=sentence):
+        recipe(folder, *settings).check_net(1, scale, "same")
+    recipe(folder, "loss.consistency=1", "samples.swap=false").check_net(1, scale, "same")
 
 
 def test_a_misspelt_key_of_a_volume_is_named(folder: Path) -> None:

@@ -19,6 +19,7 @@ from trainings import LEANING
 from volpipe.errors import RecipeError, RunError
 from volpipe.geometry.grid import Box
 from volpipe.models.superres import superres
+from volpipe.nets.load import describe
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import EVENTS, LOSSES, WEIGHTS, TrainRecipe, load_training
 from volpipe.resolve import shipped_recipe
@@ -26,7 +27,7 @@ from volpipe.training.checkpoints import checkpoints, load_checkpoint
 from volpipe.training.data.samples import Sampler
 from volpipe.training.logs import EVENT_FILE, read_log
 from volpipe.training.loop import train
-from volpipe.training.validate import INPUTS, NUM_WINDOWS, middle, prepare_held_out
+from volpipe.training.validate import INPUTS, NUM_WINDOWS, middle, prepare_held_out, validate
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.outcome import RUN_RECIPE, run_command
 
@@ -83,6 +84,20 @@ def test_a_net_that_declares_no_intensity_is_scored_and_run_in_grey_levels(folde
     assert [line["psnr"] for line in read_log(folder / "t") if "psnr" in line] == [pytest.approx(known, abs=0.01)]
     run_command(chosen, folder / "t", str(folder))
     assert load_recipe(folder / "t" / RUN_RECIPE).output.intensity == "same"
+
+
+def test_the_score_of_volumes_of_floats_is_the_same_in_any_order(folder: Path) -> None:
+    planes = tifffile.imread(folder / "v.tif").astype(np.float32)
+    tifffile.imwrite(folder / "v.tif", planes)
+    tifffile.imwrite(folder / "w.tif", planes / 100)
+    text = (folder / "recipe.toml").read_text()
+    entry = text[text.index("[[data]]") : text.index("[degrade]")]
+    (folder / "recipe.toml").write_text(text.replace(entry, entry + entry.replace("v.tif", "w.tif")))
+    chosen = recipe(folder, "normalise.low=0", "normalise.high=255")
+    held = prepare_held_out(Sampler(chosen, (2, 1, 1), str(folder)), folder)
+    facts, net = describe(chosen.net, str(folder)), superres(factor=2, features=4, num_blocks=1)
+    one, other = (validate(net, facts, chosen, order, folder)["psnr"] for order in (held, held[::-1]))
+    assert one == pytest.approx(other) and len(held) == 2
 
 
 @pytest.mark.parametrize("whole", ["true", "false"])

@@ -276,11 +276,22 @@ class TrainRecipe(Section):
         return self
 
     def check_net(self, out_channels: int, scale: Sizes, intensity: str) -> None:
-        """Refuse a net that does not give what is learnt from labels: a chance for each offset, on the same grid.
+        """Refuse a net that does not give what is learnt from labels, or whose `scale` the recipe has no way to learn.
+
+        Of labels it is a chance for each offset, on the same grid.
 
         Raises:
             RecipeError: with what the net gives, and what it should.
         """
+        if self.samples.swap and scale[1] != scale[2]:
+            raise RecipeError(
+                f"net {self.net.name} has scale {scale}, swap needs one for y and x; set samples.swap = false"
+            )
+        if self.loss.consistency and self.degrade.kind != "bin" and scale != (1, 1, 1):
+            raise RecipeError(
+                f"loss.consistency compares means of the output with an input made by degrade.kind = "
+                f"{self.degrade.kind!r}, from which those of the truth differ too; leave it out, or use bin"
+            )
         num_offsets = len(self.affinities.offsets)
         if self.learns_labels and out_channels != num_offsets:
             raise RecipeError(

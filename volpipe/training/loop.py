@@ -218,11 +218,13 @@ def take_step(
         state.discriminator.update()
     state.step += 1
     sums = group.average_numbers(sums, state.device)
-    if not math.isfinite(sums["loss"]):
-        raise RunError(
-            f"step {state.step}: the loss is {sums['loss']}; give a smaller train.learning_rate or train.clip, or "
-            "precision float32"
-        )
+    is_scaled = choice.precision == "float16"  # whose scaler leaves out steps of infinite gradients
+    for what, value in (("loss", sums["loss"]), ("gradient's norm", 0.0 if is_scaled else norm)):
+        if not math.isfinite(value):
+            raise RunError(
+                f"step {state.step}: the {what} is {value}; give a smaller train.learning_rate or train.clip, or "
+                "precision float32"
+            )
     times = {"seconds": time.perf_counter() - started, "waited": waited, "time": time.time()}
     return {"step": state.step, **sums, "rate": rate, "norm": norm, **times}
 

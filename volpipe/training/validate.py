@@ -89,13 +89,13 @@ def validate(
             for box, outputs in tiled(net, facts, recipe, volume, folder)
         )
         return {"auc": roc_auc(np.asarray(levels)), "accuracy": accuracy(np.asarray(levels))}
-    squares, num, span = 0.0, 0, 1.0
+    squares, num = 0.0, 0
     for volume in held_out:
         for box, outputs in tiled(net, facts, recipe, volume, folder):
             truth = volume.truth[box.slices]
             squares += float(np.square(outputs[0].astype(np.float64) - truth).sum())
             num += truth.size
-        span = _span(volume.truth)
+    span = _span([volume.truth for volume in held_out])
     return {"psnr": 10 * math.log10(span**2 * num / squares) if squares else math.inf}
 
 
@@ -167,9 +167,10 @@ def middle(box: Box, edge: int, scale: tuple[int, int, int]) -> Box:
     return Box.from_shape(sizes).shift(box.start).shift(margins)
 
 
-def _span(truth: np.ndarray) -> float:
-    """Return the range of the type of `truth`; of floats, that of its values."""
-    if truth.dtype.kind == "f":
-        return float(truth.max() - truth.min()) or 1.0
-    info = np.iinfo(truth.dtype)
-    return float(info.max) - float(info.min)
+def _span(truths: Sequence[np.ndarray]) -> float:
+    """Return the range of the types of `truths`; of floats, that of the values of all."""
+    ends = [
+        (data.min(), data.max()) if data.dtype.kind == "f" else (np.iinfo(data.dtype).min, np.iinfo(data.dtype).max)
+        for data in truths
+    ]
+    return float(max(high for _, high in ends)) - float(min(low for low, _ in ends)) or 1.0
