@@ -185,7 +185,7 @@ def plan_evaluation(
             f"{output} has {output.spatial_shape} voxels (z, y, x), the reference {truth} {truth.spatial_shape}; "
             "give --roi, a box that both have"
         )
-    for making in makings_of(output):
+    for making in makings_of(output) if output.spatial_shape != truth.spatial_shape else ():
         check_part(output, making.roi, truth)
     whole = find_roi(roi, truth)
     box = Box(
