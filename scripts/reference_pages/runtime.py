@@ -40,6 +40,7 @@ FILES = {
     "scan": "The journal of the look at the mask and for empty space, until it is complete.",
     "scanned": "What all scans for empty space found; an update scans what has changed.",
     "next_selection": "Which windows an update selects, until its record is in the journal.",
+    "clearing": "Is there while the folder and its output are deleted: nothing in them counts.",
     "selection_file": "Which windows are selected, where a mask or empty space says so.",
     "inputs": "What identifies the volume and the mask, as they were at the start.",
     "plan_file": "The plan: recipe, grids, windows and types. The same command is compared with it.",

@@ -416,8 +416,7 @@ def test_real_stacks_have_the_hashes_that_were_noted(shared: Path, folder: str) 
     assert len(noted) >= 2
 
 
-@pytest.mark.parametrize("kind", ["files", "slices"])
-def test_many_compressed_files_do_not_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_many_compressed_files_do_not_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opened, "MOST_OPENED", 4)
     files = [tmp_path / f"{i}/a.tif" for i in range(30)]
     for file in files:
@@ -428,7 +427,7 @@ def test_many_compressed_files_do_not_stay_open(tmp_path: Path, monkeypatch: pyt
     try:
         before = len(list(Path("/proc/self/fd").iterdir()))
         for file in files:
-            assert open_volume(file if kind == "files" else file.parent)[...].shape[-2:] == (9, 10)
+            assert open_volume(file)[...].shape == (9, 10)
         assert len(list(Path("/proc/self/fd").iterdir())) - before <= 4
     finally:
         gc.enable()
