@@ -184,7 +184,7 @@ def test_consistency_is_not_asked_with_slices_that_are_missing(folder: Path) -> 
     [
         (["loss.consistency=1", "degrade.kind=subsample"], (2, 1, 1), "compares means .* degrade.kind = 'subsample'"),
         (["loss.consistency=1", "degrade.kind=gaussian"], (1, 2, 2), "compares means .* degrade.kind = 'gaussian'"),
-        ([], (1, 2, 1), r"has scale \(1, 2, 1\), swap needs one for y and x; set samples.swap = false"),
+        ([], (1, 2, 1), r"has scale \(1, 2, 1\), so that y and x cannot be exchanged; set samples.swap = false"),
     ],
 )
 def test_what_the_scale_of_a_net_does_not_allow_is_refused(

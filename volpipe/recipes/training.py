@@ -285,12 +285,13 @@ class TrainRecipe(Section):
         """
         if self.samples.swap and scale[1] != scale[2]:
             raise RecipeError(
-                f"net {self.net.name} has scale {scale}, swap needs one for y and x; set samples.swap = false"
+                f"net {self.net.name} has scale {scale}, so that y and x cannot be exchanged; set samples.swap = false"
             )
         if self.loss.consistency and self.degrade.kind != "bin" and scale != (1, 1, 1):
             raise RecipeError(
                 f"loss.consistency compares means of the output with an input made by degrade.kind = "
-                f"{self.degrade.kind!r}, from which those of the truth differ too; leave it out, or use bin"
+                f"{self.degrade.kind!r}, from which means of the truth differ too; leave it out, or set "
+                "degrade.kind = 'bin'"
             )
         num_offsets = len(self.affinities.offsets)
         if self.learns_labels and out_channels != num_offsets:

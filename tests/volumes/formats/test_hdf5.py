@@ -17,7 +17,7 @@ from volumes import noise
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.volumes.formats import hdf5_probe
+from volpipe.volumes.formats import hdf5, hdf5_probe
 from volpipe.volumes.volume import list_arrays, open_volume
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
@@ -133,6 +133,16 @@ def test_a_source_that_goes_while_a_virtual_dataset_is_open_is_an_error(
         assert (reader.read(low) == 1).all()
     (tmp_path / "away").rename(tmp_path / "high.h5")
     assert (reader.read(high) == 2).all() and (reader.read(low) == 1).all()
+
+
+def test_a_file_that_goes_before_it_is_opened_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["raw"] = noise((4, 6, 8))
+    header = hdf5.read_header(tmp_path / "a.h5", "raw")
+    assert header is not None
+    (tmp_path / "a.h5").unlink()
+    with pytest.raises(VolumeError, match=r"a\.h5 cannot be opened: No such file"):
+        hdf5.Hdf5Array(header, 0)
 
 
 @pytest.mark.parametrize("settings", [{}, {"chunks": (4, 6, 8)}, {"chunks": (4, 6, 8), "compression": "gzip"}])

@@ -197,8 +197,8 @@ class Sampler:
     def _nothing_free(self, source: SampleSource) -> PlanError:
         boxes = " and ".join(map(str, source.closed))
         return PlanError(
-            f"no window of {self.shape} voxels in {MAX_DRAWS} lay outside the held-out box {boxes} of "
-            f"{source.volume}; make samples.shape or what is held out smaller"
+            f"no window of {self.shape} voxels in {MAX_DRAWS} lay outside of what is held out of {source.volume}, "
+            f"{boxes}; make samples.shape or data.held_out smaller"
         )
 
     def _check_holds(self, source: SampleSource) -> None:

@@ -152,15 +152,14 @@ class Hdf5Array:
     def __init__(self, header: Header, cache_bytes: int) -> None:
         settings = {"rdcc_nbytes": cache_bytes} if cache_bytes else {}
         self._file = header.known["file"]
-        with _lock:
+        with _lock, _damage_of(self._file):
             self._status = self._file.stat()
             self._opened = _open(self._file, **settings)
             _arrays.add(self)
-            with _damage_of(self._file):
-                self._dataset = self._opened[header.known["key"]]
-                self._compression = self._dataset.id.get_storage_size() / max(1, self._dataset.nbytes)
-                self._short = _short_chunks(self._dataset)
-                self._sources = _find_sources(self._dataset)
+            self._dataset = self._opened[header.known["key"]]
+            self._compression = self._dataset.id.get_storage_size() / max(1, self._dataset.nbytes)
+            self._short = _short_chunks(self._dataset)
+            self._sources = _find_sources(self._dataset)
 
     def read(self, index: Index) -> np.ndarray:
         with _lock:
@@ -243,6 +242,8 @@ def _damage_of(file: Path) -> Iterator[None]:
         yield
     except VolumeError:
         raise
+    except FileNotFoundError as error:
+        raise VolumeError(f"{file} cannot be opened: {error.strerror}") from error
     except Exception as error:
         raise VolumeError(f"{file} is damaged: {error}") from error
 
@@ -325,7 +326,7 @@ def _find_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = ()
         is_numbered = "%b" in source.file_name + source.dset_name
         boxes[source.file_name, source.dset_name] += [] if is_numbered else [source.vspace.get_select_bounds()]
     return [
-        Source(_check_numbered(file, name))
+        Source(_numbered_files(file, name))
         if "%b" in name + key
         else Source(_files_below(dataset, name, key, (*chain, here)), np.array(found))
         for (name, key), found in sorted(boxes.items())
@@ -358,7 +359,7 @@ def _files_below(dataset: h5py.Dataset, name: str, key: str, chain: tuple[tuple[
     return frozenset({path}.union(*(source.files for source in found)))
 
 
-def _check_numbered(file: Path, name: str) -> frozenset[Path]:
+def _numbered_files(file: Path, name: str) -> frozenset[Path]:
     """Return the files that `name` stands for, with a number for %b; raise if one holds virtual datasets itself."""
     pattern = check_beside("itself" if name == "." else name, file)
     paths = [file] if name == "." else list(pattern.parent.glob(pattern.name.replace("%b", "*")))

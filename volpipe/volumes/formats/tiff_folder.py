@@ -25,7 +25,7 @@ from volpipe.volumes.storage.metadata import Facts, Header
 from volpipe.volumes.storage.tensorstore import Index, StoredArray
 
 SUFFIXES = (".tif", ".tiff")
-OPEN_SLICES = 256  # in a process: each is a descriptor, and keeps its share of the decoded chunks of its volume
+OPEN_SLICES = 128  # in a process: each is a descriptor, and keeps its share of the decoded chunks of its volume
 CHECKED_AT_ONCE = 8  # each mostly waits, where the disk is behind a network
 MAX_DIFFERENT = 5  # of which an error speaks
 FACTS = Facts(

@@ -264,7 +264,7 @@ def delete_emptied(file: Path, depth: int) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # file systems say either of what is not empty
                 raise
             return
 
