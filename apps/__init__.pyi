@@ -12,6 +12,7 @@ from .kubernetes.environment import read_claims as read_claims
 from .kubernetes.environment import run_mark as run_mark
 from .kubernetes.pod_status import Patience as Patience
 from .kubernetes.provider import PodProvider as PodProvider
+from .kubernetes.provider import num_bytes as num_bytes
 from .settings import read_settings as read_settings
 from .settings import read_slurm_settings as read_slurm_settings
 from .settings import read_workers as read_workers

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import tomllib
 import types
@@ -18,7 +19,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from volpipe.errors import SiteError
+from volpipe.errors import SettingsError, SiteError
 from volpipe.resolve import nearest
 
 Chosen = TypeVar("Chosen")
@@ -26,7 +27,7 @@ FILE_VARIABLE = "VOLPIPE_SITE"
 SLURM_PREFIX = "VOLPIPE_SLURM"
 WORKERS_VARIABLE = "VOLPIPE_WORKERS"
 MOST_PER_CORE = 64  # workers, on purpose where an input is slow to fetch; more is a slip of the keyboard
-POSITIVE = {"cores", "mem_gb", "max_jobs", "max_pods", "hours", "longest_task", "heartbeat", "poll_seconds"}
+POSITIVE = {"cores", "max_jobs", "max_pods", "hours", "longest_task", "heartbeat", "poll_seconds"}
 SWITCHES = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -39,27 +40,39 @@ def read_settings(kind: type[Chosen], site: str, prefix: str) -> Chosen:
         prefix: of the environment's names, such as VOLPIPE_SLURM.
 
     Raises:
-        SiteError: a setting is missing, unknown, of the wrong type or too small; the message says where to mend it.
+        SettingsError: a setting is unknown, of the wrong type or too small; the message says where to mend it.
+        SiteError: a setting is missing.
     """
+    values, missing = _read(kind, site, prefix)
+    if missing:
+        raise SiteError(missing)
+    return kind(**values)
+
+
+def _read(kind: type[Chosen], site: str, prefix: str) -> tuple[dict[str, Any], str]:  # Any: values of the hints' types
+    """Return the settings as `read_settings` has them, and a sentence on the first one that is missing, "" for none."""
     file = settings_file(Path(site).stem)
     hints = get_type_hints(kind)
     _check_names(file, prefix, hints)
     values = _from_file(file, hints) | _from_environment(prefix, hints)
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # a dataclass, which mypy has no word for
-        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if needed and field.name not in values:
-            raise SiteError(
-                f"{field.name} is not set; write {field.name} = {_kind(hints[field.name]).example} in {file}, "
-                f"or set {prefix}_{field.name.upper()}"
-            )
     for name, value in values.items():
+        if name == "walltime" and not re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", value):
+            raise SettingsError(f"walltime is {value!r}; write HH:MM:SS, such as 04:00:00, and 48:00:00 for two days")
         least = 1 if name in POSITIVE else 0
         if isinstance(value, int | float) and (value < 0 or (least and value == 0)):
-            raise SiteError(
+            raise SettingsError(
                 f"{name} is {value:g} and must be {'above 0' if least else '0 or more'}; put it right in {file}, or "
                 f"set {prefix}_{name.upper()}"
             )
-    return kind(**values)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # a dataclass, which mypy has no word for
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if needed and field.name not in values:
+            missing = (
+                f"{field.name} is not set; write {field.name} = {_kind(hints[field.name]).example} in {file}, "
+                f"or set {prefix}_{field.name.upper()}"
+            )
+            return values, missing
+    return values, ""
 
 
 def read_workers(default: int) -> int:
@@ -72,9 +85,11 @@ def read_workers(default: int) -> int:
     if not text.strip():
         return default
     if not text.strip().isdecimal() or int(text) < 1:
-        raise SiteError(f"{WORKERS_VARIABLE} is {text!r}; it must be a number of workers, at least 1, such as {cores}")
+        raise SettingsError(
+            f"{WORKERS_VARIABLE} is {text!r}; it must be a number of workers, at least 1, such as {cores}"
+        )
     if int(text) > MOST_PER_CORE * cores:
-        raise SiteError(
+        raise SettingsError(
             f"{WORKERS_VARIABLE} is {text} and this machine has {cores} cores; it may be at most {MOST_PER_CORE} for "
             f"each core, {MOST_PER_CORE * cores}, and {cores} is usually fastest"
         )
@@ -94,19 +109,19 @@ def _from_file(file: Path, hints: dict[str, Any]) -> dict[str, Any]:  # Any: typ
     for name, value in values.items():
         if not _fits(value, hints[name]):
             kind = _kind(hints[name])
-            raise SiteError(f"{file}: {name} = {value!r} is no {kind.name}; write {kind.example}")
+            raise SettingsError(f"{file}: {name} = {value!r} is no {kind.name}; write {kind.example}")
     return values
 
 
 def _tree(file: Path) -> dict[str, Any]:  # Any: TOML values
     if not file.is_file():
         if FILE_VARIABLE in os.environ:
-            raise SiteError(f"{FILE_VARIABLE} names {file}, which is no file; write it, or unset {FILE_VARIABLE}")
+            raise SettingsError(f"{FILE_VARIABLE} names {file}, which is no file; write it, or unset {FILE_VARIABLE}")
         return {}
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SiteError(f"{file} is no TOML: {error}") from error
+        raise SettingsError(f"{file} is no TOML: {error}") from error
 
 
 def _from_environment(prefix: str, hints: dict[str, Any]) -> dict[str, Any]:  # Any: as above
@@ -118,7 +133,7 @@ def _from_environment(prefix: str, hints: dict[str, Any]) -> dict[str, Any]:  # 
         try:
             values[name] = _kind(hints[name]).read(text)
         except (ValueError, KeyError):
-            raise SiteError(f"the environment's {variable}={text!r} is no {_kind(hints[name]).name}") from None
+            raise SettingsError(f"the environment's {variable}={text!r} is no {_kind(hints[name]).name}") from None
     return values
 
 
@@ -134,7 +149,7 @@ def _check_names(file: Path, prefix: str, hints: dict[str, Any]) -> None:  # Any
     places += [(f"the environment's {variable}", name) for variable, name in _variables(prefix).items()]
     unknown = [f"{place}: no setting {name!r}{nearest(name, hints)}" for place, name in places if name not in hints]
     if unknown:
-        raise SiteError(f"{'; '.join(unknown)}; there are {', '.join(hints)}")
+        raise SettingsError(f"{'; '.join(unknown)}; there are {', '.join(hints)}")
 
 
 def as_text(value: object) -> str:
@@ -202,19 +217,24 @@ def _fits(value: object, hint: Any) -> bool:  # Any: a type as it was annotated
 def read_slurm_settings(kind: type[Chosen], site: str) -> Chosen:
     """Return the dataclass `kind`, filled by the TOML file of the `site` and by VOLPIPE_SLURM_...
 
+    Wrong settings are refused whether or not there is a Slurm here.
+
     Raises:
-        SiteError: there is no Slurm here, or a setting is missing, unknown or of the wrong type.
+        SettingsError: a setting is unknown, of the wrong type or too small.
+        SiteError: there is no Slurm here, or a setting is missing.
     """
+    values, missing = _read(kind, site, SLURM_PREFIX)
+    settings = None if missing else kind(**values)
     if shutil.which("sbatch") is None:
         raise SiteError("no sbatch on the PATH; give the command on a machine that can submit Slurm jobs")
-    return read_settings(kind, site, SLURM_PREFIX)
+    return read_settings(kind, site, SLURM_PREFIX) if settings is None else settings
 
 
-def slurm_account(site: str) -> str | None:
-    """Return the account of the jobs of `site`, None where its settings name none.
+def slurm_settings(site: str) -> dict[str, Any]:  # Any: TOML values
+    """Return what the file of `site` and VOLPIPE_SLURM_... say, as they are written; "" is no value.
 
     Raises:
-        SiteError: the settings are no TOML.
+        SettingsError: the settings are no TOML.
     """
-    account = os.environ.get(f"{SLURM_PREFIX}_ACCOUNT") or _tree(settings_file(Path(site).stem)).get("account")
-    return None if account is None else str(account)
+    told = {name: os.environ[variable] for variable, name in _variables(SLURM_PREFIX).items() if os.environ[variable]}
+    return _tree(settings_file(Path(site).stem)) | told

@@ -77,12 +77,12 @@ def check_site(
     folder = next(parent for parent in (whole, *whole.parents) if parent.is_dir())
     chosen = open_volume(volume) if volume is not None else None
     with place_in(folder) as place:
+        config = configure(place)
         question = _question(chosen, place / MARK)
         here = node_facts.examine({**question, "try_gpus": False})
         checked = Checked(str(folder), str(chosen or ""), here)
         if here["folder_error"]:  # which Parsl needs as well
             return checked
-        config = configure(place)
         on_start()
         answers = ask_each(config, question, wait_seconds, on_answer)
         if all(answer.facts is not None for answer in answers):

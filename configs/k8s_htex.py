@@ -16,6 +16,7 @@ from volpipe.apps import (
     driver_address,
     driver_pod,
     node_disk,
+    num_bytes,
     pod_user,
     read_claims,
     read_settings,
@@ -56,6 +57,10 @@ class Settings:
     encrypted: bool = True  # traffic between driver and workers
     kubeconfig: str | None = None  # without, KUBECONFIG, ~/.kube/config, or the service account of the driver's pod
     context: str | None = None  # of the kubeconfig
+
+    def __post_init__(self) -> None:
+        read_claims(self.claims)
+        num_bytes(self.memory)
 
 
 def executor(label: str, settings: Settings, run_dir: str) -> ResilientExecutor:

@@ -37,6 +37,9 @@ class Settings:
     uid: int | None = None  # of the workers; without, the driver's own, which must not be root
     address: str | None = None  # where pods reach a driver that is not in the cluster
 
+    def __post_init__(self) -> None:
+        read_claims(self.claims)
+
 
 def config(run_dir: str) -> Config:
     settings = read_settings(Settings, __file__, "VOLPIPE_K8S")

@@ -25,7 +25,7 @@ class Jobs:
     longest_task: int = 1440  # seconds; a job that has less left starts no task any more, and ends
     start_seconds: int = 60  # from a job's start until its workers are there
     cores: int = 8  # of a job
-    mem_gb: int = 32  # of a job
+    mem_gb: int = 32  # of a job; 0 asks for none, on a cluster that refuses --mem
     gpus: int = 1  # of a GPU job, one worker each; 0 where the net runs on CPUs
     init: str = "true"  # shell line before workers start: "module load cuda; source ~/venv/bin/activate"
     address: str | None = None  # of the machine of this command, as compute nodes reach it
@@ -63,7 +63,7 @@ def executor(label: str, chosen: Jobs, partition: str, gpus: int) -> ResilientEx
             max_blocks=chosen.max_jobs,
             nodes_per_block=1,
             cores_per_node=chosen.cores,
-            mem_per_node=chosen.mem_gb,
+            mem_per_node=chosen.mem_gb or None,
             gpus_per_node=gpus or None,
             exclusive=False,  # a node may have other jobs beside ours
             scheduler_options="#SBATCH --no-requeue",  # a lost job is replaced by a new one

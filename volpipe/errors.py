@@ -73,6 +73,10 @@ class SiteError(VolpipeError, ValueError):
     """A site cannot be found or used."""
 
 
+class SettingsError(SiteError):
+    """A setting of a site is misspelt, of the wrong type, or makes no sense: the site is wrong wherever it is used."""
+
+
 class RunError(VolpipeError, RuntimeError):
     """A run cannot start, go on or be resumed."""
 

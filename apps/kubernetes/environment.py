@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from volpipe.apps.kubernetes.pod_spec import Claim, Owner
-from volpipe.errors import SiteError
+from volpipe.errors import SettingsError, SiteError
 
 NOTATION = "write CLAIM:/path, CLAIM/folder:/path or CLAIM:/path:ro"
 
@@ -20,7 +20,7 @@ def read_claims(texts: Sequence[str]) -> list[Claim]:
     """Return claims from what a user writes: ``CLAIM[/FOLDER]:/PATH[:ro]``.
 
     Raises:
-        SiteError: one is written otherwise.
+        SettingsError: one is written otherwise.
     """
     return [_read_claim(text) for text in texts]
 
@@ -30,7 +30,7 @@ def _read_claim(text: str) -> Claim:
     path, _, mode = rest.partition(":")
     name, _, folder = source.partition("/")
     if not name or not path or mode not in ("", "ro", "rw"):
-        raise SiteError(f"claim {text!r} cannot be understood; {NOTATION}")
+        raise SettingsError(f"claim {text!r} cannot be understood; {NOTATION}")
     return Claim(name, path, read_only=mode == "ro", sub_path=folder or None)
 
 
@@ -80,19 +80,26 @@ def check_folder(run_dir: str, claims: Sequence[Claim]) -> None:
         SiteError: no claim is mounted above it, or only for reading.
     """
     folder = Path(run_dir).absolute()
-    above = [claim for claim in claims if folder.is_relative_to(claim.path)]
+    if reason := why_unwritable(folder, claims):
+        raise SiteError(f"the run's folder {folder.parent} {reason}")
+
+
+def why_unwritable(place: Path, claims: Sequence[Claim]) -> str:
+    """Return why pods cannot write at `place`, from the root, and the remedy; "" where a claim lets them."""
+    above = [claim for claim in claims if place.is_relative_to(claim.path)]
     if not above:
-        mounted = ", ".join(claim.path for claim in claims) or "nothing"
-        raise SiteError(
-            f"the run's folder {folder.parent} is on no claim, so that pods cannot see it; choose an --out below what "
-            f"is mounted ({mounted}), which must be at the same path here"
+        writable = ", ".join(claim.path for claim in claims if not claim.read_only) or "nothing"
+        return (
+            "is on no claim, so that pods cannot see it; choose an --out below what is mounted for writing "
+            f"({writable}), which must be at the same path here"
         )
     nearest = max(above, key=lambda claim: len(Path(claim.path).parts))
-    if nearest.read_only:
-        raise SiteError(
-            f"the run's folder {folder.parent} is on claim {nearest.name}, which is mounted at {nearest.path} for "
-            "reading alone; choose an --out elsewhere, or leave out :ro"
-        )
+    if not nearest.read_only:
+        return ""
+    return (
+        f"is on claim {nearest.name}, which is mounted at {nearest.path} for reading alone; choose an --out elsewhere, "
+        "or leave out :ro"
+    )
 
 
 def affinity_to(labels: Mapping[str, str]) -> Mapping[str, object] | None:

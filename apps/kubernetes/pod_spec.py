@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from kubernetes import client
 
-from volpipe.errors import SiteError
+from volpipe.errors import SettingsError, SiteError
 from volpipe.training.rank_info import SERVICE_VARIABLE
 
 RUN_LABEL = "volpipe-run"
@@ -48,9 +48,9 @@ class Claim:
 
     def __post_init__(self) -> None:
         if not PurePosixPath(self.path).is_absolute():
-            raise SiteError(f"claim {self.name} is to be mounted at {self.path!r}; give an absolute path")
+            raise SettingsError(f"claim {self.name} is to be mounted at {self.path!r}; give an absolute path")
         if self.sub_path is not None and ".." in PurePosixPath(f"/{self.sub_path}").parts:
-            raise SiteError(f"claim {self.name}: sub-path {self.sub_path!r} leads out of it; name a folder inside")
+            raise SettingsError(f"claim {self.name}: sub-path {self.sub_path!r} leads out of it; name a folder inside")
 
 
 @dataclass(frozen=True)

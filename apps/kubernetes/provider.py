@@ -30,7 +30,7 @@ from urllib3.exceptions import HTTPError
 
 from volpipe.apps.kubernetes.pod_spec import RUN_LABEL, Claim, Shape, dress, host_name
 from volpipe.apps.kubernetes.pod_status import PATIENCE, Patience, is_on_lost_node, judge, obstacle, wait_reason
-from volpipe.errors import NOTICE, SiteError
+from volpipe.errors import NOTICE, SettingsError, SiteError
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,7 @@ class PodProvider(KubernetesProvider):
         self.kube_client = Tailor(connect(kubeconfig, context), self)
         self.mem_per_node = num_bytes(self.max_mem) / 1e9  # GB, by which the plan knows what a worker may take
         self._started, self._deaf_until = False, 0.0
+        self._complaint = ""  # the last words of the API about pods that cannot be listed or deleted
         self.is_busy = False  # whether the last refusal may pass by itself
         self._lock = threading.Lock()
 
@@ -138,7 +139,7 @@ class PodProvider(KubernetesProvider):
 
     def close(self) -> None:
         """Leave no pod behind, or say which are left; otherwise called when Python ends."""
-        created = [str(entry["pod_name"]) for entry in self.resources.values()]
+        created = [str(entry["pod_name"]) for entry in self.resources.values() if not entry["status"].terminal]
         pods = self._list(ENDING_TIMEOUT)
         self._deaf_until = 0.0  # it answers now, or what is left is told
         if pods is None:
@@ -147,9 +148,9 @@ class PodProvider(KubernetesProvider):
             left = [n for n, pod in pods.items() if not self._delete(n, force=is_overdue(pod) or is_on_lost_node(pod))]
         if left:
             log.warning(
-                "pods may be left in namespace %s: Kubernetes does not answer, or does not let them be deleted: %s; "
-                "when it does: kubectl delete pod --namespace %s --selector %s=%s",
-                self.namespace, ", ".join(left), self.namespace, RUN_LABEL, self.run, extra=NOTICE,
+                "pods may be left in namespace %s: Kubernetes does not answer, or does not let them be deleted (%s): "
+                "%s; when it does: kubectl delete pod --namespace %s --selector %s=%s",
+                self.namespace, self._complaint, ", ".join(left), self.namespace, RUN_LABEL, self.run, extra=NOTICE,
             )  # fmt: skip
         atexit.unregister(self.close)
         self._started = False
@@ -208,7 +209,8 @@ class PodProvider(KubernetesProvider):
                 self.namespace, label_selector=f"{RUN_LABEL}={self.run}", _request_timeout=timeout
             )
         except (ApiException, HTTPError) as error:
-            log.warning("the pods of run %s cannot be listed: %s", self.run, api_message(error))
+            self._complaint = api_message(error)
+            log.warning("the pods of run %s cannot be listed: %s", self.run, self._complaint)
             return None
         return {pod.metadata.name: pod for pod in pods.items if pod.metadata is not None and pod.metadata.name}
 
@@ -223,11 +225,12 @@ class PodProvider(KubernetesProvider):
             )
         except ApiException as error:
             if error.status != NOT_FOUND:
-                log.warning("pod %s cannot be deleted: %s", name, api_message(error))
+                self._complaint = api_message(error)
+                log.warning("pod %s cannot be deleted: %s", name, self._complaint)
             return bool(error.status == NOT_FOUND)
         except HTTPError as error:
-            self._deaf_until = time.monotonic() + DEAF_SECONDS
-            log.warning("pod %s cannot be deleted: %s", name, api_message(error))
+            self._deaf_until, self._complaint = time.monotonic() + DEAF_SECONDS, api_message(error)
+            log.warning("pod %s cannot be deleted: %s", name, self._complaint)
             return False
         return True
 
@@ -309,9 +312,9 @@ def num_bytes(quantity: str, what: str = "memory") -> int:
     """Return the bytes of a quantity of `what` as Kubernetes writes it, such as 16Gi.
 
     Raises:
-        SiteError: it is none.
+        SettingsError: it is none.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", quantity)
     if match is None or match[2] not in UNITS:
-        raise SiteError(f"{what} {quantity!r} is no quantity of Kubernetes; write 16Gi, or 500Mi")
+        raise SettingsError(f"{what} {quantity!r} is no quantity of Kubernetes; write 16Gi, or 500Mi")
     return int(float(match[1]) * UNITS[match[2]])

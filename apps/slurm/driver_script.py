@@ -27,7 +27,7 @@ class DriverJob:
 
     Attributes:
         time: HH:MM:SS or D-HH:MM:SS.
-        cores, mem_gb: small, whatever the volume's size.
+        cores, mem_gb: small, whatever the volume's size; of memory, 0 asks for none.
         partition, account: of the driver's job alone; None leaves them to Slurm.
     """
 
@@ -55,7 +55,7 @@ def driver_script(job: DriverJob, arguments: Sequence[str], folder: Path, enviro
         "output": "volpipe-%j.log",
         "time": job.time,
         "cpus-per-task": str(job.cores),
-        "mem": f"{job.mem_gb}G",
+        "mem": f"{job.mem_gb}G" if job.mem_gb else None,
         "partition": job.partition,
         "account": job.account,
         "signal": f"B:TERM@{WARN_SECONDS}",

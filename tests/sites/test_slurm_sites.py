@@ -179,3 +179,13 @@ def test_a_copy_of_a_site_reads_settings_of_its_own_name(tmp_path: Path, no_sett
     (executor,) = find_site(str(tmp_path / "ours.py"))(tmp_path).executors
     assert isinstance(executor, ResilientExecutor)
     assert executor.provider.partition == "ours"
+
+
+def test_a_cluster_that_refuses_mem_is_asked_for_no_memory_and_gives_nobody_knows_how_much(
+    tmp_path: Path, no_settings: Path
+) -> None:
+    (no_settings / "slurm_htex.toml").write_text('partition = "a"\nmem_gb = 0\n')
+    for executor in find_site("slurm_htex")(tmp_path).executors:
+        assert isinstance(executor, ResilientExecutor)
+        assert executor.provider.mem_per_node is None  # for which Parsl writes no --mem
+        assert capacity.memory_of_worker(executor) is None

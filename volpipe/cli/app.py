@@ -68,7 +68,7 @@ from volpipe.display.plans import (
 )
 from volpipe.display.progress import showing
 from volpipe.display.reports import MOST_ROWS, clipped_line, print_missing, report_table, seam_line, seam_warning
-from volpipe.errors import RunStopped, SiteError, VolpipeError
+from volpipe.errors import RunStopped, SettingsError, SiteError, VolpipeError
 from volpipe.monitoring.command import current, watched
 from volpipe.resolve import describe_error
 from volpipe.runs.presence import COMMAND
@@ -467,6 +467,8 @@ def _capacity(config: str, asked: Request, *, is_quick: bool) -> Capacity | None
 
     try:
         return capacity_of(config, asked.folder)
+    except SettingsError:
+        raise
     except SiteError as error:
         if not is_quick:
             raise

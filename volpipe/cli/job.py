@@ -6,76 +6,206 @@ from here is a warning on standard error, so that standard output stays the scri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
-from volpipe.display.console import err
-from volpipe.errors import RemoteError
+from volpipe.display.console import check_folder, err
+from volpipe.errors import RemoteError, SettingsError, SiteError, VolpipeError
+from volpipe.resolve import nearest, shipped_recipe
 
 if TYPE_CHECKING:
-    from volpipe.recipes.inference import ArrayInput
+    from volpipe.recipes.inference import ArrayInput, Recipe
+    from volpipe.recipes.workflow import Flow
 
 ALONE = ("local", "local_gpu", "threads")  # sites that compute where the driver is
+# Options that name what a command writes.
+OUTPUTS = {
+    "out_path": "--out", "json_out": "--json", "picture": "--picture", "report": "--report", "page": "--page",
+    "log_json": "--log-json",
+}  # fmt: skip
+MAKERS = ("run", "plan", "segment", "train", "sweep", "tune")  # commands that write to their folder without --out
+IN_ITS_FOLDER = ("evaluate", "compare")  # commands that always do
+TRAININGS = ("train", "sweep", "tune")
+STREAM = "-"  # for standard error, in place of a file
+T = TypeVar("T")
+OnOutput = Callable[[str, str], None]
 
 
 def command_options(context: typer.Context, command: Sequence[str]) -> dict[str, Any]:  # Any: values of options
-    """Return the options of `command`, such as run …; what it refuses itself is refused."""
+    """Return the options of `command`, such as run …; what it refuses itself is refused.
+
+    Raises:
+        VolpipeError: there is no such command.
+    """
     root = context.find_root()
-    assert isinstance(root.command, TyperGroup)
+    chosen: Any = root.command  # Any: a command of typer's own copy of click
+    words = list(command)
+    while isinstance(chosen, TyperGroup) and words:
+        name, *words = words
+        if name not in chosen.commands:
+            raise VolpipeError(
+                f"there is no command `volpipe {shlex.join(command)}`: {name} is none{nearest(name, chosen.commands)}"
+            )
+        chosen = chosen.commands[name]
     # The root is the parent, whose setting -h is: a command keeps the help options of the first context that it gets.
-    return root.command.commands[command[0]].make_context(command[0], list(command[1:]), root).params
+    options: dict[str, Any] = chosen.make_context(command[0], words, root).params
+    return options
 
 
-def check_command(name: str, given: Mapping[str, Any], folder: Path) -> None:  # Any: values of options
-    """Refuse what is wrong in the options `given` to the command `name`, which a job gives in `folder`."""
-    is_here = folder.is_dir()
+def check_command(
+    name: str,
+    given: Mapping[str, Any],  # Any: values of options
+    folder: Path,
+    on_output: OnOutput = lambda what, place: None,
+) -> None:
+    """Refuse what is wrong in the options `given` to the command `name`, which a job gives in `folder`.
+
+    `on_output` is called with each output, in words and its place.
+    """
+    here = folder if folder.is_dir() else None
+    for what, place in _outputs(name, given, folder):
+        on_output(what, place)
     if name in ("run", "plan"):
-        _check_run(given, folder if is_here else None)
+        _check_run(given, here)
     elif name == "segment":
         from volpipe.recipes.segmentation import load_segmentation
 
-        chosen = load_segmentation(given.get("recipe"), given.get("settings") or [])
-        check_volume(given["affinities"], folder if is_here else None, chosen.input)
-    elif name == "train" and is_here:
-        from volpipe.recipes.training import load_training
+        settings = given.get("settings") or []
+        labels = _read(given.get("recipe"), here, lambda path: load_segmentation(path, settings))
+        check_volume(given["affinities"], here, None if labels is None else labels.input)
+    elif name == "evaluate":
+        check_volume(given["output"], here)
+        check_volume(given["reference"], here)
+    elif name == "batch":
+        _check_batch(given, here, on_output)
+    elif name in TRAININGS:
+        _check_training(name, given, here)
 
-        load_training(given["recipe"], given.get("settings") or [])
+
+def _outputs(name: str, given: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:  # Any: as above
+    """Yield each output of the command `name`, given in `folder`, in words and its place; not those of a batch's file.
+
+    A command whose output has a place by default writes to its folder.
+    """
+    for key, option in OUTPUTS.items():
+        if given.get(key) is not None and str(given[key]) != STREAM:
+            yield f"{option} {given[key]}", str(given[key])
+    if name in IN_ITS_FOLDER or (name in MAKERS and given.get("out_path") is None):
+        yield "the folder of the job", str(folder)
+
+
+def _read(recipe: str | Path | None, folder: Path | None, load: Callable[[Path | None], T]) -> T | None:
+    """Return what `load` makes of `recipe` as a job in `folder` has it; None where that cannot be seen from here.
+
+    Relative names are read in the folder of this command where that of the job is not here.
+    """
+    from volpipe.recipes.toml import NO_RECIPE
+
+    path = None if recipe is None else Path(recipe).expanduser()
+    if path is None or path == NO_RECIPE or shipped_recipe(path) != path:
+        return load(path)
+    if path.is_absolute() and not path.parent.exists():
+        warn(f"{path} cannot be seen from here; whether it is there was not checked")
+        return None
+    if folder is not None and folder != Path.cwd():
+        return load(folder / path)
+    is_unseen = folder is None and not path.is_absolute()
+    if is_unseen and path.suffix and not path.exists():
+        raise VolpipeError(
+            f"there is no {path} in this folder, where it is read because the job's own cannot be seen from here; put "
+            "a copy here, or give the path from the root that it has for the job"
+        )
+    loaded = load(path)
+    if is_unseen:
+        warn(f"{path} was read in this folder; the job reads it in its own, which cannot be seen from here")
+    return loaded
+
+
+def _check_training(name: str, given: Mapping[str, Any], folder: Path | None) -> None:  # Any: values of options
+    from volpipe.recipes.training import load_training
+    from volpipe.training.search.grid import load_sweep
+    from volpipe.training.search.optuna import load_tuning
+
+    load: Callable[..., object] = {"train": load_training, "sweep": load_sweep, "tune": load_tuning}[name]
+    _read(given["recipe"], folder, lambda path: load(path, given.get("settings") or []))
+
+
+def _check_batch(given: Mapping[str, Any], folder: Path | None, on_output: OnOutput) -> None:  # Any: as above
+    from volpipe.recipes.batch import load_batch
+
+    first, *others = given["volumes"]
+    is_file = not others and first.endswith(".toml") and "://" not in first
+    batch = _read(first, folder, lambda path: load_batch(path or Path())) if is_file else None
+    tables = () if batch is None else batch.dataset
+    if given.get("out_path") is None:
+        if not is_file:
+            raise VolpipeError("batch: it needs a place for its outputs; give --out, a folder or a name with {stem}")
+        for place in () if batch is None else (batch.out, *(table["out"] for table in tables if "out" in table)):
+            on_output(f'out = "{place}" of {first}', str(place))
+    chosen = given.get("recipe") or (None if batch is None else batch.recipe)
+    for recipe in {table.get("recipe", chosen) for table in tables} | {chosen}:
+        _read(recipe, folder, lambda path: _work(path, given.get("settings") or []))
 
 
 def _check_run(given: Mapping[str, Any], folder: Path | None) -> None:  # Any: values of options
-    from volpipe.recipes.inference import Recipe, load_recipe
-    from volpipe.recipes.segmentation import SegmentRecipe
-    from volpipe.recipes.workflow import VOLUME, Comparison, find_flow
+    from volpipe.api.requests import request
+    from volpipe.nets.facts import check_named
+    from volpipe.recipes.inference import Recipe
+    from volpipe.recipes.workflow import VOLUME, Comparison
 
-    recipe, settings = given.get("recipe"), given.get("settings") or []
-    flow = None if recipe is None else find_flow(recipe, settings)
-    if flow is None:
-        choices: list[tuple[Recipe | SegmentRecipe, bool]] = [(load_recipe(recipe, settings), True)]
-    else:
-        choices = [
-            (stage.choice, stage.reads == VOLUME) for stage in flow.stages if not isinstance(stage.choice, Comparison)
-        ]
-    for choice, reads_volume in choices:
-        if reads_volume:
+    settings, out = given.get("settings") or [], given.get("out_path")
+
+    def load(path: Path | None) -> Recipe | Flow:
+        if out is None:
+            return _work(path, settings)
+        roi, mask = given.get("roi"), given.get("mask")
+        return request(given["volume"], path, out=out, settings=settings, roi=roi, mask=mask).work
+
+    work = _read(given.get("recipe"), folder, load)
+    if work is None:
+        check_volume(given["volume"], folder)
+        return
+    stages = [(work, True)] if isinstance(work, Recipe) else [(s.choice, s.reads == VOLUME) for s in work.stages]
+    for choice, reads_volume in stages:
+        if reads_volume and not isinstance(choice, Comparison):
             check_volume(given["volume"], folder, choice.input)
         if isinstance(choice, Recipe) and folder is not None:
-            from volpipe.nets.facts import check_named
-
             check_named(choice.net, folder)
 
 
-def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None:
+def _work(recipe: Path | None, settings: Sequence[str]) -> Recipe | Flow:
+    """Return the recipe of one net, or of several stages, in the file at `recipe`; None for the default one."""
+    from volpipe.recipes.inference import load_recipe
+    from volpipe.recipes.workflow import find_flow
+
+    return (None if recipe is None else find_flow(recipe, settings)) or load_recipe(recipe, settings)
+
+
+def check_output(given: Mapping[str, Any]) -> None:  # Any: values of options
+    """Refuse an output of a run for which there is no folder, or that this user may not write."""
+    from volpipe.estimation.limits import check_access
+    from volpipe.volumes.formats.container import locate
+
+    out = given.get("out_path")
+    place = Path.cwd() / "output" if out is None else locate(out)[0]
+    check_folder(f"--out {out}", place, parents=given["parents"])
+    check_access(None, place)
+
+
+def check_volume(location: str, folder: Path | None, choice: ArrayInput | None = None) -> None:
     """Refuse a volume that is not there; warn of one that cannot be seen from here: not mounted, or not to be reached.
 
     Args:
         location: as the command gives it.
         folder: from which relative paths count; None where that is not here.
-        choice: which array, by the recipe.
+        choice: which array, by the recipe; without it, the one that there is.
     """
+    from volpipe.recipes.inference import ArrayInput
     from volpipe.volumes.volume import open_volume
 
     if "://" not in location:
@@ -89,6 +219,7 @@ def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None
             warn(f"{place.parent} is not here; whether {place.name} is in it was not checked")
             return
         location = str(place)
+    choice = choice or ArrayInput()
     try:
         open_volume(location, choice.key, choice.level, view=choice.view)
     except RemoteError as error:
@@ -96,10 +227,19 @@ def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None
 
 
 def check_site(site: str, cores: int, *, is_given: bool) -> None:
-    """Refuse a site that does not exist; warn of one that would compute in the driver's own job, on its `cores`."""
-    from volpipe.sites.find import find_site
+    """Refuse a site that does not exist, or whose settings are wrong.
+
+    Warn of one that cannot be used here, and of one that would compute in the driver's own job, on its `cores`.
+    """
+    from volpipe.sites.find import find_site, try_site
 
     find_site(site)
+    try:
+        try_site(site, Path.cwd())
+    except SettingsError:
+        raise
+    except SiteError as error:
+        warn(f"{error}; whether the job can use it was not checked")
     if site.removesuffix(".py") in ALONE:
         start = "" if is_given else "you gave no --config: "
         warn(

@@ -6,13 +6,14 @@ Not here: the manifests themselves (apps.manifest), or a run (cli).
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from volpipe.cli.job import check_command, command_options, warn
+from volpipe.cli.job import TRAININGS, check_command, command_options, warn
 from volpipe.cli.options import Whole
 from volpipe.errors import SiteError, VolpipeError
 from volpipe.monitoring.targets import EVERYWHERE, Port, parse_target
@@ -24,11 +25,18 @@ PREFIX = "VOLPIPE_K8S"
 NEEDED = ("image", "namespace", "claims")
 OF_A_DRIVER_OUTSIDE = ("address", "kubeconfig", "context", "uid")
 USER = 1000  # of pods where the site is told none; the image's own
+INPUTS = (
+    "volume",
+    "affinities",
+    "recipe",
+    "mask",
+    "output",
+    "reference",
+    "given",
+)  # options and arguments that are read
 DEFAULT_SITE = "k8s_htex"
 PARTS = ("rights", "claims", "service", "job")
 WATCHED = ("run", "batch", "segment", "evaluate", "train", "sweep", "tune")  # commands that take --metrics
-CHECKED = ("run", "plan", "segment", "train")
-OF_RANKS = ("train", "sweep", "tune")  # commands that may send several ranks
 
 app = typer.Typer(
     cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="Run the driver in a Kubernetes cluster."
@@ -95,7 +103,6 @@ def _parts(
     from volpipe.apps.kubernetes.environment import read_claims
     from volpipe.apps.kubernetes.manifest import driver_job, rights, service, storage
     from volpipe.apps.kubernetes.pod_spec import Shape
-    from volpipe.apps.kubernetes.provider import num_bytes
     from volpipe.apps.settings import read_settings
 
     missing = [name for name in NEEDED if name not in {field.name for field in dataclasses.fields(kind)}]
@@ -108,8 +115,6 @@ def _parts(
     uid = USER if asked is None else asked
     own_uid = {f"{PREFIX}_UID": str(uid)} if hasattr(told, "uid") else {}
     claims = read_claims(told.claims)
-    if hasattr(told, "memory"):
-        num_bytes(told.memory)
     shape = Shape(
         env={"HOME": "/tmp", **environment(told), **own_uid},
         claims=claims,
@@ -133,13 +138,25 @@ def _parts(
 
 def _check(context: typer.Context, command: Sequence[str], claims: Sequence[Claim]) -> None:
     """Refuse what COMMAND itself would refuse, as far as it can be known here: the cluster has other files."""
-    if command[0] not in CHECKED:
+    name, folder, given = command[0], Path(_folder(claims)), command_options(context, command)
+    read = (given.get(option) for option in INPUTS)
+    for place in (str(place) for place in read if isinstance(place, str | Path)):
+        if place.startswith("/") and not any(Path(place).is_relative_to(claim.path) for claim in claims):
+            warn(
+                f"{place} lies on none of the claims, {', '.join(claim.path for claim in claims)}: pods will not see it"
+            )
+    check_command(name, given, folder, lambda what, place: _check_writable(what, place, folder, claims))
+
+
+def _check_writable(what: str, place: str, folder: Path, claims: Sequence[Claim]) -> None:
+    """Refuse an output, which `what` names, that would be lost with its pod, or cannot be written; buckets are left."""
+    from volpipe.apps.kubernetes.environment import why_unwritable
+
+    if "://" in place:
         return
-    given = command_options(context, command)
-    volume = given.get("volume", given.get("affinities", ""))
-    if volume.startswith("/") and not any(Path(volume).is_relative_to(claim.path) for claim in claims):
-        warn(f"{volume} lies on none of the claims, {', '.join(claim.path for claim in claims)}: pods will not see it")
-    check_command(command[0], given, Path(_folder(claims)))
+    known = place.partition("{")[0]  # of a name for each of several outputs
+    if reason := why_unwritable(Path(os.path.normpath(folder / known)), claims):
+        raise SiteError(f"{what} {reason}")
 
 
 def _with_metrics(context: typer.Context, command: Sequence[str]) -> tuple[list[str], int | None]:
@@ -162,7 +179,7 @@ def _with_metrics(context: typer.Context, command: Sequence[str]) -> tuple[list[
 
 def _fits(part: str, command: Sequence[str]) -> bool:
     """Return whether `part` is printed with `command` though nobody asks for it."""
-    return not part.startswith("service") or not command or command[0] in OF_RANKS
+    return not part.startswith("service") or not command or command[0] in TRAININGS
 
 
 def environment(settings: Any) -> dict[str, str]:  # Any: a dataclass of a site's own

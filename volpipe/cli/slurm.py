@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from volpipe.apps.slurm.driver_script import DriverJob, driver_script
-from volpipe.cli.job import check_command, check_site, command_options
-from volpipe.cli.options import Whole, positive
+from volpipe.cli.job import check_command, check_output, check_site, command_options
+from volpipe.cli.options import Whole, positive, whole
 
 slurm = typer.Typer(cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="Run the driver as a job of Slurm.")
 
@@ -40,15 +40,24 @@ def script(
         int, typer.Option(parser=positive, metavar="N", help="Cores of the driver's job.")
     ] = DriverJob.cores,
     mem_gb: Annotated[
-        int, typer.Option(parser=positive, metavar="N", help="Memory of the driver's job.")
-    ] = DriverJob.mem_gb,
+        int | None,
+        typer.Option(
+            parser=whole,
+            metavar="N",
+            help=f"Memory of the driver's job, by default {DriverJob.mem_gb}; 0 asks for none, as mem_gb = 0 of the "
+            "site does.",
+        ),
+    ] = None,
 ) -> None:
     """Print an sbatch script that runs `volpipe run` with the other arguments as a job."""
-    job = DriverJob(time, cores, mem_gb, partition, account)
+    job = DriverJob(time, cores, partition=partition)
     site = _check(context, cores)
-    from volpipe.apps.settings import slurm_account
+    from volpipe.apps.settings import slurm_settings
 
-    job = replace(job, account=account or slurm_account(site))
+    told = slurm_settings(site)
+    if mem_gb is None:
+        mem_gb = 0 if str(told.get("mem_gb")) == "0" else job.mem_gb
+    job = replace(job, mem_gb=mem_gb, account=account or told.get("account"))
     typer.echo(driver_script(job, context.args, Path.cwd(), os.environ), nl=False)
 
 
@@ -56,5 +65,6 @@ def _check(context: typer.Context, cores: int) -> str:
     """Return the site; refuse what `volpipe run` would refuse, now rather than in the job, as far as is known here."""
     given = command_options(context, ["run", *context.args])
     check_command("run", given, Path.cwd())
+    check_output(given)
     check_site(given["config"], cores, is_given=any(word.startswith("--config") for word in context.args))
     return str(given["config"])

@@ -83,6 +83,7 @@ def try_site(name: str, run_dir: Path) -> Config:
     """Return the configuration of a site with its files under `run_dir`, without starting any of it.
 
     Raises:
+        SettingsError: its settings are wrong.
         SiteError: no such site, or one that gives no configuration; the message says which and why.
     """
     config = _given(name)
@@ -101,7 +102,7 @@ def _configure(name: str, given: Config | Callable[[str], Config], run_dir: Path
     try:
         config = given(str(run_dir)) if callable(given) else given
     except SiteError as error:
-        raise SiteError(f"site {name} cannot be used here: {error}") from error
+        raise type(error)(f"site {name} cannot be used here: {error}") from error
     except Exception as error:  # a site talks to schedulers; whatever that says is the reason
         raise SiteError(f"site {name} cannot be used here: {describe_error(error)}") from error
     from parsl.config import Config

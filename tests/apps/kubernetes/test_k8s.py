@@ -278,8 +278,8 @@ HOPELESS = {
         "executor cpu cannot start workers: .*image lab/nowhere:1 cannot be pulled: .*ImagePull",
     ),
     "unschedulable": (
-        {"GPUS": "32", "MEMORY": "64Gi"},
-        "executor gpu cannot start workers: .*Unschedulable: 0/[0-9]+ nodes are available: .*Insufficient",
+        {"GPUS": "1", "GPU_RESOURCE": "volpipe.example/gpu"},
+        "executor gpu cannot start workers: .*Unschedulable: 0/[0-9]+ nodes are available: .*Insufficient volpipe.exam",
     ),
     "quota": ({}, "executor cpu cannot start workers: .*403 Forbidden: .*exceeded quota: few"),
     "limits": ({}, "executor cpu cannot start workers: .*403 Forbidden: .*maximum memory usage per Container is 1Gi"),
@@ -297,7 +297,8 @@ def test_pods_that_cannot_start_end_the_run_in_the_words_of_kubernetes(
 ) -> None:
     settings, words = HOPELESS[what]
     told = ONE_CORE | {f"VOLPIPE_K8S_{name}": value for name, value in settings.items()}
-    slow = SlowPods(base / what, cluster=cluster, pending=3, settings=told)
+    # An image that cannot be pulled is known once a real node has tried.
+    slow = SlowPods(base / what, cluster=cluster, pending=30 if what == "image" else 3, settings=told)
     if what in ("quota", "limits", "rights", "command"):
         if not isinstance(cluster, Cluster):
             pytest.skip("quota, limits, rights and image of a real cluster are its own")

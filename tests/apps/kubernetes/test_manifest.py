@@ -11,6 +11,7 @@ import pytest
 import yaml
 from cluster import Cluster, applies, rules_of, run_job
 from command import Ended, Give, begin, finish, giver, processes_in, wait_until
+from conftest import ROOT
 from disturbance import Slow
 from manifests import Json, faults
 from pods import SlowPods, cluster_for
@@ -23,6 +24,12 @@ from volpipe.training.driver import run_training
 from volpipe.training.logs import last_step
 
 RUN = ("run", "--config", "k8s_htex", "volume.n5", "-o", "out.zarr")
+VARIED = """
+[sweep]
+"train.seed" = [1, 2]
+[tune]
+"train.learning_rate" = { low = 1e-4, high = 1e-2 }
+"""
 
 
 @pytest.fixture
@@ -38,6 +45,9 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     }.items():
         monkeypatch.setenv(f"VOLPIPE_K8S_{name}", value)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    shipped = (ROOT / "configs/train_superres_z2.toml").read_text()
+    (tmp_path / "mine.toml").write_text(shipped.replace("[train]", "[train]\nvalidate_every = 100") + VARIED)
+    (tmp_path / "batch.toml").write_text('volumes = "/data/*.n5"\nout = "/data/{stem}"\nrecipe = "affinitis"\n')
     return giver(tmp_path, monkeypatch, capsys)
 
 
@@ -207,6 +217,39 @@ def test_a_driver_that_was_disturbed_is_started_again_and_one_that_gave_up_is_no
         (["--size", "scratch", *RUN], "--size scratch=: write CLAIM=SIZE of one of the claims data, scratch"),
         (["--size", "data=10TB", *RUN], "--size data: '10TB' is no quantity of Kubernetes; write 16Gi, or 500Mi"),
         (["--size", "other=1Ti", *RUN], "--size other=1Ti: write CLAIM=SIZE of one of the claims data, scratch"),
+        (
+            ["runn", *RUN[1:]],
+            "there is no command `volpipe runn --config k8s_htex volume.n5 -o out.zarr`: runn is none",
+        ),
+        (["runn", *RUN[1:]], "(did you mean 'run'?)"),
+        (["sites", "chek", "k8s_htex", *RUN[1:3]], "chek is none (did you mean 'check'?)"),
+        (["segment", "a.zarr", "--config", "k8s_htex", "--fesh"], "No such option: --fesh"),
+        # outputs that would be lost, or cannot be written
+        (
+            [*RUN[:4], "-o", "/data/out.zarr"],
+            "--out /data/out.zarr is on claim data, which is mounted at /data for read",
+        ),
+        (
+            [*RUN[:4], "-o", "/data/../home/out.zarr"],
+            "is on no claim, so that pods cannot see it; choose an --out below",
+        ),
+        ([*RUN[:4], "-o", "../out.zarr"], "--out ../out.zarr is on no claim"),
+        (["train", "mine.toml", *RUN[1:3], "-o", "/data/t"], "--out /data/t is on claim data"),
+        (["segment", "a.zarr", *RUN[1:3], "-o", "/tmp/l.zarr"], "--out /tmp/l.zarr is on no claim"),
+        (["segment", "a.zarr", *RUN[1:3], "--json", "/tmp/s.json"], "--json /tmp/s.json is on no claim"),
+        (["evaluate", "a.zarr", "b.zarr", *RUN[1:3], "--picture", "/tmp/p.png"], "--picture /tmp/p.png is on no claim"),
+        (["batch", "/data/*.n5", *RUN[1:3], "-o", "/data/{stem}.zarr"], "--out /data/{stem}.zarr is on claim data"),
+        (["batch", "batch.toml", *RUN[1:3]], 'out = "/data/{stem}" of batch.toml is on claim data'),
+        # recipes
+        *(
+            ([command, "other.toml", *RUN[1:3]], "there is no other.toml in this folder")
+            for command in ("train", "sweep", "tune", "batch")
+        ),
+        (["sweep", "defaul", *RUN[1:3]], "no recipe at defaul (did you mean 'default'?)"),
+        (["sweep", "train_superres_z2", *RUN[1:3]], "has no [sweep]; add one"),
+        (["batch", "/data/*.n5", *RUN[1:3], "-o", "out", "--recipe", "superres_z9"], "no recipe at superres_z9"),
+        (["batch", "batch.toml", *RUN[1:3], "-o", "out"], "no recipe at affinitis (did you mean 'affinities'?)"),
+        (["batch", "/data/*.n5", *RUN[1:3]], "batch: it needs a place for its outputs"),
     ],
 )
 def test_what_cannot_be_printed_is_refused_in_a_sentence(give: Give, command: list[str], sentence: str) -> None:
@@ -214,6 +257,18 @@ def test_what_cannot_be_printed_is_refused_in_a_sentence(give: Give, command: li
     assert ended.code == 2
     assert sentence in ended.err
     assert ended.out == ""
+
+
+def test_a_recipe_on_a_claim_and_an_output_in_a_bucket_are_not_refused(give: Give) -> None:
+    for command in (
+        ("sweep", "/scratch/mine.toml", *RUN[1:3]),
+        (*RUN[:4], "-o", "s3://lab/out.zarr"),
+        (*RUN[:4], "--log-json", "-"),
+        ("batch", "/data/*.n5", *RUN[1:3], "-o", "s3://lab/{stem}.zarr"),
+    ):
+        assert [each["kind"] for each in documents(give("k8s", "manifest", "--only", "job", *command))] == ["Job"]
+    ended = give("k8s", "manifest", "--only", "job", "sweep", "/scratch/mine.toml", *RUN[1:3])
+    assert "/scratch/mine.toml cannot be seen from here; whether it is there was not checked" in ended.err
 
 
 def test_a_job_is_in_the_queue_of_its_workers_and_has_their_secrets(

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from kubernetes import client
 from manifests import LABEL, SUBDOMAIN, Json, faults, plain
 from real_cluster import KILL
 
+from volpipe.apps.htex.processes import WORKER, WORKERS
 from volpipe.apps.kubernetes.manifest import service
 from volpipe.apps.kubernetes.pod_spec import Claim, Owner, Shape, dress, host_name
 from volpipe.errors import SiteError
@@ -205,20 +207,20 @@ def test_the_command_keeps_its_exit_code_and_what_ran_before_it(code: int) -> No
     assert subprocess.run([*container.command, *container.args]).returncode == code
 
 
-@pytest.mark.parametrize(("pattern", "which"), [("spawn_mai[n]", "tail -1"), ("process_worker_poo[l]", "head -1")])
-def test_what_kills_in_a_real_pod_finds_neither_itself_nor_a_shell(pattern: str, which: str) -> None:
+@pytest.mark.parametrize(("name", "which"), [(WORKER, "tail -1"), (WORKERS, "head -1")])
+def test_what_kills_in_a_real_pod_finds_neither_itself_nor_a_shell(tmp_path: Path, name: str, which: str) -> None:
     """Among processes of its own, as in a pod."""
     own = ["unshare", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*own, "true"], capture_output=True).returncode:
         pytest.skip("only root, with its rights, may have processes of its own")
-    name = pattern.replace("[", "").replace("]", "")
+    (tmp_path / name).symlink_to("/bin/sleep")
     script = f"""bash -c 'sleep 60 & wait' {name} & shell=$!
-    for n in 1 2; do python3 -c 'import time; time.sleep(60)' {name} & done
+    for n in 1 2; do {tmp_path}/{name} 60 & done
     sleep 0.5
-    bash -c {shlex.quote(KILL.format(pattern=pattern, which=which))}
+    bash -c {shlex.quote(KILL.format(name=name, which=which))}
     sleep 0.5; jobs -r | wc -l; kill -0 $shell; echo $?"""
     ended = subprocess.run([*own, "bash", "-c", script], capture_output=True, text=True, timeout=30)
-    assert ended.stdout.split() == ["2", "0"], ended.stderr  # of three, one python was killed, and not the shell
+    assert ended.stdout.split() == ["2", "0"], ended.stderr  # of three, one sleep was killed, and not the shell
 
 
 def test_term_ends_a_command_at_once_that_the_shell_waits_for() -> None:

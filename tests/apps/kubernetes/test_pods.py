@@ -308,6 +308,24 @@ def test_pods_that_cannot_be_deleted_at_the_end_are_named_with_the_command_that_
     provider(run="mine").delete_pods()
 
 
+def test_pods_that_ended_long_before_are_not_said_to_be_left_and_the_words_of_the_api_are(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A token that had expired was told as an API that does not answer."""
+    pods = provider(run="mine")
+    jobs = [pods.submit(FOR_EVER, 1) for _ in range(2)]
+    gone, left = wait_for_pods(cluster, "Running", 2)
+    cluster.delete_pod(gone, grace=0)
+    (ended,) = [job for job in jobs if pods.resources[job]["pod_name"] == gone]
+    wait_for(pods, ended, JobState.CANCELLED)
+    cluster.fail_next(401)
+    pods.close()
+    (notice,) = [record.getMessage() for record in caplog.records if getattr(record, "notice", False)]
+    assert gone not in notice and left in notice
+    assert "401" in notice
+    provider(run="mine").delete_pods()
+
+
 @pytest.mark.parametrize("code", [500, 429, 403])
 def test_trouble_with_the_api_changes_nothing_that_was_known(cluster: Cluster, code: int) -> None:
     pods = provider()

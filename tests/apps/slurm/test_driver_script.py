@@ -68,6 +68,75 @@ def test_what_a_run_would_refuse_is_refused_when_the_script_is_made(
     assert ended.err == "volpipe: --time '1h': write HH:MM:SS or D-HH:MM:SS, such as 12:00:00 or 2-00:00:00\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--recipe", "nosuch.toml"], "no recipe at nosuch.toml"),
+        (["-o", "no/out.zarr"], "/no; make it first, or give --parents"),
+        (["-o", "out.tif"], ".tif is no format of an output"),
+        (["--set", "net.name=unet3"], "no net 'unet3'"),
+    ],
+)
+def test_no_script_is_printed_for_a_run_that_cannot_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    options: list[str], sentence: str,
+) -> None:  # fmt: skip
+    write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
+    give = giver(tmp_path, monkeypatch, capsys)
+    ended = give("slurm", "script", "--config", "slurm_htex", "in.n5", *options)
+    assert (ended.code, ended.out) == (2, "")
+    assert sentence in ended.err
+
+
+@pytest.mark.parametrize("command", ["plan", "plan --quick", "run", "slurm script", "net identity", "sites check"])
+@pytest.mark.parametrize("site", ["slurm_htex", "k8s_htex"])
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"CORS": "8"}, "no setting 'cors'"),
+        ({"MAX_JOBS": "many", "MAX_PODS": "many"}, "'many' is no whole number"),
+        ({"WALLTIME": "4h", "CLAIMS": "scratch"}, "write "),
+    ],
+)
+def test_wrong_settings_are_refused_where_there_is_no_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    command: str, site: str, settings: dict[str, str], sentence: str,
+) -> None:  # fmt: skip
+    """Where sbatch or a cluster is absent, a quick plan only warned of that, and a script was printed."""
+    write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
+    kind = "SLURM" if site.startswith("slurm") else "K8S"
+    given = {"PARTITION": "cpu"} if kind == "SLURM" else {"IMAGE": "i", "NAMESPACE": "n", "CLAIMS": "c:/c"}
+    known = {"SLURM": ("CORS", "MAX_JOBS", "WALLTIME"), "K8S": ("CORS", "MAX_PODS", "CLAIMS")}[kind]
+    for name, value in (given | {key: settings[key] for key in known if key in settings}).items():
+        monkeypatch.setenv(f"VOLPIPE_{kind}_{name}", value)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    give = giver(tmp_path, monkeypatch, capsys)
+    words = command.split()
+    place = [site] if words == ["sites", "check"] else ["--config", site]
+    ended = (
+        give(*words, *([] if words[0] == "net" else ["in.n5"]), *place) if words[0] != "sites" else give(*words, site)
+    )
+    assert (ended.code, ended.out) == (2, "")
+    assert sentence in ended.err
+
+
+def test_a_cluster_that_refuses_mem_is_asked_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
+    monkeypatch.setenv("VOLPIPE_SLURM_PARTITION", "cpu")
+    give = giver(tmp_path, monkeypatch, capsys)
+    words = ("slurm", "script", "--config", "slurm_htex", "in.n5")
+    assert "#SBATCH --mem=4G\n" in give(*words).out
+    ended = give(*words[:2], "--mem-gb", "0", *words[2:])
+    assert ended.code == 0 and "--mem" not in ended.out
+    monkeypatch.setenv("VOLPIPE_SLURM_MEM_GB", "0")
+    ended = give(*words)
+    assert ended.code == 0 and "--mem" not in ended.out
+    assert "#SBATCH --mem=2G\n" in give(*words[:2], "--mem-gb", "2", *words[2:]).out
+
+
 def test_a_command_that_a_script_gives_keeps_its_own_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

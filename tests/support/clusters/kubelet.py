@@ -182,7 +182,9 @@ class Node:
         taken = sum(other.num_gpus for other in others if "nodeName" in other.spec and not other.ended)
         if pod.num_gpus + taken > self.gpus:
             return f"0/1 nodes are available: 1 Insufficient {GPU}."
-        return None
+        limits = (pod.container.get("resources") or {}).get("limits") or {}
+        unknown = [name for name in limits if "/" in name and name != GPU]
+        return f"0/1 nodes are available: 1 Insufficient {unknown[0]}." if unknown else None
 
     def _start(self, pod: Pod) -> None:
         if time.monotonic() < pod.due:

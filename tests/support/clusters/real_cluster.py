@@ -23,16 +23,14 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import stream
 from urllib3.exceptions import HTTPError
 
+from volpipe.apps.htex.processes import WORKER, WORKERS
 from volpipe.apps.kubernetes.environment import read_claims
 from volpipe.apps.kubernetes.pod_spec import RUN_LABEL
 from volpipe.apps.kubernetes.provider import connect
 from volpipe.errors import SiteError
 
-# Kills the oldest or newest process of the pod that is no shell and whose command has a pattern. The pattern does not
-# match itself, so that neither this shell nor its grep is found; the image need not have pgrep.
-KILL = """for pid in $(grep -la '{pattern}' /proc/[0-9]*/cmdline | cut -d/ -f3 | sort -n); do
-  [ "$(cat /proc/$pid/comm)" = bash ] || echo $pid
-done | {which} | xargs kill -9"""
+# Kills the oldest or newest process of the pod by its name, which no shell has; the image need not have pgrep.
+KILL = "grep -lx '{name}' /proc/[0-9]*/comm | cut -d/ -f3 | sort -n | {which} | xargs kill -9"
 EXEC_SECONDS, GONE_SECONDS = 60, 120
 IMPOSSIBLE = {
     "expire": "a deadline cannot be brought forward on a real cluster",
@@ -76,10 +74,10 @@ class RealCluster:
         self.api.create_namespaced_pod_eviction(name, self.namespace, eviction)
 
     def kill_manager(self, name: str) -> None:
-        self._run(name, KILL.format(pattern="process_worker_poo[l]", which="head -1"))
+        self._run(name, KILL.format(name=WORKERS, which="head -1"))
 
     def kill_worker(self, name: str) -> None:
-        self._run(name, KILL.format(pattern="spawn_mai[n]", which="tail -1"))
+        self._run(name, KILL.format(name=WORKER, which="tail -1"))
 
     def exhaust(self, name: str) -> None:
         self._run(name, "python -c 'x = [bytearray(2**28) for _ in range(4096)]'")
@@ -114,6 +112,7 @@ class RealCluster:
             return str(client.read_stdout()).strip()
         finally:
             client.close()
+            client.sock.shutdown()  # which close leaves to a server that has closed first
 
 
 def find_cluster() -> RealCluster:
