@@ -81,6 +81,15 @@ def test_what_smaller_blocks_tell_is_what_whole_ones_tell(tmp_path: Path, monkey
     assert small.rates.infer_seconds == pytest.approx(whole.rates.infer_seconds, rel=0.6)
 
 
+def test_a_slow_net_makes_no_slow_pyramid(tmp_path: Path) -> None:
+    """A whole shard was written for the few voxels that are tried, and its seconds were those of a pyramid's voxels."""
+    plan = planned(tmp_path, 0.5, str(write_volume(tmp_path / "in.n5", noise((250, 250, 250)))))
+    found = preview(plan, Inline().start).estimate
+    assert len(plan.factors) > 1
+    assert found.by_name()["pyramid 1"].seconds < 10  # 0.3 s on a machine without other work; 30 s were planned
+    assert found.rates is not None and 250**3 * found.rates.write_seconds < 20
+
+
 def test_the_memory_of_a_shipped_net_is_not_guessed_from_a_smaller_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

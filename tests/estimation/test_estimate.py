@@ -205,6 +205,24 @@ def test_time_is_that_of_the_workers_side_by_side() -> None:
     assert apart.seconds == pytest.approx(infer / 2)
 
 
+@FEW
+@given(plans(), st.integers(1, 9), st.integers(1, 9), st.booleans(), st.floats(0, 1e-3), st.floats(0, 1e-3))
+def test_no_stage_takes_longer_than_all_and_all_take_no_longer_than_one_after_the_other(
+    plan: Plan, cpu: int, gpu: int, shared: bool, infer: float, coarsen: float
+) -> None:
+    """A pyramid's one shard is one worker's, however many there are: it took longer than the whole plan."""
+    rates = replace(RATES, start_seconds=0.0, infer_seconds=infer, coarsen_seconds=coarsen)
+    found = estimated(plan, rates, Slots(gpu if shared else cpu, gpu, shared=shared))
+    assert found.seconds is not None
+    assert found.stage_seconds.keys() == found.by_name().keys()
+    assert max(found.stage_seconds.values()) <= found.seconds * (1 + 1e-9)
+    assert found.seconds <= sum(found.stage_seconds.values()) * (1 + 1e-9)
+    for name, seconds in found.stage_seconds.items():
+        stage = found.by_name()[name]
+        assert stage.seconds / stage.units <= seconds * (1 + 1e-9)  # a unit is one worker's
+        assert seconds <= stage.seconds
+
+
 def test_a_plan_of_ten_to_the_fifteen_voxels_is_estimated_like_a_small_one() -> None:
     plan = planned(of=volume((100_000, 100_000, 100_000)))
     found = estimated(plan)

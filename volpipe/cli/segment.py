@@ -144,9 +144,9 @@ def describe_plan(plan: SegmentPlan) -> str:
 def time_table(times: SegmentTimes, site: str) -> Table:
     """Return a table of the time of each stage and of all stages on `site`."""
     guess = "≈ " if times.is_guess else ""
-    table = columns("stage", "tasks", "time of a worker")
+    table = columns("stage", "tasks", "time")
     for stage in times.stages:
-        table.add_row(stage.name, f"{stage.num_tasks:,}", f"{guess}{duration(stage.seconds)}")
+        table.add_row(stage.name, f"{stage.num_tasks:,}", f"{guess}{duration(times.elapsed(stage))}")
     basis = "synthetic voxels tried there, for its input does not exist yet" if times.is_guess else "voxels tried there"
     table.caption = f"{guess}{duration(times.seconds)} on {site}, by {times.num_voxels:,} {basis}"
     return table

@@ -195,7 +195,7 @@ def placement(forecast: Forecast) -> str:
 def estimate_table(found: Estimate) -> Table:
     """Return what each stage will take; bytes are upper bounds until blocks were tried."""
     names = ["stage", "units", *(["tasks"] if found.rates else []), "read", "written", "files"]
-    table = columns(*names, *(["time of a worker"] if found.rates else []))
+    table = columns(*names, *(["time"] if found.rates else []))
     reading = ("measure", "histogram", "factor" if "factor" in found.by_name() else "infer")
     for stage in found.stages:
         table.add_row(
@@ -205,9 +205,11 @@ def estimate_table(found: Estimate) -> Table:
             size(stage.read_bytes) if stage.name in reading else bounded(stage.read_bytes, found.is_measured),
             bounded(stage.written_bytes, found.is_measured),
             f"{stage.files:,}",
-            *([duration(stage.seconds)] if found.rates else []),
+            *([duration(found.stage_seconds[stage.name])] if found.rates else []),
         )
     table.caption = f"the net's windows read a chunk of the volume {_times(found.amplification)} on average"
+    if found.rates:
+        table.caption += "; stages share the workers, and work side by side where they can"
     return table
 
 

@@ -30,7 +30,7 @@ from volpipe.errors import ChunkError, RunStopped
 from volpipe.estimation.estimate import UnitCosts, upper_bounds
 from volpipe.estimation.memory import array_bytes, net_bytes
 from volpipe.geometry.block_shape import SLAB_VOXELS
-from volpipe.geometry.grid import Box, Grid
+from volpipe.geometry.grid import Box, Grid, triple
 from volpipe.inference.factor import factor
 from volpipe.inference.infer import block_sums
 from volpipe.inference.intensity import Affine
@@ -63,6 +63,9 @@ MOST_FACTOR_SECONDS = 1.0  # to store the windows of a block that does not store
 SAMPLED_CHUNKS, REMOTE_CHUNKS, LEAST_CHUNKS, SAMPLE_SECONDS = 64, 12, 8, 0.5
 READERS, VOXELS_AT_ONCE = 4, 2**24  # of the sample, with the decoded chunks that may lie in memory
 KEPT_VOXELS = 2**16  # of each of its chunks
+# Of the output, whose writing is timed: a shard takes some milliseconds whatever is in it, and where a net is slow the
+# blocks that are tried have a few thousand voxels (250³: 33 s were planned for a pyramid that takes 0.5 s, 2026-11-28).
+WRITTEN_VOXELS = 2**21
 SEED = 0
 BEGUN = "begun"  # a file in a worker's folder
 
@@ -213,11 +216,15 @@ def _try(job: Job, units: Sequence[int]) -> UnitCosts:
     sized = _sized(whole, worker.open_source(job), probe.seconds_per_voxel)
     rng = np.random.default_rng(units[0])
     if sized is None:
-        return _scaled(_try_whole(job, [*units, *_more_on_gpu(whole, units, rng, probe)]), whole, whole, probe)
-    small = _job(sized, job.normalise, folder / "small")
-    blocks = [_inner_block(small.plan, rng) for _ in units]
-    rates = _try_whole(small, [*blocks, *_more_on_gpu(small.plan, blocks, rng, probe)])
-    return _scaled(rates, whole, small.plan, probe)
+        tried, blocks = job, list(units)
+    else:
+        delete(folder / "small")  # of an attempt that failed, whose reason this one would hide
+        tried = _job(sized, job.normalise, folder / "small")
+        blocks = [_inner_block(tried.plan, rng) for _ in units]
+    rates, data = _try_whole(tried, [*blocks, *_more_on_gpu(tried.plan, blocks, rng, probe)])
+    rates = _scaled(rates, whole, tried.plan, probe)  # with the memory until here
+    write_seconds, coarsen_seconds = _time_output(job, data)
+    return dataclasses.replace(rates, write_seconds=write_seconds, coarsen_seconds=coarsen_seconds)
 
 
 @dataclass(frozen=True)
@@ -326,9 +333,9 @@ def _scaled(rates: UnitCosts, plan: Plan, tried: Plan, probe: _Probe) -> UnitCos
     )
 
 
-def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
-    """Return the rates of blocks that are computed whole."""
-    plan, folder = job.plan, Path(job.folder)
+def _try_whole(job: Job, units: Sequence[int]) -> tuple[UnitCosts, np.ndarray]:
+    """Return the rates of blocks that are computed whole, without those of writing, and voxels of their output."""
+    plan = job.plan
     num_windows = sum(len(plan.lattice.windows_of(block)) for block in units[1:])
     box = plan.blocks.box(units[0])
     with stopwatch() as measuring:
@@ -344,22 +351,23 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
             closed += _check(worker.infer(job, units[1:])).shared
     start = max(0.0, warm.seconds - timed.seconds / len(units[1:] or units))
     sum_seconds, sum_bytes = _try_sum(job, units[-1], closed)
-    (write_seconds, output_bytes), (coarsen_seconds, coarse_bytes) = _try_output(job, units[-1], folder)
-    return UnitCosts(
+    data, output_bytes, coarse_bytes = _try_output(job, units[-1])
+    costs = UnitCosts(
         num_blocks=len(units),
         start_seconds=start,
         measure_seconds=measuring.seconds / box.num_voxels,
         factor_seconds=factor_seconds,
         infer_seconds=timed.seconds / num_windows,
         sum_seconds=sum_seconds,
-        write_seconds=write_seconds,
-        coarsen_seconds=coarsen_seconds,
+        write_seconds=0.0,
+        coarsen_seconds=0.0,
         window_bytes=window_bytes,
         sum_bytes=sum_bytes,
         output_bytes=output_bytes,
         coarse_bytes=coarse_bytes,
         peak_bytes=0,
     )
+    return costs, data
 
 
 def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
@@ -395,49 +403,68 @@ def _try_sum(job: Job, block: int, closed: Collection[int]) -> tuple[float, floa
     return clock.seconds / num_voxels, sum(file.stat().st_size for file in files) / num_voxels
 
 
-def _try_output(job: Job, block: int, folder: Path) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Write a shard that `block` determines: weighted by crop, which leaves no voxel to its neighbours.
-
-    Return seconds and stored bytes per voxel of level 0; and those of a coarser level, as `_try_coarser`.
-    """
+def _cropped(job: Job) -> Plan:
+    """Return the plan of `job` whose blocks are weighted by crop, which leaves no voxel to their neighbours."""
     windows = job.plan.recipe.windows.model_copy(update={"blend": "crop"})
     recipe = job.plan.recipe.model_copy(update={"windows": windows})
-    plan = job.plan.changed(recipe=recipe, out=str(folder / "cropped"), mode="streamed")
+    return job.plan.changed(recipe=recipe, out=str(Path(job.folder) / "cropped"), mode="streamed")
+
+
+def _try_output(job: Job, block: int) -> tuple[np.ndarray, float, float]:
+    """Write a shard of the cropped plan that `block` determines.
+
+    Return its voxels (c, z, y, x), and stored bytes per voxel of level 0, and of a coarser level, as `_try_coarser`.
+    """
+    plan = _cropped(job)
     create_output(plan, {})
     runner = load_runner(job.plan)
     source = StreamedWindows(worker.open_source(job), plan.lattice, job.normalise)
     ((_, total),) = block_sums(Selection(plan), job.normalise, runner, source, [block])
     if isinstance(total, Exception):
         raise total
-    shard = next(iter(plan.shards_of_block(block)))
-    box = plan.shards().box(shard)
-    data = total.part(box)
-    before = _bytes_in(Path(plan.out))  # of metadata
-    with stopwatch() as clock:
-        finish(plan, job.normalise, data.astype(np.float32))
-        write_voxels(plan, 0, box, data)
+    box = plan.shards().box(next(iter(plan.shards_of_block(block))))
+    data, before = total.part(box), _bytes_in(Path(plan.out))  # of metadata
+    write_voxels(plan, 0, box, data)
     written = _bytes_in(Path(plan.out)) - before
-    level_0 = clock.seconds / box.num_voxels, written / box.num_voxels
-    return level_0, (_try_coarser(plan, box) if len(plan.factors) > 1 else (0.0, 0.0))
+    return data, written / box.num_voxels, (_try_coarser(plan, box) if len(plan.factors) > 1 else 0.0)
 
 
-def _try_coarser(plan: Plan, box: Box) -> tuple[float, float]:
-    """Write the coarser voxels of `box` as a shard that is empty otherwise.
-
-    Return seconds per finer voxel and stored bytes per coarser one.
-    """
+def _try_coarser(plan: Plan, box: Box) -> float:
+    """Write the coarser voxels of `box` as a shard that is empty otherwise; return stored bytes per coarser voxel."""
     method = "mode" if plan.recipe.output.kind == "labels" else "mean"
-    grid = plan.shards(1)
-    before = _bytes_in(Path(plan.out))
-    with stopwatch() as clock:
-        coarse = downsample(read_voxels(plan, 0, box), (1, *plan.step(1)), method)
-        target = grid.box(0)
-        part = tuple(slice(0, min(n, m)) for n, m in zip(coarse.shape[1:], target.shape, strict=True))
-        whole = np.zeros((len(coarse), *target.shape), coarse.dtype)
-        whole[:, *part] = coarse[:, *part]
-        write_voxels(plan, 1, target, whole)
+    grid, before = plan.shards(1), _bytes_in(Path(plan.out))
+    coarse = downsample(read_voxels(plan, 0, box), (1, *plan.step(1)), method)
+    target = grid.box(0)
+    part = tuple(slice(0, min(n, m)) for n, m in zip(coarse.shape[1:], target.shape, strict=True))
+    whole = np.zeros((len(coarse), *target.shape), coarse.dtype)
+    whole[:, *part] = coarse[:, *part]
+    write_voxels(plan, 1, target, whole)
     num_voxels = max(1, whole[0][part].size)
-    return clock.seconds / box.num_voxels, (_bytes_in(Path(plan.out)) - before) / num_voxels
+    return (_bytes_in(Path(plan.out)) - before) / num_voxels
+
+
+def _time_output(job: Job, data: np.ndarray) -> tuple[float, float]:
+    """Write `data` (c, z, y, x), repeated to many voxels, in chunks of the plan of `job`, and a coarser level of it.
+
+    Return seconds per voxel of level 0, and per voxel of the finer level where a coarser one is made of it.
+    """
+    plan = _cropped(job)
+    shard = list(plan.chunk)
+    for axis in (2, 1, 0):
+        times = min(plan.shard[axis] // shard[axis], max(1, WRITTEN_VOXELS // math.prod(shard)))
+        shard[axis] *= max(1, times)
+    plan = plan.changed(shard=triple(shard), out=str(Path(job.folder) / "timed"))
+    box = plan.shards().box(0)
+    many = np.tile(data, (1, *(-(-n // m) for n, m in zip(box.shape, data.shape[1:], strict=True))))
+    many = many[:, *(slice(0, n) for n in box.shape)]
+    create_output(plan, {})
+    with stopwatch() as writing:
+        finish(plan, job.normalise, many.astype(np.float32))
+        write_voxels(plan, 0, box, many)
+    with stopwatch() as coarsening:
+        if len(plan.factors) > 1:
+            _try_coarser(plan, box)
+    return writing.seconds / box.num_voxels, coarsening.seconds / box.num_voxels
 
 
 def _stored(plan: Plan) -> Plan:

@@ -7,7 +7,7 @@ of a regular grid, and so a product of sums along the axes: a plan of 10^9 block
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -107,6 +107,7 @@ class Estimate:
         memory_bytes: highest resident memory of a worker.
         has_net: whether `memory_bytes` holds the net's own; on a GPU none of it is the worker's.
         seconds: from the first task to the last, None without rates.
+        stage_seconds: of each stage by itself, on these workers; stages work side by side.
     """
 
     stages: tuple[StageEstimate, ...]
@@ -121,6 +122,7 @@ class Estimate:
     scratch_folders: int
     memory_bytes: float
     seconds: float | None
+    stage_seconds: Mapping[str, float]
     has_net: bool = True
 
     @property
@@ -164,14 +166,19 @@ class Slots:
     shared: bool
     on_gpu: bool = False
 
-    def seconds(self, stages: Iterable[StageEstimate]) -> float:
-        """Return the seconds of the stages, side by side."""
+    def seconds(self, stages: Sequence[StageEstimate]) -> float:
+        """Return the seconds of the stages, side by side: no less than those of the longest."""
         spent = {"cpu": 0.0, "gpu": 0.0}
         for stage in stages:
             spent[stage.label] += stage.seconds
-        if self.shared:
-            return sum(spent.values()) / self.gpu
-        return max(spent["cpu"] / self.cpu, spent["gpu"] / self.gpu)
+        apart = max(spent["cpu"] / self.cpu, spent["gpu"] / self.gpu)
+        busy = sum(spent.values()) / self.gpu if self.shared else apart
+        return max([busy, *map(self.elapsed, stages)])
+
+    def elapsed(self, stage: StageEstimate) -> float:
+        """Return the seconds of a stage by itself: it keeps no more workers busy than it has units."""
+        num_workers = self.gpu if self.shared or stage.label == "gpu" else self.cpu
+        return stage.seconds / max(1, min(num_workers, stage.units))
 
 
 def estimate(
@@ -205,6 +212,7 @@ def estimate(
         scratch_folders=folders + FOLDERS * sum_files,
         memory_bytes=memory_bytes(plan, rates.peak_bytes if rates else None, on_gpu=slots.on_gpu),
         seconds=slots.seconds(stages) if rates else None,
+        stage_seconds={stage.name: slots.elapsed(stage) for stage in stages},
         has_net=rates is not None or slots.on_gpu or net_bytes(plan) is not None,
     )
 

@@ -104,12 +104,18 @@ class SegmentTimes:
         seconds: from the first task to the last.
         num_voxels: of the tried blocks.
         is_guess: whether their voxels were synthetic, because the input does not exist yet.
+        num_workers: of the site.
     """
 
     stages: tuple[StageTime, ...]
     seconds: float
     num_voxels: int
     is_guess: bool
+    num_workers: int = 1
+
+    def elapsed(self, stage: StageTime) -> float:
+        """Return the seconds from the first task of `stage` to its last."""
+        return elapsed(stage.seconds, stage.num_tasks, self.num_workers)
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,7 @@ def segment_times(trial: SegmentTrial, rates: SegmentCosts, num_workers: int) ->
         ),
     )
     seconds = sum(elapsed(stage.seconds, stage.num_tasks, num_workers) for stage in stages)
-    return SegmentTimes(stages, rates.start_seconds + seconds, rates.num_voxels, not trial.is_there)
+    return SegmentTimes(stages, rates.start_seconds + seconds, rates.num_voxels, not trial.is_there, num_workers)
 
 
 def elapsed(seconds: float, num_tasks: int, num_workers: int) -> float:
