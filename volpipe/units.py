@@ -5,16 +5,23 @@ Not here: the tables that they stand in (display, tables).
 
 from __future__ import annotations
 
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 LONGEST_HOURS, DAYS_OF_YEAR = 72, 365.25
 
 
 def size(num_bytes: float) -> str:
     """Return bytes for people: 1.5 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+    for unit in UNITS:
         if num_bytes < 1024 or unit == "PiB":
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     raise AssertionError("unreachable")
+
+
+def sizes(num_bytes: float, other_bytes: float) -> tuple[str, str]:
+    """Return bytes as `size` has them, and others in the same unit, without it: 1.5 GiB, and 0.3."""
+    text, unit = size(num_bytes), size(num_bytes).split()[1]
+    return text, f"{other_bytes / 1024 ** UNITS.index(unit):.1f}"
 
 
 def bounded(num_bytes: float, is_measured: bool) -> str:

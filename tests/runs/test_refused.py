@@ -82,6 +82,43 @@ def test_a_disk_that_is_mounted_read_only(tmp_path: Path, give: Give) -> None:
     assert_refused(ended, f"{tmp_path / 'disk'} is on a file system that is mounted read-only; choose another --out")
 
 
+@pytest.mark.parametrize(
+    ("size", "options", "words"),
+    [
+        (
+            96,
+            ("output.codec=raw",),
+            ("output and scratch need 864.0 KiB and ", " free; free some, "),
+        ),
+        (96, ("output.chunk=[8,8,8]", "output.shard=[8,8,8]"), ("files and folders, and ", "use larger output.shard")),
+        # The blocks that are tried fit, and tell.
+        (420, ("windows.shape=[32,32,32]", "windows.block=[3,3,3]"), ("output and scratch need 7", " MiB and ")),
+    ],
+    ids=["raw", "inodes", "tried"],
+)
+def test_a_disk_that_cannot_hold_the_output_of_a_short_run(
+    tmp_path: Path, give: Give, size: int, options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    """It began, and stopped when the disk was full."""
+    write_volume(tmp_path / "noise.n5", noise((size, size, size)))  # which does not compress
+    chosen = set_each("net.name=identity", "output.levels=0", *options)
+    with small_disk(tmp_path / "disk", "size=800k,nr_inodes=99" if size == 96 else "size=66m"):
+        ended = give("run", *THREADS, *chosen, "-o", "disk/out.zarr", "noise.n5")
+        assert ended.code == 2
+        assert all(word in ended.err for word in words), ended.err
+        assert not (tmp_path / "disk/out.zarr").exists()
+
+
+def test_a_disk_that_is_too_small_if_nothing_compresses_is_warned_of(tmp_path: Path, give: Give) -> None:
+    write_volume(tmp_path / "plain.n5", np.full((96, 96, 96), 7, np.uint8))
+    warning = "where nothing compresses, output and scratch take 972.0 KiB, and "
+    with small_disk(tmp_path / "disk", "size=900k"):
+        for command in (("plan", "--quick"), ("run",)):
+            ended = give(*command, *THREADS, *IDENTITY, "-o", "disk/out.zarr", "plain.n5")
+            assert ended.code == 0
+            assert ended.err.count(warning) == 1 and " free; the work stops when the disk is full" in ended.err
+
+
 def test_an_output_of_another_run(tmp_path: Path, give: Give) -> None:
     assert run(give, *IDENTITY).code == 0
     before = fingerprint(tmp_path / "out.zarr")
@@ -106,7 +143,7 @@ def test_an_output_that_is_the_input_or_lies_in_it(tmp_path: Path, give: Give, o
     ("limits", "words"),
     [
         (Limits(free_files=1), ["files and", "may have 1", "use larger output.shard"]),
-        (Limits(free_bytes=1000), ["need", "GiB and", "0.0 free", "free some, choose another --out"]),
+        (Limits(free_bytes=1000), ["need", "iB and", "1.0 free", "free some, choose another --out"]),
         (Limits(worker_bytes=1 << 20), ["a worker needs ", " GiB of memory and has 0.0", "use a windows."]),
     ],
     ids=["inodes", "disk", "memory"],

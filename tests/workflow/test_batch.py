@@ -376,7 +376,7 @@ def test_all_datasets_together_must_fit_the_disk(monkeypatch: pytest.MonkeyPatch
     )
     monkeypatch.setattr(batch, "disk_limits", lambda place: Limits(free_bytes=room.free_bytes))
     (note,) = give(dry_run=True).notes
-    assert note.startswith("where nothing compresses, outputs and scratch take 0.0 GiB")
+    assert note.startswith("where nothing compresses, outputs and scratch take ") and " 0.0 GiB" not in note
     assert give().is_complete
     assert give(dry_run=True).notes == []
 

@@ -285,6 +285,7 @@ def plan(
     out.print(forecast_summary(found, config))
     _print_details(found)
     found.check()
+    found.warn_of_room()
 
 
 def _print_details(found: Forecast) -> None:

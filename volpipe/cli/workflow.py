@@ -72,6 +72,7 @@ def run(
         nonlocal cost
         cost = forecast_flow(plan, workers)
         cost.check()
+        cost.warn_of_room()
 
     listener = FlowListener(
         on_stage=lambda stage: _begin(plan, stage),
@@ -218,6 +219,7 @@ def show_plan(plan: FlowPlan, site: str | None, config: str) -> None:
     out.print()
     out.print(cost_table(cost))
     cost.check()
+    cost.warn_of_room()
 
 
 def cost_table(cost: FlowCost) -> Table:

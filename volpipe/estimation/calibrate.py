@@ -63,8 +63,7 @@ MOST_FACTOR_SECONDS = 1.0  # to store the windows of a block that does not store
 SAMPLED_CHUNKS, REMOTE_CHUNKS, LEAST_CHUNKS, SAMPLE_SECONDS = 64, 12, 8, 0.5
 READERS, VOXELS_AT_ONCE = 4, 2**24  # of the sample, with the decoded chunks that may lie in memory
 KEPT_VOXELS = 2**16  # of each of its chunks
-# Of the output, whose writing is timed: a shard takes some milliseconds whatever is in it, and where a net is slow the
-# blocks that are tried have a few thousand voxels (250³: 33 s were planned for a pyramid that takes 0.5 s, 2026-11-28).
+# Whose writing is timed: a shard takes milliseconds whatever is in it, and blocks of slow nets are small (2026-11-28).
 WRITTEN_VOXELS = 2**21
 SEED = 0
 BEGUN = "begun"  # a file in a worker's folder
@@ -139,6 +138,13 @@ def calibrate(
     finally:
         delete(folder)
     return _mean([_check(r) for r in records]), min(r.usage.started for r in records)
+
+
+def trial_bytes(plan: Plan, num_workers: int) -> float:
+    """Return the bytes on the disk while `num_workers` try blocks, if nothing compresses."""
+    bound, windows, voxels = upper_bounds(plan), plan.lattice.windows_per_block, math.prod(plan.sum_shape)
+    block = windows * bound.window_bytes + voxels * (bound.sum_bytes + 2 * bound.output_bytes)
+    return min(num_workers, MOST_WORKERS) * (BLOCKS_EACH * block + 2 * WRITTEN_VOXELS * bound.output_bytes)
 
 
 def _watch(begun: Sequence[Path], on_try: OnTry) -> Show:
@@ -432,15 +438,13 @@ def _try_output(job: Job, block: int) -> tuple[np.ndarray, float, float]:
 def _try_coarser(plan: Plan, box: Box) -> float:
     """Write the coarser voxels of `box` as a shard that is empty otherwise; return stored bytes per coarser voxel."""
     method = "mode" if plan.recipe.output.kind == "labels" else "mean"
-    grid, before = plan.shards(1), _bytes_in(Path(plan.out))
+    target, before = plan.shards(1).box(0), _bytes_in(Path(plan.out))
     coarse = downsample(read_voxels(plan, 0, box), (1, *plan.step(1)), method)
-    target = grid.box(0)
     part = tuple(slice(0, min(n, m)) for n, m in zip(coarse.shape[1:], target.shape, strict=True))
     whole = np.zeros((len(coarse), *target.shape), coarse.dtype)
     whole[:, *part] = coarse[:, *part]
     write_voxels(plan, 1, target, whole)
-    num_voxels = max(1, whole[0][part].size)
-    return (_bytes_in(Path(plan.out)) - before) / num_voxels
+    return (_bytes_in(Path(plan.out)) - before) / max(1, int(whole[0][part].size))
 
 
 def _time_output(job: Job, data: np.ndarray) -> tuple[float, float]:

@@ -13,9 +13,9 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Steps
 from volpipe.errors import RunStopped
 from volpipe.estimation.alternatives import Alternative, alternatives
-from volpipe.estimation.calibrate import OnTry, Sample, TooSlowError, calibrate, sample
+from volpipe.estimation.calibrate import OnTry, Sample, TooSlowError, calibrate, sample, trial_bytes
 from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate
-from volpipe.estimation.limits import Limits, check_limits, disk_limits
+from volpipe.estimation.limits import Limits, check_limits, disk_limits, warn_of_room
 from volpipe.estimation.rates import Workers, load_rates, store_rates
 from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.inference.intensity import Affine
@@ -60,6 +60,15 @@ class Forecast:
             PlanError: with what is needed, what there is, and what would fit.
         """
         check_limits(self.plan, self.estimate, self.limits, share_left)
+
+    def most_bytes(self, share_left: float = 1.0) -> float:
+        """Return the bytes on the disk if nothing compresses; 0 where they were measured, so that `check` counts."""
+        most = 0.0 if self.estimate.is_measured else self.estimate.output_bytes + self.estimate.scratch_bytes
+        return share_left * most
+
+    def warn_of_room(self, share_left: float = 1.0) -> None:
+        """Tell the user if the disk may be too small, of a plan that `check` does not refuse."""
+        warn_of_room("output and scratch", self.most_bytes(share_left), self.plan.out, self.limits)
 
     def alternatives(self) -> list[Alternative]:
         """Return the plan, and the alternatives to it."""
@@ -141,20 +150,26 @@ def forecast_run(
 ) -> Steps[Forecast]:
     """Return the forecast of `selection`; blocks are tried only where that costs little, and cannot stop the run.
 
-    None are tried where other work is still writing the volume.
+    They are tried as well where the disk would be too small if nothing compressed, and has room for what is tried. None
+    are where other work is still writing the volume.
     """
     share, plan = selection.num_blocks / selection.plan.num_active, selection.plan
     if is_pending:
         volume = plan.source.volume()
         pending = PendingInput(volume, float(volume.num_channels * volume.dtype.itemsize))
         return forecast(plan, folder, pool, share, pending=pending)
-    if share_left < 1 or selection.num_blocks * num_tried(plan) < WORTH_CALIBRATING * pool.slots["gpu"]:
-        return forecast(plan, folder, pool, share)
+    untried = forecast(plan, folder, pool, share)
+    is_small = selection.num_blocks * num_tried(plan) < WORTH_CALIBRATING * pool.slots["gpu"]
+    free_bytes = untried.limits.free_bytes
+    is_decisive = free_bytes is not None and trial_bytes(plan, untried.slots.gpu) < free_bytes < untried.most_bytes()
+    if share_left < 1 or (is_small and not is_decisive):
+        return untried
+    untried.check()  # by what is certain
     try:
         return (yield from forecast_calibrated(plan, folder, pool, share))
     except RunStopped as error:  # the run retries and names blocks that fail
         log.warning("no times are known, for a block could not be tried: %s", error)
-        return forecast(plan, folder, pool, share)
+        return untried
 
 
 def num_tried(plan: Plan) -> int:

@@ -6,22 +6,26 @@ Not here: the estimate of a plan (estimate).
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from volpipe.errors import PlanError
+from volpipe.errors import NOTICE, PlanError
 from volpipe.estimation.estimate import Estimate
 from volpipe.geometry.grid import align_up
 from volpipe.inference.plan import Plan
 from volpipe.inference.tiling import AXES, LARGEST_WASTE
+from volpipe.units import sizes
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.quota import find_quotas
 from volpipe.volumes.volume import Volume
+
+log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 IN_A_POD = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes in every container
@@ -151,7 +155,8 @@ def check_window(plan: Plan) -> None:
 def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: float = 1.0) -> None:
     """Refuse a plan that takes more than there is.
 
-    Bytes on disk count only once they were measured: until then the estimate knows no compression.
+    Bytes on disk count only once they were measured, and those of an output that is stored as it is: of others, the
+    estimate knows no compression.
 
     Args:
         share_left: of the work; the output of earlier sessions is on the disk already.
@@ -164,7 +169,11 @@ def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: flo
             f"a worker needs {estimate.memory_bytes / GIB:.1f} GiB of memory and has "
             f"{limits.worker_bytes / GIB:.1f} GiB; {_smaller(plan)}, or run fewer workers at a time"
         )
-    num_bytes = share_left * (estimate.output_bytes + estimate.scratch_bytes) if estimate.is_measured else 0.0
+    num_bytes = 0.0
+    if estimate.is_measured:
+        num_bytes = share_left * (estimate.output_bytes + estimate.scratch_bytes)
+    elif plan.recipe.output.codec == "raw" and not plan.needs_scan:  # what is empty is not stored
+        num_bytes = share_left * estimate.output_bytes
     check_room("output and scratch", share_left * estimate.inodes, num_bytes, plan.out, limits)
 
 
@@ -180,11 +189,29 @@ def check_room(what: str, num_inodes: float, num_bytes: float, out: Location | s
             f"{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or another --out"
         )
     if limits.free_bytes is not None and num_bytes > limits.free_bytes:
+        need, free = sizes(num_bytes, limits.free_bytes)
         raise PlanError(
-            f"{what} need {num_bytes / GIB:.1f} GiB and {out} has {limits.free_bytes / GIB:.1f} free"
+            f"{what} need {need} and {out} has {free} free"
             f"{of_quota(limits.bytes_by)}; free some, choose another --out, or store less (output.dtype, "
             "output.codec_level)"
         )
+
+
+def room_warning(what: str, most_bytes: float, out: Location | str, limits: Limits) -> str:
+    """Return that the disk of `out` may have no room for up to `most_bytes` of `what`, "" if it has."""
+    if limits.free_bytes is None or most_bytes <= limits.free_bytes:
+        return ""
+    most, free = sizes(most_bytes, limits.free_bytes)
+    return (
+        f"where nothing compresses, {what} take {most}, and {out} has {free} free{of_quota(limits.bytes_by)}; the work "
+        "stops when the disk is full, and continues once there is room"
+    )
+
+
+def warn_of_room(what: str, most_bytes: float, out: Location | str, limits: Limits) -> None:
+    """Tell the user if the disk of `out` may have no room for up to `most_bytes` of `what`."""
+    if warning := room_warning(what, most_bytes, out, limits):
+        log.warning("%s", warning, extra=NOTICE)
 
 
 def of_quota(name: str) -> str:

@@ -23,7 +23,7 @@ from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
 from volpipe.blockwise.pool import Submit
 from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.work import Steps
-from volpipe.errors import RunError
+from volpipe.errors import NOTICE, RunError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.reporting.block_map import BlockMap, slowest_maps
 from volpipe.reporting.page import REPORT, Draft, Page, reason_of
@@ -235,7 +235,7 @@ class HeldWork(ABC, Generic[R]):
             with paths.reading_once():
                 write_page(self.page(with_pictures=with_pictures), self.folder.path / REPORT)
         except Exception as error:
-            log.warning("no report was written to %s: %s", self.folder.path / REPORT, reason_of(error))
+            log.warning("no report was written to %s: %s", self.folder.path / REPORT, reason_of(error), extra=NOTICE)
             return False
         return True
 

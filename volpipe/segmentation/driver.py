@@ -31,7 +31,7 @@ from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunStopped
-from volpipe.estimation.limits import check_access, check_apart
+from volpipe.estimation.limits import GIB, check_access, check_apart, disk_limits, warn_of_room
 from volpipe.estimation.memory import WORKER_BYTES
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import check_output, create_output, grow_output, remove_leftovers
@@ -82,8 +82,6 @@ from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import open_volume
 
 log = logging.getLogger(__name__)
-
-GIB = 1 << 30
 
 
 class SegmentSchedule(OutputSchedule[SegmentPlan]):
@@ -355,6 +353,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         plan, schedule, began = self.plan, self.resumed()[0], time.perf_counter()
         assert isinstance(schedule, SegmentSchedule)
         check_memory(plan, pool.worker_bytes)
+        warn_of_room("labels and scratch", plan.most_bytes, plan.out, disk_limits(paths.locate(plan.out)))
         job = SegmentJob(str(self.folder.path), plan.identity, session.name)
         tasks.prepare(job)
         if not any(stage.num_done for stage in schedule.stages):

@@ -156,6 +156,12 @@ class SegmentPlan(OutputPlan):
         """Upper bound of the scratch: uncompressed ids of every voxel."""
         return 4 * math.prod(self.shape)
 
+    @property
+    def most_bytes(self) -> int:
+        """Upper bound of labels and scratch: uncompressed."""
+        levels = (math.prod(self.level_shape(level)) for level in range(len(self.factors)))
+        return self.scratch_bytes + self.dtype.itemsize * sum(levels)
+
 
 @lru_cache(maxsize=4)
 def load_segment_plan(folder: str, identity: str) -> SegmentPlan:

@@ -19,7 +19,7 @@ from volpipe.blockwise.phase import TOLERATED_SHARE, Progress
 from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Ended, Steps, Together
 from volpipe.errors import BatchError, RunError, VolpipeError
-from volpipe.estimation.limits import GIB, disk_limits, of_quota
+from volpipe.estimation.limits import disk_limits, of_quota, room_warning
 from volpipe.inference.plan import Plan
 from volpipe.nets.cache import remembering
 from volpipe.recipes.batch import Dataset, Mistake
@@ -30,6 +30,7 @@ from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import HeldWork, Listener, Options
 from volpipe.segmentation.driver import SegmentationResult
+from volpipe.units import sizes
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import Location
@@ -256,11 +257,12 @@ def _check_room(rows: Sequence[DatasetRow], at_once: int, notes: list[str]) -> I
             )
         if limits.free_bytes is None:
             continue
-        free = f"{place} has {limits.free_bytes / GIB:.1f} free{of_quota(limits.bytes_by)}"
         if (known := _most_bytes([row for row in group if row.is_measured], at_once)) > limits.free_bytes:
-            yield f"they need {known / GIB:.1f} GiB and {free}; free some, give another out, or fewer datasets"
-        elif (most := _most_bytes(group, at_once)) > limits.free_bytes:
-            notes.append(f"where nothing compresses, outputs and scratch take {most / GIB:.1f} GiB, and {free}")
+            need, free = sizes(known, limits.free_bytes)
+            quota = of_quota(limits.bytes_by)
+            yield f"they need {need} and {place} has {free} free{quota}; free some, give another out, or fewer datasets"
+        elif warning := room_warning("outputs and scratch", _most_bytes(group, at_once), place, limits):
+            notes.append(warning)
 
 
 def _most_bytes(rows: Sequence[DatasetRow], at_once: int) -> float:

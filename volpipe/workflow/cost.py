@@ -17,7 +17,7 @@ from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.work import POOL, Errand, Steps
-from volpipe.estimation.limits import check_room, disk_limits
+from volpipe.estimation.limits import check_room, disk_limits, warn_of_room
 from volpipe.evaluation.estimate import ScoreTime
 from volpipe.recipes.workflow import named
 from volpipe.segmentation.estimate import SegmentTimes
@@ -97,6 +97,11 @@ class FlowCost:
         inodes = sum(share * needs.most_inodes for needs, share in self._known)
         needed = sum(share * needs.most_bytes for needs, share in self._known if needs.is_measured)
         check_room("outputs and scratch of all stages", inodes, needed, self.plan.out, disk_limits(self.plan.out))
+
+    def warn_of_room(self) -> None:
+        """Tell the user if the disk may be too small for all stages, of which not all bytes were measured."""
+        most = 0.0 if self.total.is_measured else sum(share * needs.most_bytes for needs, share in self._known)
+        warn_of_room("outputs and scratch of all stages", most, self.plan.out, disk_limits(self.plan.out))
 
 
 def forecast_flow(plan: FlowPlan, pool: WorkerPool | None = None) -> FlowCost:

@@ -347,6 +347,7 @@ class RunWork(OutputWork[Plan, Report]):
         if self.listener.on_estimate is not None:
             self.listener.on_estimate(forecast)
         forecast.check(schedule.share_left)
+        forecast.warn_of_room(schedule.share_left)
         self._store_planned(forecast.estimate)
         job = dataclasses.replace(job, cells=selection.fingerprint)
         normalise = yield from measured(self, session, pool, job)
