@@ -135,3 +135,12 @@ def test_what_is_copied_is_there_and_is_all_that_installs() -> None:
 )
 def test_nothing_else_is_sent_to_be_built(path: str) -> None:
     assert not is_sent(path)
+
+
+def test_an_environment_is_made_with_the_bytecode_that_an_image_has() -> None:
+    """Else a command there takes 5 s of a processor to its first task, where Python may not write bytecode, and not 2."""
+    makefile = (ROOT / "Makefile").read_text()
+    (imported,) = re.findall(r"^IMPORTED := (.*)$", makefile, re.MULTILINE)
+    assert f'python -c "import {imported}"' in (ROOT / "Dockerfile").read_text()
+    rule = makefile[makefile.index("$(READY): ") :].partition("\n\n")[0]
+    assert 'env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c "import $(IMPORTED)"' in rule.splitlines()[-2]
