@@ -138,7 +138,7 @@ def test_nothing_else_is_sent_to_be_built(path: str) -> None:
 
 
 def test_an_environment_is_made_with_the_bytecode_that_an_image_has() -> None:
-    """Else a command there takes 5 s of a processor to its first task, where Python may not write bytecode, and not 2."""
+    """Else a command takes twice the processor time to its first task where Python may not write bytecode."""
     makefile = (ROOT / "Makefile").read_text()
     (imported,) = re.findall(r"^IMPORTED := (.*)$", makefile, re.MULTILINE)
     assert f'python -c "import {imported}"' in (ROOT / "Dockerfile").read_text()
