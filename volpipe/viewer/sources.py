@@ -167,7 +167,7 @@ def decoded(volume: Volume, *, as_labels: bool, is_live: bool) -> Chunks:
 
 
 def _reader(volume: Volume, *, is_live: bool = False) -> Reader:
-    """Return the reader of `volume`; on a disk, chunks in memory are compared with files that a run may replace."""
+    """Return the reader of `volume`; chunks in memory are compared with files and objects, which a run may replace."""
     return volume.open(cache_bytes=0 if is_live else CACHE_BYTES, live=not is_live)
 
 

@@ -308,7 +308,7 @@ class Reader:
         self._through: tensorstore.StoredArray | None = None
         self._lock = threading.Lock()
         is_fetched = can_fetch(header) and isinstance(self._array, tensorstore.TensorStoreArray)
-        self._fetched = FetchedArray(header, cache_bytes) if is_fetched else None
+        self._fetched = FetchedArray(header, cache_bytes, live=live) if is_fetched else None
 
     def read_through(self, wrap: Callable[[Header, tensorstore.StoredArray], tensorstore.StoredArray]) -> None:
         """Read voxels through the array that `wrap` returns; only the first call counts."""

@@ -159,3 +159,20 @@ def test_a_chunk_that_may_not_be_read_is_not_taken_for_zeros(bucket: Bucket) -> 
     bucket.fault = lambda method, path: "403" if path.endswith("c/1/1/1") else ""
     with pytest.raises(VolumeError, match=r"voxels .* s3://cells/a.zarr/raw/c/1/1/1: access denied"):
         reader[...]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_chunks_in_memory_are_compared_with_the_bucket_where_somebody_looks_at_it(bucket: Bucket, layout: str) -> None:
+    """A viewer showed voxels that had been written anew, as they had been."""
+    make("s3://cells/a.n5", layout=layout)
+    whole = Box.from_shape(DATA.shape)
+    reader = open_volume("s3://cells/a.n5").open(cache_bytes=2**24, live=True)
+    assert np.array_equal(reader.read(whole)[0], DATA)
+    chunk_requests(bucket)
+    assert np.array_equal(reader.read(whole)[0], DATA)
+    assert {method for method, _ in chunk_requests(bucket)} == {"HEAD"}
+    open_writer("s3://cells/a.n5", "raw").write(whole, DATA + 1)
+    assert np.array_equal(reader.read(whole)[0], DATA + 1)
+    for path in [path for path in bucket.files if path[-1].isdecimal()]:
+        del bucket.files[path]
+    assert not reader.read(whole).any()

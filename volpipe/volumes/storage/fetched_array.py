@@ -122,6 +122,12 @@ class ChunkCache:
                 del self._coming[key]
         return part
 
+    def drop(self, key: tuple[int, Index]) -> None:
+        """Keep this chunk no longer."""
+        with self._lock:
+            part = self._chunks.pop(key, None)
+            self._num_bytes -= 0 if part is None else len(part.data)
+
     def put(self, key: tuple[int, Index], part: Part) -> None:
         if len(part.data) > self.limit:
             return
@@ -137,11 +143,12 @@ class FetchedArray:
     """An array of `header` in a remote place, for reading by several threads.
 
     Chunks that neighbouring boxes share are kept as they are stored, up to `cache_bytes` of them for all arrays of the
-    process with the same number; the stamp that is noted for them is that of what was read.
+    process with the same number; the stamp that is noted for them is that of what was read. Where it is `live`, each
+    read compares the stamps of what is kept with those of the files, by a request without voxels.
     """
 
-    def __init__(self, header: Header, cache_bytes: int = 0) -> None:
-        self._header = header
+    def __init__(self, header: Header, cache_bytes: int = 0, *, live: bool = False) -> None:
+        self._header, self._live = header, live
         self._inner = _in_chunk_files(header)
         self._number, self._cache = next(_numbers), _cache(cache_bytes)
         self._indices: OrderedDict[Remote, ShardIndex | MinishardIndex] = OrderedDict()
@@ -208,7 +215,10 @@ class FetchedArray:
 
     def _fill_chunk(self, box: Box, data: np.ndarray, chunk: Index) -> Stamp | None:
         """Read what lies in `box` of a chunk that is a file; return the stamp of that."""
-        part = self._cache.get_or((self._number, chunk), lambda: self._fetch(self._file(chunk)))
+        key = (self._number, chunk)
+        if self._live and (kept := self._cache.get(key)) and object_store.stamp(self._file(chunk)) != kept.stamp:
+            self._cache.drop(key)
+        part = self._cache.get_or(key, lambda: self._fetch(self._file(chunk)))
         self._decode(box, data, chunk, None if part is None else part.data)
         return None if part is None else part.stamp
 
@@ -223,6 +233,8 @@ class FetchedArray:
         chunks = list(cells(box & self._shard_box(shard), self._header.chunks))
         with self._lock:
             index = self._indices.get(file)
+        if self._live and index is not None and object_store.stamp(file) != index.stamp:
+            index = None
         whole = None
         if index is None and self._is_small(shard, len(chunks)):
             whole = self._fetch(file)
