@@ -56,7 +56,9 @@ def capacity_of(executors: Sequence[ParslExecutor]) -> Capacity:
     num_workers = sum(map(count_workers, for_nets))
     least = None if None in known else min(filter(None, known), default=None)
     on_gpu, is_here = bool(for_nets) and all(map(has_gpu, for_nets)), all(map(is_local, for_nets))
-    return Capacity(least, num_workers, on_gpu, _gpu_of(for_nets) if is_here else _gpu_away(for_nets), is_here)
+    gpu = _gpu_of(for_nets) if is_here else _gpu_away(for_nets)
+    in_process = bool(for_nets) and all(isinstance(executor, ThreadPoolExecutor) for executor in for_nets)
+    return Capacity(least, num_workers, on_gpu, gpu, is_here, in_process)
 
 
 def executors_for_nets(executors: Sequence[ParslExecutor]) -> list[ParslExecutor]:

@@ -21,6 +21,7 @@ from volpipe.estimation.memory import GPU_BYTES, cuda_bytes, net_bytes
 from volpipe.inference.plan import Plan
 from volpipe.nets.facts import bytes_per_voxel
 from volpipe.recipes.inference import NetChoice, load_recipe
+from volpipe.runs.planned import Planned
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import RESULTS
 from volpipe.workflow.driver import preview
@@ -61,6 +62,40 @@ def test_a_worker_takes_no_more_memory_than_is_planned_before_anything_is_tried(
     peak = max(record.usage.peak_bytes for record in read_records(tmp_path / "out.zarr.run" / "journal.jsonl", RESULTS))
     assert peak <= planned.memory_bytes
     assert planned.memory_bytes < 2 * peak  # nor so much that what fits would be refused
+
+
+OWN_NET = """
+import torch
+def build():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*(torch.nn.Conv3d(a, b, 3, padding=1) for a, b in ((1, 8), (8, 8), (8, 1))))
+    net.halo, net.stride, net.scale = (3, 3, 3), (1, 1, 1), (1, 1, 1)
+    return net
+"""
+
+
+@pytest.mark.parametrize("site", ["threads", pytest.param("local", marks=pytest.mark.long)])
+@pytest.mark.usefixtures("_pools_start_anew")
+def test_a_net_of_ones_own_takes_no_more_memory_than_its_plan_says(tmp_path: Path, site: str) -> None:
+    """Two threads took half as much again as was planned for each."""
+    write_volume(tmp_path / "in.n5", noise((64, 64, 64)))
+    (tmp_path / "mine.py").write_text(OWN_NET)
+    options = ("--config", site, "-o", "out.zarr", "in.n5", "--set", "net.name=mine.py:build", "--set",
+               "net.untrained=true")  # fmt: skip
+    each = "the process of all 2 workers" if site == "threads" else "each of 2 workers"
+    for command in ("plan", "run"):
+        ended = finish(tmp_path, begin(tmp_path, command, *options, VOLPIPE_WORKERS="2", CUDA_VISIBLE_DEVICES=""))
+        assert ended.code == 0, ended.err
+        assert f" for {each}, the net included" in ended.out
+    folder = RunFolder(tmp_path / "out.zarr.run")
+    plan = folder.load(Plan)
+    assert plan is not None
+    planned = Planned.load(folder.path, plan.identity)
+    assert planned is not None and planned.memory_bytes is not None
+    peak = max(record.usage.peak_bytes for record in read_records(folder.path / "journal.jsonl", RESULTS))
+    assert peak <= planned.memory_bytes
+    # In a process of its own the peak of a trial is its own, without that of measuring the net.
+    assert site == "threads" or planned.memory_bytes < 3 * peak
 
 
 def test_the_memory_of_a_net_goes_with_its_shape_not_with_its_weights() -> None:

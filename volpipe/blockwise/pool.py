@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ class Capacity:
         gpu: which one, of this machine, or as it was found on the site (`volpipe net --config`); None where nobody
             knows.
         is_here: whether they are on this machine, so that this process sees their GPUs as well.
+        in_process: whether they are threads of this process; nobody plans by that.
     """
 
     worker_bytes: int | None
@@ -43,6 +44,7 @@ class Capacity:
     on_gpu: bool
     gpu: Gpu | None = None
     is_here: bool = True
+    in_process: bool = field(default=False, compare=False)
 
 
 class WorkerPool(Protocol):

@@ -172,11 +172,13 @@ def _memory_line(found: Estimate, slots: Slots, num_workers: int | None) -> str:
     each = "each worker" if num_workers is None else f"each of {count(num_workers, 'worker')}"
     if num_workers == 1:
         each = "the worker"
+    elif slots.in_process:
+        each = f"the process of all {count(slots.gpu, 'worker')}"
     if slots.on_gpu:
         return f"up to {size(found.memory_bytes)} for {each}, beside the memory of its GPU"
     if found.has_net:
         return f"up to {size(found.memory_bytes)} for {each}, the net included"
-    return f"{size(found.memory_bytes)} for {each} and what the net takes, which `volpipe plan` measures"
+    return f"at least {size(found.memory_bytes)} for {each}; `volpipe plan` measures what the net takes beside that"
 
 
 def placement(forecast: Forecast) -> str:

@@ -56,7 +56,7 @@ def _planned_line(report: Report, planned: Estimate) -> str:
     took = ""
     if planned.seconds:
         took = f"; time {duration(planned.seconds)}, took {duration(time.time() - report.first_task)}"
-    memory = f"memory {size(planned.memory_bytes)}{'' if planned.has_net else ' and the net'}"
+    memory = f"memory {'' if planned.has_net else 'at least '}{size(planned.memory_bytes)}"
     scratch = f"scratch {at_most}{size(planned.scratch_bytes)}, was {size(report.most_scratch_bytes)}; "
     nothing = not planned.scratch_bytes and not report.most_scratch_bytes
     return f"planned: {'' if nothing else scratch}{memory}{took}"

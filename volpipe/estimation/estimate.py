@@ -104,7 +104,7 @@ class Estimate:
         num_chunks: of the volume, that windows see.
         output_bytes, output_files, output_folders: of all levels.
         scratch_bytes, scratch_files, scratch_folders: at their highest; folders of blocks, not of their arrays.
-        memory_bytes: highest resident memory of a worker.
+        memory_bytes: highest resident memory of a worker; of threads, that of the process that they are all in.
         has_net: whether `memory_bytes` holds the net's own; on a GPU none of it is the worker's.
         seconds: from the first task to the last, None without rates.
         stage_seconds: of each stage by itself, on these workers; stages work side by side.
@@ -159,12 +159,21 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Slots:
-    """Workers of "cpu" and "gpu" stages; `shared` where they are the same ones, `on_gpu` where nets are on GPUs."""
+    """Workers of "cpu" and "gpu" stages.
+
+    They are the same ones where `shared`, threads of the driver where `in_process`; `on_gpu` where nets are on GPUs.
+    """
 
     cpu: int
     gpu: int
     shared: bool
     on_gpu: bool = False
+    in_process: bool = False
+
+    @property
+    def num_threads(self) -> int:
+        """Workers in one process that run nets."""
+        return self.gpu if self.in_process else 1
 
     def seconds(self, stages: Sequence[StageEstimate]) -> float:
         """Return the seconds of the stages, side by side: no less than those of the longest."""
@@ -210,7 +219,9 @@ def estimate(
         scratch_bytes=windows * totals.rates.window_bytes + voxels * totals.rates.sum_bytes,
         scratch_files=files + sum_files,
         scratch_folders=folders + FOLDERS * sum_files,
-        memory_bytes=memory_bytes(plan, rates.peak_bytes if rates else None, on_gpu=slots.on_gpu),
+        memory_bytes=memory_bytes(
+            plan, rates.peak_bytes if rates else None, on_gpu=slots.on_gpu, num_threads=slots.num_threads
+        ),
         seconds=slots.seconds(stages) if rates else None,
         stage_seconds={stage.name: slots.elapsed(stage) for stage in stages},
         has_net=rates is not None or slots.on_gpu or net_bytes(plan) is not None,

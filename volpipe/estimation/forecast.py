@@ -108,7 +108,8 @@ def forecast(
     slots, worker_bytes, rates = UNKNOWN_SLOTS, None, None
     if pool is not None:
         workers = Workers.of(pool)
-        slots, worker_bytes, rates = workers.slots, pool.worker_bytes, load_rates(folder, plan, workers)
+        slots, rates = workers.slots, load_rates(folder, plan, workers)
+        worker_bytes = None if pool.worker_bytes is None else slots.num_threads * pool.worker_bytes
     volume = plan.source.as_planned() if pending is None else pending.volume
     chunks = sample(plan, volume) if pending is None else Sample(pending.voxel_bytes, Affine())
     limits = disk_limits(locate(plan.out), worker_bytes)

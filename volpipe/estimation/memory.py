@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.estimation.net_speeds import FIXED_BYTES
+from volpipe.estimation.net_speeds import FIXED_BYTES, processor
 from volpipe.geometry.block_shape import Sizes
 from volpipe.geometry.grid import triple
 from volpipe.inference.output import shards_behind
 from volpipe.inference.plan import SUM_TYPE, Plan
 from volpipe.inference.windows import CACHE_BYTES, blocks_ahead, largest_input
-from volpipe.nets import facts
+from volpipe.nets.cache import known_speeds
 from volpipe.nets.facts import NetSpeeds
 from volpipe.volumes.rolling_box import PIECE_VOXELS, pieces_at_once
 from volpipe.volumes.storage.growing import upload_bytes
@@ -26,6 +26,9 @@ from volpipe.volumes.storage.requests import BYTES_AT_ONCE
 from volpipe.volumes.writer import shard_bytes
 
 WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, before any voxel (measured 2026-11)
+DRIVER_BYTES = (
+    100 << 20
+)  # of a driver, beside a worker that is a thread of it: 40 MiB of code, and reports (2026-11-28)
 NET_BYTES, NET_SAFETY = (
     FIXED_BYTES,
     1.15,
@@ -39,7 +42,14 @@ CONTEXT_BYTES = 1 << 30  # of a GPU's memory, for CUDA and its libraries, and fo
 SAFETY = 1.25  # factor by which memory may exceed that of a few blocks: allocators keep freed memory
 
 
-def memory_bytes(plan: Plan, peak_bytes: int | None, *, on_gpu: bool = False, speeds: NetSpeeds | None = None) -> float:
+def memory_bytes(
+    plan: Plan,
+    peak_bytes: int | None,
+    *,
+    on_gpu: bool = False,
+    speeds: NetSpeeds | None = None,
+    num_threads: int = 1,
+) -> float:
     """Return the highest resident memory of a worker, in bytes; without the net's own where that is unknown.
 
     Blocks that are tried have no neighbours whose sums they could add, and slow ones are tried one by one, so that
@@ -49,10 +59,15 @@ def memory_bytes(plan: Plan, peak_bytes: int | None, *, on_gpu: bool = False, sp
         peak_bytes: highest resident memory of a worker that tried a few blocks, None where none did.
         on_gpu: whether the net computes on a GPU, in whose memory its own values are.
         speeds: what was measured of the net, where that is not among the facts of shipped nets.
+        num_threads: workers that share a process, which is then the driver's as well.
     """
-    least = WORKER_BYTES + SAFETY * array_bytes(plan)
+    driver = DRIVER_BYTES if num_threads > 1 else 0
+    least = WORKER_BYTES + driver + num_threads * SAFETY * array_bytes(plan)
+    untried = least + (GPU_BYTES if on_gpu else cuda_bytes() + num_threads * (net_bytes(plan, speeds) or 0.0))
     if peak_bytes is None:
-        return least + (GPU_BYTES if on_gpu else cuda_bytes() + (net_bytes(plan, speeds) or 0.0))
+        return untried
+    if num_threads > 1:  # not all of them may have been at their highest while blocks were tried
+        return max(untried, SAFETY * peak_bytes)
     if not plan.num_sums:
         return SAFETY * peak_bytes
     return max(least, SAFETY * peak_bytes + (0 if plan.has_slabs else _finishing_bytes(plan)))
@@ -73,10 +88,10 @@ def net_bytes(plan: Plan, speeds: NetSpeeds | None = None) -> float | None:
     """Return the bytes of the plan's net on a CPU while it computes; None where they were not measured.
 
     They go with the voxels of a window, by the facts of shipped nets in models/facts.json (`scripts/describe`), or by
-    `speeds`, which may be those of a GPU.
+    `speeds`, which may be those of a GPU; those of other nets as they were measured on this machine.
     """
     choice = plan.recipe.infer
-    measured = speeds or facts.shipped_speeds(plan.recipe.net)
+    measured = speeds or known_speeds(plan.recipe.net, plan.search_path, processor())
     known = None if measured is None else measured.of(plan.arithmetic)
     if known is None or choice.exact or choice.compile:
         return None

@@ -33,7 +33,8 @@ class Workers:
     @classmethod
     def of(cls, pool: WorkerPool) -> Workers:
         """Return the workers of `pool`."""
-        slots = Slots(pool.slots["cpu"], pool.slots["gpu"], pool.shared, pool.on_gpu)
+        in_process = pool.capacity is not None and pool.capacity.in_process
+        slots = Slots(pool.slots["cpu"], pool.slots["gpu"], pool.shared, pool.on_gpu, in_process)
         gpu = None if pool.capacity is None else pool.capacity.gpu
         own = processor() if pool.is_here and not pool.on_gpu else ""
         return cls(slots, pool.worker_threads, own if gpu is None else gpu.name)
