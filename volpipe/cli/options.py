@@ -274,7 +274,7 @@ def monitored(command: str) -> Callable[[Callable[..., None]], Callable[..., Non
             options = [named.pop(name) for name in WATCHED]
             place = current().begin(command, named.get("recipe"), *options)
             if place:
-                err.print(f"metrics are at {place}", markup=False)
+                err.print(f"metrics are at {place}")
             function(*arguments, **named)
 
         signature = inspect.signature(function, eval_str=True)

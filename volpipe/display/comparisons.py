@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
 
 from volpipe.display.console import columns
@@ -26,7 +25,7 @@ def _table(names: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1, 
     if title:
         table.title, table.title_justify = title, "left"
     for line in lines:
-        table.add_row(*map(escape, line))
+        table.add_row(*line)
     return table
 
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
 
 from volpipe.display.batches import cut, table_of, tally
@@ -36,8 +35,8 @@ def live_table(rows: Sequence[DatasetRow], now: Mapping[int, Now], most: int = M
         row, work = rows[number], now.get(number)
         seconds = row.wall_seconds if work is None else time.monotonic() - work.began
         table.add_row(
-            escape(row.volume), row.state, row.ended, "" if seconds is None else duration(seconds),
-            f"{row.num_blocks:,}", escape(row.reason if work is None else work.text),
+            row.volume, row.state, row.ended, "" if seconds is None else duration(seconds),
+            f"{row.num_blocks:,}", row.reason if work is None else work.text,
         )  # fmt: skip
     cut(table, rows, most)
     table.caption = tally([row.ended for row in rows])
@@ -100,7 +99,7 @@ class RowsShown:
         if self.cell is None:
             took = "" if row.wall_seconds is None else f" after {duration(row.wall_seconds)}"
             reason = f": {row.reason}" if row.reason else ""
-            err.print(f"{row.volume}: {row.ended}{took}{reason}; {self.num_left:,} left", markup=False)
+            err.print(f"{row.volume}: {row.ended}{took}{reason}; {self.num_left:,} left")
 
     def _draw(self) -> None:
         if self.cell is not None:
