@@ -66,7 +66,7 @@ def mistake_table(mistakes: Sequence[tuple[str, str]], most: int | None = MOST_D
 
 def result_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> Table:
     """Return a line for each dataset: how it ended, what it took, and why it failed."""
-    names = ("dataset", "ended", "time", "cpu", "read", "written", "missing", "seams", "output, or why not")
+    names = ("dataset", "ended", "elapsed", "CPU time", "read", "written", "missing", "seams", "output, or why not")
     looked = any(row.changes for row in rows)
     table = table_of(*(*names[:2], "blocks changed", *names[2:]) if looked else names)
     for row in rows[:most]:

@@ -29,7 +29,7 @@ URGENCY = ("running", "failed", "incomplete", "interrupted", "done", "waiting", 
 
 def live_table(rows: Sequence[DatasetRow], now: Mapping[int, Now], most: int = MOST_LIVE) -> Table:
     """Return a line for each dataset of a batch under way, of many those at work first; `now` has these by number."""
-    table = table_of("dataset", "state", "ended", "time", "blocks", "how far, or why not")
+    table = table_of("dataset", "state", "ended", "elapsed", "blocks", "how far, or why not")
     shown = sorted(range(len(rows)), key=lambda number: URGENCY.index(rows[number].ended))[:most]
     for number in sorted(shown):
         row, work = rows[number], now.get(number)

@@ -64,7 +64,7 @@ def _planned_line(report: Report, planned: Estimate) -> str:
 
 def _totals_table(totals: dict[str, Totals], planned: Estimate | None) -> Table:
     """Return what stages took; where something was planned, that stands behind it in brackets."""
-    table = columns("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory")
+    table = columns("stage", "units", "tasks", "task time", "CPU time", "read", "written", "peak memory")
     due = planned.by_name() if planned is not None and planned.rates is not None else {}
     for name, t in totals.items():
         table.add_row(
@@ -121,7 +121,7 @@ def standing_table(totals: dict[str, Totals], stages: Mapping[str, StageNote], s
     """Return how far each stage is, of how many units, and what it took; below it, how far the whole is."""
     from volpipe.blockwise.journal import Totals
 
-    table = columns("stage", "done", "in flight", "tasks", "wall", "read", "written", "peak memory", caption=state)
+    table = columns("stage", "done", "in flight", "tasks", "task time", "read", "written", "peak memory", caption=state)
     for name in dict.fromkeys((*stages, *totals)):
         stage, took = stages.get(name), totals.get(name, Totals())
         table.add_row(
