@@ -240,7 +240,9 @@ def _tell(report: Report, started: float | None = None) -> None:
     if clipped := clipped_line(report):
         err.print(clipped)
     if report.seams:
-        out.print(seam_line(report.seams))
+        from volpipe.runs.seams import blind_spot
+
+        out.print(seam_line(report.seams, blind_spot(report.plan)))
     if warning := seam_warning(report.seams):
         err.print(warning)
     if report.kept.total:

@@ -34,7 +34,7 @@ def made_table(result: ComparisonResult) -> Table | None:
     rows = result.made_otherwise
     if not rows:
         return None
-    table = _table(("", "A", "B"), rows[:MOST_MADE], left=3, title="made otherwise")
+    table = _table(("", "A", "B"), rows[:MOST_MADE], left=3, title="how they were made, where that differs")
     if len(rows) > MOST_MADE:
         table.caption = f"{len(rows) - MOST_MADE:,} more lines are in the JSON and on the page"
     return table

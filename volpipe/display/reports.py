@@ -94,14 +94,15 @@ def clipped_line(report: Report) -> str:
     )
 
 
-def seam_line(scores: Sequence[Score]) -> str:
-    """Return the seam scores of an output as one line."""
+def seam_line(scores: Sequence[Score], blind_spot: str = "") -> str:
+    """Return the seam scores of an output as one line, and what they do not see."""
+    from volpipe.runs.seams import MEANING
+
     said = ", ".join(f"{score.axis} {score.value:.2f}" for score in scores)
-    line = f"seams: voxels differ across the faces of windows {said} times as much as inside (1 is no seam)"
+    line = f"seams: voxels differ across the faces of windows {said} times as much as inside ({MEANING})"
     by_chance = ", ".join(score.axis for score in scores if score.is_of_tissue)
-    return (
-        f"{line}; along {by_chance} they differ as much at other places, for the volume is small" if by_chance else line
-    )
+    line += f"; along {by_chance} they differ as much at other places, for the volume is small" if by_chance else ""
+    return f"{line}\nnote: {blind_spot}" if blind_spot else line
 
 
 def seam_warning(scores: Sequence[Score]) -> str:

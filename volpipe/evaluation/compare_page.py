@@ -80,7 +80,7 @@ def page_of(result: Result) -> Page:
     items += [Note(f"Limit violated: {sentence}", "warning") for sentence in result.violations]
     items += [Note(note, "warning") for note in plan.notes]
     sections = [Section("Comparison", [*items, *_sheets(result)])]
-    sections += [Section("Made otherwise", [_made(result)]), *sections_of(_drafts("", result, MOST_SHOWN))]
+    sections += [Section("How they were made", [_made(result)]), *sections_of(_drafts("", result, MOST_SHOWN))]
     if result.missing:
         rows = [(str(part.box), last_line(part.reason)) for part in result.missing]
         sections.append(Section("Not compared", [Sheet("Boxes", ("box z,y,x", "reason"), rows)]))
@@ -138,7 +138,7 @@ def page_of_many(
     drafts = [draft for name, result in differing[:most] for draft in _drafts(f"{name}, ", result, 1)]
     sections = [Section("Comparison", items)]
     if compared:
-        sections.append(Section("Made otherwise", [_made(compared[0][1]), Note(f"This is of {compared[0][0]}.")]))
+        sections.append(Section("How they were made", [_made(compared[0][1]), Note(f"This is of {compared[0][0]}.")]))
     num_open = sum(row.result is None or not row.result.is_complete for row in rows)
     is_complete = not num_open and not alone
     state = "not all compared" if not is_complete else "limit violated" if violations else "within its limits"

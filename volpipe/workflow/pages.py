@@ -243,7 +243,7 @@ def dataset_sheet(folder: Path, rows: Sequence[DatasetRow], images: Mapping[int,
     caption = (
         "A name leads to the dataset's own report; its picture is a slice of the whole output. Elapsed is of the "
         "session that ended it, in which others ran beside it; CPU time, read and written are of all its tasks, in all "
-        "sessions."
+        "sessions. Seams are steps at the faces of windows alone: a dataset's own report says what they do not see."
     )
     order = [0, 1, 13, 2, 9, *range(3, 9), 10, 11, 12]  # what is missing before the rest
     if len({row.recipe for row in rows}) == 1:
