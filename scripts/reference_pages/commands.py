@@ -40,7 +40,7 @@ def _contents(commands: dict[str, Command]) -> str:
     names = [name for group in GROUPS.values() for name in group]
     leaves = [leaf for name in names for leaf in _leaves(f"volpipe {name}", commands[name])]
     rows = [f"| [`{path}`](#{_anchor(path)}) | {cell(_sentence(command))} |" for path, command in leaves]
-    return "\n".join(["| command | |", "|---|---|", *rows, ""])
+    return "\n".join(["| command | what it does |", "|---|---|", *rows, ""])
 
 
 def _leaves(path: str, command: Command) -> Iterator[tuple[str, Command]]:
@@ -64,11 +64,11 @@ def _command(path: str, command: Command) -> str:
     if arguments:
         parts.append(
             "\n".join(
-                ["| argument | |", "|---|---|", *(f"| `{_place(a)}` | {cell(a.help or '')} |" for a in arguments), ""]
+                ["| argument | meaning |", "|---|---|", *(f"| `{_place(a)}` | {cell(a.help or '')} |" for a in arguments), ""]
             )
         )
     if options:
-        parts.append("\n".join(["| option | value | default | |", "|---|---|---|---|", *map(_option, options), ""]))
+        parts.append("\n".join(["| option | value | default | meaning |", "|---|---|---|---|", *map(_option, options), ""]))
     return "\n".join(parts)
 
 

@@ -112,7 +112,7 @@ def test_forty_datasets_of_all_formats_on_local_workers(tmp_path: Path, give: Gi
         "incomplete",
     )
     refused = give(*command)
-    assert refused.code == 2 and "1 of 40 outputs were made otherwise" in refused.err
+    assert refused.code == 2 and "1 of 40 outputs are there already and do not fit (" in refused.err
     again = give(*command, *THREADS, "--replace")
     assert (again.code, told(tmp_path, "forty")) == (
         1,

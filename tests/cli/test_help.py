@@ -37,6 +37,8 @@ def test_every_command_has_one_group_and_run_comes_first(give: Give) -> None:
     assert places == sorted(places)
     listed = re.findall(r"^  ([a-z0-9]+)  +[A-Z]", said[places[0] :], re.MULTILINE)
     assert listed == grouped and listed[0] == "run"
+    often = {"run", "plan", "view", "segment", "batch", "status", "convert", "info", "train", "evaluate"}
+    assert set(listed[: len(often)]) == often  # the rest is below
     assert "Start here:" in said and "volpipe run sample.n5/raw" in said
 
 

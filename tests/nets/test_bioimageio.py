@@ -277,7 +277,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     ),
     "shrinking": (
         said(lambda found: found["outputs"][0]["shape"].update(offset=[0, 0.5, 0, -4, -4])),
-        r"along y, its output has 1 times the voxels of its input and -8; .*nets that shrink windows must pad",
+        r"along y, its output has 1 times the voxels of its input, -8; .*pad the input inside the net",
     ),
     "in time": (
         said(lambda found: [found[side][0].update(axes="bctyx") for side in ("inputs", "outputs")]),

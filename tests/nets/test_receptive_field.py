@@ -104,7 +104,7 @@ class Shrinking(nn.Module):
     ("net", "said"),
     [
         (Attention, "no shift along axis z by up to 32 voxels leaves the output as it is"),
-        (Shrinking, "(1, 1, 30, 30, 30), which is no whole multiple"),
+        (Shrinking, "(1, 1, 30, 30, 30): along each axis the output must have as many voxels"),
     ],
 )
 def test_a_net_that_cannot_be_measured_says_why(net: type[nn.Module], said: str) -> None:
@@ -135,7 +135,7 @@ def blind(): return Blind(None)
 def rounds(): return Net(lambda y: y.round())
 def far(): return Net(lambda y: y + y.flip(4).cumsum(4).flip(4) * 1e-9)
 """
-KEYS = "set net.scale, net.stride, net.halo, which it does not declare: without a halo there would be seams"
+KEYS = "set net.scale, net.stride, net.halo, which it does not declare"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ KEYS = "set net.scale, net.stride, net.halo, which it does not declare: without 
         ("pair", ["it returns tuple, not a tensor; let its forward return one tensor (n, c, z, y, x)"]),
         ("two", ["it takes no window of (32, 32, 32) voxels and 1 channel", "the attribute in_channels"]),
         ("flat", ["gives 4 axes, (1, 32, 32, 32); let its forward return (n, c, z, y, x)"]),
-        ("shrinks", ["gives (1, 1, 32, 32, 30), which is no whole multiple; pad its layers"]),
+        ("shrinks", ["gives (1, 1, 32, 32, 30): along each axis", "pad the input in its forward"]),
         ("mean", ["no shift along axis z by up to 32", "replace them, or set net.accept_tile_variance=true"]),
         ("cut", ["no gradient comes through it: ", "without detach(), no_grad() and numpy; or " + KEYS]),
         (

@@ -88,7 +88,7 @@ def check_sums(rows: dict[str, dict[str, Any]], lines: list[dict[str, Any]], sta
     done, failed = [e for e in own if e["done"]], [e for e in own if e.get("result") == "Attempt"]
     row = {name: value for name, value in rows[stage].items() if value != ""}
     assert row.pop("tasks") == len(done)
-    assert row.pop("wall") == brief(sum(e["seconds"] for e in done))
+    assert row.pop("task time") == brief(sum(e["seconds"] for e in done))
     assert row.pop("read", "0 B") == size(sum(e.get("read_bytes", 0) for e in done))
     assert row.pop("written", "0 B") == size(sum(e.get("written_bytes", 0) for e in done))
     assert row.pop("peak memory") == size(max(e["peak_bytes"] for e in done))

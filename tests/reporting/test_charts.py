@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arrays import in_greys
 from browser import Browser, chromium
 from inline import Inline
 from PIL import Image
@@ -29,13 +30,15 @@ from volpipe.reporting import histogram
 from volpipe.reporting.block_map import BlockMap
 from volpipe.reporting.frames import MOST_BYTES, STRIP, encoded, hatched, resized
 from volpipe.reporting.histogram import sizes_chart
-from volpipe.reporting.page import Chart, Link, Page, Section, Sheet
+from volpipe.reporting.page import Chart, Link, Page, Picture, Section, Sheet
 from volpipe.reporting.render import write_page
 from volpipe.reporting.shades import colours
 from volpipe.training.pictures import curves
 from volpipe.training.search.pictures import trial_items
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.batch_table import DatasetRow
 from volpipe.workflow.driver import execute
+from volpipe.workflow.pages import dataset_sheet
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +126,7 @@ def test_an_evaluation_shows_what_it_compares(tmp_path: Path) -> None:
     shown = pictures([*comparison_items(plan_evaluation(f"{output}/raw", f"{truth}/raw"))])
     image = shown["xy reference"][:-STRIP]
     zoom = image.shape[0] // 20
-    low, high = int(data[7].min()), int(data[7].max())
-    expected = np.rint((data[7].astype(float) - low) / (high - low) * 255)
+    expected = in_greys(data[7])
     np.testing.assert_allclose(image[zoom // 2 :: zoom, zoom // 2 :: zoom], expected, atol=1)
     assert "xz output" in shown and sum(title.startswith("error") for title in shown) >= 1
 
@@ -195,6 +197,42 @@ def test_a_batch_has_a_thumbnail_of_each_complete_dataset(tmp_path: Path, browse
     browser.open_file(folder / "again.html")
     sizes = browser.driver.execute_script("return [...document.images].map((image) => image.naturalWidth);")
     assert sizes == [128, 128]
+    heights = browser.driver.execute_script("return [...document.images].map((image) => image.clientHeight);")
+    assert max(heights) <= 48
+
+
+@pytest.mark.browser
+def test_a_batch_fits_into_a_page_with_its_reasons_on_lines_of_their_own(tmp_path: Path, browser: Browser) -> None:
+    reason = "its volume has voxels that are not finite, and so on at length; mend it " * 4
+    rows = [
+        DatasetRow(f"a_volume_with_a_rather_long_name_{i}.n5/raw", f"/lab/of/somebody/a/long/way/down/output_{i}.zarr",
+                   "default", "new", shape=(1000, 20000, 20000), num_blocks=123456, output_bytes=10**12,
+                   output_files=9999, ended="failed" if i else "done", reason=reason if i else "", wall_seconds=99.0,
+                   cpu_seconds=9e6, read_bytes=10**12, written_bytes=10**12, missing=i * 1000, seams={"z": 1.0})
+        for i in range(3)
+    ]  # fmt: skip
+    page = Page("a batch", "not complete", [Section("Datasets", [dataset_sheet(tmp_path, rows, {})])])
+    write_page(page, tmp_path / "page.html")
+    browser.open_file(tmp_path / "page.html")
+    wide = browser.driver.execute_script(
+        "return [...document.querySelectorAll('.wide')].map((each) => [each.scrollWidth, each.clientWidth]);"
+    )
+    assert all(scrolled <= shown for scrolled, shown in wide), wide  # in a window of 1280
+    cells = browser.driver.find_elements("css selector", "td.sentence")
+    assert [cell.text for cell in cells] == [reason.strip()] * 2
+    assert all(cell.size["width"] > 1000 for cell in cells)
+
+
+@pytest.mark.browser
+def test_pictures_are_as_wide_as_a_third_of_the_page(tmp_path: Path, browser: Browser) -> None:
+    image, media_type = encoded(noise((40, 40)))
+    page = Page("a run", "complete", [Section("Slices", [Picture(f"{i}", "", image, media_type) for i in range(3)])])
+    write_page(page, tmp_path / "page.html")
+    browser.open_file(tmp_path / "page.html")
+    places = browser.driver.execute_script(
+        "return [...document.images].map((image) => [image.clientWidth, image.getBoundingClientRect().top]);"
+    )
+    assert len({top for _, top in places}) == 1 and all(380 < width < 427 for width, _ in places)
 
 
 def profiles(tmp_path: Path) -> list[Any]:

@@ -207,7 +207,7 @@ def test_a_net_whose_output_is_not_of_the_declared_scale(tmp_path: Path, give: G
     (tmp_path / "net.py").write_text(NETS)
     ended = run(give, *set_each("net.name=net.py:half"))
     assert_refused(
-        ended, "net.py:half", "which is no whole multiple; pad its layers", "nets that shrink windows must pad"
+        ended, "net.py:half", "along each axis the output must have as many voxels", "pad the input in its forward"
     )
 
 

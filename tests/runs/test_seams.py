@@ -11,10 +11,12 @@ from command import Give, giver, set_each
 from plans import planned, volume
 from volumes import noise, windowed, write_volume
 
+import volpipe as vp
+from volpipe.api.outputs import find_page
 from volpipe.display.reports import seam_line, seam_warning
 from volpipe.inference.output import READERS
 from volpipe.inference.selection import Selection
-from volpipe.runs.seams import THRESHOLD, seam_scores, seam_squares
+from volpipe.runs.seams import BLIND, THRESHOLD, blind_spot, seam_scores, seam_squares
 from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.volumes.formats.container import read_attributes
 
@@ -95,6 +97,35 @@ def test_the_one_face_of_a_small_volume_is_a_seam_only_where_it_stands_out(
     assert (score.is_seam, score.is_of_tissue) == (is_seam, not is_seam)
     assert bool(seam_warning([score])) == is_seam
     assert ("along z they differ as much at other places" in seam_line([score])) == (not is_seam)
+
+
+WHOLE = """
+import torch
+class Whole(torch.nn.Module):
+    def forward(self, x):
+        return x - x.mean((2, 3, 4), keepdim=True)
+def build():
+    net = Whole()
+    net.in_channels = net.out_channels = 1
+    net.scale, net.stride, net.halo, net.tile_invariant, net.intensity = (1, 1, 1), (1, 1, 1), (0, 0, 0), False, "same"
+    return net
+"""
+
+
+@pytest.mark.parametrize(("name", "is_exact"), [("identity", True), ("net.py:build", False)])
+def test_a_score_says_what_it_does_not_see_where_windows_disagree(tmp_path: Path, name: str, is_exact: bool) -> None:
+    """Blended by half of a window, a net that subtracts the mean of its window has no steps and other voxels."""
+    (tmp_path / "net.py").write_text(WHOLE)
+    data = write_volume(tmp_path / "in.n5", noise((64, 64, 64)))
+    choices = ["windows.shape=[32,32,32]", "windows.overlap=[16,16,16]", "windows.blend=gaussian"]
+    place = name if is_exact else tmp_path / name
+    choices += [f"net.name={place}", f"net.accept_tile_variance={str(not is_exact).lower()}"]
+    report = vp.run(f"{data}/raw", out=tmp_path / "out.zarr", site="threads", settings=choices)
+    assert not any(score.is_seam for score in report.seams) and report.seams
+    page, _ = find_page(str(report.plan.out))
+    said = [seam_line(report.seams, blind_spot(report.plan)), repr(vp.seams(report)), repr(page)]
+    assert [BLIND in text for text in said] == [not is_exact] * 3
+    assert all("is no seam" not in text for text in said)
 
 
 @pytest.mark.parametrize(("chunk", "num"), [(64, READERS), (128, 1)])

@@ -37,6 +37,13 @@ def make(path: Path, data: np.ndarray, format: str = "zarr3", **choices: Any) ->
     return open_volume(path)
 
 
+def in_greys(data: np.ndarray, *measured: np.ndarray) -> np.ndarray:
+    """Return `data` from 0 to 255 between percentiles 0.5 and 99.5 of all that is `measured`, or of itself."""
+    low, high = np.percentile(np.concatenate([each.ravel() for each in measured or (data,)]), [0.5, 99.5])
+    shown: np.ndarray = np.clip((data - low) / (high - low), 0, 1) * 255
+    return shown
+
+
 def renumbered(labels: np.ndarray) -> np.ndarray:
     """Return the same objects, numbered from 1 in the order of their first voxels; 0 stays."""
     values, first = np.unique(labels, return_index=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorstore
-from arrays import write_all
-from browser import Browser, chromium
+from arrays import make, write_all
+from browser import PANELS, Browser, chromium
 from bucket import Bucket
 from command import THREADS, begin, finish, set_each, wait_until
 from volumes import noise, windowed, write_volume
@@ -65,6 +65,12 @@ def colours(browser: Browser, panel: int = 0) -> np.ndarray:
     return browser.slice(panel, SHAPE[1:], SIZE[1:], ORIGIN[1:]).astype(int)
 
 
+def in_greys(data: np.ndarray, *measured: np.ndarray) -> np.ndarray:
+    """Return `data` from black to white at the percentiles of what is `measured`, by default of `data` itself."""
+    low, high = np.rint(np.percentile(np.stack(measured or (data,)), [0.5, 99.5]))
+    return np.clip((data - low) / (high - low), 0, 1) * 255
+
+
 def grey(browser: Browser, panel: int = 0) -> np.ndarray:
     """Return the greys (y, x) of the slice that is shown, which has no colour."""
     shown = colours(browser, panel)
@@ -79,7 +85,7 @@ def test_every_voxel_of_a_slice_is_drawn_in_its_place(browser: Browser, tmp_path
     with vp.view(path, at=AT) as viewer:
         browser.open(viewer.url)
         assert browser.state()["position"] == pytest.approx([28 + 100 / 8, 20 + 3 / 6, Z + 60 / 30])
-        np.testing.assert_allclose(grey(browser), data[Z], atol=1)
+        np.testing.assert_allclose(grey(browser), in_greys(data)[Z], atol=1)
 
 
 def test_a_file_that_no_browser_reads_is_drawn_by_our_reader(browser: Browser, tmp_path: Path) -> None:
@@ -87,7 +93,27 @@ def test_a_file_that_no_browser_reads_is_drawn_by_our_reader(browser: Browser, t
     np.save(tmp_path / "a.npy", data)
     with vp.view(vp.open(tmp_path / "a.npy", view=View(voxel_size_nm=SIZE, origin_nm=ORIGIN)), at=AT) as viewer:
         browser.open(viewer.url)
-        np.testing.assert_allclose(grey(browser), data[Z], atol=1)
+        np.testing.assert_allclose(grey(browser), in_greys(data)[Z], atol=1)
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.n5", "a.zarr"])
+def test_voxels_of_an_unknown_size_have_no_unit_and_fill_their_panel(
+    browser: Browser, tmp_path: Path, name: str
+) -> None:
+    data = noise((12, 90, 60))
+    if name == "a.npy":
+        np.save(tmp_path / name, data)
+    else:
+        make(tmp_path / name, data, format=ARRAYS["n5" if name == "a.n5" else "ome-zarr-0.5"])
+    with vp.view(tmp_path / name, tmp_path / name, at=(Z, 45, 30)) as viewer:
+        browser.open(viewer.url)
+        state = browser.state()
+        assert state["dimensions"] == {axis: [1, ""] for axis in "xyz"} and state["showScaleBar"] is False
+        shown = browser.slice(0, (90, 60), (1, 1), (0, 0)).astype(int)
+        np.testing.assert_allclose(shown[8:, :, 0], in_greys(data)[Z, 8:], atol=1)  # buttons lie upon the first rows
+        panel = browser.driver.execute_script(PANELS)[0]
+        assert 0.85 < max(90 / panel[2], 60 / panel[3]) / state["crossSectionScale"] < 1
+        assert (browser.picture()[panel[0] + 2, panel[1] + 2] == 0).all()  # black around it
 
 
 def test_a_folder_of_neuroglancers_own_format_is_drawn_in_its_place(browser: Browser, tmp_path: Path) -> None:
@@ -103,7 +129,7 @@ def test_a_folder_of_neuroglancers_own_format_is_drawn_in_its_place(browser: Bro
         browser.open(viewer.url)
         centre = (20.5 * 6, 10.5 * 8)  # its corner lies at the offset
         shown = browser.slice(0, SHAPE[1:], SIZE[1:], centre).astype(int)
-        np.testing.assert_allclose(shown[..., 0], data[Z], atol=1)
+        np.testing.assert_allclose(shown[..., 0], in_greys(data)[Z], atol=1)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint64"])
@@ -122,7 +148,7 @@ def test_sharded_precomputed_of_ours_is_drawn_in_its_place(browser: Browser, tmp
             assert [len(own) for own in seen] == [1] * 4  # a label has one colour,
             assert len(set.union(*seen)) == 4  # and no two the same
         else:
-            np.testing.assert_allclose(grey(browser), data[Z], atol=1)
+            np.testing.assert_allclose(grey(browser), in_greys(data)[Z], atol=1)
 
 
 def test_input_output_and_difference_stand_side_by_side(browser: Browser, tmp_path: Path) -> None:
@@ -131,11 +157,12 @@ def test_input_output_and_difference_stand_side_by_side(browser: Browser, tmp_pa
     second = write_group(tmp_path / "out.zarr", after, "ome-zarr-0.5")
     with vp.view(second, first, at=AT) as viewer:
         browser.open(viewer.url)
-        np.testing.assert_allclose(grey(browser, 0), before[Z], atol=1)
-        np.testing.assert_allclose(grey(browser, 1), after[Z], atol=1)
-        change = after[Z].astype(float) - before[Z]
-        expected = np.clip((change + 255 / 4) / (255 / 2), 0, 1) * 255  # black and white are a quarter of the greys
-        np.testing.assert_allclose(grey(browser, 2), expected, atol=1)
+        np.testing.assert_allclose(grey(browser, 0), in_greys(before)[Z], atol=1)
+        np.testing.assert_allclose(grey(browser, 1), in_greys(after, before)[Z], atol=1)
+        change = after.astype(float) - before
+        share = np.clip(change[Z] / np.percentile(np.abs(change), 99.5), -1, 1)
+        red, blue = 255 * (1 + np.minimum(share, 0)), 255 * (1 - np.maximum(share, 0))  # white where nothing changed
+        np.testing.assert_allclose(colours(browser, 2), np.stack([red, np.minimum(red, blue), blue], -1), atol=2)
 
 
 def test_sixteen_bits_are_stretched_alike_in_input_and_output(browser: Browser, tmp_path: Path) -> None:
@@ -144,11 +171,15 @@ def test_sixteen_bits_are_stretched_alike_in_input_and_output(browser: Browser, 
     second = write_group(tmp_path / "out.zarr", before // 2, "ome-zarr-0.4")
     with vp.view(second, first, at=AT) as viewer:
         browser.open(viewer.url)
-        low, high = np.percentile(before, [0.5, 99.5])
         for panel, data in enumerate((before, before // 2)):
-            np.testing.assert_allclose(
-                grey(browser, panel), np.clip((data[Z] - low) / (high - low), 0, 1) * 255, atol=2
-            )
+            np.testing.assert_allclose(grey(browser, panel), in_greys(data, before)[Z], atol=2)
+        moved = {"grey": {"range": [1100, 1300], "window": [0, 2000]}}
+        browser.driver.execute_script(
+            "viewer.layerManager.managedLayers[0].layer.shaderControlState.restoreState(arguments[0]);", moved
+        )
+        browser.settle()
+        for panel, data in enumerate((before, before // 2)):  # those of the output move along
+            np.testing.assert_allclose(grey(browser, panel), np.clip((data[Z] - 1100.0) / 200, 0, 1) * 255, atol=2)
 
 
 @pytest.mark.parametrize("format", ["n5", "ome-zarr-0.5"])
@@ -156,7 +187,7 @@ def test_channels_are_red_green_and_blue(browser: Browser, tmp_path: Path, forma
     data = noise((3, *SHAPE))
     with vp.view(write_group(tmp_path / ("a.n5" if format == "n5" else "a.zarr"), data, format), at=AT) as viewer:
         browser.open(viewer.url)
-        np.testing.assert_allclose(colours(browser), np.moveaxis(data[:, Z], 0, -1), atol=1)
+        np.testing.assert_allclose(colours(browser), np.moveaxis(in_greys(data)[:, Z], 0, -1), atol=1)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint64"])
@@ -215,7 +246,7 @@ def test_what_a_bucket_shows_to_all_is_drawn_from_there(
     place = f"s3://cells/{name}" if scheme == "s3" else f"{bucket.url}/cells/{name}"
     with vp.view(place, at=AT) as viewer:
         browser.open(viewer.url)
-        np.testing.assert_allclose(grey(browser), data[Z], atol=1)
+        np.testing.assert_allclose(grey(browser), in_greys(data)[Z], atol=1)
         assert f"{bucket.url}/cells/{name}" in str(browser.state()["layers"][0]["source"])
 
 
@@ -247,7 +278,8 @@ def test_a_run_is_watched_while_it_is_made(browser: Browser, tmp_path: Path) -> 
         def shown() -> np.ndarray:
             return browser.slice(0, (32, 32), (1, 1), (0, 0)).astype(int)[..., 0]
 
-        half = np.where(np.arange(32)[:, None] < 16, data[4], 0)
+        measured = data[:, :16]  # what is written
+        half = np.where(np.arange(32)[:, None] < 16, in_greys(data, measured)[4], 0)
         np.testing.assert_allclose(shown(), half, atol=1)
         browser.driver.execute_script("viewer.layerManager.managedLayers[0].setVisible(false)")
         browser.driver.execute_script("viewer.layerManager.managedLayers[1].setVisible(true)")
@@ -260,4 +292,4 @@ def test_a_run_is_watched_while_it_is_made(browser: Browser, tmp_path: Path) -> 
         assert "2 of 4 shards written" in browser.driver.find_element("id", "volpipe").text
         (tmp_path / "go").touch()
         assert finish(tmp_path, process).code == 0
-        wait_until(lambda: np.abs(shown() - data[4]).max() <= 1, 20)
+        wait_until(lambda: np.abs(shown() - in_greys(data, measured)[4]).max() <= 1, 20)

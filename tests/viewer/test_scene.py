@@ -67,7 +67,9 @@ def test_inputs_come_first_and_the_difference_last(tmp_path: Path) -> None:
         ("raw raw", "image"), ("labels", "labels"), ("out", "image"), ("out − raw raw", "difference"),
     ]  # fmt: skip
     names = (f"{raw}:raw", str(labels), str(out))
-    assert scene.notes == tuple(f"{name}: voxel size unknown, shown as 1 nm" for name in names)
+    assert scene.notes == tuple(
+        f"{name}: voxel size unknown: places are in voxels, and there is no scale bar" for name in names
+    )
     state = make_state(scene, "http://x")
     assert [panel["layers"] for row in state["layout"]["children"] for panel in row["children"]] == [
         ["raw raw"], ["raw raw", "labels"], ["out"], ["out − raw raw"],
@@ -107,7 +109,7 @@ def test_labels_that_say_so_are_labels(tmp_path: Path) -> None:
 
 def test_the_shader_has_the_shades_and_the_channels() -> None:
     raster = sources.Raster((4, 4, 4), (1, 1, 1))
-    assert "range=[-3.5, 7]" in shader(Layer("a", "image", raster, shades=(-3.5, 7)))
+    assert "grey(range=[-3.5, 7], window=[-8.75, 12.25])" in shader(Layer("a", "image", raster, shades=(-3.5, 7)))
     two, five = (shader(Layer("a", "colours", raster, num_channels=n)) for n in (2, 5))
     assert "channel=1" in two and "channel=2" not in two and "channel=2" in five and "blue()" in five
 
@@ -224,6 +226,32 @@ def test_a_difference_from_an_output_under_way_has_nothing_where_that_is_not_wri
     np.testing.assert_array_equal(shown, expected[np.newaxis])
 
 
+def test_greys_of_an_output_are_measured_once_it_has_voxels(tmp_path: Path, give: Give) -> None:
+    data = noise((8, 16, 32))
+    write_volume(tmp_path / "in.n5", data)
+    assert give(*ROWS, *CHOICES, *set_each("output.dtype=float32")).code == 0
+    journal = RunFolder.from_output(tmp_path / "out.zarr").journal
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"")
+    with vp.view(tmp_path / "out.zarr") as viewer:
+        assert json.loads(urlopen(f"{viewer.url}progress", timeout=20).read())["late"] == {}
+        journal.write_bytes(lines[0])  # one of two shards
+        late = json.loads(urlopen(f"{viewer.url}progress", timeout=20).read())["late"]
+    boxes = [data[:, :, :16], data[:, :, 16:]]
+    ranges = [np.percentile(box, [0.5, 99.5]) for box in boxes]
+    assert any(late["out s0"]["grey"]["range"] == pytest.approx(each) for each in ranges)
+
+
+def test_images_of_other_greys_have_no_difference(tmp_path: Path) -> None:
+    raw = make(tmp_path / "raw.zarr", noise((8, 8, 8)))
+    for name, factor, kinds_ in (("same", 1.0, ["image", "image", "difference"]), ("raw", 1e-3, ["image", "image"])):
+        out = make(tmp_path / f"{name}_out.zarr", noise((8, 8, 8), seed=1).astype(np.float32) * factor)
+        scene = open_scene(out, [raw])
+        assert [layer.kind for layer in scene.layers] == kinds_
+        said = [note for note in scene.notes if note.startswith("no difference is shown: raw has greys of uint8 from")]
+        assert len(said) == 3 - len(kinds_)
+
+
 def test_a_run_folder_that_cannot_be_understood_hides_no_output(tmp_path: Path) -> None:
     make(tmp_path / "out.zarr", noise((8, 8, 8)))
     (tmp_path / "out.zarr.run").mkdir()
@@ -309,7 +337,7 @@ def test_the_command_prints_the_address_and_how_to_get_there_and_ctrl_c_ends_it(
     assert ended.code == 0 and ended.out.count("\n") == 1
     port = page.split(":")[2].split("/")[0]
     assert f"ssh -L {port}:127.0.0.1:{port} " in ended.err and "@10.0.0.2\n" in ended.err
-    assert "voxel size unknown, shown as 1 nm" in ended.err and ended.err.endswith("Ctrl-C ends it\nclosed\n")
+    assert "voxel size unknown: places are in voxels" in ended.err and ended.err.endswith("Ctrl-C ends it\nclosed\n")
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_what_no_browser_reads_is_decoded_here(tmp_path: Path, format: str) -> N
         data = noise((9, 70, 11), "int16").astype(format)
         volume = make(tmp_path / "a.zarr", data)
     assert as_files(volume) is None
-    assert decoded(volume, as_labels=False, is_live=False).scheme == "zarr3"
+    assert decoded(volume, as_labels=False).scheme == "zarr3"
     with served(volume) as (_, read):
         np.testing.assert_array_equal(read, data)
 
@@ -101,7 +101,7 @@ def test_voxels_that_are_written_anew_are_shown_as_they_are(tmp_path: Path) -> N
     box, old, new = vp.Box((0, 0, 0), (8, 8, 8)), noise((2, 8, 8, 8)), noise((2, 8, 8, 8), seed=1)
     volume = make(tmp_path / "a.zarr", old, chunks=(1, 8, 8, 8))
     raw, out = (vp.open(tmp_path / "a.zarr", view=View(channel=channel)) for channel in (0, 1))
-    shown, change = decoded(volume, as_labels=False, is_live=False), difference(raw, out)
+    shown, change = decoded(volume, as_labels=False), difference(raw, out)
     assert isinstance(change, Chunks)
     for data in (old, new):
         write_all(tmp_path / "a.zarr", "", data)
@@ -194,7 +194,7 @@ def test_a_folder_of_neuroglancers_own_format_is_served_as_it_lies(tmp_path: Pat
 def test_labels_of_64_bits_keep_every_bit(tmp_path: Path) -> None:
     data = np.array([0, 1, 2**53 + 1, 2**63 - 1], np.int64).reshape(1, 2, 2)
     volume = make(tmp_path / "a.zarr", data)
-    source = decoded(volume, as_labels=True, is_live=False)
+    source = decoded(volume, as_labels=True)
     assert source.dtype == np.uint64
     with served(volume) as (_, read):
         np.testing.assert_array_equal(read, data.astype(np.uint64))

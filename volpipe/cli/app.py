@@ -240,7 +240,9 @@ def _tell(report: Report, started: float | None = None) -> None:
     if clipped := clipped_line(report):
         err.print(clipped)
     if report.seams:
-        out.print(seam_line(report.seams))
+        from volpipe.runs.seams import blind_spot
+
+        out.print(seam_line(report.seams, blind_spot(report.plan)))
     if warning := seam_warning(report.seams):
         err.print(warning)
     if report.kept.total:
@@ -328,7 +330,7 @@ def status(
         else outputs.watched(output, watch or None, as_json=as_json)
     )
     if as_json:
-        out.print(json.dumps(found.to_json(), indent=1 if watch is None else None), markup=False)
+        out.print(json.dumps(found.to_json(), indent=1 if watch is None else None))
     else:
         outputs.show_status(found, None if every else MOST_ROWS)
     raise typer.Exit(outputs.code_of(found))
@@ -379,7 +381,7 @@ def main(began: float | None = None) -> None:
             from volpipe.blockwise.failures import is_user_error
 
             if error.detail and not is_user_error(error.detail):
-                err.print(error.detail, markup=False)
+                err.print(error.detail)
             watch.is_stopped = True
             _fail(str(error), INCOMPLETE, error)
         except VolpipeError as error:
@@ -391,7 +393,7 @@ def main(began: float | None = None) -> None:
 def _fail(sentence: str, code: int, error: Exception | None = None) -> NoReturn:
     """Print the notes of `error` and `sentence`, and end with `code`."""
     current().sentence = sentence
-    err.print("\n".join((*getattr(error, "__notes__", ()), f"volpipe: {sentence}")), markup=False)
+    err.print("\n".join((*getattr(error, "__notes__", ()), f"volpipe: {sentence}")))
     sys.exit(code)
 
 
@@ -413,7 +415,7 @@ def _tell_look(look: Look[Report], seconds: float) -> None:
     if look.number == 0 or not look.report.was_complete:
         told = "is not complete" if look.report.missing else "is complete"
         again = f"looks again {duration(seconds)} later, and so on; Ctrl-C ends that"
-        out.print(f"{time.strftime('%F %T')} {look.report.plan.out} {told}; {again}", markup=False)
+        out.print(f"{time.strftime('%F %T')} {look.report.plan.out} {told}; {again}")
 
 
 def _listener(
@@ -485,7 +487,7 @@ def _plan(asked: Request, capacity: Capacity | None, *, fresh: bool = False) -> 
     with measuring_shown():
         planned = plan_request(asked, Sizing(capacity, fresh))
     for warning in planned.warnings():
-        err.print(f"warning: {warning}", markup=False)
+        err.print(f"warning: {warning}")
     return planned
 
 

@@ -89,10 +89,10 @@ def batch(
             )  # fmt: skip
     except BatchError as error:
         err.print(mistake_table(error.mistakes))
-        err.print(f"volpipe: {error.sentence}", markup=False)
+        err.print(f"volpipe: {error.sentence}")
         raise typer.Exit(REFUSED) from None
     if as_json:
-        out.print(json.dumps(report.to_json(), indent=1), markup=False)
+        out.print(json.dumps(report.to_json(), indent=1))
     elif not dry_run:
         _tell(report)
     if not dry_run and not report.is_complete:
@@ -120,9 +120,9 @@ def _show_plan(plan: BatchPlan, *, dry_run: bool) -> None:
     if (why := why_table(plan.rows, **most)) is not None:
         out.print(why)
     for note in plan.notes:
-        err.print(f"warning: {note}", markup=False)
+        err.print(f"warning: {note}")
     for warning in dict.fromkeys(warning for row in plan.rows for warning in row.warnings):
-        err.print(f"warning: {warning}", markup=False)
+        err.print(f"warning: {warning}")
 
 
 def _tell(report: BatchReport) -> None:
@@ -133,8 +133,8 @@ def _tell(report: BatchReport) -> None:
         out.print(f"{tally(states)}; {'nothing has changed' if looked else 'nothing to do (--fresh starts over)'}")
         return
     out.print(result_table(report.rows))
-    out.print(f"{duration(report.seconds)} in all; the table is {report.folder}/batch.csv and batch.json", markup=False)
-    out.print(f"to see it again: volpipe status {report.folder}", markup=False)
+    out.print(f"{duration(report.seconds)} in all; the table is {report.folder}/batch.csv and batch.json")
+    out.print(f"to see it again: volpipe status {report.folder}")
     tell_report(report.folder)
     if not report.is_complete:
         err.print("run the same command again to continue with what is not done")

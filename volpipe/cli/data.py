@@ -72,7 +72,7 @@ def _print_arrays(container: str, keys: list[str]) -> None:
     if len(keys) > MOST_ARRAYS:
         out.print(f"and {len(keys) - MOST_ARRAYS} more")
     if rows:
-        out.print(f"name one to see more of it: volpipe info {rows[0][0]}", markup=False)
+        out.print(f"name one to see more of it: volpipe info {rows[0][0]}")
 
 
 def _print_part(info: Info) -> None:
@@ -87,7 +87,7 @@ def _print_part(info: Info) -> None:
         out.print(intensity_line(info.intensities))
     else:
         for line in info_lines(info.volume):
-            out.print(line, markup=False)
+            out.print(line)
 
 
 def sample(
@@ -164,4 +164,4 @@ def convert(
         )  # fmt: skip
     out.print(f"wrote {target} in {duration(time.perf_counter() - started)}")
     for line in info_lines(copy):
-        out.print(line, markup=False)
+        out.print(line)

@@ -163,8 +163,8 @@ def compare(
     else:
         _tell_many(result)
     for sentence in result.violations:
-        err.print(f"limit violated: {sentence}", markup=False)
-    out.print(f"the page is {target}", markup=False)
+        err.print(f"limit violated: {sentence}")
+    out.print(f"the page is {target}")
     if not result.is_within:
         raise typer.Exit(INCOMPLETE)
 
@@ -185,9 +185,9 @@ def _line_now_and_then() -> Callable[[int, int], None]:
 def _tell(result: ComparisonResult) -> None:
     """Print how two outputs differ."""
     plan = result.plan
-    out.print(f"A  {plan.a}\nB  {plan.b}\ncompared as {plan.kind} ({plan.why}), box {plan.box}", markup=False)
+    out.print(f"A  {plan.a}\nB  {plan.b}\ncompared as {plan.kind} ({plan.why}), box {plan.box}")
     for note in plan.notes:
-        err.print(f"note: {note}", markup=False)
+        err.print(f"note: {note}")
     if (made := made_table(result)) is not None:
         out.print(made)
     elif plan.made_a and plan.made_b:
@@ -197,16 +197,16 @@ def _tell(result: ComparisonResult) -> None:
     if (worst := worst_table(result)) is not None:
         out.print(worst)
     for sentence in result.summary:
-        out.print(sentence, markup=False)
+        out.print(sentence)
     print_missing(result)
 
 
 def _tell_many(table: ComparisonTable) -> None:
     """Print how the outputs of two batches differ, and what was not compared."""
-    out.print(f"A  {table.a}\nB  {table.b}", markup=False)
+    out.print(f"A  {table.a}\nB  {table.b}")
     out.print(row_table(table))
     for name, names in (("A", table.only_a), ("B", table.only_b)):
         if names:
-            err.print(f"in {name} only: {', '.join(names)}", markup=False)
+            err.print(f"in {name} only: {', '.join(names)}")
     if any(row.result is None or not row.result.is_complete for row in table.rows):
         err.print("not all was compared; run the same command again to compare the rest")

@@ -250,4 +250,4 @@ def check_site(site: str, cores: int, *, is_given: bool) -> None:
 
 def warn(sentence: str) -> None:
     """Print a warning."""
-    err.print(f"volpipe: warning: {sentence}", markup=False)
+    err.print(f"volpipe: warning: {sentence}")

@@ -78,7 +78,7 @@ def net(
     facts, geometry = report.facts, report.geometry
     _describe(report)
     if geometry is None:
-        err.print(f"its geometry cannot be measured: {report.problem}", markup=False)
+        err.print(f"its geometry cannot be measured: {report.problem}")
         raise typer.Exit(UNTRUE)
     out.print(_geometry_table(facts, geometry))
     halo = geometry.halo if any(facts.fixed) else _halos(report.recipe, facts, geometry, volume, error)
@@ -87,7 +87,7 @@ def net(
     elif not no_costs:
         _costs(report.recipe, facts, halo)
     for sentence in report.untruths:
-        err.print(sentence, markup=False)
+        err.print(sentence)
     if report.untruths:
         raise typer.Exit(UNTRUE)
 
@@ -99,7 +99,7 @@ def _describe(report: NetReport) -> None:
         f"net {facts.label}, {facts.num_parameters:,} parameters, {facts.in_channels} → {facts.out_channels} channels"
     )
     for line in report.notes:
-        out.print(line, markup=False)
+        out.print(line)
     for layer in report.whole_window_layers:
         out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
 
@@ -161,7 +161,7 @@ def _times(chosen: Recipe, facts: NetFacts, site: str, wait: float) -> None:
             shape(window), *(f"{rates[window]:.3g}" if window in rates else "" for rates in measured.values())
         )
     out.print(table)
-    out.print(f"Mvoxel/s on {where}; plans for {site} choose windows by them from now on", markup=False)
+    out.print(f"Mvoxel/s on {where}; plans for {site} choose windows by them from now on")
 
 
 def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:

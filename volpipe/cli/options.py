@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter  # typer's own copy of click, which has no other name
 
 GROUPS = {
-    "Process": ("run", "plan", "batch", "segment", "status", "top", "report", "verify", "reproduce"),
-    "Look": ("info", "view", "evaluate", "compare", "net", "nets", "recipes"),
-    "Prepare": ("convert", "sample"),
-    "Train": ("train", "sweep", "tune"),
-    "Sites": ("sites", "slurm", "k8s"),
+    "Most used": ("run", "plan", "view", "status", "batch", "segment", "convert", "info", "train", "evaluate"),
+    "Outputs": ("report", "verify", "compare", "reproduce", "top"),
+    "Nets and recipes": ("recipes", "nets", "net", "sample"),
+    "Search for settings": ("sweep", "tune"),
+    "Sites and clusters": ("sites", "slurm", "k8s"),
 }
 LEAST_SECONDS = 0.1  # between two looks at work
 Choices = Iterator[tuple[str, str]]  # what may stand there, each with a word about it
@@ -274,7 +274,7 @@ def monitored(command: str) -> Callable[[Callable[..., None]], Callable[..., Non
             options = [named.pop(name) for name in WATCHED]
             place = current().begin(command, named.get("recipe"), *options)
             if place:
-                err.print(f"metrics are at {place}", markup=False)
+                err.print(f"metrics are at {place}")
             function(*arguments, **named)
 
         signature = inspect.signature(function, eval_str=True)

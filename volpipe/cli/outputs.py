@@ -144,7 +144,7 @@ def watched(output: str, pause: float | None, *, as_json: bool) -> Status:
     try:
         return follow(Observer(output).look, out, pause, print_line if as_json else None)
     except KeyboardInterrupt:
-        err.print("volpipe: stopped watching; the work continues", markup=False)
+        err.print("volpipe: stopped watching; the work continues")
         raise typer.Exit(INTERRUPTED) from None
 
 

@@ -89,7 +89,7 @@ def _shown() -> Iterator[Callable[[int, int, TrialResult | None], None]]:
         def show(num_ended: int, total: int, result: TrialResult | None) -> None:
             progress.show("trainings", num_ended, total, "training")
             if result is not None and result.state == "failed":
-                err.print(f"volpipe: trial {result.number} failed: {result.reason}", markup=False)
+                err.print(f"volpipe: trial {result.number} failed: {result.reason}")
 
         yield show
 

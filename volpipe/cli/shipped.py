@@ -37,25 +37,23 @@ def recipes() -> None:
     for command in ("run", "segment", "train"):
         rows = [(name, line) for name, kind, line in _recipes() if kind == command]
         for name, line in rows:
-            out.print(f"{name:<26}{line}", markup=False)
+            out.print(f"{name:<26}{line}")
         if rows:
             how = "NAME" if command == "train" else "--recipe NAME VOLUME"
-            out.print(f"{'':<26}volpipe {command} {how}\n", markup=False)
+            out.print(f"{'':<26}volpipe {command} {how}\n")
 
 
 def nets() -> None:
     """List the shipped nets: what each is, the options that it takes, and the recipes that have weights for it."""
     for name in shipped("volpipe.models"):
         line, options = _about(name)
-        out.print(f"{name:<12}{line}", markup=False)
+        out.print(f"{name:<12}{line}")
         if options:
-            out.print(f"{'':<12}options: {', '.join(options)}", markup=False)
+            out.print(f"{'':<12}options: {', '.join(options)}")
         known = ", ".join(_weights_of(name))
         weights = f"trained weights: by the recipes {known}" if known else "no trained weights"
-        out.print(f"{'':<12}{weights}", markup=False)
-    out.print(
-        "\nvolpipe run --recipe RECIPE VOLUME runs a net with its weights; volpipe net NAME measures one", markup=False
-    )
+        out.print(f"{'':<12}{weights}")
+    out.print("\nvolpipe run --recipe RECIPE VOLUME runs a net with its weights; volpipe net NAME measures one")
 
 
 def _recipes() -> Iterator[tuple[str, str, str]]:
@@ -127,22 +125,22 @@ def check(
     """
 
     def on_start() -> None:
-        err.print(f"starting one block of each executor of {site}; waiting for at most {duration(wait)}", markup=False)
+        err.print(f"starting one block of each executor of {site}; waiting for at most {duration(wait)}")
 
     with interruptible("what was started is stopped"):
         checked = vp.check_site(site, out_path, volume, wait_seconds=wait, on_start=on_start, on_answer=_tell)
     out.print(checkup_table(checked))
     found = checked.findings()
     for finding in found:
-        out.print(finding.sentence if finding.is_fault else f"note: {finding.sentence}", markup=False)
+        out.print(finding.sentence if finding.is_fault else f"note: {finding.sentence}")
     num_faults = sum(finding.is_fault for finding in found)
     if num_faults:
         faults = "1 fault" if num_faults == 1 else f"{num_faults} faults"
-        err.print(f"volpipe: site {site} has {faults}, named above", markup=False)
+        err.print(f"volpipe: site {site} has {faults}, named above")
         raise typer.Exit(FAULTY)
-    out.print(f"site {site}: nothing found that would fail a run", markup=False)
+    out.print(f"site {site}: nothing found that would fail a run")
 
 
 def _tell(answer: Answer) -> None:
     said = f"answered after {duration(answer.start_seconds)}" if answer.facts is not None else "did not answer"
-    err.print(f"{answer.label} {said}", markup=False)
+    err.print(f"{answer.label} {said}")

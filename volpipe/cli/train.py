@@ -52,9 +52,9 @@ def train(
     if not result.was_complete:
         out.print(f"took {result.steps:,} steps; the weights are in {result.weights}")
     for line in result.summary:
-        out.print(line, markup=False)
+        out.print(line)
     if result.curve is not None:
-        out.print(f"the curve is in {result.curve}", markup=False)
+        out.print(f"the curve is in {result.curve}")
     if not result.was_complete:
         tell_report(folder)
-    out.print(f"use the weights: {result.run_command}", markup=False)
+    out.print(f"use the weights: {result.run_command}")

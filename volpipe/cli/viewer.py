@@ -43,8 +43,8 @@ def view(
     try:
         with vp.view(output, *(volumes or ()), at=None if at is None else voxel(at), bind=bind) as viewer:
             for note in viewer.notes:
-                err.print(note, markup=False, soft_wrap=True)
-            out.print(viewer.link if link else viewer.url, markup=False, soft_wrap=True)
+                err.print(note, soft_wrap=True)
+            out.print(viewer.link if link else viewer.url, soft_wrap=True)
             _tell(viewer)
             Event().wait()
     except KeyboardInterrupt:
@@ -65,13 +65,13 @@ def _tell(viewer: vp.Viewer) -> None:
     if viewer.is_open:
         away = viewer.url.replace("//127.0.0.1:", f"//{_own_name()}:")
         sentence = f"open to other machines, at {away}: whoever has that address sees these volumes"
-        err.print(sentence, markup=False, soft_wrap=True)
+        err.print(sentence, soft_wrap=True)
     elif not (_has_display() and webbrowser.open(viewer.url)):
         command = f"ssh -L {viewer.port}:127.0.0.1:{viewer.port} {getpass.getuser()}@{_own_name()}"
         sentence = (
             "no browser can be opened here: open the address in yours; on another machine, give this there first:"
         )
-        err.print(f"{sentence}\n  {command}", markup=False, soft_wrap=True)
+        err.print(f"{sentence}\n  {command}", soft_wrap=True)
     err.print("Ctrl-C ends it")
 
 

@@ -151,7 +151,7 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
 
 def report_table(report: FlowReport, cost: FlowCost) -> Table:
     """Return how each stage ended and what all took, with what was planned behind it in brackets."""
-    names = ("stage", "kind", "time", "read", "written", "missing", "output")
+    names = ("stage", "kind", "elapsed", "read", "written", "missing", "output")
     table = columns(*names, left=("stage", "kind", "output"))
     for each in report.stages:
         table.add_row(

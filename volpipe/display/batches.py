@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
 
 from volpipe.display.console import columns
@@ -30,10 +29,10 @@ def plan_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> 
     table = table_of("dataset", "state", "shape", "blocks", "output", "files", "scratch", "worker time", "goes to")
     for row in rows[:most]:
         table.add_row(
-            escape(row.volume), row.state, shape(row.shape), f"{row.num_blocks:,}",
+            row.volume, row.state, shape(row.shape), f"{row.num_blocks:,}",
             bounded(row.output_bytes, row.is_measured), f"{row.output_files:,}",
             bounded(row.scratch_bytes, row.is_measured),
-            "" if row.worker_seconds is None else duration(row.worker_seconds), escape(row.out),
+            "" if row.worker_seconds is None else duration(row.worker_seconds), row.out,
         )  # fmt: skip
     cut(table, rows, most)
     left = [row for row in rows if row.share_left]
@@ -48,7 +47,7 @@ def why_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> T
     """Return what differs of outputs that were begun or made otherwise; None where nothing does."""
     table, differing = table_of("dataset", "state", "what differs, or is left"), [row for row in rows if row.why]
     for row in differing[:most]:
-        table.add_row(escape(row.volume), row.state, escape(row.why))
+        table.add_row(row.volume, row.state, row.why)
     cut(table, differing, most)
     return table if differing else None
 
@@ -60,27 +59,27 @@ def mistake_table(mistakes: Sequence[tuple[str, str]], most: int | None = MOST_D
         groups.setdefault(sentence, []).append(what)
     for sentence, names in list(groups.items())[:most]:
         more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-        table.add_row(escape(", ".join(names[:3]) + more), escape(sentence))
+        table.add_row(", ".join(names[:3]) + more, sentence)
     cut(table, list(groups), most)
     return table
 
 
 def result_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> Table:
     """Return a line for each dataset: how it ended, what it took, and why it failed."""
-    names = ("dataset", "ended", "time", "cpu", "read", "written", "missing", "seams", "output, or why not")
+    names = ("dataset", "ended", "elapsed", "CPU time", "read", "written", "missing", "seams", "output, or why not")
     looked = any(row.changes for row in rows)
     table = table_of(*(*names[:2], "blocks changed", *names[2:]) if looked else names)
     for row in rows[:most]:
         took = row.cpu_seconds > 0
         table.add_row(
-            escape(row.volume),
+            row.volume,
             row.ended,
             *([row.changes] if looked else []),
             "" if row.wall_seconds is None else duration(row.wall_seconds),
             *((duration(row.cpu_seconds), size(row.read_bytes), size(row.written_bytes)) if took else ("", "", "")),
             f"{row.missing:,}" if row.missing else "",
             ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()),
-            escape(row.reason or row.out),
+            row.reason or row.out,
         )
     cut(table, rows, most)
     table.caption = tally([row.ended for row in rows])

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.jupyter import JUPYTER_HTML_FORMAT
+
+from volpipe.display.plain import plain_console
 
 WIDTH = 120  # characters
 DRAW_SECONDS = 0.25  # between two drawings: each is a message to the browser
@@ -28,7 +30,7 @@ def is_notebook() -> bool:
 
 def html_of(renderable: RenderableType) -> dict[str, str]:
     """Return `renderable` as a notebook takes it: as HTML, whose text is escaped, and as plain text."""
-    console = Console(record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False, highlight=False)
+    console = plain_console(record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False)
     console.print(renderable)
     page = console.export_html(inline_styles=True, code_format=JUPYTER_HTML_FORMAT, clear=False)
     return {"text/html": page, "text/plain": console.export_text()}

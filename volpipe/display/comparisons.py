@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
 
 from volpipe.display.console import columns
@@ -26,7 +25,7 @@ def _table(names: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1, 
     if title:
         table.title, table.title_justify = title, "left"
     for line in lines:
-        table.add_row(*map(escape, line))
+        table.add_row(*line)
     return table
 
 
@@ -35,7 +34,7 @@ def made_table(result: ComparisonResult) -> Table | None:
     rows = result.made_otherwise
     if not rows:
         return None
-    table = _table(("", "A", "B"), rows[:MOST_MADE], left=3, title="made otherwise")
+    table = _table(("", "A", "B"), rows[:MOST_MADE], left=3, title="how they were made, where that differs")
     if len(rows) > MOST_MADE:
         table.caption = f"{len(rows) - MOST_MADE:,} more lines are in the JSON and on the page"
     return table

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from rich.console import Console, RenderableType
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.pace import Pace, Reading
 from volpipe.display.cell import Cell
+from volpipe.display.plain import plain_column, plain_console, plain_status
 from volpipe.errors import VolpipeError
 from volpipe.reporting.page import REPORT
 from volpipe.units import plural
@@ -38,7 +39,7 @@ def console(*, stderr: bool) -> Console:
     """Return what prints to a stream: as wide as its terminal, if it is one."""
     stream = sys.stderr if stderr else sys.stdout
     known = stream.isatty() or "COLUMNS" in os.environ
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if known else PLAIN_WIDTH)
+    return plain_console(stderr=stderr, soft_wrap=True, width=None if known else PLAIN_WIDTH)
 
 
 class LastingStream:
@@ -102,7 +103,7 @@ def interruptible(advice: str = "run the same command again to continue") -> Ite
     try:
         yield
     except KeyboardInterrupt:
-        err.print(f"volpipe: interrupted; {advice}", markup=False)
+        err.print(f"volpipe: interrupted; {advice}")
         raise SystemExit(INTERRUPTED) from None
 
 
@@ -114,7 +115,7 @@ def complete_already(place: object) -> str:
 def rendered(*parts: RenderableType) -> str:
     """Return tables as plain text, for the log."""
     text = io.StringIO()
-    console = Console(width=PLAIN_WIDTH, file=text, soft_wrap=True, force_jupyter=False)  # else below a cell
+    console = plain_console(width=PLAIN_WIDTH, file=text, soft_wrap=True, force_jupyter=False)  # else below a cell
     for part in parts:
         console.print(part)
     return text.getvalue()
@@ -129,12 +130,12 @@ class _Shown(logging.Handler):
         self.status: Status | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = escape(record.getMessage())
+        text = record.getMessage()
         if self._console.is_terminal:
             if self.status is None:
-                self.status = self._console.status(text)
+                self.status = plain_status(self._console, text)
                 self.status.start()
-            self.status.update(text)
+            self.status.update(Text(text))
         elif time.monotonic() - self._last >= PLAIN_LINE_SECONDS:
             self._last = time.monotonic()
             self._console.print(text)
@@ -159,7 +160,7 @@ def measuring_shown(module: str = "volpipe.nets.receptive_field") -> Iterator[No
 def tell_report(folder: Path) -> None:
     """Print where the report of the work in `folder` is, if one could be written."""
     if (folder / REPORT).is_file():
-        out.print(f"report: {folder / REPORT}", markup=False)
+        out.print(f"report: {folder / REPORT}")
 
 
 def check_target(option: str, path: Path | None, *, parents: bool) -> None:
@@ -268,10 +269,10 @@ def _clock(seconds: float) -> str:
 def bars(cell: Cell | None = None) -> Iterator[Bars]:
     """Give bars: in `cell`, where they stay; or on standard error, if that is a terminal, and gone at the end."""
     columns: tuple[ProgressColumn, ...] = (
-        TextColumn("{task.description}"),
+        plain_column("{task.description}"),
         BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        *(TextColumn(f"{{task.fields[{name}]}}") for name in ("count", "speed", "left")),
+        plain_column("{task.percentage:>3.0f} %"),
+        *(plain_column(f"{{task.fields[{name}]}}") for name in ("count", "speed", "left")),
     )
     if cell is None:
         with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
@@ -288,7 +289,7 @@ class Notices(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "notice", False):
-            err.print(f"volpipe: {record.getMessage()}", markup=False)
+            err.print(f"volpipe: {record.getMessage()}")
 
 
 out, err = console(stderr=False), console(stderr=True)

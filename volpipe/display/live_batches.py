@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
 
 from volpipe.display.batches import cut, table_of, tally
@@ -30,14 +29,14 @@ URGENCY = ("running", "failed", "incomplete", "interrupted", "done", "waiting", 
 
 def live_table(rows: Sequence[DatasetRow], now: Mapping[int, Now], most: int = MOST_LIVE) -> Table:
     """Return a line for each dataset of a batch under way, of many those at work first; `now` has these by number."""
-    table = table_of("dataset", "state", "ended", "time", "blocks", "how far, or why not")
+    table = table_of("dataset", "state", "ended", "elapsed", "blocks", "how far, or why not")
     shown = sorted(range(len(rows)), key=lambda number: URGENCY.index(rows[number].ended))[:most]
     for number in sorted(shown):
         row, work = rows[number], now.get(number)
         seconds = row.wall_seconds if work is None else time.monotonic() - work.began
         table.add_row(
-            escape(row.volume), row.state, row.ended, "" if seconds is None else duration(seconds),
-            f"{row.num_blocks:,}", escape(row.reason if work is None else work.text),
+            row.volume, row.state, row.ended, "" if seconds is None else duration(seconds),
+            f"{row.num_blocks:,}", row.reason if work is None else work.text,
         )  # fmt: skip
     cut(table, rows, most)
     table.caption = tally([row.ended for row in rows])
@@ -100,7 +99,7 @@ class RowsShown:
         if self.cell is None:
             took = "" if row.wall_seconds is None else f" after {duration(row.wall_seconds)}"
             reason = f": {row.reason}" if row.reason else ""
-            err.print(f"{row.volume}: {row.ended}{took}{reason}; {self.num_left:,} left", markup=False)
+            err.print(f"{row.volume}: {row.ended}{took}{reason}; {self.num_left:,} left")
 
     def _draw(self) -> None:
         if self.cell is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
 
 from volpipe.display.console import columns
@@ -30,7 +29,7 @@ def plan_summary(plan: Plan) -> Table:
     table.add_row("input", f"{source.path} {source.key}".strip())
     table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {in_nm(source.voxel_size_nm)}")
     if plan.notes:
-        table.add_row("", escape("; ".join(plan.notes)))
+        table.add_row("", "; ".join(plan.notes))
     if not plan.is_whole:
         table.add_row("roi", f"{plan.roi_box} (z, y, x)")
     if plan.mask is not None:

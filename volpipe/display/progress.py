@@ -38,7 +38,7 @@ def showing(cell: Cell | None = None) -> Iterator[Callable[..., Show]]:
                 rate.look(progress)
                 if time.perf_counter() - last >= PLAIN_LINE_SECONDS:
                     last = time.perf_counter()
-                    err.print(before + progress_line(progress, rate), markup=False)
+                    err.print(before + progress_line(progress, rate))
 
             def on_bars(progress: Progress) -> None:
                 left, is_first = progress.seconds_left, True

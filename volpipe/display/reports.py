@@ -64,7 +64,7 @@ def _planned_line(report: Report, planned: Estimate) -> str:
 
 def _totals_table(totals: dict[str, Totals], planned: Estimate | None) -> Table:
     """Return what stages took; where something was planned, that stands behind it in brackets."""
-    table = columns("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory")
+    table = columns("stage", "units", "tasks", "task time", "CPU time", "read", "written", "peak memory")
     due = planned.by_name() if planned is not None and planned.rates is not None else {}
     for name, t in totals.items():
         table.add_row(
@@ -94,14 +94,15 @@ def clipped_line(report: Report) -> str:
     )
 
 
-def seam_line(scores: Sequence[Score]) -> str:
-    """Return the seam scores of an output as one line."""
+def seam_line(scores: Sequence[Score], blind_spot: str = "") -> str:
+    """Return the seam scores of an output as one line, and what they do not see."""
+    from volpipe.runs.seams import MEANING
+
     said = ", ".join(f"{score.axis} {score.value:.2f}" for score in scores)
-    line = f"seams: voxels differ across the faces of windows {said} times as much as inside (1 is no seam)"
+    line = f"seams: voxels differ across the faces of windows {said} times as much as inside ({MEANING})"
     by_chance = ", ".join(score.axis for score in scores if score.is_of_tissue)
-    return (
-        f"{line}; along {by_chance} they differ as much at other places, for the volume is small" if by_chance else line
-    )
+    line += f"; along {by_chance} they differ as much at other places, for the volume is small" if by_chance else ""
+    return f"{line}\nnote: {blind_spot}" if blind_spot else line
 
 
 def seam_warning(scores: Sequence[Score]) -> str:
@@ -121,7 +122,7 @@ def standing_table(totals: dict[str, Totals], stages: Mapping[str, StageNote], s
     """Return how far each stage is, of how many units, and what it took; below it, how far the whole is."""
     from volpipe.blockwise.journal import Totals
 
-    table = columns("stage", "done", "in flight", "tasks", "wall", "read", "written", "peak memory", caption=state)
+    table = columns("stage", "done", "in flight", "tasks", "task time", "read", "written", "peak memory", caption=state)
     for name in dict.fromkeys((*stages, *totals)):
         stage, took = stages.get(name), totals.get(name, Totals())
         table.add_row(

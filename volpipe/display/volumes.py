@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
 
 from volpipe.display.console import columns
@@ -49,11 +48,11 @@ def arrays_table(rows: Sequence[tuple[str, Volume | str]]) -> Table:
     table = columns(*names, left=names, fold=True)
     for name, volume in rows:
         if isinstance(volume, str):
-            table.add_row(escape(name), escape(volume))
+            table.add_row(name, volume)
         else:
             levels = str(len(volume.levels)) if volume.levels else ""
             size = in_nm(volume.voxel_size_nm).removeprefix("voxel size ")
-            table.add_row(escape(name), shape(volume.shape), ", ".join(volume.axes), volume.dtype.name, size, levels)
+            table.add_row(name, shape(volume.shape), ", ".join(volume.axes), volume.dtype.name, size, levels)
     return table
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from volpipe.display.console import PLAIN_LINE_SECONDS, columns, is_unread
 from volpipe.display.live_batches import Now, live_table
+from volpipe.display.plain import plain_console
 from volpipe.display.reports import waiting_line
 from volpipe.units import count, duration, size
 
@@ -58,7 +58,7 @@ def follow(
 @contextmanager
 def drawing(console: Console) -> Iterator[Callable[[RenderableType], None]]:
     """Give what draws in the place of what it drew before, on a terminal; it is gone at the end."""
-    wrapping = Console(file=console.file, highlight=False)
+    wrapping = plain_console(file=console.file)
     with Live(console=wrapping, auto_refresh=False, transient=True) as live:
         yield lambda drawn: live.update(drawn, refresh=True)
 
@@ -87,7 +87,7 @@ class _Lines:
     def __call__(self, status: Status) -> None:
         if time.monotonic() - self._last >= self._seconds:
             self._last = time.monotonic()
-            self._console.print(f"{time.strftime('%F %T')} {plain_line(status)}", markup=False)
+            self._console.print(f"{time.strftime('%F %T')} {plain_line(status)}")
 
 
 def plain_line(status: Status) -> str:
@@ -154,10 +154,10 @@ def _stage_table(status: Status, most: int) -> Table:
     rows = list(_stages(status)) + [(part.name, None) for part in status.parts if not part.stages]
     for name, note in rows[:most]:
         if note is None:
-            table.add_row(escape(name), "", "not begun", "", "")
+            table.add_row(name, "", "not begun", "", "")
             continue
         numbers = (f"{number:,}" if number else "" for number in (note.in_flight, note.failed))
-        table.add_row(escape(name), _bar(note), f"{note.done:,} / {note.all:,}", *numbers)
+        table.add_row(name, _bar(note), f"{note.done:,} / {note.all:,}", *numbers)
     return table
 
 
@@ -188,7 +188,7 @@ def _training_table(status: Status, most: int) -> Table:
     for part in sorted(parts[:most], key=lambda part: part.name):
         note, pace, left = part.stages["train"], part.pace, part.seconds_left
         table.add_row(
-            escape(part.name or Path(part.output).name),
+            part.name or Path(part.output).name,
             _bar(note, BAR_WIDTH // 2),
             f"{note.done:,} / {note.all:,}",
             "" if pace is None else f"{pace.loss:.4g}",

@@ -10,7 +10,6 @@ from itertools import compress, groupby
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -104,7 +103,7 @@ def _table(rows: Sequence[tuple[Worker, WorkerTask | None]], widths: Sequence[in
         cells = _cells(worker, task)
         if worker.place == before:  # threads share what their process takes
             cells[:OWN] = [""] * OWN
-        table.add_row(*map(escape, compress(cells, widths)))
+        table.add_row(*compress(cells, widths))
         before = worker.place
     return table
 

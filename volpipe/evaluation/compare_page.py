@@ -30,13 +30,11 @@ from volpipe.evaluation.pictures import panel
 from volpipe.geometry.grid import Box
 from volpipe.reporting.frames import resized
 from volpipe.reporting.page import Draft, Facts, Item, Note, Page, Picture, Section, Sheet, sections_of
-from volpipe.reporting.shades import Image2D, colours, diverge, grey
+from volpipe.reporting.shades import Image2D, colours, display_change, display_range, diverge, grey
 from volpipe.units import count
 from volpipe.volumes.volume import Volume
 
 MOST_SHOWN = 6  # boxes with pictures
-LOW, HIGH = 0.2, 99.8  # percentiles shown black and white
-FULL = 99.5  # percentile of |B - A| that is full blue or red
 RED, WHITE = (200, 30, 30), (255, 255, 255)
 
 
@@ -82,7 +80,7 @@ def page_of(result: Result) -> Page:
     items += [Note(f"Limit violated: {sentence}", "warning") for sentence in result.violations]
     items += [Note(note, "warning") for note in plan.notes]
     sections = [Section("Comparison", [*items, *_sheets(result)])]
-    sections += [Section("Made otherwise", [_made(result)]), *sections_of(_drafts("", result, MOST_SHOWN))]
+    sections += [Section("How they were made", [_made(result)]), *sections_of(_drafts("", result, MOST_SHOWN))]
     if result.missing:
         rows = [(str(part.box), last_line(part.reason)) for part in result.missing]
         sections.append(Section("Not compared", [Sheet("Boxes", ("box z,y,x", "reason"), rows)]))
@@ -140,7 +138,7 @@ def page_of_many(
     drafts = [draft for name, result in differing[:most] for draft in _drafts(f"{name}, ", result, 1)]
     sections = [Section("Comparison", items)]
     if compared:
-        sections.append(Section("Made otherwise", [_made(compared[0][1]), Note(f"This is of {compared[0][0]}.")]))
+        sections.append(Section("How they were made", [_made(compared[0][1]), Note(f"This is of {compared[0][0]}.")]))
     num_open = sum(row.result is None or not row.result.is_complete for row in rows)
     is_complete = not num_open and not alone
     state = "not all compared" if not is_complete else "limit violated" if violations else "within its limits"
@@ -201,24 +199,16 @@ def _translated(labels: np.ndarray, pairs: Pairs) -> np.ndarray:
 
 
 def _of_images(a: np.ndarray, b: np.ndarray) -> list[tuple[str, Image2D]]:
-    both = np.stack([a, b]).astype(np.float64)
-    limits = _limits(both)
+    limits = display_range(a, b)
     with np.errstate(invalid="ignore"):
         change = change_of(a, b)
-    gaps = np.abs(change[np.isfinite(change)])
-    full = (float(np.percentile(gaps, FULL)) or float(gaps.max())) if gaps.size else 0.0
+    full = display_change(change)
     shown = diverge(np.where(np.isfinite(change), change, 0.0), full)
     return [
         (f"A, {limits[0]:.4g} to {limits[1]:.4g}", _shaded(a, limits)),
         ("B, same greys", _shaded(b, limits)),
         (f"B - A: red +, blue -{full:.3g}", shown),
     ]
-
-
-def _limits(data: np.ndarray) -> tuple[float, float]:
-    finite = data[np.isfinite(data)]
-    low, high = np.percentile(finite, (LOW, HIGH)).tolist() if finite.size else (0.0, 1.0)
-    return low, high if high > low else low + 1.0
 
 
 def _shaded(data: np.ndarray, limits: tuple[float, float]) -> Image2D:
@@ -262,7 +252,7 @@ def _input(comparison: Comparison, box: Box, shape: tuple[int, ...]) -> tuple[li
     except (VolpipeError, OSError) as error:
         return [], f"; the input cannot be shown: {error}"
     down, across = shape[-2:]
-    return [("input, greys of its own", resized(_shaded(data, _limits(data.astype(np.float64))), (down, across)))], ""
+    return [("input, greys of its own", resized(_shaded(data, display_range(data)), (down, across)))], ""
 
 
 def _part(source: Volume, box: Box) -> np.ndarray:

@@ -254,8 +254,8 @@ def _check_factors(evaluation: Evaluation) -> None:
     for axis, fine, coarse in zip(AXES, evaluation.output.spatial_shape, evaluation.given.spatial_shape, strict=True):
         if fine % coarse:
             raise PlanError(
-                f"axis {axis}: the output has {fine} voxels, {evaluation.given} {coarse}, which is no whole multiple; "
-                "give --given what the output was made from, or leave it out"
+                f"axis {axis}: the output has {fine} voxels and {evaluation.given} has {coarse}, of which {fine} is no "
+                "whole multiple; give --given what the output was made from, or leave it out"
             )
 
 

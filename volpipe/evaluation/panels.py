@@ -18,7 +18,7 @@ from volpipe.geometry.grid import Box
 from volpipe.reporting import frames
 from volpipe.reporting.comparison import coloured, sides_of
 from volpipe.reporting.page import Item, Note, Picture
-from volpipe.reporting.shades import Image2D, diverge, grey
+from volpipe.reporting.shades import Image2D, display_range, diverge, grey
 
 EDGE = 256  # voxels of a slice to show at most, from the middle
 PLANES = {"xz": 1, "xy": 0}  # and the axis that each is across
@@ -81,7 +81,7 @@ def _planes(evaluation: Evaluation) -> Iterator[Plane]:
         box = _slice(evaluation.box, axis)
         truth = evaluation.reference.open().read(box)[0].squeeze(axis).astype(np.float64)
         candidates = {name: voxels(evaluation, name, box).astype(np.float64).reshape(truth.shape) for name in names}
-        limits = (float(truth.min()), float(max(truth.max(), truth.min() + 1)))
+        limits = display_range(truth)
         images = [(f"{title} {name}", grey(data, limits)) for name, data in [*candidates.items(), (REFERENCE, truth)]]
         errors = {name: data - truth for name, data in candidates.items()}
         largest = max(float(np.percentile(np.abs(error), 99)) for error in errors.values()) or 1.0

@@ -173,7 +173,7 @@ class Runner:
             raise NetError(
                 f"the code of net {self.plan.net.label} is {short_hash(self.code_sha256)} on {socket.gethostname()}, "
                 f"in the plan it is {short_hash(self.plan.code_sha256)}: it was edited after the run began, or "
-                "differs on that machine; restore it, or start over with --fresh"
+                "differs on that machine; make it the same there, or start over with --fresh"
             )
 
     @cached_property

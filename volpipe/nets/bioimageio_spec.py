@@ -375,8 +375,9 @@ def _ratio(letter: str, size: int, sizes: Sizes) -> int:
 def _whole(letter: str, factor: float, offset: float) -> int:
     if offset or factor < 1 or not math.isclose(factor, round(factor), rel_tol=1e-6):
         raise VolpipeError(
-            f"along {letter}, its output has {factor:g} times the voxels of its input and {offset:+g}; whole multiples "
-            "are run, so nets that shrink windows must pad, and coarser outputs are not served"
+            f"along {letter}, its output has {factor:g} times the voxels of its input, {offset:+g}; volpipe runs nets "
+            "whose output has as many voxels as their input, or a whole multiple: pad the input inside the net by what "
+            "it takes from the faces"
         )
     return round(factor)
 

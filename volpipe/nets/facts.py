@@ -300,9 +300,10 @@ def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
         )
     if not net.tile_invariant and not recipe.net.accept_tile_variance:
         raise PlanError(
-            f"net {net.label} looks at whole windows (instance, group or training-mode batch norm, or it says so "
-            "itself), so that they disagree whatever their overlap; use a net without, or set "
-            "net.accept_tile_variance=true and expect seams"
+            f"net {net.label} takes statistics of its whole window (instance, group or training-mode batch norm, or it "
+            "says so itself). Two windows then give a voxel that both see two values, and no overlap changes that. Use "
+            "a net without, or set net.accept_tile_variance=true: voxels then depend on where windows lie, also where "
+            "no seam is seen"
         )
 
 
@@ -331,7 +332,7 @@ def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
     if choice.accept_tile_variance and not facts.tile_invariant:
         sentences.append(
             f"net {facts.label} looks at whole windows (net.accept_tile_variance=true): expect seams, and another "
-            "output for other windows"
+            "output for other windows, everywhere, also where no seam is seen"
         )
     return sentences
 

@@ -335,7 +335,8 @@ def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> N
     if weights_sha256 == facts.weights_sha256:
         return
     if choice.weights is not None or files.is_program(choice.name):
-        why = f"{choice.weights or choice.name} changed after the run began; restore it, or start over with --fresh"
+        changed = choice.weights or choice.name
+        why = f"{changed} changed after the run began; put the old file back, or start over with --fresh"
     else:
         why = (
             "its code draws others at each call; call torch.manual_seed in it, or save its state dict and set "

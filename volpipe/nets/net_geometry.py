@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
-KEYS = "set {keys}, which it does not declare: without a halo there would be seams"
+KEYS = "set {keys}, which it does not declare"
 
 
 class UnmeasurableError(VolpipeError):

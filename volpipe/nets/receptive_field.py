@@ -283,8 +283,10 @@ def _channels_and_scale(net: Net, in_channels: int, sizes: Triple) -> tuple[int,
         )
     if not all(m and m % n == 0 for m, n in zip(out[2:], shape, strict=True)):
         raise UnmeasurableError(
-            f"a window of {shape} voxels gives {tuple(out)}, which is no whole multiple",
-            "pad its layers, such as by padding='same' of a convolution: nets that shrink windows must pad",
+            f"a window of {shape} voxels gives {tuple(out)}: along each axis the output must have as many voxels as "
+            "the window, or a whole multiple of them",
+            "where its convolutions take voxels from the faces, pad the input in its forward by as many, such as "
+            "torch.nn.functional.pad(x, (8,) * 6) for 8 on each side; trained weights stay right",
         )
     return out[1], triple(m // n for m, n in zip(out[2:], shape, strict=True))
 

@@ -26,9 +26,10 @@ from volpipe.inference.runner import Runner
 from volpipe.nets.cache import remembering
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
 from volpipe.notebook.pictures import DrawnInPanels, Panel
-from volpipe.notebook.slices import error_panel, first_channel, grey_panel, limits_of, slices_of
+from volpipe.notebook.slices import error_panel, first_channel, grey_panel, slices_of
 from volpipe.notebook.try_out import computed, loaded, normalisation, plan_whole
 from volpipe.recipes.inference import Recipe
+from volpipe.reporting.shades import display_range
 from volpipe.tables import html_table, text_table
 from volpipe.units import shape
 from volpipe.volumes.storage.metadata import Lengths
@@ -106,7 +107,7 @@ class Blends(DrawnInPanels):
     def panels(self) -> Iterator[list[Panel]]:
         """Yield slices of the whole and of the errors of each blend, which have one scale of colours."""
         whole = first_channel(self.whole)
-        limits, largest = limits_of(whole), max(blend.largest for blend in self.blends)
+        limits, largest = display_range(whole), max(blend.largest for blend in self.blends)
         scale = tuple(n // b for n, b in zip(whole.shape, self.box.shape, strict=True))
         for part in slices_of(whole.shape, self.box.scaled(scale).start):
             nm = part.nm(self.voxel_size_nm)

@@ -21,7 +21,7 @@ from volpipe.evaluation.pictures import panel
 from volpipe.geometry.grid import triple
 from volpipe.notebook.boxes import checked_at
 from volpipe.notebook.cuts import AXES, Cut, Plane, Region, Stack
-from volpipe.reporting.shades import colours, grey
+from volpipe.reporting.shades import Range, colours, display_range, grey
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.storage.paths import shown
 from volpipe.volumes.volume import Volume
@@ -31,12 +31,10 @@ log = logging.getLogger(__name__)
 PLANES: tuple[Plane, ...] = ("xy", "xz", "yz")
 STILL = 320  # pixels of the longer edge of each plane in the picture
 MOST_PIXELS = 4096  # of a panel, whatever a browser asks for
-DARK, BRIGHT = 0.5, 99.5  # percentiles of the first slice that are black and white, but of bytes
 OPACITY = 0.5  # of labels on an image
 ADVICE = "A picture only: pip install 'volpipe[notebook]' brings planes that move."
 LEVELS = "a copy with coarser levels (volpipe run VOLUME --set net.name=identity -o COPY.zarr)"  # convert makes none
 
-Range = tuple[float, float]
 Message = dict[str, Any]  # Any: JSON
 
 
@@ -66,16 +64,11 @@ class Explorer:
     def _measured(self, image: Stack) -> Range:
         """Return black and white of `image`: of one type the same, from the first slice of the first that has one."""
         dtype = image.levels[0].dtype
-        if dtype in (np.uint8, np.int8):
-            return float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)
         for other, shades in zip(self.images, self.shades, strict=False):
             if other.levels[0].dtype == dtype:
                 return shades
         cut = image.cut(self._whole("xy", image))
-        values = np.zeros(0) if cut is None else cut.data[:, cut.is_known]
-        values = values[np.isfinite(values)]
-        low, high = np.percentile(values, (DARK, BRIGHT)).tolist() if values.size else (0.0, 1.0)
-        return low, high
+        return display_range() if cut is None else display_range(cut.data[:, cut.is_known])
 
     def _whole(self, plane: Plane, image: Stack) -> Region:
         """Return the region of all of `image`, as coarse as the picture shows it."""

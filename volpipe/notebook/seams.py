@@ -5,13 +5,23 @@ Not here: the score (runs.seams), or runs.
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.errors import RunError, VolpipeError
 from volpipe.notebook.pictures import Curve, Drawn, curves_png
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.seams import THRESHOLD, Profile, Score, seam_profiles, seam_scores, seam_squares
+from volpipe.runs.seams import (
+    MEANING,
+    THRESHOLD,
+    Profile,
+    Score,
+    blind_spot,
+    seam_profiles,
+    seam_scores,
+    seam_squares,
+)
 from volpipe.tables import html_table
 from volpipe.workflow.driver import Report, RunWork
 from volpipe.workflow.entries import find_work
@@ -21,27 +31,30 @@ AXES = "zyx"
 
 @dataclass(frozen=True, repr=False)
 class Seams(Drawn):
-    """The seam scores of an output, 1 where no face of a window can be seen, and the profiles across the faces.
+    """The seam scores of an output, 1 where no step stands out at faces of windows, and the profiles across the faces.
 
     Attributes:
         scores: by axis; an axis without faces, or with too few of them for a score, is not there.
         profiles: mean square differences of neighbours by their distance from a face, of the same axes.
+        note: what the scores do not see, "" where the halo is exact.
     """
 
     output: str
     scores: tuple[Score, ...]
     profiles: tuple[Profile, ...]
+    note: str = ""
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{score.axis} {score.value:.2f}" for score in self.scores)
-        return f"<Seams of {self.output}: {scores or 'no faces to score'} ({self._verdict})>"
+        line = f"<Seams of {self.output}: {scores or 'no faces to score'} ({self._verdict})>"
+        return f"{line}\n  {self.note}" if self.note else line
 
     @property
     def _verdict(self) -> str:
         seen = [score.axis for score in self.scores if score.is_seam]
         if seen:
             return f"faces of windows may be seen along {', '.join(seen)}, above {THRESHOLD:g}"
-        return f"1 is no seam, above {THRESHOLD:g} it may be seen" if self.scores else "one window along each axis"
+        return f"{MEANING}, above {THRESHOLD:g} one may be seen" if self.scores else "one window along each axis"
 
     def png(self) -> bytes:
         """Return the profile of each axis, the faces at 0, as the bytes of a PNG.
@@ -71,10 +84,11 @@ class Seams(Drawn):
     def _table(self) -> str:
         rows = {axis: (axis, "no faces, or too few", "", "") for axis in AXES}
         for score in self.scores:
-            seam = "may be seen" if score.is_seam else "as at other places" if score.is_of_tissue else "none"
+            seam = "may be seen" if score.is_seam else "as at other places" if score.is_of_tissue else "no step"
             rows[score.axis] = score.axis, f"{score.value:.3f}", f"{score.num_pairs:,}", seam
         head = ("axis", "score", "pairs of voxels", "seam")
-        return html_table(head, rows.values(), caption=f"seams of {self.output}")
+        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
+        return html_table(head, rows.values(), caption=f"seams of {self.output}") + note
 
 
 def seams(result: Report | str | Path) -> Seams:
@@ -101,4 +115,5 @@ def seams(result: Report | str | Path) -> Seams:
     selection = folder.load_selection(work.plan)
     assert selection is not None  # of a complete run
     sample = seam_squares(selection)
-    return Seams(Path(name).name, tuple(seam_scores(work.plan, sample)), tuple(seam_profiles(work.plan, sample)))
+    scores, profiles = tuple(seam_scores(work.plan, sample)), tuple(seam_profiles(work.plan, sample))
+    return Seams(Path(name).name, scores, profiles, blind_spot(work.plan))

@@ -23,8 +23,9 @@ from volpipe.evaluation.image_scores import ImageSums, psnr
 from volpipe.geometry.grid import Box, Shape, Triple, triple
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
 from volpipe.notebook.pictures import DrawnInPanels, Panel
-from volpipe.notebook.slices import channel_note, error_panel, first_channel, grey_panel, limits_of, slices_of
+from volpipe.notebook.slices import channel_note, error_panel, first_channel, grey_panel, slices_of
 from volpipe.notebook.try_out import TryOut, divided, repeated, squeezed
+from volpipe.reporting.shades import display_range
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.tables import html_facts
 from volpipe.units import shape
@@ -115,7 +116,7 @@ class SideBySide(DrawnInPanels):
     def panels(self) -> Iterator[list[Panel]]:
         """Yield slices of `a`, `b` and their difference, three of a size."""
         a, b, change = (first_channel(data) for data in (self.a, self.b, self.difference))
-        limits = limits_of(a, b)
+        limits = display_range(a, b)
         for part in slices_of(a.shape, self.box.start):
             nm, shown = part.nm(self.voxel_size_nm), change[part.index]
             about = f"{self.names[0]}{channel_note(self.a)}\n{part.name}, {limits[0]:.4g} to {limits[1]:.4g}"

@@ -39,16 +39,6 @@ def slices_of(shape: Shape, start: Shape) -> Iterator[Slice]:
         yield Slice(f"xz at y {start[1] + y}", (slice(None), y, slice(None)), (0, 2))
 
 
-def limits_of(*arrays: np.ndarray) -> tuple[float, float]:
-    """Return the values of black and white: 0 and 255 of bytes, else the ends of what is finite."""
-    if all(array.dtype == np.uint8 for array in arrays):
-        return 0.0, 255.0
-    finite = [array[np.isfinite(array)] for array in arrays]
-    low = min((float(part.min()) for part in finite if part.size), default=0.0)
-    high = max((float(part.max()) for part in finite if part.size), default=1.0)
-    return low, high
-
-
 def grey_panel(caption: str, image: np.ndarray, limits: tuple[float, float], nm: tuple[float, float] | None) -> Panel:
     """Return `image` (y, x) in greys; what is not finite is red."""
     finite = np.isfinite(image)

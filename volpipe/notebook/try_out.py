@@ -30,8 +30,9 @@ from volpipe.inference.statistics import affine, join, measure, needs_histogram,
 from volpipe.inference.windows import StreamedWindows
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
 from volpipe.notebook.pictures import DrawnInPanels, Panel
-from volpipe.notebook.slices import channel_note, first_channel, grey_panel, limits_of, slices_of
+from volpipe.notebook.slices import channel_note, first_channel, grey_panel, slices_of
 from volpipe.recipes.inference import Recipe
+from volpipe.reporting.shades import display_range
 from volpipe.runs.verify import compute_box
 from volpipe.tables import html_facts
 from volpipe.units import count, shape
@@ -123,8 +124,8 @@ class TryOut(DrawnInPanels):
     def panels(self) -> Iterator[list[Panel]]:
         """Yield slices of input and output, pairs of the same size, in voxels of the output."""
         before, after = repeated(first_channel(self.input), self.facts.scale), first_channel(self.output)
-        shown = limits_of(before, after) if self.has_same_greys else limits_of(before)
-        greys = shown if self.has_same_greys else limits_of(after)
+        shown = display_range(before)
+        greys = shown if self.has_same_greys else display_range(after)
         same = "same greys" if self.has_same_greys else f"{greys[0]:.4g} to {greys[1]:.4g}"
         for part in slices_of(after.shape, self.out_box.start):
             nm = part.nm(self.out_voxel_size_nm)

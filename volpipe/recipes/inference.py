@@ -173,11 +173,11 @@ class Normalise(Section):
     mean 0, standard deviation 1. "percentile": the two percentiles to -1 and 1. "none": values as they are. "auto": by
     what is given; else the range for types of 8 bits, percentiles for others."""
     low: float | None = None
-    """The grey level that becomes -1; give it with high."""
+    """The grey level that the net gets as -1; give it with high. Of 8 bits, -255 and 255 give the net image / 255."""
     high: float | None = None
-    """The grey level that becomes 1; give it with low."""
+    """The grey level that the net gets as 1; give it with low."""
     mean: float | None = None
-    """The grey level that becomes 0 with zscore; give it with std."""
+    """The grey level that the net gets as 0, with zscore; give it with std."""
     std: float | None = Field(None, gt=0)
     """The standard deviation, in grey levels, that becomes 1 with zscore; give it with mean."""
     percentiles: tuple[float, float] = (0.5, 99.5)

@@ -334,8 +334,8 @@ def check_same(old: TrainRecipe, new: TrainRecipe, step: int) -> None:
         changed.append(f"train.steps and decay: {ends[0]} -> {ends[1]}, on which the rate depended already")
     if changed:
         raise RecipeError(
-            f"the training at step {step} has another recipe ({'; '.join(changed)}); restore it to continue, choose "
-            "another --out, or use --fresh to start over"
+            f"the training at step {step} has another recipe ({'; '.join(changed)}); take that back to continue, "
+            "choose another --out, or use --fresh to start over"
         )
 
 

@@ -23,7 +23,7 @@ from volpipe.reporting import frames
 from volpipe.reporting.frames import EDGE
 from volpipe.reporting.histogram import histogram
 from volpipe.reporting.page import Item, Note, Picture, reason_of
-from volpipe.reporting.shades import Image2D, colours, diverge, grey
+from volpipe.reporting.shades import Image2D, Range, colours, display_change, display_range, diverge, grey
 from volpipe.reporting.slices import (
     MOST_BYTES,
     PLANES,
@@ -40,11 +40,8 @@ from volpipe.reporting.slices import (
 )
 from volpipe.volumes.storage.metadata import Lengths
 
-DARK, BRIGHT, LARGEST = 0.2, 99.8, 99.5  # percentiles shown black and white, and in full blue or red
 OPACITY = 0.55  # of labels over an image
 AXES = "zyx"
-
-Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -260,18 +257,15 @@ class Drawing:
             "output": [plane.output for plane in self.planes if plane.output is not None],
         }
         if self.subject.is_alike:
-            return dict.fromkeys(patches, limits_of([patch for each in patches.values() for patch in each]))
+            return dict.fromkeys(patches, limits_of(patches["input"] or patches["output"]))
         return {name: limits_of(each) for name, each in patches.items()}
 
     @cached_property
     def largest(self) -> float:
         """The difference that is full blue or red."""
-        changes = [np.abs(plane.change[np.isfinite(plane.change)]) for plane in self.planes if plane.change is not None]
+        changes = [plane.change.ravel() for plane in self.planes if plane.change is not None]
         values = np.concatenate(changes) if changes else np.zeros(0)
-        if not values.any():
-            return 0.0
-        least = 1.0 if self.subject.plan.dtype.kind in "iu" else 0.0  # less than a grey level is none
-        return max(least, float(np.percentile(values, LARGEST)) or float(values.max()))
+        return display_change(values, is_whole=self.subject.plan.dtype.kind in "iu")
 
     @property
     def legend(self) -> str:
@@ -317,11 +311,8 @@ def _place(plane: Plane) -> str:
 
 
 def limits_of(patches: Sequence[Patch]) -> Range:
-    """Return the values of black and white: percentiles of all that is known."""
-    values = [patch.values() for patch in patches]
-    pooled = np.concatenate(values) if values else np.zeros(0)
-    low, high = np.percentile(pooled, (DARK, BRIGHT)).tolist() if pooled.size else (0.0, 1.0)
-    return low, high if high > low else low + 1.0
+    """Return the values of black and white of all that is known."""
+    return display_range(*(patch.values() for patch in patches))
 
 
 def shaded(data: np.ndarray, limits: Range) -> Image2D:

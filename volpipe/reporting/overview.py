@@ -14,7 +14,6 @@ from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Index
 from volpipe.reporting import frames
 from volpipe.reporting.comparison import (
-    Range,
     Subject,
     coloured,
     damage_notes,
@@ -26,6 +25,7 @@ from volpipe.reporting.comparison import (
 )
 from volpipe.reporting.frames import EDGE, Scale
 from volpipe.reporting.page import Item, Note, Picture
+from volpipe.reporting.shades import Range
 from volpipe.reporting.slices import PLANES, Patch, Sight, flat, num_chunks, slice_at
 from volpipe.volumes.raster import levels_of
 from volpipe.volumes.volume import Volume

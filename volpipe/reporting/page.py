@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from volpipe.errors import VolpipeError
@@ -52,12 +52,14 @@ class Sheet:
 
     Attributes:
         names: of its columns.
+        remarks: a sentence for each row, "" for none, on a line of its own below it.
     """
 
     title: str
     names: Sequence[str]
     rows: Sequence[Sequence[object]]
     caption: str = ""
+    remarks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def filled(sheet: Sheet) -> Sheet:
     """Return `sheet` without columns that are empty in every line; the first stays."""
     shown = [i for i in range(len(sheet.names)) if not i or any(row[i] not in ("", None) for row in sheet.rows)]
     rows = [[row[i] for i in shown] for row in sheet.rows]
-    return Sheet(sheet.title, [sheet.names[i] for i in shown], rows, sheet.caption)
+    return replace(sheet, names=[sheet.names[i] for i in shown], rows=rows)
 
 
 def sections_of(drafts: Iterable[Draft]) -> list[Section]:

@@ -29,6 +29,7 @@ MOST_PICTURES = 1_200_000  # of these, of all pictures in base64
 MOST_CHARTS = 600_000  # of the data of all charts
 MOST_TEXT = 300_000  # of the cells of tables and facts
 MOST_CELL = 2_000  # characters of one
+SHORT = 14  # characters of a text that is not broken
 NUMBER = re.compile(
     r"[≈≤<+−-]* ?(\d[\d,.]*(e[+-]?\d+)?|nan|inf)( ?(%|×|[KMGTP]?iB|B|m?s|dB|days|years|h \d+ min|min \d+ s))?"
 )
@@ -57,6 +58,7 @@ class _Cell:
 
     text: str
     is_number: bool = False
+    is_short: bool = False
     target: str = ""
     image: str = ""
 
@@ -68,7 +70,7 @@ class _View:
     kind: str
     title: str = ""
     caption: str = ""
-    lines: Sequence[Any] = ()  # Any: of facts, names and their values; of a table, rows of cells
+    lines: Sequence[Any] = ()  # Any: of facts, names and their values; of a table, rows of cells, each with a sentence
     heads: Sequence[_Cell] = ()
     image: str = ""
     is_pixelated: bool = False
@@ -138,17 +140,22 @@ def _facts(facts: Facts, budget: _Budget) -> _View:
 
 
 def _table(sheet: Sheet, budget: _Budget) -> _View:
-    rows: list[list[_Cell]] = []
-    for row in sheet.rows:
+    rows, remarks = list[list[_Cell]](), list(map(_clipped, sheet.remarks)) or [""] * len(sheet.rows)
+    for row, remark in zip(sheet.rows, remarks, strict=True):
         cells = [_cell(value, budget) for value in row]
-        if not budget.takes("text", sum(len((cell.text + cell.target).encode()) + 20 for cell in cells)):
+        texts = [remark, *(cell.text + cell.target for cell in cells)]
+        if not budget.takes("text", sum(len(text.encode()) + 20 for text in texts)):
             break
         rows.append(cells)
     more = len(sheet.rows) - len(rows)
     caption = f"{sheet.caption} {more:,} more lines are not shown: the page would be too large.".strip()
     columns = [[row[i] for row in rows] for i in range(len(sheet.names))]
-    heads = [_Cell(name, is_number=_is_numeric(cells)) for name, cells in zip(sheet.names, columns, strict=True)]
-    return _View("table", sheet.title, caption if more else sheet.caption, lines=rows, heads=heads)
+    heads = [
+        _Cell(name, is_number=_is_numeric(cells), is_short=all(len(cell.text) <= SHORT for cell in cells))
+        for name, cells in zip(sheet.names, columns, strict=True)
+    ]
+    lines = list(zip(rows, remarks, strict=False))
+    return _View("table", sheet.title, caption if more else sheet.caption, lines=lines, heads=heads)
 
 
 def _is_numeric(cells: Sequence[_Cell]) -> bool:

@@ -1,4 +1,4 @@
-"""Shades: values of voxels as greys and colours, and the length of a scale bar.
+"""Shades: values of voxels as greys and colours, which of them are black and white, and the length of a scale bar.
 
 Not here: pictures of them (frames here, evaluation.pictures and notebook.pictures above), or which voxels (slices).
 """
@@ -9,10 +9,42 @@ from typing import Any
 
 import numpy as np
 
+Range = tuple[float, float]
 Image2D = np.ndarray[Any, Any]  # (y, x) grey or (y, x, 3) red, green, blue; uint8
 
+DARK, BRIGHT = 0.5, 99.5  # percentiles shown black and white
+LARGEST = 99.5  # percentile of the absolute differences that is full blue or red
 
-def grey(image: np.ndarray, limits: tuple[float, float]) -> Image2D:
+
+def display_range(*images: np.ndarray) -> Range:
+    """Return the values to show black and white: percentiles of all that is finite in `images`.
+
+    Where those are one value, as of a few bright voxels on black, they are the ends; white is above black always.
+    """
+    parts = [image[np.isfinite(image)].astype(np.float64) for image in images]
+    values = np.concatenate(parts) if parts else np.zeros(0)
+    if not values.size:
+        return 0.0, 1.0
+    low, high = (float(value) for value in np.percentile(values, (DARK, BRIGHT)))
+    if high <= low:
+        low, high = float(values.min()), float(values.max())
+    return low, high if high > low else low + 1.0
+
+
+def display_change(change: np.ndarray, *, is_whole: bool = False) -> float:
+    """Return the difference to show in full blue or red; 0 where there is none.
+
+    Args:
+        change: differences; what is not finite is left out.
+        is_whole: whether they are of whole numbers, of which less than 1 is none.
+    """
+    values = np.abs(change[np.isfinite(change)])
+    if not values.any():
+        return 0.0
+    return max(1.0 if is_whole else 0.0, float(np.percentile(values, LARGEST)) or float(values.max()))
+
+
+def grey(image: np.ndarray, limits: Range) -> Image2D:
     """Return `image` (y, x) as uint8, from black at and below the lower limit to white at the upper.
 
     White is one above black where the upper limit is not above the lower, as of an image of one value.

@@ -65,7 +65,7 @@ def _percent(part: float, whole: float) -> str:
 Column = Callable[[Sums], object]
 COLUMNS: dict[str, Column] = {
     "tasks": lambda s: s.tasks,
-    "wall": lambda s: brief(s.seconds),
+    "task time": lambda s: brief(s.seconds),
     "per task": lambda s: brief(s.seconds / s.tasks) if s.tasks else "",
     "CPU": lambda s: _percent(s.cpu_seconds, s.seconds),
     "read": lambda s: size(s.read_bytes),
@@ -83,9 +83,10 @@ COLUMNS: dict[str, Column] = {
     "set aside": lambda s: s.failed or "",
 }
 MEANINGS = (
-    "Wall is the time of all tasks together; CPU is processor time by wall time, above 100 % where a task has several "
-    "threads; peak memory is that of the largest worker process. Queued is the mean time between sending a task and "
-    "its start, waiting its share of queue and work together: high where workers are busy or still to come."
+    "Task time is that of all tasks together, of which several ran at once; CPU is processor time by task time, above "
+    "100 % where a task has several threads; peak memory is that of the largest worker process. Queued is the mean "
+    "time between sending a task and its start, waiting its share of queue and work together: high where workers are "
+    "busy or still to come."
 )
 GPU_MEANING = " GPU is the mean utilisation that NVML gave while tasks of the net ran, of all processes."
 DEVICE_MEANING = " Net on device is the share of the tasks' time that the net itself computed."

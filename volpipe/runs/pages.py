@@ -20,6 +20,7 @@ from volpipe.blockwise.failures import Missing, last_line
 from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.errors import RunError, VolpipeError
 from volpipe.inference.output_plan import OutputPlan, Source
+from volpipe.inference.plan import Plan
 from volpipe.reporting.block_map import BlockMap
 from volpipe.reporting.page import REPORT, Draft, Facts, Item, Note, Page, Section, Sheet, filled, sections_of
 from volpipe.reporting.tally import Tally
@@ -28,6 +29,7 @@ from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.provenance import read_provenance, sessions_of, settings_of
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.seams import MEANING, blind_spot
 from volpipe.runs.updates import Updated
 from volpipe.units import bounded, brief, count, in_nm, shape, size
 from volpipe.volumes.formats.container import METADATA_NAMES
@@ -370,7 +372,9 @@ def findings_facts(plan: OutputPlan) -> dict[str, str]:
     facts, seams = dict[str, str](), _table(run.get("seams"))
     if seams:
         scores = ", ".join(f"{axis} {value:.2f}" for axis, value in seams.items())
-        facts["seams"] = f"voxels differ across the faces of windows {scores} times as much as inside (1 is no seam)"
+        said = f"voxels differ across the faces of windows {scores} times as much as inside ({MEANING})"
+        blind = blind_spot(plan) if isinstance(plan, Plan) else ""
+        facts["seams"] = f"{said}; {blind}" if blind else said
     clipped, kept = _table(run.get("clipped")), _table(run.get("kept"))
     if clipped.get("voxels"):
         facts["clipped to the output's type"] = f"{clipped['voxels']:,} voxels, {clipped['share']:.2%} of the output"

@@ -19,7 +19,7 @@ from volpipe.tables import html_facts, html_table
 from volpipe.units import count, duration, size
 from volpipe.volumes.storage import paths
 
-TOTALS = ("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory")  # columns in a notebook
+TOTALS = ("stage", "units", "tasks", "task time", "CPU time", "read", "written", "peak memory")  # columns in a notebook
 MOST_MISSING = 20  # lines there
 
 

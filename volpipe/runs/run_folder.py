@@ -176,7 +176,7 @@ class RunFolder:
         changes = "; ".join(old.changes(plan)) or "other sizes"
         raise RunError(
             f"{self.path} holds a {what} with another recipe or input ({changes}); "
-            "restore it to continue, choose another --out, or use --fresh to start over"
+            "take that back to continue, choose another --out, or use --fresh to start over"
         )
 
     @contextlib.contextmanager

@@ -14,8 +14,9 @@ import numpy as np
 from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.recipes.training import TENSORS, TRUTH_KEY, TrainRecipe
 from volpipe.reporting import frames
-from volpipe.reporting.comparison import BRIGHT, DARK, Range, shaded
+from volpipe.reporting.comparison import shaded
 from volpipe.reporting.page import Chart, Item, Note, Picture
+from volpipe.reporting.shades import Range, display_range
 from volpipe.training.logs import sampled_log
 from volpipe.volumes.volume import Volume, open_volume
 
@@ -122,7 +123,6 @@ def _plane(window: np.ndarray, *, is_coarse: bool) -> np.ndarray:
 def _limits(windows: Mapping[str, np.ndarray], recipe: TrainRecipe) -> dict[str, Range]:
     """Return the values of black and white: of images those of the truth, of affinities 0 and 1."""
     names = ("Input", "Truth") if recipe.learns_labels else ("Truth", "Truth")
-    ranges = [np.percentile(windows[name], (DARK, BRIGHT)).tolist() for name in names]
-    own, truth = ((low, high if high > low else low + 1.0) for low, high in ranges)
+    own, truth = (display_range(windows[name]) for name in names)
     truth = (0.0, 1.0) if recipe.learns_labels else truth
     return {"Input": own, "Prediction": truth, "Truth": truth}

@@ -54,7 +54,7 @@ class Training(BaseModel):
         if self.code_sha256 != other.code_sha256:
             raise RecipeError(
                 f"the training at step {step} has other code of net {self.recipe.net.name}, which was edited since; "
-                "restore it to continue, choose another --out, or use --fresh to start over"
+                "undo the edit to continue, choose another --out, or use --fresh to start over"
             )
 
     def store(self, folder: Path) -> None:

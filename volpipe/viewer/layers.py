@@ -6,7 +6,10 @@ Not here: Neuroglancer's words for it (state), or HTTP (pages).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,21 +17,34 @@ from typing import Any, Literal
 import numpy as np
 
 from volpipe.errors import RunError, VolumeError
-from volpipe.geometry.grid import Box, triple
+from volpipe.geometry.grid import Box, Grid, triple
+from volpipe.reporting.shades import Range, display_change, display_range
 from volpipe.viewer.objects import Objects, find_objects
 from volpipe.viewer.progress import Watch, outputs_of, watch
-from volpipe.viewer.sources import Chunks, Folder, Source, as_files, decoded, difference, public_url
+from volpipe.viewer.sources import (
+    EDGE,
+    NOTHING,
+    Chunks,
+    Folder,
+    Source,
+    as_files,
+    decoded,
+    difference,
+    public_url,
+)
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.raster import Raster
 from volpipe.volumes.storage import paths
-from volpipe.volumes.survey import measure_intensities
+from volpipe.volumes.survey import sample_parts
 from volpipe.volumes.volume import Volume, absolute, open_volume
 
 Kind = Literal["image", "colours", "labels", "difference", "progress"]
-Range = tuple[float, float]
 WIDE = ("uint32", "int32", "uint64", "int64")  # integers that no microscope gives: numbers of objects
-DARK, BRIGHT = 0.5, 99.5  # percentiles shown black and white
-SHARE = 4  # a difference of 1/4 of the greys is black or white
+SECONDS = 1.0  # for reading what the greys of a volume are measured on
+MOST_MEASURED = 8  # chunks that a difference, and shards that an output under way, is measured on
+MOST_TRIED = 256  # chunks that are looked at for them
+MOST_MARKS = 512  # marks of shards along an axis
+LEAST_SHARED = 1 / 4  # of the wider range of greys that both images have, below which a difference says nothing
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,7 @@ class Layer:
         raster: its finest level.
         source: what is served for it; None where the browser reads `url` itself.
         url: its address, with Neuroglancer's name of the format.
-        shades: the values that are black and white.
+        shades: the values that are black and white, or blue and red; None until there are voxels to measure them on.
         num_channels: of the volume.
         objects: the table of a segmentation, where there is one.
         run: that writes it now.
@@ -53,7 +69,7 @@ class Layer:
     raster: Raster
     source: Source | None = None
     url: str = ""
-    shades: Range = (0.0, 255.0)
+    shades: Range | None = None
     num_channels: int = 1
     objects: Objects | None = None
     run: Watch | None = None
@@ -66,6 +82,11 @@ class Scene:
 
     layers: tuple[Layer, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether lengths are in nm: the voxel size of every volume is known."""
+        return all(layer.volume is None or layer.volume.voxel_size_nm is not None for layer in self.layers)
 
 
 def open_scene(output: str | Path | Volume, volumes: Sequence[str | Path | Volume]) -> Scene:
@@ -83,8 +104,21 @@ def open_scene(output: str | Path | Volume, volumes: Sequence[str | Path | Volum
     layers = _named(layers)
     images = [layer for layer in layers[: len(inputs)] if layer.kind == "image"]
     derived = [_difference(images[0], layer, notes) for layer in layers[len(inputs) :] if images]
+    derived = [layer if layer is None else replace(layer, shades=_changes(layer)) for layer in derived]
     derived += [_progress(layer) for layer in layers]
     return Scene((*layers, *(layer for layer in derived if layer is not None)), tuple(dict.fromkeys(notes)))
+
+
+def with_shades(scene: Scene) -> Scene:
+    """Return `scene` with the shades of images and differences that have voxels by now."""
+    layers = _shaded(scene.layers)
+    return replace(
+        scene,
+        layers=tuple(
+            replace(layer, shades=_changes(layer)) if layer.kind == "difference" and layer.shades is None else layer
+            for layer in layers
+        ),
+    )
 
 
 def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
@@ -101,16 +135,16 @@ def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
     url = public_url(volume) if run is None else None
     source: Source | None = as_files(volume) if run is None and url is None else None
     if source is None and url is None:
-        source = decoded(volume, as_labels=as_labels, is_live=run is not None)
+        source = decoded(volume, as_labels=as_labels, written=None if run is None else run.written)
     if volume.voxel_size_nm is None:
-        notes.append(f"{volume}: voxel size unknown, shown as 1 nm")
+        notes.append(f"{volume}: voxel size unknown: places are in voxels, and there is no scale bar")
     kind: Kind = "labels" if as_labels else "colours" if volume.num_channels > 1 else "image"
     if volume.num_channels > 3:
         notes.append(f"{volume}: channels 0, 1 and 2 of {volume.num_channels} are red, green and blue")
     objects = find_objects(volume) if as_labels else None
     return Layer(
         Path(str(volume)).stem if not volume.key else f"{Path(volume.path).stem} {volume.key}",
-        kind, Raster.from_volume(volume), source, url or "", (0, 0), volume.num_channels, objects, run, volume,
+        kind, Raster.from_volume(volume), source, url or "", None, volume.num_channels, objects, run, volume,
     )  # fmt: skip
 
 
@@ -165,23 +199,36 @@ def _own_format(folder: Path, info: dict[str, Any]) -> Layer:  # Any: JSON
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise VolumeError(f"{folder}/info is no description of a precomputed volume: {error}") from error
     kind: Kind = "labels" if info.get("type") == "segmentation" else "colours" if count > 1 else "image"
-    return Layer(folder.name, kind, Raster(shape, size, origin), Folder(folder), "", shades, count)
+    volume = None
+    with suppress(VolumeError):  # one that only Neuroglancer decodes
+        volume = open_volume(folder)
+        volume.open()
+    return Layer(
+        folder.name,
+        kind,
+        Raster(shape, size, origin),
+        Folder(folder),
+        "",
+        None if volume else shades,
+        count,
+        volume=volume,
+    )
 
 
 def _shaded(layers: Sequence[Layer]) -> list[Layer]:
     """Return `layers` with black and white: of all images of a type the same, measured on the first that has voxels."""
     known: dict[str, Range] = {}
     for layer in layers:
-        key = _scale_of(layer)
-        if key is not None and key not in known and (shades := _shades(layer)) is not None:
+        key = scale_of(layer)
+        if key is not None and key not in known and (shades := layer.shades or _shades(layer)) is not None:
             known[key] = shades
+    keys = list(map(scale_of, layers))
     return [
-        layer if layer.volume is None else replace(layer, shades=known.get(_scale_of(layer) or "", (0.0, 1.0)))
-        for layer in layers
+        layer if key is None else replace(layer, shades=known.get(key)) for key, layer in zip(keys, layers, strict=True)
     ]
 
 
-def _scale_of(layer: Layer) -> str | None:
+def scale_of(layer: Layer) -> str | None:
     """Return what images must share to have the same greys; None of what is no image of ours."""
     if layer.kind not in ("image", "colours") or layer.volume is None:
         return None
@@ -189,15 +236,26 @@ def _scale_of(layer: Layer) -> str | None:
 
 
 def _shades(layer: Layer) -> Range | None:
-    """Return the values to show black and white; None of floats of which nothing is written yet."""
+    """Return the values to show black and white; None of an output of which nothing is written yet."""
     assert layer.volume is not None
-    dtype = layer.volume.dtype
-    if dtype in (np.uint8, np.int8):
-        return float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)
-    values = dict(measure_intensities(layer.volume).percentiles)
-    if values and values[DARK] < values[BRIGHT]:
-        return values[DARK], values[BRIGHT]
-    return None
+    volume, run, values = layer.volume, layer.run, list[np.ndarray]()
+    parts = sample_parts(volume, seconds=SECONDS) if run is None else _written_parts(volume, run)
+    with suppress(VolumeError):  # a chunk that is damaged is empty on the page, and the others are drawn
+        values.extend(parts)
+    return display_range(*values) if values else None
+
+
+def _written_parts(volume: Volume, run: Watch) -> Iterator[np.ndarray]:
+    """Yield voxels of the middles of shards that are written."""
+    reader = volume.open(cache_bytes=0)
+    for box in run.written_boxes(MOST_MEASURED):
+        yield reader.read(_middle(box))
+
+
+def _middle(box: Box) -> Box:
+    """Return the part of EDGE voxels, at most, in the middle of `box`."""
+    start = triple(a + max(0, n - EDGE) // 2 for a, n in zip(box.start, box.shape, strict=True))
+    return Box(start, triple(a + EDGE for a in start)) & box
 
 
 def _named(layers: Sequence[Layer]) -> list[Layer]:
@@ -220,8 +278,52 @@ def _difference(first: Layer, second: Layer, notes: list[str]) -> Layer | None:
     if isinstance(source, str):
         notes.append(f"no difference is shown: {first.name} and {second.name} {source}")
         return None
-    most = max(1e-12, (second.shades[1] - second.shades[0]) / SHARE)
-    return Layer(f"{second.name} − {first.name}", "difference", second.raster, source, shades=(-most, most))
+    if not _are_alike(first, second):
+        notes.append(
+            f"no difference is shown: {first.name} has greys of {_greys(first)}, {second.name} of {_greys(second)}"
+        )
+        return None
+    return Layer(f"{second.name} − {first.name}", "difference", second.raster, source)
+
+
+def _are_alike(first: Layer, second: Layer) -> bool:
+    """Return whether two images have the same kind of greys, so that their difference says something."""
+    assert first.volume is not None and second.volume is not None
+    if first.volume.dtype == second.volume.dtype:
+        return True
+    if first.shades is None or second.shades is None:
+        return False
+    shared = min(first.shades[1], second.shades[1]) - max(first.shades[0], second.shades[0])
+    return shared >= LEAST_SHARED * max(high - low for low, high in (first.shades, second.shades))
+
+
+def _greys(layer: Layer) -> str:
+    """Return type and greys of an image, for people."""
+    assert layer.volume is not None
+    return (
+        str(layer.volume.dtype)
+        if layer.shades is None
+        else "{} from {:.4g} to {:.4g}".format(layer.volume.dtype, *layer.shades)
+    )
+
+
+def _changes(layer: Layer) -> Range | None:
+    """Return the differences to show in blue and red, from some chunks of `layer`; None where none is there yet."""
+    assert isinstance(layer.source, Chunks)
+    grid, stop = Grid(layer.raster.shape, (EDGE, EDGE, EDGE)), time.monotonic() + SECONDS
+    number, rng, parts = math.prod(grid.counts), np.random.default_rng(0), list[np.ndarray]()
+    places = rng.permutation(number) if number <= MOST_TRIED else rng.integers(0, number, MOST_TRIED)
+    for place in places.tolist():
+        with suppress(VolumeError):  # a chunk that is damaged is empty on the page
+            data = layer.source.read(0, grid.box(place))
+            parts += [] if data is None else [data[data != NOTHING]]
+        if len(parts) == MOST_MEASURED or time.monotonic() > stop:
+            break
+    if not parts:
+        return None
+    values = np.concatenate(parts)
+    most = display_change(values, is_whole=bool((values == np.rint(values)).all())) or 1.0
+    return -most, most
 
 
 def _progress(layer: Layer) -> Layer | None:
@@ -229,10 +331,17 @@ def _progress(layer: Layer) -> Layer | None:
     run = layer.run
     if run is None:
         return None
-    raster = layer.raster.every(triple(run.grid.cell))
+    grid = run.grid
+    # So that marks end with the volume, as long as they are few.
+    shares = [math.gcd(cell, n) for cell, n in zip(grid.cell, layer.raster.shape, strict=True)]
+    along = zip(shares, grid.cell, layer.raster.shape, strict=True)
+    step = triple(share if n // share <= MOST_MARKS else cell for share, cell, n in along)
 
     def read(level: int, box: Box) -> np.ndarray:
-        return run.look().cells[box.slices][np.newaxis]
+        sides = zip(box.start, box.stop, step, grid.cell, strict=True)
+        return run.look().cells[np.ix_(*(np.arange(a, b) * s // c for a, b, s, c in sides))][np.newaxis]
+
+    raster = layer.raster.every(step)
 
     source = Chunks((raster,), np.dtype(np.uint8), 1, read, is_live=True)
     return Layer(f"progress of {layer.name}", "progress", raster, source)

@@ -7,6 +7,7 @@ another page, by another name of this machine, or for anything that no layer has
 from __future__ import annotations
 
 import hmac
+import html
 import json
 import logging
 import mimetypes
@@ -23,6 +24,12 @@ from volpipe.viewer.site import Service, client_folder, span
 log = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 2.0  # between two questions of the page
+# Controls of greys stand side by side, each below its panel.
+STYLE = (
+    ".neuroglancer-tool-palette-items{flex-direction:row!important}"
+    ".neuroglancer-tool-palette-items>*{flex:1 1 0;min-width:0}"
+    ".neuroglancer-tool-palette-drop-zone{display:none!important}"
+)
 PART_BYTES = 2**26  # of a file that are held at once
 HEADERS = {
     "Cache-Control": "no-store",
@@ -125,9 +132,10 @@ class Client(Guarded):
             await self.send_bytes(file)
             return
         version, _ = await self.service.read(self.service.progress)
+        look = html.escape(json.dumps(self.service.look))
         script = (
-            f'<script defer id="volpipe-watch" src="../../watch.js" data-version="{version}" '
-            f'data-seconds="{REFRESH_SECONDS}"></script></body>'
+            f'<style>{STYLE}</style><script defer id="volpipe-watch" src="../../watch.js" data-version="{version}" '
+            f'data-seconds="{REFRESH_SECONDS}" data-look="{look}"></script></body>'
         )
         page = file.read_text(encoding="utf-8")
         await self.send_bytes(page.replace("</body>", script).replace("<title>neuroglancer", "<title>volpipe").encode())
@@ -158,8 +166,9 @@ class Progress(Guarded):
 
     async def get(self) -> None:
         version, sentence = await self.service.read(self.service.progress)
+        late = await self.service.read(self.service.late)
         self.set_header("Content-Type", "application/json")
-        self.write(json.dumps({"version": version, "sentence": sentence}))
+        self.write(json.dumps({"version": version, "sentence": sentence, "late": late}))
 
 
 class Sources(Guarded):

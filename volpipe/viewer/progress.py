@@ -84,6 +84,12 @@ class Watch:
         states[list(self._done)] = DONE
         return Progress(states.reshape(self.grid.counts), _sentence(states, driver))
 
+    def written_boxes(self, most: int) -> list[Box]:
+        """Return boxes of shards that are written, `most` of them, spread over all."""
+        self._read()
+        done = sorted(self._done)
+        return [self.grid.box(number) for number in done[:: -(-len(done) // most) or 1]]
+
     def written(self, box: Box) -> np.ndarray:
         """Return which voxels of `box` of the output are written, (z, y, x), bool."""
         self._read()

@@ -21,8 +21,18 @@ from urllib.parse import urlsplit
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple
-from volpipe.viewer.layers import Scene
-from volpipe.viewer.state import address, make_state, state_link
+from volpipe.viewer.layers import Scene, with_shades
+from volpipe.viewer.state import (
+    FILLED,
+    address,
+    alike,
+    controls,
+    make_state,
+    shown_range,
+    slice_edges,
+    state_link,
+    window,
+)
 
 T = TypeVar("T")
 NAME = re.compile(r"(live|still)/(\d{1,4})/(.+)", re.DOTALL)
@@ -36,7 +46,7 @@ class Service:
     """What a server shows, and to whom.
 
     Attributes:
-        scene: the layers.
+        scene: the layers, with the greys of those that have voxels by now.
         at: voxel (z, y, x) of the output to begin at; None for its centre.
         address: where it listens.
         hosts: names by which a browser may ask: none that another page could give to this machine.
@@ -54,6 +64,9 @@ class Service:
     readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(READERS, "view"), repr=False)
     closing: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     problem: str = ""
+
+    def __post_init__(self) -> None:
+        self.unmeasured = {layer.name for layer in self.scene.layers if layer.shades is None}
 
     @property
     def is_open(self) -> bool:
@@ -94,6 +107,22 @@ class Service:
         except VolpipeError as error:
             self.problem = str(error)
             raise
+
+    @property
+    def look(self) -> dict[str, object]:
+        """What the page is told beside its state: what fits into a panel, and which images have the same greys."""
+        scene = self.scene
+        return {"edges": slice_edges(scene), "share": FILLED, "alike": alike(scene)}
+
+    def late(self) -> dict[str, dict[str, object]]:
+        """Return the controls of layers that had no voxels when the viewer was opened, and have some now, by name."""
+        if any(layer.shades is None for layer in self.scene.layers if controls(layer)):
+            self.scene = with_shades(self.scene)
+        return {
+            layer.name: {name: {"range": shown_range(layer), "window": window(layer)} for name in controls(layer)}
+            for layer in self.scene.layers
+            if layer.name in self.unmeasured and layer.shades is not None
+        }
 
     def progress(self) -> tuple[str, str]:
         """Return a version of what is shown, and a sentence: what is wrong, or how far the runs are."""

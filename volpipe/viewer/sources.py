@@ -136,18 +136,22 @@ class Chunks:
         return gzip.compress(whole.tobytes(), 1, mtime=0)
 
 
-def decoded(volume: Volume, *, as_labels: bool, is_live: bool) -> Chunks:
+def decoded(volume: Volume, *, as_labels: bool, written: Written | None = None) -> Chunks:
     """Return the source that reads `volume` by our reader.
+
+    While a run makes it, `written` tells which voxels are; of floats the others are NOTHING, as 0 may be any grey.
 
     Its own levels are read where they are whole; of a volume without, and of one that is being written, coarser levels
     take one voxel in 2³ and 4³.
     """
+    is_live = written is not None
     levels = (volume,) if is_live else levels_of(volume)
     steps = [(1, 1, 1)] * len(levels)
     if len(levels) == 1:
         steps = [_step(volume.spatial_shape, step) for step in STEPS if step == 1 or max(volume.spatial_shape) > LARGE]
         levels *= len(steps)
     dtype = shown_dtype(volume.dtype, as_labels=as_labels)
+    fill = float(NOTHING) if is_live and dtype.kind == "f" else 0.0
 
     def read(level: int, box: Box) -> np.ndarray | None:
         step, source = steps[level], levels[level]
@@ -159,11 +163,13 @@ def decoded(volume: Volume, *, as_labels: bool, is_live: bool) -> Chunks:
             slice(None),
             *(slice(min((s - 1) // 2, n - 1), None, s) for s, n in zip(step, fine.shape, strict=True)),
         )
-        data = reader.read(fine)[index]
-        return _padded(data, box.shape).astype(dtype)
+        data = reader.read(fine)[index].astype(dtype)
+        if written is not None and fill:
+            data[:, ~written(fine)[index[1:]]] = fill
+        return _padded(data, box.shape)
 
     rasters = tuple(raster.every(step) for raster, step in zip(rasters_of(levels), steps, strict=True))
-    return Chunks(rasters, dtype, volume.num_channels, read, is_live, volume.open)
+    return Chunks(rasters, dtype, volume.num_channels, read, is_live, volume.open, fill)
 
 
 def _reader(volume: Volume, *, is_live: bool = False) -> Reader:

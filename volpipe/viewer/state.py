@@ -6,37 +6,38 @@ Not here: which layers there are (layers), or what they read (sources).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Triple
-from volpipe.viewer.layers import Layer, Scene
+from volpipe.reporting.shades import Range
+from volpipe.viewer.layers import Layer, Scene, scale_of
 from volpipe.viewer.progress import DONE, FAILED, RUNNING
-from volpipe.viewer.sources import NOTHING
+from volpipe.viewer.sources import NOTHING, Chunks
 from volpipe.volumes.raster import extent_nm
 
 State = dict[str, Any]  # Any: Neuroglancer's JSON
-WINDOW = (680, 1240)  # pixels (y, x) for all panels in a window of 1280 × 800
-FILLED = 0.9  # of a panel, by a slice
+WINDOW = (550, 1240)  # pixels (y, x) for all panels in a window of 1280 × 800; the page fits itself to others
+FILLED = 0.94  # of a panel, by a slice
+CONTROLS = 190  # pixels of the bar with the controls of greys
 MOST_IN_ROW = 3
 METRES = 1e-9
+UNKNOWN: Range = (0.0, 1.0)  # black and white until there are voxels to measure them on
 
-GREY = """#uicontrol invlerp grey(range=[{low}, {high}])
-void main() {{ emitGrayscale(grey()); }}
+HOLE = "  if (toRaw(getDataValue(0)) >= %s) { emitTransparent(); return; }\n"
+GREY = "  emitGrayscale(grey());\n"
+# Blue at and below the lower end, white in the middle, red at and above the upper one.
+CHANGE = """  float share = 2.0 * change() - 1.0;
+  float red = 1.0 + min(share, 0.0), blue = 1.0 - max(share, 0.0);
+  emitRGB(vec3(red, min(red, blue), blue));
 """
-CHANGE = """#uicontrol invlerp change(range=[{low}, {high}])
-void main() {{
-  if (toRaw(getDataValue()) >= {nothing}) {{ emitTransparent(); }}
-  else {{ emitGrayscale(change()); }}
-}}
-"""
-COLOURS = """#uicontrol invlerp red(range=[{low}, {high}], channel=0)
-#uicontrol invlerp green(range=[{low}, {high}], channel=1)
-{blue_control}void main() {{ emitRGB(vec3(red(), green(), {blue})); }}
-"""
-BLUE = "#uicontrol invlerp blue(range=[{low}, {high}], channel=2)\n"
+COLOURS = "  emitRGB(vec3(red(), green(), %s));\n"
+CHANNELS = ("red", "green", "blue")
 CELLS = f"""void main() {{
   uint state = toRaw(getDataValue());
   if (state == {DONE}u) {{ emitRGBA(vec4(0.0, 0.7, 0.2, 0.12)); }}
@@ -61,15 +62,50 @@ def make_state(scene: Scene, base: str, at: Triple | None = None) -> State:
     centre = [o / v + i for o, v, i in zip(main.raster.origin_nm, size, place, strict=True)]
     panels = _panels(scene.layers)
     return {
-        "dimensions": {axis: [v * METRES, "m"] for axis, v in zip("xyz", reversed(size), strict=True)},
+        "dimensions": {axis: _length(v, scene) for axis, v in zip("xyz", reversed(size), strict=True)},
         "position": list(reversed(centre)),
-        "crossSectionScale": _zoom(main, len(panels)),
+        "crossSectionScale": _zoom(scene, len(panels)),
         "projectionScale": 1.5 * max(extent_nm(main.raster)) / min(size),
-        "layers": [_layer(layer, f"{base}/{address(scene, layer)}", base) for layer in scene.layers],
+        "layers": [_layer(layer, f"{base}/{address(scene, layer)}", scene) for layer in scene.layers],
         "layout": _layout(panels),
+        "crossSectionBackgroundColor": "#000000",
+        "projectionBackgroundColor": "#000000",
+        "showAxisLines": False,
+        "showScaleBar": scene.is_sized,
+        "toolPalettes": _controls(scene),
         "showDefaultAnnotations": False,
         "selectedLayer": {"layer": main.name, "visible": False},
     }
+
+
+def _length(nm: float, scene: Scene) -> list[object]:
+    """Return the length of a voxel with its unit, none where the size of one of the volumes is not known."""
+    return [nm * METRES, "m"] if scene.is_sized else [nm, ""]
+
+
+def _controls(scene: Scene) -> State:
+    """Return the bar with the controls of greys and differences; none of labels alone."""
+    tools = [
+        {"layer": layer.name, "type": "shaderControl", "control": name}
+        for layer in scene.layers
+        for name in controls(layer)
+    ]
+    return {"Contrast": {"side": "bottom", "row": 0, "size": CONTROLS, "tools": tools}} if tools else {}
+
+
+def controls(layer: Layer) -> tuple[str, ...]:
+    """Return the names of the controls in the shader of a layer."""
+    names = {"image": ("grey",), "difference": ("change",), "colours": CHANNELS[: layer.num_channels]}
+    return names.get(layer.kind, ())
+
+
+def alike(scene: Scene) -> list[list[str]]:
+    """Return the names of the images that have the same greys, a list for each range of them."""
+    groups: dict[str, list[str]] = {}
+    for layer in scene.layers:
+        if (key := scale_of(layer)) is not None:
+            groups.setdefault(key, []).append(layer.name)
+    return list(groups.values())
 
 
 def main_layer(scene: Scene) -> Layer:
@@ -102,11 +138,14 @@ def state_link(page: str, state: State) -> str:
     return f"{page}#!{quote(json.dumps(state, separators=(',', ':')), safe='')}"
 
 
-def _layer(layer: Layer, folder: str, base: str) -> State:
-    sources: list[State] = [{"url": layer.url or f"{folder}/|{_scheme(layer)}:"} | _transform(layer)]
+def _layer(layer: Layer, folder: str, scene: Scene) -> State:
+    transform = _transform(layer, scene)
+    sources: list[State] = [{"url": layer.url or f"{folder}/|{_scheme(layer)}:"} | transform]
     entry: State = {"name": layer.name, "source": sources}
     if layer.objects is not None:
-        sources += [{"url": f"{folder}/{name}/|neuroglancer-precomputed:"} for name in ("objects", "mesh")]
+        nm = {} if scene.is_sized else _without_unit(dict.fromkeys("xyz", 1.0))
+        sources.append({"url": f"{folder}/objects/|neuroglancer-precomputed:"})
+        sources.append({"url": f"{folder}/mesh/|neuroglancer-precomputed:"} | nm)
     if layer.kind == "labels":
         return (
             entry | {"type": "segmentation", "tab": "segments"} | ({"segmentQuery": ">voxels"} if layer.objects else {})
@@ -123,30 +162,81 @@ def _scheme(layer: Layer) -> str:
 
 def shader(layer: Layer) -> str:
     """Return the program that turns a voxel of an image into a colour."""
-    low, high = (f"{value:.9g}" for value in layer.shades)
-    if layer.kind == "difference":
-        return CHANGE.format(low=low, high=high, nothing=f"{float(NOTHING):.9e}")
-    if layer.kind != "colours":
-        return GREY.format(low=low, high=high)
-    has_blue = layer.num_channels > 2
-    control = BLUE.format(low=low, high=high) if has_blue else ""
-    return COLOURS.format(low=low, high=high, blue_control=control, blue="blue()" if has_blue else "0.0")
+    lines = [_control(name, layer, number) for number, name in enumerate(controls(layer))]
+    bodies = {"difference": CHANGE, "image": GREY}
+    body = bodies.get(layer.kind, COLOURS % ("blue()" if layer.num_channels > 2 else "0.0"))
+    has_holes = isinstance(layer.source, Chunks) and layer.source.fill == NOTHING
+    hole = HOLE % f"{float(NOTHING):.9e}" if has_holes else ""
+    return "\n".join([*lines, f"void main() {{\n{hole}{body}}}\n"])
 
 
-def _transform(layer: Layer) -> State:
-    """Return the place of an N5, whose own metadata have none that Neuroglancer reads; {} of other formats."""
-    is_n5 = layer.url.endswith("|n5:") if layer.url else _scheme(layer) == "n5"
-    if not is_n5 or layer.volume is None:
-        return {}
-    axes = [axis for axis in reversed(layer.volume.axes) if axis in "czyx"]
+def _control(name: str, layer: Layer, channel: int) -> str:
+    """Return the control called `name` of a range of values, which begins at the layer's, and can be made wider."""
+    low, high, first, last = (f"{value:.9g}" for value in (*shown_range(layer), *window(layer)))
+    of = f", channel={channel}" if layer.kind == "colours" else ""
+    return f"#uicontrol invlerp {name}(range=[{low}, {high}], window=[{first}, {last}]{of})"
+
+
+def window(layer: Layer) -> Range:
+    """Return the values between which a control of a layer can be moved: twice as many as it has, as its type has."""
+    low, high = shown_range(layer)
+    first, last = low - (high - low) / 2, high + (high - low) / 2
+    if not _is_whole(layer):
+        return first, last
+    assert layer.volume is not None
+    ends = np.iinfo(layer.volume.dtype)
+    return float(max(ends.min, math.floor(first))), float(min(ends.max, math.ceil(last)))
+
+
+def shown_range(layer: Layer) -> Range:
+    """Return the range that a control begins with: whole numbers of whole voxels, as Neuroglancer has it."""
+    low, high = layer.shades or UNKNOWN
+    return (float(round(low)), float(max(round(high), round(low) + 1))) if _is_whole(layer) else (low, high)
+
+
+def _is_whole(layer: Layer) -> bool:
+    """Return whether the browser has whole numbers of a layer: float64 and such types come as float32."""
+    return layer.kind != "difference" and layer.volume is not None and layer.volume.dtype.kind in "ui"
+
+
+def _transform(layer: Layer, scene: Scene) -> State:
+    """Return what Neuroglancer cannot read of a layer's place: all of it of an N5, and that a length has no unit.
+
+    It is {} of what says both itself.
+    """
+    format = layer.url.rpartition("|")[2].removesuffix(":") if layer.url else _scheme(layer)
     sizes = dict(zip("zyx", layer.raster.voxel_size_nm, strict=True))
+    if format != "n5" or layer.volume is None:
+        if scene.is_sized:
+            return {}
+        return _without_unit({axis: sizes.get(axis) for axis in _axes(layer, format)})
+    axes = [axis for axis in reversed(layer.volume.axes) if axis in "czyx"]
     origins = dict(zip("zyx", layer.raster.origin_nm, strict=True))
-    dimensions = {("c^" if a == "c" else a): [1, ""] if a == "c" else [sizes[a] * METRES, "m"] for a in axes}
+    dimensions = {("c^" if a == "c" else a): [1, ""] if a == "c" else _length(sizes[a], scene) for a in axes}
     matrix = []
     for i, axis in enumerate(axes):
         shift = 0.0 if axis == "c" else origins[axis] / sizes[axis] - 0.5
         matrix.append([float(i == j) for j in range(len(axes))] + [shift])
     return {"transform": {"matrix": matrix, "inputDimensions": dimensions, "outputDimensions": dimensions}}
+
+
+def _without_unit(sizes: Mapping[str, float | None]) -> State:
+    """Return the transform of nm to lengths without a unit; `sizes` has the voxel along each axis, None of channels."""
+    before = {axis: [1, ""] if nm is None else [nm * METRES, "m"] for axis, nm in sizes.items()}
+    after = {axis: [1, ""] if nm is None else [nm, ""] for axis, nm in sizes.items()}
+    # Neuroglancer multiplies by the lengths of both dimensions, whatever their units.
+    matrix = np.eye(len(sizes), len(sizes) + 1) * [[1.0 if nm is None else 1 / METRES] for nm in sizes.values()]
+    return {"transform": {"matrix": matrix.tolist(), "inputDimensions": before, "outputDimensions": after}}
+
+
+def _axes(layer: Layer, format: str) -> list[str]:
+    """Return the axes in the order in which Neuroglancer has those of a format."""
+    has_channels = layer.num_channels > 1
+    if format == "neuroglancer-precomputed":
+        return ["x", "y", "z", *(["c^"] if has_channels else [])]
+    if isinstance(layer.source, Chunks) or layer.volume is None:
+        return [*(["c^"] if has_channels else []), "z", "y", "x"]
+    return ["c^" if axis == "c" else axis for axis in layer.volume.axes if axis in "czyx"]
 
 
 def _panels(layers: Sequence[Layer]) -> list[list[str]]:
@@ -173,10 +263,16 @@ def _layout(panels: Sequence[Sequence[str]]) -> Any:  # Any: a name, or a tree
     return {"type": "column", "children": [{"type": "row", "children": row} for row in rows]}
 
 
-def _zoom(layer: Layer, num_panels: int) -> float:
+def slice_edges(scene: Scene) -> tuple[float, float]:
+    """Return the edges (down, across) of what is to fit into a panel, in the smallest voxel edges of the output."""
+    raster = main_layer(scene).raster
+    z, y, x = (length / min(raster.voxel_size_nm) for length in extent_nm(raster))
+    return (max(y, z), max(x, z)) if len(_panels(scene.layers)) == 1 else (y, x)
+
+
+def _zoom(scene: Scene, num_panels: int) -> float:
     """Return how many of the smallest voxel edges a pixel shows, so that a slice fits into a panel."""
     columns = 2 if num_panels == 1 else min(num_panels, MOST_IN_ROW)
     rows = 2 if num_panels == 1 else -(-num_panels // MOST_IN_ROW)
-    _, y, x = extent_nm(layer.raster)
-    pixels = (FILLED * WINDOW[0] / rows, FILLED * WINDOW[1] / columns)
-    return max(y / pixels[0], x / pixels[1]) / min(layer.raster.voxel_size_nm)
+    down, across = slice_edges(scene)
+    return max(down * rows / WINDOW[0], across * columns / WINDOW[1]) / FILLED

@@ -240,22 +240,33 @@ def measure_intensities(volume: Volume, *, seed: int = 0, seconds: float = READ_
     Raises:
         VolumeError: a chunk cannot be read.
     """
-    reader = volume.open()
-    grid = Grid(volume.spatial_shape, _cell(volume))
-    num_all = math.prod(grid.counts)
-    started, parts, num_voxels = time.perf_counter(), [], 0
-    for number in _shuffle(grid, seed):
-        parts.append(reader.read(grid.box(number)).ravel())
-        num_voxels += parts[-1].size
-        if time.perf_counter() - started > seconds or num_voxels >= MAX_VOXELS:
-            break
+    started = time.perf_counter()
+    parts = list(sample_parts(volume, seed=seed, seconds=seconds))
     took = (time.perf_counter() - started) / len(parts)
+    num_all = math.prod(Grid(volume.spatial_shape, _cell(volume)).counts)
     values = np.concatenate(parts)
+    num_voxels = values.size
     if values.dtype.kind == "f":
         values = values[np.isfinite(values)].astype(np.float64)
     levels = np.percentile(values, PERCENTILES) if values.size else np.empty(0)
     pairs = tuple(zip(PERCENTILES, levels.tolist(), strict=False))
     return Intensities(pairs, len(parts), num_all, num_voxels, took, num_voxels - values.size)
+
+
+def sample_parts(volume: Volume, *, seed: int = 0, seconds: float = READ_SECONDS) -> Iterator[np.ndarray]:
+    """Yield the voxels (n,) of chunks of `volume` in the order of `seed`, for `seconds`, at least those of one.
+
+    Raises:
+        VolumeError: a chunk cannot be read.
+    """
+    reader, grid = volume.open(), Grid(volume.spatial_shape, _cell(volume))
+    started, num_voxels = time.perf_counter(), 0
+    for number in _shuffle(grid, seed):
+        part = reader.read(grid.box(number)).ravel()
+        yield part
+        num_voxels += part.size
+        if time.perf_counter() - started > seconds or num_voxels >= MAX_VOXELS:
+            return
 
 
 def _cell(volume: Volume) -> Triple:

@@ -281,6 +281,9 @@ def _highest(needs: Sequence[tuple[float, float]], at_once: int) -> float:
     return sum(output for output, _ in needs) + sum(scratch[:at_once])
 
 
+INPUT_ADVICE = "--same-input goes on where a volume was copied or touched, --update computes what has changed, "
+
+
 def check_changed(plan: BatchPlan, options: BatchOptions) -> None:
     """Refuse datasets whose outputs were made otherwise, unless they are to be replaced.
 
@@ -293,10 +296,12 @@ def check_changed(plan: BatchPlan, options: BatchOptions) -> None:
         for row in plan.rows
         if row.state in CHANGED and row.state not in taken
     ]
+    states = sorted({row.state for row in plan.rows if row.state in CHANGED and row.state not in taken})
     if changed and not options.replace and not options.fresh:
         raise BatchError(
-            f"{len(changed):,} of {len(plan.rows):,} outputs were made otherwise, and nothing was begun; --replace "
-            "makes them again, another out (with {recipe}, say) puts new ones beside them",
+            f"{len(changed):,} of {len(plan.rows):,} outputs are there already and do not fit ({', '.join(states)}), "
+            f"so that nothing was begun; {INPUT_ADVICE if 'input changed' in states else ''}--replace makes them "
+            "again, another out (with {recipe}, say) puts new ones beside them",
             changed,
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -154,10 +154,11 @@ def _stage_sheet(folder: Path, parts: Sequence[_StagePart]) -> Sheet:
              "" if room is None or planned is None else bounded(room, planned.is_measured),
              size(total.peak_bytes) if total.peak_bytes else "", total.attempts or "", part.entry.out)
         )  # fmt: skip
-    names = ("stage", "kind", "state", "time", "planned", "tasks", "read", "written", "output planned", "peak memory",
-             "failed attempts", "output")  # fmt: skip
+    names = ("stage", "kind", "state", "elapsed", "planned", "tasks", "read", "written", "output planned",
+             "peak memory", "failed attempts", "output")  # fmt: skip
     caption = (
-        "Stages run side by side: each as far as what it reads is written. A name leads to the stage's own report."
+        "Stages run side by side: each as far as what it reads is written. Elapsed is from the first task of a stage "
+        "to its last, over all sessions. A name leads to the stage's own report."
     )
     return filled(Sheet("Stages", names, rows, caption))
 
@@ -183,6 +184,7 @@ def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     tally, num_read = _tally_of(rows)
     done = sum(row.is_complete for row in rows)
     facts = {"datasets": f"{len(rows):,}, {done:,} of them complete"}
+    facts |= {"recipe": rows[0].recipe} if len({row.recipe for row in rows}) == 1 else {}
     taken = f"read {size(sum(r.read_bytes for r in rows))}, written {size(sum(r.written_bytes for r in rows))}"
     facts |= {"planned": _planned(rows), "taken": taken}
     facts |= {**times_facts(tally, 1), **command_facts(folder.path, stand.driver)}
@@ -233,17 +235,22 @@ def dataset_sheet(folder: Path, rows: Sequence[DatasetRow], images: Mapping[int,
          brief(row.cpu_seconds) if row.cpu_seconds else "", "×".join(map(str, row.shape)), row.num_blocks,
          bounded(row.output_bytes, row.is_measured), size(row.read_bytes), size(row.written_bytes), row.missing or "",
          ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()), row.recipe, row.out,
-         row.reason or row.why, row.changes)
+         row.changes)
         for number, row in enumerate(rows)
     ]  # fmt: skip
-    names = ("dataset", "ended", "time", "CPU time", "voxels z,y,x", "blocks", "output planned", "read", "written",
-             "missing", "seams", "recipe", "output", "reason", "blocks changed")  # fmt: skip
+    names = ("dataset", "ended", "elapsed", "CPU time", "voxels z,y,x", "blocks", "output planned", "read", "written",
+             "missing", "seams", "recipe", "output", "blocks changed")  # fmt: skip
     caption = (
-        "A name leads to the dataset's own report; its picture is a slice of the whole output. Read and written are "
-        "of all its sessions."
+        "A name leads to the dataset's own report; its picture is a slice of the whole output. Elapsed is of the "
+        "session that ended it, in which others ran beside it; CPU time, read and written are of all its tasks, in all "
+        "sessions. Seams are steps at the faces of windows alone: a dataset's own report says what they do not see."
     )
-    order = [0, 1, 13, 14, 2, 9, *range(3, 9), 10, 11, 12]  # why a dataset failed and what is missing before the rest
-    return filled(Sheet("", [names[i] for i in order], [[line[i] for i in order] for line in lines], caption))
+    order = [0, 1, 13, 2, 9, *range(3, 9), 10, 11, 12]  # what is missing before the rest
+    if len({row.recipe for row in rows}) == 1:
+        order.remove(names.index("recipe"))  # the summary has it
+    sheet = Sheet("", names, lines, caption, [row.reason or row.why for row in rows])
+    shown = replace(sheet, names=[names[i] for i in order], rows=[[line[i] for i in order] for line in lines])
+    return filled(shown)
 
 
 def _folder_of(row: DatasetRow) -> Path:

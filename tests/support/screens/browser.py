@@ -40,11 +40,14 @@ class Browser:
     requests: list[str] = field(default_factory=list)
 
     def open(self, url: str, *, seconds: float = 60) -> None:
-        """Show `url`, without lines and bars, when all of it is drawn."""
+        """Show `url`, without bars and names of axes upon it, when all of it is drawn."""
         self.driver.get("about:blank")
         self.driver.get(url)
         self.wait("return window.viewer !== undefined && viewer.layerManager.managedLayers.length > 0", seconds)
+        self.wait("return document.body.dataset.fitted === 'yes'", seconds)
         self.driver.execute_script("viewer.showAxisLines.value = false; viewer.showScaleBar.value = false;")
+        self.driver.execute_script("""for (const name of document.querySelectorAll(
+            ".neuroglancer-display-dimensions-widget")) name.style.visibility = "hidden";""")
         self.settle(seconds)
 
     def open_file(self, file: Path, *, seconds: float = 30) -> list[str]:
@@ -104,7 +107,7 @@ class Browser:
             size, origin: of a voxel, and the centre of the first, in nm (y, x).
         """
         state = self.state()
-        unit = {axis: state["dimensions"][axis][0] * 1e9 for axis in "xyz"}
+        unit = {axis: n * (1e9 if name == "m" else 1) for axis, (n, name) in state["dimensions"].items()}
         x, y, _ = (place * unit[axis] for place, axis in zip(state["position"], "xyz", strict=True))
         pixel_nm = state["crossSectionScale"] * min(unit.values())
         top, left, height, width = self.driver.execute_script(PANELS)[panel]

@@ -343,7 +343,7 @@ class Study:
         ]
         if changed:
             raise RecipeError(
-                f"{self.folder} holds a search of another recipe ({'; '.join(changed)}); restore it to continue, "
+                f"{self.folder} holds a search of another recipe ({'; '.join(changed)}); take that back to continue, "
                 "choose another --out, or use --fresh to start over"
             )
 
