@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.volumes.dialects.attributes import listed_place
 from volpipe.volumes.formats.flat import Part, check_size, num_bytes, write_planes
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
@@ -22,7 +23,6 @@ from volpipe.volumes.storage.metadata import (
     Header,
     Place,
     flat_chunk,
-    listed_place,
     voxel_dtype,
     voxels,
 )

@@ -113,7 +113,11 @@ def read_attributes(file: Path, key: str) -> Tree:
 
 def read_datasets(file: Path, key: str) -> tuple[Dataset, ...] | None:
     """Return the levels at `key` that the file itself names, finest first; None where it names none."""
-    return tiff.read_datasets(file, key) if find_format(file) == "tiff" else None
+    format = find_format(file)
+    if format == "hdf5":
+        levels = hdf5.read_levels(file, key)
+        return None if levels is None else tuple(Dataset(inner) for inner in levels)
+    return tiff.read_datasets(file, key) if format == "tiff" else None
 
 
 def exists(file: Path, key: str) -> bool:
@@ -128,7 +132,8 @@ def walk(file: Path, key: str, *, enter_groups: bool) -> Iterator[str]:
     """Yield the keys, counted from `key`, of all arrays there; groups of levels count as one unless entered."""
     if find_format(file) == "hdf5":
         names = list(hdf5.walk(file, key))
-        yield from names if enter_groups else sorted({_group(name, names) for name in names})
+        groups = {} if enter_groups else hdf5.groups_of_levels(key, names)
+        yield from names if enter_groups else sorted({groups.get(name) or _group(name, names) for name in names})
     elif read_header(file, key) is not None:
         yield ""
     elif not key:
