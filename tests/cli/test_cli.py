@@ -153,6 +153,24 @@ def test_info_tells_what_an_array_is(tmp_path: Path, give: Give) -> None:
     assert "chunks      16 × 16 × 16" in ended.out
 
 
+def test_info_shows_axes_in_one_order_however_they_are_stored(tmp_path: Path, give: Give) -> None:
+    create_array(tmp_path / "a.zarr", "", ArraySpec((7, 6, 5, 2), np.dtype("u1"), (4, 3, 2, 1), axes=tuple("xyzc")))
+    lines = give("info", "--fast", "a.zarr").out.splitlines()
+    assert "shape       2 × 5 × 6 × 7 (c, z, y, x), uint8, 420 B uncompressed" in lines
+    assert "stored as   7 × 6 × 5 × 2 (x, y, z, c)" in lines
+    assert "chunks      1 × 2 × 3 × 4" in lines
+
+
+def test_info_takes_several_volumes_and_one_that_fails_hides_no_other(tmp_path: Path, give: Give) -> None:
+    np.save(tmp_path / "b.npy", noise((5, 6, 7)))
+    both = give("info", "--fast", "in.n5", "b.npy")
+    assert (both.code, both.err) == (0, "")
+    assert "16 × 24 × 16 (z, y, x)" in both.out and "5 × 6 × 7 (z, y, x)" in both.out
+    ended = give("info", "--fast", "in.n5", "gone.n5", "b.npy")
+    assert (ended.code, ended.out) == (2, both.out.replace("\n\n", "\n\n\n"))
+    assert "no volume at" in ended.err and "gone.n5" in ended.err
+
+
 def test_info_lists_what_a_container_holds(tmp_path: Path, give: Give) -> None:
     create_array(tmp_path / "in.n5", "labels/cells", ArraySpec((4, 4, 4), np.dtype("uint64"), (4, 4, 4)), "n5")
     ended = give("info", "in.n5")
