@@ -56,6 +56,7 @@ UNDERSTOOD: list[Attributes] = [
     {"resolution": SIZE, "resolution_unit": "um", "units": "counts"},
     {"resolution": "high", "voxelsize": SIZE, "unit": "um"},
     {"element_size_um": SIZE},
+    {"resolution": 0.5, "units": ["um"] * 3},
     {"voxel_size_nm": list(UM)},
     {"resolution": [1, 1, 1], "pixelResolution": {"dimensions": SIZE[::-1], "unit": "um"}},
     {"pixelWidth": 0.125, "pixelHeight": 0.25, "pixelDepth": 0.5, "pixelUnit": "um"},
@@ -70,7 +71,7 @@ def test_sizes_and_units_are_understood_in_every_spelling(tmp_path: Path, format
     if format == "hdf5":  # which has no objects; n5-hdf5 keeps them as text
         attributes = {key: json.dumps(value) if isinstance(value, dict) else value for key, value in attributes.items()}
     volume = write(tmp_path, format, noise((4, 5, 6)), attributes)
-    assert volume.voxel_size_nm == pytest.approx(UM)
+    assert volume.voxel_size_nm == pytest.approx((500,) * 3 if attributes.get("resolution") == 0.5 else UM)
     assert not any("voxel size" in note for note in volume.notes)
 
 

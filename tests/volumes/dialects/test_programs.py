@@ -8,6 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from metadata import ARRAY, Files, dataset, lay
 from volumes import noise
 
 from volpipe.errors import SeveralVolumesError, VolumeError
@@ -143,3 +144,30 @@ def test_an_xml_of_images_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.xml").write_text("<other/>")
     with pytest.raises(VolumeError, match="looks like a text"):
         open_volume(tmp_path / "b.xml")
+
+
+def test_the_n5_of_bigdataviewer_has_the_unit_of_its_xml(tmp_path: Path) -> None:
+    factors = [[1, 1, 1], [2, 2, 1]]
+    files: Files = {"setup0/attributes.json": {"downsamplingFactors": factors, "dataType": "uint8"}}
+    files["setup0/timepoint0/attributes.json"] = {"multiScale": True, "resolution": [0.1, 0.2, 0.5]}
+    files |= {f"setup0/timepoint0/s{level}/attributes.json": ARRAY for level in (0, 1)}
+    lay(tmp_path / "a.n5", files)
+    assert open_volume(tmp_path / "a.n5").voxel_size_nm is None
+    text = XML.format(file="a.n5", unit="um", affine=SCALED).replace("hdf5", "n5")
+    (tmp_path / "a.xml").write_text(text)
+    for path in (tmp_path / "a.n5", tmp_path / "a.xml"):
+        assert open_volume(path).voxel_size_nm == pytest.approx((500, 200, 100))
+    coarse = open_volume(tmp_path / "a.xml", level=1)
+    assert (coarse.path, coarse.voxel_size_nm) == (str(tmp_path / "a.n5"), pytest.approx((500, 400, 200)))
+    assert coarse.origin_nm == pytest.approx((0, 100, 50))
+
+
+@pytest.mark.parametrize("names", ["xyz", "zyx"])
+def test_axes_of_ome_in_n5_are_in_the_order_of_java_or_of_python(tmp_path: Path, names: str) -> None:
+    """Java (n5-universe) lists them as N5 does dimensions, x first; the array is stored alike."""
+    sizes = {"x": 4, "y": 5, "z": 40}
+    axes = [{"name": axis, "type": "space", "unit": "nanometer"} for axis in names]
+    image = {"axes": axes, "datasets": [dataset("s0", {"type": "scale", "scale": [sizes[axis] for axis in names]})]}
+    lay(tmp_path / "a.n5", {"attributes.json": {"n5": "4.0.0", "multiscales": [image]}, "s0/attributes.json": ARRAY})
+    volume = open_volume(tmp_path / "a.n5")
+    assert (volume.axes, volume.shape, volume.voxel_size_nm) == (("z", "y", "x"), (8, 10, 12), (40, 5, 4))

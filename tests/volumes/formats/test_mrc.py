@@ -242,10 +242,14 @@ def test_what_a_header_leaves_open_is_said(tmp_path: Path) -> None:
         check_reads(volume, data)
         assert [note for note in volume.notes if words in note], (words, volume.notes)
     path.write_bytes(whole)
-    patch(path, 12, (0).to_bytes(4, "little"))
-    patch(path, 152, (1146047817).to_bytes(4, "little") + (17).to_bytes(4, "little"))
-    with pytest.raises(VolumeError, match="flag for values of 4 bits"):
-        open_volume(path)
+    for offset, text in (
+        (152, (1146047817).to_bytes(4, "little") + (17).to_bytes(4, "little")),
+        (220, (1).to_bytes(4, "little") + b"SerialEMCCD: Dose frac. image, 4 bits packed  r/f 0".ljust(80)),
+    ):
+        path.write_bytes(whole)
+        patch(path, 12, (0).to_bytes(4, "little"))
+        with pytest.raises(VolumeError, match="two values of 4 bits"):
+            open_volume(patch(path, offset, text))
     path.write_bytes(whole)
     for mode, match in ((101, "values of 4 bits"), (3, "complex integers"), (16, "RGB colours")):
         with pytest.raises(VolumeError, match=f"mode {mode}, {match}"):

@@ -1,6 +1,6 @@
-"""BigDataViewer's HDF5 files and the XML beside them: views by time and setup, levels, voxel size, type.
+"""BigDataViewer's HDF5 files and the XML beside these and its N5: views by time and setup, levels, voxel size, type.
 
-Not here: HDF5 (formats.hdf5), or BigDataViewer's N5, whose attributes say the same (formats.n5). Datasets are
+Not here: HDF5 and N5 (formats.hdf5, formats.n5), whose attributes say all but the unit. Datasets of HDF5 are
 `t00000/s00/LEVEL/cells`; `s00/resolutions` has the factors of levels (x, y, z). Java wrote unsigned voxels as signed
 ones, and reads 16-bit ones without an attribute `dataType` as unsigned (bigdataviewer-core, Hdf5ImageLoader).
 """
@@ -16,10 +16,11 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.volumes.dialects.programs import Dataset, Levels, Meaning, unsigned
-from volpipe.volumes.storage.metadata import Place, floats, place
+from volpipe.volumes.storage.metadata import Lengths, Place, floats, place
 
 GROUP = re.compile(r"t\d+/s\d+")
 CELLS = re.compile(r"(t(\d+)/s(\d+))/(\d+)/cells")
+N5_VIEW = re.compile(r"setup(\d+)/timepoint(\d+)/s\d+")
 AXES = ("z", "y", "x")
 MARK = b"<SpimData"
 MARK_BYTES = 4096  # from the start, in which the mark stands
@@ -50,6 +51,14 @@ def find_levels(keys: list[str]) -> list[Levels]:
     for match in filter(None, map(CELLS.fullmatch, keys)):
         views.setdefault(match[1], {})[int(match[4])] = f"{match[4]}/cells"
     return [Levels(group, tuple(levels[n] for n in sorted(levels))) for group, levels in views.items() if 0 in levels]
+
+
+def read_n5_place(container: Path, key: str, factor: Lengths) -> Place | None:
+    """Return the place of a level in BigDataViewer's N5, of `factor` voxels (z, y, x), by the XML beside it, if any."""
+    match = N5_VIEW.fullmatch(key)
+    if match is None or _describing(container) is None:
+        return None
+    return _place(container, int(match[2]), int(match[1]), factor)[0]
 
 
 def read_container(path: Path) -> Path | None:

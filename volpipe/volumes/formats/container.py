@@ -9,6 +9,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -142,7 +143,8 @@ def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
     named = single_file.read_datasets(*within) if within else ome.read_datasets(read_attributes(folder), folder)
     named = named or precomputed.read_datasets(folder)
     if named is not None:
-        return named
+        is_n5 = within is None and bool(n5.read_attributes(folder))
+        return tuple(replace(each, axes=n5.in_c_order(each.axes)) if is_n5 and each.axes else each for each in named)
     count = 0
     while _holds(read_header, folder / f"s{count}"):
         count += 1
@@ -166,8 +168,11 @@ def read_place(header: Header, container: Location) -> Place:
     if header.format != "n5":
         return read_listed_place(header.attributes, header.axes or usual_axes(len(header.shape)))
     parts = inside(header.folder, container)
-    parents = [container.joinpath(*parts[:n]) for n in range(len(parts))]
-    return n5.read_place(header, [n5.read_attributes(parent) for parent in parents])
+    parents = [n5.read_attributes(container.joinpath(*parts[:n])) for n in range(len(parts))]
+    place = n5.read_place(header, parents)
+    if place.voxel_size_nm is not None or not isinstance(container, Path):
+        return place
+    return bigdataviewer.read_n5_place(container, "/".join(parts), n5.read_factors(header, parents)) or place
 
 
 def walk(root: Location, *, enter_groups: bool) -> Iterator[str]:

@@ -56,6 +56,7 @@ MAX_SKEW = 0.01  # degrees, of rounding
 IMOD_STAMP = 1146047817  # "IMOD"
 # Flags: bytes are signed; the origin is the first voxel's place, not minus that; a byte has two values.
 IMOD_SIGNED, IMOD_ORIGIN, IMOD_PACKED = 1, 4, 16
+PACKED_LABEL = "4 bits packed"  # SerialEM's
 VOLUMES = range(401, 631)  # space groups of a stack of volumes: 400 more than the group
 FACTS = Facts(
     "MRC, CCP4",
@@ -237,8 +238,10 @@ def _stored(fields: np.void, file: Path) -> np.dtype:
             f"{file} has mode {mode}, {OTHER_MODES[mode]}; volpipe reads modes {', '.join(map(str, MODES))}"
         )
     from_imod, flags = int(fields["imod_stamp"]) == IMOD_STAMP, int(fields["imod_flags"])
-    if mode == 0 and from_imod and flags & IMOD_PACKED:
-        raise VolumeError(f"{file} has IMOD's flag for values of 4 bits; copy it as bytes (IMOD: newstack -mode 0)")
+    if mode == 0 and ((from_imod and flags & IMOD_PACKED) or any(PACKED_LABEL in label for label in _labels(fields))):
+        raise VolumeError(
+            f"{file} says that each of its bytes holds two values of 4 bits; copy it as bytes (IMOD: newstack -mode 0)"
+        )
     if mode == 0:
         unsigned = not flags & IMOD_SIGNED if from_imod else _has_statistics(fields) and fields["statistics"][1] > 127
         return np.dtype("u1" if unsigned else "i1")

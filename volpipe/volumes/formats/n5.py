@@ -33,6 +33,7 @@ from volpipe.volumes.storage.metadata import (
     ArraySpec,
     Facts,
     Header,
+    Lengths,
     Level,
     Multiscale,
     Place,
@@ -187,6 +188,19 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
     if any(axis not in size for axis in axes if axis in "zyx"):
         return viewer_place(header.attributes, axes) or _odd_size(near)
     return place(size, offset, units)
+
+
+def read_factors(header: Header, parents: Sequence[Tree]) -> Lengths:
+    """Return how many voxels (z, y, x) of the finest level one of an array joins."""
+    axes = header.axes or usual_axes(len(header.shape))
+    factors = _by_axis(_factors(header, [header.attributes, *reversed(parents)]), axes) or {}
+    return factors.get("z", 1.0), factors.get("y", 1.0), factors.get("x", 1.0)
+
+
+def in_c_order(axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the axes of OME's `multiscales` in N5 as they are stored: n5-universe lists them as N5 does dimensions."""
+    spatial = [axis for axis in axes if axis in "zyx"]
+    return axes[::-1] if len(spatial) > 1 and spatial == sorted(spatial) else axes
 
 
 def _odd_size(near: Sequence[Mapping[str, Any]]) -> Place:
