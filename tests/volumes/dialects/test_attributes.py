@@ -57,6 +57,7 @@ UNDERSTOOD: list[Attributes] = [
     {"resolution": "high", "voxelsize": SIZE, "unit": "um"},
     {"element_size_um": SIZE},
     {"resolution": 0.5, "units": ["um"] * 3},
+    {"voxel_size": {"x": 0.125, "y": 0.25, "z": 0.5}, "units": "um"},
     {"voxel_size_nm": list(UM)},
     {"resolution": [1, 1, 1], "pixelResolution": {"dimensions": SIZE[::-1], "unit": "um"}},
     {"pixelWidth": 0.125, "pixelHeight": 0.25, "pixelDepth": 0.5, "pixelUnit": "um"},
@@ -89,6 +90,8 @@ NOT_UNDERSTOOD: list[tuple[Attributes, str]] = [
     ({"resolution": "high"}, "its resolution is high"),
     ({"resolution": [0.5, 0.25], "units": "um"}, "its resolution has 2 numbers for the axes z, y, x"),
     ({"voxelsize": SIZE}, "without a unit"),
+    ({"voxel_size": json.dumps({"x": 1, "y": 1})}, "its voxel_size is [None, 1, 1]"),
+    ({"transform": json.dumps({"axes": ["y", "x"], "scale": [4, 4], "units": ["nm"] * 2})}, "nothing of z"),
     ({"pixelWidth": 0.125, "pixelHeight": 0.25, "pixelUnit": "um"}, "nothing of z"),
 ]
 
@@ -109,6 +112,12 @@ def test_a_size_without_a_word_of_a_unit_is_nm_by_habit_and_said(tmp_path: Path)
     assert words in volume.notes
     given = open_volume(tmp_path / "a", view=View(voxel_size_nm=(30.0, 4.0, 4.0)))
     assert words not in given.notes
+
+
+def test_an_offset_that_fits_no_axes_counts_as_0_and_is_said(tmp_path: Path) -> None:
+    volume = write(tmp_path, "zarr2", noise((4, 5, 6)), {"resolution": [40, 4, 4], "units": "nm", "offset": [7, 8]})
+    assert (volume.voxel_size_nm, volume.origin_nm) == ((40, 4, 4), (0, 0, 0))
+    assert "its offset is [7, 8], for the axes z, y, x; it counts as 0" in volume.notes
 
 
 def test_attributes_of_hdf5_are_text_in_every_type(tmp_path: Path) -> None:

@@ -134,6 +134,19 @@ def test_views_of_bigdataviewer_are_volumes_to_choose_from(tmp_path: Path) -> No
     assert "a.xml, which is not beside the file" in open_volume(tmp_path / "a.h5", views[0]).notes[-1]
 
 
+def test_partitions_of_bigdataviewer_are_read_through_the_file_that_links_them(tmp_path: Path) -> None:
+    data = noise((8, 10, 12), "int16")
+    write_bdv(tmp_path, data)
+    (tmp_path / "a.h5").rename(tmp_path / "a-00-00.h5")
+    with h5py.File(tmp_path / "a.h5", "w") as file, h5py.File(tmp_path / "a-00-00.h5", "a") as part:
+        file["t00000/s00"] = h5py.ExternalLink("a-00-00.h5", "t00000/s00")
+        file["s00/resolutions"] = part["s00/resolutions"][...]
+        del part["s00"]
+    volume = open_volume(tmp_path / "a.xml")
+    np.testing.assert_array_equal(volume[...], data.view(np.uint16))
+    assert volume.voxel_size_nm == pytest.approx((500, 200, 100))
+
+
 def test_an_xml_of_images_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.xml").write_text(XML.format(file="gone.h5", unit="um", affine=SCALED))
     with pytest.raises(VolumeError, match=r"a\.xml describes .*gone\.h5, which is not there"):

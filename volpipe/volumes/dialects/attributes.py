@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from volpipe.volumes.storage.metadata import SYNONYMS, Place, floats, lengths, place
+from volpipe.volumes.storage.metadata import GUESSED_SIZE, SYNONYMS, Place, floats, lengths, place
 
 Attributes = Mapping[str, Any]  # Any: JSON
 T = TypeVar("T")
@@ -63,7 +63,7 @@ def read_place(attributes: Attributes, axes: Sequence[str]) -> Place:
     The first size with a unit counts, or else one that is nm by habit, or else the first reason why it is unknown.
     """
     found = [
-        transform_place(attributes.get("transform")),
+        transform_place(attributes.get("transform"), axes),
         *(_of_key(key, attributes, axes) for key in size_keys(attributes)),
         viewer_place(attributes, axes),
     ]
@@ -71,8 +71,13 @@ def read_place(attributes: Attributes, axes: Sequence[str]) -> Place:
     return min(places, key=lambda each: (each.voxel_size_nm is None, bool(each.reason)), default=Place())
 
 
-def transform_place(value: object) -> Place | None:
-    """Return the place in COSEM's attribute `transform`, whose lists follow its own `axes`; None where it has none."""
+def transform_place(value: object, stored: Sequence[str] = ()) -> Place | None:
+    """Return the place in COSEM's attribute `transform`, whose lists follow its own `axes`; None where it has none.
+
+    Args:
+        value: the attribute.
+        stored: axes of the array, where they are known: the transform must name those of space.
+    """
     tree = _tree(value)
     if tree is None or not isinstance(tree.get("axes"), list):
         return None
@@ -80,6 +85,9 @@ def transform_place(value: object) -> Place | None:
     scale = floats(tree.get("scale"))
     if scale is None or len(scale) != len(axes):
         return Place(reason=f"its transform has scale {_short(tree.get('scale'))}") if "scale" in tree else None
+    missing = [axis for axis in stored if axis in "zyx" and axis not in axes]
+    if missing:
+        return Place(reason=f"its transform says nothing of {', '.join(missing)}")
     return listed_place(axes, scale, tree.get("translate"), tree.get("units"))
 
 
@@ -89,21 +97,19 @@ def viewer_place(attributes: Attributes, axes: Sequence[str]) -> Place | None:
     entry = _tree(pixel) or {"dimensions": pixel, "unit": attributes.get("pixelUnit")}
     numbers, unit = floats(entry.get("dimensions")), entry.get("unit")
     if numbers is not None and len(numbers) == 3:
-        return _complete(dict(zip("xyz", numbers, strict=True)), {}, unit or "", axes)
+        return _complete(dict(zip("xyz", numbers, strict=True)), None, unit or "", axes)
     if IMAGEJ["x"] not in attributes:
         return None
     numbers = floats([attributes[name] for name in IMAGEJ.values() if name in attributes])
     if numbers is None:
         return Place(reason=f"its {IMAGEJ['x']} is {_short(attributes[IMAGEJ['x']])}")
     names = [axis for axis, name in IMAGEJ.items() if name in attributes]
-    return _complete(dict(zip(names, numbers, strict=True)), {}, unit or "", axes)
+    return _complete(dict(zip(names, numbers, strict=True)), None, unit or "", axes)
 
 
 def listed_place(axes: Sequence[str], scale: Sequence[float], shift: object, units: object) -> Place:
     """Return the place of an array whose attributes are lists in the order of `axes`; without a shift, of 0."""
-    shifts = floats(shift)
-    by_axis = dict(zip(axes, shifts, strict=True)) if shifts is not None and len(shifts) == len(axes) else {}
-    return _complete(dict(zip(axes, scale, strict=True)), by_axis, units, axes, in_nm=True)
+    return _complete(dict(zip(axes, scale, strict=True)), shift, units, axes, in_nm=True)
 
 
 def units_by_axis(value: object, axes: Sequence[str]) -> dict[str, object] | None:
@@ -161,6 +167,9 @@ def _of_key(key: str, attributes: Attributes, axes: Sequence[str]) -> Place:
     match = SIZE.fullmatch(_bare(key))
     assert match is not None
     kind, value, units = match[1], attributes[key], _units(key, attributes, match[2])
+    tree = _tree(value)
+    if tree is not None:
+        value = [tree.get(axis) for axis in axes if axis in "zyx"]
     numbers = floats([value]) or floats(value) or _numbers(value)
     if numbers is None and (size := lengths(value)) is not None:
         numbers, units = size, "nm"
@@ -171,9 +180,7 @@ def _of_key(key: str, attributes: Attributes, axes: Sequence[str]) -> Place:
     scale = dict.fromkeys(spatial, numbers[0]) if len(numbers) == 1 else by_axis(numbers, names)
     if scale is None:
         return Place(reason=f"its {key} has {len(numbers)} numbers for the axes {', '.join(axes)}")
-    offset = floats(attributes.get("offset"))
-    shift = by_axis(offset, axes) if offset is not None else {}
-    return _complete(scale, shift or {}, units, axes, in_nm=key in IN_NM)
+    return _complete(scale, attributes.get("offset"), units, axes, in_nm=key in IN_NM)
 
 
 def _units(key: str, attributes: Attributes, suffix: str | None) -> object:
@@ -186,9 +193,9 @@ def _units(key: str, attributes: Attributes, suffix: str | None) -> object:
 
 
 def _complete(
-    scale: Mapping[str, float], shift: Mapping[str, float], units: object, axes: Sequence[str], *, in_nm: bool = False
+    scale: Mapping[str, float], shift: object, units: object, axes: Sequence[str], *, in_nm: bool = False
 ) -> Place:
-    """Return the place of sizes of all spatial `axes`; of those without a word of a unit in nm, if `in_nm`."""
+    """Return the place of sizes of all spatial `axes`, shifted by a list; without a word of a unit nm, if `in_nm`."""
     sizes = {axis: size for axis, size in scale.items() if axis in axes}
     missing = [axis for axis in axes if axis in "zyx" and axis not in sizes]
     if missing:
@@ -198,11 +205,15 @@ def _complete(
     by_name = units_by_axis("nm" if is_habit else "" if units is None else units, axes)
     if by_name is None:
         return Place(reason=f"its units are {_short(units)}, for the axes {', '.join(axes)}")
-    result = place(sizes, shift, by_name)
-    if not is_habit or result.voxel_size_nm is None:
+    shifts = by_axis(floats(shift) or (), axes)
+    result = place(sizes, shifts or {}, by_name)
+    if result.voxel_size_nm is None:
         return result
     numbers = " × ".join(f"{sizes[axis]:g}" for axis in "zyx" if axis in sizes)
-    return replace(result, reason=f"it says {numbers} {IN_NM_NOTE}")
+    odd = f"its offset is {_short(shift)}, for the axes {', '.join(axes)}; it counts as 0"
+    notes = [f"{GUESSED_SIZE}: it says {numbers} {IN_NM_NOTE}"] if is_habit else []
+    notes += [odd] if shift is not None and shifts is None else []
+    return replace(result, reason="; ".join(notes))
 
 
 def _tree(value: object) -> dict[str, Any] | None:  # Any: JSON

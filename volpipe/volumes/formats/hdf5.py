@@ -70,7 +70,7 @@ def read_header(file: Path, key: str) -> Header | None:
     """
     with _opened(file) as opened:
         node = _get(opened, key)
-        return None if node is None or not _is_dataset(node) else _header(file, key, node)
+        return None if node is None or not _is_dataset(node) else _header(file, key, node, opened)
 
 
 def read_attributes(file: Path, key: str) -> Tree:
@@ -279,18 +279,17 @@ def _is_dataset(node: h5py.Group | h5py.Dataset) -> bool:
     return hasattr(node, "chunks")
 
 
-def _header(file: Path, key: str, dataset: h5py.Dataset) -> Header:
+def _header(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> Header:
     name = f"{file}/{key}"
     if not dataset.shape or 0 in dataset.shape:
         raise VolumeError(f"{name} has shape {dataset.shape}; it holds no voxels")
     _find_sources(dataset)
     shape = voxels(dataset.shape, "shape", Path(name))
-    dtype = voxel_dtype(dataset.dtype, name)
     attributes = _attributes(dataset)
     axes, odd_axes = read_axes(
         attributes, len(shape), attributes.get("DIMENSION_LABELS"), *_other_axes(dataset, attributes)
     )
-    meaning = _meaning(file, key, dataset, dtype)
+    meaning = _meaning(file, key, dataset, opened)
     return Header(
         folder=file / key,
         format="hdf5",
@@ -308,20 +307,20 @@ def _header(file: Path, key: str, dataset: h5py.Dataset) -> Header:
     )
 
 
-def _meaning(file: Path, key: str, dataset: h5py.Dataset, dtype: np.dtype) -> Meaning:
+def _meaning(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> Meaning:
     """Return the shape, type and place that the program which wrote the dataset means."""
 
     def attributes(other: str) -> Tree:
-        node = _get(dataset.file["/"], other)
+        node = _get(opened, other)
         return {} if node is None else _attributes(node)
 
     def table(other: str) -> list[list[float]] | None:
-        node = _get(dataset.file["/"], other)
+        node = _get(opened, other)
         if node is None or not _is_dataset(node) or node.ndim != 2 or node.size > MAX_TABLE:
             return None
         return node[...].astype(float).tolist() if node.dtype.kind in "iuf" else None
 
-    shape = tuple(map(int, dataset.shape))
+    shape, dtype = tuple(map(int, dataset.shape)), voxel_dtype(dataset.dtype, f"{file}/{key}")
     described = Dataset(file, key, shape, dtype, attributes, table)
     meanings = (program.read_meaning(described) for program in PROGRAMS)
     meaning = next(filter(None, meanings), Meaning(shape, dtype))

@@ -174,7 +174,7 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
     axes = header.axes or usual_axes(len(header.shape))
     if any(key in header.attributes for key in PYTHON):
         return read_listed_place(header.attributes, axes)
-    result = transform_place(header.attributes.get("transform"))
+    result = transform_place(header.attributes.get("transform"), axes)
     if result is not None:
         return result
     near = [header.attributes, *reversed(parents)]

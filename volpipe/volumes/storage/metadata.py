@@ -71,8 +71,8 @@ class Facts:
 class Place:
     """Where an array lies, (z, y, x): voxel size, None where unknown, and the centre of its first voxel.
 
-    `reason` says why a size that is incomplete, or in another unit, counts as unknown, or what was assumed of one that
-    is known; "" where there is none.
+    `reason` says why a size that is incomplete, or in another unit, counts as unknown, or what was assumed of a known
+    one; "" where there is none.
     """
 
     voxel_size_nm: Lengths | None = None
@@ -82,8 +82,8 @@ class Place:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of the size, for `Volume.notes`."""
-        what = UNKNOWN_SIZE if self.voxel_size_nm is None else GUESSED_SIZE
-        return (f"{what}: {self.reason}",) if self.reason else ()
+        unknown = f"{UNKNOWN_SIZE}: " if self.voxel_size_nm is None else ""
+        return (f"{unknown}{self.reason}",) if self.reason else ()
 
 
 @dataclass(frozen=True)
