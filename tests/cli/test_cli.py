@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 from command import IDENTITY, THREADS, Give, begin, finish, giver, set_each
 from conftest import ROOT
 from volumes import fingerprint, noise, windowed, write_volume
@@ -205,6 +206,14 @@ def test_a_sample_is_written_and_can_be_opened(tmp_path: Path, give: Give) -> No
     assert ended.out.startswith("wrote made.n5: raw and labels, 16 × 32 × 24 voxels, seed 3, in ")
     assert open_volume(tmp_path / "made.n5", "raw").shape == (16, 32, 24)
     assert open_volume(tmp_path / "made.n5", "labels").shape == (16, 32, 24)
+
+
+def test_a_copy_says_what_was_assumed_of_its_source(tmp_path: Path, give: Give) -> None:
+    tree = zarr.create_array(str(tmp_path / "a.zarr"), data=noise((5, 6, 7)), zarr_format=2)
+    tree.attrs.update({"axes": ["z", "y", "x"], "resolution": [40, 4, 4]})
+    ended = give("convert", "a.zarr", "b.n5")
+    words = "note        a.zarr: voxel size guessed: it says 40 × 4 × 4 without a unit, taken as nm"
+    assert (ended.code, ended.out.splitlines()[0].startswith(words)) == (0, True)
 
 
 def test_a_binned_copy_of_a_sample_has_the_means_and_a_larger_voxel(tmp_path: Path, give: Give) -> None:

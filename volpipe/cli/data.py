@@ -170,9 +170,12 @@ def convert(
     sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
     binned = parse_sizes(bin, "--bin")
     started = time.perf_counter()
+    source = vp.open(volume, level=level, view=view)
+    for note in source.notes:
+        out.print(f"note        {volume}: {note}", markup=False)
     with bars() as shown:
         copy = vp.convert(
-            vp.open(volume, level=level, view=view), target, format=format, chunk=sizes[0], shard=sizes[1], codec=codec,
+            source, target, format=format, chunk=sizes[0], shard=sizes[1], codec=codec,
             bin=binned, workers=workers, on_progress=partial(shown.show, "convert", noun="box"),
         )  # fmt: skip
     out.print(f"wrote {target} in {duration(time.perf_counter() - started)}")
