@@ -131,6 +131,7 @@ def test_views_of_bigdataviewer_are_volumes_to_choose_from(tmp_path: Path) -> No
     unknown = open_volume(tmp_path / "a.h5", "t00000/s01")
     assert unknown.voxel_size_nm is None and "in the unit 'pixel'" in unknown.notes[-1]
     (tmp_path / "a.xml").unlink()
+    (tmp_path / "b.xml").symlink_to("gone.xml")
     assert "a.xml, which is not beside the file" in open_volume(tmp_path / "a.h5", views[0]).notes[-1]
 
 
@@ -150,6 +151,9 @@ def test_partitions_of_bigdataviewer_are_read_through_the_file_that_links_them(t
 def test_an_xml_of_images_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.xml").write_text(XML.format(file="gone.h5", unit="um", affine=SCALED))
     with pytest.raises(VolumeError, match=r"a\.xml describes .*gone\.h5, which is not there"):
+        open_volume(tmp_path / "a.xml")
+    (tmp_path / "a.xml").write_text(XML.format(file="../gone.h5", unit="um", affine=SCALED))
+    with pytest.raises(VolumeError, match=r"a\.xml refers to \.\./gone\.h5, which does not lie in its folder"):
         open_volume(tmp_path / "a.xml")
     (tmp_path / "a.xml").write_text('<SpimData version="0.2"><SequenceDescription/></SpimData>')
     with pytest.raises(VolumeError, match="describes images of the kind 'unknown'"):

@@ -245,7 +245,7 @@ def _numbers(value: object) -> tuple[float, ...] | None:
     """Return the numbers of a text or a list that are all of them, without a unit: "4, 4, 40"."""
     try:
         return floats([float(entry) for entry in _listed(value) or [] if not isinstance(entry, bool)]) or None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

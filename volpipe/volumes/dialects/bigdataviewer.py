@@ -17,6 +17,7 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.volumes.dialects.programs import Dataset, Levels, Meaning, unsigned
 from volpipe.volumes.storage.metadata import Lengths, Place, floats, place
+from volpipe.volumes.storage.paths import check_beside
 
 GROUP = re.compile(r"t\d+/s\d+")
 CELLS = re.compile(r"(t(\d+)/s(\d+))/(\d+)/cells")
@@ -85,11 +86,10 @@ def read_container(path: Path) -> Path | None:
             f"{path} describes images of the kind {kind or 'unknown'!r}; volpipe reads those in HDF5 and N5"
         )
     base = (root.findtext("BasePath") or ".").strip()
-    container = Path(entry.text.strip())
-    container = container if container.is_absolute() else path.parent / base / container
+    container = check_beside(str(Path(base) / entry.text.strip()), path)
     if not container.exists():
         raise VolumeError(f"{path} describes {container}, which is not there; put it beside the XML file")
-    return container.resolve()
+    return container
 
 
 def _dtype(dataset: Dataset, named: object) -> tuple[np.dtype, tuple[str, ...]]:
@@ -141,11 +141,15 @@ def _describing(file: Path) -> Path | None:
     own = file.with_suffix(".xml")
     if own.is_file():
         return own
-    others = sorted(file.parent.glob("*.xml"))[:MAX_FILES]
-    naming = [
-        path for path in others if path.stat().st_size <= MAX_XML_BYTES and file.name.encode() in path.read_bytes()
-    ]
+    naming = [path for path in sorted(file.parent.glob("*.xml"))[:MAX_FILES] if _mentions(path, file.name)]
     return naming[0] if len(naming) == 1 else None
+
+
+def _mentions(path: Path, name: str) -> bool:
+    try:
+        return path.stat().st_size <= MAX_XML_BYTES and name.encode() in path.read_bytes()
+    except OSError:
+        return False
 
 
 def _root(path: Path) -> ElementTree.Element | None:
