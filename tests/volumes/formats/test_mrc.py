@@ -116,13 +116,15 @@ def test_bytes_are_signed_unless_imod_or_the_maximum_says_otherwise(tmp_path: Pa
     check_reads(open_volume(path), data.view(np.uint8))
 
 
-def test_the_origin_of_imod_is_minus_that_of_others_without_its_flag(tmp_path: Path) -> None:
+def test_the_origin_of_imod_is_minus_that_of_others_without_its_flag_and_a_version(tmp_path: Path) -> None:
     def change(file: mrcfile.mrcfile.MrcFile) -> None:
         file.voxel_size = 10.0
         file.header.origin = (-10.0, -20.0, -30.0)
 
     path = write(tmp_path / "a.mrc", noise((5, 6, 7), "int16"), change)
     patch(path, 152, (1146047817).to_bytes(4, "little"))
+    assert open_volume(path).origin_nm == pytest.approx((-3.0, -2.0, -1.0))  # as the header has a version
+    patch(path, 108, bytes(4))
     assert open_volume(path).origin_nm == pytest.approx((3.0, 2.0, 1.0))
     patch(path, 156, (4).to_bytes(4, "little"))
     assert open_volume(path).origin_nm == pytest.approx((-3.0, -2.0, -1.0))

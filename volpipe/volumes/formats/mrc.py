@@ -52,6 +52,7 @@ SUFFIXES = (".mrc", ".mrcs", ".map", ".ccp4", ".rec", ".st", ".ali", ".preali")
 MARK = b"MAP"
 ENDS: dict[Order, str] = {"<": "little", ">": "big"}
 VALUES_AT_ONCE = 2**18
+VERSIONS = range(20140, 21000)  # of MRC2014: its year and a number
 MAX_SKEW = 0.01  # degrees, of rounding
 IMOD_STAMP = 1146047817  # "IMOD"
 # Flags: bytes are signed; the origin is the first voxel's place, not minus that; a byte has two values.
@@ -266,6 +267,11 @@ def _sizes(fields: np.void) -> np.ndarray | None:
     return cell / grid if (grid > 0).all() and np.isfinite(cell).all() else None
 
 
+def _has_usual_origin(fields: np.void) -> bool:
+    """Return whether ORIGIN in a file of IMOD is the place: by its flag, or where the header is one of MRC2014."""
+    return bool(int(fields["imod_flags"]) & IMOD_ORIGIN) or int(fields["version"]) in VERSIONS
+
+
 def _place(fields: np.void) -> Place:
     """Return where the array lies: ORIGIN if there is one, or else NSTART in voxels, which is what viewers do."""
     size = _sizes(fields)
@@ -275,7 +281,7 @@ def _place(fields: np.void) -> Place:
     origin = fields["origin"].astype(np.float64)
     if not np.isfinite(origin).all() or not origin.any():
         origin = _start(fields) * size
-    elif int(fields["imod_stamp"]) == IMOD_STAMP and not int(fields["imod_flags"]) & IMOD_ORIGIN:
+    elif int(fields["imod_stamp"]) == IMOD_STAMP and not _has_usual_origin(fields):
         origin = -origin
     return listed_place("xyz", size.tolist(), origin.tolist(), ["angstrom"] * 3)
 
