@@ -37,8 +37,10 @@ def read_axes(attributes: Attributes, rank: int, *others: object) -> tuple[tuple
         rank: its number of axes.
         others: names that its format keeps elsewhere; they count first.
     """
-    transform = _tree(attributes.get("transform")) or {}
-    values = [*others, *(attributes.get(key) for key in AXES), transform.get("axes")]
+    transform, tags = (_tree(attributes.get(key)) or {} for key in ("transform", "axistags"))  # these are ilastik's
+    entries = tags.get("axes")
+    keys = [tag.get("key") for tag in entries if isinstance(tag, dict)] if isinstance(entries, list) else []
+    values = [*others, *(attributes.get(key) for key in AXES), keys, transform.get("axes")]
     axes = next((axes for value in values if (axes := named_axes(value, rank))), None)
     odd = next((", ".join(map(str, names)) for value in values if (names := _listed(value)) and any(names)), "")
     return axes, "" if axes else _short(odd)

@@ -6,7 +6,6 @@ The library reads one thing at a time, so threads take turns.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -286,9 +285,8 @@ def _header(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> H
     _find_sources(dataset)
     shape = voxels(dataset.shape, "shape", Path(name))
     attributes = _attributes(dataset)
-    axes, odd_axes = read_axes(
-        attributes, len(shape), attributes.get("DIMENSION_LABELS"), *_other_axes(dataset, attributes)
-    )
+    labels = (attributes.get("DIMENSION_LABELS"), _dimensions(dataset))
+    axes, odd_axes = read_axes(attributes, len(shape), *labels)
     meaning = _meaning(file, key, dataset, opened)
     return Header(
         folder=file / key,
@@ -441,26 +439,15 @@ def _codec(dataset: h5py.Dataset, name: str) -> str:
     return label
 
 
-def _other_axes(dataset: h5py.Dataset, attributes: Tree) -> list[object]:
-    """Return names of the axes that are no plain attributes: netCDF's dimensions, vigra's and ilastik's `axistags`.
+def _dimensions(dataset: h5py.Dataset) -> list[str]:
+    """Return the names of netCDF's dimensions of a dataset, [] where it has none.
 
-    Labels are read as the attribute: dims[i].label crashes on damaged ones, in HDF5 2.0.
+    Labels are read as an attribute instead: dims[i].label crashes on damaged ones, in HDF5 2.0.
     """
-    tags = [tag.get("key") for tag in _axistags(attributes)]
     try:
-        scales = [dataset.file[entry[0]].name.rpartition("/")[2] for entry in dataset.attrs["DIMENSION_LIST"]]
+        return [dataset.file[entry[0]].name.rpartition("/")[2] for entry in dataset.attrs["DIMENSION_LIST"]]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OSError, RuntimeError):
-        scales = []
-    return [scales, tags]
-
-
-def _axistags(attributes: Tree) -> list[Tree]:
-    try:
-        tree = json.loads(attributes.get("axistags", ""))
-    except (TypeError, ValueError):
         return []
-    axes = tree.get("axes") if isinstance(tree, dict) else None
-    return [tag for tag in axes if isinstance(tag, dict)] if isinstance(axes, list) else []
 
 
 def _attributes(node: h5py.Group | h5py.Dataset) -> Tree:
