@@ -27,6 +27,7 @@ PACKAGES = (
     "commit",
     "geometry",
     "volumes.storage",
+    "volumes.dialects",
     "volumes.formats",
     "volumes",
     "recipes",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 from command import IDENTITY, THREADS, Give, begin, finish, giver, set_each
 from conftest import ROOT
 from volumes import fingerprint, noise, windowed, write_volume
@@ -153,6 +154,24 @@ def test_info_tells_what_an_array_is(tmp_path: Path, give: Give) -> None:
     assert "chunks      16 × 16 × 16" in ended.out
 
 
+def test_info_shows_axes_in_one_order_however_they_are_stored(tmp_path: Path, give: Give) -> None:
+    create_array(tmp_path / "a.zarr", "", ArraySpec((7, 6, 5, 2), np.dtype("u1"), (4, 3, 2, 1), axes=tuple("xyzc")))
+    lines = give("info", "--fast", "a.zarr").out.splitlines()
+    assert "shape       2 × 5 × 6 × 7 (c, z, y, x), uint8, 420 B uncompressed" in lines
+    assert "stored as   7 × 6 × 5 × 2 (x, y, z, c)" in lines
+    assert "chunks      1 × 2 × 3 × 4" in lines
+
+
+def test_info_takes_several_volumes_and_one_that_fails_hides_no_other(tmp_path: Path, give: Give) -> None:
+    np.save(tmp_path / "b.npy", noise((5, 6, 7)))
+    both = give("info", "--fast", "in.n5", "b.npy")
+    assert (both.code, both.err) == (0, "")
+    assert "16 × 24 × 16 (z, y, x)" in both.out and "5 × 6 × 7 (z, y, x)" in both.out
+    ended = give("info", "--fast", "in.n5", "gone.n5", "b.npy")
+    assert (ended.code, ended.out) == (2, both.out.replace("\n\n", "\n\n\n"))
+    assert "no volume at" in ended.err and "gone.n5" in ended.err
+
+
 def test_info_lists_what_a_container_holds(tmp_path: Path, give: Give) -> None:
     create_array(tmp_path / "in.n5", "labels/cells", ArraySpec((4, 4, 4), np.dtype("uint64"), (4, 4, 4)), "n5")
     ended = give("info", "in.n5")
@@ -187,6 +206,14 @@ def test_a_sample_is_written_and_can_be_opened(tmp_path: Path, give: Give) -> No
     assert ended.out.startswith("wrote made.n5: raw and labels, 16 × 32 × 24 voxels, seed 3, in ")
     assert open_volume(tmp_path / "made.n5", "raw").shape == (16, 32, 24)
     assert open_volume(tmp_path / "made.n5", "labels").shape == (16, 32, 24)
+
+
+def test_a_copy_says_what_was_assumed_of_its_source(tmp_path: Path, give: Give) -> None:
+    tree = zarr.create_array(str(tmp_path / "a.zarr"), data=noise((5, 6, 7)), zarr_format=2)
+    tree.attrs.update({"axes": ["z", "y", "x"], "resolution": [40, 4, 4]})
+    ended = give("convert", "a.zarr", "b.n5")
+    words = "note        a.zarr: voxel size guessed: it says 40 × 4 × 4 without a unit, taken as nm"
+    assert (ended.code, ended.out.splitlines()[0].startswith(words)) == (0, True)
 
 
 def test_a_binned_copy_of_a_sample_has_the_means_and_a_larger_voxel(tmp_path: Path, give: Give) -> None:

@@ -14,7 +14,7 @@ import typer
 
 import volpipe as vp
 from volpipe.cli.options import Parents, positive, whole
-from volpipe.display.console import bars, check_folder, out
+from volpipe.display.console import REFUSED, bars, check_folder, err, out
 from volpipe.display.volumes import arrays_table, codec_table, footprint_lines, info_lines, intensity_line
 from volpipe.errors import SeveralVolumesError, VolpipeError
 from volpipe.units import duration
@@ -37,7 +37,9 @@ TimeOption = Annotated[
 
 
 def info(
-    volume: Annotated[str, typer.Argument(metavar="VOLUME", help="A volume, or a container with several.")],
+    volumes: Annotated[
+        list[str], typer.Argument(metavar="VOLUME...", help="Volumes, or containers with several volumes each.")
+    ],
     level: LevelOption = 0,
     channel: ChannelOption = None,
     time_point: TimeOption = None,
@@ -47,14 +49,25 @@ def info(
         int, typer.Option(metavar="N", parser=whole, help="Decides which chunks of a large volume are looked at.")
     ] = 0,
 ) -> None:
-    """Print shape, type and voxel size of VOLUME, its intensities, and what lies on disk."""
+    """Print shape, type and voxel size of each VOLUME, its intensities, and what lies on disk."""
     from volpipe.recipes.inference import typed_view
 
     view = typed_view(channel=channel, time=time_point)
-    try:
-        vp.info(volume, level=level, view=view, fast=fast, codecs=codecs, seed=seed, on_part=_print_part)
-    except SeveralVolumesError as error:
-        _print_arrays(volume, error.keys)
+    is_refused = False
+    for number, volume in enumerate(volumes):
+        if number:
+            out.print()
+        try:
+            vp.info(volume, level=level, view=view, fast=fast, codecs=codecs, seed=seed, on_part=_print_part)
+        except SeveralVolumesError as error:
+            _print_arrays(volume, error.keys)
+        except (VolpipeError, OSError) as error:
+            if len(volumes) == 1:
+                raise
+            err.print(f"volpipe: {error}", markup=False)
+            is_refused = True
+    if is_refused:
+        raise typer.Exit(REFUSED)
 
 
 def _print_arrays(container: str, keys: list[str]) -> None:
@@ -157,9 +170,12 @@ def convert(
     sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
     binned = parse_sizes(bin, "--bin")
     started = time.perf_counter()
+    source = vp.open(volume, level=level, view=view)
+    for note in source.notes:
+        out.print(f"note        {volume}: {note}", markup=False)
     with bars() as shown:
         copy = vp.convert(
-            vp.open(volume, level=level, view=view), target, format=format, chunk=sizes[0], shard=sizes[1], codec=codec,
+            source, target, format=format, chunk=sizes[0], shard=sizes[1], codec=codec,
             bin=binned, workers=workers, on_progress=partial(shown.show, "convert", noun="box"),
         )  # fmt: skip
     out.print(f"wrote {target} in {duration(time.perf_counter() - started)}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.table import Table
 
@@ -18,13 +18,20 @@ if TYPE_CHECKING:
     from volpipe.volumes.survey import Footprint, Intensities, Trials
     from volpipe.volumes.volume import Volume
 
+T = TypeVar("T")
+
+AXES = "tczyx"  # in which volumes are shown, however they are stored; other axes come first
+
 
 def info_lines(volume: Volume) -> Iterator[str]:
-    """Yield what a volume is, one fact a line."""
+    """Yield what a volume is, one fact a line; axes in the order of voxel sizes."""
     yield f"{volume.path} {volume.key}".strip()
     yield f"format      {volume.format}"
     raw = size(math.prod(volume.shape) * volume.dtype.itemsize)
-    yield f"shape       {shape(volume.shape)} ({', '.join(volume.axes)}), {volume.dtype.name}, {raw} uncompressed"
+    axes = ", ".join(_ordered(volume, volume.axes))
+    yield f"shape       {_shape(volume, volume.shape)} ({axes}), {volume.dtype.name}, {raw} uncompressed"
+    if axes != (stored := ", ".join(volume.axes)):
+        yield f"stored as   {shape(volume.shape)} ({stored})"
     if volume.num_stored_channels > 1:
         yield f"channels    {volume.channels}"
     if volume.voxel_size_nm is None:
@@ -34,12 +41,23 @@ def info_lines(volume: Volume) -> Iterator[str]:
         )
     else:
         yield f"voxel size  {in_nm(volume.voxel_size_nm)}, origin {' × '.join(f'{v:g}' for v in volume.origin_nm)} nm"
-    yield f"chunks      {shape(volume.chunks)}" + (f" in shards {shape(volume.shards)}" if volume.shards else "")
+    shards = f" in shards {_shape(volume, volume.shards)}" if volume.shards else ""
+    yield f"chunks      {_shape(volume, volume.chunks)}{shards}"
     yield f"codec       {volume.codec}"
     if volume.levels:
         yield f"levels      {', '.join(volume.levels)}"
     for note in volume.notes:
         yield f"note        {note}"
+
+
+def _ordered(volume: Volume, values: Sequence[T]) -> tuple[T, ...]:
+    """Return `values`, one for each stored axis, in the order t, c, z, y, x."""
+    order = sorted(range(volume.ndim), key=lambda i: AXES.find(volume.axes[i]))
+    return tuple(values[i] for i in order)
+
+
+def _shape(volume: Volume, lengths: Sequence[int]) -> str:
+    return shape(_ordered(volume, lengths))
 
 
 def arrays_table(rows: Sequence[tuple[str, Volume | str]]) -> Table:
@@ -52,7 +70,8 @@ def arrays_table(rows: Sequence[tuple[str, Volume | str]]) -> Table:
         else:
             levels = str(len(volume.levels)) if volume.levels else ""
             size = in_nm(volume.voxel_size_nm).removeprefix("voxel size ")
-            table.add_row(name, shape(volume.shape), ", ".join(volume.axes), volume.dtype.name, size, levels)
+            axes = ", ".join(_ordered(volume, volume.axes))
+            table.add_row(name, _shape(volume, volume.shape), axes, volume.dtype.name, size, levels)
     return table
 
 

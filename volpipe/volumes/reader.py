@@ -34,7 +34,7 @@ from volpipe.volumes.opened import once
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
 from volpipe.volumes.storage.fetched_array import FetchedArray, can_fetch
 from volpipe.volumes.storage.indexing import plain_index
-from volpipe.volumes.storage.metadata import Header, Lengths, usual_axes
+from volpipe.volumes.storage.metadata import UNKNOWN_SIZE, Header, Lengths, usual_axes
 from volpipe.volumes.storage.paths import Location
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_NAMED = 20
-UNKNOWN_SIZE = "voxel size unknown"
 
 
 @dataclass(frozen=True)
@@ -441,6 +440,7 @@ def make_volume(container: Location, header: Header, dataset: Dataset, levels: t
     rank = len(header.shape)
     axes = dataset.axes if dataset.axes and len(dataset.axes) == rank else header.axes or usual_axes(rank)
     is_guessed = header.is_guessed or (axes is not dataset.axes and header.axes is None)
+    odd = f"; the array names them {header.odd_axes}, which is not understood" if header.odd_axes else ""
     where = dataset.place or read_place(header, container)
     names = dataset.channel_names or header.channel_names
     key = "/".join(inside(header.folder, container))
@@ -460,9 +460,9 @@ def make_volume(container: Location, header: Header, dataset: Dataset, levels: t
         slices=tiff_folder.hash_names(header),
         channel_names=names if len(names) == dict(zip(axes, header.shape, strict=True)).get("c", 1) else (),
         notes=(
-            *([f"axes guessed: {', '.join(axes)}"] if is_guessed else []),
+            *([f"axes guessed: {', '.join(axes)}{odd}"] if is_guessed else []),
             *header.notes,
-            *([f"{UNKNOWN_SIZE}: {where.reason}"] if where.reason else []),
+            *where.notes,
         ),
     )
 

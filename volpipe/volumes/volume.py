@@ -25,7 +25,6 @@ from volpipe.volumes.formats.container import (
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.reader import (
     MAX_NAMED,
-    UNKNOWN_SIZE,
     Reader,
     View,
     Volume,
@@ -34,7 +33,15 @@ from volpipe.volumes.reader import (
     make_volume,
 )
 from volpipe.volumes.storage import object_store, paths
-from volpipe.volumes.storage.metadata import ArraySpec, Header, Lengths, Level, Multiscale
+from volpipe.volumes.storage.metadata import (
+    GUESSED_SIZE,
+    UNKNOWN_SIZE,
+    ArraySpec,
+    Header,
+    Lengths,
+    Level,
+    Multiscale,
+)
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.writer import Writer, open_writer
 
@@ -96,7 +103,7 @@ def with_view(volume: Volume, view: View) -> Volume:
     if time is not None:
         notes.append(f"point in time {time} of {_length(volume, 't')}")
     if view.voxel_size_nm is not None:
-        notes = [note for note in notes if not note.startswith(UNKNOWN_SIZE)]
+        notes = [note for note in notes if not note.startswith((UNKNOWN_SIZE, GUESSED_SIZE))]
         notes.append(_given("voxel size", view.voxel_size_nm, volume.voxel_size_nm))
         if view.origin_nm is None and any(volume.origin_nm) and view.voxel_size_nm != volume.voxel_size_nm:
             notes.append(f"origin {_lengths(volume.origin_nm)} as the file says; input.origin_nm gives another")

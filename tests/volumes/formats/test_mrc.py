@@ -116,13 +116,15 @@ def test_bytes_are_signed_unless_imod_or_the_maximum_says_otherwise(tmp_path: Pa
     check_reads(open_volume(path), data.view(np.uint8))
 
 
-def test_the_origin_of_imod_is_minus_that_of_others_without_its_flag(tmp_path: Path) -> None:
+def test_the_origin_of_imod_is_minus_that_of_others_without_its_flag_and_a_version(tmp_path: Path) -> None:
     def change(file: mrcfile.mrcfile.MrcFile) -> None:
         file.voxel_size = 10.0
         file.header.origin = (-10.0, -20.0, -30.0)
 
     path = write(tmp_path / "a.mrc", noise((5, 6, 7), "int16"), change)
     patch(path, 152, (1146047817).to_bytes(4, "little"))
+    assert open_volume(path).origin_nm == pytest.approx((-3.0, -2.0, -1.0))  # as the header has a version
+    patch(path, 108, bytes(4))
     assert open_volume(path).origin_nm == pytest.approx((3.0, 2.0, 1.0))
     patch(path, 156, (4).to_bytes(4, "little"))
     assert open_volume(path).origin_nm == pytest.approx((-3.0, -2.0, -1.0))
@@ -159,11 +161,101 @@ def test_what_is_damaged_or_unknown_is_refused(tmp_path: Path) -> None:
         (0, (-7).to_bytes(4, "little", signed=True), r"shape \(-7, 6, 5\) make no MRC header"),
         (64, (1).to_bytes(4, "little") * 3, r"axes \[1, 1, 1\]"),
         (92, (-2000).to_bytes(4, "little", signed=True), "extended header"),
-        (208, b"PAM!", "in no format"),
     ):
         path.write_bytes(whole)
         with pytest.raises(VolumeError, match=match):
             open_volume(patch(path, offset, text))
+
+
+@pytest.mark.parametrize("name", ["a.st", "a.dat"])
+@pytest.mark.parametrize(("dtype", "order"), [("int16", "<"), ("float32", ">"), ("int8", "<"), ("int8", ">")])
+@pytest.mark.parametrize("marks", [b"MAP \x11\x11\0\0", b"MAP \x44\x44\0\0", bytes(8), b"PAM!\x44\x44\0\0"])
+def test_headers_without_the_mark_or_with_another_stamp_are_read_with_a_note(
+    tmp_path: Path, name: str, dtype: str, order: str, marks: bytes
+) -> None:
+    data = noise((5, 6, 7), dtype)
+    path = write(tmp_path / name, data)
+    raw = bytearray(path.read_bytes()[:1024])
+    for first, last in ((0, 104), (108, 208), (216, 224)):  # numbers of four bytes; labels and marks are text
+        words = np.frombuffer(bytes(raw[first:last]), "<i4")
+        raw[first:last] = words.astype(f"{order}i4").tobytes()
+    raw[208:216] = marks
+    path.write_bytes(bytes(raw) + data.astype(data.dtype.newbyteorder(order)).tobytes())
+    volume = open_volume(path)
+    check_reads(volume, data)
+    stamped = {0x44: "<", 0x11: ">"}.get(marks[4], order)
+    text = "; ".join(volume.notes)
+    assert ("its machine stamp says" in text) == (stamped != order)
+    assert ("no mark 'MAP '" in text) == (not marks.startswith(b"MAP"))
+
+
+def test_a_file_that_is_no_mrc_is_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "a.mrc").write_bytes(b"no header at all" * 100)
+    (tmp_path / "a.dat").write_bytes(np.array([4, 4, 4, 0], "<i4").tobytes() + bytes(2000))
+    for name in ("a.mrc", "a.dat"):
+        with pytest.raises(VolumeError, match="in no format"):
+            open_volume(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("least", "greatest", "is_unsigned", "words"),
+    [
+        (0, -1, False, "bytes are read as signed"),
+        (0, 0, False, "bytes are read as signed"),
+        (float("nan"), 1, False, "bytes are read as signed"),
+        (-3, 90, False, ""),
+        (0, 255, True, ""),
+        (0, 127, False, ""),
+        (-5, 200, True, "the header says -5 to 200, which no byte has"),
+    ],
+)
+def test_the_sign_of_bytes_is_by_their_range_or_assumed_with_a_note(
+    tmp_path: Path, least: float, greatest: float, is_unsigned: bool, words: str
+) -> None:
+    data = noise((5, 6, 7), "int8")
+    path = patch(write(tmp_path / "a.mrc", data), 76, np.array([least, greatest], "<f4").tobytes())
+    volume = open_volume(path)
+    check_reads(volume, data.view(np.uint8) if is_unsigned else data)
+    notes = [note for note in volume.notes if "bytes are" in note]
+    assert (words in notes[0]) if words else not notes
+
+
+def test_what_a_header_leaves_open_is_said(tmp_path: Path) -> None:
+    def change(file: mrcfile.mrcfile.MrcFile) -> None:
+        file.voxel_size = 8.0
+        file.nstart = (5, 0, 0)
+        file.header.origin = (80.0, 0.0, 0.0)
+
+    data = noise((5, 6, 7), "int16")
+    path = write(tmp_path / "a.mrc", data, change)
+    whole = path.read_bytes()
+    cases: list[tuple[int, bytes, str]] = [
+        (len(whole), bytes(512), "512 bytes behind its voxels"),
+        (52, np.array([90, 90, 120], "<f4").tobytes(), "angles of 120 degrees"),
+        (80, np.float32(40_000).tobytes(), "the header says up to 40000: larger ones are negative"),
+        (0, b"", "two places, ORIGIN and NSTART"),
+        (28, np.array([0, 0, 0], "<i4").tobytes(), "voxel size unknown: its header says a cell of"),
+        (40, np.array([7, 6, 5], "<f4").tobytes(), "a voxel of 1 Å is also what programs write"),
+        (36, np.array([1], "<i4").tobytes() + whole[40:88] + bytes(4), "a stack of 5 images and not a volume"),
+    ]
+    for offset, text, words in cases:
+        path.write_bytes(whole)
+        volume = open_volume(patch(path, offset, text))
+        check_reads(volume, data)
+        assert [note for note in volume.notes if words in note], (words, volume.notes)
+    path.write_bytes(whole)
+    for offset, text in (
+        (152, (1146047817).to_bytes(4, "little") + (17).to_bytes(4, "little")),
+        (220, (1).to_bytes(4, "little") + b"SerialEMCCD: Dose frac. image, 4 bits packed  r/f 0".ljust(80)),
+    ):
+        path.write_bytes(whole)
+        patch(path, 12, (0).to_bytes(4, "little"))
+        with pytest.raises(VolumeError, match="two values of 4 bits"):
+            open_volume(patch(path, offset, text))
+    path.write_bytes(whole)
+    for mode, match in ((101, "values of 4 bits"), (3, "complex integers"), (16, "RGB colours")):
+        with pytest.raises(VolumeError, match=f"mode {mode}, {match}"):
+            open_volume(patch(path, 12, mode.to_bytes(4, "little")))
 
 
 def test_a_box_of_a_file_beyond_memory_takes_the_memory_of_the_box(tmp_path: Path) -> None:

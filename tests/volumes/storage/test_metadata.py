@@ -135,6 +135,13 @@ ODD = st.recursive(
 SAID_OF_GROUPS: Tree = {
     "ome": {"multiscales": [ome(dataset("0", SCALE))]},
     "resolution": [1, 1, 1],
+    "voxel_size": [1, 1, 1],
+    "units": ["nm", "nm", "nm"],
+    "offset": [1, 1, 1],
+    "axes": ["z", "y", "x"],
+    "axis_names": ["z", "y", "x"],
+    "scale_factor": 1,
+    "pixelWidth": 1,
     "transform": COSEM,
     "downsamplingFactors": [1, 1, 1],
     "scales": [[1, 1, 1]],

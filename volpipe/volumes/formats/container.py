@@ -9,11 +9,14 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from volpipe.errors import RemoteError, VolumeError
-from volpipe.volumes.formats import hdf5, n5, ome, precomputed, single_file, tiff_folder, zarr
+from volpipe.volumes.dialects import bigdataviewer
+from volpipe.volumes.dialects.attributes import read_place as read_listed_place
+from volpipe.volumes.formats import n5, ome, precomputed, single_file, tiff_folder, zarr
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage import object_store, paths
 from volpipe.volumes.storage.metadata import (
@@ -25,6 +28,7 @@ from volpipe.volumes.storage.metadata import (
     merge_json,
     plain,
     read_json,
+    usual_axes,
     write_json,
 )
 from volpipe.volumes.storage.paths import Location
@@ -58,7 +62,7 @@ def locate(location: str | os.PathLike[str], key: str | None = None) -> tuple[Lo
     """Return the container that `location` is, or lies in, and the key of what is meant in it.
 
     A container is the nearest file, or folder named .n5, .zarr or .precomputed, or else the topmost of the folders
-    that say they are groups.
+    that say they are groups. BigDataViewer's XML stands for the container that it describes.
 
     Raises:
         VolumeError: `location` is a URL that volpipe does not read, or `key` leaves the container.
@@ -69,7 +73,8 @@ def locate(location: str | os.PathLike[str], key: str | None = None) -> tuple[Lo
     if ".." in parts:
         raise VolumeError(f"key {key!r} leaves the container {path}")
     container = _root(path)
-    return container, str(PurePosixPath(*inside(path, container), *parts)).removeprefix(".")
+    described = bigdataviewer.read_container(container) if isinstance(container, Path) else None
+    return described or container, str(PurePosixPath(*inside(path, container), *parts)).removeprefix(".")
 
 
 def absolute(path: str | os.PathLike[str] | object_store.Remote) -> Location:
@@ -138,7 +143,8 @@ def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
     named = single_file.read_datasets(*within) if within else ome.read_datasets(read_attributes(folder), folder)
     named = named or precomputed.read_datasets(folder)
     if named is not None:
-        return named
+        is_n5 = within is None and bool(n5.read_attributes(folder))
+        return tuple(replace(each, axes=n5.in_c_order(each.axes)) if is_n5 and each.axes else each for each in named)
     count = 0
     while _holds(read_header, folder / f"s{count}"):
         count += 1
@@ -159,15 +165,14 @@ def read_place(header: Header, container: Location) -> Place:
     """Return where the array of `header` says that it lies, or the groups around it if it is in N5."""
     if header.place is not None:
         return header.place
-    if header.format == "hdf5":
-        return hdf5.read_place(header)
-    if header.format == "precomputed":
-        return Place()
     if header.format != "n5":
-        return zarr.read_place(header)
+        return read_listed_place(header.attributes, header.axes or usual_axes(len(header.shape)))
     parts = inside(header.folder, container)
-    parents = [container.joinpath(*parts[:n]) for n in range(len(parts))]
-    return n5.read_place(header, [n5.read_attributes(parent) for parent in parents])
+    parents = [n5.read_attributes(container.joinpath(*parts[:n])) for n in range(len(parts))]
+    place = n5.read_place(header, parents)
+    if place.voxel_size_nm is not None or not isinstance(container, Path):
+        return place
+    return bigdataviewer.read_n5_place(container, "/".join(parts), n5.read_factors(header, parents)) or place
 
 
 def walk(root: Location, *, enter_groups: bool) -> Iterator[str]:

@@ -6,14 +6,13 @@ The library reads one thing at a time, so threads take turns.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -21,7 +20,9 @@ from weakref import WeakSet
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.formats import zarr
+from volpipe.volumes.dialects import bigdataviewer, imaris
+from volpipe.volumes.dialects.attributes import is_unsigned, read_axes, value_notes
+from volpipe.volumes.dialects.programs import Dataset, Meaning, unsigned
 from volpipe.volumes.formats.flat import Part
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.indexing import ranges
@@ -29,14 +30,9 @@ from volpipe.volumes.storage.metadata import (
     ArraySpec,
     Facts,
     Header,
-    Place,
     Tree,
     flat_chunk,
-    floats,
-    named_axes,
-    place,
     plain,
-    usual_axes,
     voxel_dtype,
     voxels,
 )
@@ -50,15 +46,17 @@ MAGIC = b"\x89HDF\r\n\x1a\n"
 MAX_DEPTH = 12
 CHECKSUM_BYTES = 4
 MAX_OBJECTS = 10_000
+MAX_TABLE = 10_000  # numbers of a small dataset
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf",
            32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd", 32026: "blosc2"}  # fmt: skip
 CODECS = ("gzip", "lzf", "szip", "blosc", "blosc2", "lz4", "bitshuffle", "zstd")  # the rest only prepare or check
+PROGRAMS = (bigdataviewer, imaris)
 _lock = threading.RLock()
 _arrays: WeakSet[Hdf5Array] = WeakSet()  # that are open in this process, which has each file open once
 FACTS = Facts(
     "HDF5 (`cells.h5/volumes/raw`)",
     "chunked, contiguous, external, virtual; filters that h5py has, or `HDF5_PLUGIN_PATH`",
-    "`resolution`, `voxel_size`, `element_size_um`",
+    "`resolution`, `voxel_size`, `element_size_um`; Imaris (.ims); BigDataViewer's XML",
 )
 log = logging.getLogger(__name__)
 
@@ -71,7 +69,7 @@ def read_header(file: Path, key: str) -> Header | None:
     """
     with _opened(file) as opened:
         node = _get(opened, key)
-        return None if node is None or not _is_dataset(node) else _header(file, key, node)
+        return None if node is None or not _is_dataset(node) else _header(file, key, node, opened)
 
 
 def read_attributes(file: Path, key: str) -> Tree:
@@ -157,6 +155,7 @@ class Hdf5Array:
             self._opened = _open(self._file, **settings)
             _arrays.add(self)
             self._dataset = self._opened[header.known["key"]]
+            self._dtype = header.dtype
             self._compression = self._dataset.id.get_storage_size() / max(1, self._dataset.nbytes)
             self._short = _short_chunks(self._dataset)
             self._sources = _find_sources(self._dataset)
@@ -170,7 +169,8 @@ class Hdf5Array:
             data = np.asarray(self._dataset[index])
             self._try_sources(index)
         tensorstore.count(read=round(data.nbytes * self._compression))  # HDF5 does not tell
-        return np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+        native = np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+        return native.view(self._dtype) if native.dtype.kind == "i" else native  # which may be meant as unsigned
 
     def close_unless(self, status: os.stat_result) -> None:
         """Close the file if `status` is of the same file, written since: HDF5 takes it from what it remembers."""
@@ -278,26 +278,73 @@ def _is_dataset(node: h5py.Group | h5py.Dataset) -> bool:
     return hasattr(node, "chunks")
 
 
-def _header(file: Path, key: str, dataset: h5py.Dataset) -> Header:
+def _header(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> Header:
     name = f"{file}/{key}"
     if not dataset.shape or 0 in dataset.shape:
         raise VolumeError(f"{name} has shape {dataset.shape}; it holds no voxels")
     _find_sources(dataset)
     shape = voxels(dataset.shape, "shape", Path(name))
-    dtype = voxel_dtype(dataset.dtype, name)
     attributes = _attributes(dataset)
+    labels = (attributes.get("DIMENSION_LABELS"), _dimensions(dataset))
+    axes, odd_axes = read_axes(attributes, len(shape), *labels)
+    meaning = _meaning(file, key, dataset, opened)
     return Header(
         folder=file / key,
         format="hdf5",
-        shape=shape,
-        dtype=dtype,
+        shape=meaning.shape,
+        dtype=meaning.dtype,
         chunks=tuple(map(int, dataset.chunks)) if dataset.chunks else flat_chunk(shape),
         codec=_codec(dataset, name),
-        axes=_axes(dataset, attributes),
+        axes=axes or meaning.axes,
+        odd_axes=odd_axes,
         attributes=attributes,
         known={"file": file, "key": key},
         unsupported="an HDF5 file",
+        place=meaning.place,
+        notes=(*meaning.notes, *value_notes(attributes)),
     )
+
+
+def _meaning(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> Meaning:
+    """Return the shape, type and place that the program which wrote the dataset means."""
+
+    def attributes(other: str) -> Tree:
+        node = _get(opened, other)
+        return {} if node is None else _attributes(node)
+
+    def table(other: str) -> list[list[float]] | None:
+        node = _get(opened, other)
+        if node is None or not _is_dataset(node) or node.ndim != 2 or node.size > MAX_TABLE:
+            return None
+        return node[...].astype(float).tolist() if node.dtype.kind in "iuf" else None
+
+    shape, dtype = tuple(map(int, dataset.shape)), voxel_dtype(dataset.dtype, f"{file}/{key}")
+    described = Dataset(file, key, shape, dtype, attributes, table)
+    meanings = (program.read_meaning(described) for program in PROGRAMS)
+    meaning = next(filter(None, meanings), Meaning(shape, dtype))
+    if meaning.dtype.kind == "i" and is_unsigned(_attributes(dataset)):
+        return replace(meaning, dtype=unsigned(meaning.dtype))
+    return meaning
+
+
+def read_levels(file: Path, key: str) -> tuple[str, ...] | None:
+    """Return the keys of levels, finest first, in the group `key` if a program names them in its own way, else None."""
+    if not any(program.GROUP.fullmatch(key) for program in PROGRAMS):
+        return None
+    keys = [f"{key}/{name}" for name in walk(file, key)]
+    return next((levels.keys for program in PROGRAMS for levels in program.find_levels(keys)), None)
+
+
+def groups_of_levels(key: str, names: Sequence[str]) -> dict[str, str]:
+    """Return the group of each of the datasets `names` in the group `key` that a program means as a level of one."""
+    prefix = f"{key}/" if key else ""
+    volumes = [levels for program in PROGRAMS for levels in program.find_levels([prefix + name for name in names])]
+    inner = [each for each in volumes if each.group.startswith(prefix)]
+    return {
+        f"{each.group}/{name}".removeprefix(prefix): each.group.removeprefix(prefix)
+        for each in inner
+        for name in each.keys
+    }
 
 
 def is_alone(header: Header) -> bool:
@@ -392,32 +439,15 @@ def _codec(dataset: h5py.Dataset, name: str) -> str:
     return label
 
 
-def _axes(dataset: h5py.Dataset, attributes: Tree) -> tuple[str, ...] | None:
-    """Return the axes as labels of dimensions (netCDF, h5py) or vigra's and ilastik's `axistags` name them."""
-    rank = len(dataset.shape)
-    labels = attributes.get("DIMENSION_LABELS")  # not dims[i].label: on damaged ones it crashes, in HDF5 2.0
-    tags = [tag.get("key") for tag in _axistags(attributes)]
-    return named_axes(labels, rank) or named_axes(attributes.get("axes"), rank) or named_axes(tags, rank)
+def _dimensions(dataset: h5py.Dataset) -> list[str]:
+    """Return the names of netCDF's dimensions of a dataset, [] where it has none.
 
-
-def _axistags(attributes: Tree) -> list[Tree]:
+    Labels are read as an attribute instead: dims[i].label crashes on damaged ones, in HDF5 2.0.
+    """
     try:
-        tree = json.loads(attributes.get("axistags", ""))
-    except (TypeError, ValueError):
+        return [dataset.file[entry[0]].name.rpartition("/")[2] for entry in dataset.attrs["DIMENSION_LIST"]]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OSError, RuntimeError):
         return []
-    axes = tree.get("axes") if isinstance(tree, dict) else None
-    return [tag for tag in axes if isinstance(tag, dict)] if isinstance(axes, list) else []
-
-
-def read_place(header: Header) -> Place:
-    """Return where a dataset says that it lies: as Zarr's do, or by ImageJ's and plant-seg's `element_size_um`."""
-    size = floats(header.attributes.get("element_size_um"))
-    result = zarr.read_place(header)
-    if result.voxel_size_nm is not None or size is None or len(size) != 3:
-        return result
-    axes = header.axes or usual_axes(len(header.shape))
-    by_axis = {axis: value for axis, value in zip("zyx", size, strict=True) if axis in axes}
-    return place(by_axis, {}, dict.fromkeys(by_axis, "um"))
 
 
 def _attributes(node: h5py.Group | h5py.Dataset) -> Tree:
@@ -429,14 +459,24 @@ def _value(attributes: Mapping[str, Any], name: str) -> object:
     try:
         value = attributes[name]
         value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-        value = value.decode() if isinstance(value, bytes) else value
-        if isinstance(value, list) and all(isinstance(entry, bytes) for entry in value):
-            value = [entry.decode() for entry in value]
-        return plain({name: value})[name]
-    except (VolumeError, OSError, TypeError, UnicodeDecodeError) as error:  # a type that only its own software knows
+        return plain({name: _decoded(value)})[name]
+    except (VolumeError, OSError, TypeError, ValueError) as error:  # a type that only its own software knows
         if "allocation failed" in str(error):
             raise MemoryError(f"attribute {name} asks for too much memory") from error
         return None
+
+
+def _decoded(value: object) -> object:
+    """Return bytes, also those in lists, as text: UTF-8, or else Latin-1, in which old software writes µ and Å."""
+    if isinstance(value, list):
+        return [_decoded(entry) for entry in value]
+    if not isinstance(value, bytes | str):
+        return value
+    text = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text.decode("latin-1")
 
 
 def write(path: Path, key: str, spec: ArraySpec, parts: Iterable[Part]) -> None:

@@ -2,12 +2,13 @@
 
 Not here: the reading itself (flat). Format: MRC2014 (Cheng et al., J. Struct. Biol. 192 (2015) 146, www.ccpem.ac.uk);
 its dialect: bio3d.colorado.edu/imod/doc/mrc_format.txt. The header counts x, y, z in Å; what is stored is sections of
-rows of columns; the header says which axis each of these is.
+rows of columns; the header says which axis each of these is. Old and odd headers are read as mrcfile and IMOD do, with
+a note of what was assumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.volumes.dialects.attributes import listed_place
 from volpipe.volumes.formats.flat import Part, check_size, num_bytes, write_planes
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
@@ -22,7 +24,6 @@ from volpipe.volumes.storage.metadata import (
     Header,
     Place,
     flat_chunk,
-    listed_place,
     voxel_dtype,
     voxels,
 )
@@ -47,9 +48,16 @@ FIELDS = np.dtype(
 MODES = {0: "i1", 1: "i2", 2: "f4", 6: "u2", 12: "f2"}
 OTHER_MODES = {3: "complex integers", 4: "complex floats", 16: "RGB colours", 101: "values of 4 bits"}
 WRITTEN = {"int8": 0, "int16": 1, "float32": 2, "uint16": 6, "float16": 12}
+SUFFIXES = (".mrc", ".mrcs", ".map", ".ccp4", ".rec", ".st", ".ali", ".preali")
+MARK = b"MAP"
+ENDS: dict[Order, str] = {"<": "little", ">": "big"}
 VALUES_AT_ONCE = 2**18
+VERSIONS = range(20140, 21000)  # of MRC2014: its year and a number
+MAX_SKEW = 0.01  # degrees, of rounding
 IMOD_STAMP = 1146047817  # "IMOD"
-IMOD_SIGNED, IMOD_ORIGIN = 1, 4  # flags: bytes are signed; the origin is the first voxel's place, not minus that
+# Flags: bytes are signed; the origin is the first voxel's place, not minus that; a byte has two values.
+IMOD_SIGNED, IMOD_ORIGIN, IMOD_PACKED = 1, 4, 16
+PACKED_LABEL = "4 bits packed"  # SerialEM's
 VOLUMES = range(401, 631)  # space groups of a stack of volumes: 400 more than the group
 FACTS = Facts(
     "MRC, CCP4",
@@ -72,6 +80,7 @@ def read_header(file: Path) -> Header:
     if offset < SIZE:
         raise VolumeError(f"{file}: an extended header of {offset - SIZE} bytes cannot be")
     check_size(file, offset, shape, stored)
+    excess = file.stat().st_size - offset - num_bytes(shape, stored)
     return Header(
         folder=file,
         format="mrc",
@@ -83,26 +92,121 @@ def read_header(file: Path) -> Header:
         known={"offset": offset, "stored": stored},
         unsupported="an MRC file",
         place=_place(fields),
+        notes=(*_header_notes(fields, order), *_type_notes(fields), *_place_notes(fields, excess)),
     )
 
 
+def is_unmarked(file: Path, text: bytes) -> bool:
+    """Return whether a file that starts with `text` is one of MRC without the mark, as old software wrote them.
+
+    Its header makes sense, and its name is one of MRC's, or its size is that which the header says.
+    """
+    if len(text) < SIZE:
+        return False
+    size = file.stat().st_size
+    readings = [fields for order in ENDS if _is_header(fields := _parsed(text, order))]
+    is_named = file.suffix.lower() in SUFFIXES
+    return any(is_named or _expected_size(fields) == size for fields in readings)
+
+
+def _parsed(text: bytes, order: Order) -> np.void:
+    fields: np.void = np.frombuffer(text[:SIZE], FIELDS.newbyteorder(order))[0]
+    return fields
+
+
+def _is_header(fields: np.void) -> bool:
+    return int(fields["mode"]) in {*MODES, *OTHER_MODES} and bool((fields["shape"] > 0).all())
+
+
+def _expected_size(fields: np.void) -> int:
+    """Return the bytes of a file with this header; 0 where voxels are of a kind that is not read."""
+    stored = np.dtype(MODES.get(int(fields["mode"]), "V0"))
+    size = num_bytes(tuple(fields["shape"].tolist()), stored)
+    return SIZE + max(0, int(fields["extended"])) + size if size else 0
+
+
+def _stamped(text: bytes) -> Order | None:
+    """Return the byte order that the machine stamp says."""
+    stamps: dict[int, Order] = {0x44: "<", 0x11: ">"}
+    return stamps.get(text[FIELDS.fields["stamp"][1]]) if FIELDS.fields is not None else None
+
+
 def _fields(file: Path) -> tuple[np.void, Order]:
-    """Return the header's fields and the byte order: that of the machine stamp, or else the one that makes sense."""
+    """Return the header's fields and the byte order in which it makes sense; if it does in both, the stamp's."""
     with file.open("rb") as stream:
         text = stream.read(SIZE)
     if len(text) < SIZE:
         raise VolumeError(f"{file} has {len(text)} bytes, an MRC header has {SIZE}: it is cut short; copy it again")
-    stamps: dict[int, Order] = {0x44: "<", 0x11: ">"}
-    stamped = stamps.get(text[212])
-    orders: tuple[Order, ...] = (stamped,) if stamped else ("<", ">")
-    for order in orders:
-        fields = np.frombuffer(text, FIELDS.newbyteorder(order))[0]
-        if int(fields["mode"]) in {*MODES, *OTHER_MODES} and (fields["shape"] > 0).all():
-            return fields, order
-    fields = np.frombuffer(text, FIELDS.newbyteorder(orders[0]))[0]
-    raise VolumeError(
-        f"{file}: mode {fields['mode']} and shape {tuple(fields['shape'].tolist())} make no MRC header; it is damaged"
+    size, stamped = file.stat().st_size, _stamped(text)
+    readings = {order: _parsed(text, order) for order in ENDS}
+    order = max(
+        ENDS,
+        key=lambda each: (
+            _is_header(readings[each]),
+            0 < _expected_size(readings[each]) <= size,
+            each == stamped,
+            each == "<",
+        ),
     )
+    if not _is_header(readings[order]):
+        fields = readings[stamped or "<"]
+        shape = tuple(fields["shape"].tolist())
+        raise VolumeError(f"{file}: mode {fields['mode']} and shape {shape} make no MRC header; it is damaged")
+    return readings[order], order
+
+
+def _header_notes(fields: np.void, order: Order) -> Iterator[str]:
+    """Yield what was assumed of a header that is not as MRC2014 says."""
+    stamped = _stamped(fields.tobytes())
+    if stamped is not None and stamped != order:
+        yield (
+            f"its machine stamp says {ENDS[stamped]}-endian, and its header makes sense as {ENDS[order]}-endian alone, "
+            "as which it is read"
+        )
+    if not fields["map"].startswith(MARK):
+        yield "its header has no mark 'MAP ', and is read as one of MRC2014: look whether size and origin are right"
+
+
+def _type_notes(fields: np.void) -> Iterator[str]:
+    """Yield what was assumed of the sign of integers."""
+    low, high = (float(value) for value in fields["statistics"][:2])
+    is_known = _has_statistics(fields)
+    mode, from_imod = int(fields["mode"]), int(fields["imod_stamp"]) == IMOD_STAMP
+    if mode == 0 and not from_imod and not is_known:
+        yield (
+            "bytes are read as signed, -128 to 127, as MRC2014 has them; the header says neither IMOD's flag nor their "
+            "range. If they are 0 to 255, set its greatest value (mrcfile: header.dmax) to 255"
+        )
+    if mode == 0 and not from_imod and is_known and low < 0 and high > 127:
+        yield f"bytes are read as unsigned; the header says {low:g} to {high:g}, which no byte has"
+    if mode == 1 and is_known and high > 32767:
+        yield f"voxels are read as signed, up to 32767, and the header says up to {high:g}: larger ones are negative"
+
+
+def _has_statistics(fields: np.void) -> bool:
+    """Return whether the header says the least and the greatest value; 0 for both, or greatest below least, is none."""
+    low, high = (float(value) for value in fields["statistics"][:2])
+    return bool(np.isfinite([low, high]).all()) and low <= high and (low, high) != (0.0, 0.0)
+
+
+def _place_notes(fields: np.void, excess: int) -> Iterator[str]:
+    """Yield what a user should know of size and place."""
+    if excess > 0:
+        yield (
+            f"the file has {excess:,} bytes behind its voxels, which are not read; if its header does not count an "
+            "extended header, all voxels are shifted"
+        )
+    if int(fields["space_group"]) == 0 and int(fields["grid"][2]) == 1 and int(fields["shape"][2]) > 1:
+        yield f"the header says a stack of {fields['shape'][2]} images and not a volume; they are read as slices"
+    odd = [f"{angle:g}" for angle in fields["angles"].tolist() if abs(angle - 90) > MAX_SKEW and angle != 0]
+    if odd:
+        yield f"its cell has angles of {', '.join(odd)} degrees; it is read as if they were 90"
+    size = _sizes(fields)
+    if size is not None and (size == 1).all():
+        yield "a voxel of 1 Å is also what programs write that know no size"
+    start, origin = _start(fields), fields["origin"].astype(np.float64)
+    if size is not None and start.any() and origin.any() and (np.abs(start * size - origin) > size / 2).any():
+        yield "the header says two places, ORIGIN and NSTART; ORIGIN counts"
 
 
 def _shape(fields: np.void, file: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -134,26 +238,50 @@ def _stored(fields: np.void, file: Path) -> np.dtype:
         raise VolumeError(
             f"{file} has mode {mode}, {OTHER_MODES[mode]}; volpipe reads modes {', '.join(map(str, MODES))}"
         )
+    from_imod, flags = int(fields["imod_stamp"]) == IMOD_STAMP, int(fields["imod_flags"])
+    if mode == 0 and ((from_imod and flags & IMOD_PACKED) or any(PACKED_LABEL in label for label in _labels(fields))):
+        raise VolumeError(
+            f"{file} says that each of its bytes holds two values of 4 bits; copy it as bytes (IMOD: newstack -mode 0)"
+        )
     if mode == 0:
-        from_imod = int(fields["imod_stamp"]) == IMOD_STAMP
-        unsigned = not int(fields["imod_flags"]) & IMOD_SIGNED if from_imod else fields["statistics"][1] > 127
+        unsigned = not flags & IMOD_SIGNED if from_imod else _has_statistics(fields) and fields["statistics"][1] > 127
         return np.dtype("u1" if unsigned else "i1")
     return np.dtype(MODES[mode])
 
 
+def _columns(fields: np.void) -> Sequence[int]:
+    """Return which axis, x 0, columns, rows and sections are."""
+    return [int(n) - 1 for n in fields["axes"]] if fields["axes"].any() else [0, 1, 2]
+
+
+def _start(fields: np.void) -> np.ndarray:
+    """Return the place of the first voxel, in voxels (x, y, z), by NSTART."""
+    start = np.zeros(3)
+    start[_columns(fields)] = fields["start"]
+    return start
+
+
+def _sizes(fields: np.void) -> np.ndarray | None:
+    """Return the lengths of a voxel in Å (x, y, z), None where the header says none."""
+    grid, cell = fields["grid"].astype(np.float64), fields["cell"].astype(np.float64)
+    return cell / grid if (grid > 0).all() and np.isfinite(cell).all() else None
+
+
+def _has_usual_origin(fields: np.void) -> bool:
+    """Return whether ORIGIN in a file of IMOD is the place: by its flag, or where the header is one of MRC2014."""
+    return bool(int(fields["imod_flags"]) & IMOD_ORIGIN) or int(fields["version"]) in VERSIONS
+
+
 def _place(fields: np.void) -> Place:
     """Return where the array lies: ORIGIN if there is one, or else NSTART in voxels, which is what viewers do."""
-    grid, cell = fields["grid"].astype(np.float64), fields["cell"].astype(np.float64)
-    if not ((grid > 0).all() and np.isfinite(cell).all()):
-        return Place()
-    size = cell / grid
+    size = _sizes(fields)
+    if size is None:
+        grid, cell = (" × ".join(f"{n:g}" for n in fields[name].tolist()) for name in ("grid", "cell"))
+        return Place(reason=f"its header says a cell of {cell} Å and a grid of {grid}")
     origin = fields["origin"].astype(np.float64)
     if not np.isfinite(origin).all() or not origin.any():
-        columns = [int(n) - 1 for n in fields["axes"]] if fields["axes"].any() else [0, 1, 2]
-        start = np.zeros(3)
-        start[columns] = fields["start"]
-        origin = start * size
-    elif int(fields["imod_stamp"]) == IMOD_STAMP and not int(fields["imod_flags"]) & IMOD_ORIGIN:
+        origin = _start(fields) * size
+    elif int(fields["imod_stamp"]) == IMOD_STAMP and not _has_usual_origin(fields):
         origin = -origin
     return listed_place("xyz", size.tolist(), origin.tolist(), ["angstrom"] * 3)
 

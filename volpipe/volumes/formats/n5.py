@@ -18,20 +18,29 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Grid
+from volpipe.volumes.dialects.attributes import (
+    named_axes,
+    read_axes,
+    size_keys,
+    transform_place,
+    units_by_axis,
+    value_notes,
+    viewer_place,
+)
+from volpipe.volumes.dialects.attributes import read_place as read_listed_place
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
     Facts,
     Header,
+    Lengths,
     Level,
     Multiscale,
     Place,
     Tree,
     check_aligned,
     floats,
-    listed_place,
     mapping,
-    named_axes,
     place,
     plain,
     read_json,
@@ -44,6 +53,8 @@ FILE = "attributes.json"
 VERSION = "2.0.0"  # that of z5py
 CORE = ("dimensions", "blockSize", "dataType", "compression", "compressionType", "n5")
 DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32", "float64")
+PYTHON = ("axis_names", "_ARRAY_DIMENSIONS")  # of funlib and xarray, all of whose lists are in the order of numpy
+JAVA = ("axes", "dimension_names")  # in the order of `dimensions`
 CODECS: Mapping[str, tuple[str, ...]] = {
     "raw": (),
     "gzip": ("level", "useZlib"),
@@ -53,6 +64,7 @@ CODECS: Mapping[str, tuple[str, ...]] = {
     "blosc": ("cname", "clevel", "shuffle", "blocksize"),
 }  # the settings that tensorstore knows; it refuses others, such as the `nthreads` that Java needs
 BULK_CODECS = ("raw", "gzip", "zstd")
+MAX_SHOWN = 40  # letters of an attribute in a note
 FACTS = Facts("N5", f"codecs {', '.join(CODECS)}", "N5-viewer, COSEM")
 
 
@@ -72,7 +84,8 @@ def read_header(folder: Location) -> Header | None:
         raise VolumeError(f"{file}: dataType {tree.get('dataType')!r} is not one that N5 has: {', '.join(DTYPES)}")
     compression = _compression(tree, file)
     known = {"dimensions": dimensions, "blockSize": block, "dataType": tree["dataType"], "compression": compression}
-    axes = tree.get("axes")
+    attributes = {key: value for key, value in tree.items() if key not in CORE}
+    axes, odd_axes = _axes(tree, len(block))
     return Header(
         folder=folder,
         format="n5",
@@ -80,10 +93,40 @@ def read_header(folder: Location) -> Header | None:
         dtype=np.dtype(tree["dataType"]),
         chunks=block[::-1],
         codec=_label(compression),
-        axes=named_axes(axes[::-1] if isinstance(axes, list) else None, len(block)),
-        attributes={key: value for key, value in tree.items() if key not in CORE},
+        axes=axes,
+        odd_axes=odd_axes,
+        attributes=attributes,
         known=plain(known),
+        notes=(*_order_notes(tree, axes), *value_notes(attributes)),
     )
+
+
+def _axes(tree: Tree, rank: int) -> tuple[tuple[str, ...] | None, str]:
+    """Return the names of the axes in C order, None and what they are called where that is odd.
+
+    Python's programs list them as numpy does. Neuroglancer and others list `axes` as N5 does `dimensions`.
+    """
+    if any(key in tree for key in PYTHON):
+        return read_axes({key: tree[key] for key in PYTHON if key in tree}, rank)
+    axes, odd = read_axes({key: tree[key] for key in JAVA if key in tree}, rank)
+    return axes[::-1] if axes else None, odd
+
+
+def _order_notes(tree: Tree, axes: tuple[str, ...] | None) -> list[str]:
+    """Return what a user should know where another reader may take the axes in another order."""
+    spatial = [axis for axis in axes or usual_axes(3) if axis in "zyx"]
+    notes = []
+    if spatial != sorted(spatial, reverse=True) and not any(key in tree for key in PYTHON):
+        key = next(key for key in JAVA if named_axes(tree.get(key), len(axes or ())))
+        notes.append(
+            f"axes {', '.join(axes or ())}: its attribute {key} is in the order of dimensions, the fastest first"
+        )
+    transform = tree.get("transform")
+    named = transform.get("axes") if isinstance(transform, dict) else None
+    other = [name for name in named if name in ("z", "y", "x")] if isinstance(named, list) else []
+    if other and other != spatial:
+        notes.append(f"its transform lists the axes as {', '.join(other)}; the voxels are {', '.join(spatial)}")
+    return notes
 
 
 def _compression(tree: Tree, file: Location) -> Tree:
@@ -128,10 +171,12 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
     file of its own. Downsampling by f moves the centre of the first voxel by (f - 1) / 2 voxels of the finest level,
     unless the level states an `offset` of its own.
     """
-    result = read_transform(header.attributes.get("transform"))
+    axes = header.axes or usual_axes(len(header.shape))
+    if any(key in header.attributes for key in PYTHON):
+        return read_listed_place(header.attributes, axes)
+    result = transform_place(header.attributes.get("transform"), axes)
     if result is not None:
         return result
-    axes = header.axes or usual_axes(len(header.shape))
     near = [header.attributes, *reversed(parents)]
     scale, units = _resolution(near, axes)
     factors = _by_axis(_factors(header, near), axes) or {}
@@ -141,19 +186,30 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
         offset = {axis: offset.get(axis, 0.0) + (factors.get(axis, 1.0) - 1) / 2 * size for axis, size in scale.items()}
     size = {axis: value * factors.get(axis, 1.0) for axis, value in scale.items()}
     if any(axis not in size for axis in axes if axis in "zyx"):
-        return Place()
+        return viewer_place(header.attributes, axes) or _odd_size(near)
     return place(size, offset, units)
 
 
-def read_transform(tree: object) -> Place | None:
-    """Return the place in COSEM's attribute `transform`, None where it has none."""
-    if not isinstance(tree, dict) or not isinstance(tree.get("axes"), list):
-        return None
-    axes = [str(name).lower() for name in tree["axes"]]
-    scale = floats(tree.get("scale"))
-    if scale is None or len(scale) != len(axes):
-        return None
-    return listed_place(axes, scale, tree.get("translate"), tree.get("units"))
+def read_factors(header: Header, parents: Sequence[Tree]) -> Lengths:
+    """Return how many voxels (z, y, x) of the finest level one of an array joins."""
+    axes = header.axes or usual_axes(len(header.shape))
+    factors = _by_axis(_factors(header, [header.attributes, *reversed(parents)]), axes) or {}
+    return factors.get("z", 1.0), factors.get("y", 1.0), factors.get("x", 1.0)
+
+
+def in_c_order(axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the axes of OME's `multiscales` in N5 as they are stored: n5-universe lists them as N5 does dimensions."""
+    spatial = [axis for axis in axes if axis in "zyx"]
+    return axes[::-1] if len(spatial) > 1 and spatial == sorted(spatial) else axes
+
+
+def _odd_size(near: Sequence[Mapping[str, Any]]) -> Place:
+    """Return the unknown place of an array, with the attribute that may say its size in a way that is none of N5's."""
+    for tree in near:
+        for key in size_keys(tree):
+            value = str(tree[key])[:MAX_SHOWN]
+            return Place(reason=f"its {key} is {value}, and N5 has resolution or pixelResolution, a number per axis")
+    return Place()
 
 
 def cosem_transform(multiscale: Multiscale, level: Level) -> Tree:
@@ -177,15 +233,15 @@ def cosem_multiscale(group: Multiscale) -> Tree:
     return {"name": group.name, "datasets": datasets}
 
 
-def _resolution(near: Sequence[Mapping[str, Any]], axes: tuple[str, ...]) -> tuple[dict[str, float], dict[str, str]]:
+def _resolution(near: Sequence[Mapping[str, Any]], axes: tuple[str, ...]) -> tuple[dict[str, float], dict[str, object]]:
     """Return voxel size and unit per axis of the finest level, from the nearest attributes that say them."""
-    names = next((u for t in near if isinstance(u := t.get("units"), list)), None)
+    named = next((u for t in near if (u := t.get("units", t.get("unit"))) is not None), None)
+    units = {} if named is None else units_by_axis(named, axes[::-1]) or dict.fromkeys(axes, str(named))
     for tree in near:
         pixel, unit = tree.get("pixelResolution"), ""
         if isinstance(pixel, dict):
             unit = str(pixel.get("unit", ""))
             pixel = pixel.get("dimensions")
-        units = _by_axis(names, axes)
         plain_size, viewer_size = _by_axis(floats(tree.get("resolution")), axes), _by_axis(floats(pixel), axes)
         if plain_size and (units or not (viewer_size and unit)):
             return plain_size, units

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.formats import n5
+from volpipe.volumes.dialects.attributes import transform_place
 from volpipe.volumes.storage.metadata import SYNONYMS, Display, Multiscale, Place, Tree, floats, mapping, place, plain
 from volpipe.volumes.storage.paths import Location
 
@@ -71,7 +71,7 @@ def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> Datase
         raise VolumeError(f"{source}: dataset path {path!r} is not the key of an array in the group")
     if "coordinateTransformations" not in entry:
         axes, _ = _axes(image.get("axes"))
-        return Dataset(path, axes, n5.read_transform(entry.get("transform")))
+        return Dataset(path, axes, transform_place(entry.get("transform")))
     axes, units = _axes(image.get("axes"))
     where = f"{source} (OME-Zarr {version or 'of a version that it does not say'})"
     inner, outer = entry["coordinateTransformations"], image.get("coordinateTransformations") or []

@@ -18,6 +18,7 @@ from volpipe.volumes.storage.tensorstore import StoredArray
 
 FORMATS = ("hdf5", "tiff", "mrc", "npy")
 MRC_MAP = 208  # where "MAP " stands
+MOST_LOOKED_AT = 212  # bytes of a file whose kind is unknown
 PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -41,20 +42,22 @@ def find_format(file: Path) -> str:
     """
     try:
         with file.open("rb") as stream:
-            start = stream.read(MRC_MAP + 4)
+            start = stream.read(mrc.SIZE)
     except OSError as error:
         raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
     if start[:4] in tiff.MAGICS:
         return "tiff"
     if start.startswith(npy.MAGIC):
         return "npy"
-    if start[MRC_MAP:].startswith(b"MAP"):
+    if start[MRC_MAP:].startswith(mrc.MARK):
         return "mrc"
     if _is_hdf5(file):
         return "hdf5"
     packer = next((name for mark, name in PACKED.items() if start.startswith(mark)), "")
     if packer:
         raise VolumeError(f"{file} is packed by {packer}, so that no box of it can be read; unpack it first")
+    if mrc.is_unmarked(file, start):
+        return "mrc"
     raise VolumeError(
         f"{file} is a file of {file.stat().st_size} bytes in no format that volpipe knows{_looks(start)}: it reads "
         "HDF5, TIFF, MRC and .npy files, and N5 and Zarr folders"
@@ -63,6 +66,7 @@ def find_format(file: Path) -> str:
 
 def _looks(start: bytes) -> str:
     """Return what the first bytes of a file look like, for people; "" where that is unknown."""
+    start = start[:MOST_LOOKED_AT]
     if not start:
         return ", for it is empty"
     try:
@@ -113,7 +117,11 @@ def read_attributes(file: Path, key: str) -> Tree:
 
 def read_datasets(file: Path, key: str) -> tuple[Dataset, ...] | None:
     """Return the levels at `key` that the file itself names, finest first; None where it names none."""
-    return tiff.read_datasets(file, key) if find_format(file) == "tiff" else None
+    format = find_format(file)
+    if format == "hdf5":
+        levels = hdf5.read_levels(file, key)
+        return None if levels is None else tuple(Dataset(inner) for inner in levels)
+    return tiff.read_datasets(file, key) if format == "tiff" else None
 
 
 def exists(file: Path, key: str) -> bool:
@@ -128,7 +136,8 @@ def walk(file: Path, key: str, *, enter_groups: bool) -> Iterator[str]:
     """Yield the keys, counted from `key`, of all arrays there; groups of levels count as one unless entered."""
     if find_format(file) == "hdf5":
         names = list(hdf5.walk(file, key))
-        yield from names if enter_groups else sorted({_group(name, names) for name in names})
+        groups = {} if enter_groups else hdf5.groups_of_levels(key, names)
+        yield from names if enter_groups else sorted({groups.get(name) or _group(name, names) for name in names})
     elif read_header(file, key) is not None:
         yield ""
     elif not key:

@@ -11,8 +11,9 @@ import logging
 from pathlib import Path
 
 from volpipe.errors import VolumeError
+from volpipe.volumes.dialects.attributes import listed_place
 from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.storage.metadata import Place, Tree, floats, listed_place, read_json
+from volpipe.volumes.storage.metadata import Place, Tree, floats, read_json
 
 FILE = "datasource-properties.json"
 DEPTH = 3  # folders above an array in which the file is looked for
@@ -65,7 +66,7 @@ def _place(scale: object, sizes: tuple[float, ...]) -> Place:
     factor, unit = (scale.get("factor"), scale.get("unit")) if isinstance(scale, dict) else (scale, "nanometer")
     voxel = floats(factor)
     if voxel is None or len(voxel) != 3:
-        return Place()
+        return Place(reason=f"{FILE} has the scale {str(factor)[:40]}")
     shift = [(s - 1) / 2 * v for v, s in zip(voxel, sizes, strict=True)]  # of the first voxel's centre
     return listed_place("xyz", [v * s for v, s in zip(voxel, sizes, strict=True)], shift, [unit] * 3)
 

@@ -15,22 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.formats import n5
+from volpipe.volumes.dialects.attributes import read_axes, value_notes
 from volpipe.volumes.storage import decoded_size, object_store, paths
 from volpipe.volumes.storage.metadata import (
     MAX_RANK,
     ArraySpec,
     Facts,
     Header,
-    Place,
     Tree,
-    floats,
-    listed_place,
     mapping,
-    named_axes,
     plain,
     read_json,
-    usual_axes,
     voxels,
 )
 from volpipe.volumes.storage.paths import Location
@@ -100,6 +95,7 @@ def _header_v2(tree: Tree, folder: Location) -> Header:
         "compressor": _keep(compressor, CODECS_V2.get(str(compressor.get("id")), ()), "id") or None,
         "fill_value": _fill(tree.get("fill_value"), stored),
     }
+    axes, odd_axes = read_axes(attributes, len(shape))
     unsupported = ""
     if tree.get("filters"):
         unsupported = "filters"
@@ -114,8 +110,10 @@ def _header_v2(tree: Tree, folder: Location) -> Header:
         codec=_label(str(compressor.get("id", "raw")), compressor),
         attributes=attributes,
         known=plain(known),
-        axes=named_axes(attributes.get("_ARRAY_DIMENSIONS"), len(shape)),
+        axes=axes,
+        odd_axes=odd_axes,
         unsupported=unsupported,
+        notes=value_notes(attributes),
     )
 
 
@@ -178,6 +176,8 @@ def _header_v3(tree: Tree, folder: Location) -> Header:
     stored = np.dtype(tree["data_type"])
     known = {key: tree[key] for key in KEYS_V3 if key in tree}
     known |= {"codecs": codecs.known, "fill_value": _fill(tree.get("fill_value", 0), stored)}
+    attributes = mapping(tree.get("attributes"), "attributes", file)
+    axes, odd_axes = read_axes(attributes, len(shape), tree.get("dimension_names"))
     return Header(
         folder=folder,
         format="zarr3",
@@ -186,10 +186,12 @@ def _header_v3(tree: Tree, folder: Location) -> Header:
         chunks=codecs.chunks,
         shards=outer if codecs.sharded else None,
         codec=codecs.label,
-        axes=named_axes(tree.get("dimension_names"), len(shape)),
+        axes=axes,
+        odd_axes=odd_axes,
         known=plain(known),
-        attributes=mapping(tree.get("attributes"), "attributes", file),
+        attributes=attributes,
         unsupported=codecs.unsupported,
+        notes=value_notes(attributes),
     )
 
 
@@ -285,25 +287,6 @@ def consolidated_arrays(folder: Location) -> list[str] | None:
     files_v2 = mapping((read_json(folder / ".zmetadata") or {}).get("metadata"), "metadata", folder / ".zmetadata")
     keys = (key.removesuffix("/.zarray") for key in files_v2 if key.endswith("/.zarray"))
     return sorted(key for key in keys if ".." not in key.split("/")) or None
-
-
-def read_place(header: Header) -> Place:
-    """Return where an array says that it lies: COSEM's `transform`, or `resolution` or `voxel_size`, and `offset`.
-
-    The latter are lists in the array's own order of axes, in nanometres unless `units` says otherwise (funlib's habit).
-    """
-    attributes = header.attributes
-    result = n5.read_transform(attributes.get("transform"))
-    if result is not None:
-        return result
-    axes = header.axes or usual_axes(len(header.shape))
-    size = floats(attributes.get("resolution", attributes.get("voxel_size")))
-    if size is None:
-        return Place()
-    names = axes if len(size) == len(axes) else tuple(axis for axis in axes if axis in "zyx")
-    if len(size) != len(names):
-        return Place()
-    return listed_place(names, size, attributes.get("offset"), attributes.get("units"))
 
 
 def documents(spec: ArraySpec, version: int) -> dict[str, Tree]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,13 +29,20 @@ MAX_BYTES = 2**63 - 1  # beyond it products of lengths overflow
 MAX_CHUNK_BYTES = 2**36  # a chunk is held in memory whole
 MAX_JSON_BYTES = 2**24  # which takes up to 20 times that as objects
 AXES = ("t", "c", "z", "y", "x")
-SYNONYMS = {"channel": "c", "channels": "c", "time": "t"}
+SYNONYMS = {
+    **dict.fromkeys(("channel", "channels", "ch"), "c"),
+    **dict.fromkeys(("time", "timepoint", "timepoints"), "t"),
+    **dict.fromkeys(("depth", "plane", "planes", "slice", "slices"), "z"),
+    **dict.fromkeys(("height", "row", "rows"), "y"),
+    **dict.fromkeys(("width", "col", "cols", "column", "columns"), "x"),
+}
+UNKNOWN_SIZE, GUESSED_SIZE = "voxel size unknown", "voxel size guessed"
 MAX_LEVEL = {"raw": 0, "gzip": 9, "zstd": 22, "compressed_segmentation": 0}
 NANOMETRES = {
     **dict.fromkeys(("picometer", "pm"), 1e-3),
-    **dict.fromkeys(("angstrom", "ångström", "å"), 0.1),
+    **dict.fromkeys(("angstrom", "ångström", "ångstrom", "å"), 0.1),
     **dict.fromkeys(("nanometer", "nm"), 1.0),
-    **dict.fromkeys(("micrometer", "micron", "um", "µm", "μm"), 1e3),  # both micro signs: U+00B5 and U+03BC
+    **dict.fromkeys(("micrometer", "micron", "um", "\u03bcm"), 1e3),  # U+00B5, the other micro sign, becomes U+03BC
     **dict.fromkeys(("millimeter", "mm"), 1e6),
     **dict.fromkeys(("centimeter", "cm"), 1e7),
     **dict.fromkeys(("meter", "m"), 1e9),
@@ -63,12 +71,19 @@ class Facts:
 class Place:
     """Where an array lies, (z, y, x): voxel size, None where unknown, and the centre of its first voxel.
 
-    `reason` says why a size that is incomplete, or in another unit, counts as unknown; "" where there is none.
+    `reason` says why a size that is incomplete, or in another unit, counts as unknown, or what was assumed of a known
+    one; "" where there is none.
     """
 
     voxel_size_nm: Lengths | None = None
     origin_nm: Lengths = (0.0, 0.0, 0.0)
     reason: str = field(default="", compare=False)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the size, for `Volume.notes`."""
+        unknown = f"{UNKNOWN_SIZE}: " if self.voxel_size_nm is None else ""
+        return (f"{unknown}{self.reason}",) if self.reason else ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +98,7 @@ class Header:
         codec: for people, such as "gzip 5".
         axes: as the array itself names them, None where it does not.
         is_guessed: whether `axes` are a guess of the format's.
+        odd_axes: its own names of the axes where they are not understood, for people; "" where there are none.
         channel_names: as the array itself has them, () where it has none.
         attributes: what users stored with it.
         known: its metadata less all that tensorstore does not know; or what else its format needs to open it.
@@ -100,6 +116,7 @@ class Header:
     codec: str = "raw"
     axes: tuple[str, ...] | None = None
     is_guessed: bool = False
+    odd_axes: str = ""
     channel_names: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)  # Any: JSON
     known: Mapping[str, Any] = field(default_factory=dict, hash=False)  # Any: JSON
@@ -366,7 +383,7 @@ def nanometres(unit: object) -> float | None:
     """Return how many nanometres one `unit` has, None where it is unknown or no length."""
     if not isinstance(unit, str):
         return None
-    name = unit.strip().lower()
+    name = unicodedata.normalize("NFKC", unit).strip().lower()
     if len(name) > 2:
         name = name.removesuffix("s").replace("metre", "meter")
     return NANOMETRES.get(name)
@@ -394,16 +411,6 @@ def lengths(value: object) -> Lengths | None:
     return None
 
 
-def named_axes(names: object, rank: int) -> tuple[str, ...] | None:
-    """Return `names` in lower case, with channel as c and time as t; None where they say nothing."""
-    if not isinstance(names, list | tuple) or len(names) != rank:
-        return None
-    if not all(isinstance(name, str) for name in names):
-        return None
-    axes = tuple(SYNONYMS.get(name.lower(), name.lower()) for name in names)
-    return axes if len(set(axes)) == rank and {"x", "y"} & set(axes) else None
-
-
 def usual_axes(rank: int) -> tuple[str, ...]:
     """Return the names assumed for `rank` unnamed axes: x, yx, zyx, czyx, tczyx; further ones are d0, d1 …"""
     extra = max(0, rank - len(AXES))
@@ -425,15 +432,6 @@ def place(scale: Mapping[str, float], shift: Mapping[str, float], units: Mapping
     size = [spatial.get(axis, 1.0) * (factors.get(axis) or 1.0) for axis in "zyx"]
     origin = [shift.get(axis, 0.0) * (factors.get(axis) or 1.0) for axis in "zyx"]
     return Place((size[0], size[1], size[2]), (origin[0], origin[1], origin[2]))
-
-
-def listed_place(axes: Sequence[str], scale: Sequence[float], shift: object, units: object) -> Place:
-    """Return the place of an array whose attributes are lists in the order of `axes`; without others, of 0 and nm."""
-    shifts, rank = floats(shift), len(axes)
-    shifts = shifts if shifts is not None and len(shifts) == rank else (0.0,) * rank
-    names = units if isinstance(units, list) and len(units) == rank else ["nm"] * rank
-    by_axis = [dict(zip(axes, values, strict=True)) for values in (scale, shifts)]
-    return place(by_axis[0], by_axis[1], dict(zip(axes, names, strict=True)))
 
 
 def _why_unknown(spatial: Mapping[str, float], units: Mapping[str, object], factors: Mapping[str, float | None]) -> str:
