@@ -61,15 +61,20 @@ log = logging.getLogger(__name__)
 AS_STORED = View()
 
 
-def open_volume(location: str | Path, key: str | None = None, level: int = 0, *, view: View = AS_STORED) -> Volume:
-    """Return the volume at `location`; arguments as of `volpipe.open`."""
+def open_volume(
+    location: str | Path, key: str | None = None, level: int = 0, *, view: View = AS_STORED, is_planned: bool = False
+) -> Volume:
+    """Return the volume at `location`; arguments as of `volpipe.open`.
+
+    The slices of a folder are compared, unless a plan has them already (`is_planned`): others may have come since.
+    """
     container, key = locate(location, key)
     if not isinstance(container, object_store.Remote):  # there it is asked last: not all that may be read may be listed
         single_file.probe_file(container)
         _check_exists(container, key)
     with paths.reading_once():
         volume = _resolve(container, key, level)
-    if volume.format == "tiff" and isinstance(volume.folder, Path) and volume.folder.is_dir():
+    if volume.slices and not is_planned and isinstance(volume.folder, Path):
         tiff_folder.check(volume.folder)
     volume = with_view(volume, view)
     count = _length(volume, "t")

@@ -125,6 +125,13 @@ class Header:
         assert isinstance(self.folder, Path)
         return self.folder
 
+    def slice_name(self, place: Sequence[int]) -> str:
+        """Return the name of the file with the voxel at `place`, stored axes; of a folder of slices alone."""
+        number = 0
+        for i, count in zip(place, self.known["counts"], strict=False):
+            number = number * count + i
+        return str(self.known["names"][number])
+
     @property
     def write_unit(self) -> tuple[int, ...]:
         """Voxels per stored axis that are written at once: a shard, or a chunk."""
