@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage, TiffPageSeries
 
 UNNAMED = "IQ"  # tifffile's letters for axes of which the file says nothing
-CENTIMETER = 3  # of the tag ResolutionUnit
+INCH, CENTIMETER = 2, 3  # of the tag ResolutionUnit
 WHITE_IS_ZERO, GREY = 0, 1  # of the tag PhotometricInterpretation
 RGB_DECODERS = (6, 7, 33007, 34892)  # compressions that are JPEG, from which RGB comes
 COLOURS = {  # what values are, and what a user should know of them, by PhotometricInterpretation
@@ -65,14 +65,17 @@ def read_place(tif: TiffFile, series: TiffPageSeries, number: int, names: tuple[
     """Return the voxel size of `series`, the one with this number, whose axes are `names`; no origin is read.
 
     OME's, or else the spacing and unit of ImageJ's or tifffile's description with the resolution of the first page.
-    Without a unit there only a resolution per centimetre counts: one per inch is about printing. Of an image of two
-    dimensions that does not say how thick it is, the size is unknown.
+    Without a unit there only a resolution per centimetre counts: one per inch is about printing. The size is unknown of
+    an image of two dimensions that does not say how thick it is, and where tag and description have different units.
     """
     if series.kind == "ome":
         sizes, units = _ome(tif.ome_metadata or "", number)
     else:
-        is_stack = series.kind == "imagej" and "z" in names
-        sizes, units = _described(_description(tif, number), series.keyframe, is_stack=is_stack)
+        description = _description(tif, number)
+        reason = _contradiction(description, series.keyframe, is_imagej=tif.is_imagej)
+        if reason:
+            return Place(reason=reason)
+        sizes, units = _described(description, series.keyframe, is_stack=series.kind == "imagej" and "z" in names)
     missing = [axis for axis in "zyx" if axis not in sizes]
     if missing and sizes:
         known = ", ".join(f"{axis} {sizes[axis]:g} {units[axis]}" for axis in "zyx" if axis in sizes)
@@ -107,12 +110,32 @@ def _described(
     sizes = {
         axis: size for axis, name in (("y", "YResolution"), ("x", "XResolution")) if (size := _inverse(page, name))
     }
-    if nanometres(unit) is None:
-        tag = page.tags.get("ResolutionUnit")
-        return (sizes, {"y": "cm", "x": "cm"}) if tag is not None and tag.value == CENTIMETER else ({}, {})
+    if nanometres(unit) is None and _resolution_unit(page) == CENTIMETER:
+        return sizes, {"y": "cm", "x": "cm"}
+    if not unit.strip():
+        return {}, {}
     spacing = _number(description.get("spacing", 1.0 if is_stack else None))
     units = {"x": unit} | {axis: other or unit for axis, other in zip("yz", others, strict=True)}
     return sizes | ({"z": spacing} if spacing else {}), units
+
+
+def _contradiction(description: dict[str, Any], page: TiffPage, *, is_imagej: bool) -> str:  # Any: text or number
+    """Return why the unit of a description does not go with that of the resolution tags, "" where it may.
+
+    ImageJ takes its own unit and writes none into the tag, others count pixels per centimetre beside it (Bio-Formats
+    3676: 400 nm became 0.04 nm). An inch beside tifffile's description is what tifffile writes without being asked.
+    """
+    unit, size = unescaped(str(description.get("unit", ""))), _inverse(page, "XResolution")
+    tag = {INCH: ("inch", 25.4e6), CENTIMETER: ("cm", 1e7)}.get(_resolution_unit(page), ("", 0.0))
+    factor = nanometres(unit)
+    if factor is None or size is None or not tag[0] or tag[1] == factor or (tag[0] == "inch" and not is_imagej):
+        return ""
+    return f"it says x {size:g} {tag[0]} by its resolution, and the unit {unit[:20]!r} in its description"
+
+
+def _resolution_unit(page: TiffPage) -> int:
+    tag = page.tags.get("ResolutionUnit")
+    return int(tag.value) if tag is not None and isinstance(tag.value, int) else 0
 
 
 def unescaped(text: str) -> str:
