@@ -203,7 +203,7 @@ def _join(tif: TiffFile) -> TiffPageSeries | None:
     if len(series) < 2 or {one.kind for one in series} - {"generic", "shaped", "uniform"}:
         return None
     pages = [page for one in series for page in one if page is not None and len(page.treeindex) == 1]
-    if len(pages) < sum(map(len, series)) or any(page.keyframe.is_reduced for page in pages):
+    if len(pages) < sum(map(len, series)) or any(one.keyframe.is_reduced for one in series):
         return None
     if any(len(one.levels) > 1 or (one.kind == "shaped" and len(one) > 1) for one in series):
         return None

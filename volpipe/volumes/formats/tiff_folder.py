@@ -1,7 +1,8 @@
-"""A folder of TIFF files, each one slice: a volume whose first axes count the files, by the numbers in their names.
+"""A folder of files, each one slice: a volume whose first axes count the files, by the numbers in their names.
 
-Not here: what is in a file (tiff). Gaps in the numbers are no gaps in the volume: the slices follow each other, and
-the header has a note of the numbers that lack a file. Names that tell of channels or times make an axis of them::
+Not here: what is in a file (tiff, picture). Gaps in the numbers are no gaps in the volume: the slices follow each
+other, and the header has a note of the numbers that lack a file. Names that tell of channels or times make an axis of
+them::
 
     z00_ch00.tif z00_ch01.tif z01_ch00.tif z01_ch01.tif  ->  (z=2, c=2, y, x)
 
@@ -26,17 +27,17 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.formats import tiff
+from volpipe.volumes.formats import picture, tiff
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import Facts, Header
 from volpipe.volumes.storage.tensorstore import Index, StoredArray
 
-SUFFIXES = (".tif", ".tiff")
+KINDS = {".tif": "TIFF", ".tiff": "TIFF", ".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}  # of files, by their suffix
 OPEN_SLICES = 128  # in a process: each is a descriptor, and keeps its share of the decoded chunks of its volume
 CHECKED_AT_ONCE = 8  # each mostly waits, where the disk is behind a network
 MAX_DIFFERENT = 5  # of which an error speaks
 FACTS = Facts(
-    "a folder of TIFF slices",
+    "a folder of slices: TIFF, PNG or JPEG",
     "by the numbers in their names (`z-1.tif`, `z0.5.tif`, `z10.tif`), which may count channels and times, too",
     "the first slice, if it says its thickness",
 )
@@ -101,7 +102,10 @@ def read_header(folder: Path) -> Header | None:
     slices = find_slices(folder)
     if not slices.names:
         return None
-    first = _slice_header(folder / slices.names[0])
+    first = stored = _slice_header(folder / slices.names[0])
+    some = {slices.names[i] for i in (0, len(slices.names) // 2, -1)}
+    if stored.format == "picture" and picture.has_equal_colours(stored, [folder / name for name in sorted(some)]):
+        first = picture.without_colours(stored)
     axes = (*slices.axes, *(first.axes or ()))
     if len(set(axes)) < len(axes):
         raise VolumeError(
@@ -110,7 +114,7 @@ def read_header(folder: Path) -> Header | None:
         )
     return Header(
         folder=folder,
-        format="tiff",
+        format=first.format,
         shape=(*slices.counts, *first.shape),
         dtype=first.dtype,
         chunks=(*(1 for _ in slices.counts), *first.chunks),
@@ -118,24 +122,44 @@ def read_header(folder: Path) -> Header | None:
         axes=axes,
         is_guessed=first.is_guessed,
         channel_names=first.channel_names,
-        known={"names": slices.names, "counts": slices.counts, "kind": _kind(first)},
+        known={"names": slices.names, "counts": slices.counts, "kind": _kind(stored)},
         notes=(*slices.notes, *first.notes),
-        unsupported="a folder of TIFF slices",
+        unsupported="a folder of slices",
         place=first.place,
     )
 
 
 def find_slices(folder: Path) -> Slices:
-    """Return the TIFF files in `folder`, slice_2 before slice_10; none if it holds a container too."""
+    """Return the slices in `folder`, slice_2 before slice_10; none if it holds a container too.
+
+    They are of the kind of which most files are. PNG and JPEG without a pattern in their names are no slices.
+    """
     try:
         with os.scandir(folder) as entries:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
-            names = [entry.name for entry in visible if entry.name.lower().endswith(SUFFIXES) and not entry.is_dir()]
+            names = [entry.name for entry in visible if _file_kind(entry.name) and not entry.is_dir()]
     except OSError:
         return Slices(())
-    if any(entry.name.lower().endswith((".n5", ".zarr")) for entry in visible):
+    if any(entry.name.lower().endswith((".n5", ".zarr")) for entry in visible) or not names:
         return Slices(())
-    return arrange(sorted(names, key=natural))
+    numbers = Counter(map(_file_kind, names))
+    kind = max(numbers, key=lambda kind: (numbers[kind], kind == "TIFF"))
+    chosen = sorted((name for name in names if _file_kind(name) == kind), key=natural)
+    patterns = Counter(map(_pattern, chosen))
+    if kind != "TIFF" and max(patterns.values()) < max(2, len(chosen) / 2):
+        return Slices(())
+    slices, others = arrange(chosen), sorted({*names} - {*chosen}, key=natural)
+    mixed = [name for name in others if _file_kind(name) == "TIFF" or _pattern(name) in patterns]
+    if mixed and not slices.problem:
+        problem = f"{mixed[0]} is among {len(chosen)} slices of {kind}; keep slices of one kind of files in a folder"
+        return replace(slices, problem=problem)
+    note = f"{', '.join(others[:MAX_DIFFERENT])}{' …' if len(others) > MAX_DIFFERENT else ''}: no slice by its name"
+    return replace(slices, notes=(*slices.notes, note)) if others else slices
+
+
+def _file_kind(name: str) -> str:
+    """Return the kind of the file `name`, "" of what is no picture."""
+    return KINDS.get("." + name.lower().rpartition(".")[2], "")
 
 
 def arrange(names: Sequence[str]) -> Slices:
@@ -353,6 +377,9 @@ def check(folder: Path) -> None:
 
 
 def _slice_header(file: Path) -> Header:
+    """Return the header of the slice in `file`, with all colours that it has."""
+    if _file_kind(file.name) != "TIFF":
+        return picture.read_header(file)
     header = tiff.read_header(file, "")
     if header is None or {"z", "t"} & set(header.axes or ()):
         raise VolumeError(f"{file} is not a single slice; name the file itself, or keep one slice a file in its folder")
@@ -389,14 +416,18 @@ class SliceArray:
         return out
 
     def _slice(self, file: Path) -> StoredArray:
-        return _open_slice(file, paths.file_state(file), self._header.known["kind"], self._cache_bytes)
+        known = self._header.known
+        rank = len(self._header.shape) - len(known["counts"])
+        return _open_slice(file, paths.file_state(file), known["kind"], rank, self._cache_bytes)
 
 
 @lru_cache(maxsize=OPEN_SLICES)
-def _open_slice(file: Path, state: paths.State, kind: tuple[object, ...], cache_bytes: int) -> StoredArray:
-    """Return the slice in `file`, which is in this `state`: one that was written again is opened again."""
+def _open_slice(file: Path, state: paths.State, kind: tuple[object, ...], rank: int, cache_bytes: int) -> StoredArray:
+    """Return the slice of `rank` axes in `file`, which is in this `state`: one written again is opened again."""
     header = _slice_header(file)
     if _kind(header) != kind:
         shape, dtype, *_ = kind
         raise VolumeError(f"{file} is {_described(header)}, and the other slices are {dtype} {shape}")
+    if header.format == "picture":
+        return picture.open_array(header if rank > 2 else picture.without_colours(header), cache_bytes)
     return tiff.open_array(header, cache_bytes)

@@ -294,6 +294,8 @@ def _decode(
         )
     try:
         data, _, _ = decoder.decode(text, number, jpegtables=page.jpegtables, jpegheader=decoder.jpegheader)
+    except VolumeError:
+        raise
     except Exception as error:  # each codec has errors of its own
         raise VolumeError(f"{page.file}: the strip or tile at byte {page.offsets[number]}: {error}") from error
     return None if data is None else _checked(np.asarray(data), page, number)[np.newaxis]

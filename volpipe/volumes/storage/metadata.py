@@ -77,7 +77,7 @@ class Header:
 
     Attributes:
         folder: where it lies, in a file or a folder.
-        format: "n5", "zarr2", "zarr3", "precomputed", "hdf5", "tiff", "mrc" or "npy".
+        format: "n5", "zarr2", "zarr3", "precomputed", "hdf5", "tiff", "picture", "mrc" or "npy".
         shape, chunks, shards: as stored; `shards` is None where a chunk is a file of its own.
         dtype: in native byte order; bool is uint8, 0 or 1.
         codec: for people, such as "gzip 5".
