@@ -225,12 +225,13 @@ def _only_key(container: Location, key: str) -> str:
             "(info with scales) and PNG, JPEG or TIFF slices"
         )
     if len(names) > 1:
-        raise _several(folder, f"holds {len(names)} volumes", names)
+        reason = single_file.why_several(folder)
+        raise _several(folder, f"holds {len(names)} volumes", names, f" ({reason})" if reason else "")
     return f"{key}/{names[0]}".strip("/")
 
 
-def _several(folder: Location, what: str, keys: list[str]) -> SeveralVolumesError:
-    sentence = f"{folder} {what}; choose one by its key: {_listed(keys) or 'it names none'}"
+def _several(folder: Location, what: str, keys: list[str], reason: str = "") -> SeveralVolumesError:
+    sentence = f"{folder} {what}{reason}; choose one by its key: {_listed(keys) or 'it names none'}"
     return SeveralVolumesError(f"{sentence}; write {typed(folder / keys[0])}" if keys else sentence, keys)
 
 

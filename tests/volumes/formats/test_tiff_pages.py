@@ -174,5 +174,22 @@ def test_images_of_different_shapes_are_not_joined(tmp_path: Path) -> None:
     with tifffile.TiffWriter(tmp_path / "a.tif") as file:
         for n in (20, 20, 21):
             file.write(noise((n, 24)))
-    with pytest.raises(VolumeError, match="holds 3 volumes; choose one by its key: 0, 1, 2"):
+    with pytest.raises(
+        VolumeError, match=r"holds 3 volumes \(page 2, .*\(21, 24\).*\); choose one by its key: 0, 1, 2"
+    ):
         open_volume(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"data": noise((19, 24), "uint16")}, r"uint16 \(19, 24\) \(grey\) and the first uint16 \(20, 24\)"),
+        ({"data": noise((20, 24), "int16")}, "int16"),
+        ({"data": noise((20, 24, 3), "uint16"), "photometric": "rgb"}, "RGB"),
+    ],
+)
+def test_a_page_of_another_kind_is_refused_by_its_number(tmp_path: Path, odd: dict[str, Any], words: str) -> None:
+    path = write_pages(tmp_path / "a.tif", noise((12, 20, 24), "uint16"), {}, odd)
+    with pytest.raises(VolumeError, match=f"page 5, counted from 0, is .*{words}.*choose one by its key: 0, 1"):
+        open_volume(path)
+    assert any("page 5 of the file" in note for note in open_volume(path, "0").notes)

@@ -121,6 +121,12 @@ def read_datasets(file: Path, key: str) -> tuple[Dataset, ...] | None:
     return tiff.read_datasets(file, key) if find_format(file) == "tiff" else None
 
 
+def why_several(folder: Location) -> str:
+    """Return why a file at `folder` holds several arrays where a stack may be meant, "" where it does not say."""
+    within = split(folder)
+    return tiff.why_several(within[0]) if within is not None and find_format(within[0]) == "tiff" else ""
+
+
 def exists(file: Path, key: str) -> bool:
     """Tell whether there is an array, or a group of them, at `key` in `file`."""
     format = find_format(file)

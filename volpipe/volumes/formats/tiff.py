@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MAX_SERIES = 10_000_000
+STACKED = {"generic", "shaped", "uniform"}  # kinds of series that may be parts of one stack
 CLASSIC_BYTES = 2**32 - 2**26  # beyond it offsets of 32 bits do not reach the pages' tags
 IMAGEJ_DTYPES = ("uint8", "uint16", "float32")
 OME_DTYPES = ("int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64")
@@ -83,6 +84,17 @@ def walk(file: Path, *, enter_groups: bool) -> Iterator[str]:
     for number, count in enumerate(levels):
         key = str(number) if len(levels) > 1 else ""
         yield from (f"{key}/s{i}".strip("/") for i in range(count)) if enter_groups and count > 1 else (key,)
+
+
+def why_several(file: Path) -> str:
+    """Return which page is why the pages of `file` are no single stack, "" where it was written as several images."""
+    with _opened(file) as stack:
+        series = stack.tif.series
+        if {one.kind for one in series} - STACKED:
+            return ""
+        keyframe = series[0].keyframe
+        other = next((one.keyframe for one in series if _kind(one.keyframe) != _kind(keyframe)), keyframe)
+        return "" if other is keyframe else _unlike(other.index, other, keyframe)
 
 
 def exists(file: Path, key: str) -> bool:
@@ -200,7 +212,7 @@ def _join(tif: TiffFile) -> TiffPageSeries | None:
     from tifffile import TiffPageSeries
 
     series = tif.series
-    if len(series) < 2 or {one.kind for one in series} - {"generic", "shaped", "uniform"}:
+    if len(series) < 2 or {one.kind for one in series} - STACKED:
         return None
     pages = [page for one in series for page in one if page is not None and len(page.treeindex) == 1]
     if len(pages) < sum(map(len, series)) or any(one.keyframe.is_reduced for one in series):
@@ -348,10 +360,7 @@ def _pages(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> list[Page
         own = _with_own_tags(page)
         if coding not in decoders:
             if _kind(own) != _kind(keyframe):
-                raise VolumeError(
-                    f"{file}: page {number}, counted from 0, is {_described(own)} and the first "
-                    f"{_described(keyframe)}; save pages of one kind"
-                )
+                raise VolumeError(f"{file}: {_unlike(number, own, keyframe)}; save pages of one kind")
             decoders[coding] = _decoder(own, file)
         result.append(_page(own, decoders[coding], directories.file))
     return result
@@ -380,6 +389,10 @@ def _with_own_tags(page: TiffPage | TiffFrame) -> TiffPage:
 def _kind(page: TiffPage) -> tuple[object, ...]:
     """Return what pages of one array have in common, however they are stored."""
     return tuple(page.shaped), page.axes, page.dtype, tiff_tags.colours(page)
+
+
+def _unlike(number: int, page: TiffPage, first: TiffPage) -> str:
+    return f"page {number}, counted from 0, is {_described(page)} and the first {_described(first)}"
 
 
 def _described(page: TiffPage) -> str:
