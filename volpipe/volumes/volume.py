@@ -222,7 +222,7 @@ def _only_key(container: Location, key: str) -> str:
         raise VolumeError(
             f"no volume in {folder}: looked there and below for N5 (attributes.json with dimensions), "
             "Zarr v2 (.zarray), Zarr v3 (zarr.json of an array), OME-Zarr (multiscales), Neuroglancer precomputed "
-            "(info with scales) and PNG, JPEG or TIFF slices"
+            "(info with scales) and TIFF slices. PNG and JPEG are slices where their names have numbers"
         )
     if len(names) > 1:
         reason = single_file.why_several(folder)

@@ -92,6 +92,23 @@ def test_a_picture_that_is_cut_short_is_named(tmp_path: Path, suffix: str) -> No
         open_volume(folder)
 
 
+@pytest.mark.parametrize(("suffix", "mode"), [(".png", "L"), (".png", "RGBA"), (".jpg", "RGB")])
+def test_any_damaged_byte_is_an_error_or_a_picture(tmp_path: Path, suffix: str, mode: str) -> None:
+    file = write(tmp_path / "raw", noise((1, 20, 31)), suffix, mode) / f"z-2{suffix}"
+    whole, rng = file.read_bytes(), np.random.default_rng(0)
+    outcomes = set()
+    for _ in range(120):
+        broken = bytearray(whole)
+        broken[int(rng.integers(len(whole)))] ^= int(rng.integers(1, 256))
+        file.write_bytes(broken)
+        try:
+            open_volume(file).open()[...]
+            outcomes.add("read")
+        except VolumeError:
+            outcomes.add("refused")
+    assert "refused" in outcomes
+
+
 def test_pictures_of_other_kinds_are_refused_by_name(tmp_path: Path) -> None:
     Image.fromarray(noise((20, 31, 4)), mode="CMYK").save(tmp_path / "a.jpg")
     with pytest.raises(VolumeError, match=r"a\.jpg is a JPEG of 8 bits and 4 colours"):

@@ -108,17 +108,13 @@ def _decode(text: bytes, file: Path) -> np.ndarray:
     """Return the picture in `text`, (y, x) or (y, x, samples)."""
     import imagecodecs
 
-    if text.startswith(PNG):
-        try:
-            return np.asarray(imagecodecs.png_decode(text))
-        except imagecodecs.PngError as error:
-            raise VolumeError(f"{file}: {error}; it is damaged or cut short") from error
-    if not text.rstrip(b"\0").endswith(b"\xff\xd9"):  # the decoder would fill it up with grey
+    is_png = text.startswith(PNG)
+    if not is_png and not text.rstrip(b"\0").endswith(b"\xff\xd9"):  # the decoder would fill it up with grey
         raise VolumeError(f"{file} has {len(text)} bytes and no end of a JPEG: it is cut short; copy it again")
     try:
-        return np.asarray(imagecodecs.jpeg8_decode(text))
-    except imagecodecs.Jpeg8Error as error:
-        raise VolumeError(f"{file}: {error}; it is damaged") from error
+        return np.asarray(imagecodecs.png_decode(text) if is_png else imagecodecs.jpeg8_decode(text))
+    except (RuntimeError, ValueError) as error:  # imagecodecs' own, and messages of libpng that are no UTF-8
+        raise VolumeError(f"{file}: {error}; it is damaged or cut short") from error
 
 
 def _is_grey(data: np.ndarray) -> bool:
