@@ -15,7 +15,7 @@ from volpipe.volumes.formats import single_file
 from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED
 from volpipe.volumes.storage.metadata import Facts
 
-READ = ("n5", "zarr", "precomputed", "hdf5", "tiff", "tiff_folder", "mrc", "npy")
+READ = ("n5", "zarr", "precomputed", "hdf5", "tiff", "tiff_folder", "picture", "mrc", "npy")
 MODULES = {"zarr2": "zarr", "zarr3": "zarr"}  # by array format, where the module has another name
 TABLE = re.compile(r"(?<=<!-- table: )(\w+) -->\n.*?\n(?=<!-- end -->)", re.DOTALL)
 

@@ -80,7 +80,8 @@ class Source(BaseModel):
 
     def as_planned(self) -> Volume:
         """Return the volume as it was planned, also where it has grown since; one that has shrunk cannot be opened."""
-        return self.volume().as_it_was(self.shape, np.dtype(self.dtype), self.slices)
+        volume = open_volume(self.path, self.key, view=self.view, is_planned=True)
+        return volume.as_it_was(self.shape, np.dtype(self.dtype), self.slices)
 
 
 STREAMED = ("zarr3",)  # formats whose shards are written layer by layer

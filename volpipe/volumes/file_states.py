@@ -222,7 +222,8 @@ def _state(file: Location | str | None) -> State:
 def _layout(header: Header) -> _Layout | None:
     """Return where the files of the array of `header` lie; None where its voxels may come from any files."""
     if "names" in header.known:  # slices
-        return _Layout((1, *header.shape[1:]), lambda place: header.folder / str(header.known["names"][place[0]]))
+        outer = len(header.known["counts"])
+        return _Layout((1,) * outer + header.shape[outer:], lambda place: header.folder / header.slice_name(place))
     if header.format in CHUNKED or header.format == "precomputed":
         files = ChunkFiles(header)
 

@@ -142,14 +142,18 @@ def _places(volume: Volume, header: Header | None, root: Location) -> Callable[[
     """
     if header is None or single_file.split(volume.folder) is not None:
         return lambda box: ""
-    if "names" in header.known:  # a folder of slices
-        return lambda box: str(header.known["names"][box.start[0]])
-    chunk_files, key = ChunkFiles(header), "/".join(inside(volume.folder, root))
     chosen = {"c": int(volume.view.channel or 0), "t": volume.view.time or 0}
 
-    def name(box: Box) -> str:
+    def place(box: Box) -> list[int]:
         start = chosen | dict(zip("zyx", box.start, strict=True))
-        first = [start.get(axis, 0) for axis in volume.axes]
+        return [start.get(axis, 0) for axis in volume.axes]
+
+    if "names" in header.known:  # a folder of slices
+        return lambda box: header.slice_name(place(box))
+    chunk_files, key = ChunkFiles(header), "/".join(inside(volume.folder, root))
+
+    def name(box: Box) -> str:
+        first = place(box)
         file = chunk_files.name(tuple(i // n for i, n in zip(first, header.write_unit, strict=True)))
         return f"{key}/{file}" if key and file else file
 

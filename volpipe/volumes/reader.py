@@ -1,7 +1,6 @@
 """Access to the voxels of stored arrays: references that travel as values, and what reads them.
 
-Not here: which array a name means (volume), or what is written (writer, formats). Importing this costs numpy;
-tensorstore comes with the first voxel.
+Not here: which array a name means (volume), what is written (writer). tensorstore is imported with the first voxel.
 
 A volume keeps its axes as stored; what a `Reader` reads is always (c, z, y, x)::
 
@@ -27,7 +26,8 @@ import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Box, mirrored, mirrored_runs
-from volpipe.volumes.formats import single_file, tiff_folder, webknossos, zarr
+from volpipe.volumes import webknossos
+from volpipe.volumes.formats import single_file, tiff_folder, zarr
 from volpipe.volumes.formats.container import absolute, inside, read_attributes, read_datasets, read_header, read_place
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.opened import once
@@ -70,7 +70,7 @@ class Volume:
     Attributes:
         path: the container, a file or a folder, absolute; in S3 its location with endpoint and region, where set.
         key: the array in it, "" where the path itself is the array.
-        format: "n5", "zarr2", "zarr3", "precomputed", "hdf5", "tiff" (a file, or a folder of slices), "mrc" or "npy".
+        format: "n5", "zarr2", "zarr3", "precomputed", "hdf5", "tiff" or "picture" (a file, or slices), "mrc", "npy".
         shape: as stored, C order (that of N5 is reversed).
         dtype: what is read, in native byte order; bool is read as uint8, 0 or 1.
         chunks: what is read and decoded at once, in stored axes.
@@ -277,7 +277,7 @@ class Volume:
         folder = self.folder
         # Readers of single files and of slices notice themselves what is written.
         purpose = (self, cache_bytes) if self.format in single_file.FORMATS else (self, cache_bytes, session, live)
-        return once(folder, purpose, lambda: Reader(self, cache_bytes, live=live), has_slices=self.format == "tiff")
+        return once(folder, purpose, lambda: Reader(self, cache_bytes, live=live), has_slices=bool(self.slices))
 
 
 class Reader:

@@ -68,15 +68,20 @@ log = logging.getLogger(__name__)
 AS_STORED = View()
 
 
-def open_volume(location: str | Path, key: str | None = None, level: int = 0, *, view: View = AS_STORED) -> Volume:
-    """Return the volume at `location`; arguments as of `volpipe.open`."""
+def open_volume(
+    location: str | Path, key: str | None = None, level: int = 0, *, view: View = AS_STORED, is_planned: bool = False
+) -> Volume:
+    """Return the volume at `location`; arguments as of `volpipe.open`.
+
+    The slices of a folder are compared, unless a plan has them already (`is_planned`): others may have come since.
+    """
     container, key = locate(location, key)
     if not isinstance(container, object_store.Remote):  # there it is asked last: not all that may be read may be listed
         single_file.probe_file(container)
         _check_exists(container, key)
     with paths.reading_once():
         volume = _resolve(container, key, level)
-    if volume.format == "tiff" and isinstance(volume.folder, Path) and volume.folder.is_dir():
+    if volume.slices and not is_planned and isinstance(volume.folder, Path):
         tiff_folder.check(volume.folder)
     volume = with_view(volume, view)
     count = _length(volume, "t")
@@ -224,15 +229,16 @@ def _only_key(container: Location, key: str) -> str:
         raise VolumeError(
             f"no volume in {folder}: looked there and below for N5 (attributes.json with dimensions), "
             "Zarr v2 (.zarray), Zarr v3 (zarr.json of an array), OME-Zarr (multiscales), Neuroglancer precomputed "
-            "(info with scales) and TIFF slices"
+            "(info with scales) and TIFF slices. PNG and JPEG are slices where their names have numbers"
         )
     if len(names) > 1:
-        raise _several(folder, f"holds {len(names)} volumes", names)
+        reason = single_file.why_several(folder)
+        raise _several(folder, f"holds {len(names)} volumes", names, f" ({reason})" if reason else "")
     return f"{key}/{names[0]}".strip("/")
 
 
-def _several(folder: Location, what: str, keys: list[str]) -> SeveralVolumesError:
-    sentence = f"{folder} {what}; choose one by its key: {_listed(keys) or 'it names none'}"
+def _several(folder: Location, what: str, keys: list[str], reason: str = "") -> SeveralVolumesError:
+    sentence = f"{folder} {what}{reason}; choose one by its key: {_listed(keys) or 'it names none'}"
     return SeveralVolumesError(f"{sentence}; write {typed(folder / keys[0])}" if keys else sentence, keys)
 
 

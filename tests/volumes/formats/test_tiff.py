@@ -172,6 +172,11 @@ def test_an_imagej_stack_beyond_its_first_page_is_read_whole(tmp_path: Path) -> 
         ({"imagej": True, "resolution": (10, 5), "metadata": {"spacing": 3, "unit": "um", "zunit": "pixel"}}, None),
         ({"imagej": True, "resolution": (10, 5), "metadata": {"spacing": 3, "unit": "\\u03bcm"}}, (3000, 200, 100)),
         ({"imagej": True, "resolution": (10, 5), "metadata": {"spacing": 3, "unit": "\\u00B5m"}}, (3000, 200, 100)),
+        ({"imagej": True, "resolution": (10, 5), "resolutionunit": "CENTIMETER",
+          "metadata": {"spacing": 3, "unit": "cm"}}, (3e7, 2e6, 1e6)),
+        ({"imagej": True, "resolution": (10, 5), "metadata": {"spacing": 3, "unit": ""}}, None),
+        ({"ome": True, "metadata": {f"PhysicalSize{axis}{end}": value for axis in "XYZ"
+                                    for end, value in (("", 3), ("Unit", "Å"))}}, (0.3, 0.3, 0.3)),
         ({"ome": True, "metadata": {"PhysicalSizeX": 4, "PhysicalSizeXUnit": "nm", "PhysicalSizeY": 5,
           "PhysicalSizeYUnit": "nm", "PhysicalSizeZ": 0.03}}, (30, 5, 4)),
         ({"ome": True, "metadata": {"PhysicalSizeX": 4, "PhysicalSizeY": 5}}, None),
@@ -194,9 +199,40 @@ def test_voxel_sizes(tmp_path: Path, settings: dict[str, Any], expected: tuple[f
         ({"resolution": (1e6, 5e5), "resolutionunit": "centimeter"}, "y 2e-06 cm, x 1e-06 cm, and nothing of z"),
         ({"imagej": True, "resolution": (1, 2), "metadata": {"unit": "cm"}}, "y 0.5 cm, x 1 cm, and nothing of z"),
         ({"ome": True, "metadata": {"PhysicalSizeX": 4, "PhysicalSizeY": 5}}, "y 5 µm, x 4 µm, and nothing of z"),
+        (
+            {"imagej": True, "resolution": (25000, 25000), "resolutionunit": "CENTIMETER", "metadata": {"unit": "um"}},
+            "x 4e-05 cm by its resolution, and the unit 'um' in its description",
+        ),
+        (
+            {"imagej": True, "resolution": (72, 72), "resolutionunit": "INCH", "metadata": {"unit": "nm"}},
+            "x 0.0138889 inch by its resolution, and the unit 'nm' in its description",
+        ),
+        (
+            {"resolution": (25000, 25000), "resolutionunit": "CENTIMETER", "metadata": {"unit": "nm", "spacing": 3}},
+            "x 4e-05 cm by its resolution, and the unit 'nm' in its description",
+        ),
+        (
+            {"imagej": True, "resolution": (10, 5), "metadata": {"unit": "inch", "spacing": 3}},
+            "z, y, x 3 × 0.2 × 0.1 in the unit 'inch'",
+        ),
+        (
+            {"imagej": True, "resolution": (10, 5), "metadata": {"unit": "pixel", "spacing": 3}},
+            "z, y, x 3 × 0.2 × 0.1 in the unit 'pixel'",
+        ),
+        (
+            {
+                "ome": True,
+                "metadata": {
+                    f"PhysicalSize{axis}{end}": value for axis in "XYZ" for end, value in (("", 3), ("Unit", "pixel"))
+                },
+            },
+            "z, y, x 3 × 3 × 3 in the unit 'pixel'",
+        ),
     ],
 )
-def test_an_image_has_no_thickness_that_it_does_not_say(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+def test_a_voxel_size_that_is_not_said_is_unknown_with_the_reason(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
     volume = open_volume(write(tmp_path / "a.tif", noise((12, 13)), **settings))
     assert volume.voxel_size_nm is None
     assert volume.notes == (f"voxel size unknown: it says {words}",)

@@ -15,7 +15,7 @@ from volumes import noise, write_volume
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.volumes.formats.tiff_folder import OPEN_SLICES, natural
-from volpipe.volumes.volume import list_arrays, open_volume
+from volpipe.volumes.volume import View, list_arrays, open_volume
 
 
 def write(folder: Path, data: np.ndarray, names: list[str] | None = None, **settings: object) -> Path:
@@ -131,6 +131,7 @@ def test_other_files_and_hidden_ones_do_not_count(tmp_path: Path) -> None:
     (folder / "._slice_0.tif").write_bytes(b"left by another system")
     (folder / "Thumbs.db").write_bytes(b"of yet another")
     (folder / "notes.json").write_text(json.dumps({}))
+    (folder / "parts.tif").mkdir()
     check_reads(open_volume(folder), data)
 
 
@@ -181,6 +182,103 @@ def test_numbers_that_lack_a_slice_are_noted(names: list[str], note: str, tmp_pa
     notes = " ".join(open_volume(write(tmp_path / "raw", noise((len(names), 8, 8)), names)).notes)
     assert note in notes
     assert ("no slice" in notes) == bool(note)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"z{i - 6}.tif" for i in range(12)],
+        [f"stack_z{i - 6:+03}.tif" for i in range(12)],
+        [f"z{i * 0.25}um.tif" for i in range(12)],
+        [f"z{(i - 3) * 0.5:g}.tif" for i in range(12)],
+        [f"img-{i}.tif" for i in range(1, 13)],
+        [f"scan1.{i}.tif" for i in range(1, 13)],
+        [f"slice_{i}_z={i * 8 / 3:.3f}.tif" for i in range(12)],
+    ],
+)
+def test_slices_are_in_the_order_of_their_numbers(tmp_path: Path, names: list[str]) -> None:
+    data = noise((12, 8, 9))
+    volume = open_volume(write(tmp_path / "raw", data, names))
+    check_reads(volume, data)
+    assert volume.notes == ()
+
+
+@pytest.mark.parametrize("name", ["z{z:02}_ch{c:02}.tif", "C{c}-cells_{z}.tif", "img_c{c}_z{z}.tif"])
+def test_channels_in_names_are_an_axis(tmp_path: Path, name: str) -> None:
+    data = noise((11, 2, 8, 9))
+    names = [name.format(z=z, c=c) for z in range(11) for c in range(2)]
+    volume = open_volume(write(tmp_path / "raw", data.reshape(-1, 8, 9), names))
+    assert volume.axes == ("z", "c", "y", "x")
+    assert volume.notes[0].startswith("2 channels by the names of the files")
+    check_reads(volume, data)
+    second = open_volume(tmp_path / "raw", view=View(channel=1))
+    assert np.array_equal(second.open().read(Box((3, 0, 0), (11, 8, 9)))[0], data[3:, 1])
+    file = tmp_path / "raw" / names[2 * 5 + 1]
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(VolumeError, match=file.name):
+        volume.open()[5, 1]
+
+
+def test_times_in_names_are_an_axis_and_one_is_chosen(tmp_path: Path) -> None:
+    data = noise((3, 4, 2, 8, 9))
+    names = [f"t{t}_z{z}_c{c}.tif" for t in range(3) for z in range(4) for c in range(2)]
+    folder = write(tmp_path / "raw", data.reshape(-1, 8, 9), names)
+    with pytest.raises(VolumeError, match="has 3 points in time; choose one"):
+        open_volume(folder)
+    volume = open_volume(folder, view=View(time=2))
+    assert np.array_equal(volume.open().read(Box((0, 0, 0), (4, 8, 9))), data[2].swapaxes(0, 1))
+
+
+SLICES = [f"s{i:02}.tif" for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([*SLICES, "average_projection.tif"], r"average_projection\.tif does not fit the names of the other 6 slices"),
+        ([*SLICES, "s03 (1).tif", "s03 copy.tif"], r"s03 \(1\)\.tif, s03 copy\.tif do not fit"),
+        ([*SLICES, "Copy of s03.tif"], r"Copy of s03\.tif does not fit"),
+        ([*SLICES, "s3.tif"], r"s03\.tif and s3\.tif have the same numbers"),
+        ([*SLICES, "s03.tiff"], r"s03\.tif and s03\.tiff have the same numbers"),
+        ([f"s{i}_{c}.tif" for i in range(6) for c in ("red", "green")], "6 like s0_green.tif, 6 like s0_red.tif"),
+        (
+            [f"s{i}_x{x}_y{y}.tif" for i in range(2) for x in range(2) for y in range(2)],
+            r"2 tiles \(x\), 2 tiles \(y\)",
+        ),
+        ([f"s{i:02}_{c}.tif" for i in range(6) for c in range(2)], "count in 2 numbers, 6 × 2"),
+        ([f"z{i}_ch{c}.tif" for i in range(6) for c in range(2)][:-1], r"the 11 names .* 2 channels \(ch\)"),
+        ([f"img{i}_ch{i % 2}.tif" for i in range(6)], r"2 channels \(ch\)"),
+    ],
+)
+def test_names_of_more_than_one_stack_are_refused(tmp_path: Path, names: list[str], words: str) -> None:
+    folder = write(tmp_path / "raw", noise((len(names), 8, 9)), names)
+    with pytest.raises(VolumeError, match=words):
+        open_volume(folder)
+
+
+def test_an_order_that_is_guessed_is_noted(tmp_path: Path) -> None:
+    blocks = [f"b{b}_s{i}.tif" for b in range(2) for i in range(3 + b)]
+    volume = open_volume(write(tmp_path / "blocks", noise((7, 8, 9)), blocks))
+    assert "in the order of the first: b0_s0.tif, b0_s1.tif" in volume.notes[0]
+    volume = open_volume(write(tmp_path / "words", noise((2, 8, 9)), ["first.tif", "second.tif"]))
+    assert "first.tif to second.tif" in volume.notes[0]
+    volume = open_volume(write(tmp_path / "times", noise((3, 8, 9)), [f"t{i}.tif" for i in range(3)]))
+    assert volume.notes == ("the numbers after t are taken for slices",)
+
+
+def test_each_slice_is_read_by_its_own_tags_or_named(tmp_path: Path) -> None:
+    data = noise((4, 12, 13))
+    folder = write(tmp_path / "raw", data)
+    tifffile.imwrite(folder / "slice_1.tif", data[1], compression="lzw", predictor=2, tile=(16, 16))
+    tifffile.imwrite(folder / "slice_2.tif", 255 - data[2], photometric="miniswhite", byteorder=">")
+    reader = open_volume(folder).open()
+    assert np.array_equal(reader[...], data)
+    colormap = noise((3, 256), "uint16")
+    tifffile.imwrite(folder / "slice_3.tif", data[3], photometric="palette", colormap=colormap)
+    with pytest.raises(VolumeError, match=r"slice_3\.tif is uint8 \(12, 13\) \(palette\)"):
+        reader[3]
+    with pytest.raises(VolumeError, match=r"slice_3\.tif is uint8 \(12, 13\) \(palette\)"):
+        open_volume(folder)
 
 
 @pytest.mark.parametrize("other", ["info", "attributes.json", "zarr.json"])

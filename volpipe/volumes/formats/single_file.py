@@ -1,6 +1,6 @@
 """Volumes in one file or a folder of slices: the format, by its first bytes, and the arrays in it.
 
-Not here: the formats themselves (hdf5, tiff, tiff_folder, mrc, npy). A key names an array inside the file.
+Not here: the formats themselves (hdf5, tiff, tiff_folder, mrc, npy, picture). A key names an array inside the file.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.formats import flat, hdf5, hdf5_probe, mrc, npy, tiff, tiff_folder
+from volpipe.volumes.formats import flat, hdf5, hdf5_probe, mrc, npy, picture, tiff, tiff_folder
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage.metadata import Header, Tree
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.tensorstore import StoredArray
 
-FORMATS = ("hdf5", "tiff", "mrc", "npy")
+FORMATS = ("hdf5", "tiff", "mrc", "npy", "picture")
 MRC_MAP = 208  # where "MAP " stands
 MOST_LOOKED_AT = 212  # bytes of a file whose kind is unknown
 PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -35,7 +35,7 @@ def split(folder: Location) -> tuple[Path, str] | None:
 
 
 def find_format(file: Path) -> str:
-    """Return "hdf5", "tiff", "mrc" or "npy", by the bytes of the file and not by its name.
+    """Return "hdf5", "tiff", "mrc", "npy" or "picture", by the bytes of the file and not by its name.
 
     Raises:
         VolumeError: it is none of these, or cannot be read.
@@ -49,6 +49,8 @@ def find_format(file: Path) -> str:
         return "tiff"
     if start.startswith(npy.MAGIC):
         return "npy"
+    if start.startswith(picture.MAGICS):
+        return "picture"
     if start[MRC_MAP:].startswith(mrc.MARK):
         return "mrc"
     if _is_hdf5(file):
@@ -60,7 +62,7 @@ def find_format(file: Path) -> str:
         return "mrc"
     raise VolumeError(
         f"{file} is a file of {file.stat().st_size} bytes in no format that volpipe knows{_looks(start)}: it reads "
-        "HDF5, TIFF, MRC and .npy files, and N5 and Zarr folders"
+        "HDF5, TIFF, MRC and .npy files, PNG and JPEG, and N5 and Zarr folders"
     )
 
 
@@ -104,6 +106,9 @@ def read_header(file: Path, key: str) -> Header | None:
         return tiff.read_header(file, key)
     if key:
         return None
+    if format == "picture":
+        header = picture.read_header(file)
+        return picture.without_colours(header) if picture.has_equal_colours(header, [file]) else header
     return mrc.read_header(file) if format == "mrc" else npy.read_header(file)
 
 
@@ -122,6 +127,12 @@ def read_datasets(file: Path, key: str) -> tuple[Dataset, ...] | None:
         levels = hdf5.read_levels(file, key)
         return None if levels is None else tuple(Dataset(inner) for inner in levels)
     return tiff.read_datasets(file, key) if format == "tiff" else None
+
+
+def why_several(folder: Location) -> str:
+    """Return why a file at `folder` holds several arrays where a stack may be meant, "" where it does not say."""
+    within = split(folder)
+    return tiff.why_several(within[0]) if within is not None and find_format(within[0]) == "tiff" else ""
 
 
 def exists(file: Path, key: str) -> bool:
@@ -161,4 +172,6 @@ def open_array(header: Header, cache_bytes: int) -> StoredArray:
         return flat.open_array(header)
     if "names" in header.known:
         return tiff_folder.SliceArray(header, cache_bytes)
+    if header.format == "picture":
+        return picture.open_array(header, cache_bytes)
     return tiff.open_array(header, cache_bytes)

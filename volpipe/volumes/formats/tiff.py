@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,20 +24,18 @@ from volpipe.errors import VolumeError
 from volpipe.volumes.formats import tiff_tags
 from volpipe.volumes.formats.flat import FlatArray, Part, RawFile, check_end, num_bytes
 from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.formats.tiff_pages import Layout, Page, PagedArray
+from volpipe.volumes.formats.tiff_pages import Coding, Decoder, Directories, InvertedArray, Layout, Page, PagedArray
 from volpipe.volumes.storage import decoded_size
 from volpipe.volumes.storage.memory import check_memory
 from volpipe.volumes.storage.metadata import ArraySpec, Facts, Header, Place, voxel_dtype, voxels
 from volpipe.volumes.storage.paths import check_beside
 
 if TYPE_CHECKING:
-    from tifffile import TiffFile, TiffPage, TiffPageSeries
+    from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
 
 MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-PLACES = (273, 279, 324, 325)  # StripOffsets, StripByteCounts, TileOffsets, TileByteCounts
-PROBED_BYTES = 512  # most pages' tags are in them
-TYPE_BYTES = {3: 2, 4: 4, 13: 4, 16: 8}  # SHORT, LONG, IFD, LONG8
-MAX_PAGES = 10_000_000
+MAX_SERIES = 10_000_000
+STACKED = {"generic", "shaped", "uniform"}  # kinds of series that may be parts of one stack
 CLASSIC_BYTES = 2**32 - 2**26  # beyond it offsets of 32 bits do not reach the pages' tags
 IMAGEJ_DTYPES = ("uint8", "uint16", "float32")
 OME_DTYPES = ("int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64")
@@ -58,69 +56,145 @@ def read_header(file: Path, key: str) -> Header | None:
     Raises:
         VolumeError: the file is damaged or cut short, or holds what volpipe cannot read.
     """
-    with _opened(file) as tif:
-        number, level = _find(tif, key)
-        if number is None or (level is None and len(tif.series[number].levels) > 1):
+    with _opened(file) as stack:
+        image = stack.find(key)
+        if image is None or (image.level is None and len(image.series.levels) > 1):
             return None
-        return _header(file, key, tif, number, level or 0)
+        return _header(key, stack, image)
 
 
 def read_datasets(file: Path, key: str) -> tuple[Dataset, ...] | None:
     """Return the levels of the series `key`, finest first; None where it has no coarser ones."""
-    with _opened(file) as tif:
-        number, level = _find(tif, key)
-        if number is None or level is not None or len(tif.series[number].levels) < 2:
+    with _opened(file) as stack:
+        image = stack.find(key)
+        if image is None or image.level is not None or len(image.series.levels) < 2:
             return None
-        series = tif.series[number]
-        axes = tiff_tags.axes(series, file)
-        where = tiff_tags.read_place(tif, number, axes)
+        axes = tiff_tags.axes(image.series, file)
+        where = tiff_tags.read_place(stack.tif, image.series, image.number, axes)
         return tuple(
-            Dataset(f"s{i}", axes, tiff_tags.coarser(where, axes, series, i)) for i in range(len(series.levels))
+            Dataset(f"s{i}", axes, tiff_tags.coarser(where, axes, image.series, i))
+            for i in range(len(image.series.levels))
         )
 
 
 def walk(file: Path, *, enter_groups: bool) -> Iterator[str]:
     """Yield the keys of all series, or of all their levels."""
-    with _opened(file) as tif:
-        levels = [len(series.levels) for series in tif.series]
+    with _opened(file) as stack:
+        levels = [1] if stack.joined else [len(series.levels) for series in stack.tif.series]
     for number, count in enumerate(levels):
         key = str(number) if len(levels) > 1 else ""
         yield from (f"{key}/s{i}".strip("/") for i in range(count)) if enter_groups and count > 1 else (key,)
 
 
+def why_several(file: Path) -> str:
+    """Return which page is why the pages of `file` are no single stack, "" where it was written as several images."""
+    with _opened(file) as stack:
+        series = stack.tif.series
+        if {one.kind for one in series} - STACKED:
+            return ""
+        keyframe = series[0].keyframe
+        other = next((one.keyframe for one in series if _kind(one.keyframe) != _kind(keyframe)), keyframe)
+        return "" if other is keyframe else _unlike(other.index, other, keyframe)
+
+
 def exists(file: Path, key: str) -> bool:
-    with _opened(file) as tif:
-        return not key or _find(tif, key)[0] is not None
+    with _opened(file) as stack:
+        return not key or stack.find(key) is not None
 
 
-def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | PagedArray:
+def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | InvertedArray | PagedArray:
     """Return the array of `header`; `cache_bytes` of decoded strips and tiles are kept in memory."""
-    file, number, level = header.known["file"], header.known["series"], header.known["level"]
-    with _opened(file, checked=True) as tif:
-        series = tif.series[number].levels[level]
-        stored = series.dtype.newbyteorder(tif.byteorder)
-        if series.dataoffset is not None and _is_flat(series, file):
-            return FlatArray(RawFile(file), series.dataoffset, stored, header.shape)
-        return PagedArray(_pages(series, file), _layout(series, stored), cache_bytes)
+    with _opened(header.known["file"], is_alike=header.known["is_alike"]) as stack:
+        series = stack.series(header.known["key"])
+        layout = _layout(series, stack.file)
+        if header.known["is_uniform"] and _is_flat(series, stack.file) and series.dataoffset is not None:
+            array = FlatArray(RawFile(stack.file), series.dataoffset, layout.decoder.stored, header.shape)
+            return array if layout.decoder.white is None else InvertedArray(array, layout.decoder.white)
+        return PagedArray(_pages(stack, series, header.known["is_uniform"]), layout, cache_bytes)
 
 
 def is_alone(header: Header) -> bool:
     """Return whether all voxels of `header` lie in its own file."""
-    file = header.known["file"]
-    with _opened(file, checked=True) as tif:
-        series = tif.series[header.known["series"]].levels[header.known["level"]]
-        return _is_flat(series, file) or {page.file for page in _pages(series, file)} == {file.resolve()}
+    with _opened(header.known["file"], is_alike=header.known["is_alike"]) as stack:
+        return _files(stack.series(header.known["key"])) == {str(stack.file.resolve())}
+
+
+@dataclass(frozen=True)
+class _Image:
+    """A series of a file, its number there, and the level of it that is meant, if one is."""
+
+    series: TiffPageSeries
+    number: int
+    level: int | None = None
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """An open file.
+
+    Attributes:
+        file: where it is.
+        tif: tifffile's object.
+        is_alike: whether the bytes of all pages in its chain become voxels alike.
+        directories: of its pages, and of those in other files of its set; paths are without links.
+        joined: one series of all pages, where the file has them as single images alike; None of other files.
+    """
+
+    file: Path
+    tif: TiffFile
+    is_alike: bool
+    directories: dict[TiffFile, Directories]
+    joined: TiffPageSeries | None
+
+    def find(self, key: str) -> _Image | None:
+        """Return the series that `key` names, None where it names none or several."""
+        if self.joined is not None and not key:
+            return _Image(self.joined, 0)
+        if len(self.tif.series) > 1:
+            match = re.fullmatch(r"(\d{1,6})(?:/s(\d{1,3}))?", key)
+            number, level = (int(match[1]), match[2]) if match else (MAX_SERIES, None)
+        else:
+            match = re.fullmatch(r"(?:s(\d{1,3}))?", key)
+            number, level = (0, match[1]) if match else (MAX_SERIES, None)
+        if number >= len(self.tif.series):
+            return None
+        count = len(self.tif.series[number].levels)
+        if level is not None and (count < 2 or int(level) >= count):
+            return None
+        return _Image(self.tif.series[number], number, None if level is None else int(level))
+
+    def series(self, key: str) -> TiffPageSeries:
+        """Return the series, or the level of one, at `key`."""
+        image = self.find(key)
+        if image is None:
+            raise VolumeError(f"{self.file} has no image {key!r} any more; open it again")
+        return image.series.levels[image.level or 0]
+
+    def directories_of(self, page: TiffPage | TiffFrame) -> Directories:
+        """Return the directories of the file in which `page` is."""
+        if page.parent not in self.directories:
+            self.directories[page.parent] = Directories(Path(page.parent.filehandle.path))
+        return self.directories[page.parent]
+
+    def coding(self, page: TiffPage | TiffFrame) -> Coding:
+        """Return what decides how the bytes of `page` become voxels."""
+        return self.directories_of(page).coding(page.offset)
 
 
 @contextmanager
-def _opened(file: Path, *, checked: bool = False) -> Iterator[TiffFile]:
+def _opened(file: Path, *, is_alike: bool | None = None) -> Iterator[_Stack]:
+    """Open a file; `is_alike` is what its `_Stack` said when its chain of pages was checked, None before."""
     from tifffile import TiffFile
 
     try:
-        if not checked:
-            _check_chain(file)
+        directories = Directories(file.resolve())
+        if is_alike is None:
+            directories.check_chain()
+            is_alike = len(set(directories.codings.values())) < 2
         with TiffFile(file) as tif:
-            yield tif
+            if not is_alike:
+                tif.is_uniform = False  # it looks at four pages alone
+            yield _Stack(file, tif, is_alike, {tif: directories}, _join(tif))
     except VolumeError:
         raise
     except OSError as error:
@@ -129,74 +203,57 @@ def _opened(file: Path, *, checked: bool = False) -> Iterator[TiffFile]:
         raise VolumeError(f"{file} is damaged: {error}") from error
 
 
-def _check_chain(file: Path) -> None:
-    """Raise if the chain of pages leaves the file; tifffile would take the rest for the whole."""
-    size = file.stat().st_size
-    raw = RawFile(file)
-    start = raw.read(0, min(16, size))
-    order = "<" if start[:2] == b"II" else ">"
-    big = start[2:4] in (b"+\0", b"\0+")
-    if size < (16 if big else 8):
-        raise VolumeError(f"{file} has {size} bytes: it is cut short; copy it again")
-    number, counter, tag = (struct.Struct(order + form) for form in (("Q", "Q", "HHQQ") if big else ("I", "H", "HHII")))
-    (offset,) = number.unpack(start[number.size : 2 * number.size])
-    offsets: set[int] = set()
-    while offset:
-        if offset in offsets or len(offsets) >= MAX_PAGES:
-            raise VolumeError(f"{file} has more than {MAX_PAGES} pages, or they go in circles; it is damaged")
-        offsets.add(offset)
-        check_end(file, offset + counter.size)
-        text = raw.read(offset, min(PROBED_BYTES, size - offset))
-        (count,) = counter.unpack_from(text)
-        end = counter.size + count * tag.size
-        if end + number.size > len(text):
-            check_end(file, offset + end + number.size)
-            text = raw.read(offset, end + number.size)
-        check_end(file, _end_of_values(tag.iter_unpack(text[counter.size : end]), number.size))
-        (offset,) = number.unpack_from(text, end)
+def _join(tif: TiffFile) -> TiffPageSeries | None:
+    """Return one series of all pages of a file that has several of them, alike; None where they are not.
+
+    tifffile makes a series of each page that was written with a description of its own, and of pages that are stored
+    in one way.
+    """
+    from tifffile import TiffPageSeries
+
+    series = tif.series
+    if len(series) < 2 or {one.kind for one in series} - STACKED:
+        return None
+    pages = [page for one in series for page in one if page is not None and len(page.treeindex) == 1]
+    if len(pages) < sum(map(len, series)) or any(one.keyframe.is_reduced for one in series):
+        return None
+    if any(len(one.levels) > 1 or (one.kind == "shaped" and len(one) > 1) for one in series):
+        return None
+    keyframe = series[0].keyframe
+    if keyframe.axes not in ("YX", "YXS", "SYX") or any(_kind(one.keyframe) != _kind(keyframe) for one in series):
+        return None
+    pages.sort(key=lambda page: page.index)
+    return TiffPageSeries(pages, (len(pages), *keyframe.shape), keyframe.dtype, f"I{keyframe.axes}", kind="joined")
 
 
-def _end_of_values(tags: Iterable[tuple[int, int, int, int]], width: int) -> int:
-    """Return where the numbers of the tags (code, type, number, place) end that say where the voxels are."""
-    placed = ((num * TYPE_BYTES.get(kind, 0), at) for code, kind, num, at in tags if code in PLACES)
-    return max((at + size for size, at in placed if size > width), default=0)
-
-
-def _find(tif: TiffFile, key: str) -> tuple[int | None, int | None]:
-    """Return the numbers of series and level in `key`, None for each that it lacks."""
-    if len(tif.series) > 1:
-        match = re.fullmatch(r"(\d{1,6})(?:/s(\d{1,3}))?", key)
-        number, level = (int(match[1]), match[2]) if match else (MAX_PAGES, None)
-    else:
-        match = re.fullmatch(r"(?:s(\d{1,3}))?", key)
-        number, level = (0, match[1]) if match else (MAX_PAGES, None)
-    if number >= len(tif.series):
-        return None, None
-    count = len(tif.series[number].levels)
-    if level is not None and (count < 2 or int(level) >= count):
-        return None, None
-    return number, None if level is None else int(level)
-
-
-def _header(file: Path, key: str, tif: TiffFile, number: int, level: int) -> Header:
-    series = tif.series[number].levels[level]
+def _header(key: str, stack: _Stack, image: _Image) -> Header:
+    file, series = stack.file, image.series.levels[image.level or 0]
     shape = voxels(tuple(map(int, series.shape)), "shape", file)
     dtype = voxel_dtype(np.dtype(series.dtype), file)
     axes = tiff_tags.axes(series, file)
-    _check(series, file)
+    is_uniform = _is_uniform(stack, series)
+    pages = _check(stack, series, is_uniform)
+    place = tiff_tags.read_place(stack.tif, image.series, image.number, axes)
     return Header(
         folder=file / key,
         format="tiff",
         shape=shape,
         dtype=dtype,
-        chunks=_chunks(series),
+        chunks=_chunks(_layout(series, file)),
         codec=_codec(series.keyframe, file),
         axes=axes,
         is_guessed=any(letter in tiff_tags.UNNAMED for letter in series.axes),
-        channel_names=tiff_tags.channel_names(tif, number),
-        known={"file": file, "series": number, "level": level},
+        channel_names=tiff_tags.channel_names(stack.tif, image.series, image.number),
+        known={
+            "file": file,
+            "key": key,
+            "is_alike": stack.is_alike,
+            "is_uniform": is_uniform,
+            "colours": tiff_tags.colours(series.keyframe),
+        },
+        notes=_notes(stack, series, pages),
         unsupported="a TIFF file",
-        place=tiff_tags.coarser(tiff_tags.read_place(tif, number, axes), axes, tif.series[number], level),
+        place=tiff_tags.coarser(place, axes, image.series, image.level or 0),
     )
 
 
@@ -222,66 +279,151 @@ def _codec(page: TiffPage, file: Path) -> str:
     return name.removeprefix("adobe_")
 
 
-def _check(series: TiffPageSeries, file: Path) -> None:
-    """Raise unless the file, or files, hold the whole series."""
+def _notes(stack: _Stack, series: TiffPageSeries, pages: list[Page]) -> tuple[str, ...]:
+    """Return what a user should know of the pages."""
+    numbers = [page.index for page in series if page is not None]
+    notes = []
+    if series is stack.joined and stack.tif.series[0].kind == "shaped":
+        notes.append(f"{len(numbers)} images of one page each are taken for the slices of one stack")
+    elif series.kind == "generic" and (others := sorted({*range(numbers[0], numbers[-1])} - {*numbers})):
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        notes.append(f"page {others[0]}{more} of the file, counted from 0, is of another kind and left out")
+    num_odd = sum(page.decoder.white != pages[0].decoder.white for page in pages)
+    if num_odd:
+        notes.append(
+            f"{num_odd} pages differ from the first in what is white (MINISWHITE): those whose white is 0 are inverted"
+        )
+    return (*notes, *tiff_tags.colour_notes(series.keyframe))
+
+
+def _is_uniform(stack: _Stack, series: TiffPageSeries) -> bool:
+    """Return whether the bytes of all pages become voxels as those of the keyframe do."""
+    expected = stack.coding(series.keyframe)
+    return all(stack.coding(page) == expected for page in series if page is not None and page.offset)
+
+
+def _check(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> list[Page]:
+    """Return the pages of a series, [] where its voxels are one run; raise unless its files hold all of it."""
+    file = stack.file
     if series.transform is not None:
         raise VolumeError(f"{file}: pages of kind {series.kind!r} are not supported; save a stack of plain pages")
-    if series.dataoffset is not None and _is_flat(series, file):
+    if is_uniform and series.dataoffset is not None and _is_flat(series, file):
         check_end(file, series.dataoffset + num_bytes(series.shape, series.dtype))
-        return
-    pages = _pages(series, file)
+        return []
+    pages = _pages(stack, series, is_uniform)
     if len(pages) * math.prod(series.keyframe.shaped) != math.prod(series.shape):
         raise VolumeError(f"{file}: {len(pages)} pages of {series.keyframe.shape} do not make up {series.shape}")
-    segment = _layout(series, series.dtype).segment
-    check_memory(num_bytes(segment, series.dtype), f"{file}: a strip or tile of {segment} voxels")
-    segments = math.prod(series.keyframe.chunked)
+    for decoder in {id(page.decoder): page.decoder for page in pages}.values():
+        size = num_bytes(decoder.segment, decoder.stored)
+        check_memory(size, f"{file}: a strip or tile of {decoder.segment} voxels")
     ends: dict[Path, int] = {}
     for page in pages:
+        segments = math.prod(-(-n // s) for n, s in zip(series.keyframe.shaped, page.decoder.segment, strict=True))
         if len(page.offsets) < segments or len(page.counts) < segments:
             raise VolumeError(f"{file}: a page names {len(page.offsets)} strips or tiles instead of {segments}")
         end = max((o + n for o, n in zip(page.offsets, page.counts, strict=False) if n), default=0)
         ends[page.file] = max(end, ends.get(page.file, 0))
     for path, end in ends.items():
         check_end(path, end)
+    return pages
 
 
 def _is_flat(series: TiffPageSeries, file: Path) -> bool:
     """Return whether the voxels lie one after another in `file`, and not in another of its set."""
-    if series.dataoffset is None or series.dtype.kind == "b":
-        return False
-    return {page.parent.filehandle.path for page in series if page is not None} == {str(file.resolve())}
+    return series.dataoffset is not None and series.dtype.kind != "b" and _files(series) == {str(file.resolve())}
 
 
-def _pages(series: TiffPageSeries, file: Path) -> list[Page]:
-    pages = list(series)
+def _files(series: TiffPageSeries) -> set[str]:
+    parents = {page.parent for page in series if page is not None}
+    return {parent.filehandle.path for parent in parents}
+
+
+def _pages(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> list[Page]:
+    """Return where the pages of a series lie, and how each is decoded: by its own tags, where they differ."""
+    file, pages = stack.file, list(series)
     missing = pages.count(None)
     if missing:
         raise VolumeError(f"{file}: {missing} of {len(pages)} pages are missing; is a file of the set not beside it?")
-    present = [page for page in pages if page is not None]
-    paths = {page.parent.filehandle.path for page in present}
-    own = file.resolve()  # tifffile's paths are without links
-    for path in paths - {str(own)}:
-        check_beside(path, own)
-    if not all(isinstance(n, int) for page in present for n in (*page.dataoffsets, *page.databytecounts)):
+    resolved = file.resolve()  # tifffile's paths are without links
+    for path in _files(series) - {str(resolved)}:
+        check_beside(path, resolved)
+    keyframe = series.keyframe
+    decoders = {stack.coding(keyframe): _decoder(keyframe, file)}
+    usual = next(iter(decoders))
+    result = []
+    for number, page in enumerate(page for page in pages if page is not None):
+        directories = stack.directories_of(page)
+        coding = usual if is_uniform or not page.offset else directories.coding(page.offset)
+        if coding == usual:
+            result.append(_page(page, decoders[usual], directories.file))
+            continue
+        own = _with_own_tags(page)
+        if coding not in decoders:
+            if _kind(own) != _kind(keyframe):
+                raise VolumeError(f"{file}: {_unlike(number, own, keyframe)}; save pages of one kind")
+            decoders[coding] = _decoder(own, file)
+        result.append(_page(own, decoders[coding], directories.file))
+    return result
+
+
+def _page(page: TiffPage | TiffFrame, decoder: Decoder, file: Path) -> Page:
+    places = tuple(page.dataoffsets), tuple(page.databytecounts)
+    if not all(isinstance(n, int) for numbers in places for n in numbers):
         raise VolumeError(f"{file}: offsets or lengths of strips or tiles are no whole numbers; it is damaged")
-    return [
-        Page(Path(page.parent.filehandle.path), tuple(page.dataoffsets), tuple(page.databytecounts), page.jpegtables)
-        for page in present
-    ]
+    return Page(file, *places, page.jpegtables, decoder)
 
 
-def _layout(series: TiffPageSeries, stored: np.dtype) -> Layout:
-    page = series.keyframe
+def _with_own_tags(page: TiffPage | TiffFrame) -> TiffPage:
+    """Return `page` by its own tags, where tifffile takes those of the first."""
+    handle = page.parent.filehandle
+    is_closed = handle.closed
+    if is_closed:
+        handle.open()
+    try:
+        return page.aspage()
+    finally:
+        if is_closed:
+            handle.close()
+
+
+def _kind(page: TiffPage) -> tuple[object, ...]:
+    """Return what pages of one array have in common, however they are stored."""
+    return tuple(page.shaped), page.axes, page.dtype, tiff_tags.colours(page)
+
+
+def _unlike(number: int, page: TiffPage, first: TiffPage) -> str:
+    return f"page {number}, counted from 0, is {_described(page)} and the first {_described(first)}"
+
+
+def _described(page: TiffPage) -> str:
+    return f"{page.dtype} {page.shape} ({tiff_tags.colours(page)})"
+
+
+def _decoder(page: TiffPage, file: Path) -> Decoder:
+    """Return how the strips or tiles of `page` are decoded; raise where tifffile cannot."""
+    _codec(page, file)
+    try:
+        page.decode(None, 0)
+    except (ValueError, NotImplementedError) as error:
+        raise VolumeError(f"{file}: {error}; save it as grey values or RGB of 8, 16 or 32 bits") from error
+    stored = np.dtype(page.dtype).newbyteorder(page.parent.byteorder)
     tiled = (1, page.tiledepth, page.tilelength, page.tilewidth, page.shaped[4])
+    return Decoder(
+        segment=tiled if page.is_tiled else (1, 1, page.rowsperstrip, page.shaped[3], page.shaped[4]),
+        stored=stored,
+        plain=bool(page.is_final) and not page.is_tiled and stored.kind != "b",
+        decode=page.decode,
+        jpegheader=page.jpegheader,
+        white=tiff_tags.white(page),
+    )
+
+
+def _layout(series: TiffPageSeries, file: Path) -> Layout:
     return Layout(
         shape=tuple(map(int, series.shape)),
         num_outer=_num_outer(series),
-        page=tuple(map(int, page.shaped)),
-        segment=tiled if page.is_tiled else (1, 1, page.rowsperstrip, page.shaped[3], page.shaped[4]),
-        stored=stored,
-        plain=bool(page.is_contiguous) and not page.is_tiled and page.fillorder == 1 and stored.kind != "b",
-        decode=page.decode,
-        jpegheader=page.jpegheader,
+        page=tuple(map(int, series.keyframe.shaped)),
+        decoder=_decoder(series.keyframe, file),
     )
 
 
@@ -297,10 +439,9 @@ def _num_outer(series: TiffPageSeries) -> int:
     return at
 
 
-def _chunks(series: TiffPageSeries) -> tuple[int, ...]:
+def _chunks(layout: Layout) -> tuple[int, ...]:
     """Return the unit of reading and decoding: a strip or tile, or a plane without compression."""
-    layout = _layout(series, series.dtype)
-    segment = (1, 1, *layout.page[2:]) if layout.plain else layout.segment
+    segment = (1, 1, *layout.page[2:]) if layout.decoder.plain else layout.decoder.segment
     long = iter(min(s, n) for s, n in zip(segment, layout.page, strict=True) if n > 1)
     return (1,) * layout.num_outer + tuple(next(long) if n > 1 else 1 for n in layout.shape[layout.num_outer :])
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+import numpy as np
+
 from volpipe.errors import VolumeError
 from volpipe.volumes.storage.metadata import Lengths, Place, nanometres, place
 
@@ -18,7 +20,25 @@ if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage, TiffPageSeries
 
 UNNAMED = "IQ"  # tifffile's letters for axes of which the file says nothing
-CENTIMETER = 3  # of the tag ResolutionUnit
+INCH, CENTIMETER = 2, 3  # of the tag ResolutionUnit
+WHITE_IS_ZERO, GREY = 0, 1  # of the tag PhotometricInterpretation
+RGB_DECODERS = (6, 7, 33007, 34892)  # compressions that are JPEG, from which RGB comes
+COLOURS = {  # what values are, and what a user should know of them, by PhotometricInterpretation
+    WHITE_IS_ZERO: ("grey", ""),
+    GREY: ("grey", ""),
+    2: ("RGB", ""),
+    3: (
+        "palette",
+        "the voxels are numbers of colours in a palette, which may be no grey values",
+    ),
+    4: ("a mask", ""),
+    5: ("CMYK", "the channels are inks (CMYK): more is darker"),
+    6: ("YCbCr", "the channels are luma and two differences of colours (YCbCr), not red, green and blue"),
+    8: ("CIELAB", "the channels are L*, a* and b* (CIELAB), not red, green and blue"),
+    9: ("ICCLAB", "the channels are L*, a* and b* (ICCLAB), not red, green and blue"),
+    32803: ("a mosaic", "neighbouring pixels have filters of different colours before them (CFA)"),
+    34892: ("raw", ""),
+}
 
 
 def axes(series: TiffPageSeries, file: Path) -> tuple[str, ...]:
@@ -41,19 +61,21 @@ def axes(series: TiffPageSeries, file: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def read_place(tif: TiffFile, number: int, names: tuple[str, ...]) -> Place:
-    """Return the voxel size of series `number`, whose axes are `names`; no origin is read.
+def read_place(tif: TiffFile, series: TiffPageSeries, number: int, names: tuple[str, ...]) -> Place:
+    """Return the voxel size of `series`, the one with this number, whose axes are `names`; no origin is read.
 
     OME's, or else the spacing and unit of ImageJ's or tifffile's description with the resolution of the first page.
-    Without a unit there only a resolution per centimetre counts: one per inch is about printing. Of an image of two
-    dimensions that does not say how thick it is, the size is unknown.
+    Without a unit there only a resolution per centimetre counts: one per inch is about printing. The size is unknown of
+    an image of two dimensions that does not say how thick it is, and where tag and description have different units.
     """
-    series = tif.series[number]
     if series.kind == "ome":
         sizes, units = _ome(tif.ome_metadata or "", number)
     else:
-        is_stack = series.kind == "imagej" and "z" in names
-        sizes, units = _described(_description(tif, number), series.keyframe, is_stack=is_stack)
+        description = _description(tif, number)
+        reason = _contradiction(description, series.keyframe, is_imagej=tif.is_imagej)
+        if reason:
+            return Place(reason=reason)
+        sizes, units = _described(description, series.keyframe, is_stack=series.kind == "imagej" and "z" in names)
     missing = [axis for axis in "zyx" if axis not in sizes]
     if missing and sizes:
         known = ", ".join(f"{axis} {sizes[axis]:g} {units[axis]}" for axis in "zyx" if axis in sizes)
@@ -88,12 +110,32 @@ def _described(
     sizes = {
         axis: size for axis, name in (("y", "YResolution"), ("x", "XResolution")) if (size := _inverse(page, name))
     }
-    if nanometres(unit) is None:
-        tag = page.tags.get("ResolutionUnit")
-        return (sizes, {"y": "cm", "x": "cm"}) if tag is not None and tag.value == CENTIMETER else ({}, {})
+    if nanometres(unit) is None and _resolution_unit(page) == CENTIMETER:
+        return sizes, {"y": "cm", "x": "cm"}
+    if not unit.strip():
+        return {}, {}
     spacing = _number(description.get("spacing", 1.0 if is_stack else None))
     units = {"x": unit} | {axis: other or unit for axis, other in zip("yz", others, strict=True)}
     return sizes | ({"z": spacing} if spacing else {}), units
+
+
+def _contradiction(description: dict[str, Any], page: TiffPage, *, is_imagej: bool) -> str:  # Any: text or number
+    """Return why the unit of a description does not go with that of the resolution tags, "" where it may.
+
+    ImageJ takes its own unit and writes none into the tag, others count pixels per centimetre beside it (Bio-Formats
+    3676: 400 nm became 0.04 nm). An inch beside tifffile's description is what tifffile writes without being asked.
+    """
+    unit, size = unescaped(str(description.get("unit", ""))), _inverse(page, "XResolution")
+    tag = {INCH: ("inch", 25.4e6), CENTIMETER: ("cm", 1e7)}.get(_resolution_unit(page), ("", 0.0))
+    factor = nanometres(unit)
+    if factor is None or size is None or not tag[0] or tag[1] == factor or (tag[0] == "inch" and not is_imagej):
+        return ""
+    return f"it says x {size:g} {tag[0]} by its resolution, and the unit {unit[:20]!r} in its description"
+
+
+def _resolution_unit(page: TiffPage) -> int:
+    tag = page.tags.get("ResolutionUnit")
+    return int(tag.value) if tag is not None and isinstance(tag.value, int) else 0
 
 
 def unescaped(text: str) -> str:
@@ -127,12 +169,58 @@ def _number(value: object) -> float | None:
     return number if 0 < number < math.inf else None
 
 
-def channel_names(tif: TiffFile, number: int) -> tuple[str, ...]:
-    """Return the names of the channels of series `number`, as OME has them; () where not all have one."""
-    if tif.series[number].kind != "ome":
+def channel_names(tif: TiffFile, series: TiffPageSeries, number: int) -> tuple[str, ...]:
+    """Return the names of the channels of `series`, as OME has them; () where not all have one."""
+    if series.kind != "ome":
         return ()
     names = tuple(element.get("Name", "") for element in _elements(tif.ome_metadata or "", number, "Channel"))
     return names if all(names) else ()
+
+
+def colours(page: TiffPage) -> str:
+    """Return what the values of `page` are: "grey", or the name of another photometric interpretation.
+
+    Raises:
+        VolumeError: volpipe does not know that.
+    """
+    number = GREY if page.photometric is None else int(page.photometric)
+    if number not in COLOURS:
+        raise VolumeError(
+            f"{page.parent.filename} has pages of photometric interpretation {number}, which is not known; "
+            "save grey values"
+        )
+    name, _ = COLOURS[number]
+    return "RGB" if name == "YCbCr" and page.compression in RGB_DECODERS else name
+
+
+def white(page: TiffPage) -> int | None:
+    """Return the value of black in a `page` whose white is 0, which is read the other way round; None of others.
+
+    Bits stay: tifffile writes masks of Python as if white were 0, and true is 1 in them.
+    """
+    kind = np.dtype(page.dtype).kind
+    if page.photometric != WHITE_IS_ZERO or kind not in "ui":
+        return None
+    return -1 if kind == "i" else 2 ** int(page.bitspersample) - 1
+
+
+def colour_notes(page: TiffPage) -> tuple[str, ...]:
+    """Return what a user should know of the values of `page`, () of grey values and RGB."""
+    black = white(page)
+    if black is not None:
+        return (f"white is 0 in the file (MINISWHITE): a stored value v is read as {black} - v",)
+    if page.photometric == WHITE_IS_ZERO:
+        kind = "bits" if page.dtype == np.bool_ else "floats"
+        return (f"white is the least value in the file (MINISWHITE): {kind} are read as they are stored",)
+    name = colours(page)
+    is_ramp = name == "palette" and page.colormap is not None and _is_ramp(page.colormap)
+    return () if is_ramp else tuple(note for other, note in COLOURS.values() if other == name and note)
+
+
+def _is_ramp(colormap: np.ndarray) -> bool:
+    """Return whether the colours of a palette (3, n) are greys that grow with their number."""
+    ramp = np.round(np.arange(colormap.shape[1]) / max(1, colormap.shape[1] - 1) * 255).astype(int)
+    return all(np.array_equal(channel >> 8, ramp) for channel in colormap)
 
 
 def coarser(finest: Place, names: tuple[str, ...], series: TiffPageSeries, level: int) -> Place:

@@ -127,7 +127,7 @@ def _message(error: Exception) -> str:
 def file_of(header: Header, chunk: Sequence[int]) -> Location:
     """Return the file that holds the chunk of the array of `header` at the index `chunk`, stored axes."""
     if "names" in header.known:
-        return header.folder / str(header.known["names"][chunk[0]])
+        return header.folder / header.slice_name(chunk)
     if header.format in CHUNKED or header.format == "precomputed":
         units = zip(chunk, header.chunks, header.write_unit, strict=True)
         return header.folder / ChunkFiles(header).name(tuple(i * c // unit for i, c, unit in units))

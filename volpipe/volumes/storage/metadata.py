@@ -92,7 +92,7 @@ class Header:
 
     Attributes:
         folder: where it lies, in a file or a folder.
-        format: "n5", "zarr2", "zarr3", "precomputed", "hdf5", "tiff", "mrc" or "npy".
+        format: "n5", "zarr2", "zarr3", "precomputed", "hdf5", "tiff", "picture", "mrc" or "npy".
         shape, chunks, shards: as stored; `shards` is None where a chunk is a file of its own.
         dtype: in native byte order; bool is uint8, 0 or 1.
         codec: for people, such as "gzip 5".
@@ -141,6 +141,13 @@ class Header:
         """Where it lies on a disk, which arrays of formats that are files always do."""
         assert isinstance(self.folder, Path)
         return self.folder
+
+    def slice_name(self, place: Sequence[int]) -> str:
+        """Return the name of the file with the voxel at `place`, stored axes; of a folder of slices alone."""
+        number = 0
+        for i, count in zip(place, self.known["counts"], strict=False):
+            number = number * count + i
+        return str(self.known["names"][number])
 
     @property
     def write_unit(self) -> tuple[int, ...]:
