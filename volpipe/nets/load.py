@@ -204,8 +204,8 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         facts |= {"outputs": geometry.outputs, "channel_names": geometry.channel_names}
         if geometry.whole_window:
             facts["tile_invariant"] = False
-        if "window" not in declared and geometry.least is not None:
-            facts["window"] = _window(facts, geometry)
+        if "window" not in declared and (any(geometry.margin) or max(geometry.shrink) > 1):
+            facts["window"] = _window(facts)
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
     facts |= {"planes": getattr(net, "planes", ()), "context": getattr(net, "context", 0)}
@@ -243,16 +243,11 @@ def _overrides(choice: NetChoice) -> dict[str, Any]:  # Any: sizes of the recipe
     return keys
 
 
-def _window(facts: Mapping[str, Any], geometry: Geometry) -> Triple:  # Any: as above
-    """Return a good window (z, y, x) of those that the net takes, at least its smallest that was tried."""
-    assert geometry.least is not None
-    sizes = zip(
-        facts["window"], geometry.least[0], facts["margin"], facts["halo"], facts["remainder"], facts["stride"],
-        strict=True,
-    )  # fmt: skip
+def _window(facts: Mapping[str, Any]) -> Triple:  # Any: attributes of a net
+    """Return a good window (z, y, x) of those that the net takes: the usual one, and what it loses."""
+    sizes = zip(facts["window"], facts["margin"], facts["remainder"], facts["stride"], strict=True)
     return triple(
-        remainder + align_up(max(size, least if margin else 1, size - 2 * margin + 2 * halo) - remainder, stride)
-        for size, least, margin, halo, remainder, stride in sizes
+        remainder + align_up(size + 2 * margin - remainder, stride) for size, margin, remainder, stride in sizes
     )
 
 

@@ -10,15 +10,24 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets.adapter import Adapter, possible_channels
-from volpipe.nets.net_geometry import KEYS, Geometry, Ratio, SlowNetError, UnmeasurableError, WholeWindowError, run_net
+from volpipe.nets.net_geometry import (
+    KEYS,
+    Geometry,
+    Ratio,
+    SlowNetError,
+    UnmeasurableError,
+    WholeWindowError,
+    reason,
+    run_net,
+)
 from volpipe.nets.receptive_field_probe import FIRST_REACH, MOST_REACH, far_reach, reach_along, reaches_past
 from volpipe.nets.window_sizes import STRIDES, AxisSizes, Shapes, window_sizes
 
@@ -38,6 +47,9 @@ MEASURED = ("scale", *(f"{what} along {axis}" for what in ("stride", "halo") for
 SAME = 1e-5  # of the largest output: more than rounding leaves of equal numbers, and far voxels add
 DRAWS = 4
 MOST_LONGER = 4  # strides by which a reach is made longer where a largest voxel hides others
+
+POOL_ARGUMENTS = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+MEAN_ARGUMENTS = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "ceil_mode": False}
 
 log = logging.getLogger(__name__)
 
@@ -195,9 +207,11 @@ class Probe:
         """Return stride and reach along each axis of a net that keeps the size of windows."""
         least = _least(self.mixed, self.in_channels, self.axes, self.sizes)
         measured = [axis for axis in range(3) if axis != self.across]
-        strides = [1, 1, 1]
+        strides, likely = [1, 1, 1], (1, FIRST_LENGTH)
         for axis in measured:
-            strides[axis] = _stride(self.mixed, self.in_channels, axis, self.axes[axis], self.sizes, least)
+            likely = strides[axis], _ = _stride(
+                self.mixed, self.in_channels, axis, self.axes[axis], sizes=self.sizes, least=least, likely=likely
+            )
             self.watch.known[f"stride along {'zyx'[axis]}"] = str(strides[axis])
         has_gradient = not hasattr(self.net, "with_random_weights")
         module = _randomised(_bare(self.build()).double() if has_gradient else self.net, positive=True)
@@ -263,13 +277,6 @@ class Probe:
             reaches.append((halo, halo))
         return strides, reaches
 
-    def _window(self, axes: Sequence[int], strides: Sequence[int], least_output: int) -> list[int]:
-        """Return a short window of which the output has so many voxels along `axes`."""
-        return [
-            self.sizes[axis] or sizes.window(least_output if axis in axes else 1, strides[axis])
-            for axis, sizes in enumerate(self.axes)
-        ]
-
     def agree(self, axes: Sequence[int], strides: Sequence[int], inner: Sequence[int]) -> bool:
         """Return whether windows that differ by a stride along `axes`, in place or in size, give the same voxels.
 
@@ -277,7 +284,11 @@ class Probe:
             inner: output voxels to leave out at each face.
         """
         shifts = [self.ratios[axis].out(strides[axis]) for axis in range(3)]
-        window = self._window(axes, strides, max(2 * shifts[axis] + 2 * inner[axis] + 2 for axis in axes))
+        outputs = [2 * n + 1 + (2 * shifts[axis] + 1 if axis in axes else 0) for axis, n in enumerate(inner)]
+        window = [
+            only or own.window(output, stride)
+            for only, own, output, stride in zip(self.sizes, self.axes, outputs, strides, strict=True)
+        ]
         larger = [n + strides[axis] if axis in axes else n for axis, n in enumerate(window)]
         line = _noise((1, self.in_channels, *larger))
         for axis in axes:
@@ -511,44 +522,79 @@ def _pool_by_mean(net: nn.Module) -> None:
                 setattr(module, name, mean2d)
 
 
-def _stride(net: Net, in_channels: int, axis: int, own: AxisSizes, sizes: Triple, least: Triple) -> int:
-    """Return the least shift of the input along `axis` that only shifts the output, away from the window's faces.
+def _stride(
+    net: Net, in_channels: int, axis: int, own: AxisSizes, *, sizes: Triple, least: Triple, likely: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the least shift of the input along `axis` that only shifts the output, and the window that showed it.
 
-    `sizes` is the only window that the net takes, 0 along an axis where it takes others; `least` has the sizes of
-    windows along the other axes.
+    What lies at the window's faces does not count.
+
+    Args:
+        sizes: the only window that the net takes, 0 along an axis where it takes others.
+        least: sizes of windows along the other axes.
+        likely: shift and window along another axis, which are tried first.
 
     Raises:
         WholeWindowError: there is none.
     """
-    ratio = own.ratio
-    length = most = sizes[axis] or align_up(FIRST_LENGTH, own.least if FIRST_LENGTH % own.least else 1)
+    length = most = sizes[axis] or align_up(max(FIRST_LENGTH, likely[1]), own.least if FIRST_LENGTH % own.least else 1)
     while length <= (sizes[axis] or MOST_LENGTH):
         most = length
         shape = _with(least, axis, length + max(STRIDES))
         slices = [n if i == axis else 1 for i, n in enumerate(shape)]
         line = _noise((1, in_channels, *shape)) * _noise((1, 1, *slices))  # no part of it is like another, on average
-        still = run_net(net, line.narrow(2 + axis, 0, length)).narrow(2 + axis, 0, ratio.out(length))
-        largest = float(still.abs().max())
+        shifted = Shifted(net, line, axis, length, own.ratio, is_fixed=bool(sizes[axis]))
+        parts = [likely[0] // prime for prime in (2, 3, 5, 7) if likely[0] % prime == 0]
+        if shifted.only_shifts(likely[0]) and not any(map(shifted.only_shifts, parts)):
+            return likely[0], length
         for shift in STRIDES:
-            first, count = ratio.out(length // 3), max(1, ratio.out(length // 6))
-            if shift % ratio.shrink:
-                continue
-            if first + ratio.out(shift) + count > ratio.out(length):  # of a small window that cannot be made longer
-                break
-            moved = run_net(net, line.narrow(2 + axis, shift, length))
-            still_there = still.narrow(2 + axis, first + ratio.out(shift), count)
-            difference = still_there - moved.narrow(2 + axis, first, count)
-            fits = bool(sizes[axis]) or _takes(net, line, axis, length + shift, ratio)
-            if float(difference.abs().max()) > SAME * largest or not fits:
-                continue
-            window = _with(least, axis, length)
-            if sizes[axis] or _shifts(net, in_channels, axis, window, length // 3, shift, ratio):  # no luck of the draw
-                return shift
+            if shifted.only_shifts(shift):
+                return shift, length
         length *= 2
     raise WholeWindowError(
         f"no shift along axis {'zyx'[axis]} by up to {max(STRIDES)} voxels leaves the output as it is, in windows of "
         f"up to {most}; layers that look at the whole window (norms, attention) do that"
     )
+
+
+@dataclass
+class Shifted:
+    """Outputs of `net` for windows of `length` along `axis` that are cut from `line`, each a shift further."""
+
+    net: Net
+    line: torch.Tensor
+    axis: int
+    length: int
+    ratio: Ratio
+    is_fixed: bool
+    _known: dict[int, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        out = run_net(self.net, self.line.narrow(2 + self.axis, 0, self.length))
+        self._still = out.narrow(2 + self.axis, 0, self.ratio.out(self.length))
+        self._largest = float(self._still.abs().max())
+
+    def only_shifts(self, shift: int) -> bool:
+        """Return whether shifting the input only shifts the output, in the middle of the window."""
+        if shift not in self._known:
+            self._known[shift] = self._only_shifts(shift)
+        return self._known[shift]
+
+    def _only_shifts(self, shift: int) -> bool:
+        net, axis, length, ratio = self.net, self.axis, self.length, self.ratio
+        first, count = ratio.out(length // 3), max(1, ratio.out(length // 6))
+        if shift % ratio.shrink or first + ratio.out(shift) + count > ratio.out(length):  # in a small window
+            return False
+        moved = run_net(net, self.line.narrow(2 + axis, shift, length)).narrow(2 + axis, first, count)
+        still = self._still.narrow(2 + axis, first + ratio.out(shift), count)
+        if float((still - moved).abs().max()) > SAME * self._largest:
+            return False
+        if self.is_fixed:
+            return True
+        if not _takes(net, self.line, axis, length + shift, ratio):
+            return False
+        window = triple(n if i != axis else length for i, n in enumerate(self.line.shape[2:]))
+        return _shifts(net, self.line.shape[1], axis, window, length // 3, shift, ratio)  # no luck of the draw
 
 
 def _takes(net: Net, line: torch.Tensor, axis: int, length: int, ratio: Ratio) -> bool:
@@ -568,49 +614,77 @@ def _reach(net: Net, in_channels: int, axis: int, strides: Sequence[int], ratio:
         middle = align_up(reach, stride)
         shape = [align_up(4, s) for s in strides]
         shape[axis] = 2 * middle + stride
-        before, after = 0, 0
-        touched = False
-        for place, acts in _gradients(
-            net, (in_channels, *shape), axis, range(ratio.out(middle), ratio.out(middle + stride))
-        ):
-            (inputs,) = np.nonzero(acts)
-            voxel = ratio.back(place)
-            before = max(before, voxel - int(inputs[0]))
-            after = max(after, int(inputs[-1]) - voxel - ratio.shrink + 1)
-            touched |= inputs[0] == 0 or inputs[-1] == shape[axis] - 1
-        if not touched:
+        places = range(ratio.out(middle), ratio.out(middle + stride))
+        first, last = _acting(net, (in_channels, *shape), axis, places)
+        if first > 0 and last < shape[axis] - 1:
+            before, after = 0, 0
+            # All places together see at least as far as each: most need no draw of their own after the outer ones.
+            for place in sorted(places, key=lambda place: min(place - places.start, places.stop - 1 - place)):
+                voxel = ratio.back(place)
+                end = voxel + ratio.shrink - 1
+                if voxel - first > before or last - end > after:
+                    own = _acting(net, (in_channels, *shape), axis, range(place, place + 1))
+                    before, after = max(before, voxel - own[0]), max(after, own[1] - end)
             return before, after
         reach *= 2
     raise far_reach(axis)
 
 
-def _gradients(net: Net, shape: tuple[int, ...], axis: int, places: range) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each of `places` of the output along `axis`, and flags of the input voxels along it that act on it."""
+def _acting(net: Net, shape: tuple[int, ...], axis: int, places: range) -> tuple[int, int]:
+    """Return the first and the last input voxel along `axis` that acts on output voxels at `places` there."""
     import torch
 
-    for place in places:
-        acts = np.zeros(shape[1 + axis], bool)
-        for _ in range(DRAWS):
-            window = torch.rand((1, *shape), dtype=torch.float64, requires_grad=True)
-            try:
-                with torch.enable_grad():
-                    out = net(window).select(2 + axis, place)
-                    # Outputs that sum to nothing, such as corrections that keep a mean, must not cancel.
-                    (slope,) = torch.autograd.grad((out * torch.rand_like(out)).sum(), window)
-            except UnmeasurableError:
-                raise
-            except Exception as error:  # whatever the net's code makes of it, and code without a gradient
-                raise UnmeasurableError(
-                    f"no gradient comes through it: {error}",
-                    f"compute its output without detach(), no_grad() and numpy; or {KEYS}",
-                ) from error
-            acts |= (slope[0] != 0).movedim(1 + axis, 0).flatten(1).any(dim=1).numpy()
-        if not acts.any():
+    acts = np.zeros(shape[1 + axis], bool)
+    ends: tuple[int, int] | None = None
+    for _ in range(DRAWS):
+        window = torch.rand((1, *shape), dtype=torch.float64, requires_grad=True)
+        try:
+            with torch.enable_grad(), _mean_pools():
+                out = net(window).narrow(2 + axis, places.start, len(places))
+                # Outputs that sum to nothing, such as corrections that keep a mean, must not cancel.
+                (slope,) = torch.autograd.grad((out * torch.rand_like(out)).sum(), window)
+        except UnmeasurableError:
+            raise
+        except Exception as error:  # whatever the net's code makes of it, and code without a gradient
             raise UnmeasurableError(
-                f"no input voxel acts on output voxel {place} along axis {'zyx'[axis]}",
-                f"return numbers from before a threshold, argmax or rounding, which hide it; or {KEYS}",
-            )
-        yield place, acts
+                f"no gradient comes through it: {reason(error)}",
+                f"compute its output without detach(), no_grad() and numpy; or {KEYS}",
+            ) from error
+        acts |= (slope[0] != 0).movedim(1 + axis, 0).flatten(1).any(dim=1).numpy()
+        (inputs,) = np.nonzero(acts)
+        old, ends = ends, (int(inputs[0]), int(inputs[-1])) if len(inputs) else None
+        if ends is not None and ends == old:
+            break
+    if ends is None:
+        raise UnmeasurableError(
+            f"no input voxel acts on output voxel {places.start} along axis {'zyx'[axis]}",
+            f"return numbers from before a threshold, argmax or rounding, which hide it; or {KEYS}",
+        )
+    return ends
+
+
+def _mean_pools() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which functions that pool take the mean: a largest voxel would hide the others."""
+    import torch
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    means = {
+        functional.max_pool2d: functional.avg_pool2d, torch.max_pool2d: functional.avg_pool2d,
+        functional.max_pool3d: functional.avg_pool3d, torch.max_pool3d: functional.avg_pool3d,
+    }  # fmt: skip
+
+    class MeanPools(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: of torch
+            mean = means.get(func)
+            if mean is None:
+                return func(*args, **(kwargs or {}))
+            named = dict(zip(POOL_ARGUMENTS, args, strict=False)) | (kwargs or {})
+            if named.get("dilation", 1) not in (1, (1, 1), (1, 1, 1), [1, 1], [1, 1, 1]):
+                return func(*args, **(kwargs or {}))
+            return mean(*(named.get(key, default) for key, default in MEAN_ARGUMENTS.items()))
+
+    return MeanPools()
 
 
 def _noise(shape: tuple[int, ...]) -> torch.Tensor:
