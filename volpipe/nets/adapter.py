@@ -1,7 +1,7 @@
 """A user's net as one of volumes: slices, planes, neighbouring slices as channels, and one output of several.
 
-Not here: loading a net (load, files), or its sizes (window_sizes). Nothing else in volpipe knows of nets of slices, or of
-nets that return something else than one tensor.
+Not here: loading a net (load, files), or its sizes (window_sizes). Nothing else in volpipe calls nets of slices, or nets
+that return something else than one tensor.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Adapter(nn.Module):
         super().__init__()
         self.net = net
         self.choice = choice
+        self.output = None if hasattr(net, "package") else choice.output  # a package has taken it
+        self.one_by_one = bool(getattr(net, "one_by_one", False))
         self.planes: tuple[str, ...] = (choice.plane or ("yx",)) if is_flat else ()
         self.context = choice.context or 0
         if not is_flat and (choice.plane or choice.context):
@@ -83,7 +85,7 @@ class Adapter(nn.Module):
         return self.in_volume(getattr(self.net, "fixed", (0, 0, 0)), 0)
 
     def in_volume(self, sizes: Sequence[int], across: int) -> Triple:
-        """Return sizes of the net's own axes, the last two of a net of slices, along z, y, x; `across` is for slices."""
+        """Return sizes of the net's own axes along z, y, x; `across` is that of slices where two are given."""
         own = (across, *sizes) if len(sizes) == 2 else tuple(sizes)
         result = [0, 0, 0]
         for plane in self.planes or ("yx",):
@@ -104,7 +106,7 @@ class Adapter(nn.Module):
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         if not self.planes:
-            return pick(self.net(windows.clone()), windows.shape, self.choice.output)
+            return pick(self._call(windows), windows.shape, self.output)
         outs = [self._over(windows, plane) for plane in self.planes]
         return outs[0] if len(outs) == 1 else _mean(outs, windows.shape)
 
@@ -113,7 +115,7 @@ class Adapter(nn.Module):
         order = ORDERS[plane]
         across = windows.permute(0, 1, *(2 + axis for axis in order))  # (n, c, slices, rows, columns)
         values = self._of_slices(_with_neighbours(across, self.context))
-        out = pick(values, across.shape, self.choice.output)
+        out = pick(values, across.shape, self.output)
         return out.permute(0, 1, *(2 + order.index(axis) for axis in range(3)))
 
     def _of_slices(self, slices: torch.Tensor) -> Any:  # Any: whatever the net returns, with its tensors of five axes
@@ -121,12 +123,18 @@ class Adapter(nn.Module):
         if hasattr(self.net, "package"):  # whose axes are as its description has them
             return self.net(slices.clone())
         n, c, s, rows, columns = slices.shape
-        values = outputs_of(self.net(slices.movedim(2, 1).reshape(n * s, c, rows, columns).clone()))
-        stacks = {
+        values = outputs_of(self._call(slices.movedim(2, 1).reshape(n * s, c, rows, columns)))
+        return {
             name: out.reshape(n, s, *out.shape[1:]).movedim(1, 2) if out.ndim == 4 and len(out) == n * s else out
             for name, out in values.items()
         }
-        return stacks
+
+    def _call(self, data: torch.Tensor) -> Any:  # Any: whatever the net returns
+        """Return what the net returns for a copy of `data`, which it may change."""
+        if not self.one_by_one or len(data) == 1:
+            return self.net(data.clone())
+        parts = [outputs_of(self.net(part.clone())) for part in torch.split(data, 1)]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def described_outputs(self, windows: torch.Tensor) -> tuple[str, ...]:
         """Return the outputs for `windows` by name and shape (C, z', y', x'); none of a net with a single one."""
@@ -135,15 +143,17 @@ class Adapter(nn.Module):
                 across = windows.permute(0, 1, *(2 + axis for axis in ORDERS[self.planes[0]]))
                 values = outputs_of(self._of_slices(_with_neighbours(across, self.context)))
             else:
-                values = outputs_of(self.net(windows.clone()))
+                values = outputs_of(self._call(windows))
         return tuple(_described(values)) if len(values) > 1 else ()
 
     def channel_names(self, windows: torch.Tensor) -> tuple[str, ...]:
         """Return the names of the output's channels where it joins several outputs; none of others."""
-        if self.choice.output != ALL:
+        if self.output != ALL:
             return ()
         with torch.inference_mode():
-            values = outputs_of(self._of_slices(windows) if self.planes else self.net(windows.clone()))
+            values = outputs_of(
+                self._of_slices(_with_neighbours(windows, self.context)) if self.planes else self._call(windows)
+            )
         return tuple(f"{name}_{i}" for name, out in values.items() for i in range(out.shape[1]))
 
 
@@ -178,7 +188,7 @@ def _takes_any(net: nn.Module, channels: Sequence[int], num_axes: int) -> bool:
                 with torch.inference_mode():
                     net(torch.zeros((1, number, *(size,) * num_axes)))
                 return True
-            except Exception:  # noqa: S112  # whatever the net's code raises for such a window
+            except Exception:  # whatever the net's code raises for such a window
                 continue
     return False
 
@@ -242,7 +252,7 @@ def _mean(outs: Sequence[torch.Tensor], window: Sequence[int]) -> torch.Tensor:
 
 
 def outputs_of(value: object) -> dict[str, torch.Tensor]:
-    """Return the tensors in what a net returned, by name: of tuples, dictionaries and classes of data, in each other."""
+    """Return the tensors in what a net returned, by name; they may lie in tuples, dictionaries and classes of data."""
     return dict(_flat(value, "", 0))
 
 
@@ -274,8 +284,8 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
     """Return one tensor of what a net returned for a window of the shape `window`.
 
     Args:
-        output: its number or name, "all" for their channels together, None for the only one, or the only one on the grid
-            of the input.
+        output: its number or name, "all" for their channels together, None for the only one, or the only one on the
+            grid of the input.
 
     Raises:
         UnmeasurableError: there is none such, or it is not known which.

@@ -206,6 +206,8 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
             facts["tile_invariant"] = False
         if "window" not in declared and (any(geometry.margin) or max(geometry.shrink) > 1):
             facts["window"] = _window(facts)
+    if any(facts["margin"]):
+        facts["halo"] = _halo_of_margin(facts)
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
     facts |= {"planes": getattr(net, "planes", ()), "context": getattr(net, "context", 0)}
@@ -216,6 +218,12 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     except ValidationError as error:
         why = complain(error, NetFacts, facts, f"net {facts['label']}")
         raise VolpipeError(f"{why}; correct it there") from error
+
+
+def _halo_of_margin(facts: Mapping[str, Any]) -> Triple:  # Any: attributes of a net
+    """Return a halo of at least the margin, beyond it in whole strides."""
+    sizes = zip(facts["halo"], facts["margin"], facts["stride"], strict=True)
+    return triple(margin + align_up(max(0, halo - margin), stride) for halo, margin, stride in sizes)
 
 
 def _declared(net: nn.Module, keys: Iterable[str]) -> dict[str, Any]:  # Any: attributes of a net
