@@ -98,7 +98,7 @@ def net_report(name: str, *settings: str, recipe: str | Path | None = None, trus
     layers, notes = tuple(normalising_layers(module)), tuple(_about_package(module))
     geometry, problem = None, ""
     try:
-        geometry = cached_geometry(chosen.net, folder, facts.in_channels)
+        geometry = cached_geometry(chosen.net, folder)
     except UnmeasurableError as error:
         problem = str(error)
     return NetReport(facts, geometry, problem, layers, notes, with_normalisation(chosen, facts))

@@ -7,7 +7,7 @@ nets that return something else than one tensor.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, triple
-from volpipe.nets.net_geometry import UnmeasurableError
+from volpipe.nets.net_geometry import Geometry, OutputError
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import nearest
 
@@ -34,6 +34,8 @@ class Adapter(nn.Module):
 
     Attributes:
         net: as its maker wrote it.
+        uneven: returns the geometry of a net whose output may lack more behind than before, which is then cut to lack
+            as much before; None while that is measured.
         planes: that it is run over; none of a net of volumes.
         context: neighbouring slices on each side, as channels.
     """
@@ -43,6 +45,7 @@ class Adapter(nn.Module):
         self.net = net
         self.choice = choice
         self.output = None if hasattr(net, "package") else choice.output  # a package has taken it
+        self.uneven: Callable[[], Geometry] | None = None
         self.one_by_one = bool(getattr(net, "one_by_one", False))
         self.planes: tuple[str, ...] = (choice.plane or ("yx",)) if is_flat else ()
         self.context = choice.context or 0
@@ -106,9 +109,19 @@ class Adapter(nn.Module):
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         if not self.planes:
-            return pick(self._call(windows), windows.shape, self.output)
+            return self._evened(pick(self._call(windows), windows.shape, self.output), windows.shape)
         outs = [self._over(windows, plane) for plane in self.planes]
-        return outs[0] if len(outs) == 1 else _mean(outs, windows.shape)
+        return self._evened(outs[0] if len(outs) == 1 else _mean(outs, windows.shape), windows.shape)
+
+    def _evened(self, out: torch.Tensor, window: Sequence[int]) -> torch.Tensor:
+        """Return an output that lacks as many voxels before as behind."""
+        if self.uneven is None or not any(m % n for n, m in zip(window[2:], out.shape[2:], strict=True)):
+            return out
+        geometry = self.uneven()
+        for axis, (uneven, ratio) in enumerate(zip(geometry.uneven, geometry.ratios, strict=True), 2):
+            first = ratio.out(uneven)
+            out = out.narrow(axis, first, out.shape[axis] - first)
+        return out
 
     def _over(self, windows: torch.Tensor, plane: str) -> torch.Tensor:
         """Return the output (n, C, z', y', x') of slices in `plane`."""
@@ -239,7 +252,7 @@ def _mean(outs: Sequence[torch.Tensor], window: Sequence[int]) -> torch.Tensor:
     """Return the mean of the outputs of several planes, over the voxels that all have."""
     least = [min(out.shape[axis] for out in outs) for axis in range(2, 5)]
     if any(out.shape[axis] > window[axis] for out in outs for axis in range(2, 5)):
-        raise UnmeasurableError(
+        raise OutputError(
             "slices of several planes give finer outputs along different axes", "set net.plane to one plane"
         )
     total: torch.Tensor | None = None
@@ -288,13 +301,13 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
             grid of the input.
 
     Raises:
-        UnmeasurableError: there is none such, or it is not known which.
+        OutputError: there is none such, or it is not known which.
     """
     if isinstance(value, torch.Tensor) and output is None:
         return value
     values = outputs_of(value)
     if not values:
-        raise UnmeasurableError(f"it returns {type(value).__name__} without a tensor", "let its forward return one")
+        raise OutputError(f"it returns {type(value).__name__} without a tensor", "let its forward return one")
     listed = ", ".join(_described(values))
     if output == ALL:
         return _joined(values, listed)
@@ -303,7 +316,7 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
     images = [out for out in values.values() if out.ndim == len(window)] if len(values) > 1 else list(values.values())
     alike = images if len(images) == 1 else [out for out in images if tuple(out.shape[2:]) == tuple(window[2:])]
     if len(alike) != 1:
-        raise UnmeasurableError(
+        raise OutputError(
             f"it gives {len(values)} outputs for a window {tuple(window[1:])}: {listed}",
             f"name the one to take, such as net.output={next(iter(values))}",
         )
@@ -315,15 +328,13 @@ def _named(values: Mapping[str, torch.Tensor], output: int | str, listed: str) -
     name = names[output] if isinstance(output, int) and -1 < output < len(names) else str(output)
     if name not in values:
         hint = nearest(name, names)
-        raise UnmeasurableError(
-            f"it has no output {output!r}{hint}; it gives {listed}", "set net.output to one of them"
-        )
+        raise OutputError(f"it has no output {output!r}{hint}; it gives {listed}", "set net.output to one of them")
     return values[name]
 
 
 def _joined(values: Mapping[str, torch.Tensor], listed: str) -> torch.Tensor:
     if len({(len(out), *out.shape[2:]) for out in values.values()}) != 1:
-        raise UnmeasurableError(
+        raise OutputError(
             f"its outputs have different grids: {listed}", "net.output=all is for outputs on one grid; name one of them"
         )
     return torch.cat(list(values.values()), 1)

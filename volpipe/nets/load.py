@@ -12,6 +12,7 @@ it takes whole numbers of any type as well and gives the same type, and the same
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import logging
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 GEOMETRY = ("scale", "stride", "halo", "out_channels")
-MEASURED_TOO = ("in_channels", "margin", "remainder", "shrink")
+SIZES = ("margin", "remainder", "shrink")
+MEASURED_TOO = ("in_channels", *SIZES)
 ACROSS = {"scale": 1, "stride": 1, "halo": 0, "window": 1, "margin": 0, "remainder": 0, "shrink": 1}
 # Voxels and channels of a window that is computed; a larger one is tried without values, for which torch loads its
 # compiler: 1.7 s and 70 MiB (2026-11).
@@ -58,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
-    """Return the net of `choice` in evaluation mode, on the CPU, with its weights loaded.
+    """Return the net of `choice` in evaluation mode, on the CPU, with its weights loaded, and the interface of ours.
 
     Args:
         search_path: folder of relative files and modules: where the run was started.
@@ -81,7 +83,10 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
         return net
     from volpipe.nets.adapter import adapted
 
-    return adapted(_as_float32(net), choice)
+    adapter = adapted(_as_float32(net), choice)
+    # An output with as many voxels as its window lacks none; where it does, and unevenly, is known once it is measured.
+    adapter.uneven = functools.cache(lambda: cached_geometry(choice, search_path))
+    return adapter
 
 
 def _as_float32(net: nn.Module) -> nn.Module:
@@ -196,7 +201,7 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     missing = [key for key in GEOMETRY if key not in declared]
     if set(missing) - {"out_channels"}:  # check_shapes finds wrong out_channels
         try:
-            geometry = cached_geometry(choice, search_path, facts["in_channels"] if "in_channels" in declared else None)
+            geometry = cached_geometry(choice, search_path)
         except UnmeasurableError as error:
             keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
             raise VolpipeError(f"net {choice.name}: {error}; {error.remedy.format(keys=keys)}") from error
@@ -260,24 +265,25 @@ def _window(facts: Mapping[str, Any]) -> Triple:  # Any: attributes of a net
     )
 
 
-def cached_geometry(choice: NetChoice, search_path: str, in_channels: int | None = None) -> Geometry:
+def cached_geometry(choice: NetChoice, search_path: str) -> Geometry:
     """Return the geometry of the net of `choice`: from the user's cache while its code is the same, else measured.
-
-    Args:
-        in_channels: None where the net does not declare it, and it is tried.
 
     Raises:
         UnmeasurableError: it cannot be measured, or not within the time.
     """
 
+    def build() -> nn.Module:
+        net = build_net(without_weights(choice), search_path)
+        if hasattr(net, "uneven"):
+            net.uneven = None  # which is measured
+        return net
+
     def measure() -> Geometry:
         log.info("net %s does not declare all of its geometry; measuring it", choice.name)
         layers = normalising_layers(build_net(without_weights(choice), search_path))
-        return measure_geometry(
-            lambda: build_net(without_weights(choice), search_path), in_channels, whole_window=", ".join(layers)
-        )
+        return measure_geometry(build, whole_window=", ".join(layers))
 
-    return kept(file_of_code(choice, search_path, f"geometry {in_channels}"), Geometry, measure)
+    return kept(file_of_code(choice, search_path, "geometry"), Geometry, measure)
 
 
 @once
@@ -323,25 +329,29 @@ def _agrees(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str
                 f"({short_hash(facts.weights_sha256)} and {short_hash(second)}), so that each worker would have its "
                 "own; call torch.manual_seed in it, or save its state dict and set net.weights to that file"
             )
+    own = {*_declared(build(), (*GEOMETRY, *SIZES)), *_overrides(choice)} & {*GEOMETRY, *SIZES} - {"out_channels"}
     if fault := find_nondeterminism(build, facts.in_channels, (_small(facts, window), window)):
         raise PlanError(f"net {facts.label} {fault}")
-    is_free = choice.accept_tile_variance or not facts.tile_invariant
+    is_free = choice.accept_tile_variance or not facts.tile_invariant or (any(facts.margin) and not own)
     if not is_free and (wrong := find_disagreement(build, facts.in_channels, window, declared)):
         raise PlanError(_disagrees(choice, facts, search_path, wrong))
     return True
 
 
 def _small(facts: NetFacts, window: Triple) -> Triple:
-    """Return a small window (z, y, x) in whole strides, no larger than `window`."""
-    sizes = zip(facts.fixed, window, facts.stride, strict=True)
-    return triple(only or min(size, align_up(SMALL, stride)) for only, size, stride in sizes)
+    """Return a small window (z, y, x) that the net takes, no larger than `window`."""
+    sizes = zip(facts.fixed, window, facts.stride, facts.remainder, facts.margin, strict=True)
+    return triple(
+        only or min(size, remainder + align_up(max(SMALL, 2 * margin + 1) - remainder, stride))
+        for only, size, stride, remainder, margin in sizes
+    )
 
 
 def _disagrees(choice: NetChoice, facts: NetFacts, search_path: str, wrong: str) -> str:
     """Return the refusal of a net whose declared halo or stride is `wrong`, with the right one."""
     key = wrong.split()[0]
     try:
-        geometry = cached_geometry(choice, search_path, facts.in_channels)
+        geometry = cached_geometry(choice, search_path)
         if geometry.whole_window:
             return (
                 f"net {facts.label} is declared to have a {key} of {getattr(facts, key)}, but it looks at its whole "
@@ -466,8 +476,8 @@ def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) 
         coarser = f", {facts.shrink} input voxels per output voxel" if max(facts.shrink) > 1 else ""
         raise PlanError(
             f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale}{coarser}{margin} and "
-            f"{facts.out_channels} channels mean {expected[1:]}; leave out what the net or the recipe declares of these "
-            "so that it is measured, or correct it"
+            f"{facts.out_channels} channels mean {expected[1:]}; leave out what the net or the recipe declares of "
+            "these, so that it is measured, or correct it"
         )
     return True
 

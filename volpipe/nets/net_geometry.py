@@ -37,6 +37,10 @@ class WholeWindowError(UnmeasurableError):
     """A net whose output depends on its whole window, or on more of it than can be measured."""
 
 
+class OutputError(UnmeasurableError):
+    """A net that returns no tensor, or several of which none was chosen: no other window mends that."""
+
+
 class SlowNetError(UnmeasurableError):
     """A net whose measuring took too long; the message has the numbers known by then, and the missing ones."""
 
@@ -69,6 +73,7 @@ class Geometry:
         margin, remainder, shrink: as in NetFacts.
         in_channels: number of the input's channels.
         whole_window: why tiles differ from the whole, whatever the halo; "" where they do not.
+        uneven: input voxels that the output lacks less before than behind, 0 or 1; the margin is the larger.
         least: a small window that the net takes, and its output.
         outputs: name and shape of each output for it, of a net with several.
         channel_names: of an output that joins several.
@@ -84,6 +89,7 @@ class Geometry:
     shrink: Triple = (1, 1, 1)
     in_channels: int = 1
     whole_window: str = ""
+    uneven: Triple = (0, 0, 0)
     least: tuple[Triple, Triple] | None = None
     outputs: tuple[str, ...] = ()
     channel_names: tuple[str, ...] = ()

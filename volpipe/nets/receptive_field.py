@@ -138,7 +138,9 @@ def measure_geometry(
             margin=triple(axis.margin for axis in axes),
             remainder=triple(axis.remainder % stride for axis, stride in zip(axes, strides, strict=True)),
             shrink=triple(ratio.shrink for ratio in ratios),
-            in_channels=shapes.channels[0], whole_window=problem, least=(base, out),
+            in_channels=shapes.channels[0],
+            uneven=triple(axis.uneven for axis in axes),
+            whole_window=problem, least=(base, out),
             outputs=outputs, channel_names=names,
         )  # fmt: skip
 
@@ -229,7 +231,7 @@ class Probe:
         reaches = [(getattr(self.net, "context", 0),) * 2] * 3
         for axis in measured:
             if has_gradient:
-                reach = _reach(positive, self.in_channels, axis, strides, self.ratios[axis])
+                reach = _reach(positive, self.in_channels, axis, strides, self.ratios)
                 reaches[axis] = self._settled(lambda windows: positive(windows.double()), axis, strides, reach)
             else:
                 reaches[axis] = reach_along(
@@ -246,7 +248,7 @@ class Probe:
         """
         stride, halo = strides[axis], align_up(max(reach), strides[axis])
         for more in range(MOST_LONGER):
-            window = [n or align_up(LATERALS[0], s) for n, s in zip(self.sizes, strides, strict=True)]
+            window = [only or size for only, size in zip(self.sizes, _thin(strides, self.ratios), strict=True)]
             length = self.sizes[axis] or 2 * (halo + more * stride) + 3 * stride
             if length <= halo + (more + 1) * stride:
                 break
@@ -476,7 +478,7 @@ def _least(net: Net, in_channels: int, axes: Sequence[AxisSizes], sizes: Triple)
     least = [n or axis.least for n, axis in zip(sizes, axes, strict=True)]
     for axis in range(3):
         for size in () if sizes[axis] else LATERALS:
-            if size % axes[axis].ratio.shrink or size > least[axis]:
+            if size % axes[axis].ratio.shrink or not 2 * axes[axis].ratio.shrink <= size <= least[axis]:
                 continue
             if _takes(net, _noise((1, in_channels, *_with(least, axis, size))), axis, size, axes[axis].ratio):
                 least[axis] = size
@@ -611,12 +613,17 @@ def _takes(net: Net, line: torch.Tensor, axis: int, length: int, ratio: Ratio) -
         return False
 
 
-def _reach(net: Net, in_channels: int, axis: int, strides: Sequence[int], ratio: Ratio) -> tuple[int, int]:
+def _thin(strides: Sequence[int], ratios: Sequence[Ratio]) -> list[int]:
+    """Return sizes of a thin window in whole strides, with two voxels of a coarser output."""
+    return [align_up(max(LATERALS[0], 2 * r.shrink), s) for s, r in zip(strides, ratios, strict=True)]
+
+
+def _reach(net: Net, in_channels: int, axis: int, strides: Sequence[int], ratios: Sequence[Ratio]) -> tuple[int, int]:
     """Return the largest distance of input below and above an output voxel along `axis`, by the gradient."""
-    reach, stride = FIRST_REACH, strides[axis]
+    reach, stride, ratio = FIRST_REACH, strides[axis], ratios[axis]
     while reach <= MOST_REACH:
         middle = align_up(reach, stride)
-        shape = [align_up(4, s) for s in strides]
+        shape = _thin(strides, ratios)
         shape[axis] = 2 * middle + stride
         places = range(ratio.out(middle), ratio.out(middle + stride))
         first, last = _acting(net, (in_channels, *shape), axis, places)

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from volpipe.geometry.grid import Triple, triple
-from volpipe.nets.net_geometry import Ratio, SlowNetError, UnmeasurableError, run_net
+from volpipe.nets.net_geometry import OutputError, Ratio, SlowNetError, UnmeasurableError, run_net
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +40,7 @@ class AxisSizes:
     Attributes:
         step: the least one by which lengths of windows may differ, as far as shapes tell.
         least: the shortest window, as far as it is known.
+        uneven: input voxels that the output lacks less before than behind, 0 or 1; the margin is the larger.
     """
 
     ratio: Ratio
@@ -47,6 +48,7 @@ class AxisSizes:
     remainder: int
     step: int
     least: int
+    uneven: int = 0
 
     def window(self, least_output: int, step: int) -> int:
         """Return the shortest window in whole steps that gives so many output voxels."""
@@ -89,7 +91,7 @@ class Shapes:
         for number in self.channels:
             try:
                 shape = tuple(self._run((1, number, *window)).shape)
-            except SlowNetError:
+            except (SlowNetError, OutputError):
                 raise
             except UnmeasurableError as error:
                 if self.error is None or number == self.channels[-1]:
@@ -118,7 +120,7 @@ class Shapes:
             with torch.device("meta"):
                 return run_net(self._empty, torch.empty(tuple(shape)))
         except Exception as error:
-            if isinstance(error, UnmeasurableError) and not _is_of_meta(error):
+            if isinstance(error, OutputError) or (isinstance(error, UnmeasurableError) and not _is_of_meta(error)):
                 raise
             log.debug("the net cannot be tried without values: %s", error)
             self._is_computed = True
@@ -224,19 +226,20 @@ def _only_size(shapes: Shapes, base: Triple, axis: int) -> AxisSizes:
     ratio = _ratio_of(Fraction(out, size))
     if ratio is not None and (ratio.shrink == 1 or out * ratio.shrink == size):
         return AxisSizes(ratio, 0, 0, 1, size)
-    return AxisSizes(Ratio(), _half(size - out, axis, size, out), size, 1, size)
+    margin, uneven = _halves(size - out, axis, size, out, Ratio())
+    return AxisSizes(Ratio(), margin, size, 1, size, uneven)
 
 
-def _half(loss: int, axis: int, size: int, out: int) -> int:
-    if loss < 0 or loss % 2:
+def _halves(loss: int, axis: int, size: int, out: int, ratio: Ratio) -> tuple[int, int]:
+    """Return the voxels that an output lacks behind, and how many fewer it lacks before."""
+    if loss < 0 or (loss % 2 and ratio.shrink > 1):
         how = "gains" if loss < 0 else "loses"
         raise UnmeasurableError(
             f"a window of {size} voxels along {'zyx'[axis]} gives {out}: it {how} {abs(loss)}, not the same on both "
             "sides",
-            "let its forward drop the voxels that are too many on one side" if loss < 0 else
-            "let its forward drop one more output voxel, on the side where it lost less",
-        )  # fmt: skip
-    return loss // 2
+            "let its forward drop the voxels that are too many on one side",
+        )
+    return -(-loss // 2), loss % 2
 
 
 def _axis_sizes(shapes: Shapes, base: Triple, axis: int, ratio: Ratio) -> AxisSizes:
@@ -258,11 +261,11 @@ def _axis_sizes(shapes: Shapes, base: Triple, axis: int, ratio: Ratio) -> AxisSi
         classes = [
             _steady_loss((loss(size + k * step) for k in range(3)), size) for size in range(length, length + step)
         ]
-        steady = [(lost % 2, lost, size % step != 0, size) for lost, size in filter(None, classes)]
+        steady = [(lost % min(2, ratio.shrink), lost, size % step != 0, size) for lost, size in filter(None, classes)]
         if steady:
             _, lost, _, size = min(steady)
-            margin = _half(lost, axis, size, (shapes.of(_with(base, axis, size)) or base)[axis])
-            return AxisSizes(ratio, margin, size % step, step, _shortest(loss, lost, size, step))
+            margin, uneven = _halves(lost, axis, size, (shapes.of(_with(base, axis, size)) or base)[axis], ratio)
+            return AxisSizes(ratio, margin, size % step, step, _shortest(loss, lost, size, step), uneven)
     raise UnmeasurableError(
         f"windows of {length} voxels and more along {'zyx'[axis]} give outputs that do not grow with them in steps of "
         f"up to {STRIDES[-1]}",
