@@ -24,7 +24,7 @@ from volpipe.models.unet3d import unet3d
 from volpipe.nets.cache import known_speeds
 from volpipe.nets.facts import FLOAT32, NetSpeeds, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import describe
-from volpipe.nets.net_geometry import Geometry, UnmeasurableError
+from volpipe.nets.net_geometry import Geometry
 from volpipe.nets.receptive_field import measure_geometry
 from volpipe.recipes.inference import NetChoice
 from volpipe.volumes.volume import open_volume

@@ -38,7 +38,7 @@ def console(*, stderr: bool) -> Console:
     """Return what prints to a stream: as wide as its terminal, if it is one."""
     stream = sys.stderr if stderr else sys.stdout
     known = stream.isatty() or "COLUMNS" in os.environ
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if known else PLAIN_WIDTH)
+    return Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=True, width=None if known else PLAIN_WIDTH)
 
 
 class LastingStream:

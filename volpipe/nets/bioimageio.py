@@ -136,6 +136,10 @@ class PackageNet(nn.Module):
             raise VolpipeError(f"net {self.package.name} makes {what}, its package says {self.package.output.axes}")
         return out
 
+    @property
+    def _growth(self) -> tuple[Triple, Triple, Triple]:
+        return self.package.margin, self.package.scale, self.package.shrink
+
     def test(self) -> SelfTestResult:
         """Return the result of the package's own test, with statistics of the test's own tensor.
 
@@ -152,6 +156,13 @@ class PackageNet(nn.Module):
         except Exception as error:  # whatever the net's code raises
             raise VolpipeError(f"net {self.package.name} fails over its own test: {error}") from error
         result = _to_axes(out, target)
+        sizes = zip(_from_axes(window, source).shape[2:], *self._growth, strict=True)
+        described = tuple((n - 2 * margin) * scale // shrink for n, margin, scale, shrink in sizes)
+        if tuple(out.shape[2:]) != described:
+            raise VolpipeError(
+                f"net {self.package.name} makes {tuple(out.shape[2:])} voxels in its own test, where its description "
+                f"says {described}; correct the size of {target.name} there"
+            )
         if result.shape != expected.shape:
             shapes = f"{tuple(result.shape)}, expected is {tuple(expected.shape)}"
             raise VolpipeError(f"net {self.package.name} makes {shapes} in its own test")

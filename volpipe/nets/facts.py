@@ -46,9 +46,9 @@ class NetFacts(BaseModel):
 
     Attributes:
         stride: period of the net's own grid; a multiple of `shrink`.
-        halo: at least `margin`, with the same remainder by `stride`; equal to it where no layer pads.
-        margin: input voxels that a window loses on each side, as by convolutions without padding. A net that loses one
-            more behind than before is refused when it is measured.
+        halo: at least `margin`; equal to it where no layer pads, else beyond it in whole strides.
+        margin: input voxels that a window loses on each side, as by convolutions without padding; where a net loses one
+            more behind than before, the larger, and the first output voxel is dropped.
         remainder: the net takes windows of remainder + k * stride voxels, and gives for them what it gives for the
             whole.
         shrink: input voxels per output voxel where the output is coarser; scale is 1 there.
@@ -340,6 +340,11 @@ def _channels(count: int) -> str:
 def _remedy(volume: Volume, net: NetFacts) -> str:
     """Return the remedy for a volume and a net of different numbers of channels."""
     other_net = f"a net of {volume.num_channels} in_channels"
+    if net.planes and volume.num_channels == 1 and net.in_channels % 2:
+        return (
+            f"it is a net of slices: set net.context={net.in_channels // 2} if its channels are a slice and its "
+            f"neighbours, or choose an array of {_channels(net.in_channels)}"
+        )
     if net.in_channels == 1:
         return f"choose a channel, such as --set input.channel=0, or {other_net}"
     if volume.view.channel is not None and volume.num_stored_channels == net.in_channels:
@@ -354,6 +359,11 @@ def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
         sentences.append(
             f"net {facts.label} runs with the {facts.num_parameters:,} parameters that its code makes "
             "(net.untrained=true): without training, its output is noise"
+        )
+    if len(facts.outputs) > 1 and choice.output is None:
+        sentences.append(
+            f"net {facts.label} gives {len(facts.outputs)} outputs ({', '.join(facts.outputs)}), of which the one "
+            "on the grid of its input is taken; net.output names another"
         )
     if choice.accept_tile_variance and not facts.tile_invariant:
         sentences.append(

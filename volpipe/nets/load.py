@@ -273,8 +273,10 @@ def cached_geometry(choice: NetChoice, search_path: str) -> Geometry:
     """
 
     def build() -> nn.Module:
+        from volpipe.nets.adapter import Adapter
+
         net = build_net(without_weights(choice), search_path)
-        if hasattr(net, "uneven"):
+        if isinstance(net, Adapter):
             net.uneven = None  # which is measured
         return net
 

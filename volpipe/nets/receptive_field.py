@@ -687,7 +687,7 @@ def _mean_pools() -> contextlib.AbstractContextManager[Any]:
 
     class MeanPools(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: of torch
-            mean = means.get(func)
+            mean: Any = means.get(func)  # Any: of torch
             if mean is None:
                 return func(*args, **(kwargs or {}))
             named = dict(zip(POOL_ARGUMENTS, args, strict=False)) | (kwargs or {})
