@@ -93,7 +93,7 @@ def planned(folder: Path, name: str, *settings: str) -> Plan:
 
 @pytest.mark.parametrize("name", ["mean", "excite"])
 def test_a_net_that_looks_at_its_whole_window_by_code_is_refused(folder: Path, name: str) -> None:
-    with pytest.raises(VolpipeError, match=r"no shift along axis z .*: replace them, or .*seams; .* set .*net\.halo"):
+    with pytest.raises(VolpipeError, match=f"net {name} looks at whole windows"):
         planned(folder, name)
     plan = planned(folder, name, ALLOWED)
     assert (plan.net.halo, plan.net.tile_invariant) == ((0, 0, 0), False)
@@ -105,7 +105,7 @@ def test_a_net_that_looks_at_its_whole_window_by_code_is_refused(folder: Path, n
     [
         (
             "mean_says_6",
-            r"is declared to have a halo of \(6, 6, 6\), but .* would disagree .*cannot be measured",
+            r"is declared to have a halo of \(6, 6, 6\), but it looks at its whole window: no shift along axis z",
         ),
         (
             "says_2",
@@ -219,7 +219,7 @@ class Clock:
 def test_measuring_ends_in_time_and_says_what_is_known_and_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "volpipe.nets.receptive_field")
     with pytest.raises(SlowNetError) as caught:
-        measure_geometry(Flat3d, 1, Watch(clock=Clock(1.0), wall=Clock(1.0)))
+        measure_geometry(Flat3d, 1, Watch(clock=Clock(2.0), wall=Clock(2.0)))
     assert re.fullmatch(
         r"measuring took more than 60 s of processor time; "
         r"known so far: scale \(1, 1, 1\), stride along z 1.*; missing: .*halo along x",
@@ -227,7 +227,7 @@ def test_measuring_ends_in_time_and_says_what_is_known_and_what_is_missing(caplo
     )
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "measures the scale of the net, 0 s of 60 s of processor time; known so far: nothing"
-    assert len(lines) == 61
+    assert len(lines) == 31
     assert "known so far: scale (1, 1, 1), stride along z 1" in lines[-1]
 
 

@@ -180,9 +180,6 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "unknown": ([node("Melt", ["x"], ["y"])], {}, r"cannot be run by onnxruntime .* \(opsets ai.onnx 17.*Melt"),
     "opset": (IDENTITY, {"opset": 999}, r"cannot be run by onnxruntime .* \(opsets ai.onnx 999"),
     "inputs": ([node("Add", ["x", "x2"], ["y"])], {"inputs": ("x", "x2")}, r"has 2 inputs \(x, x2\); nets of one"),
-    "outputs": (
-        [*IDENTITY, node("Neg", ["x"], ["y2"])], {"outputs": ("y", "y2")}, r"has 2 outputs \(y, y2\); nets of one",
-    ),
     "integers": (IDENTITY, {"kind": TensorProto.UINT8}, r"input x is tensor\(uint8\); floats are run"),
     "axes": (IDENTITY, {"shape": ("n", 1, "x")}, "input x has 3 axes"),
     "batch": (IDENTITY, {"shape": (4, 1, "z", "y", "x")}, "takes 4 windows at once; export it with a free batch"),

@@ -27,7 +27,7 @@ class NetReport:
 
     Attributes:
         facts: scale, stride, halo, window, channels and parameters, as declared or given.
-        geometry: scale, stride, halo and receptive field, as measured; None where that cannot be.
+        geometry: channels, scale, stride, margin, halo and receptive field, as measured; None where that cannot be.
         problem: why it cannot be measured, "" if it is.
         whole_window_layers: layers that look at whole windows, so that tiles differ from the whole.
         notes: how a package's own test went, and what to know of it.
@@ -59,8 +59,12 @@ class NetReport:
             return []
         facts, geometry = self.facts, self.geometry
         sentences = []
-        if facts.scale != geometry.scale:
-            sentences.append(f"scale is {geometry.scale}, not {facts.scale}: no window gives what the net declares")
+        if (facts.scale, facts.shrink) != (geometry.scale, geometry.shrink):
+            sentences.append(f"scale is {_words(geometry)}, not {_words(facts)}: no window gives what the net declares")
+        if facts.margin != geometry.margin:
+            sentences.append(f"margin is {geometry.margin}, not {facts.margin}: no window gives what the net declares")
+        if geometry.whole_window:
+            return [f"net {facts.label}: {sentence}; set net.{sentence.split()[0]} to it" for sentence in sentences]
         if any(map(int.__mod__, facts.stride, geometry.stride)):
             sentences.append(
                 f"stride is {geometry.stride}, not {facts.stride}: windows will disagree wherever they lie"
@@ -68,6 +72,12 @@ class NetReport:
         if any(map(int.__lt__, facts.halo, geometry.halo)):
             sentences.append(f"halo is {geometry.halo}, not {facts.halo}: windows will disagree at their faces")
         return [f"net {facts.label}: {sentence}; set net.{sentence.split()[0]} to it" for sentence in sentences]
+
+
+def _words(sizes: NetFacts | Geometry) -> str:
+    """Return scales as they are written: (2, 1, 0.5)."""
+    factors = (scale / shrink for scale, shrink in zip(sizes.scale, sizes.shrink, strict=True))
+    return f"({', '.join(f'{factor:g}' for factor in factors)})"
 
 
 def load_net(name: str, *settings: str, recipe: str | Path | None = None, trust_model: bool = False) -> nn.Module:
@@ -98,7 +108,7 @@ def net_report(name: str, *settings: str, recipe: str | Path | None = None, trus
     layers, notes = tuple(normalising_layers(module)), tuple(_about_package(module))
     geometry, problem = None, ""
     try:
-        geometry = cached_geometry(chosen.net, folder, facts.in_channels)
+        geometry = cached_geometry(chosen.net, folder)
     except UnmeasurableError as error:
         problem = str(error)
     return NetReport(facts, geometry, problem, layers, notes, with_normalisation(chosen, facts))

@@ -15,7 +15,7 @@ import volpipe as vp
 from volpipe.cli.options import RecipeFile, Settings, amount, complete_net, complete_site
 from volpipe.display.console import columns, err, measuring_shown, out
 from volpipe.errors import VolpipeError
-from volpipe.units import shape, size
+from volpipe.units import count, shape, size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +81,9 @@ def net(
         err.print(f"its geometry cannot be measured: {report.problem}")
         raise typer.Exit(UNTRUE)
     out.print(_geometry_table(facts, geometry))
-    halo = geometry.halo if any(facts.fixed) else _halos(report.recipe, facts, geometry, volume, error)
+    changes_size = any(geometry.margin) or max(geometry.shrink) > 1
+    is_plain = not any(facts.fixed) and not changes_size and not geometry.whole_window
+    halo = _halos(report.recipe, facts, geometry, volume, error) if is_plain else geometry.halo
     if config is not None:
         _times(report.recipe, facts, config, wait)
     elif not no_costs:
@@ -93,23 +95,54 @@ def net(
 
 
 def _describe(report: NetReport) -> None:
-    """Print what the net is, and what of it looks at whole windows."""
-    facts = report.facts
+    """Print what the net is: its kind, channels, shapes and outputs, and what of it looks at whole windows."""
+    facts, geometry = report.facts, report.geometry
+    kind = f"a net of slices ({', '.join(facts.planes)})" if facts.planes else "a net of volumes"
+    context = f", each with {count(facts.context, 'neighbour')} on both sides" if facts.context else ""
     out.print(
         f"net {facts.label}, {facts.num_parameters:,} parameters, {facts.in_channels} → {facts.out_channels} channels"
     )
+    out.print(f"it is {kind}{context}", markup=False)
+    if geometry is not None and geometry.least is not None:
+        window, output = geometry.least
+        out.print(
+            f"a window ({facts.in_channels}, {', '.join(map(str, window))}) gives ({geometry.out_channels}, "
+            f"{', '.join(map(str, output))}); it takes windows of {_lengths(facts)} voxels",
+            markup=False,
+        )
+    if facts.outputs:
+        taken = f"; {report.recipe.net.output} is taken" if report.recipe.net.output is not None else ""
+        out.print(f"it gives {len(facts.outputs)} outputs: {', '.join(facts.outputs)}{taken}", markup=False)
     for line in report.notes:
         out.print(line)
     for layer in report.whole_window_layers:
         out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
+    if geometry is not None and geometry.whole_window and not report.whole_window_layers:
+        out.print(f"looks at whole windows: {geometry.whole_window}", markup=False)
+
+
+def _lengths(facts: NetFacts) -> str:
+    """Return the lengths of windows that a net takes, along z, y, x."""
+    axes = zip(facts.fixed, facts.remainder, facts.stride, strict=True)
+    return ", ".join(
+        str(only) if only else f"{rest} + {stride} k" if rest else f"{stride} k" if stride > 1 else "any"
+        for only, rest, stride in axes
+    )
 
 
 def _geometry_table(facts: NetFacts, found: Geometry) -> Table:
     """Return what was measured beside what the net says."""
     table = columns("voxels", "z", "y", "x", "declared")
-    table.add_row("scale", *map(str, found.scale), shape(facts.scale))
+    scales = [str(s) if r == 1 else f"1/{r}" for s, r in zip(found.scale, found.shrink, strict=True)]
+    declared = [str(s) if r == 1 else f"1/{r}" for s, r in zip(facts.scale, facts.shrink, strict=True)]
+    table.add_row("scale", *scales, " × ".join(declared))
     table.add_row("stride", *map(str, found.stride), shape(facts.stride))
-    table.add_row("receptive field", *map(str, found.receptive_field), "")
+    if any(found.margin) or any(facts.margin):
+        table.add_row("margin", *map(str, found.margin), shape(facts.margin))
+    if found.whole_window:
+        return table
+    if not any(found.margin):
+        table.add_row("receptive field", *map(str, found.receptive_field), "")
     table.add_row("exact halo", *map(str, found.halo), shape(facts.halo))
     return table
 
@@ -126,7 +159,9 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
     voxels = real_window(chosen, facts.in_channels, found, core, volume)
     module: Any = build_net(chosen.net, str(Path.cwd()))  # Any: torch knows no attributes of a module
     if hasattr(module, "is_strict"):
-        module.is_strict = False  # halos are tried on windows that a package's own sizes may leave out
+        getattr(
+            module, "net", module
+        ).is_strict = False  # halos are tried on windows that a package's own sizes may leave out
 
     def run(windows: np.ndarray) -> np.ndarray:
         with torch.inference_mode():

@@ -294,8 +294,13 @@ def _sized_as(facts: NetFacts, num_voxels: Iterable[int]) -> list[Triple]:
     windows = []
     for num in num_voxels:
         growth = (num / math.prod(facts.window)) ** (1 / 3)
-        sizes = zip(facts.window, facts.stride, facts.fixed, strict=True)
-        windows.append(triple(only or align_up(max(s, round(growth * w)), s) for w, s, only in sizes))
+        sizes = zip(facts.window, facts.stride, facts.fixed, facts.remainder, facts.margin, strict=True)
+        windows.append(
+            triple(
+                only or rest + align_up(max(stride, 2 * margin + 1, round(growth * size)) - rest, stride)
+                for size, stride, only, rest, margin in sizes
+            )
+        )
     return list(dict.fromkeys(windows))
 
 

@@ -71,9 +71,10 @@ def windows_to_try(facts: NetFacts, halo: Triple, *, on_gpu: bool = False) -> li
     windows = []
     for growth in (*GROWTHS, LARGEST_ON_GPU) if on_gpu else GROWTHS:
         grown = []
-        for size, stride, outside in zip(own_window(facts), facts.stride, halo, strict=True):
+        for size, stride, outside, rest in zip(own_window(facts), facts.stride, halo, facts.remainder, strict=True):
             edge = align_up(outside, stride)
-            grown.append(align_up(max(round(growth * (size - 2 * edge)), stride), stride) + 2 * edge)
+            length = align_up(max(round(growth * (size - 2 * edge)), stride), stride) + 2 * edge
+            grown.append(rest + align_up(length - rest, stride))
         windows.append(triple(only or size for only, size in zip(facts.fixed, grown, strict=True)))
     return list(dict.fromkeys(windows))
 

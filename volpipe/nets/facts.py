@@ -27,9 +27,11 @@ from volpipe.resolve import default_recipe, nearest, shipped
 from volpipe.volumes.volume import Volume
 
 Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
+Sides = tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
 FILE = "facts.json"
 SHIPPED_WEIGHTS = "volpipe:"
 OF_THE_RUN = {"accept_tile_variance", "offsets", "trained_range", "trust_model", "untrained"}  # not of the net itself
+OPTIONAL = {"context", "margin", "output", "plane", "remainder"}  # which no hash of a net without them holds
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,24 @@ log = logging.getLogger(__name__)
 class NetFacts(BaseModel):
     """The facts of a net that a plan needs; sizes in input voxels (z, y, x).
 
-    `integers`: it takes whole numbers of any type as well, and gives the same type.
+    A window of w voxels gives (w - 2 * margin) * scale // shrink along each axis::
+
+        input   |mm|ssss|ssss|mm|   w = remainder + k * stride
+        output     |oooo|oooo|      output voxels at least halo - margin from its faces equal those of the whole
+
+    Attributes:
+        stride: period of the net's own grid; a multiple of `shrink`.
+        halo: at least `margin`; equal to it where no layer pads, else beyond it in whole strides.
+        margin: input voxels that a window loses on each side, as by convolutions without padding; where a net loses one
+            more behind than before, the larger, and the first output voxel is dropped.
+        remainder: the net takes windows of remainder + k * stride voxels, and gives for them what it gives for the
+            whole.
+        shrink: input voxels per output voxel where the output is coarser; scale is 1 there.
+        integers: it takes whole numbers of any type as well, and gives the same type.
+        channel_names: of the output, where it joins several outputs of the net.
+        outputs: name and shape of each, of a net with several.
+        planes: that a net of slices is run over, such as "yx"; none of a net of volumes.
+        context: neighbouring slices on each side that such a net gets as channels.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -47,15 +66,22 @@ class NetFacts(BaseModel):
     out_channels: PositiveInt
     scale: Sizes
     stride: Sizes
-    halo: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
+    halo: Sides
     window: Sizes
     intensity: Literal["same", "unit", "raw"]
     tile_invariant: bool
     num_parameters: int
     weights_sha256: str
-    fixed: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
+    fixed: Sides = (0, 0, 0)
     normalise: Normalise | None = None
     integers: bool = False
+    margin: Sides = (0, 0, 0)
+    remainder: Sides = (0, 0, 0)
+    shrink: Sizes = (1, 1, 1)
+    channel_names: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    planes: tuple[str, ...] = ()
+    context: NonNegativeInt = 0
 
 
 class Arithmetic(NamedTuple):
@@ -168,7 +194,8 @@ def facts_key(choice: NetChoice) -> str | None:
 
 def choice_digest(choice: NetChoice, search_path: str, files: Iterable[Path], *more: str) -> str | None:
     """Return the hash of a net's section, of its weights and of these `files`; None where one is missing."""
-    result = hashlib.sha256(" ".join((*more, choice.model_dump_json(exclude=OF_THE_RUN))).encode())
+    unset = {key for key in OPTIONAL if getattr(choice, key) is None}
+    result = hashlib.sha256(" ".join((*more, choice.model_dump_json(exclude=OF_THE_RUN | unset))).encode())
     weights = [] if choice.weights is None else [weights_path(choice.weights, search_path)]
     for file in (*files, *weights):
         if not file.is_file():
@@ -314,6 +341,11 @@ def _channels(count: int) -> str:
 def _remedy(volume: Volume, net: NetFacts) -> str:
     """Return the remedy for a volume and a net of different numbers of channels."""
     other_net = f"a net of {volume.num_channels} in_channels"
+    if net.planes and volume.num_channels == 1 and net.in_channels % 2:
+        return (
+            f"it is a net of slices: set net.context={net.in_channels // 2} if its channels are a slice and its "
+            f"neighbours, or choose an array of {_channels(net.in_channels)}"
+        )
     if net.in_channels == 1:
         return f"choose a channel, such as --set input.channel=0, or {other_net}"
     if volume.view.channel is not None and volume.num_stored_channels == net.in_channels:
@@ -328,6 +360,11 @@ def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
         sentences.append(
             f"net {facts.label} runs with the {facts.num_parameters:,} parameters that its code makes "
             "(net.untrained=true): without training, its output is noise"
+        )
+    if len(facts.outputs) > 1 and choice.output is None:
+        sentences.append(
+            f"net {facts.label} gives {len(facts.outputs)} outputs ({', '.join(facts.outputs)}), of which the one "
+            "on the grid of its input is taken; net.output names another"
         )
     if choice.accept_tile_variance and not facts.tile_invariant:
         sentences.append(

@@ -12,12 +12,13 @@ it takes whole numbers of any type as well and gives the same type, and the same
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import logging
 import math
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from volpipe.nets.facts import (
     weights_path,
 )
 from volpipe.nets.files import short_hash
-from volpipe.nets.net_geometry import Geometry, UnmeasurableError, only_tensor
+from volpipe.nets.net_geometry import Geometry, UnmeasurableError, only_tensor, reason
 from volpipe.nets.receptive_field import find_disagreement, find_nondeterminism, measure_geometry
 from volpipe.nets.state_dicts import load_state
 from volpipe.recipes.complaints import complain
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 GEOMETRY = ("scale", "stride", "halo", "out_channels")
+SIZES = ("margin", "remainder", "shrink")
+MEASURED_TOO = ("in_channels", *SIZES)
+ACROSS = {"scale": 1, "stride": 1, "halo": 0, "window": 1, "margin": 0, "remainder": 0, "shrink": 1}
 # Voxels and channels of a window that is computed; a larger one is tried without values, for which torch loads its
 # compiler: 1.7 s and 70 MiB (2026-11).
 MOST_COMPUTED = 32**3
@@ -56,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
-    """Return the net of `choice` in evaluation mode, on the CPU, with its weights loaded.
+    """Return the net of `choice` in evaluation mode, on the CPU, with its weights loaded, and the interface of ours.
 
     Args:
         search_path: folder of relative files and modules: where the run was started.
@@ -74,7 +78,25 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
         net.eval()
     for parameter in net.parameters():
         parameter.requires_grad_(False)
-    return net
+    is_served = is_shipped(choice) or hasattr(net, "package")  # as one of ours
+    if is_served and not (choice.plane or choice.context or (is_shipped(choice) and choice.output is not None)):
+        return net
+    from volpipe.nets.adapter import adapted
+
+    adapter = adapted(_as_float32(net), choice)
+    # An output with as many voxels as its window lacks none; where it does, and unevenly, is known once it is measured.
+    adapter.uneven = functools.cache(lambda: cached_geometry(choice, search_path))
+    return adapter
+
+
+def _as_float32(net: nn.Module) -> nn.Module:
+    """Return a user's net with its weights as float32, as windows are; half precision is the recipe's to choose."""
+    import torch
+
+    types = {tensor.dtype for tensor in net.state_dict().values() if isinstance(tensor, torch.Tensor)}
+    if not types & {torch.float16, torch.bfloat16, torch.float64}:
+        return net
+    return net.float()
 
 
 def _functions_hint(name: str, search_path: str) -> str:
@@ -158,7 +180,6 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     """Return the facts of the net of `choice`, which is built."""
     net = build_net(choice, search_path)
     files.run_self_test(net)
-    overrides = choice.model_dump(include={*GEOMETRY, "intensity"}, exclude_none=True)
     facts: dict[str, Any] = {  # Any: attributes of a net, checked by NetFacts
         "in_channels": 1,
         "out_channels": 1,
@@ -171,21 +192,31 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         "fixed": (0, 0, 0),
         "normalise": None,
         "integers": False,
+        "margin": (0, 0, 0),
+        "remainder": (0, 0, 0),
+        "shrink": (1, 1, 1),
     }
-    declared = {key: getattr(net, key) for key in facts if hasattr(net, key)} | overrides
+    declared = _declared(net, facts) | _overrides(choice)
     facts |= declared
     missing = [key for key in GEOMETRY if key not in declared]
-    if set(missing) - {"out_channels"} and not normalising_layers(net):  # check_shapes finds wrong out_channels
+    if set(missing) - {"out_channels"}:  # check_shapes finds wrong out_channels
         try:
-            geometry = cached_geometry(choice, search_path, facts["in_channels"])
-            facts |= {key: getattr(geometry, key) for key in missing}
+            geometry = cached_geometry(choice, search_path)
         except UnmeasurableError as error:
-            if not choice.accept_tile_variance:
-                keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
-                raise VolpipeError(f"net {choice.name}: {error}; {error.remedy.format(keys=keys)}") from error
+            keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
+            raise VolpipeError(f"net {choice.name}: {error}; {error.remedy.format(keys=keys)}") from error
+        facts |= {key: getattr(geometry, key) for key in missing}
+        facts |= {key: getattr(geometry, key) for key in MEASURED_TOO if key not in declared}
+        facts |= {"outputs": geometry.outputs, "channel_names": geometry.channel_names}
+        if geometry.whole_window:
             facts["tile_invariant"] = False
+        if "window" not in declared and (any(geometry.margin) or max(geometry.shrink) > 1):
+            facts["window"] = _window(facts)
+    if any(facts["margin"]):
+        facts["halo"] = _halo_of_margin(facts)
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
+    facts |= {"planes": getattr(net, "planes", ()), "context": getattr(net, "context", 0)}
     facts |= {"label": files.label_of(choice.name), "num_parameters": files.num_parameters(net)}
     facts["weights_sha256"] = weights_digest(choice, net, search_path)
     try:
@@ -195,18 +226,66 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         raise VolpipeError(f"{why}; correct it there") from error
 
 
-def cached_geometry(choice: NetChoice, search_path: str, in_channels: int) -> Geometry:
+def _halo_of_margin(facts: Mapping[str, Any]) -> Triple:  # Any: attributes of a net
+    """Return a halo of at least the margin, beyond it in whole strides."""
+    sizes = zip(facts["halo"], facts["margin"], facts["stride"], strict=True)
+    return triple(margin + align_up(max(0, halo - margin), stride) for halo, margin, stride in sizes)
+
+
+def _declared(net: nn.Module, keys: Iterable[str]) -> dict[str, Any]:  # Any: attributes of a net
+    """Return what a net declares of `keys`, in the axes of a volume."""
+    from volpipe.nets.adapter import Adapter, possible_channels
+
+    declared = {key: getattr(net, key) for key in keys if hasattr(net, key)}
+    if not isinstance(net, Adapter):
+        return declared
+    if "in_channels" in declared:
+        declared["in_channels"] = possible_channels(net, net.context)[0]
+    if net.planes:
+        if net.planes != ("yx",) or net.context:
+            declared.pop("halo", None)  # which is of other axes, and is measured
+        declared |= {key: net.in_volume(declared[key], across) for key, across in ACROSS.items() if key in declared}
+    return declared
+
+
+def _overrides(choice: NetChoice) -> dict[str, Any]:  # Any: sizes of the recipe
+    """Return what a recipe says of its net in place of the net."""
+    keys = choice.model_dump(include={*GEOMETRY, "margin", "remainder", "intensity"}, exclude_none=True)
+    if choice.scale is not None:
+        keys["scale"] = tuple(round(factor) if factor >= 1 else 1 for factor in choice.scale)
+        keys["shrink"] = tuple(1 if factor >= 1 else round(1 / factor) for factor in choice.scale)
+    return keys
+
+
+def _window(facts: Mapping[str, Any]) -> Triple:  # Any: attributes of a net
+    """Return a good window (z, y, x) of those that the net takes: the usual one, and what it loses."""
+    sizes = zip(facts["window"], facts["margin"], facts["remainder"], facts["stride"], strict=True)
+    return triple(
+        remainder + align_up(size + 2 * margin - remainder, stride) for size, margin, remainder, stride in sizes
+    )
+
+
+def cached_geometry(choice: NetChoice, search_path: str) -> Geometry:
     """Return the geometry of the net of `choice`: from the user's cache while its code is the same, else measured.
 
     Raises:
         UnmeasurableError: it cannot be measured, or not within the time.
     """
 
+    def build() -> nn.Module:
+        from volpipe.nets.adapter import Adapter
+
+        net = build_net(without_weights(choice), search_path)
+        if isinstance(net, Adapter):
+            net.uneven = None  # which is measured
+        return net
+
     def measure() -> Geometry:
         log.info("net %s does not declare all of its geometry; measuring it", choice.name)
-        return measure_geometry(lambda: build_net(without_weights(choice), search_path), in_channels)
+        layers = normalising_layers(build_net(without_weights(choice), search_path))
+        return measure_geometry(build, whole_window=", ".join(layers))
 
-    return kept(file_of_code(choice, search_path, f"geometry {in_channels}"), Geometry, measure)
+    return kept(file_of_code(choice, search_path, "geometry"), Geometry, measure)
 
 
 @once
@@ -222,7 +301,10 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
     if is_shipped(choice):
         _check_override(choice, facts, search_path)
         return
-    declared = Geometry(facts.scale, facts.stride, facts.halo, facts.halo, facts.out_channels)
+    declared = Geometry(
+        facts.scale, facts.stride, facts.halo, facts.halo, facts.out_channels, facts.margin, facts.remainder,
+        facts.shrink, facts.in_channels,
+    )  # fmt: skip
     memory = file_of_code(choice, search_path, f"agrees {declared} {window} {facts.fixed} {facts.weights_sha256}")
     try:
         kept(memory, bool, lambda: _agrees(choice, facts, window, search_path, declared))
@@ -249,25 +331,34 @@ def _agrees(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str
                 f"({short_hash(facts.weights_sha256)} and {short_hash(second)}), so that each worker would have its "
                 "own; call torch.manual_seed in it, or save its state dict and set net.weights to that file"
             )
+    own = {*_declared(build(), (*GEOMETRY, *SIZES)), *_overrides(choice)} & {*GEOMETRY, *SIZES} - {"out_channels"}
     if fault := find_nondeterminism(build, facts.in_channels, (_small(facts, window), window)):
         raise PlanError(f"net {facts.label} {fault}")
-    is_free = choice.accept_tile_variance or not facts.tile_invariant
+    is_free = choice.accept_tile_variance or not facts.tile_invariant or (any(facts.margin) and not own)
     if not is_free and (wrong := find_disagreement(build, facts.in_channels, window, declared)):
         raise PlanError(_disagrees(choice, facts, search_path, wrong))
     return True
 
 
 def _small(facts: NetFacts, window: Triple) -> Triple:
-    """Return a small window (z, y, x) in whole strides, no larger than `window`."""
-    sizes = zip(facts.fixed, window, facts.stride, strict=True)
-    return triple(only or min(size, align_up(SMALL, stride)) for only, size, stride in sizes)
+    """Return a small window (z, y, x) that the net takes, no larger than `window`."""
+    sizes = zip(facts.fixed, window, facts.stride, facts.remainder, facts.margin, strict=True)
+    return triple(
+        only or min(size, remainder + align_up(max(SMALL, 2 * margin + 1) - remainder, stride))
+        for only, size, stride, remainder, margin in sizes
+    )
 
 
 def _disagrees(choice: NetChoice, facts: NetFacts, search_path: str, wrong: str) -> str:
     """Return the refusal of a net whose declared halo or stride is `wrong`, with the right one."""
     key = wrong.split()[0]
     try:
-        geometry = cached_geometry(choice, search_path, facts.in_channels)
+        geometry = cached_geometry(choice, search_path)
+        if geometry.whole_window:
+            return (
+                f"net {facts.label} is declared to have a {key} of {getattr(facts, key)}, but it looks at its whole "
+                f"window: {geometry.whole_window}; leave the {key} out, and tile_invariant too"
+            )
         right = getattr(geometry, key)
         advice = f"it is {right}; set net.{key}={list(right)}, or correct it in the net"
     except UnmeasurableError as error:
@@ -305,8 +396,9 @@ def normalising_layers(net: nn.Module) -> list[str]:
             return not layer.track_running_stats
         return isinstance(layer, nn.GroupNorm)
 
-    layers = [f"{name} ({type(layer).__name__})" for name, layer in net.named_modules() if varies(layer)]
-    return layers + files.normalising_layers(net)
+    own = files.inner_net(net)
+    layers = [f"{name} ({type(layer).__name__})" for name, layer in own.named_modules() if varies(layer)]
+    return layers + files.normalising_layers(own)
 
 
 def weights_hash(net: nn.Module) -> str:
@@ -375,16 +467,20 @@ def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) 
             raise PlanError(f"net {facts.label}: {error}; {error.remedy}") from error
         except Exception as error:  # whatever the net's own code raises
             if device == "cpu":
-                reason = str(error) or type(error).__name__
                 raise PlanError(
-                    f"net {facts.label} takes no window {window} of {count(facts.in_channels, 'channel')}: {reason}"
+                    f"net {facts.label} takes no window {window} of {count(facts.in_channels, 'channel')}: "
+                    f"{reason(error)}"
                 ) from error
             log.info("net %s cannot be tried without values; computing one window", facts.label)
-    expected = (1, facts.out_channels, *(w * s for w, s in zip(window, facts.scale, strict=True)))
+    sizes = zip(window, facts.margin, facts.scale, facts.shrink, strict=True)
+    expected = (1, facts.out_channels, *((w - 2 * m) * s // r for w, m, s, r in sizes))
     if out != expected:
+        margin = f", margin {facts.margin}" if any(facts.margin) else ""
+        coarser = f", {facts.shrink} input voxels per output voxel" if max(facts.shrink) > 1 else ""
         raise PlanError(
-            f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale} and {facts.out_channels} "
-            f"channels mean {expected[1:]}; declare net.scale and net.out_channels as they are, or pad the net's layers"
+            f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale}{coarser}{margin} and "
+            f"{facts.out_channels} channels mean {expected[1:]}; leave out what the net or the recipe declares of "
+            "these, so that it is measured, or correct it"
         )
     return True
 
