@@ -37,7 +37,13 @@ log = logging.getLogger(__name__)
 class NetFacts(BaseModel):
     """The facts of a net that a plan needs; sizes in input voxels (z, y, x).
 
-    `integers`: it takes whole numbers of any type as well, and gives the same type.
+    For a window of w voxels a net gives ``(w - 2 * margin) * scale // shrink`` along an axis.
+
+    Attributes:
+        margin: what a window loses on each side, by valid convolutions.
+        remainder: windows are so much longer than a multiple of the stride.
+        shrink: input voxels per output voxel, of a coarser output.
+        integers: it takes whole numbers of any type as well, and gives the same type.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -56,6 +62,14 @@ class NetFacts(BaseModel):
     fixed: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
     normalise: Normalise | None = None
     integers: bool = False
+    margin: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
+    remainder: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
+    shrink: Sizes = (1, 1, 1)
+
+    def output_shape(self, window: Iterable[int]) -> tuple[int, ...]:
+        """Return the voxels (z, y, x) that the net gives for a window of that many."""
+        sizes = zip(window, self.margin, self.scale, self.shrink, strict=True)
+        return tuple((w - 2 * m) * s // u for w, m, s, u in sizes)
 
 
 class Arithmetic(NamedTuple):
@@ -285,7 +299,7 @@ def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
     """Refuse a net that the volume or the recipe does not fit.
 
     Raises:
-        PlanError: for its channels, its offsets, or a net that looks at whole windows.
+        PlanError: for its channels, or its offsets.
     """
     if net.in_channels != volume.num_channels:
         raise PlanError(
@@ -297,12 +311,6 @@ def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
         raise PlanError(
             f"net.offsets names {_channels(len(offsets))}, net {net.label} makes {net.out_channels}; give one "
             "for each, or leave them out where they are no affinities"
-        )
-    if not net.tile_invariant and not recipe.net.accept_tile_variance:
-        raise PlanError(
-            f"net {net.label} looks at whole windows (instance, group or training-mode batch norm, or it says so "
-            "itself), so that they disagree whatever their overlap; use a net without, or set "
-            "net.accept_tile_variance=true and expect seams"
         )
 
 
@@ -320,18 +328,24 @@ def _remedy(volume: Volume, net: NetFacts) -> str:
     return f"choose {other_net}, or an array of {_channels(net.in_channels)}"
 
 
-def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
+def cautions(recipe: Recipe, facts: NetFacts) -> list[str]:
     """Return warnings about the net of a run, before it begins."""
+    choice, windows = recipe.net, recipe.windows
     sentences = []
     if choice.untrained and facts.num_parameters and not is_program(choice.name):
         sentences.append(
             f"net {facts.label} runs with the {facts.num_parameters:,} parameters that its code makes "
             "(net.untrained=true): without training, its output is noise"
         )
-    if choice.accept_tile_variance and not facts.tile_invariant:
+    if not facts.tile_invariant and windows.placement == "lattice":
         sentences.append(
-            f"net {facts.label} looks at whole windows (net.accept_tile_variance=true): expect seams, and another "
-            "output for other windows"
+            f"net {facts.label} looks at whole windows, and windows.placement=lattice shows it other surroundings than "
+            "its maker's tools: expect seams, and another output for other windows"
+        )
+    elif not facts.tile_invariant:
+        sentences.append(
+            f"net {facts.label} looks at whole windows, tiled as MONAI and nnU-Net do (windows.placement="
+            f"{windows.placement}): outputs depend on the window's size; set windows.shape to that of its training"
         )
     return sentences
 
@@ -359,6 +373,18 @@ def with_normalisation(recipe: Recipe, facts: NetFacts) -> Recipe:
         f"net {facts.label} asks for normalise.method={needed.method}{percentiles}, not {method}; leave the recipe's "
         "[normalise] out"
     )
+
+
+def with_tiling(recipe: Recipe, facts: NetFacts) -> Recipe:
+    """Return `recipe` with a placement and a blend of windows that suit its net, where the recipe leaves them open."""
+    windows = recipe.windows
+    is_free = facts.tile_invariant
+    blend = windows.blend if windows.blend != "auto" else "crop" if is_free else "gaussian"
+    placed = "lattice" if is_free or blend == "crop" else "edge"
+    placement = windows.placement if windows.placement != "auto" else placed
+    if (blend, placement) == (windows.blend, windows.placement):
+        return recipe
+    return recipe.model_copy(update={"windows": windows.model_copy(update={"blend": blend, "placement": placement})})
 
 
 def check_shipped(name: str) -> None:
