@@ -207,10 +207,10 @@ class Plan(OutputPlan):
 
     @property
     def channel_names(self) -> tuple[str, ...]:
-        """Names of the output's channels: the offsets of affinities, or the output's name for a single one."""
+        """Names of the output's channels: as the net has them, or the output's name for a single one."""
         if self.recipe.net.offsets is not None and not self.is_classes:
             return tuple(map(name_of, self.recipe.net.offsets))
-        return (absolute(self.out).stem,) if self.num_channels == 1 else ()
+        return (absolute(self.out).stem,) if self.num_channels == 1 else self.net.channel_names
 
     @property
     def multiscale(self) -> Multiscale:

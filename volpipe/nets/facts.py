@@ -27,9 +27,11 @@ from volpipe.resolve import default_recipe, nearest, shipped
 from volpipe.volumes.volume import Volume
 
 Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
+Sides = tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
 FILE = "facts.json"
 SHIPPED_WEIGHTS = "volpipe:"
 OF_THE_RUN = {"accept_tile_variance", "offsets", "trained_range", "trust_model", "untrained"}  # not of the net itself
+OPTIONAL = {"context", "margin", "output", "plane", "remainder"}  # which no hash of a net without them holds
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +39,23 @@ log = logging.getLogger(__name__)
 class NetFacts(BaseModel):
     """The facts of a net that a plan needs; sizes in input voxels (z, y, x).
 
-    For a window of w voxels a net gives ``(w - 2 * margin) * scale // shrink`` along an axis.
+    A window of w voxels gives (w - 2 * margin) * scale // shrink along each axis::
+
+        input   |mm|ssss|ssss|mm|   w = remainder + k * stride
+        output     |oooo|oooo|      output voxels at least halo - margin from its faces equal those of the whole
 
     Attributes:
-        margin: what a window loses on each side, by valid convolutions.
-        remainder: windows are so much longer than a multiple of the stride.
-        shrink: input voxels per output voxel, of a coarser output.
+        stride: period of the net's own grid; a multiple of `shrink`.
+        halo: at least `margin`, with the same remainder by `stride`; equal to it where no layer pads.
+        margin: input voxels that a window loses on each side, as by convolutions without padding. A net that loses one
+            more behind than before is refused when it is measured.
+        remainder: the net takes windows of remainder + k * stride voxels, and gives for them what it gives for the
+            whole.
+        shrink: input voxels per output voxel where the output is coarser; scale is 1 there.
         integers: it takes whole numbers of any type as well, and gives the same type.
+        channel_names: of the output, where it joins several outputs of the net.
+        planes: that a net of slices is run over, such as "yx"; none of a net of volumes.
+        context: neighbouring slices on each side that such a net gets as channels.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,18 +65,21 @@ class NetFacts(BaseModel):
     out_channels: PositiveInt
     scale: Sizes
     stride: Sizes
-    halo: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
+    halo: Sides
     window: Sizes
     intensity: Literal["same", "unit", "raw"]
     tile_invariant: bool
     num_parameters: int
     weights_sha256: str
-    fixed: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
+    fixed: Sides = (0, 0, 0)
     normalise: Normalise | None = None
     integers: bool = False
-    margin: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
-    remainder: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
+    margin: Sides = (0, 0, 0)
+    remainder: Sides = (0, 0, 0)
     shrink: Sizes = (1, 1, 1)
+    channel_names: tuple[str, ...] = ()
+    planes: tuple[str, ...] = ()
+    context: NonNegativeInt = 0
 
     def output_shape(self, window: Iterable[int]) -> tuple[int, ...]:
         """Return the voxels (z, y, x) that the net gives for a window of that many."""
@@ -182,7 +197,8 @@ def facts_key(choice: NetChoice) -> str | None:
 
 def choice_digest(choice: NetChoice, search_path: str, files: Iterable[Path], *more: str) -> str | None:
     """Return the hash of a net's section, of its weights and of these `files`; None where one is missing."""
-    result = hashlib.sha256(" ".join((*more, choice.model_dump_json(exclude=OF_THE_RUN))).encode())
+    unset = {key for key in OPTIONAL if getattr(choice, key) is None}
+    result = hashlib.sha256(" ".join((*more, choice.model_dump_json(exclude=OF_THE_RUN | unset))).encode())
     weights = [] if choice.weights is None else [weights_path(choice.weights, search_path)]
     for file in (*files, *weights):
         if not file.is_file():

@@ -23,6 +23,9 @@ from volpipe.volumes.storage.metadata import Lengths, lengths
 Auto = Literal["auto"]
 Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 Augment = Literal["none", "flips", "rotations"]
+Factor = int | float
+Plane = Literal["yx", "zx", "zy"]
+RATIO_ERROR = 0.02  # of one over a factor of a scale, so that 0.333 is a third
 
 
 def _to_lengths(value: object) -> object:
@@ -122,6 +125,21 @@ class Input(ArrayInput):
     """Windows that hold nothing but this value are skipped; "missing": windows without a stored chunk."""
 
 
+def _to_planes(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _to_scale(value: object) -> object:
+    """Return the factors of a scale, whole numbers as such; None stays."""
+    if not isinstance(value, list | tuple) or not all(isinstance(factor, int | float) for factor in value):
+        return value
+    for factor in value:
+        ratio = 0.0 if factor <= 0 else max(factor, 1 / factor)
+        if not ratio or abs(ratio - round(ratio)) > RATIO_ERROR:
+            raise ValueError(f"{factor} is neither a whole number nor one over a whole number, such as 0.5")
+    return value
+
+
 class NetChoice(Section):
     """The net: where it comes from, its weights, and what it does not say of itself."""
 
@@ -136,8 +154,23 @@ class NetChoice(Section):
     """Run a net with the parameters that its code makes, the same at each call. The output is noise: for tests."""
     options: dict[str, Any] = Field(default_factory=dict)  # Any: whatever the net's function takes
     """Arguments of the net's function."""
-    scale: Triple | None = None
-    """Output voxels per input voxel (z, y, x); measured where neither the net nor this says it."""
+    output: int | str | None = None
+    """Of a net with several outputs, the one that is taken: its number from 0 or its name; "all" joins their channels.
+    Without it, the only one on the grid of the input."""
+    plane: Annotated[tuple[Plane, ...] | None, BeforeValidator(_to_planes)] = None
+    """For a net of slices (n, c, y, x): the plane of the slices, "yx", "zx" or "zy". Of a list of planes, such as
+    ["yx", "zx", "zy"], the mean is taken. Without it, "yx"."""
+    context: int | None = Field(None, ge=0)
+    """For a net of slices that gets neighbours as channels: how many on each side. 2 is for a net of 5 channels."""
+    scale: Annotated[tuple[Factor, Factor, Factor] | None, BeforeValidator(_to_scale)] = None
+    """Output voxels per input voxel (z, y, x), such as [1, 0.5, 0.5]; measured where neither the net nor this says
+    it."""
+    margin: Triple | None = None
+    """Voxels that the output lacks on each side of a window (z, y, x), as after convolutions without padding; measured
+    where neither the net nor this says it."""
+    remainder: Triple | None = None
+    """The net takes windows of remainder + k · stride voxels (z, y, x); measured where neither the net nor this says
+    it."""
     stride: Triple | None = None
     """Windows are multiples of it (z, y, x), in input voxels; measured where neither the net nor this says it."""
     halo: Triple | None = None
