@@ -6,6 +6,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from volumes import fingerprint, noise, windowed, write_volume
 from volpipe.blockwise.journal import Kinds, read_units
 from volpipe.errors import PlanError
 from volpipe.geometry.blend import FAMILIES, profile
+from volpipe.geometry.grid import Placement
 from volpipe.inference.plan import Plan
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
@@ -51,7 +53,8 @@ def divisions(draw: st.DrawFn) -> tuple[tuple[int, ...], list[str]]:
     window = tuple(draw(st.integers(3, 12)) for _ in range(3))
     overlap = tuple(draw(st.integers(0, w * 2 // 3)) for w in window)
     block = tuple(draw(st.integers(1, 3)) for _ in range(3))
-    return shape, windowed(window, overlap, block, draw(st.sampled_from(FAMILIES)))
+    placement = draw(st.sampled_from(get_args(Placement)))
+    return shape, windowed(window, overlap, block, draw(st.sampled_from(FAMILIES)), placement)
 
 
 SLOW = examples(15, 25)

@@ -170,7 +170,7 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         "tile_invariant": not normalising_layers(net),
         "fixed": (0, 0, 0),
         "normalise": None,
-        "integers": False,
+        "integers": False, "margin": (0,0,0), "remainder": (0,0,0), "shrink": (1,1,1),
     }
     declared = {key: getattr(net, key) for key in facts if hasattr(net, key)} | overrides
     facts |= declared
@@ -219,6 +219,7 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
     Raises:
         PlanError: with the declared and the right number.
     """
+    if any(facts.margin) or max(facts.shrink)>1: return
     if is_shipped(choice):
         _check_override(choice, facts, search_path)
         return
@@ -379,7 +380,7 @@ def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) 
                     f"net {facts.label} takes no window {window} of {count(facts.in_channels, 'channel')}: {reason}"
                 ) from error
             log.info("net %s cannot be tried without values; computing one window", facts.label)
-    expected = (1, facts.out_channels, *(w * s for w, s in zip(window, facts.scale, strict=True)))
+    expected = (1, facts.out_channels, *facts.output_shape(window))
     if out != expected:
         raise PlanError(
             f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale} and {facts.out_channels} "
