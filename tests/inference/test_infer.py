@@ -54,7 +54,11 @@ def windows(num: int, size: int = 8, seed: int = 0) -> np.ndarray:
 
 
 IDENTITY = "net.name=identity"
-ALLOWED = "windows.placement=lattice", "windows.blend=crop", "net.accept_tile_variance=true"  # for a net that does not take what it would be looked at with
+ALLOWED = (
+    "windows.placement=lattice",
+    "windows.blend=crop",
+    "net.accept_tile_variance=true",
+)  # for a net that does not take what it would be looked at with
 UNET = ("net.options={features=[4,6],seed=1}", "net.untrained=true")
 
 

@@ -207,10 +207,14 @@ def blended(folder: Path, *more: str) -> Plan:
     )
 
 
-def test_one_hash_whatever_the_order_the_workers_and_the_way_to_the_net(tmp_path: Path) -> None:
+AT_EDGE = windowed((16, 16, 16), (8, 8, 8), (1, 1, 1), "gaussian", "edge")
+
+
+@pytest.mark.parametrize("division", [[], AT_EDGE])
+def test_one_hash_whatever_the_order_the_workers_and_the_way_to_the_net(tmp_path: Path, division: list[str]) -> None:
     hashes = set()
     for i, (mode, slots) in enumerate([("streamed", 1), ("streamed", 2), ("stored", 1), ("stored", 3)]):
-        plan = blended(tmp_path / str(i), f"tensors.mode={mode}")
+        plan = blended(tmp_path / str(i), f"tensors.mode={mode}", *division)
         assert 0 < plan.num_sums < len(plan.shards())
         ran(plan, slots=slots, seed=i)
         hashes.add(
@@ -220,9 +224,11 @@ def test_one_hash_whatever_the_order_the_workers_and_the_way_to_the_net(tmp_path
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.long)])
-@pytest.mark.parametrize("mode", ["stored", "streamed"])
-def test_interrupted_anywhere_and_resumed_the_bytes_are_those_of_one_go(tmp_path: Path, mode: str, times: int) -> None:
-    plan = blended(tmp_path / "run", f"tensors.mode={mode}")
+@pytest.mark.parametrize(("mode", "division"), [("stored", []), ("streamed", []), ("streamed", AT_EDGE)])
+def test_interrupted_anywhere_and_resumed_the_bytes_are_those_of_one_go(
+    tmp_path: Path, mode: str, division: list[str], times: int
+) -> None:
+    plan = blended(tmp_path / "run", f"tensors.mode={mode}", *division)
     ran(plan)
     undisturbed = fingerprint(plan.out)
     rng = np.random.default_rng(5)

@@ -170,7 +170,10 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         "tile_invariant": not normalising_layers(net),
         "fixed": (0, 0, 0),
         "normalise": None,
-        "integers": False, "margin": (0,0,0), "remainder": (0,0,0), "shrink": (1,1,1),
+        "integers": False,
+        "margin": (0, 0, 0),
+        "remainder": (0, 0, 0),
+        "shrink": (1, 1, 1),
     }
     declared = {key: getattr(net, key) for key in facts if hasattr(net, key)} | overrides
     facts |= declared
@@ -219,7 +222,8 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
     Raises:
         PlanError: with the declared and the right number.
     """
-    if any(facts.margin) or max(facts.shrink)>1: return
+    if any(facts.margin) or max(facts.shrink) > 1:
+        return
     if is_shipped(choice):
         _check_override(choice, facts, search_path)
         return
