@@ -16,6 +16,7 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
+from volpipe.nets.adapter import outputs_of
 from volpipe.nets.bioimageio_ops import LETTERS, STATISTICS, Step, output_intensity, split_normalisation
 from volpipe.nets.bioimageio_spec import Package, TensorSpec, Tolerance, Weights
 from volpipe.nets.onnx import OnnxGraph, check_size
@@ -59,17 +60,22 @@ class PackageNet(nn.Module):
         _check_output(package.output.steps)
         self.in_channels, self.out_channels = package.input.channels, package.output.channels
         self.scale, self.intensity = package.scale, output_intensity(package.output.steps)
+        self.shrink, self.margin = package.shrink, package.margin
         if package.halo is not None:
             self.halo = package.halo
         self.is_flat = "z" not in package.input.axes
         sizes = list(zip(FLAT_WINDOW if self.is_flat else WINDOW, package.least, package.step, strict=True))
         whole = [least + align_up(max(0, size - least), step) if step else least for size, least, step in sizes]
-        only = [not is_bare and (not step or least % step != 0) for _, least, step in sizes]
+        is_valid = any(package.margin)
+        only = [not is_bare and (not step or (not is_valid and least % step != 0)) for _, least, step in sizes]
         own = _sizes_of(inner, package.input.axes)
         self.window = triple([n or size for n, size in zip(own, whole, strict=True)])
         self.fixed = triple([n or (size if is_only else 0) for n, size, is_only in zip(own, whole, only, strict=True)])
         if not any(self.fixed):
             self.stride = package.step
+            if is_valid:
+                pairs = zip(package.least, package.step, strict=True)
+                self.remainder = triple(least % max(step, 1) for least, step in pairs)
         if isinstance(inner, OnnxGraph):
             self.varying = inner.varying
             self.num_parameters = inner.graph.num_parameters
@@ -122,8 +128,9 @@ class PackageNet(nn.Module):
 
     def _call(self, data: torch.Tensor) -> torch.Tensor:
         out: Any = self._inner(data)  # Any: whatever the net's code returns
-        if isinstance(out, tuple | list) and len(out) == 1:
-            out = out[0]
+        values = list(outputs_of(out).values())
+        if len(values) == self.package.num_outputs:
+            out = values[self.package.output_index]
         if not isinstance(out, torch.Tensor) or out.ndim != len(self.package.output.axes):
             what = f"{out.ndim} axes" if isinstance(out, torch.Tensor) else type(out).__name__
             raise VolpipeError(f"net {self.package.name} makes {what}, its package says {self.package.output.axes}")

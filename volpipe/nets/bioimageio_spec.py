@@ -79,13 +79,16 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Package:
-    """A package of one input and one output.
+    """A package of one input, and one of its outputs.
 
     Attributes:
         folder: of its description.
         least, step: sizes of windows (z, y, x) are least + k · step; step is 0 where the size is the only one.
         scale: output voxels per input voxel.
-        halo: input voxels that its maker wants cropped; None without an entry.
+        shrink: input voxels per output voxel where the output is coarser.
+        margin: input voxels that the output lacks on each side.
+        halo: input voxels that its maker wants cropped, the margin included; None without an entry.
+        output_index: place of the output among `num_outputs`.
         tolerance: of its own test, by format of weights; "" for all.
     """
 
@@ -99,6 +102,10 @@ class Package:
     halo: Triple | None
     weights: Mapping[str, Weights]
     tolerance: Mapping[str, Tolerance]
+    shrink: Triple = (1, 1, 1)
+    margin: Triple = (0, 0, 0)
+    output_index: int = 0
+    num_outputs: int = 1
 
     def weights_in(self, kind: str | None) -> Weights:
         """Return the weights in the format `kind`, None for the preferred one.
@@ -116,8 +123,11 @@ class Package:
         return self.weights[kind]
 
 
-def open_package(path: Path) -> Package:
+def open_package(path: Path, output: int | str | None = None) -> Package:
     """Return the package at `path`: a folder, a zip, or the description in a folder.
+
+    Args:
+        output: name or number of the output that is taken, where there are several; None for the only image.
 
     Raises:
         VolpipeError: it is no package, or needs an unsupported feature, which the message names.
@@ -126,7 +136,7 @@ def open_package(path: Path) -> Package:
     source = _parse(file)
     description, version = _validate(file, source)
     try:
-        return _package(file.parent, description, source.get("config"), is_new=version >= (0, 5))
+        return _package(file.parent, description, source.get("config"), output, is_new=version >= (0, 5))
     except VolpipeError as error:
         raise VolpipeError(f"package {path.name}: {error}") from error
 
@@ -254,24 +264,28 @@ def _plain(value: Any) -> Any:  # Any: YAML
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 
-def _package(folder: Path, description: Mapping[str, Any], config: Any, *, is_new: bool) -> Package:  # Any: JSON
+def _package(
+    folder: Path, description: Mapping[str, Any], config: Any, output: int | str | None, *, is_new: bool
+) -> Package:  # Any: JSON
     """Return the package of a description; `config` is its section of that name, without defaults."""
-    for what in ("inputs", "outputs"):
-        if len(description[what]) != 1:
-            names = ", ".join(str(tensor.get("id", tensor.get("name"))) for tensor in description[what])
-            raise VolpipeError(f"it has {len(description[what])} {what} ({names}); packages of one are run")
-    source, target = description["inputs"][0], description["outputs"][0]
+    inputs, outputs = description["inputs"], description["outputs"]
+    if len(inputs) != 1:
+        raise VolpipeError(f"it has {len(inputs)} inputs ({', '.join(map(_name, inputs))}); packages of one are run")
+    index = _output_index(outputs, output)
+    source, target = inputs[0], outputs[index]
     read = _read_new if is_new else _read_old
     axes, least, step, channels = _read_input(source, is_new=is_new)
     sizes = dict(zip(axes, zip(least, step, strict=True), strict=True))
-    out_axes, scale, halo, out_channels = read(target, sizes, source)
+    out_axes, growth, halo, out_channels = read(target, sizes, source)
     if set(axes) - set("bc") != set(out_axes) - set("bc"):
         raise VolpipeError(f"it makes axes {out_axes} of {axes}; those of space must stay")
     tests = (
-        _test(folder, source, description.get("test_inputs")),
-        _test(folder, target, description.get("test_outputs")),
+        _test(folder, source, (description.get("test_inputs") or ())[:1]),
+        _test(folder, target, (description.get("test_outputs") or ())[index : index + 1]),
     )
     spatial = [sizes.get(axis, (1, 1)) for axis in SPACE]  # along z, slices go one by one
+    scale, shrink, margin = map(triple, zip(*(growth.get(axis, (1, 1, 0)) for axis in SPACE), strict=True))
+    cropped = [-(-halo.get(axis, 0) * r // s) for axis, s, r in zip(SPACE, scale, shrink, strict=True)]
     return Package(
         name=str(description["name"]),
         folder=folder,
@@ -279,11 +293,38 @@ def _package(folder: Path, description: Mapping[str, Any], config: Any, *, is_ne
         output=TensorSpec(_name(target), out_axes, out_channels, _steps(target, "postprocessing"), tests[1]),
         least=triple([n for n, _ in spatial]),
         step=triple([k for _, k in spatial]),
-        scale=triple([scale.get(axis, 1) for axis in SPACE]),
-        halo=triple([-(-halo.get(a, 0) // scale.get(a, 1)) for a in SPACE]) if any(halo.values()) else None,
+        scale=scale,
+        halo=triple(map(int.__add__, margin, cropped)) if any(halo.values()) else None,
         weights=_weights(folder, description["weights"]),
         tolerance=_tolerances(config, _name(target), is_discrete=_dtype(target) in DISCRETE),
+        shrink=shrink,
+        margin=margin,
+        output_index=index,
+        num_outputs=len(outputs),
     )
+
+
+def _output_index(outputs: Sequence[Mapping[str, Any]], output: int | str | None) -> int:  # Any: JSON
+    """Return the place of the output that is asked for; without a wish, of the only one, or the only image."""
+    names = list(map(_name, outputs))
+    if output is not None:
+        if output in names:
+            return names.index(str(output))
+        if isinstance(output, int) and 0 <= output < len(names):
+            return output
+        raise VolpipeError(f"it has no output {output!r}; it has {', '.join(names)}: set net.output to one of them")
+    images = [i for i, tensor in enumerate(outputs) if _is_image(tensor)]
+    if len(names) > 1 and len(images) != 1:
+        raise VolpipeError(
+            f"it has {len(names)} outputs ({', '.join(names)}); name the one to take, such as net.output={names[0]}"
+        )
+    return images[0] if images else 0
+
+
+def _is_image(tensor: Mapping[str, Any]) -> bool:  # Any: JSON
+    axes = tensor["axes"]
+    letters = axes if isinstance(axes, str) else "".join(map(_letter, axes))
+    return {"y", "x"} <= set(letters)
 
 
 def _read_input(tensor: Mapping[str, Any], *, is_new: bool) -> tuple[str, list[int], list[int], int]:  # Any: JSON
@@ -320,14 +361,16 @@ def _size(axis: Mapping[str, Any], others: Mapping[str, Any], tensor: str) -> tu
     raise VolpipeError(f"the size of its axis {axis['id']} follows from {size['tensor_id']}.{size['axis_id']}")
 
 
-Outline = tuple[str, dict[str, int], dict[str, int], int]  # axes; by axis of space: scale and halo; channels
+Growth = tuple[int, int, int]  # scale, shrink, margin
+Outline = tuple[str, dict[str, Growth], dict[str, int], int]  # axes; by axis of space: growth and halo; channels
 Sizes = Mapping[str, tuple[int, int]]
 
 
 def _read_new(tensor: Mapping[str, Any], sizes: Sizes, source: Mapping[str, Any]) -> Outline:  # Any: JSON
-    """Return axes, scale, halo and channels of an output of format 0.5."""
+    """Return axes, growth, halo and channels of an output of format 0.5."""
     axes = _check_axes("".join(map(_letter, tensor["axes"])))
-    scale, halo, channels = {}, {}, 1
+    scale: dict[str, Growth] = {}
+    halo, channels = {}, 1
     source_axes = {axis["id"]: axis for axis in source["axes"]}
     for letter, axis in zip(axes, tensor["axes"], strict=True):
         if letter == "c":
@@ -347,9 +390,10 @@ def _read_new(tensor: Mapping[str, Any], sizes: Sizes, source: Mapping[str, Any]
 
 
 def _read_old(tensor: Mapping[str, Any], sizes: Sizes, source: Mapping[str, Any]) -> Outline:  # Any: JSON
-    """Return axes, scale, halo and channels of an output of format 0.4."""
+    """Return axes, growth, halo and channels of an output of format 0.4."""
     axes, shape = _check_axes(tensor["axes"]), tensor["shape"]
-    scale, channels = {}, 1
+    scale: dict[str, Growth] = {}
+    channels = 1
     for i, letter in enumerate(axes):
         if isinstance(shape, Mapping):
             factor, offset = shape["scale"][i] or 0.0, 2 * shape["offset"][i]
@@ -365,20 +409,26 @@ def _read_old(tensor: Mapping[str, Any], sizes: Sizes, source: Mapping[str, Any]
     return axes, scale, {letter: halo[letter] for letter in axes if letter in SPACE}, channels
 
 
-def _ratio(letter: str, size: int, sizes: Sizes) -> int:
+def _ratio(letter: str, size: int, sizes: Sizes) -> Growth:
+    """Return the growth of an output of one size: a whole factor, one over it, or the loss on both sides."""
     least, step = sizes.get(letter, (1, 0))
     if step:
         raise VolpipeError(f"its output has {size} voxels along {letter} whatever its input has")
+    if size < least and least % size and (least - size) % 2 == 0:
+        return 1, 1, (least - size) // 2
     return _whole(letter, size / least, 0)
 
 
-def _whole(letter: str, factor: float, offset: float) -> int:
-    if offset or factor < 1 or not math.isclose(factor, round(factor), rel_tol=1e-6):
+def _whole(letter: str, factor: float, offset: float) -> Growth:
+    """Return the growth of an output of `factor` times the voxels of its input, and `offset` more."""
+    scale, shrink = (round(factor), 1) if factor >= 1 else (1, round(1 / max(factor, 1e-9)))
+    margin = -offset / 2 / max(factor, 1e-9)
+    if not math.isclose(factor, scale / shrink, rel_tol=1e-6) or margin < 0 or margin != round(margin):
         raise VolpipeError(
-            f"along {letter}, its output has {factor:g} times the voxels of its input and {offset:+g}; whole multiples "
-            "are run, so nets that shrink windows must pad, and coarser outputs are not served"
+            f"along {letter}, its output has {factor:g} times the voxels of its input and {offset:+g}; a whole factor or "
+            "one over it is run, with as many voxels lost on both sides"
         )
-    return round(factor)
+    return scale, shrink, round(margin)
 
 
 def _letter(axis: Mapping[str, Any]) -> str:  # Any: JSON

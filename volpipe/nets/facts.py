@@ -54,6 +54,7 @@ class NetFacts(BaseModel):
         shrink: input voxels per output voxel where the output is coarser; scale is 1 there.
         integers: it takes whole numbers of any type as well, and gives the same type.
         channel_names: of the output, where it joins several outputs of the net.
+        outputs: name and shape of each, of a net with several.
         planes: that a net of slices is run over, such as "yx"; none of a net of volumes.
         context: neighbouring slices on each side that such a net gets as channels.
     """
@@ -78,6 +79,7 @@ class NetFacts(BaseModel):
     remainder: Sides = (0, 0, 0)
     shrink: Sizes = (1, 1, 1)
     channel_names: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
     planes: tuple[str, ...] = ()
     context: NonNegativeInt = 0
 

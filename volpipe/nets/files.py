@@ -108,7 +108,7 @@ def _package(choice: NetChoice, path: Path) -> tuple[Package, Weights]:
         )
     if not path.exists():
         raise VolpipeError(f"no net at {path}")
-    package, kind = open_package(path), choice.options.get("weights")
+    package, kind = open_package(path, choice.output), choice.options.get("weights")
     return package, package.weights_in(None if kind is None else str(kind))
 
 
@@ -154,7 +154,13 @@ def _load(path: Path, kind: str) -> nn.Module:
     import torch
 
     if kind == "torch.export":
-        return torch.export.load(path).module()
+        program = torch.export.load(path)
+        exported = program.module()
+        windows = next(node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs)
+        shape = [n if isinstance(n, int) else 0 for n in windows.meta["val"].shape]
+        exported.is_flat, exported.one_by_one = len(shape) == 4, shape[0] == 1  # type: ignore[assignment]  # new ones
+        exported.in_channels, exported.fixed = shape[1], tuple(shape[2:])  # type: ignore[assignment]  # new ones
+        return exported
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # to whoever makes such files
         net: nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
@@ -278,6 +284,13 @@ def short_hash(digest: str) -> str:
     return f"{digest[:8]}…" if digest else "none"
 
 
+def inner_net(net: nn.Module) -> nn.Module:
+    """Return a user's net as its maker wrote it; others as they are."""
+    from volpipe.nets.adapter import Adapter
+
+    return net.net if isinstance(net, Adapter) else net
+
+
 def run_self_test(net: nn.Module) -> None:
     """Run the test that a package brings; nothing for other nets.
 
@@ -287,6 +300,7 @@ def run_self_test(net: nn.Module) -> None:
     if hasattr(net, "package"):
         from volpipe.nets.bioimageio import PackageNet
 
+        net = inner_net(net)
         if isinstance(net, PackageNet):
             outcome = net.check()
             log.info("package %s: its own test differs by %.3g at most", net.package.name, outcome.largest)

@@ -17,7 +17,7 @@ import inspect
 import logging
 import math
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from volpipe.nets.facts import (
     weights_path,
 )
 from volpipe.nets.files import short_hash
-from volpipe.nets.net_geometry import Geometry, UnmeasurableError, only_tensor
+from volpipe.nets.net_geometry import Geometry, UnmeasurableError, only_tensor, reason
 from volpipe.nets.receptive_field import find_disagreement, find_nondeterminism, measure_geometry
 from volpipe.nets.state_dicts import load_state
 from volpipe.recipes.complaints import complain
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 GEOMETRY = ("scale", "stride", "halo", "out_channels")
+MEASURED_TOO = ("in_channels", "margin", "remainder", "shrink")
+ACROSS = {"scale": 1, "stride": 1, "halo": 0, "window": 1, "margin": 0, "remainder": 0, "shrink": 1}
 # Voxels and channels of a window that is computed; a larger one is tried without values, for which torch loads its
 # compiler: 1.7 s and 70 MiB (2026-11).
 MOST_COMPUTED = 32**3
@@ -74,7 +76,21 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
         net.eval()
     for parameter in net.parameters():
         parameter.requires_grad_(False)
-    return net
+    if is_shipped(choice) and not (choice.plane or choice.context or choice.output is not None):
+        return net
+    from volpipe.nets.adapter import adapted
+
+    return adapted(_as_float32(net), choice)
+
+
+def _as_float32(net: nn.Module) -> nn.Module:
+    """Return a user's net with its weights as float32, as windows are; half precision is the recipe's to choose."""
+    import torch
+
+    types = {tensor.dtype for tensor in net.state_dict().values() if isinstance(tensor, torch.Tensor)}
+    if not types & {torch.float16, torch.bfloat16, torch.float64}:
+        return net
+    return net.float()
 
 
 def _functions_hint(name: str, search_path: str) -> str:
@@ -158,7 +174,6 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     """Return the facts of the net of `choice`, which is built."""
     net = build_net(choice, search_path)
     files.run_self_test(net)
-    overrides = choice.model_dump(include={*GEOMETRY, "intensity"}, exclude_none=True)
     facts: dict[str, Any] = {  # Any: attributes of a net, checked by NetFacts
         "in_channels": 1,
         "out_channels": 1,
@@ -175,20 +190,27 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         "remainder": (0, 0, 0),
         "shrink": (1, 1, 1),
     }
-    declared = {key: getattr(net, key) for key in facts if hasattr(net, key)} | overrides
+    declared = _declared(net, facts) | _overrides(choice)
     facts |= declared
     missing = [key for key in GEOMETRY if key not in declared]
-    if set(missing) - {"out_channels"} and not normalising_layers(net):  # check_shapes finds wrong out_channels
+    if set(missing) - {"out_channels"}:  # check_shapes finds wrong out_channels
         try:
-            geometry = cached_geometry(choice, search_path, facts["in_channels"])
-            facts |= {key: getattr(geometry, key) for key in missing}
+            geometry = cached_geometry(choice, search_path, facts["in_channels"] if "in_channels" in declared else None)
         except UnmeasurableError as error:
-            if not choice.accept_tile_variance:
-                keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
-                raise VolpipeError(f"net {choice.name}: {error}; {error.remedy.format(keys=keys)}") from error
+            keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
+            raise VolpipeError(f"net {choice.name}: {error}; {error.remedy.format(keys=keys)}") from error
+        facts |= {key: getattr(geometry, key) for key in missing}
+        facts |= {key: getattr(geometry, key) for key in MEASURED_TOO if key not in declared}
+        facts |= {"outputs": geometry.outputs, "channel_names": geometry.channel_names}
+        if geometry.whole_window:
             facts["tile_invariant"] = False
+        if "window" not in declared and (any(geometry.margin) or max(geometry.shrink) > 1):
+            facts["window"] = _window(facts)
+    if any(facts["margin"]):
+        facts["halo"] = _halo_of_margin(facts)
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
+    facts |= {"planes": getattr(net, "planes", ()), "context": getattr(net, "context", 0)}
     facts |= {"label": files.label_of(choice.name), "num_parameters": files.num_parameters(net)}
     facts["weights_sha256"] = weights_digest(choice, net, search_path)
     try:
@@ -198,8 +220,50 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         raise VolpipeError(f"{why}; correct it there") from error
 
 
-def cached_geometry(choice: NetChoice, search_path: str, in_channels: int) -> Geometry:
+def _halo_of_margin(facts: Mapping[str, Any]) -> Triple:  # Any: attributes of a net
+    """Return a halo of at least the margin, beyond it in whole strides."""
+    sizes = zip(facts["halo"], facts["margin"], facts["stride"], strict=True)
+    return triple(margin + align_up(max(0, halo - margin), stride) for halo, margin, stride in sizes)
+
+
+def _declared(net: nn.Module, keys: Iterable[str]) -> dict[str, Any]:  # Any: attributes of a net
+    """Return what a net declares of `keys`, in the axes of a volume."""
+    from volpipe.nets.adapter import Adapter, possible_channels
+
+    declared = {key: getattr(net, key) for key in keys if hasattr(net, key)}
+    if not isinstance(net, Adapter):
+        return declared
+    if "in_channels" in declared:
+        declared["in_channels"] = possible_channels(net, net.context)[0]
+    if net.planes:
+        if net.planes != ("yx",) or net.context:
+            declared.pop("halo", None)  # which is of other axes, and is measured
+        declared |= {key: net.in_volume(declared[key], across) for key, across in ACROSS.items() if key in declared}
+    return declared
+
+
+def _overrides(choice: NetChoice) -> dict[str, Any]:  # Any: sizes of the recipe
+    """Return what a recipe says of its net in place of the net."""
+    keys = choice.model_dump(include={*GEOMETRY, "margin", "remainder", "intensity"}, exclude_none=True)
+    if choice.scale is not None:
+        keys["scale"] = tuple(round(factor) if factor >= 1 else 1 for factor in choice.scale)
+        keys["shrink"] = tuple(1 if factor >= 1 else round(1 / factor) for factor in choice.scale)
+    return keys
+
+
+def _window(facts: Mapping[str, Any]) -> Triple:  # Any: attributes of a net
+    """Return a good window (z, y, x) of those that the net takes: the usual one, and what it loses."""
+    sizes = zip(facts["window"], facts["margin"], facts["remainder"], facts["stride"], strict=True)
+    return triple(
+        remainder + align_up(size + 2 * margin - remainder, stride) for size, margin, remainder, stride in sizes
+    )
+
+
+def cached_geometry(choice: NetChoice, search_path: str, in_channels: int | None = None) -> Geometry:
     """Return the geometry of the net of `choice`: from the user's cache while its code is the same, else measured.
+
+    Args:
+        in_channels: None where the net does not declare it, and it is tried.
 
     Raises:
         UnmeasurableError: it cannot be measured, or not within the time.
@@ -207,7 +271,10 @@ def cached_geometry(choice: NetChoice, search_path: str, in_channels: int) -> Ge
 
     def measure() -> Geometry:
         log.info("net %s does not declare all of its geometry; measuring it", choice.name)
-        return measure_geometry(lambda: build_net(without_weights(choice), search_path), in_channels)
+        layers = normalising_layers(build_net(without_weights(choice), search_path))
+        return measure_geometry(
+            lambda: build_net(without_weights(choice), search_path), in_channels, whole_window=", ".join(layers)
+        )
 
     return kept(file_of_code(choice, search_path, f"geometry {in_channels}"), Geometry, measure)
 
@@ -222,12 +289,13 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
     Raises:
         PlanError: with the declared and the right number.
     """
-    if any(facts.margin) or max(facts.shrink) > 1:
-        return
     if is_shipped(choice):
         _check_override(choice, facts, search_path)
         return
-    declared = Geometry(facts.scale, facts.stride, facts.halo, facts.halo, facts.out_channels)
+    declared = Geometry(
+        facts.scale, facts.stride, facts.halo, facts.halo, facts.out_channels, facts.margin, facts.remainder,
+        facts.shrink, facts.in_channels,
+    )  # fmt: skip
     memory = file_of_code(choice, search_path, f"agrees {declared} {window} {facts.fixed} {facts.weights_sha256}")
     try:
         kept(memory, bool, lambda: _agrees(choice, facts, window, search_path, declared))
@@ -273,6 +341,11 @@ def _disagrees(choice: NetChoice, facts: NetFacts, search_path: str, wrong: str)
     key = wrong.split()[0]
     try:
         geometry = cached_geometry(choice, search_path, facts.in_channels)
+        if geometry.whole_window:
+            return (
+                f"net {facts.label} is declared to have a {key} of {getattr(facts, key)}, but it looks at its whole "
+                f"window: {geometry.whole_window}; leave the {key} out, and tile_invariant too"
+            )
         right = getattr(geometry, key)
         advice = f"it is {right}; set net.{key}={list(right)}, or correct it in the net"
     except UnmeasurableError as error:
@@ -310,8 +383,9 @@ def normalising_layers(net: nn.Module) -> list[str]:
             return not layer.track_running_stats
         return isinstance(layer, nn.GroupNorm)
 
-    layers = [f"{name} ({type(layer).__name__})" for name, layer in net.named_modules() if varies(layer)]
-    return layers + files.normalising_layers(net)
+    own = files.inner_net(net)
+    layers = [f"{name} ({type(layer).__name__})" for name, layer in own.named_modules() if varies(layer)]
+    return layers + files.normalising_layers(own)
 
 
 def weights_hash(net: nn.Module) -> str:
@@ -379,16 +453,20 @@ def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) 
             raise PlanError(f"net {facts.label}: {error}; {error.remedy}") from error
         except Exception as error:  # whatever the net's own code raises
             if device == "cpu":
-                reason = str(error) or type(error).__name__
                 raise PlanError(
-                    f"net {facts.label} takes no window {window} of {count(facts.in_channels, 'channel')}: {reason}"
+                    f"net {facts.label} takes no window {window} of {count(facts.in_channels, 'channel')}: "
+                    f"{reason(error)}"
                 ) from error
             log.info("net %s cannot be tried without values; computing one window", facts.label)
-    expected = (1, facts.out_channels, *facts.output_shape(window))
+    sizes = zip(window, facts.margin, facts.scale, facts.shrink, strict=True)
+    expected = (1, facts.out_channels, *((w - 2 * m) * s // r for w, m, s, r in sizes))
     if out != expected:
+        margin = f", margin {facts.margin}" if any(facts.margin) else ""
+        coarser = f", {facts.shrink} input voxels per output voxel" if max(facts.shrink) > 1 else ""
         raise PlanError(
-            f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale} and {facts.out_channels} "
-            f"channels mean {expected[1:]}; declare net.scale and net.out_channels as they are, or pad the net's layers"
+            f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale}{coarser}{margin} and "
+            f"{facts.out_channels} channels mean {expected[1:]}; leave out what the net or the recipe declares of these, "
+            "so that it is measured, or correct it"
         )
     return True
 

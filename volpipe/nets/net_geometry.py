@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 KEYS = "set {keys}, which it does not declare: without a halo there would be seams"
+LONGEST_REASON = 200  # characters
 
 
 class UnmeasurableError(VolpipeError):
@@ -32,19 +33,45 @@ class UnmeasurableError(VolpipeError):
         self.remedy = remedy
 
 
+class WholeWindowError(UnmeasurableError):
+    """A net whose output depends on its whole window, or on more of it than can be measured."""
+
+
 class SlowNetError(UnmeasurableError):
     """A net whose measuring took too long; the message has the numbers known by then, and the missing ones."""
 
 
+class Ratio(NamedTuple):
+    """Output voxels per input voxel along an axis: scale / shrink, of which one is 1."""
+
+    scale: int = 1
+    shrink: int = 1
+
+    def out(self, voxels: int) -> int:
+        """Return the output voxels of so many input voxels."""
+        return voxels * self.scale // self.shrink
+
+    def back(self, place: int) -> int:
+        """Return the first input voxel of an output voxel."""
+        return place * self.shrink // self.scale
+
+
 @dataclass(frozen=True)
 class Geometry:
-    """Scale, stride and receptive field of a net, measured; in input voxels (z, y, x).
+    """Sizes, channels and receptive field of a net, measured; in input voxels (z, y, x).
 
     Attributes:
         scale: output voxels per input voxel.
         stride: period of the net's own grid: windows, halos and their places are multiples of it.
         out_channels: number of the output's channels.
-        before, after: largest distance of an input voxel that acts on an output voxel, below and above it.
+        before, after: largest distance of an input voxel that acts on an output voxel, below and above it; of a net
+            with a margin, that after which output voxels are those of the whole.
+        margin, remainder, shrink: as in NetFacts.
+        in_channels: number of the input's channels.
+        whole_window: why tiles differ from the whole, whatever the halo; "" where they do not.
+        least: a small window that the net takes, and its output.
+        outputs: name and shape of each output for it, of a net with several.
+        channel_names: of an output that joins several.
     """
 
     scale: Triple
@@ -52,6 +79,20 @@ class Geometry:
     before: Triple
     after: Triple
     out_channels: int = 1
+    margin: Triple = (0, 0, 0)
+    remainder: Triple = (0, 0, 0)
+    shrink: Triple = (1, 1, 1)
+    in_channels: int = 1
+    whole_window: str = ""
+    least: tuple[Triple, Triple] | None = None
+    outputs: tuple[str, ...] = ()
+    channel_names: tuple[str, ...] = ()
+
+    @property
+    def ratios(self) -> tuple[Ratio, Ratio, Ratio]:
+        """Output voxels per input voxel along each axis."""
+        z, y, x = map(Ratio, self.scale, self.shrink)
+        return z, y, x
 
     @property
     def halo(self) -> Triple:
@@ -59,9 +100,12 @@ class Geometry:
         return triple(map(max, self.before, self.after))
 
     def aligned_halo(self, share: float = 1) -> Triple:
-        """Return `share` of the halo, in whole strides, as windows have it."""
-        whole = (align_up(n, stride) for n, stride in zip(self.halo, self.stride, strict=True))
-        return triple(align_up(math.ceil(n * share), stride) for n, stride in zip(whole, self.stride, strict=True))
+        """Return the margin and `share` of the rest of the halo, in whole strides, as windows have it."""
+        axes = list(zip(self.halo, self.margin, self.stride, strict=True))
+        whole = [align_up(halo - margin, stride) for halo, margin, stride in axes]
+        return triple(
+            margin + align_up(math.ceil(n * share), stride) for n, (_, margin, stride) in zip(whole, axes, strict=True)
+        )
 
     @property
     def receptive_field(self) -> Triple:
@@ -84,11 +128,18 @@ def run_net(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor) 
     except Exception as error:  # whatever the net's code makes of such a window
         _, channels, *shape = windows.shape
         raise UnmeasurableError(
-            f"it takes no window of {tuple(shape)} voxels and {count(channels, 'channel')}: {error}",
+            f"it takes no window of {tuple(shape)} voxels and {count(channels, 'channel')}: {reason(error)}",
             "correct its forward; give it the attribute in_channels, if it takes another number; or, if it takes "
             f"windows of one size alone, set windows.shape to that, and {KEYS.removeprefix('set ')}",
         ) from error
     return only_tensor(out)
+
+
+def reason(error: Exception) -> str:
+    """Return why the code of a net failed, in one line: the last of a trace within TorchScript, else the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    line = lines[-1] if "TorchScript" in lines[0] else lines[0]
+    return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]}…"
 
 
 def only_tensor(out: object) -> torch.Tensor:

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from volpipe.errors import VolpipeError
-from volpipe.geometry.grid import Triple
 from volpipe.nets.onnx_graph import Graph, read_graph, with_random_weights
 from volpipe.resolve import describe_error
 
@@ -34,14 +33,14 @@ log = logging.getLogger(__name__)
 
 
 class OnnxGraph:
-    """A graph of one input and one output, of any axes, and an onnxruntime session for each device."""
+    """A graph of one input and any outputs, of any axes, and an onnxruntime session for each device."""
 
     def __init__(self, path: Path, data: bytes, graph: Graph) -> None:
         self.path, self.graph = path, graph
         self._data = data
         self._sessions: dict[str, Any] = {}  # Any: onnxruntime has no types
         session = self._session("cpu")
-        self.input, self.output = _single(path, "input", session), _single(path, "output", session)
+        self.input, self.outputs = _single_input(path, session), _outputs(path, session)
 
     @property
     def varying(self) -> list[str]:
@@ -55,14 +54,15 @@ class OnnxGraph:
         return OnnxGraph(self.path, with_random_weights(self.path, self._data, positive=positive), self.graph)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-    def __call__(self, data: torch.Tensor) -> torch.Tensor:
-        """Return the output for `data`, of the input's axes, as float32 on the same device."""
+    def __call__(self, data: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the outputs for `data`, of the input's axes, by name, as float32 on the same device."""
         if data.device.type == "meta":
             raise NotImplementedError("onnxruntime has no shapes without values")
         session = self._session(data.device.type)
         values = data.detach().cpu().contiguous().numpy().astype(TYPES[self.input.type], copy=False)
-        (out,) = session.run([self.output.name], {self.input.name: values})
-        return torch.from_numpy(out.astype(np.float32, copy=False)).to(data.device)
+        outs = session.run(self.outputs, {self.input.name: values})
+        tensors = (torch.from_numpy(out.astype(np.float32, copy=False)).to(data.device) for out in outs)
+        return dict(zip(self.outputs, tensors, strict=True))
 
     def _session(self, device: str) -> Any:  # Any: onnxruntime has no types
         if device not in self._sessions:
@@ -71,11 +71,11 @@ class OnnxGraph:
 
 
 class OnnxNet(nn.Module):
-    """A net (n, c, z, y, x) -> (n, C, z', y', x') run by onnxruntime; a net (n, c, y, x) gets slices.
+    """A net run by onnxruntime, of volumes (n, c, z, y, x) or of slices (n, c, y, x); its outputs by name.
 
     Attributes:
-        fixed: the only size that it takes along z, y, x; 0 where it takes others.
-        is_flat: whether it runs slice by slice.
+        fixed: the only size that it takes along its axes of space; 0 where it takes others.
+        is_flat: whether it takes slices, which it gets one by one.
         varying: operators that look at the whole window.
         num_parameters: numbers in its tensors of floats.
     """
@@ -94,9 +94,10 @@ class OnnxNet(nn.Module):
             )
         if shape[0] > 1:
             raise VolpipeError(f"net {name} takes {shape[0]} windows at once; export it with a free batch, or of 1")
-        self.is_flat, self._takes_batches = len(shape) == 4, not shape[0]
+        self.is_flat = len(shape) == 4
+        self._one_by_one = self.is_flat or bool(shape[0])
         self.in_channels = shape[1] or 1
-        self.fixed: Triple = (0, shape[2], shape[3]) if self.is_flat else (shape[2], shape[3], shape[4])
+        self.fixed = tuple(shape[2:])
         self.varying = graph.varying
         self.num_parameters = graph.graph.num_parameters
 
@@ -104,20 +105,15 @@ class OnnxNet(nn.Module):
         """Return this net with random weights."""
         return OnnxNet(self._graph.with_random_weights(positive=positive))
 
-    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+    def forward(self, windows: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
         if windows.device.type != "meta":
             check_size(self._name, self.fixed, tuple(windows.shape[2:]))
-        if not self.is_flat:
-            return self._run(windows, one_by_one=not self._takes_batches)
-        n, c, z, y, x = windows.shape
-        out = self._run(windows.movedim(2, 1).reshape(n * z, c, y, x), one_by_one=True)  # a slice is a window
-        return out.reshape(n, z, *out.shape[1:]).movedim(1, 2)
-
-    def _run(self, windows: torch.Tensor, *, one_by_one: bool) -> torch.Tensor:
-        out = torch.cat([self._graph(part) for part in (torch.split(windows, 1) if one_by_one else [windows])])
-        if out.ndim != windows.ndim:
-            raise VolpipeError(f"net {self._name} makes {out.ndim} axes of {windows.ndim}; it must keep them")
-        return out
+        parts = [self._graph(part) for part in (torch.split(windows, 1) if self._one_by_one else [windows])]
+        outs = {name: torch.cat([part[name] for part in parts]) for name in self._graph.outputs}
+        only = next(iter(outs.values()))
+        if len(outs) == 1 and only.ndim != windows.ndim:
+            raise VolpipeError(f"net {self._name} makes {only.ndim} axes of {windows.ndim}; it must keep them")
+        return only if len(outs) == 1 else outs
 
 
 def load_graph(path: Path) -> OnnxGraph:
@@ -202,15 +198,25 @@ def _start(path: Path, data: bytes, graph: Graph, device: str) -> Any:  # Any: o
         ) from error
 
 
-def _single(path: Path, what: str, session: Any) -> Any:  # Any: onnxruntime has no types
-    """Return the one input or output of `session`, if its type is supported."""
-    entries = session.get_inputs() if what == "input" else session.get_outputs()
+def _single_input(path: Path, session: Any) -> Any:  # Any: onnxruntime has no types
+    """Return the one input of `session`, if its type is supported."""
+    entries = session.get_inputs()
     names = ", ".join(entry.name for entry in entries)
     if len(entries) != 1:
-        raise VolpipeError(f"net {path.name} has {len(entries)} {what}s ({names}); nets of one are run")
+        raise VolpipeError(f"net {path.name} has {len(entries)} inputs ({names}); nets of one are run")
     if entries[0].type not in TYPES:
-        raise VolpipeError(f"net {path.name}: {what} {names} is {entries[0].type}; numbers are run: {', '.join(TYPES)}")
+        raise VolpipeError(f"net {path.name}: input {names} is {entries[0].type}; numbers are run: {', '.join(TYPES)}")
     return entries[0]
+
+
+def _outputs(path: Path, session: Any) -> list[str]:  # Any: onnxruntime has no types
+    """Return the names of the outputs of `session` whose types are supported."""
+    entries = session.get_outputs()
+    names = [entry.name for entry in entries if entry.type in TYPES]
+    if not names:
+        kinds = ", ".join(f"{entry.name} {entry.type}" for entry in entries)
+        raise VolpipeError(f"net {path.name} gives {kinds}; numbers are run: {', '.join(TYPES)}")
+    return names
 
 
 def check_size(name: str, fixed: Sequence[int], sizes: tuple[int, ...]) -> None:

@@ -10,15 +10,26 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from volpipe.geometry.grid import Triple, align_up, triple
-from volpipe.nets.net_geometry import KEYS, Geometry, SlowNetError, UnmeasurableError, run_net
+from volpipe.nets.adapter import Adapter, possible_channels
+from volpipe.nets.net_geometry import (
+    KEYS,
+    Geometry,
+    Ratio,
+    SlowNetError,
+    UnmeasurableError,
+    WholeWindowError,
+    reason,
+    run_net,
+)
 from volpipe.nets.receptive_field_probe import FIRST_REACH, MOST_REACH, far_reach, reach_along, reaches_past
+from volpipe.nets.window_sizes import STRIDES, AxisSizes, Shapes, window_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -28,14 +39,17 @@ Build = Callable[[], "nn.Module"]
 Net = Callable[["torch.Tensor"], "torch.Tensor"]
 
 SEED = 0
-STRIDES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-FIRST_LENGTH, MOST_LENGTH = 96, 384  # of the windows, along the axis that is measured; whole multiples of all STRIDES
+FIRST_LENGTH, MOST_LENGTH = 96, 384  # of the windows, along the axis that is measured
 LATERALS = (4, 8, 16)  # sizes of windows along the axes that are not measured, the least that the net takes
 MOST_SECONDS, LOG_SECONDS = 60.0, 0.5  # of a processor, so that a busy machine refuses no small net
 PATIENCE = 20  # times as long on the wall: for a net that waits, or is given a twentieth of a processor
 MEASURED = ("scale", *(f"{what} along {axis}" for what in ("stride", "halo") for axis in "zyx"))
 SAME = 1e-5  # of the largest output: more than rounding leaves of equal numbers, and far voxels add
 DRAWS = 4
+MOST_LONGER = 4  # strides by which a reach is made longer where a largest voxel hides others
+
+POOL_ARGUMENTS = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+MEAN_ARGUMENTS = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "ceil_mode": False}
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +96,17 @@ class Watch:
             log.info("measures the %s of the net, %s; known so far: %s", what, share, known)
 
 
-def measure_geometry(build: Build, in_channels: int = 1, watch: Watch | None = None) -> Geometry:
+def measure_geometry(
+    build: Build, in_channels: int | None = None, watch: Watch | None = None, *, whole_window: str = ""
+) -> Geometry:
     """Return the geometry of the net that `build` returns, a new one at each call.
 
+    Args:
+        in_channels: of the net; None where it is to be tried.
+        whole_window: why tiles of the net differ from the whole, if that is known: only shapes are measured then.
+
     Raises:
-        UnmeasurableError: it takes none of the windows tried, sees its whole window whatever the size, or is too slow.
+        UnmeasurableError: it takes none of the windows tried, gives what cannot be served, or is too slow.
     """
     import torch
 
@@ -94,33 +114,235 @@ def measure_geometry(build: Build, in_channels: int = 1, watch: Watch | None = N
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
         net = _bare(build())
-        is_flat = bool(getattr(net, "is_flat", False))  # slices go one by one: nothing is left to measure along z
-        _, y, x = sizes = getattr(net, "fixed", (0, 0, 0))
-        sizes = (1, y, x) if is_flat else sizes
-        has_gradient = not hasattr(net, "with_random_weights")
         mixed = watch.wrap(_randomised(net, positive=False))
-        out_channels, scale = _channels_and_scale(mixed, in_channels, sizes)
-        watch.known["scale"] = str(scale)
-        least = _least(mixed, in_channels, scale, sizes)
-        axes = range(1, 3) if is_flat else range(3)
-        if is_flat:
-            watch.known |= {"stride along z": "1", "halo along z": "0"}
-        strides = [1, 1, 1]
-        for axis in axes:
-            strides[axis] = _stride(mixed, in_channels, axis, scale[axis], sizes, least)
-            watch.known[f"stride along {'zyx'[axis]}"] = str(strides[axis])
-        positive = watch.wrap(_randomised(_bare(build()).double() if has_gradient else net, positive=True))
-        reaches = [(0, 0)] * 3
-        for axis in axes:
+        channels = possible_channels(net, getattr(net, "context", 0)) if in_channels is None else [in_channels]
+        shapes = Shapes(mixed, lambda: _bare(build()), channels)
+        base, axes = window_sizes(shapes, _only_sizes(net))
+        probe = Probe(build, net, mixed, shapes.channels[0], axes, watch)
+        ratios = [axis.ratio for axis in axes]
+        watch.known["scale"] = str(triple(ratio.scale for ratio in ratios))
+        strides, reaches, problem = [axis.step for axis in axes], [(axis.margin, axis.margin) for axis in axes], ""
+        try:
+            if whole_window:
+                raise WholeWindowError(whole_window)
+            strides, reaches = probe.geometry() if any(axis.margin for axis in axes) else probe.padded_geometry()
+        except WholeWindowError as error:
+            problem = str(error)
+            strides = [_step_by_shapes(shapes, base, axis, sizes) for axis, sizes in enumerate(axes)]
+        before, after = map(triple, zip(*reaches, strict=True))
+        window = _noise((1, shapes.channels[0], *base))
+        out = shapes.of(base)
+        assert out is not None
+        is_adapter = isinstance(net, Adapter)
+        return Geometry(
+            triple(ratio.scale for ratio in ratios), triple(strides), before, after, shapes.num_out,
+            margin=triple(axis.margin for axis in axes),
+            remainder=triple(axis.remainder % stride for axis, stride in zip(axes, strides, strict=True)),
+            shrink=triple(ratio.shrink for ratio in ratios),
+            in_channels=shapes.channels[0], whole_window=problem, least=(base, out),
+            outputs=net.described_outputs(window) if is_adapter else (),
+            channel_names=net.channel_names(window) if is_adapter else (),
+        )  # fmt: skip
+
+
+def _only_sizes(net: nn.Module) -> Triple:
+    """Return the only sizes of windows (z, y, x) that a net takes, 0 along an axis where it takes others.
+
+    Slices go one by one: nothing is left to measure across them.
+    """
+    sizes: Triple = getattr(net, "fixed", (0, 0, 0))
+    axis = _slice_axis(net)
+    return sizes if axis is None else _with(sizes, axis, 1)
+
+
+def _slice_axis(net: nn.Module) -> int | None:
+    """Return the axis across the slices that a net takes one by one; None of a net of volumes or several planes."""
+    if isinstance(net, Adapter):
+        return net.slice_axis
+    return 0 if getattr(net, "is_flat", False) else None
+
+
+def _step_by_shapes(shapes: Shapes, base: Triple, axis: int, sizes: AxisSizes) -> int:
+    """Return the least step of a window's length along `axis` by which the output grows as it should."""
+    for step in STRIDES:
+        if sizes.margin or step % sizes.ratio.shrink:
+            continue
+        first = align_up(base[axis], step)
+        lengths = [first + k * step for k in range(3)]
+        outs = [shapes.of(_with(base, axis, length)) for length in lengths]
+        if all(out and out[axis] == sizes.ratio.out(length) for out, length in zip(outs, lengths, strict=True)):
+            return step
+    return sizes.step
+
+
+@dataclass
+class Probe:
+    """Strides and reaches of a net, by values of its outputs.
+
+    Attributes:
+        build: returns a new net at each call.
+        net: one of them.
+        mixed: that net with random weights, watched.
+        in_channels: of the net.
+        axes: sizes of windows along z, y, x.
+        watch: on the time.
+    """
+
+    build: Build
+    net: nn.Module
+    mixed: Net
+    in_channels: int
+    axes: Sequence[AxisSizes]
+    watch: Watch
+
+    def __post_init__(self) -> None:
+        self.sizes = _only_sizes(self.net)
+        self.ratios = [axis.ratio for axis in self.axes]
+        self.across = _slice_axis(self.net)
+        if self.across is not None:
+            axis, halo = "zyx"[self.across], getattr(self.net, "context", 0)
+            self.watch.known |= {f"stride along {axis}": "1", f"halo along {axis}": str(halo)}
+
+    def padded_geometry(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return stride and reach along each axis of a net that keeps the size of windows."""
+        least = _least(self.mixed, self.in_channels, self.axes, self.sizes)
+        measured = [axis for axis in range(3) if axis != self.across]
+        strides, likely = [1, 1, 1], (1, FIRST_LENGTH)
+        for axis in measured:
+            likely = strides[axis], _ = _stride(
+                self.mixed, self.in_channels, axis, self.axes[axis], sizes=self.sizes, least=least, likely=likely
+            )
+            self.watch.known[f"stride along {'zyx'[axis]}"] = str(strides[axis])
+        has_gradient = not hasattr(self.net, "with_random_weights")
+        module = _randomised(_bare(self.build()).double() if has_gradient else self.net, positive=True)
+        positive = self.watch.wrap(module)
+        reaches = [(getattr(self.net, "context", 0),) * 2] * 3
+        for axis in measured:
             if has_gradient:
-                reaches[axis] = _reach(positive, in_channels, axis, strides, scale[axis])
+                reaches[axis] = _reach(positive, self.in_channels, axis, strides, self.ratios[axis])
             else:
                 reaches[axis] = reach_along(
-                    positive, in_channels, axis, strides=strides, scale=scale[axis], sizes=sizes
+                    positive, self.in_channels, axis, strides=strides, ratio=self.ratios[axis], sizes=self.sizes
                 )
-            watch.known[f"halo along {'zyx'[axis]}"] = str(max(reaches[axis]))
-    before, after = map(triple, zip(*reaches, strict=True))
-    return Geometry(scale, triple(strides), before, after, out_channels)
+            self.watch.known[f"halo along {'zyx'[axis]}"] = str(max(reaches[axis]))
+        if has_gradient:
+            positive = self.watch.wrap(module.float())
+        for axis in measured:
+            reaches[axis] = self._settled(positive, axis, strides, reaches)
+        return strides, reaches
+
+    def _settled(
+        self, positive: Net, axis: int, strides: Sequence[int], reaches: Sequence[tuple[int, int]]
+    ) -> tuple[int, int]:
+        """Return the reach along `axis`, longer where voxels further away act on the output, as through a largest one.
+
+        Raises:
+            WholeWindowError: all voxels do.
+        """
+        before, after = reaches[axis]
+        stride, halo = strides[axis], align_up(max(before, after), strides[axis])
+        for more in range(MOST_LONGER):
+            window = [n or align_up(LATERALS[0], s) for n, s in zip(self.sizes, strides, strict=True)]
+            length = self.sizes[axis] or 2 * (halo + more * stride) + 3 * stride
+            if length <= halo + (more + 1) * stride:
+                break
+            window[axis] = length
+            if not reaches_past(
+                positive, self.in_channels, axis, window=window, halo=halo + more * stride, stride=stride,
+                ratio=self.ratios[axis],
+            ):  # fmt: skip
+                return (before, after) if not more else (halo + more * stride,) * 2
+        else:
+            raise WholeWindowError(
+                f"voxels at the faces of a window act on all of its output along axis {'zyx'[axis]}, as where it is "
+                "divided by its largest value"
+            )
+        return before, after
+
+    def geometry(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return stride and reach along each axis of a net whose output lacks a margin of its window."""
+        strides = [axis.step for axis in self.axes]
+        measured = [axis for axis in range(3) if axis != self.across]
+        if self.agree(measured, strides, (0, 0, 0)):
+            return strides, [(axis.margin,) * 2 for axis in self.axes]
+        reaches = []
+        for axis, sizes in enumerate(self.axes):
+            if axis == self.across:
+                reaches.append((getattr(self.net, "context", 0),) * 2)
+                continue
+            strides[axis] = self._stride(axis)
+            self.watch.known[f"stride along {'zyx'[axis]}"] = str(strides[axis])
+            halo = sizes.margin + self._padding(axis, strides)
+            self.watch.known[f"halo along {'zyx'[axis]}"] = str(halo)
+            reaches.append((halo, halo))
+        return strides, reaches
+
+    def agree(self, axes: Sequence[int], strides: Sequence[int], inner: Sequence[int]) -> bool:
+        """Return whether windows that differ by a stride along `axes`, in place or in size, give the same voxels.
+
+        Args:
+            inner: output voxels to leave out at each face.
+        """
+        shifts = [self.ratios[axis].out(strides[axis]) for axis in range(3)]
+        outputs = [2 * n + 1 + (2 * shifts[axis] + 1 if axis in axes else 0) for axis, n in enumerate(inner)]
+        window = [
+            only or own.window(output, stride)
+            for only, own, output, stride in zip(self.sizes, self.axes, outputs, strides, strict=True)
+        ]
+        larger = [n + strides[axis] if axis in axes else n for axis, n in enumerate(window)]
+        line = _noise((1, self.in_channels, *larger))
+        for axis in axes:
+            line = line * _noise((1, 1, *(n if i == axis else 1 for i, n in enumerate(larger))))
+            end = line.narrow(2 + axis, window[axis], strides[axis])
+            end.mul_(6).sub_(2)  # the largest and the smallest values are not in all windows
+        first = run_net(self.mixed, _cut(line, [0] * 3, window))
+        places = [strides[axis] if axis in axes else 0 for axis in range(3)]
+        moved = run_net(self.mixed, _cut(line, places, window))
+        size = first.shape[2:]
+        kept = [n - (shifts[axis] if axis in axes else 0) - 2 * inner[axis] for axis, n in enumerate(size)]
+        start = [inner[axis] + (shifts[axis] if axis in axes else 0) for axis in range(3)]
+        if min(kept) < 1 or not _is_near(_cut(first, start, kept), _cut(moved, inner, kept)):
+            return False
+        if any(self.sizes[axis] for axis in axes):
+            return True  # it takes no larger one
+        whole = run_net(self.mixed, line)
+        core = [n - 2 * inner[axis] for axis, n in enumerate(size)]
+        return _is_near(_cut(whole, inner, core), _cut(first, inner, core))
+
+    def _stride(self, axis: int) -> int:
+        """Return the least stride along `axis` by which windows agree, away from their faces."""
+        sizes, lateral = self.axes[axis], [each.step for each in self.axes]
+        for share in (1, 4, 16):
+            for step in STRIDES:
+                if step % sizes.step:
+                    continue
+                inner = [0, 0, 0]
+                inner[axis] = sizes.ratio.out(share * max(step, 2 * sizes.ratio.shrink))
+                if self.agree([axis], [*lateral[:axis], step, *lateral[axis + 1 :]], inner):
+                    return step
+        raise WholeWindowError(
+            f"no shift along axis {'zyx'[axis]} by up to {STRIDES[-1]} voxels leaves the output as it is"
+        )
+
+    def _padding(self, axis: int, strides: Sequence[int]) -> int:
+        """Return how far from its faces the output differs from that of a larger window, in strides of input voxels."""
+        for steps in (0, 1, 2, 3, 4, 6, 8, 12, 16, 24):
+            inner = [0, 0, 0]
+            inner[axis] = self.ratios[axis].out(steps * strides[axis])
+            if self.agree([axis], strides, inner):
+                return steps * strides[axis]
+        raise WholeWindowError(f"windows disagree along axis {'zyx'[axis]}, however far from their faces")
+
+
+def _cut(data: torch.Tensor, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
+    """Return the box of `data` (n, c, z, y, x) of a size at a place."""
+    for axis in range(3):
+        data = data.narrow(2 + axis, start[axis], size[axis])
+    return data
+
+
+def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return float((one - other).abs().max()) <= SAME * float(one.abs().max())
 
 
 def find_nondeterminism(build: Build, in_channels: int, windows: Sequence[Triple]) -> str:
@@ -176,16 +398,37 @@ def find_disagreement(build: Build, in_channels: int, window: Triple, declared: 
         torch.default_generator.manual_seed(SEED)
         net = _bare(build())
         sizes: Triple = getattr(net, "fixed", (0, 0, 0))
-        positive = _randomised(net, positive=True)
         mixed = _randomised(_bare(build()), positive=False)
+        if any(declared.margin):
+            return _disagreement_of_margins(build, net, mixed, in_channels, declared)
+        positive = _randomised(net, positive=True)
         halo = declared.aligned_halo()
         for axis in range(3):
             shape = _probe_window(positive, in_channels, axis, window, halo, declared, sizes)
-            stride, scale = declared.stride[axis], declared.scale[axis]
-            if reaches_past(positive, in_channels, axis, window=shape, halo=halo[axis], stride=stride, scale=scale):
+            stride, ratio = declared.stride[axis], declared.ratios[axis]
+            if reaches_past(positive, in_channels, axis, window=shape, halo=halo[axis], stride=stride, ratio=ratio):
                 return f"halo along {'zyx'[axis]}"
-            if not sizes[axis] and not _shifts(mixed, in_channels, axis, shape, halo[axis] + stride, stride, scale):
+            if not sizes[axis] and not _shifts(mixed, in_channels, axis, shape, halo[axis] + stride, stride, ratio):
                 return f"stride along {'zyx'[axis]}"
+    return ""
+
+
+def _disagreement_of_margins(
+    build: Build, net: nn.Module, mixed: nn.Module, in_channels: int, declared: Geometry
+) -> str:
+    """Return the number that is wrong of a net whose output lacks a margin; "" where windows agree."""
+    axes = [
+        AxisSizes(ratio, margin, remainder, stride, align_up(max(1, 2 * halo - remainder), stride) + remainder)
+        for ratio, margin, remainder, stride, halo in zip(
+            declared.ratios, declared.margin, declared.remainder, declared.stride, declared.halo, strict=True
+        )
+    ]
+    probe = Probe(build, net, mixed, in_channels, axes, Watch())
+    halo = declared.aligned_halo()
+    inner = [r.out(h - m) for r, h, m in zip(declared.ratios, halo, declared.margin, strict=True)]
+    for axis in range(3):
+        if axis != probe.across and not probe.agree([axis], declared.stride, inner):
+            return f"halo along {'zyx'[axis]}"
     return ""
 
 
@@ -200,7 +443,7 @@ def _probe_window(
     thin = [n or min(w, align_up(LATERALS[0], s)) for n, w, s in zip(sizes, window, stride, strict=True)]
     length = sizes[axis] or max(window[axis], 2 * halo[axis] + 3 * stride[axis])
     for shape in (_with(thin, axis, length), _with(window, axis, length)):
-        if _takes(net, _noise((1, in_channels, *shape)), axis, length, declared.scale[axis]):
+        if _takes(net, _noise((1, in_channels, *shape)), axis, length, declared.ratios[axis]):
             return shape
     return window
 
@@ -210,25 +453,28 @@ def _with(sizes: Sequence[int], axis: int, size: int) -> Triple:
     return triple(size if i == axis else n for i, n in enumerate(sizes))
 
 
-def _shifts(net: Net, in_channels: int, axis: int, window: Triple, margin: int, stride: int, scale: int) -> bool:
+def _shifts(net: Net, in_channels: int, axis: int, window: Triple, margin: int, stride: int, ratio: Ratio) -> bool:
     """Return whether shifting the input by `stride` along `axis` only shifts the output, `margin` off the faces."""
     length = window[axis]
-    count = length - 2 * margin
+    margin = align_up(margin, ratio.shrink)
+    count = ratio.out(length - 2 * margin)
     if count <= 0:
         return True  # no voxel is that far inside
     line = _noise((1, in_channels, *_with(window, axis, length + stride)))
-    still = run_net(net, line.narrow(2 + axis, 0, length)).narrow(2 + axis, margin * scale, count * scale)
+    still = run_net(net, line.narrow(2 + axis, 0, length)).narrow(2 + axis, ratio.out(margin), count)
     moved = run_net(net, line.narrow(2 + axis, stride, length))
-    moved = moved.narrow(2 + axis, (margin - stride) * scale, count * scale)
-    return float((still - moved).abs().max()) <= SAME * float(still.abs().max())
+    moved = moved.narrow(2 + axis, ratio.out(margin - stride), count)
+    return _is_near(still, moved)
 
 
-def _least(net: Net, in_channels: int, scale: Triple, sizes: Triple) -> Triple:
+def _least(net: Net, in_channels: int, axes: Sequence[AxisSizes], sizes: Triple) -> Triple:
     """Return the smallest of LATERALS that the net takes along each axis, to save time."""
-    least = [n or max(STRIDES) for n in sizes]
+    least = [n or axis.least for n, axis in zip(sizes, axes, strict=True)]
     for axis in range(3):
         for size in () if sizes[axis] else LATERALS:
-            if _takes(net, _noise((1, in_channels, *_with(least, axis, size))), axis, size, scale[axis]):
+            if size % axes[axis].ratio.shrink or size > least[axis]:
+                continue
+            if _takes(net, _noise((1, in_channels, *_with(least, axis, size))), axis, size, axes[axis].ratio):
                 least[axis] = size
                 break
     return triple(least)
@@ -269,119 +515,176 @@ def _pool_by_mean(net: nn.Module) -> None:
     for module in list(net.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.MaxPool3d) and child.dilation in (1, (1, 1, 1)):
-                mean = nn.AvgPool3d(child.kernel_size, child.stride, child.padding, child.ceil_mode)
-                setattr(module, name, mean)
+                mean3d = nn.AvgPool3d(child.kernel_size, child.stride, child.padding, child.ceil_mode)
+                setattr(module, name, mean3d)
+            if isinstance(child, nn.MaxPool2d) and child.dilation in (1, (1, 1)):
+                mean2d = nn.AvgPool2d(child.kernel_size, child.stride, child.padding, child.ceil_mode)
+                setattr(module, name, mean2d)
 
 
-def _channels_and_scale(net: Net, in_channels: int, sizes: Triple) -> tuple[int, Triple]:
-    shape = tuple(n or max(STRIDES) for n in sizes)
-    out = run_net(net, _noise((1, in_channels, *shape))).shape
-    if len(out) != 5:
-        raise UnmeasurableError(
-            f"a window (1, {in_channels}, z, y, x) gives {len(out)} axes, {tuple(out)}",
-            "let its forward return (n, c, z, y, x)",
-        )
-    if not all(m and m % n == 0 for m, n in zip(out[2:], shape, strict=True)):
-        raise UnmeasurableError(
-            f"a window of {shape} voxels gives {tuple(out)}, which is no whole multiple",
-            "pad its layers, such as by padding='same' of a convolution: nets that shrink windows must pad",
-        )
-    return out[1], triple(m // n for m, n in zip(out[2:], shape, strict=True))
+def _stride(
+    net: Net, in_channels: int, axis: int, own: AxisSizes, *, sizes: Triple, least: Triple, likely: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the least shift of the input along `axis` that only shifts the output, and the window that showed it.
 
+    What lies at the window's faces does not count.
 
-def _stride(net: Net, in_channels: int, axis: int, scale: int, sizes: Triple, least: Triple) -> int:
-    """Return the least shift of the input along `axis` that only shifts the output, away from the window's faces.
+    Args:
+        sizes: the only window that the net takes, 0 along an axis where it takes others.
+        least: sizes of windows along the other axes.
+        likely: shift and window along another axis, which are tried first.
 
-    `sizes` is the only window that the net takes, 0 along an axis where it takes others; `least` has the sizes of
-    windows along the other axes.
+    Raises:
+        WholeWindowError: there is none.
     """
-    length = most = sizes[axis] or FIRST_LENGTH
+    length = most = sizes[axis] or align_up(max(FIRST_LENGTH, likely[1]), own.least if FIRST_LENGTH % own.least else 1)
     while length <= (sizes[axis] or MOST_LENGTH):
         most = length
         shape = _with(least, axis, length + max(STRIDES))
         slices = [n if i == axis else 1 for i, n in enumerate(shape)]
         line = _noise((1, in_channels, *shape)) * _noise((1, 1, *slices))  # no part of it is like another, on average
-        still = run_net(net, line.narrow(2 + axis, 0, length)).narrow(2 + axis, 0, length * scale)
-        largest = float(still.abs().max())
+        shifted = Shifted(net, line, axis, length, own.ratio, is_fixed=bool(sizes[axis]))
+        parts = [likely[0] // prime for prime in (2, 3, 5, 7) if likely[0] % prime == 0]
+        if shifted.only_shifts(likely[0]) and not any(map(shifted.only_shifts, parts)):
+            return likely[0], length
         for shift in STRIDES:
-            first, count = length // 3 * scale, max(1, length // 6) * scale
-            if first + shift * scale + count > length * scale:  # of a small window that cannot be made longer
-                break
-            moved = run_net(net, line.narrow(2 + axis, shift, length))
-            difference = still.narrow(2 + axis, first + shift * scale, count) - moved.narrow(2 + axis, first, count)
-            fits = bool(sizes[axis]) or _takes(net, line, axis, length + shift, scale)
-            if float(difference.abs().max()) > SAME * largest or not fits:
-                continue
-            window = _with(least, axis, length)
-            if sizes[axis] or _shifts(net, in_channels, axis, window, length // 3, shift, scale):  # no luck of the draw
-                return shift
+            if shifted.only_shifts(shift):
+                return shift, length
         length *= 2
-    raise UnmeasurableError(
+    raise WholeWindowError(
         f"no shift along axis {'zyx'[axis]} by up to {max(STRIDES)} voxels leaves the output as it is, in windows of "
-        f"up to {most}",
-        "layers that look at the whole window (norms, attention) do that: replace them, or set "
-        "net.accept_tile_variance=true and expect seams; if no layer does, set {keys}, which it does not declare",
+        f"up to {most}; layers that look at the whole window (norms, attention) do that"
     )
 
 
-def _takes(net: Net, line: torch.Tensor, axis: int, length: int, scale: int) -> bool:
+@dataclass
+class Shifted:
+    """Outputs of `net` for windows of `length` along `axis` that are cut from `line`, each a shift further."""
+
+    net: Net
+    line: torch.Tensor
+    axis: int
+    length: int
+    ratio: Ratio
+    is_fixed: bool
+    _known: dict[int, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        out = run_net(self.net, self.line.narrow(2 + self.axis, 0, self.length))
+        self._still = out.narrow(2 + self.axis, 0, self.ratio.out(self.length))
+        self._largest = float(self._still.abs().max())
+
+    def only_shifts(self, shift: int) -> bool:
+        """Return whether shifting the input only shifts the output, in the middle of the window."""
+        if shift not in self._known:
+            self._known[shift] = self._only_shifts(shift)
+        return self._known[shift]
+
+    def _only_shifts(self, shift: int) -> bool:
+        net, axis, length, ratio = self.net, self.axis, self.length, self.ratio
+        first, count = ratio.out(length // 3), max(1, ratio.out(length // 6))
+        if shift % ratio.shrink or first + ratio.out(shift) + count > ratio.out(length):  # in a small window
+            return False
+        moved = run_net(net, self.line.narrow(2 + axis, shift, length)).narrow(2 + axis, first, count)
+        still = self._still.narrow(2 + axis, first + ratio.out(shift), count)
+        if float((still - moved).abs().max()) > SAME * self._largest:
+            return False
+        if self.is_fixed:
+            return True
+        if not _takes(net, self.line, axis, length + shift, ratio):
+            return False
+        window = triple(n if i != axis else length for i, n in enumerate(self.line.shape[2:]))
+        return _shifts(net, self.line.shape[1], axis, window, length // 3, shift, ratio)  # no luck of the draw
+
+
+def _takes(net: Net, line: torch.Tensor, axis: int, length: int, ratio: Ratio) -> bool:
     """Return whether windows may have `length` along `axis`: a net of stride 1 may still demand multiples."""
     try:
-        return run_net(net, line.narrow(2 + axis, 0, length)).shape[2 + axis] == length * scale
+        return run_net(net, line.narrow(2 + axis, 0, length)).shape[2 + axis] == ratio.out(length)
     except SlowNetError:
         raise
     except UnmeasurableError:
         return False
 
 
-def _reach(net: Net, in_channels: int, axis: int, strides: Sequence[int], scale: int) -> tuple[int, int]:
+def _reach(net: Net, in_channels: int, axis: int, strides: Sequence[int], ratio: Ratio) -> tuple[int, int]:
     """Return the largest distance of input below and above an output voxel along `axis`, by the gradient."""
     reach, stride = FIRST_REACH, strides[axis]
     while reach <= MOST_REACH:
         middle = align_up(reach, stride)
         shape = [align_up(4, s) for s in strides]
         shape[axis] = 2 * middle + stride
-        before, after = 0, 0
-        touched = False
-        for place, acts in _gradients(
-            net, (in_channels, *shape), axis, range(middle * scale, (middle + stride) * scale)
-        ):
-            (inputs,) = np.nonzero(acts)
-            before, after = max(before, place // scale - int(inputs[0])), max(after, int(inputs[-1]) - place // scale)
-            touched |= inputs[0] == 0 or inputs[-1] == shape[axis] - 1
-        if not touched:
+        places = range(ratio.out(middle), ratio.out(middle + stride))
+        first, last = _acting(net, (in_channels, *shape), axis, places)
+        if first > 0 and last < shape[axis] - 1:
+            before, after = 0, 0
+            # All places together see at least as far as each: most need no draw of their own after the outer ones.
+            for place in sorted(places, key=lambda place: min(place - places.start, places.stop - 1 - place)):
+                voxel = ratio.back(place)
+                end = voxel + ratio.shrink - 1
+                if voxel - first > before or last - end > after:
+                    own = _acting(net, (in_channels, *shape), axis, range(place, place + 1))
+                    before, after = max(before, voxel - own[0]), max(after, own[1] - end)
             return before, after
         reach *= 2
     raise far_reach(axis)
 
 
-def _gradients(net: Net, shape: tuple[int, ...], axis: int, places: range) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each of `places` of the output along `axis`, and flags of the input voxels along it that act on it."""
+def _acting(net: Net, shape: tuple[int, ...], axis: int, places: range) -> tuple[int, int]:
+    """Return the first and the last input voxel along `axis` that acts on output voxels at `places` there."""
     import torch
 
-    for place in places:
-        acts = np.zeros(shape[1 + axis], bool)
-        for _ in range(DRAWS):
-            window = torch.rand((1, *shape), dtype=torch.float64, requires_grad=True)
-            try:
-                with torch.enable_grad():
-                    out = net(window).select(2 + axis, place)
-                    # Outputs that sum to nothing, such as corrections that keep a mean, must not cancel.
-                    (slope,) = torch.autograd.grad((out * torch.rand_like(out)).sum(), window)
-            except UnmeasurableError:
-                raise
-            except Exception as error:  # whatever the net's code makes of it, and code without a gradient
-                raise UnmeasurableError(
-                    f"no gradient comes through it: {error}",
-                    f"compute its output without detach(), no_grad() and numpy; or {KEYS}",
-                ) from error
-            acts |= (slope[0] != 0).movedim(1 + axis, 0).flatten(1).any(dim=1).numpy()
-        if not acts.any():
+    acts = np.zeros(shape[1 + axis], bool)
+    ends: tuple[int, int] | None = None
+    for _ in range(DRAWS):
+        window = torch.rand((1, *shape), dtype=torch.float64, requires_grad=True)
+        try:
+            with torch.enable_grad(), _mean_pools():
+                out = net(window).narrow(2 + axis, places.start, len(places))
+                # Outputs that sum to nothing, such as corrections that keep a mean, must not cancel.
+                (slope,) = torch.autograd.grad((out * torch.rand_like(out)).sum(), window)
+        except UnmeasurableError:
+            raise
+        except Exception as error:  # whatever the net's code makes of it, and code without a gradient
             raise UnmeasurableError(
-                f"no input voxel acts on output voxel {place} along axis {'zyx'[axis]}",
-                f"return numbers from before a threshold, argmax or rounding, which hide it; or {KEYS}",
-            )
-        yield place, acts
+                f"no gradient comes through it: {reason(error)}",
+                f"compute its output without detach(), no_grad() and numpy; or {KEYS}",
+            ) from error
+        acts |= (slope[0] != 0).movedim(1 + axis, 0).flatten(1).any(dim=1).numpy()
+        (inputs,) = np.nonzero(acts)
+        old, ends = ends, (int(inputs[0]), int(inputs[-1])) if len(inputs) else None
+        if ends is not None and ends == old:
+            break
+    if ends is None:
+        raise UnmeasurableError(
+            f"no input voxel acts on output voxel {places.start} along axis {'zyx'[axis]}",
+            f"return numbers from before a threshold, argmax or rounding, which hide it; or {KEYS}",
+        )
+    return ends
+
+
+def _mean_pools() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which functions that pool take the mean: a largest voxel would hide the others."""
+    import torch
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    means = {
+        functional.max_pool2d: functional.avg_pool2d, torch.max_pool2d: functional.avg_pool2d,
+        functional.max_pool3d: functional.avg_pool3d, torch.max_pool3d: functional.avg_pool3d,
+    }  # fmt: skip
+
+    class MeanPools(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: of torch
+            mean = means.get(func)
+            if mean is None:
+                return func(*args, **(kwargs or {}))
+            named = dict(zip(POOL_ARGUMENTS, args, strict=False)) | (kwargs or {})
+            if named.get("dilation", 1) not in (1, (1, 1), (1, 1, 1), [1, 1], [1, 1, 1]):
+                return func(*args, **(kwargs or {}))
+            return mean(*(named.get(key, default) for key, default in MEAN_ARGUMENTS.items()))
+
+    return MeanPools()
 
 
 def _noise(shape: tuple[int, ...]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from volpipe.geometry.grid import align_up
-from volpipe.nets.net_geometry import KEYS, UnmeasurableError, run_net
+from volpipe.nets.net_geometry import KEYS, Ratio, UnmeasurableError, WholeWindowError, run_net
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +24,10 @@ LATERAL = 4  # voxels of a window along the other axes, at least
 # Largest value of the window's voxels, and of the plane's. Positive weights spread without loss or growth, so that
 # 100 layers do not bring 1e20 in float32 to zero.
 PROBES = ((1.0, -1.0), (1.0, 1e6), (0.0, 1e20), (0.0, -1e20))
-WHOLE_WINDOW = "if it looks at its whole window, set net.accept_tile_variance=true and expect seams"
 
 
 def reach_along(
-    net: Net, in_channels: int, axis: int, *, strides: Sequence[int], scale: int, sizes: Sequence[int]
+    net: Net, in_channels: int, axis: int, *, strides: Sequence[int], ratio: Ratio, sizes: Sequence[int]
 ) -> tuple[int, int]:
     """Return the largest distance of input below and above an output voxel that depends on it, along one axis.
 
@@ -36,7 +35,7 @@ def reach_along(
         net: (1, c, z, y, x) -> (1, C, z', y', x'), with weights that let changes through.
         axis: 0, 1, 2 for z, y, x.
         strides: of the net (z, y, x): its reach repeats by them.
-        scale: output voxels per input voxel along `axis`.
+        ratio: output voxels per input voxel along `axis`.
         sizes: the only window (z, y, x) that it takes, 0 along an axis where it takes others.
 
     Raises:
@@ -48,7 +47,7 @@ def reach_along(
         shape[axis] = sizes[axis] or 2 * align_up(reach, stride) + stride
         middle = shape[axis] // 2 // stride * stride
         planes = range(middle, min(middle + stride, shape[axis]))
-        before, after, touched = _extent(Change(net, (in_channels, *shape), axis), planes, scale)
+        before, after, touched = _extent(Change(net, (in_channels, *shape), axis), planes, ratio)
         if not touched:
             return before, after
         if sizes[axis]:
@@ -61,16 +60,16 @@ def reach_along(
     raise far_reach(axis)
 
 
-def far_reach(axis: int) -> UnmeasurableError:
+def far_reach(axis: int) -> WholeWindowError:
     """Return the error of a net whose reach along `axis` has no end within the largest window."""
-    return UnmeasurableError(
+    return WholeWindowError(
         f"an output voxel sees more than {MOST_REACH} voxels along axis {'zyx'[axis]}",
-        f"{WHOLE_WINDOW}; or, if its halo is longer but known, {KEYS}",
+        f"if its halo is longer but known, {KEYS}",
     )
 
 
 def reaches_past(
-    net: Net, in_channels: int, axis: int, *, window: Sequence[int], halo: int, stride: int, scale: int
+    net: Net, in_channels: int, axis: int, *, window: Sequence[int], halo: int, stride: int, ratio: Ratio
 ) -> bool:
     """Return whether voxels at the faces of a window act on output voxels further inside than `halo`.
 
@@ -78,7 +77,7 @@ def reaches_past(
         net: as for `reach_along`.
         window: (z, y, x), longer along `axis` than halo + stride.
         halo, stride: of the net along `axis`; the halo in whole strides.
-        scale: output voxels per input voxel along `axis`.
+        ratio: output voxels per input voxel along `axis`.
     """
     change, length = Change(net, (in_channels, *window), axis), window[axis]
     inner = halo + stride
@@ -88,7 +87,7 @@ def reaches_past(
         first = inner if parts[0][0] == 0 else 0
         last = length - inner if parts[-1][1] == length else length
         for probe in PROBES:
-            if any(change.outputs(parts, probe)[first * scale : last * scale]):
+            if any(change.outputs(parts, probe)[ratio.out(first) : ratio.out(last)]):
                 return True
     return False
 
@@ -121,23 +120,24 @@ class Change:
         return flags
 
 
-def _extent(change: Change, planes: range, scale: int) -> tuple[int, int, bool]:
+def _extent(change: Change, planes: range, ratio: Ratio) -> tuple[int, int, bool]:
     """Return the reach of `planes` of the input below and above, and whether it touches the window's faces.
 
     All planes together act at least as far as each, so that most need no probe of their own after the outer ones.
     """
     before, after, touched = 0, 0, False
-    together = _places([change.outputs([(planes.start, planes.stop)], probe) for probe in PROBES], scale)
+    wide = ratio.shrink - 1  # input voxels of an output voxel after its first
+    together = _places([change.outputs([(planes.start, planes.stop)], probe) for probe in PROBES], ratio)
     for plane in sorted(planes, key=lambda plane: min(plane - planes.start, planes.stop - 1 - plane)):
-        if together and together[-1] - plane <= before and plane - together[0] <= after:
+        if together and together[-1] - plane <= before and plane - together[0] - wide <= after:
             continue
         flags = [change.outputs([(plane, plane + 1)], probe) for probe in PROBES]
-        if places := _places(flags, scale):
-            before, after = max(before, places[-1] - plane), max(after, plane - places[0])
+        if places := _places(flags, ratio):
+            before, after = max(before, places[-1] - plane), max(after, plane - places[0] - wide)
             touched |= any(line[0] or line[-1] for line in flags)
     return before, after, touched
 
 
-def _places(several: Sequence[Sequence[bool]], scale: int) -> list[int]:
+def _places(several: Sequence[Sequence[bool]], ratio: Ratio) -> list[int]:
     """Return the input voxels whose output voxels are flagged in any of `several`, ascending."""
-    return [place // scale for place, flags in enumerate(zip(*several, strict=True)) if any(flags)]
+    return [ratio.back(place) for place, flags in enumerate(zip(*several, strict=True)) if any(flags)]

@@ -1,0 +1,329 @@
+"""A user's net as one of volumes: slices, planes, neighbouring slices as channels, and one output of several.
+
+Not here: loading a net (load, files), or its sizes (window_sizes). Nothing else in volpipe calls nets of slices, or nets
+that return something else than one tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from volpipe.errors import VolpipeError
+from volpipe.geometry.grid import Triple, triple
+from volpipe.nets.net_geometry import UnmeasurableError
+from volpipe.recipes.inference import NetChoice
+from volpipe.resolve import nearest
+
+ALL = "all"
+DEEPEST = 8  # tuples and dictionaries within each other, searched for tensors
+# Orders of z, y, x that bring the axis across a plane to the front, by plane.
+ORDERS = {"yx": (0, 1, 2), "zx": (1, 0, 2), "zy": (2, 0, 1)}
+TRIED_SIZES = (16, 32, 64)  # of windows along each axis, to tell nets of slices from nets of volumes
+
+
+class Adapter(nn.Module):
+    """A user's net with the interface of ours: (n, c, z, y, x) -> one tensor (n, C, z', y', x').
+
+    The net gets a copy of its input, which it may change in place. Attributes that this class lacks are those of the
+    net, and so are the names of its weights.
+
+    Attributes:
+        net: as its maker wrote it.
+        planes: that it is run over; none of a net of volumes.
+        context: neighbouring slices on each side, as channels.
+    """
+
+    def __init__(self, net: nn.Module, choice: NetChoice, *, is_flat: bool) -> None:
+        super().__init__()
+        self.net = net
+        self.choice = choice
+        self.output = None if hasattr(net, "package") else choice.output  # a package has taken it
+        self.one_by_one = bool(getattr(net, "one_by_one", False))
+        self.planes: tuple[str, ...] = (choice.plane or ("yx",)) if is_flat else ()
+        self.context = choice.context or 0
+        if not is_flat and (choice.plane or choice.context):
+            key = "plane" if choice.plane else "context"
+            raise VolpipeError(
+                f"net {choice.name} is a net of volumes (n, c, z, y, x), and net.{key} is for nets of slices "
+                f"(n, c, y, x); leave net.{key} out"
+            )
+
+    def __getattr__(self, name: str) -> Any:  # Any: whatever the net has
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "net":
+                raise
+        value = getattr(self.net, name)
+        return self._with_random_weights if name == "with_random_weights" else value
+
+    def _with_random_weights(self, *, positive: bool) -> Adapter:
+        return self._around(self.net.with_random_weights(positive=positive))  # type: ignore[operator]  # of ours
+
+    def _around(self, net: nn.Module) -> Adapter:
+        return Adapter(net, self.choice, is_flat=bool(self.planes))
+
+    @property
+    def bare(self) -> Adapter:
+        """This net without the pre- and postprocessing of a package."""
+        inner = getattr(self.net, "bare", self.net)
+        return self if inner is self.net or not hasattr(inner, "forward") else self._around(inner)
+
+    @property
+    def slice_axis(self) -> int | None:
+        """The axis across the one plane of slices; None of volumes and of several planes."""
+        return ORDERS[self.planes[0]][0] if len(self.planes) == 1 else None
+
+    @property
+    def fixed(self) -> Triple:
+        """The only sizes (z, y, x) of windows that the net takes; 0 where it takes others."""
+        return self.in_volume(getattr(self.net, "fixed", (0, 0, 0)), 0)
+
+    def in_volume(self, sizes: Sequence[int], across: int) -> Triple:
+        """Return sizes of the net's own axes along z, y, x; `across` is that of slices where two are given."""
+        own = (across, *sizes) if len(sizes) == 2 else tuple(sizes)
+        result = [0, 0, 0]
+        for plane in self.planes or ("yx",):
+            for size, axis in zip(own, ORDERS[plane], strict=True):
+                result[axis] = max(result[axis], size)
+        return triple(result)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # Any: as torch has it
+        return self.net.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:  # Any: as torch has it
+        return self.net.load_state_dict(*args, **kwargs)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:  # Any: as torch has it
+        if self.planes and kwargs.get("memory_format") is torch.channels_last_3d:
+            kwargs["memory_format"] = torch.channels_last
+        return super().to(*args, **kwargs)
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        if not self.planes:
+            return pick(self._call(windows), windows.shape, self.output)
+        outs = [self._over(windows, plane) for plane in self.planes]
+        return outs[0] if len(outs) == 1 else _mean(outs, windows.shape)
+
+    def _over(self, windows: torch.Tensor, plane: str) -> torch.Tensor:
+        """Return the output (n, C, z', y', x') of slices in `plane`."""
+        order = ORDERS[plane]
+        across = windows.permute(0, 1, *(2 + axis for axis in order))  # (n, c, slices, rows, columns)
+        values = self._of_slices(_with_neighbours(across, self.context))
+        out = pick(values, across.shape, self.output)
+        return out.permute(0, 1, *(2 + order.index(axis) for axis in range(3)))
+
+    def _of_slices(self, slices: torch.Tensor) -> Any:  # Any: whatever the net returns, with its tensors of five axes
+        """Return what the net returns for (n, c, slices, rows, columns): all slices in one call."""
+        if hasattr(self.net, "package"):  # whose axes are as its description has them
+            return self.net(slices.clone())
+        n, c, s, rows, columns = slices.shape
+        values = outputs_of(self._call(slices.movedim(2, 1).reshape(n * s, c, rows, columns)))
+        return {
+            name: out.reshape(n, s, *out.shape[1:]).movedim(1, 2) if out.ndim == 4 and len(out) == n * s else out
+            for name, out in values.items()
+        }
+
+    def _call(self, data: torch.Tensor) -> Any:  # Any: whatever the net returns
+        """Return what the net returns for a copy of `data`, which it may change."""
+        if not self.one_by_one or len(data) == 1:
+            return self.net(data.clone())
+        parts = [outputs_of(self.net(part.clone())) for part in torch.split(data, 1)]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def described_outputs(self, windows: torch.Tensor) -> tuple[str, ...]:
+        """Return the outputs for `windows` by name and shape (C, z', y', x'); none of a net with a single one."""
+        with torch.inference_mode():
+            if self.planes:
+                across = windows.permute(0, 1, *(2 + axis for axis in ORDERS[self.planes[0]]))
+                values = outputs_of(self._of_slices(_with_neighbours(across, self.context)))
+            else:
+                values = outputs_of(self._call(windows))
+        return tuple(_described(values)) if len(values) > 1 else ()
+
+    def channel_names(self, windows: torch.Tensor) -> tuple[str, ...]:
+        """Return the names of the output's channels where it joins several outputs; none of others."""
+        if self.output != ALL:
+            return ()
+        with torch.inference_mode():
+            values = outputs_of(
+                self._of_slices(_with_neighbours(windows, self.context)) if self.planes else self._call(windows)
+            )
+        return tuple(f"{name}_{i}" for name, out in values.items() for i in range(out.shape[1]))
+
+
+def adapted(net: nn.Module, choice: NetChoice) -> Adapter:
+    """Return a user's `net` with the interface of ours.
+
+    Raises:
+        VolpipeError: the recipe asks for slices of a net that takes volumes.
+    """
+    is_asked = bool(choice.plane or choice.context)
+    return Adapter(net, choice, is_flat=takes_slices(net, choice.context or 0, is_asked=is_asked))
+
+
+def takes_slices(net: nn.Module, context: int, *, is_asked: bool) -> bool:
+    """Return whether a net takes slices (n, c, y, x): by what it says, by its weights, or by trying volumes first."""
+    is_flat = getattr(net, "is_flat", None)
+    if isinstance(is_flat, bool):
+        return is_flat
+    ranks = {tensor.ndim for tensor in net.state_dict().values() if isinstance(tensor, torch.Tensor)}
+    if 5 in ranks:
+        return False
+    channels = [n * (2 * context + 1) for n in possible_channels(net, context)]
+    if _takes_any(net, channels, 3):
+        return False
+    return 4 in ranks or is_asked or _takes_any(net, channels, 2)
+
+
+def _takes_any(net: nn.Module, channels: Sequence[int], num_axes: int) -> bool:
+    for size in TRIED_SIZES:
+        for number in channels:
+            try:
+                with torch.inference_mode():
+                    net(torch.zeros((1, number, *(size,) * num_axes)))
+                return True
+            except Exception:  # whatever the net's code raises for such a window
+                continue
+    return False
+
+
+def possible_channels(net: nn.Module, context: int = 0) -> list[int]:
+    """Return the numbers of a volume's channels that a net may take, the likely one first.
+
+    Args:
+        context: neighbouring slices on each side, which are channels of the net, not of the volume.
+
+    Raises:
+        VolpipeError: it takes no whole number of slices.
+    """
+    own = getattr(net, "in_channels", None)
+    first = own if isinstance(own, int) and not isinstance(own, bool) else first_channels(net)
+    slices = 2 * context + 1
+    if first is not None and first % slices and isinstance(own, int):
+        raise VolpipeError(
+            f"net.context={context} gives {slices} slices as channels, and the net takes {first} channels; set "
+            f"net.context to {(first - 1) // 2}"
+        )
+    if isinstance(own, int) and first is not None:
+        return [first // slices]
+    return list(dict.fromkeys([1, *([first // slices] if first and first >= slices else [])]))
+
+
+def first_channels(net: nn.Module) -> int | None:
+    """Return the number of channels that the first convolution of a net takes; None without one."""
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Conv3d):
+            return layer.in_channels
+    weights = (t for t in net.state_dict().values() if isinstance(t, torch.Tensor) and t.ndim in (4, 5))
+    first = next(weights, None)
+    return None if first is None else int(first.shape[1])
+
+
+def _with_neighbours(slices: torch.Tensor, context: int) -> torch.Tensor:
+    """Return (n, c, s, y, x) with `context` slices before and after each as channels; the last ones repeat at faces."""
+    if not context:
+        return slices
+    count = slices.shape[2]
+    places = torch.arange(-context, count + context, device=slices.device).clamp(0, count - 1)
+    around = slices.index_select(2, places)
+    return torch.cat([around.narrow(2, offset, count) for offset in range(2 * context + 1)], 1)
+
+
+def _mean(outs: Sequence[torch.Tensor], window: Sequence[int]) -> torch.Tensor:
+    """Return the mean of the outputs of several planes, over the voxels that all have."""
+    least = [min(out.shape[axis] for out in outs) for axis in range(2, 5)]
+    if any(out.shape[axis] > window[axis] for out in outs for axis in range(2, 5)):
+        raise UnmeasurableError(
+            "slices of several planes give finer outputs along different axes", "set net.plane to one plane"
+        )
+    total: torch.Tensor | None = None
+    for out in outs:
+        for axis, size in enumerate(least, 2):
+            out = out.narrow(axis, (out.shape[axis] - size) // 2, size)
+        total = out if total is None else total + out
+    assert total is not None
+    return total / len(outs)
+
+
+def outputs_of(value: object) -> dict[str, torch.Tensor]:
+    """Return the tensors in what a net returned, by name; they may lie in tuples, dictionaries and classes of data."""
+    return dict(_flat(value, "", 0))
+
+
+def _flat(value: object, place: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield place or "0", value
+    elif depth < DEEPEST:
+        for name, entry in _entries(value):
+            yield from _flat(entry, f"{place}.{name}" if place else str(name), depth + 1)
+
+
+def _entries(value: object) -> list[tuple[object, object]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return []
+
+
+def _described(values: Mapping[str, torch.Tensor]) -> list[str]:
+    return [f"{name} {tuple(out.shape[1:])}" for name, out in values.items()]
+
+
+def pick(value: object, window: Sequence[int], output: int | str | None) -> torch.Tensor:
+    """Return one tensor of what a net returned for a window of the shape `window`.
+
+    Args:
+        output: its number or name, "all" for their channels together, None for the only one, or the only one on the
+            grid of the input.
+
+    Raises:
+        UnmeasurableError: there is none such, or it is not known which.
+    """
+    if isinstance(value, torch.Tensor) and output is None:
+        return value
+    values = outputs_of(value)
+    if not values:
+        raise UnmeasurableError(f"it returns {type(value).__name__} without a tensor", "let its forward return one")
+    listed = ", ".join(_described(values))
+    if output == ALL:
+        return _joined(values, listed)
+    if output is not None:
+        return _named(values, output, listed)
+    images = [out for out in values.values() if out.ndim == len(window)] if len(values) > 1 else list(values.values())
+    alike = images if len(images) == 1 else [out for out in images if tuple(out.shape[2:]) == tuple(window[2:])]
+    if len(alike) != 1:
+        raise UnmeasurableError(
+            f"it gives {len(values)} outputs for a window {tuple(window[1:])}: {listed}",
+            f"name the one to take, such as net.output={next(iter(values))}",
+        )
+    return alike[0]
+
+
+def _named(values: Mapping[str, torch.Tensor], output: int | str, listed: str) -> torch.Tensor:
+    names = list(values)
+    name = names[output] if isinstance(output, int) and -1 < output < len(names) else str(output)
+    if name not in values:
+        hint = nearest(name, names)
+        raise UnmeasurableError(
+            f"it has no output {output!r}{hint}; it gives {listed}", "set net.output to one of them"
+        )
+    return values[name]
+
+
+def _joined(values: Mapping[str, torch.Tensor], listed: str) -> torch.Tensor:
+    if len({(len(out), *out.shape[2:]) for out in values.values()}) != 1:
+        raise UnmeasurableError(
+            f"its outputs have different grids: {listed}", "net.output=all is for outputs on one grid; name one of them"
+        )
+    return torch.cat(list(values.values()), 1)

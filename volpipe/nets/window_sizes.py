@@ -1,0 +1,292 @@
+"""The windows that a net takes, and the shapes that it gives for them: channels, scale, margin and remainder.
+
+Not here: whether windows agree (receptive_field), which takes values. A large window is tried without values where the
+net's code allows that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from volpipe.geometry.grid import Triple, triple
+from volpipe.nets.net_geometry import Ratio, SlowNetError, UnmeasurableError, run_net
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Net = Callable[["torch.Tensor"], "torch.Tensor"]
+
+STRIDES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 18, 20, 21, 24, 25, 27, 28, 30, 32, 36, 40, 48, 54, 64)
+# Cubes that are tried for a first window: multiples of usual strides, then all sizes of a range, in which a net without
+# padding finds one whatever its remainder.
+FIRST_SIZES = (32, 64, 48, 96, 128)
+RANGES = ((33, 64), (65, 96), (129, 192), (225, 288), (289, 512))
+SECOND_STEPS = (-16, 32, 48, 36, 27, 64, 54, 60, 40, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 25)
+MOST_COMPUTED = 48**3  # voxels of a window that is computed rather than tried without values, once one was refused
+MOST_TRIED = 160**3  # voxels of a window that is computed where the net cannot be tried without values
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AxisSizes:
+    """Lengths of windows along one axis, and of the output: (w - 2 * margin) * ratio for w = remainder + k * step.
+
+    Attributes:
+        step: the least one by which lengths of windows may differ, as far as shapes tell.
+        least: the shortest window, as far as it is known.
+    """
+
+    ratio: Ratio
+    margin: int
+    remainder: int
+    step: int
+    least: int
+
+    def window(self, least_output: int, step: int) -> int:
+        """Return the shortest window in whole steps that gives so many output voxels."""
+        length = self.remainder + -(-(self.least - self.remainder) // step) * step
+        while self.ratio.out(length - 2 * self.margin) < least_output:
+            length += step
+        return length
+
+
+@dataclass
+class Shapes:
+    """The output shape (C, z, y, x) of a net by window (z, y, x), tried once for each.
+
+    Attributes:
+        net: with values, on the CPU.
+        build: returns a new net.
+        channels: numbers of channels that the net may take; the first one that it does stays alone.
+    """
+
+    net: Net
+    build: Callable[[], nn.Module]
+    channels: list[int]
+    error: UnmeasurableError | None = None
+    _known: dict[Triple, Triple | None] = field(default_factory=dict)
+    _has_refused: bool = False
+    _empty: Net | None = None
+    _is_computed: bool = False
+    num_out: int = 0
+
+    def of(self, window: Triple) -> Triple | None:
+        """Return the output (z, y, x) for a window, None where the net takes none such."""
+        if window not in self._known:
+            shape = self._try(window)
+            self._known[window] = None if shape is None else triple(shape[1:])
+            self.num_out = self.num_out if shape is None else shape[0]
+            self._has_refused |= shape is None
+        return self._known[window]
+
+    def _try(self, window: Triple) -> tuple[int, ...] | None:
+        for number in self.channels:
+            try:
+                shape = tuple(self._run((1, number, *window)).shape)
+            except SlowNetError:
+                raise
+            except UnmeasurableError as error:
+                if self.error is None or number == self.channels[-1]:
+                    self.error = error
+                continue
+            if len(shape) != 5:
+                raise UnmeasurableError(
+                    f"a window (1, {number}, z, y, x) gives {len(shape)} axes, {shape}",
+                    "let its forward return (n, c, z, y, x)",
+                )
+            if not all(shape):
+                continue
+            self.channels = [number]
+            return shape[1:]
+        return None
+
+    def _run(self, shape: Sequence[int]) -> torch.Tensor:
+        import torch
+
+        voxels = shape[2] * shape[3] * shape[4]
+        if self._is_computed or not self._has_refused or voxels <= MOST_COMPUTED // 8:
+            return self._computed(shape, voxels)
+        try:
+            if self._empty is None:
+                self._empty = self.build().to("meta")
+            with torch.device("meta"):
+                return run_net(self._empty, torch.empty(tuple(shape)))
+        except Exception as error:
+            if isinstance(error, UnmeasurableError) and not _is_of_meta(error):
+                raise
+            log.debug("the net cannot be tried without values: %s", error)
+            self._is_computed = True
+            return self._computed(shape, voxels)
+
+    def _computed(self, shape: Sequence[int], voxels: int) -> torch.Tensor:
+        import torch
+
+        if voxels > MOST_TRIED:
+            raise UnmeasurableError(f"windows of more than {MOST_TRIED} voxels are not tried", "set {keys}")
+        return run_net(self.net, torch.rand(tuple(shape)))
+
+
+def _is_of_meta(error: Exception) -> bool:
+    """Return whether a failure is one of trying without values, not of the window."""
+    words = str(error).lower()
+    return any(
+        word in words for word in ("meta", "fake", "item()", "without values", "cannot copy out", "aten::_local")
+    )
+
+
+def window_sizes(shapes: Shapes, fixed: Triple) -> tuple[Triple, list[AxisSizes]]:
+    """Return a window that the net takes, and its sizes along z, y, x.
+
+    Args:
+        fixed: the only size that it takes, 0 along an axis where it takes others.
+
+    Raises:
+        UnmeasurableError: it takes none of those tried, or gives another size than can be served.
+    """
+    base = _first_window(shapes, fixed)
+    if all(fixed):
+        return base, [_only_size(shapes, base, axis) for axis in range(3)]
+    ratios = _ratios(shapes, base, fixed)
+    base = _aligned(shapes, base, fixed, ratios)
+    return base, [
+        _only_size(shapes, base, axis) if fixed[axis] else _axis_sizes(shapes, base, axis, ratios[axis])
+        for axis in range(3)
+    ]
+
+
+def _first_window(shapes: Shapes, fixed: Triple) -> Triple:
+    first: UnmeasurableError | None = None
+    for size in _sizes_to_try():
+        window = triple(only or size for only in fixed)
+        if shapes.of(window) is not None:
+            return window
+        first = first or shapes.error
+        if all(fixed) or "channels" in str(shapes.error):  # which no other size mends
+            break
+    assert first is not None or shapes.error is not None
+    error = first or shapes.error
+    assert error is not None
+    raise error
+
+
+def _sizes_to_try() -> Iterator[int]:
+    yield from FIRST_SIZES
+    for low, high in RANGES:
+        yield from range(low + low % 2, high + 1, 2)
+        yield from range(low + 1 - low % 2, high + 1, 2)
+
+
+def _ratios(shapes: Shapes, base: Triple, fixed: Triple) -> list[Ratio]:
+    """Return output voxels per input voxel along each axis, by a second window of another size."""
+    first = shapes.of(base)
+    assert first is not None
+    for step in SECOND_STEPS:
+        window = triple(n if only else n + step for n, only in zip(base, fixed, strict=True))
+        second = shapes.of(window) if min(window) > 0 else None
+        if second is None:
+            continue
+        ratios = [
+            _ratio_of(Fraction(first[axis], base[axis]) if fixed[axis] else Fraction(second[axis] - first[axis], step))
+            for axis in range(3)
+        ]
+        if all(ratio is not None for ratio in ratios):
+            return [ratio for ratio in ratios if ratio is not None]
+    raise UnmeasurableError(
+        f"a window of {base} voxels gives {first}, and no other size tells its scale",
+        "let the output have a whole number of voxels per input voxel, or one per whole number of them; or set "
+        "net.scale, net.margin, net.remainder, net.stride and net.halo",
+    )
+
+
+def _ratio_of(factor: Fraction) -> Ratio | None:
+    if factor >= 1 and factor.denominator == 1:
+        return Ratio(scale=factor.numerator)
+    return Ratio(shrink=factor.denominator) if factor > 0 and factor.numerator == 1 else None
+
+
+def _aligned(shapes: Shapes, base: Triple, fixed: Triple, ratios: Sequence[Ratio]) -> Triple:
+    """Return a window near `base` in whole output voxels, where outputs are coarser."""
+    window = triple(
+        n if only else -(-n // ratio.shrink) * ratio.shrink for n, only, ratio in zip(base, fixed, ratios, strict=True)
+    )
+    return window if shapes.of(window) is not None else base
+
+
+def _only_size(shapes: Shapes, base: Triple, axis: int) -> AxisSizes:
+    """Return the sizes of a net that takes one length: half of it, and such, is taken for a coarser output."""
+    size, out = base[axis], (shapes.of(base) or base)[axis]
+    ratio = _ratio_of(Fraction(out, size))
+    if ratio is not None and (ratio.shrink == 1 or out * ratio.shrink == size):
+        return AxisSizes(ratio, 0, 0, 1, size)
+    return AxisSizes(Ratio(), _half(size - out, axis, size, out), size, 1, size)
+
+
+def _half(loss: int, axis: int, size: int, out: int) -> int:
+    if loss < 0 or loss % 2:
+        how = "gains" if loss < 0 else "loses"
+        raise UnmeasurableError(
+            f"a window of {size} voxels along {'zyx'[axis]} gives {out}: it {how} {abs(loss)}, which is not the same on "
+            "both sides",
+            "let its forward drop the voxels that are too many on one side" if loss < 0 else
+            "let its forward drop one more output voxel, on the side where it lost less",
+        )  # fmt: skip
+    return loss // 2
+
+
+def _axis_sizes(shapes: Shapes, base: Triple, axis: int, ratio: Ratio) -> AxisSizes:
+    """Return the sizes along one axis: of the lengths that the net takes, those that lose least."""
+    length, out = base[axis], (shapes.of(base) or base)[axis]
+    if length * ratio.scale == out * ratio.shrink:
+        return AxisSizes(ratio, 0, 0, ratio.shrink, length)
+
+    def loss(size: int) -> int | None:
+        """Return the input voxels that the output lacks of a window, None where the net takes none such."""
+        shape = shapes.of(_with(base, axis, size))
+        if shape is None or shape[axis] % ratio.scale:
+            return None
+        return size - shape[axis] * ratio.shrink // ratio.scale
+
+    for step in STRIDES:
+        if step % ratio.shrink:
+            continue
+        classes = [
+            _steady_loss((loss(size + k * step) for k in range(3)), size) for size in range(length, length + step)
+        ]
+        steady = [(lost % 2, lost, size % step != 0, size) for lost, size in filter(None, classes)]
+        if steady:
+            _, lost, _, size = min(steady)
+            margin = _half(lost, axis, size, (shapes.of(_with(base, axis, size)) or base)[axis])
+            return AxisSizes(ratio, margin, size % step, step, _shortest(loss, lost, size, step))
+    raise UnmeasurableError(
+        f"windows of {length} voxels and more along {'zyx'[axis]} give outputs that do not grow with them in steps of up "
+        f"to {STRIDES[-1]}",
+        "set net.scale, net.margin, net.remainder, net.stride and net.halo",
+    )
+
+
+def _steady_loss(losses: Iterable[int | None], size: int) -> tuple[int, int] | None:
+    """Return the loss of windows of a size and of two longer ones, if they are alike, and the size."""
+    first: int | None = None
+    for lost in losses:
+        if lost is None or (first is not None and lost != first):
+            return None
+        first = lost
+    return None if first is None else (first, size)
+
+
+def _shortest(loss: Callable[[int], int | None], lost: int, size: int, step: int) -> int:
+    """Return the shortest window below `size`, in steps, that loses as much."""
+    while size - step > lost and loss(size - step) == lost:
+        size -= step
+    return size
+
+
+def _with(sizes: Sequence[int], axis: int, size: int) -> Triple:
+    """Return `sizes` (z, y, x) with another one along `axis`."""
+    return triple(size if i == axis else n for i, n in enumerate(sizes))
