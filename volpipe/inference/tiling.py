@@ -49,8 +49,8 @@ def choose_windows(
         _check_overlap(axis, window[i], overlap[i], 1 if at_edge and not is_cropped else net.stride[i], least, lost[i])
         if overlap[i] % net.shrink[i]:
             raise PlanError(
-                f"axis {axis}: overlap {overlap[i] + lost[i]} is no multiple of {net.shrink[i]}, the voxels of which the "
-                "net makes one"
+                f"axis {axis}: overlap {overlap[i] + lost[i]} is no multiple of {net.shrink[i]}, the voxels of "
+                "which the net makes one"
             )
         if at_edge and is_cropped:
             _check_length(axis, shape[i], net)
@@ -139,7 +139,8 @@ def _check_halo(axis: str, window: int, overlap: int, halo: int, net: NetFacts, 
     if 0 <= overlap // 2 < halo:
         raise PlanError(
             f"axis {axis}: blend crop needs an overlap of {2 * halo + lost} (twice the halo "
-            f"{net.halo[AXES.index(axis)]} of net {net.label}), not {overlap + lost}; set windows.overlap to auto, or blend with hann"
+            f"{net.halo[AXES.index(axis)]} of net {net.label}), not {overlap + lost}; set windows.overlap to auto, or "
+            "blend with hann"
         )
 
 

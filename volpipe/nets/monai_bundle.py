@@ -217,7 +217,7 @@ def _windows(bundle: Bundle) -> Windows:
     if mode not in ("constant", "gaussian"):
         raise VolpipeError(f"inferer.mode is {mode!r}, not constant or gaussian; write its value")
     overlap = triple(w - s for w, s in zip(window, steps, strict=True))
-    return Windows(shape=window, overlap=overlap, blend=mode, placement="edge")  # type: ignore[arg-type]  # one of two
+    return Windows(shape=window, overlap=overlap, blend=mode, placement="edge")
 
 
 def _output(bundle: Bundle) -> Output:
@@ -230,7 +230,7 @@ def _output(bundle: Bundle) -> Output:
             kind = "classes"
         elif name == "AsDiscrete":
             raise VolpipeError("AsDiscrete without argmax is not done here; take it out, and threshold the output")
-    return Output(kind=kind, activation="none" if kind == "classes" else activation)  # type: ignore[arg-type]  # of its values
+    return Output(kind=kind, activation="none" if kind == "classes" else activation)
 
 
 def _grey(bundle: Bundle) -> tuple[Normalise, Grey]:

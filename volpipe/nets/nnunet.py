@@ -287,8 +287,8 @@ def _greys(results: Results) -> tuple[Normalise, list[Grey]]:
         )
     if len(schemes) > 1 and not set(schemes) <= {"CTNormalization", "NoNormalization", "RGBTo01Normalization"}:
         raise VolpipeError(
-            f"{' and '.join(sorted(set(schemes)))} of {len(schemes)} channels, each by its own numbers, is not done here; "
-            "normalise them before, and name NoNormalization in plans.json"
+            f"{' and '.join(sorted(set(schemes)))} of {len(schemes)} channels, each by its own numbers, is not done "
+            "here; normalise them before, and name NoNormalization in plans.json"
         )
     if schemes == ["ZScoreNormalization"]:
         return Normalise(method="zscore"), []
