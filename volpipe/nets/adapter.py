@@ -1,7 +1,7 @@
 """A user's net as one of volumes: slices, planes, neighbouring slices as channels, and one output of several.
 
-Not here: loading a net (load, files), or its sizes (window_sizes). Nothing else in volpipe calls nets of slices, or nets
-that return something else than one tensor.
+Not here: loading a net (load, files), or its sizes (window_sizes). Nothing else in volpipe calls nets of slices, or
+nets that return something else than one tensor.
 """
 
 from __future__ import annotations

@@ -425,8 +425,8 @@ def _whole(letter: str, factor: float, offset: float) -> Growth:
     margin = -offset / 2 / max(factor, 1e-9)
     if not math.isclose(factor, scale / shrink, rel_tol=1e-6) or margin < 0 or margin != round(margin):
         raise VolpipeError(
-            f"along {letter}, its output has {factor:g} times the voxels of its input and {offset:+g}; a whole factor or "
-            "one over it is run, with as many voxels lost on both sides"
+            f"along {letter}, its output has {factor:g} times the voxels of its input and {offset:+g}; a whole factor "
+            "or one over it is run, with as many voxels lost on both sides"
         )
     return scale, shrink, round(margin)
 

@@ -76,7 +76,8 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
         net.eval()
     for parameter in net.parameters():
         parameter.requires_grad_(False)
-    if is_shipped(choice) and not (choice.plane or choice.context or choice.output is not None):
+    is_served = is_shipped(choice) or hasattr(net, "package")  # as one of ours
+    if is_served and not (choice.plane or choice.context or (is_shipped(choice) and choice.output is not None)):
         return net
     from volpipe.nets.adapter import adapted
 
@@ -468,7 +469,7 @@ def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) 
         coarser = f", {facts.shrink} input voxels per output voxel" if max(facts.shrink) > 1 else ""
         raise PlanError(
             f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale}{coarser}{margin} and "
-            f"{facts.out_channels} channels mean {expected[1:]}; leave out what the net or the recipe declares of these, "
+            f"{facts.out_channels} channels mean {expected[1:]}; leave out what the net or the recipe declares of these "
             "so that it is measured, or correct it"
         )
     return True

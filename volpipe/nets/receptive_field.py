@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from volpipe.geometry.grid import Triple, align_up, triple
-from volpipe.nets.adapter import Adapter, possible_channels
 from volpipe.nets.net_geometry import (
     KEYS,
     Geometry,
@@ -115,7 +114,7 @@ def measure_geometry(
         torch.default_generator.manual_seed(SEED)
         net = _bare(build())
         mixed = watch.wrap(_randomised(net, positive=False))
-        channels = possible_channels(net, getattr(net, "context", 0)) if in_channels is None else [in_channels]
+        channels = _channels_to_try(net) if in_channels is None else [in_channels]
         shapes = Shapes(mixed, lambda: _bare(build()), channels)
         base, axes = window_sizes(shapes, _only_sizes(net))
         probe = Probe(build, net, mixed, shapes.channels[0], axes, watch)
@@ -133,16 +132,28 @@ def measure_geometry(
         window = _noise((1, shapes.channels[0], *base))
         out = shapes.of(base)
         assert out is not None
-        is_adapter = isinstance(net, Adapter)
+        outputs, names = _outputs(net, window)
         return Geometry(
             triple(ratio.scale for ratio in ratios), triple(strides), before, after, shapes.num_out,
             margin=triple(axis.margin for axis in axes),
             remainder=triple(axis.remainder % stride for axis, stride in zip(axes, strides, strict=True)),
             shrink=triple(ratio.shrink for ratio in ratios),
             in_channels=shapes.channels[0], whole_window=problem, least=(base, out),
-            outputs=net.described_outputs(window) if is_adapter else (),
-            channel_names=net.channel_names(window) if is_adapter else (),
+            outputs=outputs, channel_names=names,
         )  # fmt: skip
+
+
+def _channels_to_try(net: nn.Module) -> list[int]:
+    from volpipe.nets.adapter import possible_channels
+
+    return possible_channels(net, getattr(net, "context", 0))
+
+
+def _outputs(net: nn.Module, window: torch.Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the outputs of a user's net, if it has several, and the names of channels that join them."""
+    from volpipe.nets.adapter import Adapter
+
+    return (net.described_outputs(window), net.channel_names(window)) if isinstance(net, Adapter) else ((), ())
 
 
 def _only_sizes(net: nn.Module) -> Triple:
@@ -157,9 +168,8 @@ def _only_sizes(net: nn.Module) -> Triple:
 
 def _slice_axis(net: nn.Module) -> int | None:
     """Return the axis across the slices that a net takes one by one; None of a net of volumes or several planes."""
-    if isinstance(net, Adapter):
-        return net.slice_axis
-    return 0 if getattr(net, "is_flat", False) else None
+    axis: int | None = getattr(net, "slice_axis", 0 if getattr(net, "is_flat", False) else None)
+    return axis
 
 
 def _step_by_shapes(shapes: Shapes, base: Triple, axis: int, sizes: AxisSizes) -> int:
@@ -219,28 +229,22 @@ class Probe:
         reaches = [(getattr(self.net, "context", 0),) * 2] * 3
         for axis in measured:
             if has_gradient:
-                reaches[axis] = _reach(positive, self.in_channels, axis, strides, self.ratios[axis])
+                reach = _reach(positive, self.in_channels, axis, strides, self.ratios[axis])
+                reaches[axis] = self._settled(lambda windows: positive(windows.double()), axis, strides, reach)
             else:
                 reaches[axis] = reach_along(
                     positive, self.in_channels, axis, strides=strides, ratio=self.ratios[axis], sizes=self.sizes
                 )
             self.watch.known[f"halo along {'zyx'[axis]}"] = str(max(reaches[axis]))
-        if has_gradient:
-            positive = self.watch.wrap(module.float())
-        for axis in measured:
-            reaches[axis] = self._settled(positive, axis, strides, reaches)
         return strides, reaches
 
-    def _settled(
-        self, positive: Net, axis: int, strides: Sequence[int], reaches: Sequence[tuple[int, int]]
-    ) -> tuple[int, int]:
+    def _settled(self, positive: Net, axis: int, strides: Sequence[int], reach: tuple[int, int]) -> tuple[int, int]:
         """Return the reach along `axis`, longer where voxels further away act on the output, as through a largest one.
 
         Raises:
             WholeWindowError: all voxels do.
         """
-        before, after = reaches[axis]
-        stride, halo = strides[axis], align_up(max(before, after), strides[axis])
+        stride, halo = strides[axis], align_up(max(reach), strides[axis])
         for more in range(MOST_LONGER):
             window = [n or align_up(LATERALS[0], s) for n, s in zip(self.sizes, strides, strict=True)]
             length = self.sizes[axis] or 2 * (halo + more * stride) + 3 * stride
@@ -251,13 +255,13 @@ class Probe:
                 positive, self.in_channels, axis, window=window, halo=halo + more * stride, stride=stride,
                 ratio=self.ratios[axis],
             ):  # fmt: skip
-                return (before, after) if not more else (halo + more * stride,) * 2
+                return reach if not more else (halo + more * stride,) * 2
         else:
             raise WholeWindowError(
                 f"voxels at the faces of a window act on all of its output along axis {'zyx'[axis]}, as where it is "
                 "divided by its largest value"
             )
-        return before, after
+        return reach
 
     def geometry(self) -> tuple[list[int], list[tuple[int, int]]]:
         """Return stride and reach along each axis of a net whose output lacks a margin of its window."""

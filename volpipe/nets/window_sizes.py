@@ -231,8 +231,8 @@ def _half(loss: int, axis: int, size: int, out: int) -> int:
     if loss < 0 or loss % 2:
         how = "gains" if loss < 0 else "loses"
         raise UnmeasurableError(
-            f"a window of {size} voxels along {'zyx'[axis]} gives {out}: it {how} {abs(loss)}, which is not the same on "
-            "both sides",
+            f"a window of {size} voxels along {'zyx'[axis]} gives {out}: it {how} {abs(loss)}, not the same on both "
+            "sides",
             "let its forward drop the voxels that are too many on one side" if loss < 0 else
             "let its forward drop one more output voxel, on the side where it lost less",
         )  # fmt: skip
@@ -264,8 +264,8 @@ def _axis_sizes(shapes: Shapes, base: Triple, axis: int, ratio: Ratio) -> AxisSi
             margin = _half(lost, axis, size, (shapes.of(_with(base, axis, size)) or base)[axis])
             return AxisSizes(ratio, margin, size % step, step, _shortest(loss, lost, size, step))
     raise UnmeasurableError(
-        f"windows of {length} voxels and more along {'zyx'[axis]} give outputs that do not grow with them in steps of up "
-        f"to {STRIDES[-1]}",
+        f"windows of {length} voxels and more along {'zyx'[axis]} give outputs that do not grow with them in steps of "
+        f"up to {STRIDES[-1]}",
         "set net.scale, net.margin, net.remainder, net.stride and net.halo",
     )
 
