@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.nets.files import is_program
+from volpipe.nets.files import is_program, place_of
 from volpipe.recipes.inference import NetChoice, Normalise, Output, Precision, Recipe, Windows
 from volpipe.resolve import default_recipe, nearest, shipped
 from volpipe.volumes.volume import Volume
@@ -461,7 +461,7 @@ def check_shipped(name: str) -> None:
     if name not in known:
         raise VolpipeError(
             f"no net {name!r}{nearest(name, known)}; shipped are {', '.join(known)}, or module:function, "
-            "file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package"
+            "file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package, nnunet:FOLDER, monai:FOLDER"
         )
 
 
@@ -471,9 +471,9 @@ def check_named(choice: NetChoice, folder: Path) -> None:
     Raises:
         VolpipeError: with what is wrong.
     """
-    place = choice.name.rpartition(":")[0]
+    place = "" if is_program(choice.name) else choice.name.rpartition(":")[0]
     if is_program(choice.name) or place.endswith(".py"):
-        file = folder / Path(place or choice.name).expanduser()
+        file = folder / Path(place or place_of(choice.name)).expanduser()
         if not file.exists():
             what = "Python file" if place else "net"
             raise VolpipeError(f"no {what} at {file}, which net.name={choice.name} names; give another path")
