@@ -54,7 +54,11 @@ def windows(num: int, size: int = 8, seed: int = 0) -> np.ndarray:
 
 
 IDENTITY = "net.name=identity"
-ALLOWED = "net.accept_tile_variance=true"  # for a net that does not take what it would be looked at with
+ALLOWED = (
+    "windows.placement=lattice",
+    "windows.blend=crop",
+    "net.accept_tile_variance=true",
+)  # for a net that does not take what it would be looked at with
 UNET = ("net.options={features=[4,6],seed=1}", "net.untrained=true")
 
 
@@ -343,7 +347,7 @@ def test_a_window_that_the_net_fails_on_costs_its_block_alone(tmp_path: Path) ->
     )
     data = noise((8, 16, 32)) // 2
     data[0, 0, 9] = 255  # in the second window of block 0, and of none else
-    plan, source, normalise = laid_out(tmp_path, data, "net.name=fussy.py:fussy", ALLOWED, "windows.block=[1,2,2]")
+    plan, source, normalise = laid_out(tmp_path, data, "net.name=fussy.py:fussy", *ALLOWED, "windows.block=[1,2,2]")
     outcomes = list(infer(Selection(plan), normalise, Tensors(plan, tmp_path), source, [0, 1]))
     assert [(block, repr(error) if isinstance(error, Exception) else "written") for block, error in outcomes] == [
         (0, "ArithmeticError('255 is too much')"),

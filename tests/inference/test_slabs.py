@@ -191,7 +191,13 @@ SPOIL = (
     "def spoil():\n"
     "    return Spoil()\n"
 )
-SPOILED = ("net.name=spoil.py:spoil", "net.accept_tile_variance=true", "net.intensity=same", "output.chunk=[16,16,16]")
+SPOILED = (
+    "net.name=spoil.py:spoil",
+    "windows.placement=lattice",
+    "windows.blend=crop",
+    "net.intensity=same",
+    "output.chunk=[16,16,16]",
+)
 
 
 def test_a_voxel_that_is_nan_in_two_slabs_counts_once(tmp_path: Path) -> None:

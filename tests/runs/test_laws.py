@@ -6,6 +6,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from volumes import fingerprint, noise, windowed, write_volume
 from volpipe.blockwise.journal import Kinds, read_units
 from volpipe.errors import PlanError
 from volpipe.geometry.blend import FAMILIES, profile
+from volpipe.geometry.grid import Placement
 from volpipe.inference.plan import Plan
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
@@ -51,7 +53,8 @@ def divisions(draw: st.DrawFn) -> tuple[tuple[int, ...], list[str]]:
     window = tuple(draw(st.integers(3, 12)) for _ in range(3))
     overlap = tuple(draw(st.integers(0, w * 2 // 3)) for w in window)
     block = tuple(draw(st.integers(1, 3)) for _ in range(3))
-    return shape, windowed(window, overlap, block, draw(st.sampled_from(FAMILIES)))
+    placement = draw(st.sampled_from(get_args(Placement)))
+    return shape, windowed(window, overlap, block, draw(st.sampled_from(FAMILIES)), placement)
 
 
 SLOW = examples(15, 25)
@@ -204,10 +207,14 @@ def blended(folder: Path, *more: str) -> Plan:
     )
 
 
-def test_one_hash_whatever_the_order_the_workers_and_the_way_to_the_net(tmp_path: Path) -> None:
+AT_EDGE = windowed((16, 16, 16), (8, 8, 8), (1, 1, 1), "gaussian", "edge")
+
+
+@pytest.mark.parametrize("division", [[], AT_EDGE])
+def test_one_hash_whatever_the_order_the_workers_and_the_way_to_the_net(tmp_path: Path, division: list[str]) -> None:
     hashes = set()
     for i, (mode, slots) in enumerate([("streamed", 1), ("streamed", 2), ("stored", 1), ("stored", 3)]):
-        plan = blended(tmp_path / str(i), f"tensors.mode={mode}")
+        plan = blended(tmp_path / str(i), f"tensors.mode={mode}", *division)
         assert 0 < plan.num_sums < len(plan.shards())
         ran(plan, slots=slots, seed=i)
         hashes.add(
@@ -217,9 +224,11 @@ def test_one_hash_whatever_the_order_the_workers_and_the_way_to_the_net(tmp_path
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.long)])
-@pytest.mark.parametrize("mode", ["stored", "streamed"])
-def test_interrupted_anywhere_and_resumed_the_bytes_are_those_of_one_go(tmp_path: Path, mode: str, times: int) -> None:
-    plan = blended(tmp_path / "run", f"tensors.mode={mode}")
+@pytest.mark.parametrize(("mode", "division"), [("stored", []), ("streamed", []), ("streamed", AT_EDGE)])
+def test_interrupted_anywhere_and_resumed_the_bytes_are_those_of_one_go(
+    tmp_path: Path, mode: str, division: list[str], times: int
+) -> None:
+    plan = blended(tmp_path / "run", f"tensors.mode={mode}", *division)
     ran(plan)
     undisturbed = fingerprint(plan.out)
     rng = np.random.default_rng(5)

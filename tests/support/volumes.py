@@ -37,10 +37,13 @@ def fingerprint(path: Path | str) -> str:
     return digest.hexdigest()
 
 
-def windowed(window: tuple[int, ...], overlap: tuple[int, ...], block: tuple[int, ...], blend: str) -> list[str]:
+def windowed(
+    window: tuple[int, ...], overlap: tuple[int, ...], block: tuple[int, ...], blend: str, placement: str = "lattice"
+) -> list[str]:
     return [
         f"windows.shape={list(window)}",
         f"windows.overlap={list(overlap)}",
         f"windows.block={list(block)}",
         f"windows.blend={blend}",
+        f"windows.placement={placement}",
     ]

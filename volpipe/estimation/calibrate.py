@@ -177,7 +177,7 @@ def _inner_block(plan: Plan, rng: np.random.Generator) -> int:
         active = [i for i, (start, stop) in enumerate(plan.reach_along(axis)) if start < stop]
         along.append(int(rng.choice(active[1:-1] if len(active) >= MANY_BLOCKS else active[:-1] or active)))
     start = plan.lattice.core_box(plan.blocks.number(tuple(along))).start
-    whole = Grid(plan.source.shape, plan.blocks.cell)
+    whole = Grid(plan.lattice.shape, plan.blocks.cell)
     return whole.number(tuple(a // n for a, n in zip(start, whole.cell, strict=True)))
 
 

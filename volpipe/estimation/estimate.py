@@ -21,7 +21,7 @@ from volpipe.geometry.grid import mirror
 from volpipe.inference.plan import Plan
 from volpipe.inference.scratch import FOLDERS
 from volpipe.inference.statistics import needs_histogram, needs_measuring
-from volpipe.inference.windows import CACHE_BYTES, windows_along
+from volpipe.inference.windows import CACHE_BYTES, seen_along, windows_along
 from volpipe.volumes.volume import Volume
 
 BLOCKS_WAITING = 64  # with windows in scratch at most, as in the schedule
@@ -286,8 +286,9 @@ class _Totals:
         if self.volume.shards is not None:
             shard = self.volume.spatial(self.volume.shards)[axis]
         windows, ends = windows_along(plan, axis), _ends(plan, axis)
-        starts = range(-plan.lattice.phase[axis], n, plan.blocks.cell[axis])
-        own = [(max(0, a), min(a + plan.blocks.cell[axis], n) - 1) for a in starts]
+        unit = plan.net.shrink[axis]
+        cell = plan.blocks.cell[axis] * unit
+        own = [(max(0, a), min(a + cell, n) - 1) for a in range(-plan.lattice.phase[axis] * unit, n, cell)]
         return _Axis(
             blocks=sum(start < stop for start, stop in plan.reach_along(axis)),
             windows=len(windows),
@@ -459,16 +460,7 @@ def index_bytes(num_chunks: int) -> int:
 
 def _ends(plan: Plan, axis: int) -> list[tuple[int, int]]:
     """Return the first and last voxel in the windows of each block along `axis` that computes any."""
-    lattice, computed = plan.lattice, windows_along(plan, axis)
-    stride, margin, size = lattice.stride[axis], lattice.margin[axis], plan.source.shape[axis]
-    ends = []
-    for block in range(lattice.blocks.counts[axis]):
-        windows = lattice.windows_along(axis, block)
-        own = range(max(windows.start, computed.start), min(windows.stop, computed.stop))
-        if own:
-            low, high = own.start * stride - margin, (own.stop - 1) * stride - margin + lattice.window[axis] - 1
-            ends.append(_shown(low, high, size))
-    return ends
+    return [_shown(start, stop - 1, plan.source.shape[axis]) for start, stop in seen_along(plan, axis)]
 
 
 def _shown(low: int, high: int, size: int) -> tuple[int, int]:

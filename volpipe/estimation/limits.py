@@ -145,7 +145,8 @@ def check_window(plan: Plan) -> None:
         AXES, plan.source.shape, plan.window, plan.overlap, plan.net.stride, strict=True
     ):
         enough = overlap + align_up(size, stride)
-        if plan.recipe.windows.shape != "auto" and window > max(enough, overlap + LARGEST_WASTE * size):
+        is_mirrored = plan.lattice.placement == "lattice" and plan.recipe.windows.shape != "auto"
+        if is_mirrored and window > max(enough, overlap + LARGEST_WASTE * size):
             raise PlanError(
                 f"axis {axis}: windows.shape {window} is too large for a volume of {size} voxels: with an overlap of "
                 f"{overlap}, of mirrored voxels there, it can be at most {enough}; set it to that, or to auto"

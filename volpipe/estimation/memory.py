@@ -15,6 +15,7 @@ import numpy as np
 from volpipe.estimation.net_speeds import FIXED_BYTES, processor
 from volpipe.geometry.block_shape import Sizes
 from volpipe.geometry.grid import triple
+from volpipe.inference.block_sum import MOST_WEIGHTS
 from volpipe.inference.output import shards_behind
 from volpipe.inference.plan import SUM_TYPE, Plan
 from volpipe.inference.windows import CACHE_BYTES, blocks_ahead, largest_input
@@ -133,7 +134,9 @@ def _window_bytes(plan: Plan) -> int:
     """Return the bytes of the windows of a batch, and of what the net makes of them."""
     batch = plan.recipe.infer.batch if plan.recipe.infer.batch != "auto" else 1
     window = batch * math.prod(plan.window)
-    return 4 * plan.source.num_channels * window + 2 * plan.net.out_channels * window * math.prod(plan.net.scale)
+    made = batch * math.prod(plan.net.output_shape(plan.window))
+    weights = MOST_WEIGHTS * 4 * made // batch if plan.lattice.placement != "lattice" else 0
+    return 4 * plan.source.num_channels * window + 2 * plan.net.out_channels * made + weights // 4
 
 
 def _moving_bytes(plan: Plan) -> int:
@@ -152,12 +155,13 @@ def _moving_bytes(plan: Plan) -> int:
 
 def _slab_bytes(plan: Plan) -> int:
     """Return the bytes of the slabs of a block, of the volume and of the output."""
+    unit = plan.net.shrink
     sizes = Sizes(
-        plan.source.shape,
-        plan.overlap,
+        triple(plan.lattice.shape),
+        triple(-(-o // u) for o, u in zip(plan.overlap, unit, strict=True)),
         triple(plan.lattice.stride),
         plan.net.scale,
-        input_bytes=plan.source.num_channels * np.dtype(plan.source.dtype).itemsize,
+        input_bytes=plan.source.num_channels * np.dtype(plan.source.dtype).itemsize * math.prod(unit),
         output_bytes=plan.net.out_channels * plan.dtype.itemsize,
         sum_bytes=plan.net.out_channels * SUM_TYPE.itemsize,
         is_blended=plan.is_summed,

@@ -41,7 +41,7 @@ class Along:
 
     @classmethod
     def from_plan(cls, plan: Plan, axis: int) -> Along:
-        scale, size, first = plan.net.scale[axis], plan.shard[axis], plan.roi[0][axis]
+        scale, size, first = plan.net.scale[axis], plan.shard[axis], plan.region.start[axis]
         reach = [((a - first) * scale, (b - first) * scale) for a, b in plan.reach_along(axis)]
         finished = [0] * len(reach)
         direct = pairs = 0
@@ -120,7 +120,7 @@ class Sums:
     @property
     def _is_aligned(self) -> bool:
         """Whether shards lie within cores, so that no core goes to scratch."""
-        places = zip(self.plan.roi[0], self.plan.corner, self.plan.blocks.cell, strict=True)
+        places = zip(self.plan.region.start, self.plan.lattice.corner, self.plan.blocks.cell, strict=True)
         return not any((a - c) % n for a, c, n in places)
 
     @cached_property

@@ -15,18 +15,20 @@ Families of profile over a window of W voxels, u = (x + 1/2) / W in (0, 1):
 
 from __future__ import annotations
 
+import bisect
+import functools
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
 
-from volpipe.geometry.grid import Lattice, Shape
+from volpipe.geometry.grid import Lattice, Placement, Shape
 
 Family = Literal["crop", "constant", "hann", "gaussian", "bump"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 GAUSSIAN_SIGMA = 1 / 8
+LEAST_EDGE = 1e-3  # of MONAI's gaussian
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +61,68 @@ def profile(family: Family, size: int) -> np.ndarray:
     return np.ones(size)
 
 
-@lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)
 def span(family: Family, lattice: Lattice, axis: int, index: int, scale: int = 1) -> Span:
     """Return the weights of window `index` along `axis` of `lattice`, on a grid of `scale` output voxels per voxel.
 
     Voxels outside the volume get none. At each voxel of the volume the weights of all windows sum to one, to float32
     rounding.
     """
-    stride, margin = lattice.stride[axis], lattice.margin[axis]
-    start = (index * stride - margin) * scale
-    low = max(0, -start)
-    high = min(lattice.window[axis], lattice.shape[axis] - index * stride + margin) * scale
+    start = lattice.start_along(axis, index)
+    low, high = (end * scale for end in _inside(lattice, axis, start))
     if family == "crop":
-        first = margin * scale
-        return Span(first, np.ones(min(high, first + stride * scale) - first, np.float32))
+        first, stop = reach("crop", lattice, axis, index)
+        first = max(low, (first - start) * scale)
+        return Span(first, np.ones(min(high, (stop - start) * scale) - first, np.float32))
     own = profile(family, lattice.window[axis] * scale)
     total = np.zeros(high - low)
     for other in _neighbours(lattice, axis, index):
-        shift = (other - index) * stride * scale
+        shift = (lattice.start_along(axis, other) - start) * scale
         a, b = max(low, shift), min(high, shift + len(own))
         total[a - low : b - low] += own[a - shift : b - shift]
     return Span(low, (own[low:high] / total).astype(np.float32))
 
 
+def _inside(lattice: Lattice, axis: int, start: int) -> tuple[int, int]:
+    """Return which voxels of a window that begins at `start`, counted from there, lie in the volume."""
+    return max(0, -start), min(lattice.window[axis], lattice.shape[axis] - start)
+
+
+def reach(family: Family, lattice: Lattice, axis: int, index: int) -> tuple[int, int]:
+    """Return the voxels along `axis` to which window `index` adds, some of them outside the volume.
+
+    At the edge, cropped windows meet in the middle of what they share.
+    """
+    if lattice.placement == "lattice":
+        before, after = support(lattice, family)
+        return index * lattice.stride[axis] - before[axis], (index + 1) * lattice.stride[axis] + after[axis]
+    if family == "crop":
+        return _met(lattice, axis, index), _met(lattice, axis, index + 1)
+    start = lattice.start_along(axis, index)
+    return start, start + lattice.window[axis]
+
+
+def _met(lattice: Lattice, axis: int, index: int) -> int:
+    """Return where window `index` takes over from the one before it, at the edge; the first and the end at faces."""
+    if index == 0:
+        return lattice.start_along(axis, 0)
+    before = lattice.start_along(axis, index - 1) + lattice.window[axis]
+    return before if index == lattice.counts[axis] else (before + lattice.start_along(axis, index)) // 2
+
+
+def windows_over(family: Family, lattice: Lattice, axis: int, start: int, stop: int) -> range:
+    """Return the windows along `axis` that add to a voxel of start..stop-1, which lie in the volume."""
+    count = lattice.counts[axis]
+    if lattice.placement == "lattice":
+        before, after = support(lattice, family)
+        stride = lattice.stride[axis]
+        return range(max(0, (start - after[axis]) // stride), min(count, -(-(stop + before[axis]) // stride)))
+    first = bisect.bisect_right(range(count), start, key=lambda i: reach(family, lattice, axis, i)[1])
+    return range(first, bisect.bisect_left(range(count), stop, key=lambda i: reach(family, lattice, axis, i)[0]))
+
+
 def support(lattice: Lattice, family: Family) -> tuple[Shape, Shape]:
-    """Return by how many input voxels (before, after) a weighted window reaches past its core, per axis."""
+    """Return by how many voxels (before, after) a weighted window of a lattice reaches past its core, per axis."""
     if family == "crop":
         return (0,) * len(lattice.shape), (0,) * len(lattice.shape)
     after = tuple(o - m for o, m in zip(lattice.overlap, lattice.margin, strict=True))
@@ -92,5 +131,28 @@ def support(lattice: Lattice, family: Family) -> tuple[Shape, Shape]:
 
 def _neighbours(lattice: Lattice, axis: int, index: int) -> range:
     """Return the windows along `axis` that share a voxel with window `index`, itself included."""
-    reach = (lattice.window[axis] - 1) // lattice.stride[axis]
-    return range(max(0, index - reach), min(lattice.counts[axis], index + reach + 1))
+    start = lattice.start_along(axis, index)
+    return lattice.windows_between(axis, start - lattice.window[axis] + 1, start + lattice.window[axis])
+
+
+def places_around(lattice: Lattice, axis: int, index: int) -> tuple[int, ...]:
+    """Return where windows that share a voxel along `axis` with window `index` start, counted from its own start."""
+    start = lattice.start_along(axis, index)
+    return tuple(lattice.start_along(axis, i) - start for i in _neighbours(lattice, axis, index))
+
+
+def importance(placement: Placement, shape: Shape) -> np.ndarray:
+    """Return the weights (z, y, x) of the makers' gaussian over a window of `shape`, float64.
+
+    edge: MONAI's `compute_importance_map`, none of them below a thousandth. even: nnU-Net's `compute_gaussian`, whose
+    middle is a whole voxel, times 10 in 16 bits, where those that would be 0 take the least other one.
+    """
+    centre = [n // 2 if placement == "even" else (n - 1) / 2 for n in shape]
+    sides = (
+        np.exp(-0.5 * ((np.arange(n) - c) / (n * GAUSSIAN_SIGMA)) ** 2) for n, c in zip(shape, centre, strict=True)
+    )
+    weights = np.asarray(functools.reduce(np.multiply, np.ix_(*sides)), np.float64)
+    if placement == "even":
+        weights = (10 * weights).astype(np.float16).astype(np.float64)
+        return np.asarray(np.maximum(weights, weights[weights > 0].min()))
+    return np.asarray(np.maximum(weights, max(float(weights.min()), LEAST_EDGE)))

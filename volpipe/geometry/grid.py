@@ -24,16 +24,28 @@ region, of a net that is cropped, and the next one with the first that adds to i
 
     block 0, window 0           |==|                  core 0:5,  adds to 0:4
     block 1, windows 1, 2, 3       |=========|        core 5:13, adds to 4:16, of which the region begins at 5
+
+Windows at the edge lie inside the volume, the last one moved back; a block has those that start in its core::
+
+    voxels              0   4   8   12 14
+    block 0, windows 0, 1   |=======|                 window 0 at 0:8, window 1 at 4:12
+    block 1, window 2             |=======|           window 2 at 6:14, not at 8:16
+
+A net of valid convolutions gives less than it sees, and one of a coarser output fewer voxels. A lattice counts voxels
+of the net's output, before it is scaled up: `unit`, `before` and `after` say what a window sees of the volume::
+
+    window 4:12, unit 2, before 3, after 4    sees voxels 2 * 4 - 3 to 2 * 12 + 4 of the volume
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -41,6 +53,9 @@ Shape = tuple[int, ...]
 Index = tuple[int, ...]
 Triple = tuple[int, int, int]  # (z, y, x)
 T = TypeVar("T")
+
+# Of windows. edge: as MONAI steps them; even: as nnU-Net spreads them.
+Placement = Literal["lattice", "edge", "even"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,16 +224,21 @@ class Lattice:
 
     Attributes:
         shape: the volume (z, y, x) in voxels.
-        window: what the net sees (z, y, x) in voxels.
+        window: what a window gives (z, y, x) in voxels.
         overlap: voxels (z, y, x) that two neighbouring windows share.
         block: windows (z, y, x) per block.
         shift: windows (z, y, x) by which blocks begin later than at multiples of their windows, or earlier if negative;
             the first begins at the volume's face, and so holds as many more.
         corner: a voxel (z, y, x) at which the core of a block begins.
         first: window (z, y, x) with which this block begins; it is no later than that of `shift`.
+        unit: voxels (z, y, x) of the volume that make one voxel here.
+        before, after: voxels (z, y, x) of the volume that a window sees beside what it gives.
+        placement: of windows, along all axes.
 
-    Windows step by `window - overlap`; window i along an axis starts half an overlap before its core, at
-    ``i * stride - overlap // 2``, and reaches outside the volume at its faces. Windows are numbered block by block:
+    On a lattice windows step by `window - overlap`; window i along an axis starts half an overlap before its core, at
+    ``i * stride - overlap // 2``, and reaches outside the volume at its faces. At the edge, window i starts at
+    ``i * stride``, and the last one ends with the volume; spread evenly, all starts are moved for that. A volume
+    smaller than a window lies in its middle. Windows are numbered block by block:
     ``number = block * windows_per_block + place in the block``, so that the windows of a block are neighbours
     in storage. Blocks at the far faces may hold fewer windows, with a shift none at all; the numbers they lack are
     never used.
@@ -231,6 +251,10 @@ class Lattice:
     shift: Shape = (0, 0, 0)
     corner: Shape = (0, 0, 0)
     first: Shape = (0, 0, 0)
+    unit: Shape = (1, 1, 1)
+    before: Shape = (0, 0, 0)
+    after: Shape = (0, 0, 0)
+    placement: Placement = "lattice"
 
     def __post_init__(self) -> None:
         sizes = zip("zyx", self.shape, self.window, self.overlap, self.block, self.shift, strict=True)
@@ -239,6 +263,10 @@ class Lattice:
                 raise ValueError(
                     f"axis {axis}: shape {n}, window {w}, overlap {o}, block {b}, shift {s} make no lattice"
                 )
+        if min(self.unit) < 1 or min(*self.before, *self.after) < 0:
+            raise ValueError(f"unit {self.unit}, before {self.before}, after {self.after} make no lattice")
+        if self.placement != "lattice" and any((*self.shift, *self.corner, *self.first)):
+            raise ValueError(f"windows of placement {self.placement} have no shift, corner or first window")
         starts = (at * b + s if at else 0 for at, b, s in zip(self._at, self.block, self.shift, strict=True))
         early = zip(self.shift, self.stride, self.phase, strict=True)
         places = zip("zyx", self.shape, self.corner, self.first, starts, early, strict=True)
@@ -258,7 +286,52 @@ class Lattice:
     @cached_property
     def counts(self) -> Shape:
         """Number of windows per axis."""
+        return tuple(map(len, self._starts)) if self._starts else self.cells
+
+    @cached_property
+    def cells(self) -> Shape:
+        """Number of cells per axis, a stride long: the cores of windows, where these lie on a lattice."""
         return tuple(-(-n // s) for n, s in zip(self.shape, self.stride, strict=True))
+
+    @cached_property
+    def _starts(self) -> tuple[tuple[int, ...], ...]:
+        """Where windows start, per axis; nothing on a lattice, whose starts need no list."""
+        if self.placement == "lattice":
+            return ()
+        sizes = zip(self.shape, self.window, self.stride, strict=True)
+        return tuple(_edge_starts(*size, even=self.placement == "even") for size in sizes)
+
+    def start_along(self, axis: int, window: int) -> int:
+        """Return the first voxel of `window` along `axis`; it may lie before the volume."""
+        return self._starts[axis][window] if self._starts else window * self.stride[axis] - self.margin[axis]
+
+    def windows_between(self, axis: int, first: int, last: int) -> range:
+        """Return the windows along `axis` that start at voxels `first` to `last`, the latter excluded."""
+        if self._starts:
+            starts = self._starts[axis]
+            return range(bisect.bisect_left(starts, first), bisect.bisect_left(starts, last))
+        stride, margin, count = self.stride[axis], self.margin[axis], self.counts[axis]
+        return range(*(min(max(0, -(-(voxel + margin) // stride)), count) for voxel in (first, last)))
+
+    @property
+    def seen(self) -> Shape:
+        """Voxels (z, y, x) of the volume that the net sees of a window."""
+        sizes = zip(self.window, self.unit, self.before, self.after, strict=True)
+        return tuple(w * u + b + a for w, u, b, a in sizes)
+
+    def seen_along(self, axis: int, start: int, stop: int) -> tuple[int, int]:
+        """Return what windows see along `axis`, in voxels of the volume, that give voxels `start` to `stop` here."""
+        unit = self.unit[axis]
+        return start * unit - self.before[axis], stop * unit + self.after[axis]
+
+    @property
+    def pads_with_zeros(self) -> bool:
+        """Whether windows are zero outside the volume, once they are normalised; else they show it mirrored."""
+        return self.placement != "lattice" and not any((*self.before, *self.after))
+
+    def _seen(self, box: Box) -> Box:
+        sides = [self.seen_along(axis, a, b) for axis, (a, b) in enumerate(zip(box.start, box.stop, strict=True))]
+        return Box(tuple(a for a, _ in sides), tuple(b for _, b in sides))
 
     @property
     def num_windows(self) -> int:
@@ -296,6 +369,9 @@ class Lattice:
     @cached_property
     def places(self) -> Shape:
         """Windows per axis of the largest block."""
+        if self._starts:
+            along = ((len(self.windows_along(axis, k)) for k in range(n)) for axis, n in enumerate(self.blocks.counts))
+            return tuple(map(max, along))
         sides = zip(self.block, self.shift, self._at, self.first, self.counts, strict=True)
         return tuple(min(b + max(0, s, at * b + s - first), n) for b, s, at, first, n in sides)
 
@@ -321,10 +397,14 @@ class Lattice:
 
     def block_along(self, axis: int, window: int) -> int:
         """Return the place along `axis` of the block that holds `window` of that axis."""
+        if self._starts:
+            return max(0, self._starts[axis][window] // self._cell[axis])
         block = max(0, (window - self.shift[axis]) // self.block[axis])
         return max(block, self._at[axis]) if window >= self.first[axis] else block
 
     def _first_window(self, axis: int, block: int) -> int:
+        if self._starts:
+            return bisect.bisect_left(self._starts[axis], block * self._cell[axis]) if block else 0
         at, first = self._at[axis], self.first[axis]
         if block in (0, at):
             return first if block else 0
@@ -345,13 +425,13 @@ class Lattice:
     def window_box(self, number: int) -> Box:
         """Return what the net sees of window `number`; it reaches outside the volume at the faces."""
         start = self.window_start(self.window_index(number))
-        return Box(start, tuple(a + w for a, w in zip(start, self.window, strict=True)))
+        return self._seen(Box(start, tuple(a + w for a, w in zip(start, self.window, strict=True))))
 
     def input_box(self, block: int) -> Box:
-        """Return the union of the windows of `block`, which holds some; it reaches outside the volume at the faces."""
-        start = self.window_start(tuple(self._first_window(a, k) for a, k in enumerate(self.blocks.index(block))))
-        span = zip(start, self._windows_in(block), self.stride, self.overlap, strict=True)
-        return Box(start, tuple(a + n * s + o for a, n, s, o in span))
+        """Return what the windows of `block` see, which holds some; it reaches outside the volume at the faces."""
+        along = [self.windows_along(axis, k) for axis, k in enumerate(self.blocks.index(block))]
+        start, last = (self.window_start(tuple(windows[i] for windows in along)) for i in (0, -1))
+        return self._seen(Box(start, tuple(a + w for a, w in zip(last, self.window, strict=True))))
 
     def dense(self, position: int) -> int:
         """Return the window number at `position` in 0..num_windows-1, counting only windows that exist.
@@ -382,8 +462,23 @@ class Lattice:
         return tuple(len(self.windows_along(axis, k)) for axis, k in enumerate(self.blocks.index(block)))
 
     def window_start(self, index: Index) -> Index:
-        """Return the first voxel that the net sees of the window at `index`."""
-        return tuple(i * s - m for i, s, m in zip(index, self.stride, self.margin, strict=True))
+        """Return the first voxel of the window at `index`."""
+        return tuple(self.start_along(axis, i) for axis, i in enumerate(index))
+
+
+def _edge_starts(size: int, window: int, stride: int, *, even: bool) -> tuple[int, ...]:
+    """Return where windows start along an axis of `size` voxels that they cover from its first to its last voxel.
+
+    As MONAI's `dense_patch_slices` has them, which moves the last one back; or `even`, as nnU-Net's
+    `compute_steps_for_sliding_window`. Both pad a small volume on both sides.
+    """
+    if size <= window:
+        return (-((window - size) // 2),)
+    last = size - window
+    count = -(-last // stride) + 1
+    if even:
+        return tuple(round(last / (count - 1) * i) for i in range(count))
+    return tuple(min(i * stride, last) for i in range(count))
 
 
 def _put(index: Index, axis: int, value: int) -> Index:

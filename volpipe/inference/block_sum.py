@@ -5,17 +5,18 @@ Not here: how windows are weighted (blend), or how sums are stored (scratch) and
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import InitVar, dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from volpipe.blockwise.malloc import mapped
 from volpipe.errors import NonfiniteError
-from volpipe.geometry.blend import span
-from volpipe.geometry.grid import Box, Slab, unravel
+from volpipe.geometry.blend import importance, places_around, span
+from volpipe.geometry.grid import Box, Placement, Slab, Triple, triple, unravel
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.inference.output import finish
 from volpipe.inference.plan import SUM_TYPE, Plan
@@ -25,6 +26,9 @@ from volpipe.inference.selection import Selection
 
 if TYPE_CHECKING:
     import torch
+
+
+MOST_WEIGHTS = 8  # kinds of windows whose makers' weights are kept
 
 
 @dataclass
@@ -92,7 +96,8 @@ class BlockSum:
         """Return the sum of no window, on the device."""
         import torch
 
-        shape = (self.plan.net.out_channels, *self._reached.shape)
+        channels = self.plan.num_channels if self.is_finished else self.plan.net.out_channels
+        shape = (channels, *self._reached.shape)
         dtype = self.plan.dtype if self.is_finished else SUM_TYPE
         if self.slab is not None and self.bus.device == "cpu":
             total = torch.from_numpy(mapped(shape, dtype))
@@ -107,7 +112,7 @@ class BlockSum:
         """Whether it holds voxels as they are stored, not sums."""
         plan = self.plan
         is_direct = not plan.num_sums or all(map(plan.is_direct, plan.shards_of_block(self.block)))
-        return plan.recipe.windows.blend == "crop" and is_direct
+        return plan.blend == "crop" and is_direct
 
     def add(self, number: int, out: torch.Tensor) -> None:
         """Add window `number`, whose net output is `out` (c, z, y, x), on the device, with its weights."""
@@ -123,10 +128,10 @@ class BlockSum:
                 self._total[:, z, y, x] = part
             elif self.is_finished:
                 self._total[:, z, y, x] = finish(plan, self.normalise, part, self._tally)
-            elif plan.recipe.windows.blend == "crop":
+            elif plan.blend == "crop":
                 self._total[:, z, y, x] += part
             else:
-                self._total[:, z, y, x] += self._weighted(part, sides)
+                self._total[:, z, y, x] += self._weighted(part, sides, number)
 
     def _side(self, axis: int, place: int) -> _Side:
         """Return where window `place` of the block along `axis` adds; a region of interest may cut through it."""
@@ -134,8 +139,8 @@ class BlockSum:
             plan, low = self.plan, self._reached.start[axis]
             lattice, scale = plan.lattice, plan.net.scale[axis]
             index = lattice.windows_along(axis, lattice.blocks.index(self.block)[axis])[place]
-            own = span(plan.recipe.windows.blend, lattice, axis, index, scale)
-            first = (index * lattice.stride[axis] - lattice.margin[axis] - plan.roi_box.start[axis]) * scale
+            own = span(plan.blend, lattice, axis, index, scale)
+            first = (lattice.start_along(axis, index) - plan.region.start[axis]) * scale
             start = max(first + own.start, low)
             stop = max(start, min(first + own.stop, self._reached.stop[axis]))
             weights = own.weights[start - first - own.start : stop - first - own.start]
@@ -144,8 +149,16 @@ class BlockSum:
             )
         return self._sides[axis, place]
 
-    def _weighted(self, part: torch.Tensor, sides: list[_Side]) -> torch.Tensor:
-        """Return `part` of a window times its weights along z, y and x."""
+    def _weighted(self, part: torch.Tensor, sides: list[_Side], number: int) -> torch.Tensor:
+        """Return `part` of window `number` times its weights along z, y and x."""
+        plan = self.plan
+        if plan.blend == "gaussian" and plan.lattice.placement != "lattice":
+            index = plan.lattice.window_index(number)
+            around = triple(places_around(plan.lattice, axis, i) for axis, i in enumerate(index))
+            weights = makers_weights(
+                plan.lattice.placement, triple(plan.lattice.window), plan.net.scale, around, self.bus.device
+            )
+            return part * weights[*(side.inner for side in sides)]
         z, y, x = (side.on_device(self.bus) for side in sides)
         weighted = part * z[:, None, None]
         weighted *= y[:, None]
@@ -249,6 +262,33 @@ class BlockSum:
             tally.clipped += int(self.bus.down(lambda: elsewhere, self._ready))
             tally.elsewhere = None
         return tally.clipped
+
+
+@lru_cache(maxsize=MOST_WEIGHTS)
+def makers_weights(
+    placement: Placement, window: Triple, scale: Triple, around: tuple[tuple[int, ...], ...], device: str
+) -> torch.Tensor:
+    """Return the weights (z, y, x) of a window by its maker's gaussian, float32, on `device`.
+
+    That gaussian is no product of one for each axis, so that weights are divided here by their sum over all windows
+    that share a voxel with this one.
+
+    Args:
+        window: its voxels (z, y, x), of which the net makes `scale` output voxels each.
+        around: where these windows start along each axis, counted from this one.
+    """
+    import torch
+
+    weights = importance(placement, window)
+    for axis, factor in enumerate(scale):
+        weights = np.repeat(weights, factor, axis)
+    own = torch.from_numpy(weights).to(device)
+    total = torch.zeros_like(own)
+    for shift in itertools.product(*around):
+        sides = [(d * s, n) for d, s, n in zip(shift, scale, own.shape, strict=True)]
+        here = tuple(slice(max(0, d), min(n, n + d)) for d, n in sides)
+        total[here] += own[tuple(slice(max(0, -d), min(n, n - d)) for d, n in sides)]
+    return (own / total).float()
 
 
 def bounds(flags: np.ndarray) -> Box:

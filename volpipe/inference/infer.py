@@ -178,4 +178,7 @@ def cut(voxels: Voxels, data: torch.Tensor, *, as_stored: bool) -> torch.Tensor:
         window.copy_(part)
     if voxels.normalise is not None:
         voxels.normalise.normalise(windows)
+    for window, inside in zip(windows, voxels.inside, strict=False):
+        kept = window[inside].clone()
+        window.zero_()[inside] = kept
     return windows

@@ -130,15 +130,37 @@ def remove_leftovers(out: Location) -> list[Path]:
 def finish(plan: Plan, normalise: Affine, total: Array, tally: Tally | None = None) -> Array:
     """Return the net's summed output `total` (c, z, y, x), float32, in the type and scale of the output.
 
-    "same" intensities go back through the inverse of the normalisation, "unit" ones become 0..255 and so on, then
+    Numbers go through the recipe's activation first. Of classes, the largest channel's number is left. "same"
+    intensities go back through the inverse of the normalisation, "unit" ones become 0..255 and so on, then
     integers are rounded half to even and clipped, and `tally` counts the clipped voxels. A tensor stays on its device,
     and for integers all of it must be finite.
     """
+    total = activated(total, plan.recipe.output.activation)
+    if plan.is_classes:
+        return to_dtype(largest_channel(total), plan.dtype)
     if plan.intensity == "same":
         total = normalise.invert(total)
     elif plan.intensity == "unit":
         total = total * constant(total, unit_scale(plan.dtype))
     return to_dtype(total, plan.dtype, tally)
+
+
+def activated(total: Array, activation: str) -> Array:
+    """Return `total` (c, z, y, x) after the sigmoid, or the softmax over the channels."""
+    import torch
+
+    if activation == "none":
+        return total
+    tensor = torch.from_numpy(total) if isinstance(total, np.ndarray) else total
+    result = torch.sigmoid(tensor) if activation == "sigmoid" else torch.softmax(tensor, 0)
+    return result.numpy() if isinstance(total, np.ndarray) else result
+
+
+def largest_channel(total: Array) -> Array:
+    """Return the number of the largest channel of `total` (c, z, y, x), the first of equal ones, as (1, z, y, x)."""
+    if isinstance(total, np.ndarray):
+        return np.asarray(total.argmax(axis=0, keepdims=True), np.float32)
+    return total.argmax(dim=0, keepdim=True).float()
 
 
 def create_output(plan: OutputPlan, provenance: dict[str, object]) -> None:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from volpipe.errors import PlanError
 from volpipe.geometry.affinities import name_of
-from volpipe.geometry.blend import support
+from volpipe.geometry.blend import Family, reach, support, windows_over
 from volpipe.geometry.block_shape import (
     CHUNK_TARGET,
     LARGEST_VOXELS,
@@ -32,8 +32,8 @@ from volpipe.geometry.levels import FINEST
 from volpipe.inference.output_plan import OutputPlan, Source, can_stream, levels_of
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.statistics import check_grey
-from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows
-from volpipe.nets.facts import Arithmetic, NetFacts, cautions, check_net
+from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows, losses
+from volpipe.nets.facts import Arithmetic, NetFacts, cautions, check_net, with_tiling
 from volpipe.nets.files import code_hash
 from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Auto, Precision, Recipe
@@ -105,11 +105,36 @@ class Plan(OutputPlan):
         """How the net computes."""
         return Arithmetic(self.channels_last, self.precision)
 
+    @property
+    def blend(self) -> Family:
+        """How windows are joined."""
+        blend = self.recipe.windows.blend
+        assert blend != "auto", "a plan's recipe leaves no blend open"
+        return blend
+
     @cached_property
     def lattice(self) -> Lattice:
-        """The windows; blocks are shifted where windows are blended, so that none adds to a core before its own."""
-        plain = Lattice(self.source.shape, self.window, self.overlap, self.block, corner=self.corner)
-        before, after = support(plain, self.recipe.windows.blend)
+        """The windows; blocks are shifted where windows are blended, so that none adds to a core before its own.
+
+        It counts voxels of which the net makes `scale` output voxels each: those of the volume, unless the net's output
+        is coarser.
+        """
+        placement = self.recipe.windows.placement
+        assert placement != "auto", "a plan's recipe leaves no placement open"
+        unit, (before_seen, after_seen) = self.net.shrink, losses(self.net)
+        lost = [b + a for b, a in zip(before_seen, after_seen, strict=True)]
+        window, overlap = (
+            triple((n - m) // u for n, m, u in zip(sizes, lost, unit, strict=True))
+            for sizes in (self.window, self.overlap)
+        )
+        plain = Lattice(
+            triple(-(-n // u) for n, u in zip(self.source.shape, unit, strict=True)), window, overlap, self.block,
+            corner=triple(c // u for c, u in zip(self.corner, unit, strict=True)),
+            unit=unit, before=before_seen, after=after_seen, placement=placement,
+        )  # fmt: skip
+        if placement != "lattice":
+            return plain
+        before, after = support(plain, self.blend)
         shift = tuple(-((p - b) // s) for b, p, s in zip(before, plain.phase, plain.stride, strict=True))
         first = tuple(max(0, (c - a) // s) for a, c, s in zip(after, plain.corner, plain.stride, strict=True))
         return replace(plain, shift=shift, first=first)
@@ -122,6 +147,19 @@ class Plan(OutputPlan):
     def roi_box(self) -> Box:
         """The voxels of the volume that the output shows; output voxels count from its corner."""
         return Box(*self.roi)
+
+    @cached_property
+    def region(self) -> Box:
+        """The voxels of the lattice that the output shows."""
+        return self.coarse(self.roi_box)
+
+    def coarse(self, box: Box) -> Box:
+        """Return `box` of the volume in voxels of the lattice."""
+        return _coarse(box, self.net)
+
+    def in_output(self, box: Box) -> Box:
+        """Return the voxels of the output that voxels `box` of the lattice make."""
+        return box.relative_to(self.region.start).scaled(self.scale)
 
     @property
     def is_whole(self) -> bool:
@@ -144,11 +182,11 @@ class Plan(OutputPlan):
 
     @cached_property
     def out_shape(self) -> Triple:
-        return triple(n * s for n, s in zip(self.roi_box.shape, self.scale, strict=True))
+        return triple(n * s for n, s in zip(self.region.shape, self.scale, strict=True))
 
     def warnings(self) -> list[str]:
         """Return what a user should know of the net before it runs, in sentences."""
-        return cautions(self.recipe.net, self.net)
+        return cautions(self.recipe, self.net)
 
     @property
     def dtype(self) -> np.dtype:
@@ -156,29 +194,36 @@ class Plan(OutputPlan):
 
     @property
     def is_labels(self) -> bool:
-        return self.recipe.output.kind == "labels"
+        return self.recipe.output.kind != "image"
+
+    @property
+    def is_classes(self) -> bool:
+        """Whether the output is the number of the net's largest channel."""
+        return self.recipe.output.kind == "classes"
 
     @property
     def num_channels(self) -> int:
-        return self.net.out_channels
+        return 1 if self.is_classes else self.net.out_channels
 
     @property
     def channel_names(self) -> tuple[str, ...]:
-        """Names of the output's channels: the offsets of affinities, or the output's name for a single one."""
-        if self.recipe.net.offsets is not None:
+        """Names of the output's channels: as the net has them, or the output's name for a single one."""
+        if self.recipe.net.offsets is not None and not self.is_classes:
             return tuple(map(name_of, self.recipe.net.offsets))
-        return (absolute(self.out).stem,) if self.net.out_channels == 1 else ()
+        return (absolute(self.out).stem,) if self.num_channels == 1 else self.net.channel_names
 
     @property
     def multiscale(self) -> Multiscale:
         """The places of the output's levels.
 
         An output scaled by s has voxels v/s, and its first voxel's centre lies (1/s - 1)/2 input voxels from that of
-        the first voxel of the region of interest.
+        the first voxel of the region of interest; s is below 1 where it is coarser.
         """
-        source, scale = self.source, self.net.scale
+        source = self.source
+        scale = triple(s / u for s, u in zip(self.net.scale, self.net.shrink, strict=True))
         voxel = source.voxel_size_nm or scale  # where the size is unknown, output voxels are the unit
-        places = zip(source.origin_nm, self.roi_box.start, scale, voxel, strict=True)
+        corner = (r * u for r, u in zip(self.region.start, self.net.shrink, strict=True))
+        places = zip(source.origin_nm, corner, scale, voxel, strict=True)
         fine = triple(v / s for v, s in zip(voxel, scale, strict=True))
         return Multiscale(
             levels_of(self.factors),
@@ -214,13 +259,13 @@ class Plan(OutputPlan):
         """Return the output voxels that the weighted sum of `block` reaches; none where it is not needed."""
         reach = [self._reaches[axis][k] for axis, k in enumerate(self.blocks.index(block))]
         box = Box(tuple(a for a, _ in reach), tuple(b for _, b in reach))
-        return box.relative_to(self.roi_box.start).scaled(self.net.scale)
+        return self.in_output(box)
 
     def sole_box(self, block: int) -> Box:
         """Return the output voxels that no block but `block` adds to; not all of them where they make no box."""
         sides = [self._sole(axis, k) for axis, k in enumerate(self.blocks.index(block))]
         box = Box(tuple(a for a, _ in sides), tuple(b for _, b in sides))
-        return box.relative_to(self.roi_box.start).scaled(self.net.scale)
+        return self.in_output(box)
 
     def _sole(self, axis: int, block: int) -> tuple[int, int]:
         start, stop = self._reach(axis, block)
@@ -238,9 +283,12 @@ class Plan(OutputPlan):
             and self.intensity == "same"
             and np.dtype(self.source.dtype).kind in "iu"
             and self.out_dtype == self.source.dtype
-            and (self.recipe.windows.blend, self.recipe.infer.augment) == ("crop", "none")
+            and (self.blend, self.recipe.infer.augment) == ("crop", "none")
             and self.mode == "streamed"
             and not self.num_sums
+            and not self.is_classes
+            and self.recipe.output.activation == "none"
+            and not self.lattice.pads_with_zeros
         )
 
     @cached_property
@@ -258,7 +306,7 @@ class Plan(OutputPlan):
     @property
     def is_summed(self) -> bool:
         """Whether blocks hold sums, as float32, not voxels as they are stored."""
-        return self.recipe.windows.blend != "crop" or self.num_sums > 0
+        return self.blend != "crop" or self.num_sums > 0
 
     @property
     def has_slabs(self) -> bool:
@@ -277,15 +325,11 @@ class Plan(OutputPlan):
     @property
     def sum_bytes(self) -> int:
         """Bytes of the sum of a whole block."""
-        dtype = SUM_TYPE if self.is_summed else self.dtype
-        return math.prod(self.sum_shape) * self.net.out_channels * dtype.itemsize
-
-    @cached_property
-    def _support(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return support(self.lattice, self.recipe.windows.blend)
+        channels, dtype = (self.net.out_channels, SUM_TYPE) if self.is_summed else (self.num_channels, self.dtype)
+        return math.prod(self.sum_shape) * channels * dtype.itemsize
 
     def reach_along(self, axis: int) -> list[tuple[int, int]]:
-        """Return the voxels of the volume, clipped to the region, that the sums of each block along `axis` reach."""
+        """Return the voxels of the lattice, clipped to the region, that the sums of each block along `axis` reach."""
         return self._reaches[axis]
 
     @cached_property
@@ -293,11 +337,21 @@ class Plan(OutputPlan):
         return [[self._reach(axis, k) for k in range(num)] for axis, num in enumerate(self.blocks.counts)]
 
     def _reach(self, axis: int, block: int) -> tuple[int, int]:
-        before, after = self._support
-        windows, stride = self.lattice.windows_along(axis, block), self.lattice.stride[axis]
-        first, last = (corner[axis] for corner in self.roi)
-        start = min(max(windows.start * stride - before[axis], first), last)
-        return (start, max(start, min(windows.stop * stride + after[axis], last))) if windows else (start, start)
+        windows = self.lattice.windows_along(axis, block)
+        first, last = self.region.start[axis], self.region.stop[axis]
+        begin, end = self._added(axis, windows) if windows else (self._none_from(axis, block),) * 2
+        start = min(max(begin, first), last)
+        return start, max(start, min(end, last))
+
+    def _added(self, axis: int, windows: range) -> tuple[int, int]:
+        """Return the voxels of the lattice along `axis` to which `windows` add."""
+        return (
+            reach(self.blend, self.lattice, axis, windows[0])[0], reach(self.blend, self.lattice, axis, windows[-1])[1]
+        )  # fmt: skip
+
+    def _none_from(self, axis: int, block: int) -> int:
+        """Return where a block without windows would begin to add: where the one before it, or the volume, ends."""
+        return self.lattice.shape[axis] if block else 0
 
     def blocks_of_shard(self, shard: int) -> tuple[int, ...]:
         """Return the blocks, ascending, whose sums make `shard` of level 0."""
@@ -311,13 +365,11 @@ class Plan(OutputPlan):
 
     def blocks_along(self, axis: int, index: int) -> range:
         """Return the blocks along `axis` whose sums reach the shards at `index` of that axis."""
-        before, after = self._support
-        size, scale, stride = self.shard[axis], self.net.scale[axis], self.lattice.stride[axis]
-        start = self.roi[0][axis] + index * size // scale
-        stop = self.roi[0][axis] - (-min((index + 1) * size, self.out_shape[axis]) // scale)
-        first = max(0, (start - after[axis]) // stride)
-        last = min(self.lattice.counts[axis] - 1, -(-(stop + before[axis]) // stride) - 1)
-        return range(self.lattice.block_along(axis, first), self.lattice.block_along(axis, last) + 1)
+        size, scale, first = self.shard[axis], self.net.scale[axis], self.region.start[axis]
+        start = first + index * size // scale
+        stop = first - (-min((index + 1) * size, self.out_shape[axis]) // scale)
+        windows = windows_over(self.blend, self.lattice, axis, start, stop)
+        return range(self.lattice.block_along(axis, windows[0]), self.lattice.block_along(axis, windows[-1]) + 1)
 
     def is_direct(self, shard: int) -> bool:
         """Return whether one block alone determines `shard`, and so writes it itself."""
@@ -364,10 +416,11 @@ class Plan(OutputPlan):
     @cached_property
     def _beyond(self) -> Triple:
         """Output voxels past a block's core that its sum reaches at most, in whole chunks of a block tensor."""
-        lattice, (_, after) = self.lattice, self._support
+        lattice, (_, after) = self.lattice, support(self.lattice, self.blend)
         reach = (s * t + a + p for s, t, a, p in zip(lattice.shift, lattice.stride, after, lattice.phase, strict=True))
-        rest = (max(0, n - c) for n, c in zip(self.source.shape, self.blocks.cell, strict=True))
-        sizes = zip(reach, rest, self.net.scale, self.sum_chunk, strict=True)
+        most = reach if lattice.placement == "lattice" else lattice.window
+        rest = (max(0, n - c) for n, c in zip(lattice.shape, self.blocks.cell, strict=True))
+        sizes = zip(most, rest, self.net.scale, self.sum_chunk, strict=True)
         return triple(align_up(min(r, n) * s, c) for r, n, s, c in sizes)
 
     @cached_property
@@ -378,8 +431,7 @@ class Plan(OutputPlan):
 
     def core_start(self, block: int) -> Index:
         """Return the output voxel at which the core of `block` begins; it may lie outside the region."""
-        origin = tuple(a + p for a, p in zip(self.roi_box.start, self.lattice.phase, strict=True))
-        return self.blocks.box(block).relative_to(origin).scaled(self.net.scale).start
+        return self.in_output(self.blocks.box(block).relative_to(self.lattice.phase)).start
 
 
 @lru_cache(maxsize=8)
@@ -410,18 +462,19 @@ def make_plan(
     Raises:
         PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.
     """
+    recipe = with_tiling(recipe, net)
     check_net(recipe, volume, net)
     check_grey(recipe.normalise, volume)
     window, overlap = choose_windows(recipe.windows, net, volume.spatial_shape, sizes.window)
     check_augment(recipe, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
-    stride = triple(w - o for w, o in zip(window, overlap, strict=True))
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
-    out_dtype = _out_dtype(recipe, volume.dtype, intensity)
+    out_dtype = _out_dtype(recipe, volume.dtype, intensity, net.out_channels)
     roi, in_slabs = find_roi(recipe.input.roi, volume), _may_be_large(recipe, out, net.out_channels)
-    moves = in_slabs and recipe.windows.block == "auto"
+    _check_corner(roi, net)
+    moves = in_slabs and recipe.windows.block == "auto" and recipe.windows.placement == "lattice"
     sized = replace(
-        _sizes(recipe, volume, net, (overlap, stride), out_dtype),
-        region=roi if moves else None, num_workers=num_workers, most_voxels=sizes.block_voxels,
+        _sizes(recipe, volume, net, (window, overlap), out_dtype),
+        region=_coarse(roi, net) if moves else None, num_workers=num_workers, most_voxels=sizes.block_voxels,
         is_sparse=mask is not None or recipe.input.empty is not None,
         small_voxels=0 if isinstance(out, Path) else SMALL_IN_BUCKET,
     )  # fmt: skip
@@ -454,14 +507,39 @@ def make_plan(
 
 
 def _sizes(recipe: Recipe, volume: Volume, net: NetFacts, windows: tuple[Triple, Triple], out_dtype: str) -> Sizes:
-    """Return what decides the shape of blocks, but for their number; `windows` are overlap and stride."""
+    """Return what decides the shape of blocks, but for their number, in voxels of the lattice.
+
+    `windows` are their shape and their overlap, as the net sees them.
+    """
+    window, overlap = windows
+    unit = net.shrink
     return Sizes(
-        volume.spatial_shape, *windows, net.scale,
-        input_chunk=triple(volume.spatial_chunks), input_bytes=volume.num_channels * volume.dtype.itemsize,
+        triple(-(-n // u) for n, u in zip(volume.spatial_shape, unit, strict=True)),
+        triple(-(-o // u) for o, u in zip(overlap, unit, strict=True)),
+        triple((w - o) // u for w, o, u in zip(window, overlap, unit, strict=True)), net.scale,
+        input_chunk=triple(-(-c // u) for c, u in zip(volume.spatial_chunks, unit, strict=True)),
+        input_bytes=volume.num_channels * volume.dtype.itemsize * math.prod(unit),
         output_bytes=net.out_channels * np.dtype(out_dtype).itemsize,
-        sum_bytes=net.out_channels * SUM_TYPE.itemsize, is_blended=recipe.windows.blend != "crop",
+        sum_bytes=net.out_channels * SUM_TYPE.itemsize,
+        is_blended=(recipe.windows.blend, recipe.windows.placement) != ("crop", "lattice"),
         chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
     )  # fmt: skip
+
+
+def _check_corner(roi: Box, net: NetFacts) -> None:
+    """Refuse a region that begins within a voxel of a coarser output."""
+    for axis, start, unit in zip("zyx", roi.start, net.shrink, strict=True):
+        if start % unit:
+            raise PlanError(
+                f"axis {axis}: the roi begins at voxel {start}, and a voxel of the output of net {net.label} is {unit} "
+                f"of the volume; begin at {start // unit * unit} or {align_up(start, unit)}"
+            )
+
+
+def _coarse(roi: Box, net: NetFacts) -> Box:
+    """Return `roi` in voxels of the lattice."""
+    ends = zip(roi.start, roi.stop, net.shrink, strict=True)
+    return Box(*zip(*((a // u, -(-b // u)) for a, b, u in ends), strict=True))
 
 
 def _given(choice: T | Auto, chosen: T) -> T:
@@ -485,9 +563,11 @@ def _may_be_large(recipe: Recipe, out: Location, num_channels: int) -> bool:
     )
 
 
-def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str) -> str:
+def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str, num_channels: int) -> str:
     """Return the output's type; refuse it if NaN and infinity are to be kept and it cannot hold them."""
     is_small = dtype.kind in "iu" and dtype.itemsize <= 2 and dtype != np.int8
+    if recipe.output.kind == "classes":
+        return _classes_dtype(recipe, num_channels)
     own = "uint8" if intensity == "unit" else dtype.name if intensity == "same" and is_small else "float32"
     out_dtype = own if recipe.output.dtype == "auto" else recipe.output.dtype
     if recipe.infer.nonfinite == "keep" and np.dtype(out_dtype).kind != "f":
@@ -495,3 +575,17 @@ def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str) -> str:
             f"infer.nonfinite=keep needs voxels that can be NaN, the output's are {out_dtype}; set output.dtype=float32"
         )
     return out_dtype
+
+
+def _classes_dtype(recipe: Recipe, num_channels: int) -> str:
+    """Return the type of an output of classes, one for each of so many channels of the net."""
+    least = "uint8" if num_channels <= 1 << 8 else "uint16"
+    if num_channels < 2:
+        raise PlanError(
+            "output.kind=classes takes the largest of several channels, and the net has one; threshold it, or leave "
+            "output.kind out"
+        )
+    own = least if recipe.output.dtype == "auto" else recipe.output.dtype
+    if np.dtype(own).kind not in "iu" or np.iinfo(own).max < num_channels - 1:
+        raise PlanError(f"output.dtype {own} cannot hold {num_channels} classes; set output.dtype={least}")
+    return own

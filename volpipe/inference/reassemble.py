@@ -121,7 +121,7 @@ def _summed(
     The last of them is `done`; where it is the only one that adds, they are finished on its device.
     """
     plan = selection.plan
-    data = np.empty((plan.net.out_channels, *box.shape), plan.dtype)
+    data = np.empty((plan.num_channels, *box.shape), plan.dtype)
     own = plan.sole_box(done.block) & done.box & box
     if own.is_empty or selection.mask(own) is not None:  # sums of voxels that are not selected may be partial
         own = Box(box.start, box.start)

@@ -206,8 +206,7 @@ class Runner:
                 if batch == 1 or not is_shortage(error):
                     raise
             self._halve(batch)
-        sizes = (w * s for w, s in zip(windows.shape[2:], self.plan.net.scale, strict=True))
-        expected = (len(windows), self.plan.net.out_channels, *sizes)
+        expected = (len(windows), self.plan.net.out_channels, *self.plan.net.output_shape(windows.shape[2:]))
         if out.shape != expected:
             raise ValueError(f"net {self.plan.net.label} gave {tuple(out.shape)}, declared is {expected}")
         return out
@@ -437,7 +436,9 @@ def smaller_windows(plan: Plan) -> Iterator[Triple]:
     while True:
         cores = (w - o for w, o in zip(window, plan.overlap, strict=True))
         sizes = zip(plan.overlap, cores, strides, strict=True)
-        smaller = triple(overlap + align_up(-(-core // 2), stride) for overlap, core, stride in sizes)
+        halved = (overlap + align_up(-(-core // 2), stride) for overlap, core, stride in sizes)
+        taken = zip(halved, strides, plan.net.remainder, strict=True)
+        smaller = triple(rest + align_up(size - rest, stride) for size, stride, rest in taken)
         if smaller == window:
             return
         window = smaller

@@ -14,7 +14,7 @@ The folders of a block in Zarr v3 go with the last of its files.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Protocol
 
@@ -231,7 +231,7 @@ class Tensors:
     def _source_attributes(self) -> dict[str, object]:
         lattice = self.plan.lattice
         return self._named("source") | {
-            "lattice": asdict(lattice),
+            "lattice": {f.name: value for f in fields(lattice) if (value := getattr(lattice, f.name)) != f.default},
             "num_windows": lattice.num_windows,
             "is_whole": self.plan.is_whole and not self.plan.needs_scan,
             "normalise": self.plan.recipe.normalise.model_dump(),

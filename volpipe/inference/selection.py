@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.errors import PlanError, RunError
-from volpipe.geometry.blend import support
+from volpipe.geometry.blend import reach
 from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Box, Slab, ravel
 from volpipe.inference.plan import Plan, load_plan
@@ -79,7 +79,7 @@ class Selection:
         if self.plan.is_whole:
             return None
         inside = []
-        for axis, (count, side) in enumerate(zip(self.plan.blocks.counts, _sides(self.plan.roi_box), strict=True)):
+        for axis, (count, side) in enumerate(zip(self.plan.blocks.counts, _sides(self.plan.region), strict=True)):
             first, last = self._cells_of(axis, side)
             own = (_own_cells(self.plan, axis, k) for k in range(count))
             inside.append([max(cells.start, first) < min(cells.stop, last) for cells in own])
@@ -152,19 +152,19 @@ class Selection:
         """Return the slabs of `block` that have windows to be computed, ascending."""
         plan, lattice = self.plan, self.plan.lattice
         numbers, seen, total = self.windows_of(block), self.input_box(block), plan.sum_box(block)
-        first = lattice.windows_along(0, lattice.blocks.index(block)[0]).start
+        layers = lattice.windows_along(0, lattice.blocks.index(block)[0])
         per_layer = lattice.places[1] * lattice.places[2]
-        before, after = (sides[0] for sides in support(lattice, plan.recipe.windows.blend))
         slabs, base = list[Slab](), block * lattice.windows_per_block
 
-        def output(layer: int, reach: int) -> int:
-            voxel = (first + layer) * lattice.stride[0] + reach - plan.roi[0][0]
-            return min(max(voxel * plan.net.scale[0], total.start[0]), total.stop[0])
+        def output(voxel: int) -> int:
+            return min(max((voxel - plan.region.start[0]) * plan.net.scale[0], total.start[0]), total.stop[0])
 
         for place, group in itertools.groupby(numbers, lambda number: (number - base) // per_layer // plan.slab):
             own = tuple(group)
             low, high = lattice.window_box(own[0]), lattice.window_box(own[-1])
-            start, stop = output(place * plan.slab, -before), output((place + 1) * plan.slab, after)
+            along = layers[place * plan.slab : (place + 1) * plan.slab]
+            (first, _), (_, last) = (reach(plan.blend, lattice, 0, along[i]) for i in (0, -1))
+            start, stop = output(first), output(last)
             if slabs:
                 slabs[-1] = replace(slabs[-1], made=slabs[-1].reached & total.along(0, total.start[0], start))
             reached = total.along(0, start, stop)
@@ -178,7 +178,7 @@ class Selection:
         cells, places = self._unpacked([self._cells_of(i, self._input(i, r)) for i, r in enumerate(_sides(box))]), []
         for axis, (start, stop) in enumerate(_sides(box)):
             scale, stride = self.plan.net.scale[axis], self.plan.lattice.stride[axis]
-            cell = (self.plan.roi[0][axis] + np.arange(start, stop) // scale) // stride
+            cell = (self.plan.region.start[axis] + np.arange(start, stop) // scale) // stride
             places.append(cell - cell[0])
         return None if cells.all() else cells[np.ix_(*places)]
 
@@ -187,9 +187,15 @@ class Selection:
         flags = np.zeros(box.shape, bool)
         inside = box & self.plan.roi_box
         if not inside.is_empty:
-            shown = inside.relative_to(self.plan.roi_box.start).scaled(self.plan.net.scale)
-            mask, (z, y, x) = self.mask(shown), self.plan.net.scale
-            flags[inside.relative_to(box.start).slices] = True if mask is None else mask[::z, ::y, ::x]
+            unit = self.plan.net.shrink
+            ends = zip(inside.start, inside.stop, unit, strict=True)
+            cells = Box(*zip(*((a // u, -(-b // u)) for a, b, u in ends), strict=True))
+            mask, (z, y, x) = self.mask(self.plan.in_output(cells)), self.plan.net.scale
+            if mask is not None:
+                mask = mask[::z, ::y, ::x]
+                places = zip(inside.start, inside.stop, cells.start, unit, strict=True)
+                mask = mask[np.ix_(*(np.arange(a, b) // u - c for a, b, c, u in places))]
+            flags[inside.relative_to(box.start).slices] = True if mask is None else mask
         return flags
 
     @cached_property
@@ -199,8 +205,8 @@ class Selection:
             return math.prod(self.plan.out_shape)
         sizes = []
         for axis, stride in enumerate(self.plan.lattice.stride):
-            starts = np.arange(self.plan.lattice.counts[axis]) * stride
-            low, high = (corner[axis] for corner in self.plan.roi)
+            starts = np.arange(self.plan.lattice.cells[axis]) * stride
+            low, high = self.plan.region.start[axis], self.plan.region.stop[axis]
             lengths = np.minimum(starts + stride, high) - np.maximum(starts, low)
             sizes.append(np.maximum(lengths, 0) * self.plan.net.scale[axis])
         z, y, x = sizes
@@ -215,22 +221,20 @@ class Selection:
 
     def _cells_under(self, axis: int, windows: Iterable[int]) -> list[Range]:
         """Return for each of `windows` along `axis` the cells to which it adds."""
-        before, after = support(self.plan.lattice, self.plan.recipe.windows.blend)
-        stride = self.plan.lattice.stride[axis]
-        return [self._cells_of(axis, (i * stride - before[axis], (i + 1) * stride + after[axis])) for i in windows]
+        return [self._cells_of(axis, reach(self.plan.blend, self.plan.lattice, axis, i)) for i in windows]
 
     def _number(self, block: int, place: Sequence[int]) -> int:
         lattice = self.plan.lattice
         return block * lattice.windows_per_block + ravel(tuple(place), lattice.places)
 
     def _input(self, axis: int, side: Range) -> Range:
-        """Return the voxels of the volume under output voxels `side`."""
-        first, scale = self.plan.roi[0][axis], self.plan.net.scale[axis]
+        """Return the voxels of the lattice that make output voxels `side`."""
+        first, scale = self.plan.region.start[axis], self.plan.net.scale[axis]
         return first + side[0] // scale, first - (-side[1] // scale)
 
     def _cells_of(self, axis: int, side: Range) -> Range:
-        """Return the cells that voxels `side` of the volume touch within the region."""
-        start, stop = max(side[0], self.plan.roi[0][axis]), min(side[1], self.plan.roi[1][axis])
+        """Return the cells that voxels `side` of the lattice touch within the region."""
+        start, stop = max(side[0], self.plan.region.start[axis]), min(side[1], self.plan.region.stop[axis])
         stride = self.plan.lattice.stride[axis]
         return (start // stride, -(-stop // stride)) if start < stop else (0, 0)
 
@@ -290,7 +294,7 @@ def _own_cells(plan: Plan, axis: int, place: int) -> range:
     """Return the cells along `axis` that begin in the cores of the blocks at `place` of that axis."""
     lattice, cell = plan.lattice, plan.blocks.cell[axis]
     ends = (k * cell - lattice.phase[axis] for k in (place, place + 1))
-    first, last = (min(max(0, -(-end // lattice.stride[axis])), lattice.counts[axis]) for end in ends)
+    first, last = (min(max(0, -(-end // lattice.stride[axis])), lattice.cells[axis]) for end in ends)
     return range(first, last)
 
 
@@ -301,8 +305,16 @@ def _cells_in(plan: Plan, block: int) -> list[range]:
 
 def _cores(plan: Plan, block: int) -> list[list[Range]]:
     """Return the voxels of the volume within the region, per axis, in each cell of `block`."""
-    sides = zip(_cells_in(plan, block), plan.lattice.stride, *plan.roi, strict=True)
+    steps = (s * u for s, u in zip(plan.lattice.stride, plan.lattice.unit, strict=True))
+    sides = zip(_cells_in(plan, block), steps, *plan.roi, strict=True)
     return [[(max(i * s, low), min((i + 1) * s, high)) for i in own] for own, s, low, high in sides]
+
+
+def _seen_of(plan: Plan, axis: int, cell: int) -> Range:
+    """Return the voxels of the volume that the window around `cell` along `axis` sees; they may lie outside."""
+    lattice = plan.lattice
+    start = cell * lattice.stride[axis] - lattice.margin[axis]
+    return lattice.seen_along(axis, start, start + lattice.window[axis])
 
 
 def _masked(plan: Plan, mask: Volume, cores: Sequence[Sequence[Range]]) -> np.ndarray:
@@ -328,9 +340,11 @@ def _mask_box(plan: Plan, cores: Sequence[Sequence[Range]]) -> tuple[list[list[R
 
 def scanned_box(plan: Plan, block: int) -> Box:
     """Return the union of the windows of the cells of `block`; it reaches outside the volume at the faces."""
-    sides = zip(_cells_in(plan, block), plan.lattice.stride, plan.lattice.window, strict=True)
-    shape = tuple((len(own) - 1) * s + w if own else 0 for own, s, w in sides)
-    return Box.from_shape(shape).shift(_origin(plan, block))
+    ends = []
+    for axis, own in enumerate(_cells_in(plan, block)):
+        seen = [_seen_of(plan, axis, own[i]) for i in (0, -1)] if own else [(0, 0), (0, 0)]
+        ends.append((seen[0][0], seen[1][1]))
+    return Box(*zip(*ends, strict=True))
 
 
 def scanned_boxes(plan: Plan, block: int) -> tuple[Box | None, Box | None]:
@@ -343,16 +357,12 @@ def scanned_boxes(plan: Plan, block: int) -> tuple[Box | None, Box | None]:
 
 def _filled(plan: Plan, volume: Volume, block: int, cells: np.ndarray, value: float) -> np.ndarray:
     """Return for each window of `block`, as far as `cells` ask for it, whether it holds anything but `value`."""
-    lattice = plan.lattice
-    sides = [np.flatnonzero(cells.any(axis=tuple({0, 1, 2} - {axis}))) for axis in range(3)]
-    origin = _origin(plan, block)
-    reach = [(int(s[0]) * t, int(s[-1]) * t + w) for s, t, w in zip(sides, lattice.stride, lattice.window, strict=True)]
-    box = Box(tuple(a for a, _ in reach), tuple(b for _, b in reach)).shift(origin)
-    ranges: list[list[Range]] = []
-    lengths = zip(cells.shape, lattice.stride, lattice.window, box.start, origin, strict=True)
-    for n, stride, window, low, first in lengths:
-        starts = range(first, first + n * stride, stride)
-        ranges.append([(max(low, start), max(low, start + window)) for start in starts])
+    seen = [[_seen_of(plan, axis, i) for i in own] for axis, own in enumerate(_cells_in(plan, block))]
+    filled = (np.flatnonzero(cells.any(axis=tuple({0, 1, 2} - {axis}))) for axis in range(3))
+    box = Box(
+        *zip(*((along[some[0]][0], along[some[-1]][1]) for along, some in zip(seen, filled, strict=True)), strict=True)
+    )
+    ranges = [[(max(low, a), max(low, b)) for a, b in along] for low, along in zip(box.start, seen, strict=True)]
     reader = volume.open(live=True)
     return _any_in_layers(
         box, ranges, volume.spatial_chunks[0], lambda layer: (reader.read_mirrored(layer) != value).any(axis=0)
@@ -378,29 +388,24 @@ def _any_in_layers(
 
 def _stored(plan: Plan, volume: Volume, block: int, cells: np.ndarray) -> np.ndarray:
     """Return for each window of `block`, as far as `cells` ask for it, whether a chunk under it is stored."""
-    reader, lattice, origin = volume.open(), plan.lattice, _origin(plan, block)
-    stored = np.zeros_like(cells)
-    whole = ((n - 1) * s + w for n, s, w in zip(cells.shape, lattice.stride, lattice.window, strict=True))
-    if not reader.is_stored(Box.from_shape(tuple(whole)).shift(origin)):
+    reader, stored = volume.open(), np.zeros_like(cells)
+    seen = [[_seen_of(plan, axis, i) for i in own] for axis, own in enumerate(_cells_in(plan, block))]
+    if not reader.is_stored(scanned_box(plan, block)):
         return stored
     for place in np.argwhere(cells).tolist():
-        start = tuple(o + i * s for o, i, s in zip(origin, place, lattice.stride, strict=True))
-        stored[tuple(place)] = reader.is_stored(Box.from_shape(lattice.window).shift(start))
+        stored[tuple(place)] = reader.is_stored(
+            Box(*zip(*(along[i] for i, along in zip(place, seen, strict=True)), strict=True))
+        )
     return stored
-
-
-def _origin(plan: Plan, block: int) -> tuple[int, ...]:
-    """Return where the window of the first cell of `block` starts."""
-    return plan.lattice.window_start(tuple(own.start for own in _cells_in(plan, block)))
 
 
 def gather(plan: Plan, results: Iterable[tuple[int, str]]) -> Selection:
     """Return the selection that `results` of `scan` make: the number of each block, and its cells; the last counts."""
-    nz, ny, nx = plan.lattice.counts
+    nz, ny, nx = plan.lattice.cells
     selection, is_put = Selection(plan, np.zeros((nz, ny, -(-nx // 8)), np.uint8)), np.zeros(len(plan.blocks), bool)
     for block, digits in results:
         if digits or is_put[block]:
-            empty = bytes(-(-plan.lattice.windows_per_block // 8))
+            empty = bytes(-(-max(plan.lattice.windows_per_block, math.prod(plan.block)) // 8))
             _put(selection, block, np.frombuffer(bytes.fromhex(digits) or empty, np.uint8))
             is_put[block] = True
     return selection
@@ -429,7 +434,7 @@ def read_selection(path: Path, plan: Plan) -> Selection:
     Raises:
         RunError: they are damaged, or of another plan.
     """
-    nz, ny, nx = plan.lattice.counts
+    nz, ny, nx = plan.lattice.cells
     try:
         with one_thread:
             cells = np.load(path)

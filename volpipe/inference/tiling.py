@@ -19,34 +19,62 @@ LARGEST_WASTE = 1.05  # along an axis: voxels that windows cover, by those of th
 def choose_windows(
     choice: Windows, net: NetFacts, shape: Triple, chosen: Triple | None = None
 ) -> tuple[Triple, Triple]:
-    """Return window and overlap in voxels, aligned to the net's stride.
+    """Return window and overlap in voxels that the net sees, aligned to its stride.
 
-    Where the recipe leaves the window open it is `chosen`, or the net's own, fitted to a volume of `shape`.
+    Where the recipe leaves the window open it is `chosen`, or the net's own, fitted to a volume of `shape`. What the
+    net gives of a window is less by its `losses`, and it is that which lies on the net's stride.
     """
-    halo = aligned_halo(net)
-    window = choice.shape if choice.shape != "auto" else chosen or own_window(net)
-    _check_fixed(window, net)
+    lost = triple(map(sum, zip(*losses(net), strict=True)))
+    halo = triple(h - m for h, m in zip(aligned_halo(net), net.margin, strict=True))
+    seen = choice.shape if choice.shape != "auto" else chosen or own_window(net)
+    _check_fixed(seen, net)
+    window = triple(w - n for w, n in zip(seen, lost, strict=True))
+    is_cropped, at_edge = choice.blend == "crop", choice.placement in ("edge", "even")
+    if choice.shape == "auto" and at_edge:
+        window = triple(min(w, align_up(n, s)) for w, n, s in zip(window, shape, net.stride, strict=True))
     if choice.overlap != "auto":
-        overlap = (choice.overlap,) * 3 if isinstance(choice.overlap, int) else choice.overlap
-    elif choice.blend == "crop":
+        given = (choice.overlap,) * 3 if isinstance(choice.overlap, int) else choice.overlap
+        overlap = triple(o - n for o, n in zip(given, lost, strict=True))
+    elif is_cropped:
         overlap = (2 * halo[0], 2 * halo[1], 2 * halo[2])
+    elif at_edge:
+        overlap = triple(w - max(u, w // 2 // u * u) for w, u in zip(window, net.shrink, strict=True))
     else:
         overlap = triple(w // (4 * s) * 2 * s for w, s in zip(window, net.stride, strict=True))
     for i, axis in enumerate(AXES):
-        least = 2 * halo[i] if choice.blend == "crop" else 0
-        _check_window(axis, window[i], max(overlap[i], least), net.stride[i])
-        if choice.blend == "crop":
-            _check_halo(axis, window[i], overlap[i], halo[i], net)
-        _check_overlap(axis, window[i], overlap[i], net.stride[i], least)
-    if choice.shape == "auto":
+        least = 2 * halo[i] if is_cropped else 0
+        _check_window(axis, window[i], max(overlap[i], least), net.stride[i], lost[i])
+        if is_cropped and not (at_edge and window[i] >= shape[i]):
+            _check_halo(axis, window[i], overlap[i], halo[i], net, lost[i])
+        _check_overlap(axis, window[i], overlap[i], 1 if at_edge and not is_cropped else net.stride[i], least, lost[i])
+        if overlap[i] % net.shrink[i]:
+            raise PlanError(
+                f"axis {axis}: overlap {overlap[i] + lost[i]} is no multiple of {net.shrink[i]}, the voxels of "
+                "which the net makes one"
+            )
+        if at_edge and is_cropped:
+            _check_length(axis, shape[i], net)
+    if choice.shape == "auto" and not at_edge:
         fitted = _fitted(window, overlap, net.stride, shape)
-        window = triple(only or size for only, size in zip(net.fixed, fitted, strict=True))
-    return window, overlap
+        window = triple(only - n if only else size for only, size, n in zip(net.fixed, fitted, lost, strict=True))
+    return (
+        triple(w + n for w, n in zip(window, lost, strict=True)),
+        triple(o + n for o, n in zip(overlap, lost, strict=True)),
+    )
+
+
+def losses(net: NetFacts) -> tuple[Triple, Triple]:
+    """Return by how many voxels a window is longer than what is taken of the net's output, before and after it.
+
+    That output is cut to whole strides where the windows that a net takes leave a rest.
+    """
+    sizes = zip(net.margin, net.remainder, net.stride, strict=True)
+    return net.margin, triple(m + (r - 2 * m) % s for m, r, s in sizes)
 
 
 def aligned_halo(net: NetFacts) -> Triple:
-    """Return the halo of `net` in whole strides."""
-    return triple(align_up(h, s) for h, s in zip(net.halo, net.stride, strict=True))
+    """Return the halo of `net`, of which what lies within its margin is in whole strides."""
+    return triple(m + align_up(max(0, h - m), s) for h, m, s in zip(net.halo, net.margin, net.stride, strict=True))
 
 
 def _check_fixed(window: Triple, net: NetFacts) -> None:
@@ -74,47 +102,76 @@ def own_window(net: NetFacts) -> Triple:
     """Return the net's own window in whole strides; four times its halo where that would leave next to no core."""
     halo = aligned_halo(net)
     sizes = (w if 4 * (w - 2 * h) >= h else 4 * h for w, h in zip(net.window, halo, strict=True))
-    aligned = (align_up(size, stride) for size, stride in zip(sizes, net.stride, strict=True))
+    aligned = (r + align_up(size - r, s) for size, s, r in zip(sizes, net.stride, net.remainder, strict=True))
     return triple(only or size for only, size in zip(net.fixed, aligned, strict=True))
 
 
-def _check_window(axis: str, window: int, overlap: int, stride: int) -> None:
-    """Refuse a window that is not a multiple of the net's stride: the error would be as large as the signal."""
-    if window < 1:
+def _check_window(axis: str, window: int, overlap: int, stride: int, lost: int) -> None:
+    """Refuse a window off the net's stride: the error would be as large as the signal.
+
+    `window` and `overlap` are of what the net gives; a window is longer by what is `lost`.
+    """
+    if window < 1 and not lost:
         raise PlanError(f"axis {axis}: window {window} is below 1; use a multiple of the net's stride {stride}")
-    if window % stride:
+    if window < 1 or window % stride:
         low = window // stride * stride
-        fits = f"{low} or {low + stride}" if low > overlap else f"{align_up(max(window, overlap + 1), stride)}"
+        fits = (
+            f"{low + lost} or {low + stride + lost}"
+            if low > overlap
+            else f"{align_up(max(window, overlap + 1), stride) + lost}"
+        )
+        if lost:
+            raise PlanError(
+                f"axis {axis}: of a window of {window + lost} the net gives {window}; it takes windows of "
+                f"{stride + lost}, {2 * stride + lost}, {3 * stride + lost} and so on; use {fits}"
+            )
         raise PlanError(f"axis {axis}: window {window} is not a multiple of the net's stride {stride}; use {fits}")
 
 
-def _check_halo(axis: str, window: int, overlap: int, halo: int, net: NetFacts) -> None:
+def _check_halo(axis: str, window: int, overlap: int, halo: int, net: NetFacts, lost: int) -> None:
     """Refuse to crop less than the halo, whose voxels depend on the outside of the window."""
     if window <= 2 * halo:
         raise PlanError(
-            f"axis {axis}: window {window} has no core within the halo {halo} of net {net.label} on both sides; "
-            f"use {align_up(2 * halo + 1, net.stride[AXES.index(axis)])} or more, or blend with hann"
+            f"axis {axis}: window {window + lost} has no core within the halo {net.halo[AXES.index(axis)]} of net "
+            f"{net.label} on both sides; use {align_up(2 * halo + 1, net.stride[AXES.index(axis)]) + lost} or more, or "
+            "blend with hann"
         )
     if 0 <= overlap // 2 < halo:
         raise PlanError(
-            f"axis {axis}: blend crop needs an overlap of {2 * halo} (twice the halo {halo} of net {net.label}), "
-            f"not {overlap}; set windows.overlap to auto, or blend with hann"
+            f"axis {axis}: blend crop needs an overlap of {2 * halo + lost} (twice the halo "
+            f"{net.halo[AXES.index(axis)]} of net {net.label}), not {overlap + lost}; set windows.overlap to auto, or "
+            "blend with hann"
         )
 
 
-def _check_overlap(axis: str, window: int, overlap: int, stride: int, least: int) -> None:
+def _check_overlap(axis: str, window: int, overlap: int, stride: int, least: int, lost: int) -> None:
     """Refuse an overlap that leaves no stride, or that puts windows off the net's own grid."""
     if not 0 <= overlap < window:
         most = (window - 1) // (2 * stride) * 2 * stride
         raise PlanError(
-            f"axis {axis}: overlap {overlap} must be at least 0 and below the window {window}; use {least} to {most}"
+            f"axis {axis}: overlap {overlap + lost} must be at least {lost} and below the window {window + lost}; use "
+            f"{least + lost} to {most + lost}"
         )
-    if overlap // 2 % stride or (window - overlap) % stride:
+    if stride > 1 and (overlap // 2 % stride or (window - overlap) % stride):
         low = overlap // (2 * stride) * 2 * stride
-        fits = " or ".join(str(o) for o in (low, low + 2 * stride) if o < window)
+        fits = " or ".join(str(o + lost) for o in (low, low + 2 * stride) if o < window)
         raise PlanError(
-            f"axis {axis}: overlap {overlap} puts windows off the net's stride {stride}; use {fits}, "
-            "a multiple of twice the stride"
+            f"axis {axis}: overlap {overlap + lost} puts windows off the net's stride {stride}; use {fits}, "
+            + (
+                "a multiple of twice the stride"
+                if not lost
+                else "so that what is left is a multiple of twice the stride"
+            )
+        )
+
+
+def _check_length(axis: str, size: int, net: NetFacts) -> None:
+    """Refuse cropped windows at the edge of a volume that the net could not take in one piece."""
+    stride = net.stride[AXES.index(axis)]
+    if size % stride:
+        raise PlanError(
+            f"axis {axis}: the volume has {size} voxels, no multiple of the stride {stride} of net {net.label}, which "
+            "could not take it in one piece; set windows.placement=lattice"
         )
 
 

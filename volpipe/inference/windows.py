@@ -7,6 +7,7 @@ Not here: torch (runner, dataset), or where windows lie (geometry.grid).
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -20,8 +21,8 @@ import numpy as np
 
 from volpipe.blockwise.malloc import mapped
 from volpipe.errors import VolumeError
-from volpipe.geometry.blend import support
-from volpipe.geometry.grid import Box, Lattice, Slab, unravel
+from volpipe.geometry.blend import windows_over
+from volpipe.geometry.grid import Box, Lattice, Slab
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.volumes.file_states import is_same, read_known
@@ -50,11 +51,14 @@ class Voxels:
     Attributes:
         places: of each window in `data`.
         normalise: what is left to do to them, None where they are normalised.
+        inside: of each window the part that lies in the volume, where the rest is zero once it is normalised; nothing
+            where it shows the volume mirrored.
     """
 
     data: np.ndarray
     places: tuple[Place, ...]
     normalise: Affine | None = None
+    inside: tuple[Place, ...] = ()
 
 
 def read_fingerprint(reader: Reader, slabs: Sequence[Slab], box: Box) -> str:
@@ -77,22 +81,25 @@ def blocks_ahead(plan: Plan) -> int:
 
 def windows_along(plan: Plan, axis: int) -> range:
     """Return the computed windows along `axis`: those that add to a voxel of the region."""
-    before, after = support(plan.lattice, plan.recipe.windows.blend)
-    (first, last), stride = (corner[axis] for corner in plan.roi), plan.lattice.stride[axis]
-    return range(
-        max(0, (first - after[axis]) // stride), min(plan.lattice.counts[axis], -(-(last + before[axis]) // stride))
-    )
+    return windows_over(plan.blend, plan.lattice, axis, plan.region.start[axis], plan.region.stop[axis])
 
 
 def largest_input(plan: Plan) -> int:
     """Return the voxels under the computed windows of a block, for the largest of them."""
-    num_voxels = 1
-    for axis, (stride, overlap) in enumerate(zip(plan.lattice.stride, plan.lattice.overlap, strict=True)):
-        computed, count = windows_along(plan, axis), plan.blocks.counts[axis]
-        blocks = (plan.lattice.windows_along(axis, block) for block in range(count))
-        most = max(min(own.stop, computed.stop) - max(own.start, computed.start) for own in blocks)
-        num_voxels *= most * stride + overlap
-    return num_voxels
+    return math.prod(max(b - a for a, b in seen_along(plan, axis)) for axis in range(3))
+
+
+def seen_along(plan: Plan, axis: int) -> list[tuple[int, int]]:
+    """Return the voxels under the computed windows along `axis` of each block that has some; they may lie outside."""
+    lattice, computed = plan.lattice, windows_along(plan, axis)
+    sides = []
+    for block in range(plan.blocks.counts[axis]):
+        windows = lattice.windows_along(axis, block)
+        own = range(max(windows.start, computed.start), min(windows.stop, computed.stop))
+        if own:
+            start, last = (lattice.start_along(axis, own[i]) for i in (0, -1))
+            sides.append(lattice.seen_along(axis, start, last + lattice.window[axis]))
+    return sides
 
 
 def reads_at_once(seconds: float, latency: float, most: int) -> int:
@@ -197,13 +204,17 @@ class StreamedWindows(WindowSource):
         block = numbers[0] // self.lattice.windows_per_block
         slabs = self.slabs(block)
         box, data = self._slab(block, slabs, numbers[0]) if slabs else self._voxels(block)
-        return Voxels(data, tuple(self._places(numbers, box)), self.normalise)
+        return Voxels(data, tuple(self._places(numbers, box)), self.normalise, tuple(self._inside(numbers)))
 
     def read(self, numbers: Sequence[int]) -> np.ndarray:
-        windows = np.empty((len(numbers), self.volume.num_channels, *self.lattice.window), np.float32)
+        windows = np.empty((len(numbers), self.volume.num_channels, *self.lattice.seen), np.float32)
         for window, number in zip(windows, numbers, strict=True):
             box, data = self._voxels(number // self.lattice.windows_per_block)
             self.normalise.apply(data[next(self._places([number], box))], out=window)
+        for window, inside in zip(windows, self._inside(numbers), strict=False):
+            kept = window[inside].copy()
+            window[...] = 0
+            window[inside] = kept
         return windows
 
     def slabs(self, block: int) -> Sequence[Slab]:
@@ -275,13 +286,20 @@ class StreamedWindows(WindowSource):
 
     def _places(self, numbers: Sequence[int], box: Box) -> Iterator[Place]:
         """Yield where the windows of these numbers, all of one block, are in the voxels (c, z, y, x) of `box`."""
-        lattice = self.lattice
-        base = numbers[0] - numbers[0] % lattice.windows_per_block
-        start = lattice.window_start(lattice.window_index(base))
-        first = [a - b for a, b in zip(start, box.start, strict=True)]
         for number in numbers:
-            sides = zip(first, unravel(number - base, lattice.places), lattice.stride, lattice.window, strict=True)
-            yield (slice(None), *(slice(a + i * s, a + i * s + w) for a, i, s, w in sides))
+            yield (slice(None), *self.lattice.window_box(number).relative_to(box.start).slices)
+
+    def _inside(self, numbers: Sequence[int]) -> Iterator[Place]:
+        """Yield which part of the windows of these numbers lies in the volume, where the rest of them is zero."""
+        if not self.lattice.pads_with_zeros or all(w <= n for w, n in zip(self.lattice.seen, self._shape, strict=True)):
+            return
+        for number in numbers:
+            box = self.lattice.window_box(number)
+            yield (slice(None), *(box & Box.from_shape(self._shape)).relative_to(box.start).slices)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return self.volume.spatial_shape
 
     def _voxels(self, block: int) -> tuple[Box, np.ndarray]:
         """Return the block's input box and its voxels (c, z, y, x), from memory if they were read lately."""
@@ -360,7 +378,7 @@ class Batch:
         assert self.voxels is not None
         for start in range(0, len(self.numbers), size):
             part = slice(start, start + size)
-            voxels = replace(self.voxels, places=self.voxels.places[part])
+            voxels = replace(self.voxels, places=self.voxels.places[part], inside=self.voxels.inside[part])
             yield replace(self, numbers=self.numbers[part], voxels=voxels)
 
 

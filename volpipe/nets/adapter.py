@@ -44,7 +44,7 @@ class Adapter(nn.Module):
         super().__init__()
         self.net = net
         self.choice = choice
-        self.output = None if hasattr(net, "package") else choice.output  # a package has taken it
+        self.taken = None if hasattr(net, "package") else choice.output  # a package has taken it
         self.uneven: Callable[[], Geometry] | None = None
         self.one_by_one = bool(getattr(net, "one_by_one", False))
         self.planes: tuple[str, ...] = (choice.plane or ("yx",)) if is_flat else ()
@@ -109,7 +109,7 @@ class Adapter(nn.Module):
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         if not self.planes:
-            return self._evened(pick(self._call(windows), windows.shape, self.output), windows.shape)
+            return self._evened(pick(self._call(windows), windows.shape, self.taken), windows.shape)
         outs = [self._over(windows, plane) for plane in self.planes]
         return self._evened(outs[0] if len(outs) == 1 else _mean(outs, windows.shape), windows.shape)
 
@@ -128,7 +128,7 @@ class Adapter(nn.Module):
         order = ORDERS[plane]
         across = windows.permute(0, 1, *(2 + axis for axis in order))  # (n, c, slices, rows, columns)
         values = self._of_slices(_with_neighbours(across, self.context))
-        out = pick(values, across.shape, self.output)
+        out = pick(values, across.shape, self.taken)
         return out.permute(0, 1, *(2 + order.index(axis) for axis in range(3)))
 
     def _of_slices(self, slices: torch.Tensor) -> Any:  # Any: whatever the net returns, with its tensors of five axes
@@ -161,7 +161,7 @@ class Adapter(nn.Module):
 
     def channel_names(self, windows: torch.Tensor) -> tuple[str, ...]:
         """Return the names of the output's channels where it joins several outputs; none of others."""
-        if self.output != ALL:
+        if self.taken != ALL:
             return ()
         with torch.inference_mode():
             values = outputs_of(

@@ -15,22 +15,25 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.nets.files import is_program
-from volpipe.recipes.inference import NetChoice, Normalise, Precision, Recipe
+from volpipe.nets.files import is_program, place_of
+from volpipe.recipes.inference import NetChoice, Normalise, Output, Precision, Recipe, Windows
 from volpipe.resolve import default_recipe, nearest, shipped
 from volpipe.volumes.volume import Volume
 
 Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
 Sides = tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
 FILE = "facts.json"
+SAME_SIZE = 0.01  # of a voxel's length, by which sizes may differ that were rounded
 SHIPPED_WEIGHTS = "volpipe:"
 OF_THE_RUN = {"accept_tile_variance", "offsets", "trained_range", "trust_model", "untrained"}  # not of the net itself
+S = TypeVar("S", Windows, Output)
+UNITS = (1e-1, 1.0, 1e3, 1e6)  # nm in the units that makers count in: Å, nm, µm, mm
 OPTIONAL = {"context", "margin", "output", "plane", "remainder"}  # which no hash of a net without them holds
 
 log = logging.getLogger(__name__)
@@ -57,6 +60,8 @@ class NetFacts(BaseModel):
         outputs: name and shape of each, of a net with several.
         planes: that a net of slices is run over, such as "yx"; none of a net of volumes.
         context: neighbouring slices on each side that such a net gets as channels.
+        windows, output: keys of a recipe that the net's maker gives, taken where the recipe leaves them open.
+        spacing: lengths of a voxel (z, y, x) that it was trained on, in some unit; 0 along an axis where any will do.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -82,6 +87,14 @@ class NetFacts(BaseModel):
     outputs: tuple[str, ...] = ()
     planes: tuple[str, ...] = ()
     context: NonNegativeInt = 0
+    windows: Windows | None = None
+    output: Output | None = None
+    spacing: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
+
+    def output_shape(self, window: Iterable[int]) -> tuple[int, ...]:
+        """Return the voxels (z, y, x) that the net gives for a window of that many."""
+        sizes = zip(window, self.margin, self.scale, self.shrink, strict=True)
+        return tuple((w - 2 * m) * s // u for w, m, s, u in sizes)
 
 
 class Arithmetic(NamedTuple):
@@ -312,25 +325,39 @@ def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
     """Refuse a net that the volume or the recipe does not fit.
 
     Raises:
-        PlanError: for its channels, its offsets, or a net that looks at whole windows.
+        PlanError: for its channels, or its offsets.
     """
     if net.in_channels != volume.num_channels:
         raise PlanError(
             f"net {net.label} takes {_channels(net.in_channels)}, the volume {volume} has {volume.channels}; "
             + _remedy(volume, net)
         )
+    _check_spacing(volume, net)
     offsets = recipe.net.offsets
     if offsets is not None and len(offsets) != net.out_channels:
         raise PlanError(
             f"net.offsets names {_channels(len(offsets))}, net {net.label} makes {net.out_channels}; give one "
             "for each, or leave them out where they are no affinities"
         )
-    if not net.tile_invariant and not recipe.net.accept_tile_variance:
+
+
+def _check_spacing(volume: Volume, net: NetFacts) -> None:
+    """Refuse a volume of other voxels than the net was trained on, whose maker's tools would resample it."""
+    if net.spacing is None or set(net.spacing) <= {0.0, 1.0}:  # as files without a voxel size have it
+        return
+    size, spacing = volume.voxel_size_nm, net.spacing
+    trained = " × ".join(f"{n:g}" if n else "any" for n in spacing)
+    if size is None:
         raise PlanError(
-            f"net {net.label} takes statistics of its whole window (instance, group or training-mode batch norm, or it "
-            "says so itself). Two windows then give a voxel that both see two values, and no overlap changes that. Use "
-            "a net without, or set net.accept_tile_variance=true: voxels then depend on where windows lie, also where "
-            "no seam is seen"
+            f"net {net.label} was trained on voxels of {trained} (z, y, x), and the voxel size of {volume} is unknown; "
+            f"give it, such as --set input.voxel_size_nm={','.join(f'{n or 1:g}' for n in spacing)}"
+        )
+    ratios = [v / s for v, s in zip(size, spacing, strict=True) if s]
+    if not any(all(abs(ratio / unit - 1) <= SAME_SIZE for ratio in ratios) for unit in UNITS):
+        raise PlanError(
+            f"net {net.label} was trained on voxels of {trained} (z, y, x), those of {volume} are "
+            f"{' × '.join(f'{n:g}' for n in size)} nm: its maker's tools would resample the volume, which is not done "
+            "here; choose another input.level, or resample it before"
         )
 
 
@@ -353,8 +380,9 @@ def _remedy(volume: Volume, net: NetFacts) -> str:
     return f"choose {other_net}, or an array of {_channels(net.in_channels)}"
 
 
-def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
+def cautions(recipe: Recipe, facts: NetFacts) -> list[str]:
     """Return warnings about the net of a run, before it begins."""
+    choice, windows = recipe.net, recipe.windows
     sentences = []
     if choice.untrained and facts.num_parameters and not is_program(choice.name):
         sentences.append(
@@ -366,10 +394,15 @@ def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
             f"net {facts.label} gives {len(facts.outputs)} outputs ({', '.join(facts.outputs)}), of which the one "
             "on the grid of its input is taken; net.output names another"
         )
-    if choice.accept_tile_variance and not facts.tile_invariant:
+    if not facts.tile_invariant and windows.placement == "lattice":
         sentences.append(
-            f"net {facts.label} looks at whole windows (net.accept_tile_variance=true): expect seams, and another "
-            "output for other windows, everywhere, also where no seam is seen"
+            f"net {facts.label} looks at whole windows, and windows.placement=lattice shows it other surroundings than "
+            "its maker's tools: expect seams, and another output for other windows"
+        )
+    elif not facts.tile_invariant:
+        sentences.append(
+            f"net {facts.label} looks at whole windows, tiled as MONAI and nnU-Net do (windows.placement="
+            f"{windows.placement}): outputs depend on the window's size; set windows.shape to that of its training"
         )
     return sentences
 
@@ -399,6 +432,35 @@ def with_normalisation(recipe: Recipe, facts: NetFacts) -> Recipe:
     )
 
 
+def with_tiling(recipe: Recipe, facts: NetFacts) -> Recipe:
+    """Return `recipe` with what its net asks of windows and output, where the recipe leaves that open.
+
+    Nets that look at whole windows are tiled as their makers do.
+    """
+    recipe = recipe.model_copy(
+        update={
+            "windows": _filled(recipe.windows, facts.windows), "output": _filled(recipe.output, facts.output)
+        }
+    )  # fmt: skip
+    windows = recipe.windows
+    is_free = facts.tile_invariant
+    blend = windows.blend if windows.blend != "auto" else "crop" if is_free else "gaussian"
+    placed = "lattice" if is_free or blend == "crop" else "edge"
+    placement = windows.placement if windows.placement != "auto" else placed
+    if (blend, placement) == (windows.blend, windows.placement):
+        return recipe
+    return recipe.model_copy(update={"windows": windows.model_copy(update={"blend": blend, "placement": placement})})
+
+
+def _filled(own: S, asked: S | None) -> S:
+    """Return the section `own` of a recipe with what a net asks for, where it has the default."""
+    if asked is None:
+        return own
+    fields = type(own).model_fields
+    open_keys = [key for key in asked.model_fields_set if getattr(own, key) == fields[key].default]
+    return own.model_copy(update={key: getattr(asked, key) for key in open_keys})
+
+
 def check_shipped(name: str) -> None:
     """Refuse the name of a net that does not ship with volpipe.
 
@@ -409,7 +471,7 @@ def check_shipped(name: str) -> None:
     if name not in known:
         raise VolpipeError(
             f"no net {name!r}{nearest(name, known)}; shipped are {', '.join(known)}, or module:function, "
-            "file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package"
+            "file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package, nnunet:FOLDER, monai:FOLDER"
         )
 
 
@@ -419,9 +481,9 @@ def check_named(choice: NetChoice, folder: Path) -> None:
     Raises:
         VolpipeError: with what is wrong.
     """
-    place = choice.name.rpartition(":")[0]
+    place = "" if is_program(choice.name) else choice.name.rpartition(":")[0]
     if is_program(choice.name) or place.endswith(".py"):
-        file = folder / Path(place or choice.name).expanduser()
+        file = folder / Path(place or place_of(choice.name)).expanduser()
         if not file.exists():
             what = "Python file" if place else "net"
             raise VolpipeError(f"no {what} at {file}, which net.name={choice.name} names; give another path")

@@ -1,4 +1,5 @@
-"""Nets that come as files: TorchScript (.pt), torch.export (.pt2), ONNX (.onnx), and packages of bioimage.io.
+"""Nets that come as files: TorchScript (.pt), torch.export (.pt2), ONNX (.onnx), packages of bioimage.io, and folders
+of nnU-Net and MONAI.
 
 Not here: weights alone (state_dicts). Weights and ONNX are data. TorchScript and torch.export are their maker's code,
 and are loaded only if the recipe trusts them.
@@ -32,6 +33,7 @@ KINDS = {
     ".pt": "TorchScript", ".pth": "TorchScript", ".ts": "TorchScript", ".pt2": "torch.export", ".onnx": "ONNX",
     ".zip": PACKAGE, ".yaml": PACKAGE, ".yml": PACKAGE,
 }  # fmt: skip
+MAKERS = {"nnunet": "a folder of nnU-Net", "monai": "a MONAI bundle"}  # by what stands before their folder
 CODE = ("TorchScript", "torch.export")  # packages say themselves what is in them
 VARYING = ("instance_norm", "group_norm")
 
@@ -40,17 +42,28 @@ log = logging.getLogger(__name__)
 
 def is_program(name: str) -> bool:
     """Tell whether the net `name` is a file, or a folder with a package, not a function."""
-    return ":" not in name and (PurePath(name).suffix in KINDS or "/" in name)
+    return maker_of(name) != "" or (":" not in name and (PurePath(name).suffix in KINDS or "/" in name))
+
+
+def maker_of(name: str) -> str:
+    """Return what stands before the folder of another trainer that the net `name` is; "" for other nets."""
+    maker, colon, _ = name.partition(":")
+    return maker if colon and maker in MAKERS else ""
+
+
+def place_of(name: str) -> str:
+    """Return the file or folder that the net `name`, a program, names."""
+    return name.partition(":")[2] if maker_of(name) else name
 
 
 def kind_of(name: str) -> str:
     """Return what the file `name` holds, by its suffix; a folder holds a package."""
-    return KINDS.get(PurePath(name).suffix, PACKAGE)
+    return MAKERS[maker_of(name)] if maker_of(name) else KINDS.get(PurePath(name).suffix, PACKAGE)
 
 
 def label_of(name: str) -> str:
     """Return the net `name` as outputs are named after it: its function, file or folder."""
-    path = PurePath(name)
+    path = PurePath(place_of(name))
     if not is_program(name):
         return name.rpartition(":")[2]
     if path.suffix in (".yaml", ".yml") and path.parent.name:
@@ -65,8 +78,10 @@ def load_program(choice: NetChoice, search_path: str) -> nn.Module:
     Raises:
         VolpipeError: it is not trusted, there is no such file, or it is of another kind.
     """
-    path = Path(search_path) / choice.name
+    path = Path(search_path) / Path(place_of(choice.name)).expanduser()
     kind = kind_of(choice.name)
+    if maker_of(choice.name):
+        return _load_folder(choice, path)
     if kind in CODE and not choice.trust_model:
         raise VolpipeError(
             f"net {choice.name} is a file of {kind}, which is code and runs with your rights; add --trust-model "
@@ -90,6 +105,20 @@ def load_program(choice: NetChoice, search_path: str) -> nn.Module:
             f"{path} is no file of {kind}: {describe_error(error)}; "
             "weights alone go to net.weights, and their net to net.name"
         ) from error
+
+
+def _load_folder(choice: NetChoice, path: Path) -> nn.Module:
+    """Return the net in the folder at `path` that another trainer wrote."""
+    _check_no_weights(choice)
+    if not path.is_dir():
+        raise VolpipeError(f"no folder at {path}, which net.name={choice.name} names")
+    if maker_of(choice.name) == "nnunet":
+        from volpipe.nets.nnunet import load_results
+
+        return load_results(path, choice.options)
+    from volpipe.nets.monai_bundle import load_bundle
+
+    return load_bundle(path, choice.options, trust=choice.trust_model)
 
 
 def _check_no_weights(choice: NetChoice) -> None:
@@ -182,7 +211,9 @@ def file_hash(choice: NetChoice, search_path: str) -> str:
 
 def sources(name: str, search_path: Path) -> list[Path]:
     """Return the files that are the code of the net in the file or folder `name`."""
-    path = search_path / name
+    path = search_path / Path(place_of(name)).expanduser()
+    if maker_of(name):
+        return sorted(p for p in (*path.glob("*.json"), *path.glob("configs/*")) if p.is_file())
     if path.is_dir():
         return sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml", ".py"))
     return [path] if path.is_file() else []

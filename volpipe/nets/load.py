@@ -195,6 +195,9 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         "margin": (0, 0, 0),
         "remainder": (0, 0, 0),
         "shrink": (1, 1, 1),
+        "windows": None,
+        "output": None,
+        "spacing": None,
     }
     declared = _declared(net, facts) | _overrides(choice)
     facts |= declared
@@ -414,8 +417,8 @@ def weights_hash(net: nn.Module) -> str:
 
 def weights_digest(choice: NetChoice, net: nn.Module, search_path: str) -> str:
     """Return the SHA-256 of the weights of `net`, the net of `choice`: of its file, where that holds them."""
-    is_program = files.is_program(choice.name)
-    return files.file_hash(choice, search_path) if is_program and not choice.weights else weights_hash(net)
+    is_file = files.is_program(choice.name) and not files.maker_of(choice.name)
+    return files.file_hash(choice, search_path) if is_file and not choice.weights else weights_hash(net)
 
 
 def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> None:

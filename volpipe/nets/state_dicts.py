@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from volpipe.errors import VolpipeError
 
@@ -37,7 +37,7 @@ def load_state(expected: Mapping[str, torch.Tensor], path: Path, key: str | None
     """
     if not path.is_file():
         raise VolpipeError(f"no weights at {path}")
-    everything, groups = _content(_read(path), path)
+    everything, groups = _content(read_file(path), path)
     within = "" if key is None else f"{key.replace(COMPILED, '')}."
     tensors = {name: tensor for name, tensor in everything.items() if name.startswith(within)}
     if not tensors:
@@ -74,8 +74,12 @@ def _refusal(
     return f"the weights in {place} do not fit the net: {why}; give {advice} that they were trained with"
 
 
-def _read(path: Path) -> object:
-    """Return the contents of the file at `path`: tensors and plain values, in dictionaries and lists."""
+def read_file(path: Path) -> object:
+    """Return the contents of the file at `path`: tensors, plain values and numpy's numbers, in dictionaries and lists.
+
+    Raises:
+        VolpipeError: it holds something else, which is named, or cannot be read.
+    """
     import torch
 
     try:
@@ -85,9 +89,18 @@ def _read(path: Path) -> object:
             return load_file(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of TorchScript, which is refused below
-            return torch.load(path, map_location="cpu", weights_only=True)
+            with torch.serialization.safe_globals(_numbers()):
+                return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the readers raise for another file
         raise VolpipeError(_unreadable(path, str(error), type(error).__name__)) from error
+
+
+def _numbers() -> list[Any]:  # Any: classes and functions, as torch has them
+    """Return what makes numbers of numpy, which trainers write beside weights; none of it runs code of the file."""
+    import numpy as np
+
+    kinds = [type(np.dtype(name)) for name in ("float16", "float32", "float64", "int32", "int64", "bool")]
+    return [np.dtype, np._core.multiarray.scalar, (np._core.multiarray.scalar, "numpy.core.multiarray.scalar"), *kinds]  # type: ignore[attr-defined]  # numpy's stubs lack it
 
 
 def _unreadable(path: Path, words: str, kind: str) -> str:

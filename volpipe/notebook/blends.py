@@ -12,6 +12,7 @@ import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import add, sub
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.output import finish
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner
+from volpipe.inference.tiling import aligned_halo, losses
 from volpipe.nets.cache import remembering
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
 from volpipe.notebook.pictures import DrawnInPanels, Panel
@@ -151,16 +153,18 @@ def blends(
 
 def whole_of(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box: Box) -> np.ndarray:
     """Return the net's output (c, z, y, x), float32, over `box`, which it sees with its halo in one window."""
-    stride, scale = plan.net.stride, plan.net.scale
-    start = tuple((a - h) // s * s for a, h, s in zip(box.start, plan.net.halo, stride, strict=True))
-    stop = tuple(align_up(b + h, s) for b, h, s in zip(box.stop, plan.net.halo, stride, strict=True))
-    seen = Box(start, stop)
+    net, (before, after) = plan.net, losses(plan.net)
+    inner = [h - m for h, m in zip(aligned_halo(net), before, strict=True)]  # in whole strides
+    start = tuple(a // s * s - h for a, h, s in zip(box.start, inner, net.stride, strict=True))
+    stop = tuple(align_up(b + h, s) for b, h, s in zip(box.stop, inner, net.stride, strict=True))
+    seen = Box(tuple(map(sub, start, before)), tuple(map(add, stop, after)))
     window = normalise.apply(source.open().read_mirrored(seen))
     try:
         out: np.ndarray = dataclasses.replace(runner, batch=1)(window[None])[0]
     except Exception as error:
         raise runner.explain(error) from error
-    return out[:, *box.relative_to(start).scaled(scale).slices]
+    made = plan.in_output(plan.coarse(box)).relative_to(plan.in_output(plan.coarse(Box(start, stop))).start)
+    return out[:, *made.slices]
 
 
 def _with_blend(recipe: Recipe, family: Family) -> Recipe:

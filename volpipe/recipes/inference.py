@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from volpipe.errors import RecipeError
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.blend import Family
-from volpipe.geometry.grid import Triple
+from volpipe.geometry.grid import Placement, Triple
 from volpipe.recipes.toml import Section, load_tree, typed
 from volpipe.resolve import default_recipe
 from volpipe.volumes.reader import View
@@ -242,10 +242,15 @@ class Windows(Section):
     fit the memory of the site's workers; the net's own where nothing was measured, or no site is known."""
     overlap: Triple | int | Auto = "auto"
     """Voxels that neighbouring windows share (z, y, x). auto: twice the net's halo for crop; else a quarter of the
-    window."""
-    blend: Family = "crop"
+    window, and half of it at the edge."""
+    blend: Family | Auto = "auto"
     """How windows are joined. crop: each keeps its core. The others are weights that overlap, and sum to one at every
-    voxel."""
+    voxel. auto: crop; gaussian for nets that look at whole windows."""
+    placement: Placement | Auto = "auto"
+    """Where windows lie. lattice: their cores begin with the volume, and they see it mirrored at its faces. edge: they
+    begin with the volume, and the last one along an axis ends with it, as in MONAI. even: spread so, as in nnU-Net.
+    Volumes smaller than a window are padded with zeros there. auto: lattice; edge for nets that look at whole
+    windows."""
     block: Triple | Auto = "auto"
     """Windows of a block (z, y, x), which is the unit of work. auto: by the volume and the workers of the site; a run
     that was begun keeps its own."""
@@ -303,8 +308,11 @@ class Output(Section):
     intensity: Literal["auto", "same", "unit", "raw"] = "auto"
     """"same": back to the grey levels of the input. "unit": 0 to 1 become the range of the type. "raw": as the net
     gives them. auto: as the net says."""
-    kind: Literal["image", "labels"] = "image"
-    """How coarser levels are made, the mean of images or the mode of labels, and what viewers read about it."""
+    kind: Literal["image", "labels", "classes"] = "image"
+    """How coarser levels are made, the mean of images or the mode of labels, and what viewers read about it. classes:
+    the output is the number of the channel that is largest, 0 for the first; coarser levels as for labels."""
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    """What is done to the net's numbers once its windows are joined; softmax goes over the channels."""
     chunk: Triple | Auto = "auto"
     """Output voxels of a chunk (z, y, x), the unit of reading."""
     shard: Triple | Auto = "auto"

@@ -200,11 +200,11 @@ def _moved_blocks(before: Plan, now: Plan, axis: int) -> list[bool]:
     return [_windows(before, axis, k) != _windows(now, axis, k) for k in range(before.blocks.counts[axis])]
 
 
-def _windows(plan: Plan, axis: int, block: int) -> list[tuple[int, bytes]]:
-    """Return the weights along `axis` of each window of the blocks at `block`."""
-    lattice, blend, scale = plan.lattice, plan.recipe.windows.blend, plan.net.scale[axis]
-    spans = (span(blend, lattice, axis, i, scale) for i in lattice.windows_along(axis, block))
-    return [(each.start, each.weights.tobytes()) for each in spans]
+def _windows(plan: Plan, axis: int, block: int) -> list[tuple[int, int, bytes]]:
+    """Return the place and the weights along `axis` of each window of the blocks at `block`."""
+    lattice, scale, windows = plan.lattice, plan.net.scale[axis], plan.lattice.windows_along(axis, block)
+    spans = [(lattice.start_along(axis, i), span(plan.blend, lattice, axis, i, scale)) for i in windows]
+    return [(start, each.start, each.weights.tobytes()) for start, each in spans]
 
 
 def _moved_shards(before: Plan, now: Plan, axis: int) -> list[bool]:

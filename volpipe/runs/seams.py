@@ -256,10 +256,14 @@ def _is_selected(selection: Selection, box: Box) -> bool:
 
 
 def _faces(plan: Plan, axis: int) -> list[int]:
-    """Return where the cores of windows begin along `axis`, in output voxels, inside the output."""
-    cell, scale, first = plan.lattice.stride[axis], plan.net.scale[axis], plan.roi[0][axis]
-    inputs = range(-(-first // cell) * cell, plan.roi[1][axis], cell)
-    return [(place - first) * scale for place in inputs if place > first]
+    """Return where the cores of windows begin along `axis`, in output voxels, inside the output.
+
+    At the edge, where windows begin.
+    """
+    lattice, scale, first = plan.lattice, plan.net.scale[axis], plan.region.start[axis]
+    shift = 0 if lattice.placement != "lattice" else lattice.margin[axis]
+    windows = lattice.windows_between(axis, first + 1 - shift, plan.region.stop[axis] - shift)
+    return [(lattice.start_along(axis, i) + shift - first) * scale for i in windows]
 
 
 def _sample(plan: Plan, axis: int, face: int, step: int, rng: np.random.Generator) -> Box:

@@ -268,8 +268,7 @@ def _slabs_in(selection: Selection, box: Box, block: int) -> list[Slab]:
 
 def core_box(plan: Plan, block: int) -> Box:
     """Return the voxels of the output in the core of `block`; none where it is outside the region."""
-    box = plan.lattice.core_box(block) & plan.roi_box
-    return box.relative_to(plan.roi_box.start).scaled(plan.net.scale)
+    return plan.in_output(plan.lattice.core_box(block) & plan.region)
 
 
 def compute_box(

@@ -25,7 +25,7 @@ from volpipe.inference.scratch import DIMENSIONS, SOURCE_KEY
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import StreamedWindows
 from volpipe.nets.facts import NetFacts
-from volpipe.recipes.inference import Infer, Recipe
+from volpipe.recipes.inference import Infer, Recipe, Windows
 from volpipe.recipes.training import TENSORS, TRUTH_KEY, TrainRecipe
 from volpipe.training.data.samples import Sampler, SampleSource
 from volpipe.training.data.targets import accuracy, histograms, roc_auc
@@ -106,7 +106,8 @@ def tiled(
     choice = recipe.net.model_copy(update={"accept_tile_variance": True, "weights": None})
     volume = open_volume(folder / INPUTS, held_out.key)
     threads = Infer(threads=torch.get_num_threads())  # as the training has them
-    tree = Recipe(net=choice, normalise=recipe.normalise, infer=threads, output=recipe.output)
+    cropped = Windows(blend="crop", placement="lattice")  # so that no block adds to another
+    tree = Recipe(net=choice, normalise=recipe.normalise, windows=cropped, infer=threads, output=recipe.output)
     plan = make_plan(tree, volume, facts, out=folder / "validated.zarr")
     normalise, selection = held_out.source.normalise, Selection(plan)
     runner = Runner(plan, next(net.parameters()).device.type, _net=net)

@@ -16,7 +16,7 @@ from volpipe.inference.output import check_name, check_output
 from volpipe.inference.output_plan import Source
 from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.roi import lay_mask
-from volpipe.nets.facts import NetFacts, check_thickness, check_trained, with_normalisation
+from volpipe.nets.facts import NetFacts, check_thickness, check_trained, with_normalisation, with_tiling
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import ArrayInput, Recipe
 from volpipe.runs.run_folder import RunFolder
@@ -58,7 +58,7 @@ def prepare_for(
     check_name(out)
     net = describe(recipe.net, str(search_path))
     check_trained(recipe.net, net)
-    recipe = with_normalisation(recipe, net)
+    recipe = with_tiling(with_normalisation(recipe, net), net)
     mask = _open_mask(recipe.input.mask, search_path)
     target = paths.locate(out)
 

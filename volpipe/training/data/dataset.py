@@ -175,10 +175,11 @@ def _lattice(tensors: Volume) -> Lattice:
     if not isinstance(sizes, dict):
         raise VolumeError(f"{tensors} holds no window tensors: its attributes lack volpipe.lattice")
     try:
-        lattice = Lattice(**{name: tuple(int(n) for n in values) for name, values in sizes.items()})
+        placement = sizes.pop("placement", "lattice")
+        lattice = Lattice(**{name: tuple(map(int, n)) for name, n in sizes.items()}, placement=placement)
     except (TypeError, ValueError) as error:
         raise VolumeError(f"{tensors}: volpipe.lattice in its attributes is damaged: {error}") from error
-    shape = (lattice.max_number, *lattice.window)
+    shape = (lattice.max_number, *lattice.seen)
     if (tensors.shape[0], *tensors.shape[2:]) != shape:
         raise VolumeError(f"{tensors} has shape {tensors.shape}, its lattice needs windows (n, z, y, x) {shape}")
     return lattice

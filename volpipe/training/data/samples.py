@@ -205,9 +205,9 @@ class Sampler:
         """Refuse a volume that is smaller than a window, and stored windows of another shape."""
         if source.stored is not None:
             expected = tuple(n + 2 * c for n, c in zip(self.shape, self.context, strict=True))
-            if source.stored.lattice.window != expected:
+            if source.stored.lattice.seen != expected:
                 raise PlanError(
-                    f"the windows in {source.volume} have {source.stored.lattice.window} voxels (z, y, x), "
+                    f"the windows in {source.volume} have {source.stored.lattice.seen} voxels (z, y, x), "
                     f"samples.shape and the net's scale need {expected}; change samples.shape, or store others"
                 )
             return

@@ -1,0 +1,118 @@
+"""Folders that other trainers write, as nets: what both kinds of them have in common.
+
+Not here: reading nnU-Net's (nnunet) or MONAI's (monai_bundle). Nothing in such a folder is run: architectures are
+looked up by name in the libraries of their makers, and weights are tensors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from volpipe.errors import VolpipeError
+
+
+@dataclass(frozen=True)
+class Grey:
+    """What a net's maker does to grey levels: clip them to `low` and `high`, less `mean`, by `std`."""
+
+    mean: float = 0.0
+    std: float = 1.0
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def is_nothing(self) -> bool:
+        return self == Grey()
+
+    def __call__(self, data: torch.Tensor) -> torch.Tensor:
+        """Return `data` of one channel, mapped."""
+        if self.low is not None or self.high is not None:
+            data = data.clamp(self.low, self.high)
+        return (data - self.mean) / self.std
+
+
+class MadeNet(nn.Module):
+    """A net of a maker's folder, which gets grey levels as its maker's tools give them; a mean over several folds.
+
+    Args:
+        nets: (n, c, z, y, x) or (n, c, y, x) each.
+        greys: what is done to each channel first.
+        flips: axes of a window, counted from z or y, of whose mirrored forms the mean is taken.
+    """
+
+    intensity = "raw"
+
+    def __init__(self, nets: Collection[nn.Module], greys: Collection[Grey] = (), flips: Collection[int] = ()) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(nets)
+        self.greys = () if all(grey.is_nothing for grey in greys) else tuple(greys)
+        self.forms = [()] if not flips else _subsets(sorted(flips))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.greys:
+            x = torch.stack([grey(x[:, i]) for i, grey in enumerate(self.greys)], 1)
+        total = sum(self._mirrored(net, x) for net in self.nets)
+        assert isinstance(total, torch.Tensor)
+        return total / len(self.nets) if len(self.nets) > 1 else total
+
+    def _mirrored(self, net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean of what `net` gives for the mirrored forms of `x`, turned back."""
+        total: torch.Tensor | None = None
+        for form in self.forms:
+            axes = [2 + axis for axis in form]
+            out = torch.flip(net(torch.flip(x, axes)), axes) if axes else net(x)
+            total = out if total is None else total + out
+        assert total is not None
+        return total / len(self.forms) if len(self.forms) > 1 else total
+
+
+def _subsets(axes: list[int]) -> list[tuple[int, ...]]:
+    sets: list[tuple[int, ...]] = [()]
+    for axis in axes:
+        sets += [(*chosen, axis) for chosen in sets]
+    return sorted(sets, key=lambda chosen: (len(chosen), chosen))
+
+
+def read_json(path: Path) -> dict[str, Any]:  # Any: JSON
+    """Return the object in the JSON file at `path`.
+
+    Raises:
+        VolpipeError: there is no such file, or it holds something else.
+    """
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise VolpipeError(f"no {path.name} in {path.parent}: {error.strerror}") from error
+    except ValueError as error:
+        raise VolpipeError(f"{path} is no JSON: {error}") from error
+    if not isinstance(tree, dict):
+        raise VolpipeError(f"{path} holds {type(tree).__name__}, not an object")
+    return tree
+
+
+def library_class(name: str, allowed: Collection[str], extra: str) -> Callable[..., Any]:  # Any: of others' libraries
+    """Return the class that a folder names, which lies in one of the `allowed` packages.
+
+    Raises:
+        VolpipeError: it lies elsewhere, is not there, or its library is not installed, which `extra` brings.
+    """
+    module, _, attribute = name.rpartition(".")
+    if not any(module == package or module.startswith(f"{package}.") for package in allowed):
+        raise VolpipeError(
+            f"it names {name}, and classes come from {' and '.join(allowed)} alone; no other code is run"
+        )
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise VolpipeError(f"it needs {error.name}, which is not installed: pip install 'volpipe[{extra}]'") from error
+    except AttributeError as error:
+        raise VolpipeError(f"{module} has no {attribute} in the version that is installed") from error
+    return found
