@@ -49,8 +49,8 @@ def choose_windows(
         _check_overlap(axis, window[i], overlap[i], 1 if at_edge and not is_cropped else net.stride[i], least, lost[i])
         if overlap[i] % net.shrink[i]:
             raise PlanError(
-                f"axis {axis}: overlap {overlap[i] + lost[i]} is no multiple of {net.shrink[i]}, the voxels of "
-                "which the net makes one"
+                f"axis {axis}: overlap {overlap[i] + lost[i]} is not a multiple of {net.shrink[i]}, the "
+                "input voxels per output voxel"
             )
         if at_edge and is_cropped:
             _check_length(axis, shape[i], net)

@@ -471,7 +471,8 @@ def check_shipped(name: str) -> None:
     if name not in known:
         raise VolpipeError(
             f"no net {name!r}{nearest(name, known)}; shipped are {', '.join(known)}, or module:function, "
-            "file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package, nnunet:FOLDER, monai:FOLDER"
+            "file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package, nnunet:FOLDER, "
+            "monai:FOLDER"
         )
 
 

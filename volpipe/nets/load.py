@@ -482,8 +482,8 @@ def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) 
         coarser = f", {facts.shrink} input voxels per output voxel" if max(facts.shrink) > 1 else ""
         raise PlanError(
             f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale}{coarser}{margin} and "
-            f"{facts.out_channels} channels mean {expected[1:]}; leave out what the net or the recipe declares of "
-            "these, so that it is measured, or correct it"
+            f"{facts.out_channels} channels mean {expected[1:]}; leave these sizes out of the net and the recipe, "
+            "so that they are measured, or correct them"
         )
     return True
 

@@ -200,7 +200,7 @@ def _ratios(shapes: Shapes, base: Triple, fixed: Triple) -> list[Ratio]:
         if all(ratio is not None for ratio in ratios):
             return [ratio for ratio in ratios if ratio is not None]
     raise UnmeasurableError(
-        f"a window of {base} voxels gives {first}, and no other size tells its scale",
+        f"a window of {base} voxels gives {first}, and windows of other sizes do not show its scale",
         "let the output have a whole number of voxels per input voxel, or one per whole number of them; or set "
         "net.scale, net.margin, net.remainder, net.stride and net.halo",
     )
