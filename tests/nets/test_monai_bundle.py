@@ -1,0 +1,135 @@
+"""MONAI bundles: the numbers of MONAI's own sliding window and transforms, and what is refused, by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from inline import Inline
+from monai.inferers import SlidingWindowInferer
+from monai.networks import nets as monai_nets
+from monai.transforms import NormalizeIntensity, ScaleIntensity, ScaleIntensityRange, ScaleIntensityRangePercentiles
+from volumes import noise, write_volume
+
+from volpipe.errors import VolpipeError
+from volpipe.inference.plan import Plan
+from volpipe.nets.load import build_net
+from volpipe.recipes.inference import load_recipe
+from volpipe.volumes.volume import open_volume
+from volpipe.workflow.driver import execute
+from volpipe.workflow.prepare import prepare
+
+UNET = {
+    "_target_": "UNet", "spatial_dims": 3, "in_channels": 1, "out_channels": 3, "channels": [4, 8], "strides": [2],
+    "num_res_units": 1, "norm": "@norm",
+}  # fmt: skip
+BASIC = {"_target_": "monai.networks.nets.BasicUNet", "in_channels": 1, "out_channels": 2, "features": [4, 4, 8, 8, 8, 4]}
+INFERER = {"_target_": "SlidingWindowInferer", "roi_size": [16, 16, 16], "sw_batch_size": 4, "overlap": 0.5}
+
+
+def bundle(folder: Path, network: dict[str, Any], **more: Any) -> Path:
+    """Write a bundle with untrained weights, whose numbers are as those of trained ones."""
+    tree = {"norm": "INSTANCE", "network_def": network, "network": "$@network_def.to(@device)", "inferer": INFERER} | more
+    (folder / "configs").mkdir(parents=True)
+    (folder / "models").mkdir()
+    (folder / "configs" / "inference.json").write_text(json.dumps(tree))
+    torch.manual_seed(0)
+    torch.save(original(network, tree["norm"]).state_dict(), folder / "models" / "model.pt")
+    return folder
+
+
+def original(network: dict[str, Any], norm: str) -> torch.nn.Module:
+    arguments = {key: norm if value == "@norm" else value for key, value in network.items() if key != "_target_"}
+    net: torch.nn.Module = getattr(monai_nets, network["_target_"].rpartition(".")[2])(**arguments)
+    return net
+
+
+def planned(folder: Path, data: np.ndarray, *settings: str) -> Plan:
+    write_volume(folder / "in.n5", data)
+    recipe = load_recipe(None, ["net.name=monai:bundle", "output.levels=0", *settings])
+    return prepare(str(folder / "in.n5"), recipe, folder / "out.zarr", folder)
+
+
+def ran(plan: Plan) -> np.ndarray:
+    assert execute(plan, Inline().start).missing == []
+    return open_volume(plan.out).open()[...]
+
+
+def steps(*transforms: dict[str, Any]) -> dict[str, Any]:
+    read = [{"_target_": "LoadImaged", "keys": "image"}, {"_target_": "EnsureChannelFirstd", "keys": "image"}]
+    return {"_target_": "Compose", "transforms": [*read, *({"keys": "image", **each} for each in transforms)]}
+
+
+@pytest.mark.parametrize(
+    ("described", "transform"),
+    [
+        ({"_target_": "ScaleIntensityd"}, ScaleIntensity()),
+        (
+            {"_target_": "ScaleIntensityRanged", "a_min": 20, "a_max": 200, "b_min": -1, "b_max": 2, "clip": True},
+            ScaleIntensityRange(20, 200, -1, 2, clip=True),
+        ),
+        ({"_target_": "NormalizeIntensityd"}, NormalizeIntensity()),
+        ({"_target_": "NormalizeIntensityd", "subtrahend": 90, "divisor": 40}, NormalizeIntensity(90, 40)),
+        (
+            {"_target_": "ScaleIntensityRangePercentilesd", "lower": 0, "upper": 100, "b_min": 0, "b_max": 1},
+            ScaleIntensityRangePercentiles(0, 100, 0, 1),
+        ),
+    ],
+)
+@pytest.mark.parametrize(("network", "norm", "mode"), [(UNET, "BATCH", "constant"), (BASIC, "INSTANCE", "gaussian")])
+def test_numbers_are_those_of_monai(
+    tmp_path: Path, network: dict[str, Any], norm: str, mode: str, described: dict[str, Any], transform: Any
+) -> None:
+    data = noise((14, 27, 33))
+    inferer = INFERER | {"mode": mode}
+    bundle(tmp_path / "bundle", network, norm=norm, preprocessing=steps(described), inferer=inferer)
+    net = original(network, norm)
+    net.load_state_dict(torch.load(tmp_path / "bundle" / "models" / "model.pt"))
+    window = SlidingWindowInferer((16, 16, 16), 4, 0.5, mode)
+    with torch.inference_mode():
+        image = torch.as_tensor(transform(data[None].astype(np.float32)))
+        expected = window(image[None], net.eval())[0].numpy()
+    np.testing.assert_allclose(ran(planned(tmp_path, data)), expected, rtol=0, atol=1e-5 * np.ptp(expected))
+
+
+def test_what_follows_the_net_makes_classes_of_its_numbers(tmp_path: Path) -> None:
+    after = steps({"_target_": "Activationsd", "softmax": True}, {"_target_": "AsDiscreted", "argmax": True})
+    bundle(tmp_path / "bundle", UNET, postprocessing=after)
+    plan = planned(tmp_path, noise((16, 16, 20)))
+    assert (plan.is_classes, plan.num_channels, plan.out_dtype) == (True, 1, "uint8")
+    assert plan.recipe.normalise.method == "none"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"inferer": {"_target_": "SimpleInferer"}}, "it has the inferer SimpleInferer; give an inferer Sliding"),
+        ({"inferer": INFERER | {"roi_size": [-1, 16, 16]}}, r"inferer.roi_size is \[-1, 16, 16\], not lengths above 0"),
+        ({"inferer": INFERER | {"padding_mode": "reflect"}}, "pads small volumes otherwise than with zeros"),
+        ({"preprocessing": steps({"_target_": "Orientationd", "axcodes": "RAS"})}, "names the transform Orientationd"),
+        ({"preprocessing": steps({"_target_": "NormalizeIntensityd", "nonzero": True})}, "voxels that are not zero"),
+        ({"network_def": UNET | {"out_channels": "$1 + 2"}}, r"network_def.out_channels is the expression '\$1 \+ 2'"),
+        ({"network_def": UNET | {"norm": "@nothing"}}, "network_def.norm refers to @nothing, which is not there"),
+        ({"network_def": {"_target_": "os.system", "command": "true"}}, "it names os.system, and classes come from"),
+    ],
+)
+def test_what_is_not_done_here_is_refused_by_name(tmp_path: Path, more: dict[str, Any], words: str) -> None:
+    folder = bundle(tmp_path / "bundle", UNET)
+    file = folder / "configs" / "inference.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | more))
+    with pytest.raises(VolpipeError, match=rf"MONAI bundle .*: .*{words}"):
+        build_net(load_recipe(None, ["net.name=monai:bundle"]).net, str(tmp_path))
+
+
+def test_a_program_of_a_bundle_runs_where_it_is_trusted(tmp_path: Path) -> None:
+    folder = bundle(tmp_path / "bundle", UNET, norm="BATCH")
+    net = original(UNET, "BATCH").eval()
+    torch.jit.trace(net, torch.zeros(1, 1, 16, 16, 16)).save(str(folder / "models" / "model.ts"))
+    (folder / "models" / "model.pt").unlink()
+    with pytest.raises(VolpipeError, match="model.ts is TorchScript, which is code"):
+        planned(tmp_path, noise((16, 16, 16)))
+    assert planned(tmp_path, noise((16, 16, 16)), "net.trust_model=true").net.out_channels == 3
