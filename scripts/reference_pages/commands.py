@@ -64,11 +64,18 @@ def _command(path: str, command: Command) -> str:
     if arguments:
         parts.append(
             "\n".join(
-                ["| argument | meaning |", "|---|---|", *(f"| `{_place(a)}` | {cell(a.help or '')} |" for a in arguments), ""]
+                [
+                    "| argument | meaning |",
+                    "|---|---|",
+                    *(f"| `{_place(a)}` | {cell(a.help or '')} |" for a in arguments),
+                    "",
+                ]
             )
         )
     if options:
-        parts.append("\n".join(["| option | value | default | meaning |", "|---|---|---|---|", *map(_option, options), ""]))
+        parts.append(
+            "\n".join(["| option | value | default | meaning |", "|---|---|---|---|", *map(_option, options), ""])
+        )
     return "\n".join(parts)
 
 

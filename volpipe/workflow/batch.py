@@ -279,7 +279,7 @@ def _highest(needs: Sequence[tuple[float, float]], at_once: int) -> float:
     return sum(output for output, _ in needs) + sum(scratch[:at_once])
 
 
-INPUT_ADVICE = "--same-input goes on where a volume was copied or touched, --update computes what has changed, "
+INPUT_ADVICE = "--same-input continues where a volume was copied or touched, --update computes what has changed, "
 
 
 def check_changed(plan: BatchPlan, options: BatchOptions) -> None:
