@@ -274,7 +274,7 @@ def test_a_run_that_goes_on_with_other_weights_or_code_is_refused_in_a_few_words
     ended = run(give, *settings)
     assert ended.code == 2
     due = (
-        r"\(net\.weights_sha256: H -> H: the weights changed; code_sha256: H -> H: the code of the net changed\); take"
+        r"\(net\.weights_sha256: H -> H: the weights changed; code_sha256: H -> H: the code of the net changed\); t"
     )
     assert re.search(due.replace("H", r"\w{8}…"), ended.err), ended.err
     write_volume(tmp_path / "other.n5", noise((12, 24, 16)))
