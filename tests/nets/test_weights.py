@@ -273,9 +273,7 @@ def test_a_run_that_goes_on_with_other_weights_or_code_is_refused_in_a_few_words
     (tmp_path / "nets.py").write_text(NETS + "# edited\n")
     ended = run(give, *settings)
     assert ended.code == 2
-    due = (
-        r"\(net\.weights_sha256: H -> H: the weights changed; code_sha256: H -> H: the code of the net changed\); t"
-    )
+    due = r"\(net\.weights_sha256: H -> H: the weights changed; code_sha256: H -> H: the code of the net changed\); t"
     assert re.search(due.replace("H", r"\w{8}…"), ended.err), ended.err
     write_volume(tmp_path / "other.n5", noise((12, 24, 16)))
     ended = give("run", *THREADS, *set_each(*settings), "-o", "out.zarr", "other.n5")
