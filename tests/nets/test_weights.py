@@ -205,7 +205,8 @@ def test_code_that_is_edited_after_the_plan_stops_the_run_at_once(
     monkeypatch.syspath_prepend(tmp_path)
     plan = planned(tmp_path, "net.untrained=true")
     (tmp_path / file).write_text((tmp_path / file).read_text() + "# edited\n")
-    with pytest.raises(RunStopped, match=r"code of net seeded is \w{8}… on .*restore it, or start over with --fresh"):
+    sentence = r"code of net seeded is \w{8}… on .*make it the same there, or start over with --fresh"
+    with pytest.raises(RunStopped, match=sentence):
         execute(plan, Inline().start)
     for module in ("helper", "parts", "parts.blocks"):
         sys.modules.pop(module)
@@ -272,7 +273,7 @@ def test_a_run_that_goes_on_with_other_weights_or_code_is_refused_in_a_few_words
     (tmp_path / "nets.py").write_text(NETS + "# edited\n")
     ended = run(give, *settings)
     assert ended.code == 2
-    due = r"\(net\.weights_sha256: H -> H: the weights changed; code_sha256: H -> H: the code of the net changed\); res"
+    due = r"\(net\.weights_sha256: H -> H: the weights changed; code_sha256: H -> H: the code of the net changed\); t"
     assert re.search(due.replace("H", r"\w{8}…"), ended.err), ended.err
     write_volume(tmp_path / "other.n5", noise((12, 24, 16)))
     ended = give("run", *THREADS, *set_each(*settings), "-o", "out.zarr", "other.n5")

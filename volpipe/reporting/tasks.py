@@ -83,7 +83,7 @@ COLUMNS: dict[str, Column] = {
     "set aside": lambda s: s.failed or "",
 }
 MEANINGS = (
-    "Task time is the sum over all tasks, of which several ran at once; CPU is processor time by task time, above "
+    "Task time is the sum over tasks, several of which ran at once; CPU is processor time by task time, above "
     "100 % where a task has several threads; peak memory is that of the largest worker process. Queued is the mean "
     "time between sending a task and its start, waiting its share of queue and work together: high where workers are "
     "busy or still to come."
