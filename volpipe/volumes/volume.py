@@ -34,6 +34,7 @@ from volpipe.volumes.reader import (
     make_volume,
 )
 from volpipe.volumes.storage import object_store, paths
+from volpipe.volumes.storage.chunk_source import describe_names
 from volpipe.volumes.storage.metadata import ArraySpec, Header, Lengths, Level, Multiscale
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.writer import Writer, open_writer
@@ -69,9 +70,11 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0, *,
         _check_exists(container, key)
     with paths.reading_once():
         volume = _resolve(container, key, level)
+        header = read_header(volume.folder)
+        note = "" if header is None else describe_names(header)
     if volume.format == "tiff" and isinstance(volume.folder, Path) and volume.folder.is_dir():
         tiff_folder.check(volume.folder)
-    volume = with_view(volume, view)
+    volume = with_view(replace(volume, notes=(*volume.notes, note)) if note else volume, view)
     count = _length(volume, "t")
     if count > 1 and view.time is None:
         raise VolumeError(

@@ -21,10 +21,10 @@ from weakref import WeakSet
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.geometry.indexing import ranges
 from volpipe.volumes.formats import zarr
 from volpipe.volumes.formats.flat import Part
 from volpipe.volumes.storage import tensorstore
-from volpipe.volumes.storage.indexing import ranges
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
     Facts,

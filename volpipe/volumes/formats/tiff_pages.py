@@ -16,9 +16,9 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, cells, ravel
+from volpipe.geometry.indexing import bounds, ranges
 from volpipe.volumes.formats.flat import FlatArray, RawFile
 from volpipe.volumes.storage import decoded_size
-from volpipe.volumes.storage.indexing import bounds, ranges
 from volpipe.volumes.storage.metadata import voxel_dtype
 from volpipe.volumes.storage.tensorstore import Index
 
