@@ -110,6 +110,20 @@ def test_the_first_missing_chunks_are_asked_for_by_other_names(bucket: Bucket, t
     np.testing.assert_array_equal(open_volume(place).open()[...], stored)
 
 
+@pytest.mark.parametrize("how", ["slash", "gz"])
+def test_one_chunk_by_another_name_among_thousands_is_read(tmp_path: Path, how: str) -> None:
+    data = np.arange(1, 1401, dtype="u2").reshape(14, 10, 10)
+    metadata = {"zarr_format": 2, "shape": data.shape, "chunks": (1, 1, 1), "dtype": "<u2", "compressor": None,
+                "fill_value": 0, "order": "C", "filters": None, "dimension_separator": "."}  # fmt: skip
+    (tmp_path / ".zarray").write_text(json.dumps(metadata))
+    for index in np.ndindex(data.shape):
+        name, content = ".".join(map(str, index)), data[index].tobytes()
+        name, content = RENAMES[how](name, content) if index == (7, 3, 9) else (name, content)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    np.testing.assert_array_equal(open_volume(tmp_path).open()[...], data)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_sparse_array_is_fill_and_costs_no_more_requests(bucket: Bucket, tmp_path: Path, layout: str) -> None:
     path = tmp_path / ("a.n5" if layout == "n5" else "a")

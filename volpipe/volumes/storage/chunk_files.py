@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -57,10 +58,14 @@ class ChunkFiles:
 
     header: Header
 
-    @property
+    @cached_property
     def grid(self) -> Grid:
         """The chunks or shards, in stored axes: one is one file."""
         return Grid(self.header.shape, self.header.write_unit)
+
+    @cached_property
+    def _counts(self) -> tuple[int, ...]:
+        return self.grid.counts
 
     @property
     def num_chunks(self) -> int:
@@ -85,6 +90,9 @@ class ChunkFiles:
 
     def parse(self, name: str) -> tuple[tuple[int, ...], Style] | None:
         """Return where in the grid the file `name` belongs, and its style; None where no style gives such a name."""
+        index = self.index(name)
+        if index is not None:
+            return index, self.style
         match = EXTENSION.search(name)
         for extension in ("", match[0]) if match else ("",):
             for style in (*self.styles, *(() if self.header.format == "precomputed" else RARE_STYLES)):
@@ -110,11 +118,10 @@ class ChunkFiles:
         index = self._place(name, style)
         if index is None:
             return None
-        counts = self.grid.counts
-        inside = all(0 <= i < n for i, n in zip(index, counts, strict=True))
+        inside = all(0 <= i < n for i, n in zip(index, self._counts, strict=True))
         return index if inside and self.name(index, style) == name else None
 
-    @property
+    @cached_property
     def style(self) -> Style:
         """How the metadata say that chunk files are named."""
         known = self.header.known
@@ -131,7 +138,7 @@ class ChunkFiles:
         separator = str(settings.get("separator", "/"))
         return Style(f"c{separator}", separator)
 
-    @property
+    @cached_property
     def styles(self) -> tuple[Style, ...]:
         """How chunk files of the format are named, that of the metadata first, something that packs them apart."""
         if self.header.format == "precomputed":

@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -27,7 +28,7 @@ from volpipe.volumes.storage.paths import Location
 
 log = logging.getLogger(__name__)
 
-MOST_LISTED, MOST_LISTED_REMOTE = 10_000, 1000  # names: some milliseconds; one request
+MOST_LISTED = 1000  # names: some milliseconds on a disk, one request to a bucket
 MOST_ASKED = 8  # missing chunks that are asked for under other names, where others have their own and none is listed
 SPARE_BYTES = 64 << 10  # of a chunk beside its voxels
 N5_START, N5_VARLENGTH, N5_OBJECTS = 4, 1, 2  # bytes of a block before its sizes; modes of blocks
@@ -69,12 +70,11 @@ def is_named(header: Header) -> bool:
 
 
 def list_names(header: Header) -> Names:
-    """Return the names of the first thousands of files of the array of `header`; none where they cannot be listed."""
+    """Return the names of the first MOST_LISTED files of the array of `header`; none where they cannot be listed."""
     files, folder = ChunkFiles(header), header.folder
-    most = MOST_LISTED_REMOTE if isinstance(folder, Remote) else MOST_LISTED
     usual, otherwise, stray, num_seen = set[Index](), dict[Style, dict[Index, str]](), "", 0
     try:
-        for name in islice(paths.walk_names(folder), most):
+        for name in islice(paths.walk_names(folder), MOST_LISTED):
             num_seen += 1
             entry = None if name.lower().endswith(UNFINISHED) else files.parse(name)
             if entry is not None and entry[1] == files.style:
@@ -90,9 +90,9 @@ def list_names(header: Header) -> Names:
     for style, stored in sorted(otherwise.items(), key=lambda item: -len(item[1])):
         missing = ((name, files.name(index)) for index, name in stored.items() if index not in usual)
         name, usual_name = next(missing, ("", ""))
-        if name and (num_seen < most or paths.size(folder / usual_name) is None):
+        if name and (num_seen < MOST_LISTED or paths.size(folder / usual_name) is None):
             others.append((style, name, usual_name))
-    return Names(len(usual), tuple(others), stray, files.is_of_another_grid(stray), is_complete=num_seen < most)
+    return Names(len(usual), tuple(others), stray, files.is_of_another_grid(stray), is_complete=num_seen < MOST_LISTED)
 
 
 def _is_stray(name: str) -> bool:
@@ -112,7 +112,9 @@ def describe_names(header: Header) -> str:
     """
     if not is_named(header):
         return ""
-    names = _asked_names(header) if _is_web(header.folder) else list_names(header)
+    names = _remote_names(header) if isinstance(header.folder, Remote) else list_names(header)
+    if names.others or names.stray:
+        _remote_names.cache_clear()  # somebody may rename them, and open it again
     why = _refusal(header, names)
     if why and not names.is_outside:
         raise VolumeError(f"{header.folder}: {why}")
@@ -150,8 +152,10 @@ def _refusal(header: Header, names: Names) -> str:
     )
 
 
-def _is_web(folder: Location) -> bool:
-    return isinstance(folder, Remote) and not folder.is_s3
+@lru_cache(maxsize=256)  # each costs a request, and a run opens its output many times
+def _remote_names(header: Header) -> Names:
+    assert isinstance(header.folder, Remote)
+    return list_names(header) if header.folder.is_s3 else _asked_names(header)
 
 
 def _asked_names(header: Header) -> Names:
