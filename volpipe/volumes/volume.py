@@ -70,8 +70,7 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0, *,
         _check_exists(container, key)
     with paths.reading_once():
         volume = _resolve(container, key, level)
-        header = read_header(volume.folder)
-        note = "" if header is None else describe_names(header)
+        note = _note_on_names(volume)
     if volume.format == "tiff" and isinstance(volume.folder, Path) and volume.folder.is_dir():
         tiff_folder.check(volume.folder)
     volume = with_view(replace(volume, notes=(*volume.notes, note)) if note else volume, view)
@@ -82,6 +81,17 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0, *,
             "view=vp.View(time=0)"
         )
     return volume
+
+
+def _note_on_names(volume: Volume) -> str:
+    """Return a sentence on chunk files with other names than the metadata give; of outputs of ours no bucket is asked.
+
+    Raises:
+        VolumeError: none of the files there is a chunk.
+    """
+    header, folder = read_header(volume.folder), volume.folder
+    is_own = volume.levels and isinstance(folder, object_store.Remote) and "volpipe" in read_attributes(folder.parent)
+    return "" if header is None or is_own else describe_names(header)
 
 
 def with_view(volume: Volume, view: View) -> Volume:

@@ -14,7 +14,6 @@ import re
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -28,6 +27,7 @@ from volpipe.volumes.storage.paths import Location
 
 log = logging.getLogger(__name__)
 
+FEW_LISTED = 40  # of a bucket, as an array is opened: one request, whatever its server sends together
 MOST_LISTED = 1000  # names: some milliseconds on a disk, one request to a bucket
 MOST_ASKED = 8  # missing chunks that are asked for under other names, where others have their own and none is listed
 SPARE_BYTES = 64 << 10  # of a chunk beside its voxels
@@ -69,12 +69,16 @@ def is_named(header: Header) -> bool:
     return bool(ChunkFiles(header).name((0,) * len(header.shape)))
 
 
-def list_names(header: Header) -> Names:
-    """Return the names of the first MOST_LISTED files of the array of `header`; none where they cannot be listed."""
+def list_names(header: Header, most: int = MOST_LISTED) -> Names:
+    """Return the names of the first `most` files of the array of `header`; none where they may not be listed.
+
+    Raises:
+        RemoteError: no answer.
+    """
     files, folder = ChunkFiles(header), header.folder
     usual, otherwise, stray, num_seen = set[Index](), dict[Style, dict[Index, str]](), "", 0
     try:
-        for name in islice(paths.walk_names(folder), MOST_LISTED):
+        for name in islice(paths.walk_names(folder, most), most):
             num_seen += 1
             entry = None if name.lower().endswith(UNFINISHED) else files.parse(name)
             if entry is not None and entry[1] == files.style:
@@ -83,16 +87,19 @@ def list_names(header: Header) -> Names:
                 otherwise.setdefault(entry[1], {})[entry[0]] = name
             elif not stray and _is_stray(name):
                 stray = name
-    except VolumeError as error:  # on the web, or in a bucket that may not be listed
+    except VolumeError as error:
+        if isinstance(error, RemoteError) and "access denied" not in str(error):
+            raise
+        # A web server, or a bucket that may not be listed.
         log.info("%s", error)
         return Names()
     others = []
     for style, stored in sorted(otherwise.items(), key=lambda item: -len(item[1])):
         missing = ((name, files.name(index)) for index, name in stored.items() if index not in usual)
         name, usual_name = next(missing, ("", ""))
-        if name and (num_seen < MOST_LISTED or paths.size(folder / usual_name) is None):
+        if name and (num_seen < most or paths.size(folder / usual_name) is None):
             others.append((style, name, usual_name))
-    return Names(len(usual), tuple(others), stray, files.is_of_another_grid(stray), is_complete=num_seen < MOST_LISTED)
+    return Names(len(usual), tuple(others), stray, files.is_of_another_grid(stray), is_complete=num_seen < most)
 
 
 def _is_stray(name: str) -> bool:
@@ -112,9 +119,8 @@ def describe_names(header: Header) -> str:
     """
     if not is_named(header):
         return ""
-    names = _remote_names(header) if isinstance(header.folder, Remote) else list_names(header)
-    if names.others or names.stray:
-        _remote_names.cache_clear()  # somebody may rename them, and open it again
+    few = FEW_LISTED if isinstance(header.folder, Remote) else MOST_LISTED
+    names = _asked_names(header) if _is_web(header.folder) else list_names(header, few)
     why = _refusal(header, names)
     if why and not names.is_outside:
         raise VolumeError(f"{header.folder}: {why}")
@@ -127,8 +133,8 @@ def describe_names(header: Header) -> str:
         is_odd = any(map(str.isdecimal, names.stray)) and not names.is_outside
         return f"{names.stray} in it is no chunk by any name known, and is not read" if is_odd else ""
     _, file, usual = names.others[0]
-    few = "some chunk files" if names.num_usual else "chunk files"
-    return f"{few} are named {file}, not {usual} as the metadata say; they are read by that name"
+    some = "some chunk files" if names.num_usual else "chunk files"
+    return f"{some} are named {file}, not {usual} as the metadata say; they are read by that name"
 
 
 def _unreadable(file: str, usual: str) -> str:
@@ -152,10 +158,8 @@ def _refusal(header: Header, names: Names) -> str:
     )
 
 
-@lru_cache(maxsize=256)  # each costs a request, and a run opens its output many times
-def _remote_names(header: Header) -> Names:
-    assert isinstance(header.folder, Remote)
-    return list_names(header) if header.folder.is_s3 else _asked_names(header)
+def _is_web(folder: Location) -> bool:
+    return isinstance(folder, Remote) and not folder.is_s3
 
 
 def _asked_names(header: Header) -> Names:

@@ -315,17 +315,17 @@ def _check_listable(folder: Remote) -> None:
         raise VolumeError(f"{folder}: a web server cannot be asked what it holds; name the array: …/volume.zarr/key")
 
 
-def list_files(folder: Remote) -> Iterator[tuple[str, int]]:
+def list_files(folder: Remote, at_once: int = LISTED_AT_ONCE) -> Iterator[tuple[str, int]]:
     """Yield every file under `folder`: its key there, and its bytes.
 
     Raises:
         VolumeError: it cannot be listed.
     """
-    return ((name, stamp.num_bytes) for name, stamp in list_stamps(folder))
+    return ((name, stamp.num_bytes) for name, stamp in list_stamps(folder, at_once))
 
 
-def list_stamps(folder: Remote) -> Iterator[tuple[str, Stamp]]:
-    """Yield every file under `folder`: its key there, and its stamp; see `list_files`."""
+def list_stamps(folder: Remote, at_once: int = LISTED_AT_ONCE) -> Iterator[tuple[str, Stamp]]:
+    """Yield every file under `folder`, `at_once` of them together: its key there, and its stamp; see `list_files`."""
     import obstore
 
     _check_listable(folder)
@@ -335,7 +335,7 @@ def list_stamps(folder: Remote) -> Iterator[tuple[str, Stamp]]:
     def page() -> Any:
         nonlocal pages
         try:
-            pages = pages or iter(obstore.list(client(folder), folder.key, offset=last, chunk_size=LISTED_AT_ONCE))
+            pages = pages or iter(obstore.list(client(folder), folder.key, offset=last, chunk_size=at_once))
             return next(pages, ())
         except Exception:
             pages = None  # the next attempt goes on after the last file that came

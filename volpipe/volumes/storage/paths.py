@@ -338,18 +338,19 @@ def list_files(folder: Location) -> Iterator[tuple[str, int]]:
             yield name, entry.stat().st_size
 
 
-def walk_names(folder: Location) -> Iterator[str]:
+def walk_names(folder: Location, at_once: int) -> Iterator[str]:
     """Yield the key of every file under `folder`, hidden ones and what is in hidden folders left out.
+
+    Those of a bucket are listed `at_once`.
 
     Raises:
         VolumeError: it cannot be listed.
     """
-    names = (name for name, _ in object_store.list_files(folder)) if isinstance(folder, Remote) else _names(folder)
+    if isinstance(folder, Remote):
+        names = (name for name, _ in object_store.list_files(folder, at_once))
+    else:
+        names = (name for name, _ in _walk(folder))
     return (name for name in names if not name.startswith(".") and "/." not in name)
-
-
-def _names(folder: Path) -> Iterator[str]:
-    return (name for name, _ in _walk(folder))
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
