@@ -27,13 +27,23 @@ UNET = {
     "_target_": "UNet", "spatial_dims": 3, "in_channels": 1, "out_channels": 3, "channels": [4, 8], "strides": [2],
     "num_res_units": 1, "norm": "@norm",
 }  # fmt: skip
-BASIC = {"_target_": "monai.networks.nets.BasicUNet", "in_channels": 1, "out_channels": 2, "features": [4, 4, 8, 8, 8, 4]}
+BASIC = {
+    "_target_": "monai.networks.nets.BasicUNet",
+    "in_channels": 1,
+    "out_channels": 2,
+    "features": [4, 4, 8, 8, 8, 4],
+}
 INFERER = {"_target_": "SlidingWindowInferer", "roi_size": [16, 16, 16], "sw_batch_size": 4, "overlap": 0.5}
 
 
 def bundle(folder: Path, network: dict[str, Any], **more: Any) -> Path:
     """Write a bundle with untrained weights, whose numbers are as those of trained ones."""
-    tree = {"norm": "INSTANCE", "network_def": network, "network": "$@network_def.to(@device)", "inferer": INFERER} | more
+    tree = {
+        "norm": "INSTANCE",
+        "network_def": network,
+        "network": "$@network_def.to(@device)",
+        "inferer": INFERER,
+    } | more
     (folder / "configs").mkdir(parents=True)
     (folder / "models").mkdir()
     (folder / "configs" / "inference.json").write_text(json.dumps(tree))

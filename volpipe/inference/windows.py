@@ -273,7 +273,9 @@ class StreamedWindows(WindowSource):
 
     def _open(self) -> Reader:
         cache_bytes = CACHE_BYTES if any(self.lattice.overlap) else 0
-        return self.volume.open(cache_bytes=cache_bytes, session=self.session, live=True)
+        # In a bucket a look at a chunk in memory is a request, which costs what the memory saves.
+        is_near = not isinstance(self.volume.folder, Remote)
+        return self.volume.open(cache_bytes=cache_bytes, session=self.session, live=is_near)
 
     def _note(self, block: int, fingerprint: str, box: Box) -> None:
         """Note the `fingerprint` of the voxels of `block`, in `box`.

@@ -28,6 +28,7 @@ from volpipe.volumes.node_cache import warn
 from volpipe.volumes.reader import Reader, Volume
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.chunk_files import ChunkFiles
+from volpipe.volumes.storage.chunk_source import is_named, list_names
 from volpipe.volumes.storage.damage import CHUNKED
 from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.metadata import Header
@@ -52,6 +53,7 @@ class FileStates:
         self._volume, self._header = volume, header
         self._layout = _layout(header)
         self._description = _description(header)
+        self._others: bool | None = None
         self._lately: deque[float] = deque(maxlen=LOOKS)  # seconds that a file took
         self._named: tuple[Box, list[Location | str | None]] | None = None  # those of one look after the other
         self._memory: OrderedDict[Location | str | None, tuple[State, float]] = OrderedDict()  # and when it was so
@@ -94,11 +96,19 @@ class FileStates:
         states = states_of(self._files(shown, self._layout.cell))
         if (states == UNTOLD).all(axis=-1).any():
             return ""
+        if (states == ABSENT).all(axis=-1).any() and self._has_others():
+            return ""
         folder = self._header.folder
         if (states == ABSENT).all(axis=-1).any() and not opened.state(folder, has_slices="names" in self._header.known):
             raise VolumeError(f"no array at {folder} any more")  # and no chunk of it, which would be read as zeros
         place = np.array([box.start, box.stop, shown.start, shown.stop], np.int64)
         return _hash(self._description, place.tobytes(), states.tobytes()).hex()
+
+    def _has_others(self) -> bool:
+        """Return whether files of the array have other names than its metadata give, which are not looked at."""
+        if self._others is None:
+            self._others = is_named(self._header) and bool(list_names(self._header).others)
+        return self._others
 
     def _files(self, box: Box, cell: Shape) -> Box:
         """Return the files of `cell` voxels that hold `box` (z, y, x), by their places along the stored axes."""

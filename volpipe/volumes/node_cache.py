@@ -17,7 +17,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,11 +25,13 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.geometry.grid import cells
+from volpipe.geometry.grid import Index, cells
+from volpipe.geometry.indexing import bounds
 from volpipe.volumes.storage import paths, tensorstore
 from volpipe.volumes.storage.chunk_files import ChunkFiles
+from volpipe.volumes.storage.chunk_source import ChunkSource, as_tensorstore_reads
 from volpipe.volumes.storage.damage import CHUNKED
-from volpipe.volumes.storage.indexing import bounds
+from volpipe.volumes.storage.fetched_array import FetchedArray, LocalArray
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Stamp
 from volpipe.volumes.volume import Reader, Volume
@@ -173,7 +175,7 @@ class CachedVolume(Volume):
         reader = super().open(cache_bytes=cache_bytes, session=session, live=live)
 
         def cached(header: Header, array: tensorstore.StoredArray) -> tensorstore.StoredArray:
-            is_cached = isinstance(array, tensorstore.TensorStoreArray)  # others are read by zarr-python alone
+            is_cached = isinstance(array, FetchedArray | LocalArray)  # others are read by zarr-python alone
             return CachedArray(header, array, self, cache_bytes) if is_cached else array
 
         reader.read_through(cached)
@@ -186,23 +188,25 @@ class CachedArray:
     def __init__(self, header: Header, array: tensorstore.StoredArray, volume: CachedVolume, cache_bytes: int) -> None:
         self._header, self._array, self._volume, self._cache_bytes = header, array, volume, cache_bytes
         self._here = tensorstore.ArrayInMemory(header, cache_bytes)
+        self._source, self._name = ChunkSource(header), ChunkFiles(header).name
         self._states: dict[str, str] = {}  # of the files whose chunks may be in memory
         self._lock = threading.Lock()  # one thread may read what another drops from memory
 
     def read(self, index: tensorstore.Index) -> np.ndarray:
-        names = list(files_at(self._header, index))
+        units = list(cells(bounds(index, self._header.shape), self._header.write_unit))
         try:
-            return self._read(names, index)
+            return self._read({self._name(unit): unit for unit in units}, index)
         except Exception as error:  # of the node's disk: the volume itself may be readable
             data = self._array.read(index)
             warn(f"the input is read straight, not by way of {self._volume.base}: {type(error).__name__}: {error}")
             return data
 
-    def _read(self, names: list[str], index: tensorstore.Index) -> np.ndarray:
+    def _read(self, names: Mapping[str, Index], index: tensorstore.Index) -> np.ndarray:
+        """Return the voxels at `index`, given the names of its files and their places in the grid of files."""
         cache = node_cache(self._volume.base, self._volume.run)
-        states = dict(zip(names, fetchers().map(self._state, names), strict=True))
+        states = dict(zip(names, fetchers().map(self._state, names.values()), strict=True))
         kept = {name: f"{name}@{state}" for name, state in states.items()}  # what has changed is another file
-        contents = fetchers().map(lambda name: cache.get(kept[name], lambda: self._fetch(name)), names)
+        contents = fetchers().map(lambda name: cache.get(kept[name], lambda: self._fetch(names[name])), names)
         stored = [(name, data) for name, data in zip(names, contents, strict=True) if data is not None]
         with self._lock:
             self._remember(states)
@@ -218,8 +222,10 @@ class CachedArray:
                 for name, _ in stored:
                     self._here.put(name, None)
 
-    def _state(self, name: str) -> str:
-        state = paths.file_state(self._header.folder / name)
+    def _state(self, unit: Index) -> str:
+        state = paths.file_state(self._header.folder / self._name(unit))
+        if state == paths.ABSENT and self._source.is_elsewhere(unit):
+            state = paths.file_state(self._source.file(unit))
         return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
 
     def _remember(self, states: dict[str, str]) -> None:
@@ -228,17 +234,12 @@ class CachedArray:
             self._here, self._states = tensorstore.ArrayInMemory(self._header, self._cache_bytes), {}
         self._states |= states
 
-    def _fetch(self, name: str) -> bytes | None:
-        data = paths.read(self._header.folder / name, LARGEST_BYTES + 1)
-        if data is not None and len(data) > LARGEST_BYTES:
-            raise OSError(f"{name} has more than {LARGEST_BYTES >> 20} MiB")
-        tensorstore.count(read=len(data or b""))
-        return data
-
-
-def files_at(header: Header, index: tensorstore.Index) -> Iterator[str]:
-    """Yield the name, in the array's folder, of every chunk file or shard that holds voxels at `index`."""
-    return map(ChunkFiles(header).name, cells(bounds(index, header.shape), header.write_unit))
+    def _fetch(self, unit: Index) -> bytes | None:
+        part = self._source.fetch(unit)
+        if part is not None and len(part.data) > LARGEST_BYTES:
+            raise OSError(f"{self._name(unit)} has more than {LARGEST_BYTES >> 20} MiB")
+        tensorstore.count(read=0 if part is None else len(part.data))
+        return None if part is None else as_tensorstore_reads(self._header, part.data)
 
 
 def through_cache(volume: Volume, run: str) -> Volume:

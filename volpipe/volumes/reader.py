@@ -26,14 +26,14 @@ import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Box, mirrored, mirrored_runs
+from volpipe.geometry.indexing import plain_index
 from volpipe.volumes import webknossos
 from volpipe.volumes.formats import single_file, tiff_folder, zarr
 from volpipe.volumes.formats.container import absolute, inside, read_attributes, read_datasets, read_header, read_place
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.opened import once
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
-from volpipe.volumes.storage.fetched_array import FetchedArray, can_fetch
-from volpipe.volumes.storage.indexing import plain_index
+from volpipe.volumes.storage.fetched_array import FetchedArray, LocalArray, can_fetch
 from volpipe.volumes.storage.metadata import UNKNOWN_SIZE, Header, Lengths, usual_axes
 from volpipe.volumes.storage.paths import Location
 
@@ -312,7 +312,7 @@ class Reader:
     def read_through(self, wrap: Callable[[Header, tensorstore.StoredArray], tensorstore.StoredArray]) -> None:
         """Read voxels through the array that `wrap` returns; only the first call counts."""
         with self._lock:
-            self._through = self._through or wrap(self._header, self._array)
+            self._through = self._through or wrap(self._header, self._fetched or self._array)
 
     @property
     def is_fetched(self) -> bool:
@@ -338,11 +338,12 @@ class Reader:
 
         True also for an array of which only a read can tell.
         """
-        if not isinstance(self._array, tensorstore.TensorStoreArray) or self._header.format == "precomputed":
+        array = self._array
+        if not isinstance(array, tensorstore.TensorStoreArray | LocalArray) or self._header.format == "precomputed":
             return True
         index = self.stored_index(mirrored(box, self.volume.spatial_shape))
         with naming(self.volume, box, self._header.folder):
-            return self._array.is_stored(index)
+            return array.is_stored(index) or (self._fetched is not None and self._fetched.is_elsewhere(index))
 
     def stored_index(self, box: Box, num_channels: int | None = None) -> tensorstore.Index:
         """Return `box` (z, y, x), of all channels or of the first `num_channels`, as an index of the stored axes."""
@@ -402,10 +403,8 @@ class Reader:
         return self.read_raw(index)
 
     def _read(self, index: tensorstore.Index) -> np.ndarray:
-        if self.is_fetched and self._fetched is not None and self._fetched.can_read(index):
-            data = damage.read(self.volume, self._header, self._fetched, index, is_checked=True)
-        else:
-            data = damage.read(self.volume, self._header, self._through or self._array, index)
+        array = self._through or self._fetched or self._array
+        data = damage.read(self.volume, self._header, array, index, is_checked=self.is_fetched)
         return data.view(np.uint8) if data.dtype == np.bool_ else data
 
 
@@ -480,7 +479,8 @@ def _open_for_reading(header: Header, cache_bytes: int, *, live: bool) -> tensor
         return single_file.open_array(header, cache_bytes)
     try:
         if not header.unsupported:
-            return tensorstore.open_array(header, cache_bytes=cache_bytes, live=live)
+            array = tensorstore.open_array(header, cache_bytes=cache_bytes, live=live)
+            return LocalArray(header, array) if isinstance(header.folder, Path) else array
     except ValueError as error:
         if header.format == "n5":
             raise VolumeError(f"{header.folder}: {error}") from error

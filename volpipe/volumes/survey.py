@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,8 +21,8 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Grid, Triple, triple
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.chunk_files import ChunkFiles
-from volpipe.volumes.storage.damage import CHUNKED
+from volpipe.volumes.storage.chunk_files import ChunkFiles, Style
+from volpipe.volumes.storage.chunk_source import ChunkSource, is_named
 from volpipe.volumes.volume import Volume, absolute
 
 log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def measure_footprint(volume: Volume, *, seed: int = 0, seconds: float = LOOK_SE
     if isinstance(container, Path) and container.is_file():
         return Footprint(1, container.stat().st_size, True, num_seen=1)
     header = read_header(volume.folder)
-    chunks = ChunkFiles(header) if header is not None and header.format in CHUNKED else None  # not of TIFF slices
+    chunks = ChunkFiles(header) if header is not None and is_named(header) else None  # not of TIFF slices
     listing = _list(volume, chunks, seconds)
     if not listing.is_complete and chunks is not None:
         return _estimate(chunks, listing, seed, seconds)
@@ -158,7 +158,7 @@ class _Listing:
 
     num_files: int = 0
     num_bytes: int = 0
-    indices: list[tuple[int, ...]] = field(default_factory=list)  # of chunks, or of shards
+    indices: dict[tuple[int, ...], Style | None] = field(default_factory=dict)  # of chunks, or shards
     is_complete: bool = False
 
 
@@ -169,8 +169,9 @@ def _list(volume: Volume, chunks: ChunkFiles | None, seconds: float) -> _Listing
         for name, size in paths.list_files(volume.folder):
             listing.num_files += 1
             listing.num_bytes += size
-            index = None if chunks is None else chunks.index(name)
-            listing.indices += [] if index is None else [index]
+            place = None if chunks is None else chunks.parse(name)
+            if place is not None:
+                listing.indices[place[0]] = place[1]
             if time.perf_counter() > stop:
                 return listing
     except VolumeError as error:
@@ -182,12 +183,14 @@ def _list(volume: Volume, chunks: ChunkFiles | None, seconds: float) -> _Listing
 
 def _estimate(chunks: ChunkFiles, listing: _Listing, seed: int, seconds: float) -> Footprint:
     """Return a footprint from looking for a sample of the files by name; at least those of `listing`."""
-    grid, stop = chunks.grid, time.perf_counter() + seconds
+    grid, source, stop = chunks.grid, ChunkSource(chunks.header), time.perf_counter() + seconds
     entries: list[tuple[tuple[int, ...], int]] = []
     num_seen = 0
     for number in itertools.islice(_shuffle(grid, seed), MAX_SAMPLED):
         index = grid.index(number)
-        size = paths.size(chunks.header.folder / chunks.name(index))
+        size = paths.size(source.file(index))
+        if size is None and source.is_elsewhere(index):
+            size = paths.size(source.file(index))
         num_seen += 1
         entries += [] if size is None else [(index, size)]
         if time.perf_counter() > stop:
@@ -197,7 +200,7 @@ def _estimate(chunks: ChunkFiles, listing: _Listing, seed: int, seconds: float) 
     num_bytes = max(listing.num_bytes, round(sum(size for _, size in entries) * scale))
     stored: float | None = max(len(listing.indices), len(entries) * scale)
     if chunks.header.shards is not None:
-        in_shards, _ = _count_in_shards(chunks, [index for index, _ in entries], seed, seconds)
+        in_shards, _ = _count_in_shards(chunks, dict.fromkeys(index for index, _ in entries), seed, seconds)
         stored = None if in_shards is None else in_shards * scale
     is_exact = num_seen == math.prod(grid.counts) and chunks.header.shards is None
     rounded = None if stored is None else round(stored)
@@ -205,12 +208,13 @@ def _estimate(chunks: ChunkFiles, listing: _Listing, seed: int, seconds: float) 
 
 
 def _count_in_shards(
-    chunks: ChunkFiles, shards: Sequence[tuple[int, ...]], seed: int, seconds: float
+    chunks: ChunkFiles, shards: Mapping[tuple[int, ...], Style | None], seed: int, seconds: float
 ) -> tuple[int | None, bool]:
     """Return how many chunks `shards` hold, and whether each was looked into; None if they do not say."""
     stop, total, num_seen = time.perf_counter() + seconds, 0, 0
+    indices = list(shards)
     for i in np.random.default_rng(seed).permutation(len(shards)):
-        count = chunks.count_in_shard(shards[i])
+        count = chunks.count_in_shard(indices[i], shards[indices[i]])
         if count is None:
             return None, False
         total, num_seen = total + count, num_seen + 1

@@ -33,6 +33,7 @@ from volpipe.volumes.reader import (
     make_volume,
 )
 from volpipe.volumes.storage import object_store, paths
+from volpipe.volumes.storage.chunk_source import describe_names
 from volpipe.volumes.storage.metadata import (
     GUESSED_SIZE,
     UNKNOWN_SIZE,
@@ -81,9 +82,10 @@ def open_volume(
         _check_exists(container, key)
     with paths.reading_once():
         volume = _resolve(container, key, level)
+        note = _note_on_names(volume)
     if volume.slices and not is_planned and isinstance(volume.folder, Path):
         tiff_folder.check(volume.folder)
-    volume = with_view(volume, view)
+    volume = with_view(replace(volume, notes=(*volume.notes, note)) if note else volume, view)
     count = _length(volume, "t")
     if count > 1 and view.time is None:
         raise VolumeError(
@@ -91,6 +93,17 @@ def open_volume(
             "view=vp.View(time=0)"
         )
     return volume
+
+
+def _note_on_names(volume: Volume) -> str:
+    """Return a sentence on chunk files with other names than the metadata give; of outputs of ours no bucket is asked.
+
+    Raises:
+        VolumeError: none of the files there is a chunk.
+    """
+    header, folder = read_header(volume.folder), volume.folder
+    is_own = volume.levels and isinstance(folder, object_store.Remote) and "volpipe" in read_attributes(folder.parent)
+    return "" if header is None or is_own else describe_names(header)
 
 
 def with_view(volume: Volume, view: View) -> Volume:

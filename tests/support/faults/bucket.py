@@ -35,6 +35,7 @@ class Bucket:
         uploads: that were begun, and neither completed nor aborted, by their names: key, and by number the parts with
             their tags.
         readable, listable: whether that needs no signature.
+        encodings: the Content-Encoding of files that have one, by key.
         is_open: whether pages of other servers may read it (CORS).
         requests: (method, path with query), in the order in which they came.
         broken: the status that every request is answered with, 0 where the server is well.
@@ -47,6 +48,7 @@ class Bucket:
         self.name = name
         self.url = ""
         self.files: dict[str, bytes] = {}
+        self.encodings: dict[str, str] = {}
         self.uploads: dict[str, tuple[str, dict[int, tuple[bytes, str]]]] = {}
         self.num_uploads = 0
         self.readable = self.listable = self.is_open = False
@@ -267,6 +269,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.answer(206, data[start:stop], tag=tag, place=f"bytes {start}-{stop - 1}/{len(data)}")
 
+    def encoding(self, status: int) -> str:
+        key = unquote(urlsplit(self.path).path).lstrip("/").partition("/")[2]
+        return self.bucket.encodings.get(key, "") if status in (200, 206) else ""
+
     def answer_error(self, status: int, code: str) -> None:
         text = f"<Error><Code>{code}</Code><Message>no</Message><BucketName>{self.bucket.name}</BucketName></Error>"
         self.answer(status, b"" if status == 304 else text.encode())
@@ -275,7 +281,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         origin = "*" if self.bucket.is_open else ""
         headers = {"ETag": tag, "Content-Range": place, "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
-                   "Access-Control-Allow-Origin": origin}  # fmt: skip
+                   "Access-Control-Allow-Origin": origin, "Content-Encoding": self.encoding(status)}  # fmt: skip
         for name, value in headers.items():
             if value:
                 self.send_header(name, value)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import imagecodecs
 import numpy as np
 import pytest
 import z5py
 from arrays import invented
+from bucket import Bucket
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,6 +55,51 @@ def test_n5_with_settings_that_others_add_opens(tmp_path: Path, compression: Tre
     volume = open_volume(tmp_path / "v")
     assert volume.shape == (8, 10, 12)
     assert not volume.open()[...].any()
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "raw": bytes, "gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zstd": imagecodecs.zstd_encode,
+    "blosc": lambda data: imagecodecs.blosc_encode(data, typesize=2),
+}  # fmt: skip
+
+
+def in_two(pack: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """Return what packs in two members: of pigz, bgzip and Java's streams."""
+    return lambda data: pack(data[: len(data) // 3]) + pack(data[len(data) // 3 :])
+
+
+def blocks_of_java(path: Path, data: np.ndarray, codec: str, mode: int, pack: Callable[[bytes], bytes]) -> None:
+    """Write `data` by the block format of the N5 specification; in mode 1 the number of elements follows the sizes."""
+    sizes = {"dimensions": data.shape[::-1], "blockSize": [4, 4, 4]}
+    lay(path, {"attributes.json": {**sizes, "dataType": "uint16", "compression": {"type": codec}}})
+    for z, y, x in np.ndindex(*(-(-n // 4) for n in data.shape)):
+        block = data[z * 4 : z * 4 + 4, y * 4 : y * 4 + 4, x * 4 : x * 4 + 4]
+        header = struct.pack(">HH3I", mode, 3, *block.shape[::-1]) + (struct.pack(">I", block.size) if mode else b"")
+        file = path / f"{x}/{y}/{z}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(header + pack(block.astype(">u2").tobytes()))
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize(
+    ("codec", "members"), [*((codec, 1) for codec in PACK), *((codec, 2) for codec in ("gzip", "bzip2", "xz", "zstd"))]
+)
+def test_blocks_with_a_length_and_streams_of_several_members_are_read(
+    bucket: Bucket, tmp_path: Path, codec: str, mode: int, members: int
+) -> None:
+    data = np.random.default_rng(1).integers(1, 60_000, (6, 9, 10)).astype(np.uint16)
+    blocks_of_java(tmp_path / "a.n5", data, codec, mode, PACK[codec] if members == 1 else in_two(PACK[codec]))
+    files = [file for file in (tmp_path / "a.n5").rglob("*") if file.is_file()]
+    bucket.files = {str(file.relative_to(tmp_path)): file.read_bytes() for file in files}
+    for place in (tmp_path / "a.n5", "s3://cells/a.n5"):
+        np.testing.assert_array_equal(open_volume(place).open()[...], data)
+        np.testing.assert_array_equal(open_volume(place).open()[5, ::3, 2:9:4], data[5, ::3, 2:9:4])
+
+
+def test_blocks_of_objects_are_refused_by_name(tmp_path: Path) -> None:
+    blocks_of_java(tmp_path / "a.n5", np.ones((4, 4, 4), np.uint16), "raw", 2, bytes)
+    with pytest.raises(VolumeError, match="mode 2, which holds an object"):
+        open_volume(tmp_path / "a.n5").open()[...]
 
 
 # ---- bulk

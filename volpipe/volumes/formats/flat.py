@@ -17,8 +17,8 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
+from volpipe.geometry.indexing import ranges
 from volpipe.volumes.storage import tensorstore
-from volpipe.volumes.storage.indexing import ranges
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.tensorstore import Index
 

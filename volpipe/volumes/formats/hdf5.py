@@ -20,12 +20,12 @@ from weakref import WeakSet
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.geometry.indexing import ranges
 from volpipe.volumes.dialects import bigdataviewer, imaris
 from volpipe.volumes.dialects.attributes import is_unsigned, read_axes, value_notes
 from volpipe.volumes.dialects.programs import Dataset, Meaning, unsigned
 from volpipe.volumes.formats.flat import Part
 from volpipe.volumes.storage import tensorstore
-from volpipe.volumes.storage.indexing import ranges
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
     Facts,

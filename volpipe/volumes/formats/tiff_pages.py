@@ -18,9 +18,9 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, cells, ravel
+from volpipe.geometry.indexing import bounds, ranges
 from volpipe.volumes.formats.flat import FlatArray, RawFile, check_end
 from volpipe.volumes.storage import decoded_size
-from volpipe.volumes.storage.indexing import bounds, ranges
 from volpipe.volumes.storage.metadata import voxel_dtype
 from volpipe.volumes.storage.tensorstore import Index
 

@@ -16,8 +16,11 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.volumes.dialects.attributes import read_axes, value_notes
-from volpipe.volumes.storage import decoded_size, object_store, paths
+from volpipe.volumes.storage import decoded_size, paths
+from volpipe.volumes.storage.chunk_files import ChunkFiles
+from volpipe.volumes.storage.chunk_source import ChunkSource
 from volpipe.volumes.storage.metadata import (
+    MAX_JSON_BYTES,
     MAX_RANK,
     ArraySpec,
     Facts,
@@ -413,25 +416,33 @@ def _as_v2(entry: object) -> Tree:
 
 
 def _open_array(header: Header, outermost: str) -> zarr.Array[Any]:  # Any: of either version's metadata
+    import asyncio
+
     import zarr
     from zarr.abc.store import ByteRequest
     from zarr.core.buffer import Buffer, BufferPrototype
-    from zarr.storage import LocalStore, ObjectStore, WrapperStore
+    from zarr.storage import MemoryStore, WrapperStore
 
     num_bytes = math.prod(header.chunks) * header.dtype.itemsize
+    files, source = ChunkFiles(header), ChunkSource(header)
 
-    class Bounded(WrapperStore[Any]):  # Any: either store
-        """A store that checks the decoded size of chunks before a decoder takes the memory."""
+    def read(key: str) -> bytes | None:
+        place = files.parse(key)
+        if place is None:
+            return paths.read(header.folder / key, MAX_JSON_BYTES)
+        part = source.fetch(place[0])
+        if part is None:
+            return None
+        decoded_size.check(part.data, outermost, num_bytes)  # before a decoder takes the memory
+        return part.data
+
+    class Files(WrapperStore[Any]):  # Any: no other store is asked
+        """The files of the array, its chunks by whatever name they have."""
 
         async def get(
             self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
         ) -> Buffer | None:
-            data = await super().get(key, prototype, byte_range)
-            if data is not None and not key.endswith((".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json")):
-                decoded_size.check(data.to_bytes(), outermost, num_bytes)
-            return data
+            data = await asyncio.to_thread(read, key)
+            return None if data is None else prototype.buffer.from_bytes(data)
 
-    if isinstance(header.folder, object_store.Remote):
-        store: Any = ObjectStore(object_store.client(header.folder), read_only=True)
-        return zarr.open_array(Bounded(store), path=header.folder.key, mode="r")
-    return zarr.open_array(Bounded(LocalStore(str(header.folder), read_only=True)), mode="r")
+    return zarr.open_array(Files(MemoryStore(read_only=True)), mode="r")

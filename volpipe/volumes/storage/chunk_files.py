@@ -6,19 +6,25 @@ Not here: voxels (tensorstore), or sampling (survey).
 from __future__ import annotations
 
 import math
-import zlib
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from volpipe.geometry.grid import Grid
 from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.decoded_size import unpack
 from volpipe.volumes.storage.metadata import Header, Tree
+from volpipe.volumes.storage.paths import Location
 
 ABSENT = np.uint64(2**64 - 1)  # offset and length of a chunk that a shard lacks
 OFFSET_BYTES, CHECKSUM_BYTES = 16, 4
 ENTRY_BYTES = 24  # of a chunk in the index of a minishard
+EXTENSION = re.compile(r"\.[A-Za-z]\w*$")
+SPAN = re.compile(r"(-?\d+)-(-?\d+)")  # of a precomputed chunk along an axis
+SHARD = ".shard"
 MOST_BITS = 16  # of the minishards of a shard, and of the chunks of a minishard, whose indices are read here
 
 
@@ -34,64 +40,120 @@ def count_folders(array_format: str, counts: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
+class Style:
+    """How chunk files are named: what stands before the numbers of a chunk, between them, and after them."""
+
+    prefix: str = ""
+    separator: str = ""
+    suffix: str = ""
+
+
+ZARR_STYLES = (Style("", "."), Style("", "/"), Style("c/", "/"), Style("c.", "."))
+RARE_STYLES = (Style("", "_"), Style("", "-"), Style("c/", "."))
+
+
+@dataclass(frozen=True)
 class ChunkFiles:
     """The files of the array of `header`, one for each chunk, or for each shard where it has any."""
 
     header: Header
 
-    @property
+    @cached_property
     def grid(self) -> Grid:
         """The chunks or shards, in stored axes: one is one file."""
         return Grid(self.header.shape, self.header.write_unit)
+
+    @cached_property
+    def _counts(self) -> tuple[int, ...]:
+        return self.grid.counts
 
     @property
     def num_chunks(self) -> int:
         """Number of chunks of the whole array, in shards or not."""
         return math.prod(Grid(self.header.shape, self.header.chunks).counts)
 
-    def name(self, index: tuple[int, ...]) -> str:
-        """Return the name of the file at `index` of the grid, counted from the array's folder.
+    def name(self, index: tuple[int, ...], style: Style | None = None) -> str:
+        """Return the name of the file at `index` of the grid, counted from the array's folder, in another `style` too.
 
         Of precomputed, "" where a shard is no box of the grid: its chunks are anywhere.
         """
+        style = style or self.style
         if self.header.format == "precomputed":
-            return _precomputed_name(self.header, index)
-        prefix, separator = self._naming
+            words = _precomputed_words(self.header, index)
+            return style.prefix + style.separator.join(words) + style.suffix if words else ""
         numbers = index[::-1] if self.header.format == "n5" else index
-        return prefix + separator.join(map(str, numbers))
+        return style.prefix + style.separator.join(map(str, numbers)) + style.suffix
 
     def index(self, name: str) -> tuple[int, ...] | None:
         """Return where in the grid the file `name` belongs, None where it is no chunk's or shard's."""
-        prefix, separator = self._naming
-        numbers = name.removeprefix(prefix).split(separator)
-        if not name.startswith(prefix) or not all(number.isdecimal() for number in numbers):
-            return None
-        index = tuple(map(int, numbers[::-1] if self.header.format == "n5" else numbers))
-        counts = self.grid.counts
-        inside = len(index) == len(counts) and all(i < n for i, n in zip(index, counts, strict=True))
-        return index if inside else None
+        return self._index(name, self.style)
 
-    @property
-    def _naming(self) -> tuple[str, str]:
-        """The prefix of a file's name, and the separator of its numbers."""
+    def parse(self, name: str) -> tuple[tuple[int, ...], Style] | None:
+        """Return where in the grid the file `name` belongs, and its style; None where no style gives such a name."""
+        index = self.index(name)
+        if index is not None:
+            return index, self.style
+        match = EXTENSION.search(name)
+        for extension in ("", match[0]) if match else ("",):
+            for style in (*self.styles, *(() if self.header.format == "precomputed" else RARE_STYLES)):
+                index = self._index(name.removesuffix(extension), style)
+                if index is not None:
+                    return index, replace(style, suffix=style.suffix + extension)
+        return None
+
+    def is_of_another_grid(self, name: str) -> bool:
+        """Return whether the file `name` is named as a chunk or shard, of an array of other lengths."""
+        return self._place(name, self.style) is not None and self.index(name) is None
+
+    def _place(self, name: str, style: Style) -> tuple[int, ...] | None:
+        """Return the place, in the grid or not, that a name of `style` says; None where it says none."""
+        inner = name.removeprefix(style.prefix).removesuffix(style.suffix)
+        words = inner.split(style.separator) if style.separator else [inner]
+        place = _precomputed_place(self.header, words) if self.header.format == "precomputed" else _numbers(words)
+        if place is None or len(place) != len(self.header.shape):
+            return None
+        return tuple(place[::-1] if self.header.format == "n5" else place)
+
+    def _index(self, name: str, style: Style) -> tuple[int, ...] | None:
+        index = self._place(name, style)
+        if index is None:
+            return None
+        inside = all(0 <= i < n for i, n in zip(index, self._counts, strict=True))
+        return index if inside and self.name(index, style) == name else None
+
+    @cached_property
+    def style(self) -> Style:
+        """How the metadata say that chunk files are named."""
         known = self.header.known
+        if self.header.format == "precomputed":
+            return Style(suffix=SHARD) if "sharding" in known["scale_metadata"] else Style("", "_")
         if self.header.format == "n5":
-            return "", "/"
+            return Style("", "/")
         if self.header.format == "zarr2":
-            return "", str(known["dimension_separator"])
+            return Style("", str(known["dimension_separator"]))
         encoding = known["chunk_key_encoding"]
         settings = encoding.get("configuration") or {}
         if encoding.get("name") == "v2":
-            return "", str(settings.get("separator", "."))
+            return Style("", str(settings.get("separator", ".")))
         separator = str(settings.get("separator", "/"))
-        return f"c{separator}", separator
+        return Style(f"c{separator}", separator)
 
-    def count_in_shard(self, index: tuple[int, ...]) -> int | None:
-        """Return how many chunks of the array lie in the shard at `index`, which exists.
+    @cached_property
+    def styles(self) -> tuple[Style, ...]:
+        """How chunk files of the format are named, that of the metadata first, something that packs them apart."""
+        if self.header.format == "precomputed":
+            return (self.style,) if self.style.suffix else (Style("", "_"), Style("", "/"))
+        others = (Style("", "/"), Style("", ".")) if self.header.format == "n5" else ZARR_STYLES
+        return tuple(dict.fromkeys((self.style, *others)))
+
+    def count_in_shard(self, index: tuple[int, ...], style: Style | None = None) -> int | None:
+        """Return how many chunks of the array lie in the shard at `index`, which exists, by a name of `style`.
 
         None where it is unknown: nested or transposed shards, an index with its own encoding, a damaged file.
         """
-        places = self.places_in_shard(index)
+        if self.minishards is not None:
+            return self._count_in_minishards(self.minishards, self.header.folder / self.name(index, style))
+        places = self.places_in_shard(index, style)
         if places is None:
             return None
         is_stored = (places != ABSENT).any(axis=-1)
@@ -99,11 +161,22 @@ class ChunkFiles:
         inside = tuple(slice(0, n - i * per) for n, i, per in total)  # the array may end within the shard
         return int(is_stored[inside].sum())
 
-    def places_in_shard(self, index: tuple[int, ...]) -> np.ndarray | None:
+    def _count_in_minishards(self, bits: Tree, file: Location) -> int | None:
+        num_bytes = paths.size(file)
+        try:
+            shard = Minishards.parse(bits, paths.read(file, Minishards.table_bytes(bits)) or b"", num_bytes or 0)
+            for number, (first, last) in enumerate(shard.table.tolist()):
+                if first < last:
+                    shard.learn(number, paths.read_part(file, first, last - first), num_bytes or 0)
+        except ValueError:
+            return None
+        return sum(len(chunks[0]) for chunks in shard.known.values())
+
+    def places_in_shard(self, index: tuple[int, ...], style: Style | None = None) -> np.ndarray | None:
         """Return offset and length of each chunk of the shard at `index`, (…, 2), uint64; None as above."""
         if self.sharding is None:
             return None
-        file, (num_bytes, at_end) = self.header.folder / self.name(index), self.index_bytes()
+        file, (num_bytes, at_end) = self.header.folder / self.name(index, style), self.index_bytes()
         data = paths.read_end(file, num_bytes) if at_end else paths.read(file, num_bytes)
         return self._places(data) if data is not None and len(data) >= num_bytes else None
 
@@ -223,7 +296,7 @@ class Minishards:
             ValueError: it is damaged.
         """
         if self.bits.get("minishard_index_encoding") == "gzip" and data:
-            data = gunzip(data, ENTRY_BYTES << int(self.bits["preshift_bits"]))
+            data = unpack(data, "gzip", ENTRY_BYTES << int(self.bits["preshift_bits"]))
         if len(data) % ENTRY_BYTES:
             raise ValueError(f"DATA_LOSS: the index of a minishard has {len(data)} bytes, no multiple of {ENTRY_BYTES}")
         rows = np.frombuffer(data, "<u8").reshape(3, -1)
@@ -240,41 +313,55 @@ class Minishards:
         return (int(starts[at]), int(stops[at])) if at < len(numbers) and numbers[at] == number else None
 
 
-def gunzip(data: bytes, most: int) -> bytes:
-    """Return `data` unpacked.
-
-    Raises:
-        ValueError: it is no whole gzip stream, or holds more than `most` bytes.
-    """
-    decoder = zlib.decompressobj(wbits=31)
-    try:
-        unpacked = decoder.decompress(data, most + 1)
-    except zlib.error as error:
-        raise ValueError(f"DATA_LOSS: gzip: {error}") from None
-    if len(unpacked) > most or not decoder.eof:
-        raise ValueError(f"DATA_LOSS: gzip: cut short, or it unpacks to more than {most} bytes")
-    return unpacked
-
-
 def chunk_number(header: Header, chunk: Sequence[int]) -> int:
     """Return the number of the chunk at the index `chunk`, stored axes, of a precomputed array."""
     scale = header.known["scale_metadata"]
     return morton(chunk[:-4:-1], axis_bits(scale["size"], scale["chunk_size"]))
 
 
-def _precomputed_name(header: Header, index: tuple[int, ...]) -> str:
-    """Return the name of the chunk or shard of a precomputed array at `index` of its grid, (c,) z, y, x."""
+def _numbers(words: Sequence[str]) -> list[int] | None:
+    return [int(word) for word in words] if all(word.isdecimal() for word in words) else None
+
+
+def _precomputed_words(header: Header, index: tuple[int, ...]) -> list[str]:
+    """Return the words in the name of the chunk or shard of a precomputed array at `index` of its grid, (c,) z, y, x.
+
+    None where a shard is no box of the grid.
+    """
     scale, place = header.known["scale_metadata"], index[:-4:-1]
     if "sharding" not in scale:
         axes = zip(place, scale["chunk_size"], scale["size"], scale["voxel_offset"], strict=True)
-        return "_".join(f"{i * c + first}-{min((i + 1) * c, n) + first}" for i, c, n, first in axes)
+        return [f"{i * c + first}-{min((i + 1) * c, n) + first}" for i, c, n, first in axes]
     if header.shards is None:
-        return ""
+        return []
     bits, chunk = scale["sharding"], scale["chunk_size"]
     per_axis = axis_bits(scale["size"], chunk)
     chunks = [i * n // c for i, n, c in zip(place, header.shards[::-1], chunk, strict=False)]
     number = morton(chunks, per_axis) >> bits["preshift_bits"] + bits["minishard_bits"] if bits["shard_bits"] else 0
-    return f"{number:0{-(-bits['shard_bits'] // 4)}x}.shard"
+    return [f"{number:0{-(-bits['shard_bits'] // 4)}x}"]
+
+
+def _precomputed_place(header: Header, words: Sequence[str]) -> list[int] | None:
+    """Return the place in the grid, (c,) z, y, x, of the chunk or shard whose name has these `words`."""
+    scale, more = header.known["scale_metadata"], [0] * (len(header.shape) - 3)
+    if "sharding" not in scale:
+        spans = [SPAN.fullmatch(word) for word in words]
+        if len(spans) != 3 or None in spans:
+            return None
+        axes = zip(spans, scale["voxel_offset"], scale["chunk_size"], strict=True)
+        place = [(int(span[1]) - first) // c for span, first, c in axes if span is not None]
+    else:
+        if header.shards is None or not re.fullmatch(r"[0-9a-f]{1,16}", words[0]):
+            return None
+        bits, chunk = scale["sharding"], scale["chunk_size"]
+        number = int(words[0], 16) << bits["preshift_bits"] + bits["minishard_bits"]
+        chunks = [0, 0, 0]
+        used = [0, 0, 0]
+        for bit, axis in enumerate(morton_bits(axis_bits(scale["size"], chunk))):
+            chunks[axis] |= (number >> bit & 1) << used[axis]
+            used[axis] += 1
+        place = [i * c // n for i, n, c in zip(chunks, header.shards[::-1], chunk, strict=False)]
+    return [*more, *place[::-1]]
 
 
 def axis_bits(size: Sequence[int], chunk: Sequence[int]) -> list[int]:

@@ -19,13 +19,13 @@ import numpy as np
 
 from volpipe.errors import ChunkError, RemoteError, VolumeError
 from volpipe.geometry.grid import Box, cells
+from volpipe.geometry.indexing import bounds, ranges
 from volpipe.volumes.storage import decoded_size, object_store, paths
 from volpipe.volumes.storage.chunk_files import ABSENT, ChunkFiles
-from volpipe.volumes.storage.indexing import bounds, ranges
 from volpipe.volumes.storage.memory import check_memory
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.paths import Location
-from volpipe.volumes.storage.refusals import is_damage
+from volpipe.volumes.storage.requests import is_damage
 from volpipe.volumes.storage.tensorstore import Index, StoredArray, check_process
 
 PASSING = {
@@ -43,6 +43,7 @@ CHUNKED = ("n5", "zarr2", "zarr3")
 KNOWN_CHUNKS = 2**16
 BLOSC_BYTES = 16
 XZ_BYTES = 2**16  # of headers and tables, at most, beside what an xz stream holds
+N5_VARLENGTH = b"\0\1"  # the mode of an N5 chunk that says how many voxels it has
 N5_SIZES = 4  # where the sizes of an N5 chunk stand: after its mode and its number of axes, 2 bytes each
 
 
@@ -178,6 +179,8 @@ def _check_before(place: str, header: Header, box: Box) -> None:
             if start is None:
                 continue
             offset = start
+        elif header.format == "n5":
+            offset = _n5_start(header, paths.read_part(file, 0, 2))
         try:
             _check_blosc(file, offset, most)
         except ChunkError as error:
@@ -186,15 +189,21 @@ def _check_before(place: str, header: Header, box: Box) -> None:
 
 def _check_xz_chunks(place: str, header: Header, box: Box) -> None:
     """Raise where an xz chunk in `box` is damaged; it costs unpacking it twice."""
-    offset, most = N5_SIZES + 4 * len(header.shape), math.prod(header.chunks) * header.dtype.itemsize
+    most = math.prod(header.chunks) * header.dtype.itemsize
     for chunk in cells(box, header.chunks):
         file = file_of(header, chunk)
-        text = paths.read(file, offset + 2 * most + XZ_BYTES)
+        text = paths.read(file, N5_SIZES + 4 * (len(header.shape) + 1) + 2 * most + XZ_BYTES) or b""
+        offset = _n5_start(header, text)
         try:
-            if text is not None and len(text) >= offset:
+            if len(text) >= offset:
                 decoded_size.check_xz(text[offset:], most)
         except ChunkError as error:
             raise ChunkError(f"{place}: chunk {chunk} in {file} cannot be read: {error}") from error
+
+
+def _n5_start(header: Header, text: bytes) -> int:
+    """Return where the voxels of the N5 chunk `text` begin: one of mode 1 has their number before them."""
+    return N5_SIZES + 4 * (len(header.shape) + (text[:2] == N5_VARLENGTH))
 
 
 def _blosc_offset(header: Header) -> int | None:

@@ -9,11 +9,12 @@ TIFF state their own size: JPEG (ITU T.81, B.1), JPEG 2000 (ITU T.800, A.5.1), P
 from __future__ import annotations
 
 import bz2
+import gzip
 import lzma
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from volpipe.errors import ChunkError
@@ -30,6 +31,15 @@ UNSIZED = ("jpegxl", "jpegxr", "lerc", "jetraw")  # pictures whose size is not r
 PNG = b"\x89PNG\r\n\x1a\n"
 J2K = b"\xff\x4f\xff\x51"
 J2K_SEARCHED_BYTES = 4096  # the codestream of a JP2 file stands behind a few small boxes
+SUFFIXES: Mapping[str, str] = {
+    ".gz": "gzip",
+    ".br": "br",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+}  # of files that something packed, and how
+MAGIC: Mapping[str, bytes] = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0"}
 
 
 class _Decoder(Protocol):
@@ -97,15 +107,79 @@ def _inflated_size(text: bytes, make: Callable[[], _Decoder], limit: int) -> int
     return size
 
 
+def unpack(data: bytes, encoding: str, most: int) -> bytes:
+    """Return `data` without `encoding`: "gzip", "deflate", "br", "zstd", "bzip2" or "xz"; of several members, all.
+
+    Raises:
+        ValueError: it is cut short or damaged, or holds more than `most` bytes.
+    """
+    if encoding in ("br", "zstd"):
+        return _unpack_at_once(data, encoding, most)
+    make = {"gzip": lambda: zlib.decompressobj(31), "deflate": zlib.decompressobj, "bzip2": DECODERS["bz2"]}
+    unpacked, rest, is_whole = b"", data, False
+    try:
+        while rest and len(unpacked) <= most:
+            decoder = make.get(encoding, DECODERS["lzma"])()
+            unpacked += decoder.decompress(rest, most + 1 - len(unpacked))
+            is_whole = decoder.eof
+            rest = decoder.unused_data.lstrip(b"\0") if is_whole else b""  # tools pad with zeros
+    except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:
+        raise ValueError(f"DATA_LOSS: {encoding}: {error}") from None
+    if len(unpacked) > most or not is_whole:
+        raise ValueError(f"DATA_LOSS: {encoding}: cut short, or it unpacks to more than {most} bytes")
+    return unpacked
+
+
+def _unpack_at_once(data: bytes, encoding: str, most: int) -> bytes:
+    import imagecodecs
+
+    decode = imagecodecs.brotli_decode if encoding == "br" else imagecodecs.zstd_decode
+    try:
+        return bytes(decode(data, out=most))
+    except (imagecodecs.BrotliError, imagecodecs.ZstdError) as error:
+        raise ValueError(f"DATA_LOSS: {encoding}: {error}; it may hold at most {most} bytes") from None
+
+
+def undo(data: bytes, encodings: Sequence[str], most: int, own: str = "") -> bytes:
+    """Return `data` as it was before `encodings` were put on it, the last one last.
+
+    Where `data` is not in an encoding, whoever says so is wrong, and it is left out. `own` is the encoding that `data`
+    had before: where it would be undone as well, it was the only one.
+
+    Raises:
+        ValueError: it is damaged, or holds more than `most` bytes.
+    """
+    for encoding in reversed(encodings):
+        if not data.startswith(MAGIC.get(encoding, b"")):
+            continue
+        content = unpack(data, encoding, most)
+        if encoding == own and not content.startswith(MAGIC[own]):
+            return data
+        data = content
+    return data
+
+
+def pack(data: bytes, encoding: str) -> bytes:
+    """Return `data` in one member of "gzip", "bzip2" or "zstd", fast rather than small."""
+    if encoding == "zstd":
+        import imagecodecs
+
+        return bytes(imagecodecs.zstd_encode(data, 1))
+    return bz2.compress(data, 1) if encoding == "bzip2" else gzip.compress(data, 1, mtime=0)
+
+
 def check_xz(text: bytes, chunk_bytes: int) -> None:
-    """Raise where `text` is no whole xz stream of a chunk: some that are damaged end the process in tensorstore.
+    """Raise where `text` is no whole xz streams of a chunk: some that are damaged end the process in tensorstore.
 
     Raises:
         ChunkError: it is damaged, cut short, followed by something, or unpacks to more than `chunk_bytes`.
     """
-    decoder = DECODERS["lzma"]()
+    decoder, size = DECODERS["lzma"](), 0
     try:
         size = len(decoder.decompress(text, chunk_bytes + 1))
+        while decoder.eof and decoder.unused_data.startswith(MAGIC["xz"]) and size <= chunk_bytes:
+            text, decoder = decoder.unused_data, DECODERS["lzma"]()
+            size += len(decoder.decompress(text, chunk_bytes + 1 - size))
     except (lzma.LZMAError, EOFError) as error:
         raise ChunkError(f"xz: {error}") from error
     if size > chunk_bytes:

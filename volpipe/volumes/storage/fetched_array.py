@@ -1,8 +1,10 @@
-"""Arrays in buckets and on web servers: each chunk is fetched by one request, and decoded as it comes.
+"""Arrays whose chunk files are read by us: those in buckets and on web servers, and odd ones on a disk.
 
-What comes says which version of the file it is of, so that nobody has to ask for that beside it. Of a shard, of Zarr v3
-or precomputed, the index is fetched once, and chunks that lie together come by one request. Not here: requests
-(object_store), or decoding (tensorstore). Arrays whose shards are of a rarer kind are read by tensorstore alone.
+Each chunk is fetched by one request, and decoded as it comes. What comes says which version of the file it is of, so
+that nobody has to ask for that beside it. Of a shard, of Zarr v3 or precomputed, the index is fetched once, and chunks
+that lie together come by one request. On a disk tensorstore reads all but what it cannot: chunks by other names, and
+forms that other decoders know. Not here: requests (object_store), names (chunk_source), or decoding (tensorstore).
+Arrays whose shards are of a rarer kind are read by tensorstore alone.
 """
 
 from __future__ import annotations
@@ -20,14 +22,23 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from volpipe.errors import ChangedError
-from volpipe.geometry.grid import Box, Index, cells
+from volpipe.errors import ChangedError, VolumeError
+from volpipe.geometry.grid import Index
+from volpipe.geometry.indexing import Region, pieces, ranges
 from volpipe.volumes.storage import object_store, tensorstore
-from volpipe.volumes.storage.chunk_files import ABSENT, ENTRY_BYTES, ChunkFiles, Minishards, chunk_number, gunzip
+from volpipe.volumes.storage.chunk_files import ABSENT, ENTRY_BYTES, ChunkFiles, Minishards, chunk_number
+from volpipe.volumes.storage.chunk_source import (
+    ChunkSource,
+    as_tensorstore_reads,
+    in_one_member,
+    is_named,
+    is_other_form,
+)
 from volpipe.volumes.storage.damage import CHUNKED, check_content
-from volpipe.volumes.storage.indexing import bounds
+from volpipe.volumes.storage.decoded_size import unpack
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Part, Remote, Stamp
+from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.requests import each, room
 
 TURNS = 64  # locks of shards, some of which share one
@@ -74,6 +85,7 @@ class MinishardIndex:
     header: Header
     shard: Minishards
     stamp: Stamp
+    file_bytes: int
 
     def minishard(self, chunk: Index) -> int:
         """Return the minishard that `chunk` is in."""
@@ -140,7 +152,7 @@ class ChunkCache:
 
 
 class FetchedArray:
-    """An array of `header` in a remote place, for reading by several threads.
+    """An array of `header`, for reading by several threads.
 
     Chunks that neighbouring boxes share are kept as they are stored, up to `cache_bytes` of them for all arrays of the
     process with the same number; the stamp that is noted for them is that of what was read. Where it is `live`, each
@@ -151,7 +163,8 @@ class FetchedArray:
         self._header, self._live = header, live
         self._inner = _in_chunk_files(header)
         self._number, self._cache = next(_numbers), _cache(cache_bytes)
-        self._indices: OrderedDict[Remote, ShardIndex | MinishardIndex] = OrderedDict()
+        self._source = ChunkSource(header)
+        self._indices: OrderedDict[Location, ShardIndex | MinishardIndex] = OrderedDict()
         bits = ChunkFiles(header).minishards
         self._is_packed = bits is not None and bits.get("data_encoding") == "gzip"
         self._memory, self._lock = threading.local(), threading.Lock()
@@ -159,25 +172,20 @@ class FetchedArray:
         self._turns = [] if header.shards is None else [threading.Lock() for _ in range(TURNS)]
         self._at_once = room(math.prod(header.chunks) * header.dtype.itemsize)
 
-    def can_read(self, index: tensorstore.Index) -> bool:
-        """Return whether `index` is a box; of others tensorstore fetches only the chunks that they touch."""
-        is_box = all(isinstance(along, int) or along.step in (None, 1) for along in index)
-        return is_box and not bounds(index, self._header.shape).is_empty
-
     def read(self, index: tensorstore.Index) -> np.ndarray:
-        """Return the voxels at `index`, a box, and note the stamps of their files.
+        """Return the voxels at `index`, and note the stamps of their files.
 
         Raises:
             ChangedError: a shard is written again and again meanwhile.
         """
-        box = bounds(index, self._header.shape)
-        data = np.empty(box.shape, self._header.dtype)
+        region = self._region(index)
+        data = np.empty(tuple(map(len, ranges(index, self._header.shape))), self._header.dtype)
         for attempt in range(MOST_REREADS + 1):
             try:
                 with ExitStack() as stack:
-                    for turn in self._turns_of(box):
+                    for turn in self._turns_of(region):
                         stack.enter_context(turn)
-                    stamps = self._fill(box, data)
+                    stamps = self._fill(region, data)
                 break
             except ChangedError:
                 self._indices.clear()
@@ -185,64 +193,71 @@ class FetchedArray:
                     raise
         noted = _stamps.get()
         if noted is not None:
-            noted.update(stamps)
+            noted.update((file, stamp) for file, stamp in stamps.items() if isinstance(file, Remote))
         return data[tuple(0 if isinstance(along, int) else slice(None) for along in index)]
 
-    def _turns_of(self, box: Box) -> Iterator[threading.Lock]:
-        """Yield the locks of the shards of `box`, in an order that all keep, so that nobody waits for who waits."""
+    def _region(self, index: tensorstore.Index) -> Region:
+        header = self._header
+        return Region.of(index, header.shape, header.chunks, header.write_unit)
+
+    def is_elsewhere(self, index: tensorstore.Index) -> bool:
+        """Return whether a file of the voxels at `index`, none of which is there, is there by another name."""
+        return any(map(self._source.is_elsewhere, self._region(index).units()))
+
+    def _turns_of(self, region: Region) -> Iterator[threading.Lock]:
+        """Yield the locks of the shards of `region`, in an order that all keep, so that nobody waits for who waits."""
         if self._turns:
-            for number in sorted({hash(unit) % TURNS for unit in cells(box, self._header.write_unit)}):
+            for number in sorted({hash(unit) % TURNS for unit in region.units()}):
                 yield self._turns[number]
 
-    def _fill(self, box: Box, data: np.ndarray) -> dict[Remote, Stamp | None]:
-        """Read the voxels of `box` into `data`; return the stamps of their files."""
-        units = list(cells(box, self._header.write_unit))
+    def _fill(self, region: Region, data: np.ndarray) -> dict[Location, Stamp | None]:
+        """Read the voxels of `region` into `data`; return the stamps of their files."""
+        units = region.units()
         files = list(map(self._file, units))
         if self._header.shards is None:
-            stamps = each([partial(self._fill_chunk, box, data, unit) for unit in units])
+            stamps = each([partial(self._fill_chunk, region, data, unit) for unit in units])
             return dict(zip(files, stamps, strict=True))
-        parts = each([partial(self._find, box, data, unit) for unit in units])
+        parts = each([partial(self._find, region, data, unit) for unit in units])
         each([
-            partial(self._fill_group, box, data, file, index, group)
-            for file, (index, groups) in zip(files, parts, strict=True) if index is not None for group in groups
+            partial(self._fill_group, region, data, unit, index, group)
+            for unit, (index, groups) in zip(units, parts, strict=True) if index is not None for group in groups
         ])  # fmt: skip
         return {file: None if index is None else index.stamp for file, (index, _) in zip(files, parts, strict=True)}
 
-    def _file(self, unit: Index) -> Remote:
-        """Return the file of the chunk, or the shard, at `unit` of the grid of files."""
-        assert isinstance(self._header.folder, Remote)
+    def _file(self, unit: Index) -> Location:
+        """Return the file of the chunk, or the shard, at `unit` of the grid of files, by its usual name."""
         return self._header.folder / ChunkFiles(self._header).name(unit)
 
-    def _fill_chunk(self, box: Box, data: np.ndarray, chunk: Index) -> Stamp | None:
-        """Read what lies in `box` of a chunk that is a file; return the stamp of that."""
+    def _fill_chunk(self, region: Region, data: np.ndarray, chunk: Index) -> Stamp | None:
+        """Read what lies in `region` of a chunk that is a file; return the stamp of that."""
         key = (self._number, chunk)
         if self._live and (kept := self._cache.get(key)) and object_store.stamp(self._file(chunk)) != kept.stamp:
             self._cache.drop(key)
-        part = self._cache.get_or(key, lambda: self._fetch(self._file(chunk)))
-        self._decode(box, data, chunk, None if part is None else part.data)
+        part = self._cache.get_or(key, lambda: self._fetch(chunk))
+        self._decode(region, data, chunk, None if part is None else part.data)
         return None if part is None else part.stamp
 
     def _find(
-        self, box: Box, data: np.ndarray, shard: Index
+        self, region: Region, data: np.ndarray, shard: Index
     ) -> tuple[ShardIndex | MinishardIndex | None, list[list[tuple[tuple[int, int], Index]]]]:
-        """Return the index of `shard` and its chunks in `box` that are to be fetched, with their bytes, in groups.
+        """Return the index of `shard` and its chunks in `region` that are to be fetched, with their bytes, in groups.
 
         Those that are in memory or not stored are read at once; so is a small shard that is read whole.
         """
         file, index = self._file(shard), None
-        chunks = list(cells(box & self._shard_box(shard), self._header.chunks))
+        chunks = region.chunks_in(shard)
         with self._lock:
             index = self._indices.get(file)
         if self._live and index is not None and object_store.stamp(file) != index.stamp:
             index = None
         whole = None
         if index is None and self._is_small(shard, len(chunks)):
-            whole = self._fetch(file)
+            whole = self._fetch(shard)
             index = None if whole is None else self._parsed(file, whole, whole.data)
         elif index is None:
-            index = self._fetch_index(file)
+            index = self._fetch_index(shard)
         if isinstance(index, MinishardIndex):
-            self._learn(file, index, {index.minishard(chunk) for chunk in chunks}, whole)
+            self._learn(shard, index, {index.minishard(chunk) for chunk in chunks}, whole)
         left = []
         for chunk in chunks:
             span = None if index is None else index.span(chunk)
@@ -250,41 +265,38 @@ class FetchedArray:
             if span is not None and whole is not None:
                 content = whole.data[slice(*span)]
                 self._cache.put((self._number, chunk), Part(content, whole.stamp))
-                self._decode(box, data, chunk, content)
+                self._decode(region, data, chunk, content)
             elif span is None or index is None:
-                self._decode(box, data, chunk, None)
+                self._decode(region, data, chunk, None)
             elif cached is not None and cached.stamp == index.stamp:
-                self._decode(box, data, chunk, cached.data)
+                self._decode(region, data, chunk, cached.data)
             else:
                 left.append((span, chunk))
         return index, _grouped(left)
 
-    def _shard_box(self, shard: Index) -> Box:
-        unit = self._header.write_unit
-        return Box((0,) * len(unit), unit).shift(tuple(i * n for i, n in zip(shard, unit, strict=True)))
-
     def _is_small(self, shard: Index, num_chunks: int) -> bool:
         """Return whether `num_chunks` are all of `shard`, and may come by one request."""
-        inside = self._shard_box(shard) & Box.from_shape(self._header.shape)
-        size = math.prod(self._header.write_unit) * self._header.dtype.itemsize
-        return size <= LARGEST_BYTES and sum(1 for _ in cells(inside, self._header.chunks)) == num_chunks
+        unit, chunks = self._header.write_unit, self._header.chunks
+        axes = zip(self._header.shape, shard, unit, chunks, strict=True)
+        num_inside = math.prod(-(-min(u, n - i * u) // c) for n, i, u, c in axes)
+        return math.prod(unit) * self._header.dtype.itemsize <= LARGEST_BYTES and num_inside == num_chunks
 
-    def _fetch_index(self, file: Remote) -> ShardIndex | MinishardIndex | None:
+    def _fetch_index(self, shard: Index) -> ShardIndex | MinishardIndex | None:
         files = ChunkFiles(self._header)
         bits = files.minishards
         num_bytes, at_end = files.index_bytes() if bits is None else (Minishards.table_bytes(bits), False)
-        part = self._fetch(file, (-num_bytes, 0) if at_end else (0, num_bytes))
-        return None if part is None else self._parsed(file, part, part.data)
+        part = self._fetch(shard, (-num_bytes, 0) if at_end else (0, num_bytes))
+        return None if part is None else self._parsed(self._file(shard), part, part.data)
 
-    def _parsed(self, file: Remote, part: Part, data: bytes) -> ShardIndex | MinishardIndex:
+    def _parsed(self, file: Location, part: Part, data: bytes) -> ShardIndex | MinishardIndex:
         """Return the index in `data`, a shard or the part of it with the index, and keep it."""
-        files, file_bytes = ChunkFiles(self._header), part.stamp.num_bytes
+        files, file_bytes = ChunkFiles(self._header), part.file_bytes
         index: ShardIndex | MinishardIndex
         if (bits := files.minishards) is None:
             index = ShardIndex(files.parse_index(data, file_bytes), part.stamp)
             num_bytes = index.places.nbytes
         else:
-            index = MinishardIndex(self._header, Minishards.parse(bits, data, file_bytes), part.stamp)
+            index = MinishardIndex(self._header, Minishards.parse(bits, data, file_bytes), part.stamp, file_bytes)
             num_bytes = index.shard.table.nbytes + (ENTRY_BYTES << bits["preshift_bits"] + bits["minishard_bits"])
         with self._lock:
             self._indices[file] = index
@@ -292,64 +304,77 @@ class FetchedArray:
                 self._indices.popitem(last=False)
         return index
 
-    def _learn(self, file: Remote, index: MinishardIndex, minishards: set[int], whole: Part | None) -> None:
+    def _learn(self, shard: Index, index: MinishardIndex, minishards: set[int], whole: Part | None) -> None:
         """Read the indices of those `minishards` that are not known yet; they are in `whole` where that was fetched."""
         missing = {number: index.shard.index_span(number) for number in minishards - index.shard.known.keys()}
         for number in [number for number, (start, stop) in missing.items() if start == stop]:
-            index.shard.learn(number, b"", index.stamp.num_bytes)
+            index.shard.learn(number, b"", index.file_bytes)
             del missing[number]
         for group in _grouped([(span, (number,)) for number, span in missing.items()]):
             start, stop = group[0][0][0], max(span[1] for span, _ in group)
-            data = self._range(file, index, start, stop).data if whole is None else whole.data[start:stop]
+            data = self._range(shard, index, start, stop).data if whole is None else whole.data[start:stop]
             for span, (number,) in group:
-                index.shard.learn(number, data[span[0] - start : span[1] - start], index.stamp.num_bytes)
+                index.shard.learn(number, data[span[0] - start : span[1] - start], index.file_bytes)
 
     def _fill_group(
         self,
-        box: Box,
+        region: Region,
         data: np.ndarray,
-        file: Remote,
+        shard: Index,
         index: ShardIndex | MinishardIndex,
         group: Sequence[tuple[tuple[int, int], Index]],
     ) -> None:
         """Read those chunks of a shard that lie together, by one request."""
         start, stop = group[0][0][0], max(span[1] for span, _ in group)
-        part = self._range(file, index, start, stop)
+        part = self._range(shard, index, start, stop)
         for span, chunk in group:
             content = part.data[span[0] - start : span[1] - start]
             self._cache.put((self._number, chunk), Part(content, part.stamp))
-            self._decode(box, data, chunk, content)
+            self._decode(region, data, chunk, content)
 
-    def _range(self, file: Remote, index: ShardIndex | MinishardIndex, start: int, stop: int) -> Part:
+    def _range(self, shard: Index, index: ShardIndex | MinishardIndex, start: int, stop: int) -> Part:
         """Return these bytes of a shard, which must be the one of `index` still."""
-        part = self._fetch(file, (start, stop), index.stamp.tag)
+        part = self._fetch(shard, (start, stop), index.stamp.tag)
         if part is None or part.stamp != index.stamp:
-            raise ChangedError(f"{file} changed while it was read")
+            raise ChangedError(f"{self._file(shard)} changed while it was read")
         return part
 
-    def _fetch(self, file: Remote, span: tuple[int, int] | None = None, tag: str = "") -> Part | None:
+    def _fetch(self, unit: Index, span: tuple[int, int] | None = None, tag: str = "") -> Part | None:
         with self._at_once:
-            part = object_store.fetch(file, span, tag)
+            part = self._source.fetch(unit, span, tag)
         tensorstore.count(read=0 if part is None else len(part.data))
         return part
 
-    def _decode(self, box: Box, data: np.ndarray, chunk: Index, content: bytes | None) -> None:
-        """Put what lies in `box` of a chunk into `data`; fill values where it has no content."""
-        start = tuple(i * c for i, c in zip(chunk, self._header.chunks, strict=True))
-        inner = box & Box((0,) * len(start), self._header.chunks).shift(start)
-        if content is not None and self._is_packed:
-            content = gunzip(content, 2 * math.prod(self._header.chunks) * self._header.dtype.itemsize + GAP_BYTES)
-        if content is not None:
-            check_content(self._inner, chunk, content)
+    def _decode(self, region: Region, data: np.ndarray, chunk: Index, content: bytes | None) -> None:
+        """Put what lies in `region` of a chunk into `data`; fill values where it has no content."""
+        target, place = region.places(chunk)
         here = self._own_memory()
-        name = ChunkFiles(self._inner).name(chunk)
-        if content is not None:
-            here.put(name, content)
+        if content is None:
+            data[target] = here.read(place)
+            return
+        if self._is_packed:
+            most = 2 * math.prod(self._header.chunks) * self._header.dtype.itemsize + GAP_BYTES
+            content = unpack(content, "gzip", most)
+        content = as_tensorstore_reads(self._inner, content)
         try:
-            data[inner.relative_to(box.start).slices] = here.read(inner.slices)
+            data[target] = self._decoded(here, chunk, content, place)
+        except ValueError as error:
+            joined = in_one_member(self._inner, content) if is_other_form(error) else None
+            if joined is None:
+                raise
+            data[target] = self._decoded(here, chunk, joined, place)
+
+    def _decoded(
+        self, here: tensorstore.ArrayInMemory, chunk: Index, content: bytes, place: tuple[slice, ...]
+    ) -> np.ndarray:
+        """Return the voxels at `place` in the array, which are in `chunk`."""
+        check_content(self._inner, chunk, content)
+        name = ChunkFiles(self._inner).name(chunk)
+        here.put(name, content)
+        try:
+            return here.read(place)
         finally:
-            if content is not None:
-                here.put(name, None)
+            here.put(name, None)
 
     def _own_memory(self) -> tensorstore.ArrayInMemory:
         """Return this thread's array in memory: another one would take its chunks away."""
@@ -359,9 +384,78 @@ class FetchedArray:
         return array
 
 
+class LocalArray:
+    """An array of `header` on a disk that tensorstore reads, all but what it cannot, or would take for fill values.
+
+    That are chunks by other names than the metadata give, and N5 blocks and compressed streams in forms of others.
+    """
+
+    def __init__(self, header: Header, array: tensorstore.TensorStoreArray) -> None:
+        self._header, self._array = header, array
+        self._is_odd = False
+        self._fetched = FetchedArray(header) if _is_usual(header) else None
+        self._source = ChunkSource(header) if is_named(header) else None
+
+    def read(self, index: tensorstore.Index) -> np.ndarray:
+        if self._is_odd and self._fetched is not None:
+            return self._fetched.read(index)
+        try:
+            data = self._array.read(index)
+        except ValueError as error:
+            return self._read_again(index, error)
+        if self._source is None or not data.size or not self._is_elsewhere(self._source, index, data):
+            return data
+        if self._fetched is None:
+            raise VolumeError(
+                f"{self._header.folder}: shards are stored by other names than its metadata give; rename them, or mend "
+                "the metadata"
+            )
+        self._is_odd = True
+        return self._fetched.read(index)
+
+    def is_stored(self, index: tensorstore.Index) -> bool:
+        """Return whether some chunk at `index` is stored; no chunk is read."""
+        is_stored = self._array.is_stored(index)
+        return is_stored or (self._fetched is not None and self._fetched.is_elsewhere(index))
+
+    def _read_again(self, index: tensorstore.Index, error: ValueError) -> np.ndarray:
+        """Return the voxels at `index`, which tensorstore could not read, if their form is one of others."""
+        if self._fetched is None or not is_other_form(error):
+            raise error
+        try:
+            return self._fetched.read(index)
+        except VolumeError:
+            raise
+        except (ValueError, OSError, RuntimeError) as other:
+            raise (other if "varlength" in str(error) else error) from None
+
+    def _is_elsewhere(self, source: ChunkSource, index: tensorstore.Index, data: np.ndarray) -> bool:
+        """Return whether a chunk of `data`, the voxels at `index`, is missing and stored by another name.
+
+        A chunk that is missing is fill values, so that files are looked for only where two voxels of it are the same.
+        """
+        along = zip(ranges(index, self._header.shape), self._header.write_unit, strict=True)
+        axes = [pieces(positions, unit) for positions, unit in along]
+        whole = data.reshape([len(positions) for positions in ranges(index, self._header.shape)])
+        first = whole[np.ix_(*([place.start for place, _ in axis.values()] for axis in axes))]
+        last = whole[np.ix_(*([place.stop - 1 for place, _ in axis.values()] for axis in axes))]
+        is_same = (first == last) | ((first != first) & (last != last))  # NaN may be the fill value
+        numbers = [list(axis) for axis in axes]
+        for place in np.argwhere(is_same).tolist() if is_same.any() else ():
+            unit = tuple(along[i] for along, i in zip(numbers, place, strict=True))
+            if not source.is_usual(unit) and source.is_elsewhere(unit):
+                return True
+        return False
+
+
 def can_fetch(header: Header) -> bool:
-    """Return whether the chunks of the array of `header` can be fetched one by one."""
-    if not isinstance(header.folder, Remote) or header.unsupported:
+    """Return whether the chunks of the array of `header`, in a remote place, can be fetched one by one."""
+    return isinstance(header.folder, Remote) and _is_usual(header)
+
+
+def _is_usual(header: Header) -> bool:
+    """Return whether chunks of the array of `header` are files, or in shards of a usual kind."""
+    if header.unsupported:
         return False
     files = ChunkFiles(header)
     if header.shards is not None:

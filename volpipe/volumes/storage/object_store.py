@@ -1,8 +1,7 @@
-"""Places in S3 and on web servers: their names, and their small files read, written, listed and deleted.
+"""Files in S3 and on web servers: read, written, listed and deleted.
 
-Not here: voxels (tensorstore), or what lies on a disk (paths). The only file that imports obstore. A web server is read
-only, and cannot list. Endpoint and region come with the location, ``s3://bucket/key?endpoint=…&region=…``, or from
-the environment. Credentials are in credentials.
+Not here: voxels (tensorstore), names of places (remote), or what lies on a disk (paths). The only file that imports
+obstore. A web server is read only, and cannot list. Credentials are in credentials.
 """
 
 from __future__ import annotations
@@ -13,176 +12,41 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from volpipe.errors import ChangedError, RemoteError, VolumeError
-from volpipe.volumes.storage.credentials import Credentials, credentials_file, find_credentials, profile_keys
-from volpipe.volumes.storage.refusals import DENIED, REASONS
-from volpipe.volumes.storage.requests import MOST_SECONDS, PAUSES_SECONDS, patiently
+from volpipe.volumes.storage import decoded_size
+from volpipe.volumes.storage.credentials import Credentials, find_credentials, profile_keys
+from volpipe.volumes.storage.remote import Remote as Remote
+from volpipe.volumes.storage.remote import parse as parse
+from volpipe.volumes.storage.requests import DENIED, MOST_SECONDS, PAUSES_SECONDS, REASONS, patiently
 
 if TYPE_CHECKING:
     from obstore import GetOptions, WritableFile
     from obstore.store import HTTPStore, S3Config, S3Store
 
 T = TypeVar("T")
-SCHEMES = ("s3", "http", "https")
-BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 DEFAULT_REGION = "us-east-1"  # servers other than Amazon's accept it
 CONNECT_SECONDS = 5
 SILENT_SECONDS, LONG_SECONDS = 10, 3600  # without a byte of an answer; of a whole one
 UPLOAD_SECONDS, UPLOAD_BYTES = 60, 16 << 20  # for each so many bytes of a file that is written
 LISTED_AT_ONCE = DELETED_AT_ONCE = 1000  # the most that S3 takes in one request
+ENCODINGS = {
+    "gzip": "gzip",
+    "x-gzip": "gzip",
+    "deflate": "deflate",
+    "br": "br",
+    "zstd": "zstd",
+}  # as a server says them
+NO_ENCODINGS = ("", "identity", "none", "utf-8", "aws-chunked")  # what some say of files as they are
+MOST_ENCODED_BYTES = 256 << 20  # of a file, stored or unpacked, that is fetched whole where a part is needed
 
 _owner: int | None = None  # the process that uses obstore, whose threads do not survive a fork
 _latencies: dict[tuple[str, str], float] = {}  # seconds, by server
-
-
-@dataclass(frozen=True)
-class Remote:
-    """A folder or file in a bucket or on a web server, by name; names are put together as with a `Path`.
-
-    Attributes:
-        root: "s3://bucket", or "https://host:port".
-        parts: of the key below it.
-        endpoint: the S3 server, "" for Amazon's.
-        region: of the bucket, "" if unknown.
-    """
-
-    root: str
-    parts: tuple[str, ...] = ()
-    endpoint: str = ""
-    region: str = ""
-
-    def __str__(self) -> str:
-        settings = (("endpoint", self.endpoint), ("region", self.region))
-        query = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in settings if value)
-        return f"{self.address}?{query}" if query else self.address
-
-    def __truediv__(self, key: str) -> Remote:
-        return self.joinpath(key)
-
-    def joinpath(self, *keys: str) -> Remote:
-        inner = tuple(part for key in keys for part in PurePosixPath(key).parts)
-        return replace(self, parts=self.parts + inner)
-
-    @property
-    def address(self) -> str:
-        """The location without its settings."""
-        key = self.key if self.is_s3 else quote(self.key)
-        return f"{self.root}/{key}".rstrip("/")
-
-    @property
-    def key(self) -> str:
-        return "/".join(self.parts)
-
-    @property
-    def is_s3(self) -> bool:
-        return self.root.startswith("s3://")
-
-    @property
-    def bucket(self) -> str:
-        return self.root.removeprefix("s3://")
-
-    @property
-    def name(self) -> str:
-        return self.parts[-1] if self.parts else ""
-
-    @property
-    def stem(self) -> str:
-        return PurePosixPath(self.name).stem
-
-    @property
-    def suffix(self) -> str:
-        return PurePosixPath(self.name).suffix
-
-    @property
-    def parent(self) -> Remote:
-        return replace(self, parts=self.parts[:-1])
-
-    @property
-    def parents(self) -> tuple[Remote, ...]:
-        return tuple(replace(self, parts=self.parts[:n]) for n in reversed(range(len(self.parts))))
-
-    def relative_to(self, other: Remote) -> PurePosixPath:
-        return PurePosixPath(*self.parts).relative_to(PurePosixPath(*other.parts))
-
-
-def parse(location: str) -> Remote:
-    """Return the place that a URL names.
-
-    Raises:
-        VolumeError: another scheme, no bucket or host, a setting that is not known, or a password in it.
-    """
-    scheme, _, rest = location.partition("://")
-    if scheme not in SCHEMES:
-        raise VolumeError(f"{location}: volpipe reads folders, s3:// and http(s)://, not {scheme}://; copy it to one")
-    if scheme != "s3":
-        return _parse_http(location)
-    rest, _, query = rest.partition("?")
-    bucket, _, key = rest.partition("/")
-    if not BUCKET.fullmatch(bucket):
-        raise VolumeError(f"s3://{rest}: {bucket!r} is no bucket's name; write s3://bucket/path/volume.zarr")
-    settings = dict(parse_qsl(query, keep_blank_values=True))
-    unknown = sorted(settings.keys() - {"endpoint", "region"})
-    if unknown:
-        raise VolumeError(f"s3://{rest}: setting {unknown[0]!r} is not known; use endpoint=URL and region=NAME")
-    endpoint = settings.get("endpoint", _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")).rstrip("/")
-    if endpoint:
-        _check_endpoint(endpoint)
-    region = settings.get("region", _first("AWS_REGION", "AWS_DEFAULT_REGION"))
-    return Remote(f"s3://{bucket}", _split(key, location), endpoint, region)
-
-
-def _parse_http(location: str) -> Remote:
-    url = urlsplit(location)
-    if not url.hostname:
-        raise VolumeError(f"{location} names no host; write https://host/path/volume.zarr")
-    if url.query or url.fragment or url.username or url.password:
-        raise VolumeError(
-            f"{url.scheme}://{url.hostname}{url.path}: user names, passwords and ?… in a web address would be "
-            "kept with the output, so volpipe takes none; give a public address, or use s3://"
-        )
-    return Remote(f"{url.scheme}://{url.netloc}", _split(unquote(url.path), location))
-
-
-def _split(key: str, location: str) -> tuple[str, ...]:
-    parts = tuple(part for part in key.split("/") if part)
-    if {".", ".."} & set(parts):
-        raise VolumeError(f"{location}: a key may not have . or .. in it; write it out")
-    return parts
-
-
-def _check_endpoint(endpoint: str) -> None:
-    url = urlsplit(endpoint)
-    if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query:
-        address = f"{url.scheme}://{url.hostname}"
-        raise VolumeError(f"S3 endpoint {address} is not http(s)://host:port; set ?endpoint= or AWS_ENDPOINT_URL so")
-
-
-def _first(*names: str) -> str:
-    return next((value for name in names if (value := os.environ.get(name))), "")
-
-
-def kvstore(folder: Remote) -> dict[str, Any]:  # Any: JSON
-    """Return tensorstore's spec of `folder`."""
-    path = f"{folder.key}/" if folder.parts else ""
-    if not folder.is_s3:
-        return {"driver": "http", "base_url": folder.root, "path": path}
-    credentials = find_credentials()
-    signed: dict[str, str] = {"type": credentials.kind}
-    if credentials.kind == "profile":
-        signed |= {"profile": credentials.profile, "filename": str(credentials_file())}
-    spec: dict[str, Any] = {"driver": "s3", "bucket": folder.bucket, "path": path, "aws_credentials": signed}
-    if folder.endpoint:
-        spec |= {"endpoint": folder.endpoint, "aws_region": folder.region or DEFAULT_REGION}
-    elif folder.region:
-        spec["aws_region"] = folder.region
-    return spec
 
 
 def client(place: Remote, upload_seconds: int = 0, num_retries: int = 0) -> S3Store | HTTPStore:
@@ -220,6 +84,7 @@ def _client(
     tries |= {"backoff": {"init_backoff": first, "max_backoff": last, "base": 2}}
     options: dict[str, Any] = {"client_options": seconds | {"allow_http": plain}, "retry_config": tries}
     if credentials is None:
+        options["client_options"]["default_headers"] = {"Accept-Encoding": "identity"}  # else some pack what they send
         return HTTPStore.from_url(root, **options)
     config: S3Config = {"region": region or DEFAULT_REGION, "skip_signature": credentials.kind == "anonymous"}
     if endpoint:
@@ -238,11 +103,38 @@ def read(file: Remote, limit: int) -> bytes | None:
 
     def request() -> bytes:
         result = obstore.get(client(file), file.key)
-        if result.meta["size"] > limit:
+        encodings = _encodings(file, result)
+        if result.meta["size"] > limit and not encodings:
             return bytes(obstore.get_range(client(file), file.key, start=0, end=limit))
-        return bytes(result.bytes())
+        return _undo(file, bytes(result.bytes()), encodings, limit)
 
     return _ask(file, request, missing_ok=True, denied_ok=True)
+
+
+def _encodings(file: Remote, result: Any) -> tuple[str, ...]:  # Any: obstore's
+    """Return how the server says that it, or whoever put the file there, has packed the bytes, the last way last.
+
+    Raises:
+        VolumeError: in a way that is not known.
+    """
+    words = str(result.attributes.get("Content-Encoding", "")).lower().split(",")
+    names = [word.strip() for word in words if word.strip() not in NO_ENCODINGS]
+    if unknown := next((name for name in names if name not in ENCODINGS), ""):
+        raise VolumeError(
+            f"{file.address}: it has Content-Encoding {unknown}; volpipe reads {', '.join(ENCODINGS)}: store it as one "
+            "of them, or as it is"
+        )
+    return tuple(ENCODINGS[name] for name in names)
+
+
+def _undo(file: Remote, data: bytes, encodings: tuple[str, ...], most: int, own: str = "") -> bytes:
+    """Return `data` of `file` without its `encodings`; see `decoded_size.undo`."""
+    try:
+        return decoded_size.undo(data, encodings, most, own)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; the server says Content-Encoding: {', '.join(encodings)} of {file.address}"
+        ) from None
 
 
 def read_end(file: Remote, num_bytes: int) -> bytes | None:
@@ -268,24 +160,48 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a file, or all of them, and the stamp of the file that they were in."""
+    """Bytes of a file, or all of them, and the stamp of the file that they were in.
+
+    `num_bytes` are those of the whole file: of one that its server has packed, unpacked; None: as the stamp says.
+    """
 
     data: bytes
     stamp: Stamp
+    num_bytes: int | None = None
+
+    @property
+    def file_bytes(self) -> int:
+        """The bytes of the whole file."""
+        return self.stamp.num_bytes if self.num_bytes is None else self.num_bytes
 
 
-def fetch(file: Remote, span: tuple[int, int] | None = None, tag: str = "", *, denied_ok: bool = False) -> Part | None:
+def fetch(
+    file: Remote,
+    span: tuple[int, int] | None = None,
+    tag: str = "",
+    *,
+    denied_ok: bool = False,
+    most: int = MOST_ENCODED_BYTES,
+    own: str = "",
+) -> Part | None:
     """Return `file`, or the bytes of a `span` of it, by one request; None where there is no such file.
+
+    One that has a Content-Encoding is unpacked, and is fetched whole where a span of it is needed: a server that packs
+    what it sends counts other bytes than one that stores it so.
 
     Args:
         file: what to read.
         span: its first byte and that after its last, or (-n, 0) for its last n; all where it is None.
         tag: refuse a file with another tag.
         denied_ok: whether a file that may not be read counts as one that is not there.
+        most: the bytes that a file with a Content-Encoding may unpack to.
+        own: the encoding that the file has without that, such as "gzip" of a chunk whose codec is that.
 
     Raises:
         ChangedError: the file has another tag.
         RemoteError: it may not be read, or no answer.
+        VolumeError: it is too large to be fetched whole, or its Content-Encoding is not known.
+        ValueError: its Content-Encoding cannot be undone.
     """
     import obstore
 
@@ -293,14 +209,30 @@ def fetch(file: Remote, span: tuple[int, int] | None = None, tag: str = "", *, d
     if span is not None:
         options["range"] = {"suffix": -span[0]} if span[0] < 0 else span
 
-    def request() -> Part:
+    def request() -> tuple[Part, tuple[str, ...]]:
         started = time.perf_counter()
         result = obstore.get(client(file), file.key, options=options)  # its first byte came, not all
         seconds, server = time.perf_counter() - started, (file.root, file.endpoint)
         _latencies[server] = min(seconds, _latencies.get(server, seconds))
-        return Part(bytes(result.bytes()), _stamp(result.meta))
+        return Part(bytes(result.bytes()), _stamp(result.meta)), _encodings(file, result)
 
-    return _ask(file, request, missing_ok=True, denied_ok=denied_ok)
+    answer = _ask(file, request, missing_ok=True, denied_ok=denied_ok)
+    if answer is None or not answer[1]:
+        return None if answer is None else answer[0]
+    part, encodings = answer
+    if span is None:
+        data = _undo(file, part.data, encodings, most, own)
+        return Part(data, part.stamp, len(data))
+    if part.stamp.num_bytes > MOST_ENCODED_BYTES:
+        raise VolumeError(
+            f"{file.address} has Content-Encoding {', '.join(encodings)}, so that no part of its "
+            f"{part.stamp.num_bytes} bytes can be read by itself; store it without, or copy it to a folder"
+        )
+    whole = fetch(file, None, tag, denied_ok=denied_ok, most=most)
+    if whole is None:
+        return None
+    first, last = span if span[0] >= 0 else (max(0, len(whole.data) + span[0]), len(whole.data))
+    return Part(whole.data[first:last], whole.stamp, len(whole.data))
 
 
 def latency(place: Remote) -> float:
@@ -383,17 +315,17 @@ def _check_listable(folder: Remote) -> None:
         raise VolumeError(f"{folder}: a web server cannot be asked what it holds; name the array: …/volume.zarr/key")
 
 
-def list_files(folder: Remote) -> Iterator[tuple[str, int]]:
+def list_files(folder: Remote, at_once: int = LISTED_AT_ONCE) -> Iterator[tuple[str, int]]:
     """Yield every file under `folder`: its key there, and its bytes.
 
     Raises:
         VolumeError: it cannot be listed.
     """
-    return ((name, stamp.num_bytes) for name, stamp in list_stamps(folder))
+    return ((name, stamp.num_bytes) for name, stamp in list_stamps(folder, at_once))
 
 
-def list_stamps(folder: Remote) -> Iterator[tuple[str, Stamp]]:
-    """Yield every file under `folder`: its key there, and its stamp; see `list_files`."""
+def list_stamps(folder: Remote, at_once: int = LISTED_AT_ONCE) -> Iterator[tuple[str, Stamp]]:
+    """Yield every file under `folder`, `at_once` of them together: its key there, and its stamp; see `list_files`."""
     import obstore
 
     _check_listable(folder)
@@ -403,7 +335,7 @@ def list_stamps(folder: Remote) -> Iterator[tuple[str, Stamp]]:
     def page() -> Any:
         nonlocal pages
         try:
-            pages = pages or iter(obstore.list(client(folder), folder.key, offset=last, chunk_size=LISTED_AT_ONCE))
+            pages = pages or iter(obstore.list(client(folder), folder.key, offset=last, chunk_size=at_once))
             return next(pages, ())
         except Exception:
             pages = None  # the next attempt goes on after the last file that came

@@ -140,8 +140,11 @@ def read_end(file: Location, num_bytes: int) -> bytes | None:
         return None
 
 
-def read_part(file: Path, offset: int, count: int) -> bytes:
+def read_part(file: Location, offset: int, count: int) -> bytes:
     """Return up to `count` bytes of `file` from `offset` on, b"" where there are none."""
+    if isinstance(file, Remote):
+        part = object_store.fetch(file, (offset, offset + count), denied_ok=True)
+        return b"" if part is None else part.data
     try:
         with open(file, "rb", opener=_without_waiting) as stream:
             stream.seek(offset)
@@ -330,6 +333,28 @@ def list_files(folder: Location) -> Iterator[tuple[str, int]]:
     if isinstance(folder, Remote):
         yield from object_store.list_files(folder)
         return
+    for name, entry in _walk(folder):
+        with contextlib.suppress(FileNotFoundError):
+            yield name, entry.stat().st_size
+
+
+def walk_names(folder: Location, at_once: int) -> Iterator[str]:
+    """Yield the key of every file under `folder`, hidden ones and what is in hidden folders left out.
+
+    Those of a bucket are listed `at_once`.
+
+    Raises:
+        VolumeError: it cannot be listed.
+    """
+    if isinstance(folder, Remote):
+        names = (name for name, _ in object_store.list_files(folder, at_once))
+    else:
+        names = (name for name, _ in _walk(folder))
+    return (name for name in names if not name.startswith(".") and "/." not in name)
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield every file under `folder`, its key there first."""
     stack = [""]
     while stack:
         key = stack.pop()
@@ -340,7 +365,7 @@ def list_files(folder: Location) -> Iterator[tuple[str, int]]:
                     if entry.is_dir(follow_symlinks=False):
                         stack.append(f"{inner}/")
                     else:
-                        yield inner, entry.stat().st_size
+                        yield inner, entry
         except FileNotFoundError:
             log.info("%s/%s changed while it was listed", folder, key)
         except OSError as error:

@@ -1,6 +1,6 @@
-"""Requests to stores: many at a time, and made again after pauses that grow where they fail in passing.
+"""Requests to stores: many at a time, made again after pauses that grow where they fail in passing; what errors mean.
 
-Not here: the requests (object_store), or tensorstore's, which has retries of its own.
+Not here: the requests (object_store), tensorstore's, which has retries of its own, or damaged bytes on a disk (damage).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from functools import lru_cache
@@ -34,9 +34,33 @@ PASSING = re.compile(
     r"status code: (429|50[0234])|SlowDown|RequestTimeout|error sending request|body error|error decoding|timed out"
 )
 UNREACHED = re.compile(r"Connection ?refused|dns error|failed to lookup")
+DAMAGE = ("FAILED_PRECONDITION", "DATA_LOSS", "INVALID_ARGUMENT", "OUT_OF_RANGE")  # tensorstore's words for it
+DENIED = r"40[13] (Unauthorized|Forbidden)|AccessDenied|PERMISSION_DENIED"
+REASONS: Mapping[str, str] = {
+    r"NoSuchBucket": "there is no bucket {bucket}; check its name, and the endpoint ({server})",
+    rf"{DENIED}|InvalidAccessKeyId|SignatureDoesNotMatch": (
+        "access denied ({signed}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; "
+        "where a bucket may be read but not listed, give the whole key of the array"
+    ),
+    r"PermanentRedirect|Redirect|redirect|AuthorizationHeaderMalformed|301 ": (
+        "the bucket lies in another region than {region}; set AWS_REGION, or add ?region=NAME to the location"
+    ),
+    r"range .* was ignored|non-partial response|Range request not supported": (
+        "{server} sends whole files alone, and sharded arrays are read in parts; copy it to a folder or to s3://"
+    ),
+    r"error sending request|timed out|Timeout was reached|Could not (connect|resolve)|curl_code": (
+        "no answer from {server}; check the address, ?endpoint= or AWS_ENDPOINT_URL, and the network"
+    ),
+}
 
 _repeated: list[str] = []  # why, of each request that was made again
 _lock = threading.Lock()
+
+
+def is_damage(error: Exception) -> bool:
+    """Tell whether `error` is about the bytes that came, not about the way to them."""
+    text = str(error)
+    return text.startswith(DAMAGE) and not any(re.search(pattern, text) for pattern in REASONS)
 
 
 def patiently(what: object, request: Callable[[], T]) -> T:

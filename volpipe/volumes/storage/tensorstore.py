@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.geometry.indexing import Index as Index
 from volpipe.volumes.storage import object_store
+from volpipe.volumes.storage.credentials import credentials_file, find_credentials
 from volpipe.volumes.storage.metadata import Header, Tree
 
 if TYPE_CHECKING:
     import tensorstore as ts
 
-Index = tuple[slice | int, ...]
 DRIVERS = {"n5": "n5", "zarr2": "zarr", "zarr3": "zarr3", "precomputed": "neuroglancer_precomputed"}
 COUNTERS = ("bytes_read", "bytes_written")
 # Asked for these alone: tensorstore keeps for good what it tells, 0.6 KB a counter; of all 9 of a disk that is 5.5 KB a
@@ -114,7 +115,7 @@ def open_array(
         for _ in PurePosixPath(_scale_key(header)).parts:
             folder = folder.parent
         on_disk = {"driver": "file", "path": f"{folder}/"}
-        kvstore = object_store.kvstore(folder) if isinstance(folder, object_store.Remote) else on_disk
+        kvstore = _kvstore(folder) if isinstance(folder, object_store.Remote) else on_disk
     is_precomputed = header.format == "precomputed"
     known = dict(header.known) if is_precomputed else {"metadata": dict(header.known)}
     spec = {"driver": DRIVERS[header.format], "kvstore": kvstore, **known}
@@ -128,6 +129,23 @@ def open_array(
     # N5's axes are x, y, z
     turned = array.T if header.format == "n5" else _turned(array, len(header.shape)) if is_precomputed else array
     return TensorStoreArray(turned, sharded=header.shards is not None)
+
+
+def _kvstore(folder: object_store.Remote) -> Tree:
+    """Return tensorstore's spec of `folder`."""
+    path = f"{folder.key}/" if folder.parts else ""
+    if not folder.is_s3:
+        return {"driver": "http", "base_url": folder.root, "path": path}
+    credentials = find_credentials()
+    signed: dict[str, str] = {"type": credentials.kind}
+    if credentials.kind == "profile":
+        signed |= {"profile": credentials.profile, "filename": str(credentials_file())}
+    spec: Tree = {"driver": "s3", "bucket": folder.bucket, "path": path, "aws_credentials": signed}
+    if folder.endpoint:
+        spec |= {"endpoint": folder.endpoint, "aws_region": folder.region or object_store.DEFAULT_REGION}
+    elif folder.region:
+        spec["aws_region"] = folder.region
+    return spec
 
 
 def _scale_key(header: Header) -> str:
