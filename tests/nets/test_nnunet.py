@@ -35,8 +35,10 @@ def architecture(dims: int) -> dict[str, Any]:
         "n_stages": 2, "features_per_stage": [4, 8], "conv_op": f"torch.nn.modules.conv.Conv{dims}d",
         "kernel_sizes": [[3] * dims] * 2, "strides": [[1] * dims, [2] * dims], "n_conv_per_stage": [1, 1],
         "n_conv_per_stage_decoder": [1], "conv_bias": True,
-        "norm_op": f"torch.nn.modules.instancenorm.InstanceNorm{dims}d", "norm_op_kwargs": {"eps": 1e-5, "affine": True},
-        "dropout_op": None, "dropout_op_kwargs": None, "nonlin": "torch.nn.LeakyReLU", "nonlin_kwargs": {"inplace": True},
+        "norm_op": f"torch.nn.modules.instancenorm.InstanceNorm{dims}d",
+        "norm_op_kwargs": {"eps": 1e-5, "affine": True},
+        "dropout_op": None, "dropout_op_kwargs": None, "nonlin": "torch.nn.LeakyReLU",
+        "nonlin_kwargs": {"inplace": True},
     }  # fmt: skip
 
 
