@@ -35,11 +35,8 @@ def plan_summary(plan: Plan) -> Table:
         table.add_row("roi", f"{plan.roi_box} (z, y, x)")
     if plan.mask is not None:
         table.add_row("mask", f"{plan.mask.path} {plan.mask.key}".strip() + f", {shape(plan.mask.shape)} voxels")
-        if not all(map(_is_whole, plan.mask.step, plan.mask.shape)):
-            steps = " × ".join(f"{step:.3g}" for step in plan.mask.step)
-            table.add_row(
-                "", f"stretched over the volume: its voxels are {steps} of the volume's; is it of a part only?"
-            )
+        if plan.mask.note:
+            table.add_row("", plan.mask.note)
     table.add_row("net", f"{plan.net.label}, {count(plan.net.num_parameters, 'parameter')}")
     if plan.net.normalise is not None and plan.net.normalise.method != "none":
         table.add_row("", f"asks for {plan.net.normalise.method}: statistics of the whole volume, not of each window")
@@ -56,12 +53,6 @@ def plan_summary(plan: Plan) -> Table:
         f"{count(len(plan.factors), 'level')}",
     )
     return table
-
-
-def _is_whole(step: float, length: int) -> bool:
-    """Return whether `length` voxels of `step` finer ones are a level of a pyramid, however its end is rounded."""
-    factor, num_coarse = (step, length) if step >= 1 else (1 / step, length * step)
-    return abs(round(factor) * num_coarse - factor * num_coarse) < round(factor)
 
 
 def grey_line(plan: Plan) -> str:

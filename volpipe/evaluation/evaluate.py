@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +22,15 @@ from volpipe.evaluation import image_scores
 from volpipe.evaluation.block_work import ByBlock
 from volpipe.evaluation.image_scores import ImageSums, PlainSums
 from volpipe.evaluation.interpolate import METHODS, interpolated
-from volpipe.evaluation.label_scores import LabelScores, PlainOverlaps, label_scores, overlaps, total
+from volpipe.evaluation.label_scores import LabelScores, Overlaps, PlainOverlaps, label_scores, overlaps, total
 from volpipe.evaluation.origins import makings_of
 from volpipe.geometry.grid import Box, Grid, triple
+from volpipe.geometry.labels import Ignore, ignored, in_64_bits, reserved
 from volpipe.inference.intensity import to_dtype
 from volpipe.inference.roi import find_roi
+from volpipe.units import count
 from volpipe.volumes.identity import fingerprint
+from volpipe.volumes.places import MEND, Paired, check_same_place
 from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"
@@ -49,6 +52,8 @@ class Evaluation:
         box: the part to compare, in voxels (z, y, x) of both.
         kind: "image" or "labels".
         data_range: between the smallest and the largest possible value.
+        ignore: labels of the reference of which nothing is known, and of the output that are none; None for RESERVED.
+        notes: what a user should know of the volumes, in sentences.
     """
 
     output: Volume
@@ -57,6 +62,8 @@ class Evaluation:
     box: Box
     kind: str
     data_range: float
+    ignore: Ignore = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def blocks(self) -> Grid:
@@ -92,6 +99,7 @@ class Evaluation:
 
     def describe(self) -> dict[str, object]:
         """Return the volumes and the box, as JSON values."""
+        labels = {"ignore": self.ignore} if self.kind == "labels" else {}
         return {
             "output": str(self.output),
             "reference": str(self.reference),
@@ -99,6 +107,7 @@ class Evaluation:
             "kind": self.kind,
             "box": str(self.box),
             "data_range": self.data_range,
+            **labels,
             FINGERPRINT: fingerprint(self.reference),  # scores against another reference are stale
         }
 
@@ -106,7 +115,7 @@ class Evaluation:
         """Return `scores` and what they are of, as JSON values; infinity and NaN are None."""
         by_name = scores if isinstance(scores, dict) else {OUTPUT: scores}
         values = {name: _plain(dataclasses.asdict(entry)) for name, entry in by_name.items()}
-        return self.describe() | {"scores": values}
+        return self.describe() | {"notes": [*self.notes, *label_notes(self, scores)], "scores": values}
 
 
 SCORE_COLUMNS = ("PSNR dB", "SSIM", "FSC 0.5", "FSC 1/7", "along z 0.5", "along z 1/7")
@@ -160,6 +169,8 @@ def plan_evaluation(
     margin: tuple[int, int, int] = (0, 0, 0),
     kind: str = "image",
     data_range: float | None = None,
+    ignore: Ignore = None,
+    any_place: bool = False,
 ) -> Evaluation:
     """Return the evaluation of the volume `output` against `reference`, checked against both.
 
@@ -170,10 +181,12 @@ def plan_evaluation(
         margin: voxels (z, y, x) to leave out at each face of the box.
         kind: "image" or "labels".
         data_range: as in Evaluation; None for that of the reference's type.
+        ignore: as in Evaluation.
+        any_place: whether voxel sizes and origins may say that the volumes lie elsewhere.
 
     Raises:
-        PlanError: the volumes do not fit each other, or the range of their values is not known; or the output shows a
-            part of its input, and the reference another.
+        PlanError: the volumes do not fit each other, or lie elsewhere, or the range of their values is not known; or
+            the output shows a part of its input, and the reference another.
     """
     output, truth = _opened(output), _opened(reference)
     source = None if given is None else _opened(given)
@@ -196,9 +209,23 @@ def plan_evaluation(
         shape = " × ".join(map(str, output.spatial_shape))
         raise PlanError(f"box {box} is empty or leaves the output {output}, which has {shape} voxels")
     _check_kind(kind, output, truth, data_range)
-    evaluation = Evaluation(output, truth, source, box, kind, _range(kind, truth, data_range))
+    evaluation = Evaluation(output, truth, source, box, kind, _range(kind, truth, data_range), ignore)
     _check_factors(evaluation)
-    return evaluation
+    return evaluation if any_place else replace(evaluation, notes=tuple(_check_places(evaluation)))
+
+
+def _check_places(evaluation: Evaluation) -> list[str]:
+    """Refuse volumes that lie elsewhere; return what is not known of their places, in sentences.
+
+    A coarser input may say of its first voxel where the first of the finer ones was: so much the volumes may be apart.
+    """
+    output, factors = Paired("the output", evaluation.output), triple(evaluation.factors)
+    reference, advice = Paired("the reference", evaluation.reference), MEND
+    advice += ", or give --any-place (any_place=True) to score them voxel by voxel all the same"
+    notes = check_same_place(output, reference, advice, slack=factors)
+    if evaluation.given is not None and evaluation.given.voxel_size_nm is not None:
+        check_same_place(output, Paired("the input", evaluation.given), advice, factors=factors, slack=factors)
+    return notes
 
 
 def check_part(output: Volume, part: Box, truth: Volume) -> None:
@@ -273,11 +300,42 @@ RESULTS = (BlockScores,)
 def sum_scores(evaluation: Evaluation, parts: BlockScores) -> Scores:
     """Return the scores from those of all blocks, in order: floats add up to another sum in another."""
     if evaluation.kind == "labels":
-        return label_scores(total(table for _, table in sorted(parts.tables.items())))
+        table = total(table for _, table in sorted(parts.tables.items()))
+        return _label_scores(evaluation, table)
     totals = {name: ImageSums() for name in evaluation.candidates}
     for _, sums in sorted(parts.sums.items()):
         totals = {name: whole + ImageSums.from_list(sums[name]) for name, whole in totals.items()}
     return {name: ImageScores.from_sums(whole, evaluation.data_range) for name, whole in totals.items()}
+
+
+def _label_scores(evaluation: Evaluation, table: Overlaps) -> LabelScores:
+    """Return the scores of `table`, but for labels of which nothing is known."""
+    truth, labels = evaluation.reference.dtype, evaluation.output.dtype
+    ignored_truth, no_objects = (
+        [in_64_bits(number) for number in ignored(dtype, evaluation.ignore)] for dtype in (truth, labels)
+    )
+    suspects = [in_64_bits(number) for dtype in {truth, labels} for number in reserved(dtype)]
+    return label_scores(table, ignored_truth, no_objects, suspects)
+
+
+def label_notes(evaluation: Evaluation, scores: Scores) -> list[str]:
+    """Return which labels were not counted, or look as if they should not have been, in sentences."""
+    if isinstance(scores, dict):
+        return []
+    notes = []
+    if scores.num_ignored:
+        numbers = ", ".join(map(str, ignored(evaluation.reference.dtype, evaluation.ignore)))
+        notes.append(
+            f"{count(scores.num_ignored, 'voxel')} of the reference {evaluation.reference} left out: their label, one "
+            f"of {numbers}, means that nothing is known of them; --ignore none (ignore=()) counts them"
+        )
+    if scores.num_reserved:
+        numbers = ", ".join(map(str, reserved(evaluation.reference.dtype) or reserved(evaluation.output.dtype)))
+        notes.append(
+            f"{count(scores.num_reserved, 'object')} of {evaluation.reference} and {evaluation.output} with numbers "
+            f"by which data sets mean that nothing is known ({numbers}); name these to --ignore if they are no objects"
+        )
+    return notes
 
 
 def check_labels(evaluation: Evaluation) -> None:

@@ -19,6 +19,7 @@ from volpipe.viewer.objects import Objects, find_objects
 from volpipe.viewer.progress import Watch, outputs_of, watch
 from volpipe.viewer.sources import Chunks, Folder, Source, as_files, decoded, difference, public_url
 from volpipe.volumes.formats.container import read_attributes
+from volpipe.volumes.places import Paired, places
 from volpipe.volumes.raster import Raster
 from volpipe.volumes.storage import paths
 from volpipe.volumes.survey import measure_intensities
@@ -219,6 +220,7 @@ def _difference(first: Layer, second: Layer, notes: list[str]) -> Layer | None:
     source = difference(first.volume, second.volume, *written)
     if isinstance(source, str):
         notes.append(f"no difference is shown: {first.name} and {second.name} {source}")
+        notes.append(places(Paired(first.name, first.volume), Paired(second.name, second.volume)))
         return None
     most = max(1e-12, (second.shades[1] - second.shades[0]) / SHARE)
     return Layer(f"{second.name} − {first.name}", "difference", second.raster, source, shades=(-most, most))

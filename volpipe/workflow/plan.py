@@ -179,6 +179,7 @@ def _plan_comparison(
         given = feed.interpolated
     evaluation = plan_evaluation(
         made, open_volume(choice.reference), given, roi=choice.roi, margin=choice.margin,
-        kind="labels" if choice.labels else "image", data_range=choice.data_range,
+        kind="labels" if choice.labels else "image", data_range=choice.data_range, ignore=choice.ignore,
+        any_place=choice.any_place,
     )  # fmt: skip
     return ScoreStage(stage.name, stage.reads, made, out, evaluation)

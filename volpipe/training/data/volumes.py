@@ -6,13 +6,14 @@ volumes before a worker starts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from volpipe.errors import PlanError
+from volpipe.errors import NOTICE, PlanError
 from volpipe.geometry.grid import Box
 from volpipe.inference.roi import find_roi
 from volpipe.inference.statistics import needs_measuring
@@ -21,9 +22,13 @@ from volpipe.recipes.inference import Normalise
 from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.degrade import context
 from volpipe.units import count
+from volpipe.volumes.places import MEND, Paired, check_same_place
 from volpipe.volumes.volume import Volume, open_volume
 
+log = logging.getLogger(__name__)
+
 AXES = "zyx"
+ADVICE = f"{MEND}, or set any_place=true in this [[data]] to pair them voxel by voxel all the same"
 
 
 @dataclass(frozen=True)
@@ -48,17 +53,17 @@ def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingDat
             "give normalise.low and high, or mean and std (volpipe info prints them), so that all volumes share them"
         )
     held_out = None if data.held_out is None else find_roi(data.held_out, volume)
-    labels = None if data.labels is None else open_labels(data.labels, data.labels_key, volume, search_path)
+    labels = None if data.labels is None else open_labels(data, data.labels, volume, search_path)
     return TrainingData(volume, held_out, labels)
 
 
-def open_labels(path: str, key: str | None, volume: Volume, search_path: str) -> Volume:
-    """Return the opened labels of `volume`.
+def open_labels(data: Data, path: str, volume: Volume, search_path: str) -> Volume:
+    """Return the opened labels at `path` of `volume`, which `data` names.
 
     Raises:
-        VolpipeError: the labels are missing, no integers, or of another shape.
+        VolpipeError: the labels are missing, no integers, of another shape, or lie elsewhere.
     """
-    labels = open_volume(resolve_address(path, search_path), key)
+    labels = open_volume(resolve_address(path, search_path), data.labels_key)
     if labels.dtype.kind not in "iu":
         raise PlanError(f"the labels {labels} have {labels.dtype} voxels; give whole numbers, one for each object")
     if labels.num_channels != 1 or labels.spatial_shape != volume.spatial_shape:
@@ -66,7 +71,14 @@ def open_labels(path: str, key: str | None, volume: Volume, search_path: str) ->
             f"the labels {labels} have shape {labels.shape}, their volume {volume} has {volume.spatial_shape} voxels "
             "(z, y, x); give labels of that shape"
         )
+    if not data.any_place:
+        place_notes(volume, labels)
     return labels
+
+
+def place_notes(volume: Volume, labels: Volume) -> list[str]:
+    """Refuse labels that lie elsewhere than their volume; return what is not known of their places, in sentences."""
+    return check_same_place(Paired("the volume", volume), Paired("its labels", labels), ADVICE)
 
 
 def resolve_address(path: str, search_path: str) -> str:
@@ -99,6 +111,9 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
                 f"{opened.volume} has {count(opened.volume.num_channels, 'channel')}, net {recipe.net.name} takes "
                 f"{facts.in_channels}; give another volume, or a net of as many"
             )
+        if opened.labels is not None and not data.any_place:
+            for note in place_notes(opened.volume, opened.labels):
+                log.warning("%s", note, extra=NOTICE)
         check_holds(opened.volume, window)
         check_free(opened, tuple(n + 2 * c for n, c in zip(window, around, strict=True)), around)
 
