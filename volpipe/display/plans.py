@@ -71,6 +71,9 @@ def grey_line(plan: Plan) -> str:
         said += f" of {dtype} → 0, 1"
     elif choice.low is not None:
         said = f"{choice.low:g} … {choice.high:g} of {dtype}, given → -1 … 1"
+    elif choice.method == "bytes":
+        ends = "0 … 255" if choice.low is None else f"{choice.low:g} … {choice.high:g}"
+        said = f"{ends} of {dtype}, as of 8 bits, if all voxels lie there, else percentiles → -1 … 1"
     elif choice.method == "range":
         ends = f"{np.iinfo(dtype).min} … {np.iinfo(dtype).max}" if dtype.kind in "iu" else "least … greatest, measured,"
         said = f"{ends} of {dtype} → -1 … 1"

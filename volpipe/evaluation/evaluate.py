@@ -31,6 +31,7 @@ from volpipe.inference.roi import find_roi
 from volpipe.units import count
 from volpipe.volumes.identity import fingerprint
 from volpipe.volumes.places import MEND, Paired, check_same_place
+from volpipe.volumes.values import image_share, labels_note, take_sample
 from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"
@@ -38,8 +39,6 @@ FINGERPRINT = "reference_fingerprint"
 BLOCK = (2 * image_scores.CUBE,) * 3  # whole cubes of the Fourier shell correlation
 CACHE_BYTES = 1 << 27
 OUTPUT = "output"
-SAMPLE_EDGE, LEAST_PAIRS = 64, 1000  # of the box and its pairs of voxels that tell labels from an image
-ALIKE = 0.5  # of the pairs along x: of real labels 0.9 and more are, of FIB-SEM of 8 bits 0.1
 
 
 @dataclass(frozen=True)
@@ -211,7 +210,16 @@ def plan_evaluation(
     _check_kind(kind, output, truth, data_range)
     evaluation = Evaluation(output, truth, source, box, kind, _range(kind, truth, data_range), ignore)
     _check_factors(evaluation)
-    return evaluation if any_place else replace(evaluation, notes=tuple(_check_places(evaluation)))
+    notes = [] if any_place else _check_places(evaluation)
+    return replace(evaluation, notes=(*notes, *_check_values(evaluation)))
+
+
+def _check_values(evaluation: Evaluation) -> list[str]:
+    """Return a sentence for each volume that is scored as an image, and looks like labels, as far as it is there."""
+    if evaluation.kind == "labels":
+        return []
+    samples = (take_sample(volume, evaluation.box) for volume in (evaluation.output, evaluation.reference))
+    return [note for sample in samples if sample is not None for note in labels_note(sample, "score with --labels")]
 
 
 def _check_places(evaluation: Evaluation) -> list[str]:
@@ -350,21 +358,16 @@ def check_labels(evaluation: Evaluation) -> None:
 
 
 def refuse_image(volume: Volume, box: Box) -> None:
-    """Refuse an image, by the middle of `box`: voxels of an object are like their neighbours, grey levels seldom.
+    """Refuse an image, by a sample of `box`: voxels of an object are like their neighbours, grey levels seldom.
 
     Raises:
         PlanError: naming the volume.
     """
-    start = tuple(max(a, (a + b - SAMPLE_EDGE) // 2) for a, b in zip(box.start, box.stop, strict=True))
-    part = Box(start, tuple(min(a + SAMPLE_EDGE, b) for a, b in zip(start, box.stop, strict=True)))
-    data = volume.open().read(part)[0]
-    before, after = data[..., :-1], data[..., 1:]
-    in_objects = (before != 0) | (after != 0)
-    num, num_alike = int(np.count_nonzero(in_objects)), int(np.count_nonzero(in_objects & (before == after)))
-    if num >= LEAST_PAIRS and num_alike < ALIKE * num:
+    sample = take_sample(volume, box)
+    if sample is not None and (share := image_share(sample)) is not None:
         raise PlanError(
-            f"{volume} looks like an image, not like labels: of neighbouring voxels in {part} only "
-            f"{num_alike / num:.0%} are alike, and within objects all are; leave --labels out, or name the labels"
+            f"{volume} looks like an image, not like labels: of neighbouring voxels in {box} only {share:.0%} are "
+            "alike, by a sample, and within objects all are; leave --labels out, or name the labels"
         )
 
 

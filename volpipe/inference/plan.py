@@ -69,8 +69,8 @@ class Plan(OutputPlan):
     """Everything that a worker needs to know beside the number of its block.
 
     `corner` is the voxel of the volume at which a block begins, so that shards of a region are cores of blocks.
-    `notes` for the user, on the volume, `grey_notes`, on its values, `sizes_note`, on the windows, and
-    `precision_note` are printed with the plan, and not stored.
+    `notes` for the user, on the volume, `grey_notes`, on its values, `mapping`, the rule by which they are mapped,
+    `sizes_note`, on the windows, and `precision_note` are printed with the plan, and not stored.
     """
 
     FILE: ClassVar[str] = "plan.json"  # in a run's folder
@@ -93,6 +93,7 @@ class Plan(OutputPlan):
     code_sha256: str = ""
     notes: tuple[str, ...] = Field((), exclude=True, repr=False)
     grey_notes: tuple[str, ...] = Field((), exclude=True, repr=False)
+    mapping: str = Field("", exclude=True, repr=False)
     sizes_note: str = Field("", exclude=True, repr=False)
     precision_note: str = Field("", exclude=True, repr=False)
 

@@ -233,16 +233,30 @@ def dataset_sheet(folder: Path, rows: Sequence[DatasetRow], images: Mapping[int,
          brief(row.cpu_seconds) if row.cpu_seconds else "", "×".join(map(str, row.shape)), row.num_blocks,
          bounded(row.output_bytes, row.is_measured), size(row.read_bytes), size(row.written_bytes), row.missing or "",
          ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()), row.recipe, row.out,
-         row.reason or row.why, row.changes)
+         row.reason or row.why, row.changes, row.grey)
         for number, row in enumerate(rows)
     ]  # fmt: skip
     names = ("dataset", "ended", "time", "CPU time", "voxels z,y,x", "blocks", "output planned", "read", "written",
-             "missing", "seams", "recipe", "output", "reason", "blocks changed")  # fmt: skip
+             "missing", "seams", "recipe", "output", "reason", "blocks changed", "grey levels")  # fmt: skip
     caption = (
         "A name leads to the dataset's own report; its picture is a slice of the whole output. Read and written are "
         "of all its sessions."
     )
-    order = [0, 1, 13, 14, 2, 9, *range(3, 9), 10, 11, 12]  # why a dataset failed and what is missing before the rest
+    order = [
+        0,
+        1,
+        13,
+        14,
+        2,
+        9,
+        3,
+        4,
+        15,
+        *range(5, 9),
+        10,
+        11,
+        12,
+    ]  # why a dataset failed and what is missing before the rest
     return filled(Sheet("", [names[i] for i in order], [[line[i] for i in order] for line in lines], caption))
 
 

@@ -1,7 +1,7 @@
 """Training data: the opened volumes of a training, and checks that its windows and its net fit them.
 
-Not here: reading windows (samples). Nothing here reads a voxel or needs torch, so that the driver can refuse unusable
-volumes before a worker starts.
+Not here: reading windows (samples). Nothing here reads more than a sample of voxels, or needs torch, so that the driver
+can refuse unusable volumes before a worker starts.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import numpy as np
 from volpipe.errors import NOTICE, PlanError
 from volpipe.geometry.grid import Box
 from volpipe.inference.roi import find_roi
-from volpipe.inference.statistics import needs_measuring
+from volpipe.inference.statistics import mapping_notes, needs_measuring
 from volpipe.nets.facts import NetFacts
-from volpipe.recipes.inference import Normalise
+from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.degrade import context
 from volpipe.units import count
 from volpipe.volumes.places import MEND, Paired, check_same_place
+from volpipe.volumes.values import image_share, take_sample
 from volpipe.volumes.volume import Volume, open_volume
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,23 @@ def place_notes(volume: Volume, labels: Volume) -> list[str]:
     return check_same_place(Paired("the volume", volume), Paired("its labels", labels), ADVICE)
 
 
+def data_notes(data: Data, opened: TrainingData, normalise: Normalise) -> list[str]:
+    """Return what a user should know of places and values of the volumes of `data`, in sentences.
+
+    Raises:
+        PlanError: the labels are an image.
+    """
+    notes, labels, sample = [], opened.labels, take_sample(opened.volume)
+    if labels is not None and not data.any_place:
+        notes += place_notes(opened.volume, labels)
+    if labels is not None and (seen := take_sample(labels)) is not None and (share := image_share(seen)) is not None:
+        raise PlanError(
+            f"{labels} looks like an image, not like labels: of neighbouring voxels only {share:.0%} are alike, and "
+            "within objects all are; name the labels"
+        )
+    return notes if sample is None else [*notes, *mapping_notes(Recipe(normalise=normalise), sample)]
+
+
 def resolve_address(path: str, search_path: str) -> str:
     """Return the address of `path`, which may be relative to `search_path`."""
     return path if "://" in path else str(Path(search_path) / path)
@@ -111,9 +129,8 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
                 f"{opened.volume} has {count(opened.volume.num_channels, 'channel')}, net {recipe.net.name} takes "
                 f"{facts.in_channels}; give another volume, or a net of as many"
             )
-        if opened.labels is not None and not data.any_place:
-            for note in place_notes(opened.volume, opened.labels):
-                log.warning("%s", note, extra=NOTICE)
+        for note in data_notes(data, opened, recipe.normalise):
+            log.warning("%s", note, extra=NOTICE)
         check_holds(opened.volume, window)
         check_free(opened, tuple(n + 2 * c for n, c in zip(window, around, strict=True)), around)
 
