@@ -23,7 +23,7 @@ from volpipe.volumes.volume import Volume
 log = logging.getLogger(__name__)
 
 NUM_BOXES, MOST_BOXES, EDGE = 9, 27, 32  # more than NUM_BOXES while all that was read is one value
-SECONDS, FEWEST_BOXES = 2.0, 3  # of reading, after which no further box is read; but so many are
+SECONDS, FEWEST_BOXES = 2.0, 3  # of reading, after which no further box is read; but so many are, in a bucket no more
 BASES = (2, 3, 5)  # of Halton's sequence along z, y and x: its points are spread, wherever it ends
 LEAST_PAIRS = 1000  # of neighbouring voxels that tell labels from an image
 ALIKE_IN_IMAGES, ALIKE_IN_LABELS = 0.5, 0.8  # of the pairs along x: of real labels 0.9, of FIB-SEM of 8 bits 0.1
@@ -79,9 +79,9 @@ def take_sample(volume: Volume, within: Box | None = None, *, num_channels: int 
     """
     box, stop = within or Box.from_shape(volume.spatial_shape), time.monotonic() + SECONDS
     boxes: list[np.ndarray] = []
-    is_flat = True
+    is_flat, num_boxes = True, FEWEST_BOXES if "://" in volume.path else NUM_BOXES
     for number, part in enumerate(_spread(volume, box)):
-        if (number >= NUM_BOXES and not is_flat) or (len(boxes) >= FEWEST_BOXES and time.monotonic() > stop):
+        if (number >= num_boxes and not is_flat) or (len(boxes) >= FEWEST_BOXES and time.monotonic() > stop):
             break
         try:
             boxes.append(volume.open(live=True).read(part, num_channels=num_channels))

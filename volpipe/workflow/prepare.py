@@ -48,7 +48,7 @@ UNSIZED = Sizing()
 def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path, sizing: Sizing = UNSIZED) -> Plan:
     """Return the plan for `location`; everything that can be refused before the start is refused here."""
     volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
-    plan = prepare_for(volume, recipe, out, search_path, sizing, take_sample(volume))
+    plan = prepare_for(volume, recipe, out, search_path, sizing, sample_for(recipe, volume))
     check_access(paths.locate(volume.path), paths.locate(out))
     return plan
 
@@ -92,6 +92,11 @@ def prepare_for(
     check_geometry(recipe.net, net, plan.window, str(search_path))
     notes = [] if sample is None else [*mapping_notes(recipe, sample), *_mask_notes(mask)]
     return plan.changed(grey_notes=tuple(notes), mapping=mapping(recipe.normalise, volume.dtype))
+
+
+def sample_for(recipe: Recipe, volume: Volume) -> Sample | None:
+    """Return a sample of `volume`; None where `recipe` takes values as they are, whatever they are."""
+    return None if recipe.normalise.method == "none" else take_sample(volume)
 
 
 def _mask_notes(mask: Volume | None) -> list[str]:
