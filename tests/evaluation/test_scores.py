@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -145,6 +146,47 @@ def test_a_curve_is_cut_between_the_shells() -> None:
 
 
 # ---- labels
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "ignore"),
+    [
+        (np.uint64, 0xFFFFFFFFFFFFFFFD, None),
+        (np.uint32, 0xFFFFFFFF, None),
+        (np.int64, -1, None),
+        (np.int32, -3, None),
+        (np.int16, -2, 2**64 - 2),
+        (np.uint16, 77, 77),
+        (np.uint8, 200, (199, 200)),
+    ],
+)
+def test_voxels_of_which_the_reference_knows_nothing_are_left_out(
+    dtype: type, number: int, ignore: int | tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    truth = np.kron(np.arange(12).reshape(2, 2, 3), np.ones((4, 8, 8), int)).astype(dtype)
+    made = np.roll(truth, 3, axis=2)
+    known = np.ones(truth.shape, bool)
+    known[:, 4:10] = False
+    np.save(tmp_path / "made.npy", np.where(np.arange(24) < 2, dtype(number), made))
+    np.save(tmp_path / "truth.npy", np.where(known, truth, dtype(number)))
+    plan = plan_evaluation(str(tmp_path / "made.npy"), str(tmp_path / "truth.npy"), kind="labels", ignore=ignore)
+    result = evaluated(plan, tmp_path)
+    cleared = np.where(np.arange(24) < 2, 0, made)
+    expected = label_scores(overlaps(cleared[known], truth[known]))
+    assert isinstance(result.scores, LabelScores)
+    assert result.scores == replace(expected, num_ignored=int((~known).sum()))
+    assert [note for note in result.notes if f"{(~known).sum():,} voxels of the reference" in note]
+
+
+def test_reserved_numbers_that_are_counted_are_told(tmp_path: Path) -> None:
+    labels = np.kron(np.arange(12).reshape(2, 2, 3), np.ones((4, 8, 8), int))
+    labels[labels == 11] = -1
+    np.save(tmp_path / "labels.npy", labels)
+    place = str(tmp_path / "labels.npy")
+    result = evaluated(plan_evaluation(place, place, kind="labels", ignore=()), tmp_path)
+    assert isinstance(result.scores, LabelScores)
+    assert (result.scores.num_truth, result.scores.num_reserved) == (11, 2)
+    assert "2 objects of" in result.notes[0] and "(-1, -2, -3); name these to --ignore" in result.notes[0]
 
 
 def test_label_scores_are_those_of_scikit_image_whatever_the_blocks(labelled: tuple[np.ndarray, np.ndarray]) -> None:

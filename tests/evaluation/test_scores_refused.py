@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import tifffile
@@ -79,6 +80,37 @@ def test_an_output_of_a_part_is_refused_beside_a_reference_that_is_not_cut_likew
         plan_evaluation("made.zarr", "raw.zarr", roi="8:16,0:8,4:12")
     scores = image_scores_of(plan_evaluation("made.zarr", "cut.zarr", roi="8:16,0:8,4:12"), tmp_path)
     assert scores["output"].psnr == np.inf
+
+
+@pytest.mark.parametrize(
+    ("reference", "sentence"),
+    [
+        (
+            {"offset": [0.0, 40.0, 0.0]},
+            r"axis y: the output begins at 0 nm, the reference at 40 nm: .* or give --any-pl",
+        ),
+        ({"resolution": [40.0, 4.0, 8.0]}, r"axis x: voxels of the output are 4 nm long, of the reference 8 nm"),
+    ],
+)
+def test_a_reference_that_lies_elsewhere_is_refused_unless_that_is_meant(
+    reference: dict[str, list[float]], sentence: str, tmp_path: Path
+) -> None:
+    place = {"resolution": [40.0, 4.0, 4.0]}
+    with h5py.File(tmp_path / "pair.h5", "w") as file:
+        for name, attributes in (("made", place), ("truth", place | reference)):
+            file.create_dataset(name, data=noise((9, 20, 20))).attrs.update(attributes)
+    made, truth = (str(tmp_path / "pair.h5" / name) for name in ("made", "truth"))
+    with pytest.raises(PlanError, match=sentence):
+        plan_evaluation(made, truth)
+    assert image_scores_of(plan_evaluation(made, truth, any_place=True), tmp_path)["output"].psnr == np.inf
+
+
+def test_a_reference_without_a_voxel_size_is_scored_with_a_note(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "made.h5", "w") as file:
+        file.create_dataset("made", data=noise((9, 20, 20))).attrs["resolution"] = [40.0, 4.0, 4.0]
+    np.save(tmp_path / "truth.npy", noise((9, 20, 20)))
+    (note,) = plan_evaluation(str(tmp_path / "made.h5"), str(tmp_path / "truth.npy")).notes
+    assert "truth.npy has no voxel size, so that nobody knows whether it lies where the output does" in note
 
 
 def test_a_reference_of_floats_needs_a_range(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:

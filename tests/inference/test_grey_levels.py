@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from command import IDENTITY, Give, giver, set_each
 from volumes import windowed, write_volume
 
+import volpipe as vp
 from volpipe.errors import PlanError, RecipeError
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine
@@ -183,3 +185,66 @@ def test_what_is_clipped_is_counted_and_told(tmp_path: Path, give: Give, blend: 
 def test_a_thousandth_that_is_clipped_is_no_news(tmp_path: Path, give: Give) -> None:
     write_volume(tmp_path / "in.n5", specimen("uint16").astype(np.uint8))
     assert not re.search("lay beyond", run(give, *IDENTITY)[2])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor"),
+    [("float32", 255), ("float64", 255), ("float32", 1), ("uint16", 1), ("int16", 1), ("uint32", 1)],
+)
+def test_grey_levels_of_8_bits_in_another_type_are_seen_as_those_of_8_bits(
+    tmp_path: Path, give: Give, dtype: str, factor: int
+) -> None:
+    data = Sample(SHAPE, 3).raw(Box.from_shape(SHAPE))
+    write_volume(tmp_path / "in.n5", data)
+    of_bytes, _, plain = run(give, *DENOISER)
+    assert "warning" not in plain
+    shutil.rmtree("in.n5")
+    write_volume(tmp_path / "in.n5", (data / factor).astype(dtype))
+    out, said, printed = run(give, *DENOISER)
+    assert np.abs(np.clip(out * factor, 0, 255) - of_bytes.astype(np.float64)).max() <= 0.6
+    assert said["normalise"] == {"shift": 127.5 / factor, "scale": 127.5 / factor}
+    top = 255 // factor
+    assert f"warning: {tmp_path}/in.n5:raw has {dtype} voxels of" in printed
+    assert f"which are taken for grey levels of 8 bits: 0 … {top} of {dtype} → -1 … 1, as 0 … 255 of uint8" in printed
+
+
+def test_a_voxel_beyond_8_bits_that_no_sample_has_gives_percentiles_to_all(tmp_path: Path, give: Give) -> None:
+    shape = (16, 128, 128)
+    data = Sample(shape, 3).raw(Box.from_shape(shape)).astype(np.uint16)
+    data[7, 1, 1] = 4000
+    write_volume(tmp_path / "in.n5", data)
+    _, said, printed = run(give, *DENOISER)
+    low, high = np.percentile(data, [0.5, 99.5])
+    ends = [said["normalise"]["shift"] + sign * said["normalise"]["scale"] for sign in (-1, 1)]
+    np.testing.assert_allclose(ends, [low, high], atol=4)
+    assert "has uint16 voxels from 21 to 4000, which are no grey levels of 8 bits: percentiles are taken" in printed
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "sentence"),
+    [
+        (
+            np.arange(24576, dtype=np.uint8).reshape(SHAPE[0], 24, 64),
+            ["normalise.low=0", "normalise.high=1"],
+            "would see",
+        ),
+        (np.linspace(-1, 1, 12288, dtype=np.float32).reshape(SHAPE), [], "set normalise.method=none if they are norm"),
+        (specimen("uint16"), [], "the net was trained with 0 … 255 as -1 … 1, and the percentiles 0.5 and 99.5 are"),
+        (
+            specimen("uint16").astype(np.uint8),
+            ["net.trained_range=[20,200]"],
+            "set normalise.low=20 and normalise.high",
+        ),
+        (
+            np.kron(np.arange(60).reshape(3, 4, 5), np.ones((8, 8, 16))).astype(np.uint16),
+            [],
+            "looks like labels, whose",
+        ),
+    ],
+)
+def test_what_a_net_did_not_learn_is_a_warning_of_the_plan(
+    tmp_path: Path, data: np.ndarray, settings: list[str], sentence: str
+) -> None:
+    write_volume(tmp_path / "in.n5", data)
+    plan = vp.plan(tmp_path / "in.n5/raw", out=tmp_path / "out.zarr", settings=settings, site=None)
+    assert [warning for warning in plan.warnings() if sentence in warning]

@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from plans import spans, volume
 
@@ -108,17 +108,51 @@ def test_a_coarser_level_is_a_mask_whatever_it_calls_its_origin_and_however_it_e
 
 
 @pytest.mark.parametrize(
-    ("shape", "size", "channels", "sentence"),
+    ("shape", "size", "origin", "channels", "sentence"),
     [
-        ((40, 40, 40), 4.0, 2, "mask .* has 2 channels; a mask has one: save it on its own"),
-        ((39, 40, 40), 4.0, 1, "mask .*, axis z: 39 voxels of 1 of the volume's cover 0 to 39, the volume is 0 to 40"),
-        ((10, 10, 20), 16.0, 1, "mask .*, axis x: 20 voxels of 4 of the volume's cover -1.5 to 78.5, the volume is"),
-        ((40, 40, 40), 2.0, 1, "mask .*, axis z: 40 voxels of 0.5 of the volume's cover 0.25 to 20.25, the volume"),
+        ((40, 40, 40), 4.0, 0.0, 2, "mask .* has 2 channels; a mask has one: save it on its own"),
+        (
+            (8, 8, 8),
+            4.0,
+            160.0,
+            1,
+            "mask .*, axis z: 8 voxels of 1 of the volume's cover 40 to 48, .* no place in common",
+        ),
+        (
+            (10, 10, 20),
+            16.0,
+            0.0,
+            1,
+            "mask .*, axis x: 20 voxels of 4 of the volume's cover -1.5 to 78.5, the volume is",
+        ),
+        ((8, 8, 8), 4.0, -16.0, 1, "mask .*, axis z: 8 voxels of 1 of the volume's cover -4 to 4, .* x -2 … 14 nm in"),
     ],
 )
 def test_a_mask_that_lies_elsewhere_is_refused(
-    shape: tuple[int, int, int], size: float, channels: int, sentence: str
+    shape: tuple[int, int, int], size: float, origin: float, channels: int, sentence: str
 ) -> None:
     of = volume(voxel_size_nm=(4.0, 4.0, 4.0))
+    mask = volume(shape, voxel_size_nm=(size,) * 3, num_channels=channels)
     with pytest.raises(PlanError, match=sentence):
-        lay_mask(volume(shape, voxel_size_nm=(size,) * 3, num_channels=channels), of)
+        lay_mask(type(mask)(**{**vars(mask), "origin_nm": (origin,) * 3}), of)
+
+
+@given(st.integers(1, 30), st.integers(0, 39), st.sampled_from([0.5, 1.0, 2.0, 5.0]), st.data())
+def test_outside_of_a_mask_of_a_part_nothing_is_selected(
+    length: int, first: int, step: float, data: st.DataObject
+) -> None:
+    assume(first + length * step <= 40)
+    of = volume((40, 40, 40), voxel_size_nm=(4.0, 4.0, 4.0))
+    mask = volume((length, 40, 40), voxel_size_nm=(4.0 * step, 4.0, 4.0))
+    low = (first + (step - 1) / 2) * 4.0  # its first voxel begins at voxel `first` of the volume
+    laid = lay_mask(type(mask)(**{**vars(mask), "origin_nm": (low, 0.0, 0.0)}), of)
+    start, stop = data.draw(spans(40))
+    below, after = laid.under(0, start, stop)
+    over = [j for j in range(length) if first + j * step < stop and first + (j + 1) * step > start]
+    is_rounded = first <= abs(step - 1) / 2 + 0.01 or first + length * step >= 40 - abs(
+        step - 1
+    )  # an end of the volume
+    if over and not is_rounded:
+        assert (below, after) == (over[0], over[-1] + 1)
+    else:
+        assert is_rounded or below == after

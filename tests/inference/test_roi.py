@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from command import IDENTITY, THREADS, giver, set_each
@@ -19,6 +20,7 @@ from plans import choices, plans, selected_voxels, some_selected, spans, voxels_
 from ramp import RAW, Bench, ran, result, windows_that_meet
 from volumes import fingerprint, noise, windowed, write_volume
 
+import volpipe as vp
 from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
@@ -434,3 +436,21 @@ def test_a_scan_of_a_block_sees_the_windows_of_the_cells_that_begin_in_its_core(
     touched = [all(flags) for flags in itertools.product(*inside)]
     owners = Selection(plan).owners
     assert touched == ([True] * len(plan.blocks) if owners is None else owners.tolist())
+
+
+def test_outside_of_a_mask_that_covers_a_part_nothing_is_computed(tmp_path: Path) -> None:
+    raw = np.random.default_rng(3).integers(1, 255, (24, 32, 40), np.uint8)
+    place = {"resolution": [40.0, 4.0, 4.0]}
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file.create_dataset("raw", data=raw).attrs.update(place)
+        file.create_dataset("mask", data=np.ones((8, 16, 16), np.uint8)).attrs.update(
+            place | {"offset": [320.0, 32.0, 64.0]}
+        )
+    window = ["net.name=identity", "windows.shape=[8,8,8]", "windows.overlap=0", "windows.block=[1,2,2]"]
+    options = {"settings": window, "mask": str(tmp_path / "in.h5/mask"), "out": tmp_path / "out.zarr"}
+    plan = vp.plan(tmp_path / "in.h5/raw", **options)
+    assert [text for text in plan.warnings() if "covers the box 8:16,8:24,16:32 (z, y, x) of the volume alone" in text]
+    vp.run(plan, site=Inline())
+    expected = np.zeros_like(raw)
+    expected[8:16, 8:24, 16:32] = raw[8:16, 8:24, 16:32]
+    np.testing.assert_array_equal(vp.open(tmp_path / "out.zarr")[:], expected)

@@ -56,7 +56,7 @@ def main(folder: Path, configuration: str) -> None:
     plan_experiments([1])
     shrink(folder / "pre" / dataset.name / "nnUNetPlans.json", configuration)
     preprocess([1], configurations=(configuration,), num_processes=(1,))
-    os.environ["nnUNet_n_proc_DA"] = "0"
+    os.environ |= {"nnUNet_n_proc_DA": "0"}
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
     from nnunetv2.run.run_training import get_trainer_from_args
 

@@ -140,6 +140,6 @@ def test_a_program_of_a_bundle_runs_where_it_is_trusted(tmp_path: Path) -> None:
     net = original(UNET, "BATCH").eval()
     torch.jit.trace(net, torch.zeros(1, 1, 16, 16, 16)).save(str(folder / "models" / "model.ts"))
     (folder / "models" / "model.pt").unlink()
-    with pytest.raises(VolpipeError, match="model.ts is TorchScript, which is code"):
+    with pytest.raises(VolpipeError, match=r"model\.ts is TorchScript, which is code"):
         planned(tmp_path, noise((16, 16, 16)))
     assert planned(tmp_path, noise((16, 16, 16)), "net.trust_model=true").net.out_channels == 3

@@ -13,8 +13,10 @@ from segmented import Crowd, blobs, labelled, noisy, recipe
 
 from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolumeError
 from volpipe.geometry.affinities import OFFSETS
+from volpipe.geometry.grid import Box
 from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
 from volpipe.segmentation import boxes
+from volpipe.segmentation.boundary_maps import read_probabilities
 from volpipe.segmentation.driver import plan_segmentation
 
 
@@ -53,6 +55,24 @@ def test_what_does_not_fit_is_refused(data: np.ndarray, choices: dict[str, Any],
         plan_segmentation(
             str(tmp_path / "a.zarr"), SegmentRecipe.model_validate(choices), tmp_path / "l.zarr", tmp_path
         )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "top"), [(np.float32, 255), (np.float64, 100), (np.uint16, 255), (np.int16, 1000), (np.uint8, 100)]
+)
+def test_affinities_of_another_range_are_labelled_as_in_bytes_once_it_is_given(
+    dtype: type, top: int, tmp_path: Path
+) -> None:
+    affinities = noisy(blobs((13, 22, 17)), 0.2)
+    made = make(tmp_path / "a.zarr", np.rint(affinities / 255 * top).astype(dtype))
+    given = recipe((8, 8, 8)).model_dump()
+    if dtype is not np.uint8:
+        with pytest.raises(PlanError, match=r"set input\.range=\[0, |set input.range to the values that mean 0 and 1"):
+            plan_segmentation(made.path, SegmentRecipe.model_validate(given), tmp_path / "l.zarr", tmp_path)
+    given["input"] |= {"range": (0, top)}
+    plan = plan_segmentation(made.path, SegmentRecipe.model_validate(given), tmp_path / "l.zarr", tmp_path)
+    seen = read_probabilities(plan, made.open(), Box.from_shape((13, 22, 17)))
+    np.testing.assert_array_equal(seen, np.rint(np.rint(affinities / 255 * top) / top * 255))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import tifffile
@@ -114,6 +115,24 @@ def test_what_the_net_sees_is_as_without_labels(numbered: np.ndarray, tmp_path: 
     without = Sampler(of_labels(**options, data={"labels": None}), (1, 1, 1), str(tmp_path))
     for number in range(5):
         np.testing.assert_array_equal(with_labels.sample(number).inputs, without.sample(number).inputs)
+
+
+def test_a_voxel_with_a_number_that_means_unknown_is_unknown() -> None:
+    labels = np.kron(np.arange(1, 9).reshape(2, 2, 2), np.ones((4, 4, 4), int)).astype(np.uint64)
+    marked = np.where(labels == 8, np.uint64(0xFFFFFFFFFFFFFFFD), labels)
+    np.testing.assert_array_equal(targets(marked, SHORT), targets(labels, SHORT, ignore=8))
+    np.testing.assert_array_equal(targets(marked.astype(np.int64), SHORT), targets(labels, SHORT, ignore=8))
+    np.testing.assert_array_equal(targets(marked, SHORT, ignore=()), targets(labels, SHORT, ignore=()))
+
+
+def test_labels_that_lie_elsewhere_than_their_volume_are_refused_unless_that_is_meant(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "v.h5", "w") as file:
+        file.create_dataset("raw", data=np.zeros(SHAPE, np.uint8)).attrs["resolution"] = [40.0, 4.0, 4.0]
+        file.create_dataset("labels", data=np.ones(SHAPE, np.uint32)).attrs["resolution"] = [40.0, 8.0, 4.0]
+    data = {"path": "v.h5", "key": "raw", "labels": "v.h5", "labels_key": "labels"}
+    with pytest.raises(PlanError, match=r"axis y: voxels of the volume are 4 nm long, of its labels 8 nm: .*any_place"):
+        Sampler(of_labels(data=data), (1, 1, 1), str(tmp_path))
+    Sampler(of_labels(data=data | {"any_place": True}), (1, 1, 1), str(tmp_path))
 
 
 def test_a_voxel_of_the_label_to_ignore_is_unknown(numbered: np.ndarray, tmp_path: Path) -> None:

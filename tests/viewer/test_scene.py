@@ -156,6 +156,7 @@ def test_a_difference_that_cannot_be_is_said(
     out = vp.open(tmp_path / "out.npy", view=View(voxel_size_nm=size, origin_nm=origin))
     scene = open_scene(out, [raw])
     assert len(scene.layers) == 2 and f"no difference is shown: raw and out {reason}" in scene.notes
+    assert [note for note in scene.notes if "has voxels of 4 × 4 × 4 nm (z, y, x), their centres from" in note]
 
 
 def test_volumes_in_a_bucket_are_read_by_the_browser_where_they_are_public(

@@ -365,6 +365,22 @@ def test_single_datasets_have_settings_and_recipes_of_their_own(tmp_path: Path) 
     assert endings(vp.batch("all.toml", site=Inline(), replace=True)) == ["unchanged", "unchanged", "done"]
 
 
+def test_the_table_says_how_grey_levels_are_mapped_and_where_that_differs(raw: Path) -> None:
+    data = noise((16, 24, 32))
+    shutil.rmtree(raw)
+    raw.mkdir()
+    write_volume(raw / "a.n5", data.astype(np.uint16))
+    write_volume(raw / "b.n5", data)
+    write_volume(raw / "c.n5", data.astype(np.uint16) * 200)
+    report = vp.batch("raw/*.n5", "default", out="out", dry_run=True)
+    assert [row.grey for row in report.rows] == ["8 bits: 0 … 255", "8 bits: 0 … 255", "percentiles"]
+    assert [
+        note for note in report.notes if "by percentiles those of" in note and "c.n5" in note.split("percentiles")[1]
+    ]
+    shutil.rmtree(raw / "c.n5")
+    assert vp.batch("raw/*.n5", "default", out="out", dry_run=True).notes == []
+
+
 def test_all_datasets_together_must_fit_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = give(dry_run=True).rows[0]
     inodes = alone.output_files + alone.output_folders

@@ -408,6 +408,19 @@ def test_stages_that_do_not_fit_what_they_read_are_refused(folder: Path, setting
     assert not (folder / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_told"),
+    [([], True), (["second.net.intensity=unit"], False), (["labels.input.range=[0,255]"], False)],
+)
+def test_labels_of_what_may_be_no_probabilities_are_planned_with_a_warning(
+    folder: Path, settings: list[str], is_told: bool
+) -> None:
+    text = TWO + '[[stage]]\nname = "labels"\nkind = "label"\n'
+    plan = flow_plan(folder, text, 'labels.input.kind="membrane"', *settings)
+    told = [text for text in plan.warnings() if "the net of stage second gives grey levels of its input, and" in text]
+    assert bool(told) == is_told
+
+
 def test_a_later_stage_that_no_worker_can_hold_is_refused_before_the_first_begins(folder: Path) -> None:
     plan, counted = flow_plan(folder, TWO, "second.windows.block=[4,3,2]"), Counted()
     first, second = (cost.forecast.estimate.memory_bytes for cost in forecast_flow(plan).stages if cost.forecast)

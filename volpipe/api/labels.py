@@ -17,6 +17,7 @@ from volpipe.errors import RunError, VolpipeError
 from volpipe.evaluation import driver as evaluation_driver
 from volpipe.evaluation.driver import EvaluationResult
 from volpipe.evaluation.evaluate import plan_evaluation
+from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import suffix_of, with_format
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.segmentation import SegmentRecipe
@@ -104,6 +105,8 @@ def evaluate(
     roi: str | None = None,
     margin: tuple[int, int, int] = (0, 0, 0),
     data_range: float | None = None,
+    ignore: Ignore = None,
+    any_place: bool = False,
     site: str | Path | WorkerPool = "local",
     tolerate: float = 0.1,
     report: str | Path | None = None,
@@ -122,6 +125,9 @@ def evaluate(
         roi: box z0:z1,y0:y1,x0:x1 of both that is compared.
         margin: voxels (z, y, x) at each face of the box that are left out.
         data_range: greatest value less least; by default of the type.
+        ignore: labels, one or several, of which nothing is known: voxels with them in the reference are left out; None
+            for the numbers by which data sets mean so, -1 to -3 and the last three of 32 and 64 bits; () for none.
+        any_place: score voxel by voxel although voxel sizes or origins say that the volumes lie elsewhere.
         site: a shipped name, a Python file, or a pool that is started.
         tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
         report: HTML file for the report, which goes with the work's folder otherwise.
@@ -141,7 +147,7 @@ def evaluate(
     source = location_of(given, "given") if given is not None else _input_of(output)
     evaluation = plan_evaluation(
         output, reference, given=source, roi=roi, margin=margin,
-        kind="labels" if labels else "image", data_range=data_range,
+        kind="labels" if labels else "image", data_range=data_range, ignore=ignore, any_place=any_place,
     )  # fmt: skip
     start, _ = site_of(site)
     name = "_".join(["volpipe", Path(output).stem, Path(reference).stem, "scores.run"])

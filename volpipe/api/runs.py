@@ -32,7 +32,7 @@ from volpipe.workflow.driver import Listener, Report, execute, preview
 from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
 from volpipe.workflow.follow import execute_following
 from volpipe.workflow.plan import FlowPlan, plan_flow
-from volpipe.workflow.prepare import UNSIZED, Sizing, check_opened, prepare, prepare_for
+from volpipe.workflow.prepare import UNSIZED, Sizing, check_opened, prepare, prepare_for, sample_for
 from volpipe.workflow.stages import StagePlan
 
 
@@ -42,7 +42,8 @@ def plan_request(asked: Request, sizing: Sizing = UNSIZED) -> Plan | FlowPlan:
         return plan_flow(asked.work, str(asked.volume), asked.out, asked.search_path, sizing)
     if isinstance(asked.volume, Volume):
         check_opened(asked.volume, asked.work.input)
-        plan = prepare_for(asked.volume, asked.work, asked.out, asked.search_path, sizing)
+        sample = sample_for(asked.work, asked.volume)
+        plan = prepare_for(asked.volume, asked.work, asked.out, asked.search_path, sizing, sample)
         check_access(paths.locate(asked.volume.path), paths.locate(asked.out))
     else:
         plan = prepare(asked.volume, asked.work, asked.out, asked.search_path, sizing)

@@ -59,6 +59,18 @@ def evaluate(
         typer.Option(metavar="VOLUME", help="The input of the output, if that does not name it; it is interpolated."),
     ] = None,
     data_range: DataRange = None,
+    ignore: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABELS",
+            help="With --labels: numbers such as 5,7 of which nothing is known: voxels with them in REFERENCE are left "
+            "out; by default -1 to -3 and the last three of 32 and 64 bits; none leaves none out.",
+        ),
+    ] = None,
+    any_place: Annotated[
+        bool,
+        typer.Option("--any-place", help="Score voxel by voxel though voxel sizes or origins say they lie elsewhere."),
+    ] = False,
     tolerate: Tolerate = 0.1,
     strict: Strict = False,
     json_out: JsonFile = None,
@@ -84,11 +96,14 @@ def evaluate(
     with interruptible(), showing() as show:
         result = volpipe.evaluate(
             output, reference, labels=labels, given=given, roi=roi, margin=_sizes(margin), data_range=data_range,
-            site=config, tolerate=0 if strict else tolerate, report=report, on_progress=show(),
+            ignore=_labels(ignore, labels=labels), any_place=any_place, site=config, report=report,
+            tolerate=0 if strict else tolerate, on_progress=show(),
         )  # fmt: skip
     if result.scores is None:
         print_missing(result)
         raise typer.Exit(INCOMPLETE)
+    for note in result.notes:
+        err.print(f"note: {note}", markup=False)
     out.print(score_table(result.scores, result.plan.output))
     if json_out is not None:
         text = json.dumps(result.to_json(), indent=1, allow_nan=False)
@@ -105,6 +120,18 @@ def _sizes(text: str) -> tuple[int, int, int]:
     if min(z, y, x) < 0:
         raise VolpipeError(f"--margin {text!r}: give numbers from 0 up")
     return z, y, x
+
+
+def _labels(text: str | None, *, labels: bool) -> tuple[int, ...] | None:
+    """Return the labels that --ignore names, () for none; None where it names nothing."""
+    if text is None:
+        return None
+    if not labels:
+        raise VolpipeError("--ignore is of labels; give --labels as well, or leave it out")
+    try:
+        return () if text.strip() == "none" else tuple(int(part, 0) for part in text.split(","))
+    except ValueError:
+        raise VolpipeError(f"--ignore {text!r}: write labels, such as 5,7 or 0xfffffffffffffffd, or none") from None
 
 
 @monitored("compare")

@@ -29,6 +29,7 @@ from volpipe.display.console import (
     check_target,
     columns,
     complete_already,
+    err,
     interruptible,
     out,
     tell_report,
@@ -92,10 +93,15 @@ def segment(
         times.append(forecast)
         out.print(time_table(forecast, config))
 
+    def on_plan(plan: SegmentPlan) -> None:
+        for warning in plan.warnings():
+            err.print(f"warning: {warning}", markup=False)
+        out.print(describe_plan(plan))
+
     with interruptible(), showing() as show:
         result = volpipe.segment(
             affinities, recipe, out=out_path, site=config, settings=settings or [], fresh=fresh, same_input=same_input,
-            update=update, tolerate=0 if strict else tolerate, on_plan=lambda plan: out.print(describe_plan(plan)),
+            update=update, tolerate=0 if strict else tolerate, on_plan=on_plan,
             on_estimate=on_estimate, on_progress=show(),
         )  # fmt: skip
     if result.missing:

@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 MOST_DATASETS = 100  # lines of a table, unless all are asked for
 LEFT = (
     "dataset", "state", "goes to", "ended", "what is wrong", "what differs, or is left", "output, or why not",
-    "how far, or why not",
+    "how far, or why not", "grey levels",
 )  # fmt: skip
 
 
 def plan_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> Table:
     """Return a line for each dataset: how its output stands, and what it takes."""
-    table = table_of("dataset", "state", "shape", "blocks", "output", "files", "scratch", "worker time", "goes to")
+    table = table_of(
+        "dataset", "state", "shape", "grey levels", "blocks", "output", "files", "scratch", "worker time", "goes to"
+    )
     for row in rows[:most]:
         table.add_row(
-            row.volume, row.state, shape(row.shape), f"{row.num_blocks:,}",
+            row.volume, row.state, shape(row.shape), row.grey, f"{row.num_blocks:,}",
             bounded(row.output_bytes, row.is_measured), f"{row.output_files:,}",
             bounded(row.scratch_bytes, row.is_measured),
             "" if row.worker_seconds is None else duration(row.worker_seconds), row.out,

@@ -34,11 +34,8 @@ def plan_summary(plan: Plan) -> Table:
         table.add_row("roi", f"{plan.roi_box} (z, y, x)")
     if plan.mask is not None:
         table.add_row("mask", f"{plan.mask.path} {plan.mask.key}".strip() + f", {shape(plan.mask.shape)} voxels")
-        if not all(map(_is_whole, plan.mask.step, plan.mask.shape)):
-            steps = " × ".join(f"{step:.3g}" for step in plan.mask.step)
-            table.add_row(
-                "", f"stretched over the volume: its voxels are {steps} of the volume's; is it of a part only?"
-            )
+        if plan.mask.note:
+            table.add_row("", plan.mask.note)
     table.add_row("net", f"{plan.net.label}, {count(plan.net.num_parameters, 'parameter')}")
     if plan.net.normalise is not None and plan.net.normalise.method != "none":
         table.add_row("", f"asks for {plan.net.normalise.method}: statistics of the whole volume, not of each window")
@@ -57,12 +54,6 @@ def plan_summary(plan: Plan) -> Table:
     return table
 
 
-def _is_whole(step: float, length: int) -> bool:
-    """Return whether `length` voxels of `step` finer ones are a level of a pyramid, however its end is rounded."""
-    factor, num_coarse = (step, length) if step >= 1 else (1 / step, length * step)
-    return abs(round(factor) * num_coarse - factor * num_coarse) < round(factor)
-
-
 def grey_line(plan: Plan) -> str:
     """Return which grey levels the net sees as which numbers, and which it was trained with, where that is known."""
     import numpy as np
@@ -79,6 +70,9 @@ def grey_line(plan: Plan) -> str:
         said += f" of {dtype} → 0, 1"
     elif choice.low is not None:
         said = f"{choice.low:g} … {choice.high:g} of {dtype}, given → -1 … 1"
+    elif choice.method == "bytes":
+        ends = "0 … 255" if choice.low is None else f"{choice.low:g} … {choice.high:g}"
+        said = f"{ends} of {dtype}, as of 8 bits, if all voxels lie there, else percentiles → -1 … 1"
     elif choice.method == "range":
         ends = f"{np.iinfo(dtype).min} … {np.iinfo(dtype).max}" if dtype.kind in "iu" else "least … greatest, measured,"
         said = f"{ends} of {dtype} → -1 … 1"

@@ -36,14 +36,13 @@ from volpipe.evaluation.origins import Making, check_same_input, makings_of
 from volpipe.geometry.grid import Box, Grid, Triple
 from volpipe.inference.roi import find_roi
 from volpipe.units import count, shape
+from volpipe.volumes.places import Paired, check_same_place
 from volpipe.volumes.volume import Volume, open_volume
 
-AXES = "zyx"
 BLOCK, SMALL_BLOCK = (128, 128, 128), (64, 64, 64)  # voxels per axis; of many channels the small one
 MANY_CHANNELS = 4
 MOST_PAIRS = 1 << 18  # of labels in tables of blocks, before they are added up
 MOST_BOXES = 10  # boxes that are named, of those that differ most
-HALF = 0.5  # of a voxel, by which two outputs may lie apart
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,8 @@ def plan_comparison(
         raise PlanError(f"data_range is of grey levels: {wrong}; leave it out, or give a number above 0")
     notes = [f"A and B are the same volume, {first}"] if first == second else []
     if not any_input:
-        _check_place(first, second)
+        advice = "give --any-input to compare them voxel by voxel all the same"
+        notes += check_same_place(Paired("A", first), Paired("B", second), advice)
         notes += check_same_input(first, second, *made)
     block = BLOCK if first.num_channels <= MANY_CHANNELS else SMALL_BLOCK
     comparison = Comparison(
@@ -186,24 +186,6 @@ def _check_types(a: Volume, b: Volume, kind: str, why: str) -> None:
             f"A has {a.dtype} voxels, B {b.dtype}: {a} and {b}; a grey level of one is none of the other: run one of "
             "them again with the output.dtype of the other, or `volpipe convert` it"
         )
-
-
-def _check_place(a: Volume, b: Volume) -> None:
-    """Refuse outputs that lie elsewhere, or have voxels of another size, as far as that is known."""
-    if a.voxel_size_nm is None or b.voxel_size_nm is None:
-        return
-    sizes = zip(AXES, a.voxel_size_nm, b.voxel_size_nm, a.origin_nm, b.origin_nm, strict=True)
-    for axis, one, other, at, there in sizes:
-        if not math.isclose(one, other, rel_tol=1e-3):
-            raise PlanError(
-                f"axis {axis}: voxels of A are {one:g} nm long, of B {other:g} nm: {a} and {b}; give --any-input to "
-                "compare them voxel by voxel all the same"
-            )
-        if abs(at - there) > HALF * one:
-            raise PlanError(
-                f"axis {axis}: A begins at {at:g} nm, B at {there:g} nm: {a} and {b} show other parts; give "
-                "--any-input to compare them voxel by voxel all the same"
-            )
 
 
 def _range(kind: str, volume: Volume, data_range: float | None) -> float | None:

@@ -30,6 +30,7 @@ from volpipe.evaluation.evaluate import (
     ImageScores,
     Scores,
     check_labels,
+    label_notes,
     sum_scores,
 )
 from volpipe.evaluation.panels import comparison_items, draw
@@ -56,6 +57,12 @@ class EvaluationResult(WorkReport):
     """
 
     scores: Scores | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of the volumes and their labels, in sentences."""
+        found = [] if self.scores is None else label_notes(self.plan, self.scores)
+        return [*self.plan.notes, *found]
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""
@@ -208,7 +215,7 @@ class EvaluationWork(BlockWork[EvaluationResult]):
 def evaluation_parts(described: Mapping[str, object], tree: Mapping[str, Any] | None) -> Parts:  # Any: JSON
     """Return what the report says of an evaluation: what was compared, and the `tree` of its scores if it is there."""
     facts = {key: str(value) for key, value in described.items() if value is not None and key != FINGERPRINT}
-    scores = (tree or {}).get("scores")
+    scores, notes = ((tree or {}).get(key) for key in ("scores", "notes"))
     items: list[Item] = [Note("There are no scores yet: they need all blocks.")]
     if isinstance(scores, Mapping) and scores:
         names = [
@@ -216,6 +223,7 @@ def evaluation_parts(described: Mapping[str, object], tree: Mapping[str, Any] | 
         ]
         rows = [(name, *(_score(entry.get(key)) for key in names)) for name, entry in scores.items()]
         items = [Sheet("Scores", ("", *(name.replace("_", " ") for name in names)), rows)]
+    items += [Note(note, "warning") for note in notes or ()]
     title = f"Scores of {Path(str(described.get('output', ''))).name}"
     return Parts(title, f"The evaluation against {described.get('reference')}.", facts, items)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +22,16 @@ from volpipe.evaluation import image_scores
 from volpipe.evaluation.block_work import ByBlock
 from volpipe.evaluation.image_scores import ImageSums, PlainSums
 from volpipe.evaluation.interpolate import METHODS, interpolated
-from volpipe.evaluation.label_scores import LabelScores, PlainOverlaps, label_scores, overlaps, total
+from volpipe.evaluation.label_scores import LabelScores, Overlaps, PlainOverlaps, label_scores, overlaps, total
 from volpipe.evaluation.origins import makings_of
 from volpipe.geometry.grid import Box, Grid, triple
+from volpipe.geometry.labels import Ignore, ignored, in_64_bits, reserved
 from volpipe.inference.intensity import to_dtype
 from volpipe.inference.roi import find_roi
+from volpipe.units import count
 from volpipe.volumes.identity import fingerprint
+from volpipe.volumes.places import MEND, Paired, check_same_place
+from volpipe.volumes.values import image_share, labels_note, take_sample
 from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"
@@ -35,8 +39,6 @@ FINGERPRINT = "reference_fingerprint"
 BLOCK = (2 * image_scores.CUBE,) * 3  # whole cubes of the Fourier shell correlation
 CACHE_BYTES = 1 << 27
 OUTPUT = "output"
-SAMPLE_EDGE, LEAST_PAIRS = 64, 1000  # of the box and its pairs of voxels that tell labels from an image
-ALIKE = 0.5  # of the pairs along x: of real labels 0.9 and more are, of FIB-SEM of 8 bits 0.1
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Evaluation:
         box: the part to compare, in voxels (z, y, x) of both.
         kind: "image" or "labels".
         data_range: between the smallest and the largest possible value.
+        ignore: labels of the reference of which nothing is known, and of the output that are none; None for RESERVED.
+        notes: what a user should know of the volumes, in sentences.
     """
 
     output: Volume
@@ -57,6 +61,8 @@ class Evaluation:
     box: Box
     kind: str
     data_range: float
+    ignore: Ignore = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def blocks(self) -> Grid:
@@ -92,6 +98,7 @@ class Evaluation:
 
     def describe(self) -> dict[str, object]:
         """Return the volumes and the box, as JSON values."""
+        labels = {"ignore": self.ignore} if self.kind == "labels" else {}
         return {
             "output": str(self.output),
             "reference": str(self.reference),
@@ -99,6 +106,7 @@ class Evaluation:
             "kind": self.kind,
             "box": str(self.box),
             "data_range": self.data_range,
+            **labels,
             FINGERPRINT: fingerprint(self.reference),  # scores against another reference are stale
         }
 
@@ -106,7 +114,7 @@ class Evaluation:
         """Return `scores` and what they are of, as JSON values; infinity and NaN are None."""
         by_name = scores if isinstance(scores, dict) else {OUTPUT: scores}
         values = {name: _plain(dataclasses.asdict(entry)) for name, entry in by_name.items()}
-        return self.describe() | {"scores": values}
+        return self.describe() | {"notes": [*self.notes, *label_notes(self, scores)], "scores": values}
 
 
 SCORE_COLUMNS = ("PSNR dB", "SSIM", "FSC 0.5", "FSC 1/7", "along z 0.5", "along z 1/7")
@@ -160,6 +168,8 @@ def plan_evaluation(
     margin: tuple[int, int, int] = (0, 0, 0),
     kind: str = "image",
     data_range: float | None = None,
+    ignore: Ignore = None,
+    any_place: bool = False,
 ) -> Evaluation:
     """Return the evaluation of the volume `output` against `reference`, checked against both.
 
@@ -170,10 +180,12 @@ def plan_evaluation(
         margin: voxels (z, y, x) to leave out at each face of the box.
         kind: "image" or "labels".
         data_range: as in Evaluation; None for that of the reference's type.
+        ignore: as in Evaluation.
+        any_place: whether voxel sizes and origins may say that the volumes lie elsewhere.
 
     Raises:
-        PlanError: the volumes do not fit each other, or the range of their values is not known; or the output shows a
-            part of its input, and the reference another.
+        PlanError: the volumes do not fit each other, or lie elsewhere, or the range of their values is not known; or
+            the output shows a part of its input, and the reference another.
     """
     output, truth = _opened(output), _opened(reference)
     source = None if given is None else _opened(given)
@@ -196,9 +208,32 @@ def plan_evaluation(
         shape = " × ".join(map(str, output.spatial_shape))
         raise PlanError(f"box {box} is empty or leaves the output {output}, which has {shape} voxels")
     _check_kind(kind, output, truth, data_range)
-    evaluation = Evaluation(output, truth, source, box, kind, _range(kind, truth, data_range))
+    evaluation = Evaluation(output, truth, source, box, kind, _range(kind, truth, data_range), ignore)
     _check_factors(evaluation)
-    return evaluation
+    notes = [] if any_place else _check_places(evaluation)
+    return replace(evaluation, notes=(*notes, *_check_values(evaluation)))
+
+
+def _check_values(evaluation: Evaluation) -> list[str]:
+    """Return a sentence for each volume that is scored as an image, and looks like labels, as far as it is there."""
+    if evaluation.kind == "labels":
+        return []
+    samples = (take_sample(volume, evaluation.box) for volume in (evaluation.output, evaluation.reference))
+    return [note for sample in samples if sample is not None for note in labels_note(sample, "score with --labels")]
+
+
+def _check_places(evaluation: Evaluation) -> list[str]:
+    """Refuse volumes that lie elsewhere; return what is not known of their places, in sentences.
+
+    A coarser input may say of its first voxel where the first of the finer ones was: so much the volumes may be apart.
+    """
+    output, factors = Paired("the output", evaluation.output), triple(evaluation.factors)
+    reference, advice = Paired("the reference", evaluation.reference), MEND
+    advice += ", or give --any-place (any_place=True) to score them voxel by voxel all the same"
+    notes = check_same_place(output, reference, advice, slack=factors)
+    if evaluation.given is not None and evaluation.given.voxel_size_nm is not None:
+        check_same_place(output, Paired("the input", evaluation.given), advice, factors=factors, slack=factors)
+    return notes
 
 
 def check_part(output: Volume, part: Box, truth: Volume) -> None:
@@ -273,11 +308,42 @@ RESULTS = (BlockScores,)
 def sum_scores(evaluation: Evaluation, parts: BlockScores) -> Scores:
     """Return the scores from those of all blocks, in order: floats add up to another sum in another."""
     if evaluation.kind == "labels":
-        return label_scores(total(table for _, table in sorted(parts.tables.items())))
+        table = total(table for _, table in sorted(parts.tables.items()))
+        return _label_scores(evaluation, table)
     totals = {name: ImageSums() for name in evaluation.candidates}
     for _, sums in sorted(parts.sums.items()):
         totals = {name: whole + ImageSums.from_list(sums[name]) for name, whole in totals.items()}
     return {name: ImageScores.from_sums(whole, evaluation.data_range) for name, whole in totals.items()}
+
+
+def _label_scores(evaluation: Evaluation, table: Overlaps) -> LabelScores:
+    """Return the scores of `table`, but for labels of which nothing is known."""
+    truth, labels = evaluation.reference.dtype, evaluation.output.dtype
+    ignored_truth, no_objects = (
+        [in_64_bits(number) for number in ignored(dtype, evaluation.ignore)] for dtype in (truth, labels)
+    )
+    suspects = [in_64_bits(number) for dtype in {truth, labels} for number in reserved(dtype)]
+    return label_scores(table, ignored_truth, no_objects, suspects)
+
+
+def label_notes(evaluation: Evaluation, scores: Scores) -> list[str]:
+    """Return which labels were not counted, or look as if they should not have been, in sentences."""
+    if isinstance(scores, dict):
+        return []
+    notes = []
+    if scores.num_ignored:
+        numbers = ", ".join(map(str, ignored(evaluation.reference.dtype, evaluation.ignore)))
+        notes.append(
+            f"{count(scores.num_ignored, 'voxel')} of the reference {evaluation.reference} left out: their label, one "
+            f"of {numbers}, means that nothing is known of them; --ignore none (ignore=()) counts them"
+        )
+    if scores.num_reserved:
+        numbers = ", ".join(map(str, reserved(evaluation.reference.dtype) or reserved(evaluation.output.dtype)))
+        notes.append(
+            f"{count(scores.num_reserved, 'object')} of {evaluation.reference} and {evaluation.output} with numbers "
+            f"by which data sets mean that nothing is known ({numbers}); name these to --ignore if they are no objects"
+        )
+    return notes
 
 
 def check_labels(evaluation: Evaluation) -> None:
@@ -292,21 +358,16 @@ def check_labels(evaluation: Evaluation) -> None:
 
 
 def refuse_image(volume: Volume, box: Box) -> None:
-    """Refuse an image, by the middle of `box`: voxels of an object are like their neighbours, grey levels seldom.
+    """Refuse an image, by a sample of `box`: voxels of an object are like their neighbours, grey levels seldom.
 
     Raises:
         PlanError: naming the volume.
     """
-    start = tuple(max(a, (a + b - SAMPLE_EDGE) // 2) for a, b in zip(box.start, box.stop, strict=True))
-    part = Box(start, tuple(min(a + SAMPLE_EDGE, b) for a, b in zip(start, box.stop, strict=True)))
-    data = volume.open().read(part)[0]
-    before, after = data[..., :-1], data[..., 1:]
-    in_objects = (before != 0) | (after != 0)
-    num, num_alike = int(np.count_nonzero(in_objects)), int(np.count_nonzero(in_objects & (before == after)))
-    if num >= LEAST_PAIRS and num_alike < ALIKE * num:
+    sample = take_sample(volume, box)
+    if sample is not None and (share := image_share(sample)) is not None:
         raise PlanError(
-            f"{volume} looks like an image, not like labels: of neighbouring voxels in {part} only "
-            f"{num_alike / num:.0%} are alike, and within objects all are; leave --labels out, or name the labels"
+            f"{volume} looks like an image, not like labels: of neighbouring voxels in {box} only {share:.0%} are "
+            "alike, by a sample, and within objects all are; leave --labels out, or name the labels"
         )
 
 

@@ -7,7 +7,7 @@ the same in every block.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ IOU_THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
 
 Overlaps = np.ndarray  # (3, pairs), uint64: label in the reference, label in the output, and the voxels that have both
 PlainOverlaps = list[list[int]]  # the same, to travel as JSON
+Numbers = Sequence[int]  # of labels, as tables have them
 
 
 def overlaps(labels: np.ndarray, truth: np.ndarray) -> Overlaps:
@@ -43,6 +44,8 @@ class LabelScores:
         precision_50: objects matched with an IoU above 0.5, by all objects of both, matches counted once.
         mean_precision: the mean of that and of the same at an IoU of at least 0.55, 0.60, ... 0.95.
         num_truth, num_found: objects.
+        num_ignored: voxels that were left out, of which the reference says that nothing is known.
+        num_reserved: of the objects, those whose number means "unknown" elsewhere.
 
     Without a label in the reference split, merge, rand_error and mean_iou are NaN.
     """
@@ -56,10 +59,21 @@ class LabelScores:
     mean_precision: float
     num_truth: int
     num_found: int
+    num_ignored: int = 0
+    num_reserved: int = 0
 
 
-def label_scores(table: Overlaps) -> LabelScores:
-    """Return the scores of `table`; the first three over the voxels that have a label in the reference."""
+def label_scores(
+    table: Overlaps, ignored: Numbers = (), no_objects: Numbers = (), reserved: Numbers = ()
+) -> LabelScores:
+    """Return the scores of `table`; the first three over the voxels that have a label in the reference.
+
+    Args:
+        ignored: labels of the reference whose voxels do not count.
+        no_objects: labels of the output that are as 0.
+        reserved: labels of both that may be meant to be one of these.
+    """
+    table, num_ignored = _known(table, ignored, no_objects)
     truth, labels, counts = table
     inside = table[:, truth != 0]
     has_truth = inside.size > 0
@@ -80,7 +94,20 @@ def label_scores(table: Overlaps) -> LabelScores:
         mean_precision=float(np.mean(precisions)),
         num_truth=num_truth,
         num_found=num_found,
+        num_ignored=num_ignored,
+        num_reserved=sum(len(np.intersect1d(side, np.array(reserved, np.uint64))) for side in (truth, labels)),
     )
+
+
+def _known(table: Overlaps, ignored: Numbers, no_objects: Numbers) -> tuple[Overlaps, int]:
+    """Return `table` without the voxels that are not to count, whose number is returned too."""
+    is_known = ~np.isin(table[0], np.array(ignored, np.uint64))
+    is_none = np.isin(table[1], np.array(no_objects, np.uint64))
+    if is_known.all() and not is_none.any():
+        return table, 0
+    cleared = table.copy()
+    cleared[1, is_none] = 0
+    return total([cleared[:, is_known]]), int(table[2, ~is_known].sum())
 
 
 def variation_of_information(table: Overlaps) -> tuple[float, float]:

@@ -147,6 +147,10 @@ class OutputPlan(BaseModel, ABC):
         """Format of the output's arrays."""
         return ARRAY_FORMATS[self.format]
 
+    def warnings(self) -> list[str]:
+        """Return what a user should know before it is made, in sentences."""
+        return []
+
     @property
     @abstractmethod
     def is_labels(self) -> bool:

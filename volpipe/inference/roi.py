@@ -11,7 +11,8 @@ import re
 from pydantic import BaseModel, ConfigDict
 
 from volpipe.errors import PlanError
-from volpipe.geometry.grid import Box, triple
+from volpipe.geometry.grid import Box, Triple, triple
+from volpipe.volumes.places import Paired, places
 from volpipe.volumes.storage.metadata import nanometres
 from volpipe.volumes.volume import Volume
 
@@ -29,6 +30,7 @@ class Mask(BaseModel):
         shape: in voxels of its own.
         step: voxels of the volume per voxel of the mask.
         start: where its first voxel begins, in voxels of the volume.
+        inside: first voxel of the volume and one past the last that it covers; None where it covers all.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -38,12 +40,29 @@ class Mask(BaseModel):
     shape: tuple[int, int, int]
     step: tuple[float, float, float]
     start: tuple[float, float, float]
+    inside: tuple[Triple, Triple] | None = None
+
+    @property
+    def note(self) -> str:
+        """What a user should know of its place; "" where it covers all of the volume, voxel by voxel or as a level."""
+        if self.inside is not None:
+            return (
+                f"covers the box {Box(*self.inside)} (z, y, x) of the volume alone; outside of it nothing is selected"
+            )
+        if all(map(_is_whole, self.step, self.shape)):
+            return ""
+        steps = " × ".join(f"{step:.3g}" for step in self.step)
+        return f"stretched over the volume: its voxels are {steps} of the volume's; is it of a part only?"
 
     def under(self, axis: int, start: int, stop: int) -> tuple[int, int]:
         """Return the voxels of the mask, first and one past last, that lie over the volume's `start:stop` on `axis`.
 
-        Past the ends of the mask, its last voxel counts.
+        None where it covers nothing of that. Past the ends of a mask of the whole volume, its last voxel counts.
         """
+        if self.inside is not None:
+            start, stop = max(start, self.inside[0][axis]), min(stop, self.inside[1][axis])
+            if start >= stop:
+                return 0, 0
         first = math.floor((start - self.start[axis]) / self.step[axis] + SLIVER)
         last = math.ceil((stop - self.start[axis]) / self.step[axis] - SLIVER)
         first = min(max(first, 0), self.shape[axis] - 1)
@@ -129,34 +148,50 @@ def _bound(text: str, axis: int, volume: Volume) -> int:
     return max(0, math.ceil(place - SLIVER))
 
 
+def _is_whole(step: float, length: int) -> bool:
+    """Return whether `length` voxels of `step` finer ones are a level of a pyramid, however its end is rounded."""
+    factor, num_coarse = (step, length) if step >= 1 else (1 / step, length * step)
+    return abs(round(factor) * num_coarse - factor * num_coarse) < round(factor)
+
+
 def lay_mask(mask: Volume, volume: Volume) -> Mask:
     """Return the place of `mask` over `volume`: by voxel sizes and origins if both have them, else stretched over it.
 
     Raises:
-        PlanError: the mask has channels, or covers another extent than the volume.
+        PlanError: the mask has channels, or leaves the volume.
     """
     if mask.num_channels != 1:
         raise PlanError(f"mask {mask} has {mask.num_channels} channels; a mask has one: save it on its own")
     sizes, shape = volume.spatial_shape, mask.spatial_shape
     if mask.voxel_size_nm is None or volume.voxel_size_nm is None:
-        step = [n / m for n, m in zip(sizes, shape, strict=True)]
-        start = [0.0, 0.0, 0.0]
-    else:
-        step = [m / v for m, v in zip(mask.voxel_size_nm, volume.voxel_size_nm, strict=True)]
-        moved = (m - o for m, o in zip(mask.origin_nm, volume.origin_nm, strict=True))
-        start = [d / v - (s - 1) / 2 for d, v, s in zip(moved, volume.voxel_size_nm, step, strict=True)]
+        step = triple(n / m for n, m in zip(sizes, shape, strict=True))
+        return Mask(path=mask.path, key=mask.key, shape=shape, step=step, start=(0.0, 0.0, 0.0))
+    step = triple(m / v for m, v in zip(mask.voxel_size_nm, volume.voxel_size_nm, strict=True))
+    moved = (m - o for m, o in zip(mask.origin_nm, volume.origin_nm, strict=True))
+    start = triple(d / v - (s - 1) / 2 for d, v, s in zip(moved, volume.voxel_size_nm, step, strict=True))
     for axis, n, m, a, s in zip(AXES, sizes, shape, start, step, strict=True):
-        # Coarser grids differ by half a voxel in what they call their origin, and by one in how they round their end.
-        slack = abs(s - 1) + 0.01
-        if abs(a) > slack / 2 or abs(m * s - n) > slack:
+        if a < -_slack(s) / 2 or a + m * s > n + _slack(s):
+            where = places(Paired("the mask", mask), Paired("the volume", volume))
             raise PlanError(
                 f"mask {mask}, axis {axis}: {m} voxels of {s:g} of the volume's cover {a:g} to {a + m * s:g}, the "
-                f"volume is 0 to {n}; use a mask of the same extent, or correct its voxel size and origin"
+                f"volume is 0 to {n}: {where}; use a mask that lies within it, or correct its voxel size and origin"
             )
-    return Mask(
-        path=mask.path,
-        key=mask.key,
-        shape=shape,
-        step=triple(step),
-        start=triple(start),
-    )
+    sides = [_side(*each) for each in zip(sizes, shape, start, step, strict=True)]
+    inside = triple(low for low, _ in sides), triple(high for _, high in sides)
+    is_all = inside == ((0, 0, 0), sizes)
+    return Mask(path=mask.path, key=mask.key, shape=shape, step=step, start=start, inside=None if is_all else inside)
+
+
+def _slack(step: float) -> float:
+    """Return the voxels of a volume by which a grid of `step` of them may end elsewhere.
+
+    Coarser grids differ by half a voxel in what they call their origin, and by one in how they round their end.
+    """
+    return abs(step - 1) + 0.01
+
+
+def _side(size: int, length: int, start: float, step: float) -> tuple[int, int]:
+    """Return the voxels of a volume of `size`, along an axis, that a mask of `length` voxels covers."""
+    low = 0 if start <= _slack(step) / 2 else math.floor(start + SLIVER)
+    stop = start + length * step
+    return low, size if stop >= size - _slack(step) else math.ceil(stop - SLIVER)

@@ -319,7 +319,10 @@ def _seen_of(plan: Plan, axis: int, cell: int) -> Range:
 
 def _masked(plan: Plan, mask: Volume, cores: Sequence[Sequence[Range]]) -> np.ndarray:
     """Return for each combination of `cores` whether the mask has a voxel over it that is not zero."""
-    reader, (over, whole) = mask.open(live=True), _mask_box(plan, cores)
+    over, whole = _mask_box(plan, cores)
+    if whole.is_empty:
+        return np.zeros([len(along) for along in over], bool)
+    reader = mask.open(live=True)
 
     def flags(box: Box) -> np.ndarray:
         data = reader.read(box)[0]
@@ -331,11 +334,12 @@ def _masked(plan: Plan, mask: Volume, cores: Sequence[Sequence[Range]]) -> np.nd
 
 
 def _mask_box(plan: Plan, cores: Sequence[Sequence[Range]]) -> tuple[list[list[Range]], Box]:
-    """Return the voxels of the mask over `cores`, per axis, and the box of all of them."""
+    """Return the voxels of the mask over `cores`, per axis, and the box of all of them, which may be empty."""
     position = plan.mask
     assert position is not None
     over = [[position.under(axis, a, b) for a, b in along] for axis, along in enumerate(cores)]
-    return over, Box(*(tuple(end(r[k] for r in along) for along in over) for k, end in ((0, min), (1, max))))
+    hulls = [_hull(along) for along in over]
+    return over, Box(tuple(a for a, _ in hulls), tuple(b for _, b in hulls))
 
 
 def scanned_box(plan: Plan, block: int) -> Box:
@@ -349,9 +353,10 @@ def scanned_box(plan: Plan, block: int) -> Box:
 
 def scanned_boxes(plan: Plan, block: int) -> tuple[Box | None, Box | None]:
     """Return the boxes of the volume and of the mask that decide what of `block` is selected; None where none does."""
+    of_mask = None if plan.mask is None else _mask_box(plan, _cores(plan, block))[1]
     return (
         None if plan.recipe.input.empty is None else scanned_box(plan, block),
-        None if plan.mask is None else _mask_box(plan, _cores(plan, block))[1],
+        None if of_mask is None or of_mask.is_empty else of_mask,
     )
 
 

@@ -17,10 +17,17 @@ import numpy as np
 
 from volpipe.errors import PlanError
 from volpipe.inference.intensity import Affine
-from volpipe.recipes.inference import Normalise
+from volpipe.recipes.inference import Normalise, Recipe
+from volpipe.volumes.values import FAR, FAR_DEVIATIONS, Sample, grey_notes, labels_note
 from volpipe.volumes.volume import Volume
 
 NUM_BINS = 4096
+USED = 0.4  # of the range of 8 bits, at least, that grey levels of 8 bits fill in another type
+ROUNDED = 1 + 1e-6  # by which division by 255 may leave 1
+LABELS = (
+    "as labels have, whose numbers are no grey levels, and of which a net sees no more than 24 bits; name the image, "
+    "or give normalise.low and high if these are grey levels (`volpipe convert` copies labels)"
+)
 
 
 @dataclass(frozen=True)
@@ -45,19 +52,51 @@ def is_counted(dtype: np.dtype) -> bool:
 
 def check_grey(choice: Normalise, volume: Volume) -> None:
     """Refuse whole numbers of 32 or 64 bits, unless `choice` says that they are grey levels: they may be labels."""
-    dtype = volume.dtype
     is_open = choice.method == "auto" and choice.low is None and choice.mean is None
-    if is_open and dtype.kind in "iu" and dtype.itemsize > 2:
-        raise PlanError(
-            f"{volume} has {dtype} voxels, as labels have, whose numbers are no grey levels, and of which a net sees "
-            "no more than 24 bits; name the image, or give normalise.low and high if these are grey levels "
-            "(`volpipe convert` copies labels)"
-        )
+    if is_open and _may_be_labels(volume.dtype):
+        raise PlanError(f"{volume} has {volume.dtype} voxels, {LABELS}")
+
+
+def _may_be_labels(dtype: np.dtype) -> bool:
+    return dtype.kind in "iu" and dtype.itemsize > 2
+
+
+def as_trained(recipe: Recipe, sample: Sample | None) -> Recipe:
+    """Return `recipe` with the method bytes where its net was trained with known grey levels, it gives none, and a
+    sample of a volume of another type than 8 bits has grey levels of 8 bits.
+    """
+    choice = recipe.normalise
+    if sample is None or recipe.net.trained_range is None or choice.method != "auto":
+        return recipe
+    ends = byte_ends(*sample.ends, sample.volume.dtype)
+    is_open = resolve_method(choice, sample.volume.dtype).method == "percentile"
+    if not is_open or ends is None or labels_note(sample, ""):
+        return recipe
+    low, high = ends
+    taken = choice.model_copy(update={"method": "bytes", "low": low, "high": high})
+    return recipe.model_copy(update={"normalise": taken})
+
+
+def _fitting(choice: Normalise, dtype: np.dtype, statistics: Statistics) -> tuple[float, float] | None:
+    """Return the values that become -1 and 1 by the method bytes; None where voxels lie beyond them."""
+    if choice.low is None or choice.high is None:
+        return byte_ends(statistics.low, statistics.high, dtype)
+    is_within = choice.low <= statistics.low and statistics.high <= choice.high * ROUNDED
+    return (choice.low, choice.high) if is_within else None
+
+
+def byte_ends(low: float, high: float, dtype: np.dtype) -> tuple[float, float] | None:
+    """Return the values that are 0 and 255 of 8 bits, for voxels of `dtype` from `low` to `high`; None of others.
+
+    Grey levels that fill less than USED of such a range are others: nobody knows of what.
+    """
+    tops = (1.0, 255.0) if dtype.kind == "f" else (255.0,)
+    return next(((0.0, top) for top in tops if low >= 0 and high <= top * ROUNDED and high - low >= USED * top), None)
 
 
 def resolve_method(choice: Normalise, dtype: np.dtype) -> Normalise:
-    """Return `choice` with the method that "auto" means for voxels of `dtype`."""
-    if choice.method != "auto":
+    """Return `choice` with the method that "auto" means for voxels of `dtype`, and "bytes" for those of 8 bits."""
+    if choice.method != "auto" and not (choice.method == "bytes" and is_counted(dtype)):
         return choice
     is_range = choice.low is not None or is_counted(dtype)
     method = "zscore" if choice.mean is not None else "range" if is_range else "percentile"
@@ -71,12 +110,14 @@ def needs_measuring(choice: Normalise, dtype: np.dtype) -> bool:
         return choice.low is None and dtype.kind == "f"
     if choice.method == "zscore":
         return choice.mean is None
-    return choice.method == "percentile" and choice.low is None
+    return choice.method == "bytes" or (choice.method == "percentile" and choice.low is None)
 
 
-def needs_histogram(choice: Normalise, dtype: np.dtype) -> bool:
-    """Return whether `choice` needs the second pass."""
+def needs_histogram(choice: Normalise, dtype: np.dtype, statistics: Statistics | None = None) -> bool:
+    """Return whether `choice` needs the second pass, once the `statistics` of the first are known."""
     choice = resolve_method(choice, dtype)
+    if choice.method == "bytes":
+        return statistics is None or (statistics.num > 0 and _fitting(choice, dtype, statistics) is None)
     return choice.method == "percentile" and choice.low is None and not is_counted(dtype)
 
 
@@ -139,7 +180,14 @@ def affine(choice: Normalise, dtype: np.dtype, statistics: Statistics | None) ->
         mean = statistics.total / statistics.num
         deviation = math.sqrt(max(Fraction(0), statistics.squares / statistics.num - mean * mean))
         return Affine(float(mean), _spread(deviation, choice.method) + choice.eps)
-    low, high = _ends(choice, dtype, statistics)
+    ends = None
+    if choice.method == "bytes":
+        assert statistics is not None
+        ends = _fitting(choice, dtype, statistics)
+        if ends is None and _may_be_labels(dtype):
+            raise PlanError(f"{dtype} voxels reach {statistics.high:g}, and a sample had none above 255; {LABELS}")
+        choice = choice.model_copy(update={"method": "percentile", "low": None, "high": None})
+    low, high = ends or _ends(choice, dtype, statistics)
     if statistics is not None and low == high and statistics.low < statistics.high:
         raise PlanError(
             f"the percentiles {choice.percentiles[0]:g} and {choice.percentiles[1]:g} of the volume are both {low:g}, "
@@ -161,12 +209,78 @@ def sampled_affine(choice: Normalise, voxels: np.ndarray) -> Affine:
     if not voxels.size or voxels.min() == voxels.max():
         return Affine()
     statistics = measure(voxels)
-    if needs_histogram(choice, voxels.dtype):
+    if needs_histogram(choice, voxels.dtype, statistics):
         statistics = measure(voxels, (statistics.low, statistics.high))
     try:
         return affine(choice, voxels.dtype, statistics)
     except PlanError:  # of a sample; the whole volume may differ
         return Affine()
+
+
+def mapping(choice: Normalise, dtype: np.dtype) -> str:
+    """Return by which rule grey levels are mapped, and which become -1 and 1 where that is known: "8 bits: 0 … 255"."""
+    choice = resolve_method(choice, dtype)
+    if choice.method == "bytes":
+        return "8 bits" if choice.low is None or choice.high is None else f"8 bits: {_span(choice.low, choice.high)}"
+    if choice.low is not None and choice.high is not None:
+        return f"given: {_span(choice.low, choice.high)}"
+    if choice.mean is not None:
+        return f"given: mean {choice.mean:g}, deviation {choice.std:g}"
+    if choice.method == "range" and is_counted(dtype):
+        return f"8 bits: {_span(*_ends(choice, dtype, None))}"
+    return {"none": "as they are", "range": "range", "zscore": "mean and deviation"}.get(choice.method, "percentiles")
+
+
+def _span(low: float, high: float) -> str:
+    return f"{low:g} … {high:g}"
+
+
+def mapping_notes(recipe: Recipe, sample: Sample) -> list[str]:
+    """Return what a user should know of how grey levels are mapped, by a sample, in sentences."""
+    dtype, trained, is_auto = sample.volume.dtype, recipe.net.trained_range, recipe.normalise.method == "auto"
+    choice = resolve_method(recipe.normalise, dtype)
+    notes = labels_note(sample, "a net makes nonsense of them; name the image (`volpipe convert` copies labels)")
+    if choice.method != "none" and not needs_measuring(choice, dtype):
+        known = affine(choice, dtype, None)
+        is_plain = (known.shift, known.scale) == (0.0, 1.0)  # as they are, said another way
+        far = FAR_DEVIATIONS if choice.method == "zscore" else FAR
+        notes += [] if is_plain else grey_notes(sample, known.shift, known.scale, _named(choice), far)
+    if trained is None or sample.is_constant:
+        return notes
+    if is_auto and choice.method == "range" and choice.low is None and trained != (0.0, 255.0):
+        taken, (low, high) = _span(*_ends(choice, dtype, None)), trained
+        notes.append(
+            f"the net was trained with grey levels {_span(low, high)} as -1 … 1, and {taken} of {dtype} are taken: set "
+            f"normalise.low={low:g} and normalise.high={high:g} if the volume has those"
+        )
+    elif choice.method == "bytes" and choice.low is not None and choice.high is not None:
+        notes.append(
+            f"{sample.seen}, which are taken for grey levels of 8 bits: {_span(choice.low, choice.high)} of {dtype} → "
+            "-1 … 1, as 0 … 255 of uint8, if no voxel lies beyond; set normalise.low and high if they are others"
+        )
+    elif is_auto and choice.method == "percentile":
+        notes.append(_percentile_note(sample, trained, choice))
+    return notes
+
+
+def _named(choice: Normalise) -> str:
+    given = {"normalise.low and high": choice.low, "normalise.mean and std": choice.mean}
+    return next((name for name, value in given.items() if value is not None), f"normalise.method {choice.method}")
+
+
+def _percentile_note(sample: Sample, trained: tuple[float, float], choice: Normalise) -> str:
+    """Return that percentiles are taken where the net was trained with other grey levels."""
+    low, high = choice.percentiles
+    is_normal = -1 <= sample.ends[0] < 0 and sample.ends[1] <= 1
+    advice = (
+        "set normalise.method=none if they are normalised already"
+        if is_normal
+        else "set normalise.low and high to the grey levels that match those"
+    )
+    return (
+        f"{sample.seen}, which are not those of 8 bits: the net was trained with {_span(*trained)} as -1 … 1, and the "
+        f"percentiles {low:g} and {high:g} are taken; {advice}"
+    )
 
 
 def percentile(statistics: Statistics, percent: float, dtype: np.dtype) -> float:

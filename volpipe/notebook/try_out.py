@@ -233,7 +233,7 @@ def normalisation(plan: Plan, source: Volume) -> tuple[Affine, list[str]]:
     if num_bytes <= MOST_MEASURED:
         boxes = [plan.lattice.core_box(block) for block in range(len(plan.blocks))]
         statistics = join(measure(source.crop(box)) for box in boxes)
-        if needs_histogram(choice, dtype):
+        if needs_histogram(choice, dtype, statistics):
             ends = (statistics.low, statistics.high)
             statistics = join(measure(source.crop(box), ends) for box in boxes)
         return affine(choice, dtype, statistics), []

@@ -180,7 +180,8 @@ class NetChoice(Section):
     intensity: Literal["same", "unit", "raw"] | None = None
     """What the net gives: "same", grey levels as its input has them; "unit", 0 to 1; "raw", other numbers."""
     trained_range: tuple[float, float] | None = None
-    """The grey levels that -1 and 1 stood for in training. Only printed, beside those of the volume."""
+    """The grey levels that -1 and 1 stood for in training. They are printed beside those of the volume, with a warning
+    where they differ; see `normalise.method`, auto."""
     offsets: tuple[Offset, ...] | None = None
     """For affinities: the voxel (z, y, x) that each channel leads to. Channels are named by them, and `volpipe segment`
     compares them with its own."""
@@ -201,10 +202,12 @@ class NetChoice(Section):
 class Normalise(Section):
     """Grey levels as the net sees them. Global: given here, or measured once over the volume, never per window."""
 
-    method: Literal["auto", "none", "range", "zscore", "percentile"] = "auto"
+    method: Literal["auto", "none", "range", "zscore", "percentile", "bytes"] = "auto"
     """"range": low and high to -1 and 1, without them the ends of the type (of floats, those of the volume). "zscore":
-    mean 0, standard deviation 1. "percentile": the two percentiles to -1 and 1. "none": values as they are. "auto": by
-    what is given; else the range for types of 8 bits, percentiles for others."""
+    mean 0, standard deviation 1. "percentile": the two percentiles to -1 and 1. "none": values as they are. "bytes":
+    low and high to -1 and 1, without them 0 and 255, of floats also 0 and 1, if all voxels lie there; else as
+    percentile. "auto": by what is given; else the range for types of 8 bits, and percentile for others, or bytes where
+    `net.trained_range` is known and a sample has grey levels of 8 bits in another type."""
     low: float | None = None
     """The grey level that the net gets as -1; give it with high. Of 8 bits, -255 and 255 give the net image / 255."""
     high: float | None = None
@@ -225,7 +228,7 @@ class Normalise(Section):
             raise ValueError("give low and high together, and mean and std together")
         if self.mean is not None and (self.low is not None or self.method not in ("auto", "zscore")):
             raise ValueError("mean and std are for method zscore, without low and high; leave out what is not meant")
-        if self.low is not None and self.method not in ("auto", "range", "percentile"):
+        if self.low is not None and self.method not in ("auto", "range", "percentile", "bytes"):
             raise ValueError(f"low and high are for method range, not {self.method}; leave out what is not meant")
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise ValueError(f"low {self.low} must be below high {self.high}")

@@ -5,11 +5,13 @@ Not here: whether it fits a volume (segmentation.plan), or the recipe of a run (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from volpipe.geometry.affinities import OFFSETS, Offset
@@ -23,7 +25,7 @@ Passes = tuple[Annotated[int, Field(ge=0, le=8)], Annotated[int, Field(ge=0, le=
 
 
 class SegmentInput(ArrayInput):
-    """The input: probabilities from 0 to 1, or unsigned integers from 0 to their type's maximum."""
+    """The input: probabilities, which are stored as numbers from 0 to 1 or others."""
 
     kind: Literal["affinities", "foreground", "membrane"] = "affinities"
     """"affinities": one channel per offset. Or one channel that is high inside objects, "foreground", or between them,
@@ -33,10 +35,27 @@ class SegmentInput(ArrayInput):
     offsets: tuple[Offset, ...] = OFFSETS
     """For affinities: the voxel (z, y, x) that each channel leads to, the three nearest first."""
 
+    range: tuple[float, float] | None = None
+    """The stored values that mean 0 and 1, such as [0, 255]; what is beyond counts as 0 or 1. Without it 0 and 1 of
+    floats, 0 and the greatest number of unsigned types; values that a sample shows to mean something else are then
+    refused."""
+
     @property
     def view(self) -> View:
         """The view of the input array: all channels of affinities, else `channel`."""
         return replace(super().view, channel=None if self.kind == "affinities" else self.channel)
+
+    def ends(self, dtype: np.dtype) -> tuple[float, float]:
+        """Return the values of `dtype` that mean 0 and 1."""
+        if self.range is not None:
+            return self.range
+        return 0.0, 1.0 if dtype.kind == "f" else float(np.iinfo(dtype).max)
+
+    @model_validator(mode="after")
+    def _check_range(self) -> SegmentInput:
+        if self.range is not None and not -math.inf < self.range[0] < self.range[1] < math.inf:
+            raise ValueError(f"range {list(self.range)} must ascend: the value that means 0, then that of 1")
+        return self
 
     @model_validator(mode="after")
     def _check_offsets(self) -> SegmentInput:

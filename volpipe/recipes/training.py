@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from volpipe.errors import RecipeError
 from volpipe.geometry.affinities import OFFSETS, Offset
+from volpipe.geometry.labels import Ignore
 from volpipe.recipes.inference import NetChoice, Normalise, Output
 from volpipe.recipes.toml import Section, Sizes, differences, load_tree, typed
 from volpipe.units import count
@@ -45,6 +46,8 @@ class Data(Section):
     """A volume of whole numbers of the same shape, one for each object; the net learns affinities from them."""
     labels_key: str | None = None
     """The array in labels, where the container has several."""
+    any_place: bool = False
+    """Pair labels and volume voxel by voxel although their voxel sizes or origins say that they lie elsewhere."""
     weight: float = Field(1.0, gt=0, allow_inf_nan=False)
     """So many times as many windows come from this volume as its size would give."""
 
@@ -132,8 +135,10 @@ class Affinities(Section):
 
     offsets: tuple[Offset, ...] = Field(OFFSETS, min_length=1)
     """The voxel (z, y, x) that each channel leads to; see volpipe/geometry/affinities.py."""
-    ignore: int | None = None
-    """The label of voxels of which nothing is known. 0 is known: it is of no object."""
+    ignore: Ignore = None
+    """Labels of voxels of which nothing is known: a number or a list. 0 is known: it is of no object. Without the key,
+    the numbers by which data sets mean "unknown": -1 to -3, and of unsigned labels of 32 and 64 bits the last three,
+    0xfffffffffffffffd to 0xffffffffffffffff; [] ignores none."""
     bce: float = Field(1.0, ge=0)
     """Weight of the cross-entropy, in which pairs of one object and pairs of two count as much, in each channel."""
     dice: float = Field(0.0, ge=0)

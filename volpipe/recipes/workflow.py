@@ -21,6 +21,7 @@ from pydantic import Field
 
 from volpipe.errors import RecipeError, VolpipeError
 from volpipe.geometry.grid import Triple
+from volpipe.geometry.labels import Ignore
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import Section, load_tree, name_of, replaced_net, set_values, typed
@@ -58,6 +59,12 @@ class Comparison(Section):
     """Voxels at each face that are left out (z, y, x)."""
     data_range: float | None = None
     """The distance of the largest grey level from the smallest, for PSNR and SSIM."""
+    ignore: Ignore = None
+    """Labels of which nothing is known, a number or a list: voxels that have them in the reference are left out.
+    Without the key, the numbers by which data sets mean "unknown", as `affinities.ignore` of a training; [] leaves none
+    out."""
+    any_place: bool = False
+    """Compare voxel by voxel although voxel sizes or origins say that the two lie elsewhere."""
 
 
 @dataclass(frozen=True)

@@ -265,7 +265,9 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """Return the report of the session, None where all was done before, after the output is closed."""
 
     def announce(self) -> None:
-        """Tell of what begins."""
+        """Tell of what begins, and note in the log what a user should know of it."""
+        for warning in self.plan.warnings():
+            log.warning("%s", warning)
         self.listener.on_plan(self.plan, self.folder)
 
     def open_readers(self) -> None:

@@ -19,7 +19,7 @@ from volpipe.blockwise.phase import Phase
 from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import POOL, Steps
-from volpipe.errors import PlanError, RunError, RunStopped
+from volpipe.errors import NOTICE, PlanError, RunError, RunStopped
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, gather, scanned_box, store_selection
@@ -81,11 +81,15 @@ def known_normalisation(work: Work) -> Affine | None:
         return affine(choice, dtype, None)
     if kept := _kept_normalisation(work):
         return kept
-    stage = "histogram" if needs_histogram(choice, dtype) else "measure"
-    records = [record for record in work.records() if record.stage == stage]
-    if sum(len(record.done) for record in records) < len(work.plan.blocks):
-        return None
-    return affine(choice, dtype, join(record.result for record in records if record.result is not None))
+    records = [record for record in work.records() if record.stage in ("measure", "histogram")]
+    for stage in ("measure", "histogram"):
+        own = [record for record in records if record.stage == stage]
+        if sum(len(record.done) for record in own) < len(work.plan.blocks):
+            return None
+        statistics = join(record.result for record in own if record.result is not None)
+        if not needs_histogram(choice, dtype, statistics):
+            break
+    return affine(choice, dtype, statistics)
 
 
 def scan_stage(plan: Plan, feed: Feed | None = None) -> Stage:
@@ -182,7 +186,11 @@ def measured(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> St
     if kept := _kept_normalisation(work):
         return kept
     statistics = yield from statistics_of("measure", job)
-    if needs_histogram(choice, dtype):
+    if needs_histogram(choice, dtype, statistics):
+        if choice.method == "bytes":
+            reach = f"{statistics.low:g} to {statistics.high:g}"
+            sentence = "%s has %s voxels from %s, which are no grey levels of 8 bits: percentiles are taken"
+            log.warning(sentence, plan.source.path, dtype, reach, extra=NOTICE)
         job = dataclasses.replace(job, bins=(statistics.low, statistics.high))
         statistics = yield from statistics_of("histogram", job)
     return affine(choice, dtype, statistics)

@@ -39,8 +39,13 @@ class VoxelBox:
         return self.voxels[:, *box.relative_to(self.box.start).slices]
 
 
-def as_bytes(data: np.ndarray) -> np.ndarray:
-    """Return probabilities, floats from 0 to 1 or integers from 0 to their type's maximum, as uint8."""
+def as_bytes(data: np.ndarray, ends: tuple[float, float] | None = None) -> np.ndarray:
+    """Return probabilities as uint8.
+
+    `ends` are the values that mean 0 and 1; None: 0 and 1 of floats, 0 and the type's maximum of integers.
+    """
+    if ends is not None:
+        data = (data.astype(np.float32) - np.float32(ends[0])) / np.float32(ends[1] - ends[0])
     if data.dtype == np.uint8:
         return data
     if data.dtype.kind == "f":
@@ -52,10 +57,10 @@ def as_bytes(data: np.ndarray) -> np.ndarray:
 
 def read_probabilities(plan: SegmentPlan, reader: Readable, box: Box) -> np.ndarray:
     """Return the voxels of `box`, uint8 (c, z, y, x): all affinities, or the foreground as one channel."""
-    data, kind = reader.read(box), plan.recipe.input.kind
+    data, kind, ends = reader.read(box), plan.recipe.input.kind, plan.recipe.input.range
     if kind == "affinities":
-        return as_bytes(data)
-    values = as_bytes(data[0])
+        return as_bytes(data, ends)
+    values = as_bytes(data[0], ends)
     return (FULL - values if kind == "membrane" else values)[np.newaxis]
 
 

@@ -54,7 +54,7 @@ from volpipe.segmentation import tasks
 from volpipe.segmentation.estimate import forecast_labels
 from volpipe.segmentation.graph import check_size
 from volpipe.segmentation.output import origin
-from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit
+from volpipe.segmentation.plan import SegmentPlan, check_offsets, checked_values, fit
 from volpipe.segmentation.tasks import (
     EDGES,
     FRAGMENTS,
@@ -234,7 +234,7 @@ def plan_segmentation(
     check_output(plan)
     check_apart(target, volume, "volume")
     check_access(paths.locate(volume.path), target)
-    return plan
+    return checked_values(plan, volume)
 
 
 class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box, Grid, Shape, Triple, align_up, triple
@@ -22,6 +23,7 @@ from volpipe.segmentation import boxes
 from volpipe.segmentation.boxes import Boxes
 from volpipe.volumes.formats.precomputed import SEGMENTATION, even_chunk
 from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.values import check_probabilities, take_sample
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute, with_view
 
 BLOCK, LARGE_BLOCK, CHUNK = 128, 256, 64
@@ -32,11 +34,16 @@ WORK_BYTES = {"components": 32, "mean": 72, "mutex": 128}
 
 
 class SegmentPlan(OutputPlan):
-    """A segmentation whose recipe fits its volume; a block is a shard."""
+    """A segmentation whose recipe fits its volume; a block is a shard. `value_notes` are printed, and not stored."""
 
     FILE: ClassVar[str] = "label.json"  # in a run's folder
 
     recipe: SegmentRecipe
+    value_notes: tuple[str, ...] = Field((), exclude=True, repr=False)
+
+    def warnings(self) -> list[str]:
+        """Return what a user should know of the values that it reads before it runs, in sentences."""
+        return list(self.value_notes)
 
     @cached_property
     def blocks(self) -> Grid:
@@ -210,6 +217,20 @@ def fit(volume: Volume, recipe: SegmentRecipe, out: Location, search_path: Path,
     return plan if fresh else RunFolder.from_output(out).as_begun(plan)
 
 
+def checked_values(plan: SegmentPlan, volume: Volume) -> SegmentPlan:
+    """Return `plan` with what a sample of `volume` tells of its values.
+
+    Raises:
+        PlanError: they mean something else than its recipe says.
+    """
+    choice, sample = plan.recipe.input, take_sample(volume, num_channels=plan.num_channels_read)
+    if sample is None:
+        return plan
+    key = "input.range" if choice.range is None else ""
+    notes = check_probabilities(sample, choice.kind, choice.ends(volume.dtype), key)
+    return plan.changed(value_notes=tuple(notes))
+
+
 def check_offsets(volume: Volume, recipe: SegmentRecipe, stored: object) -> None:
     """Refuse affinities whose `stored` offsets, of their own attributes, are not those of `recipe`.
 
@@ -238,8 +259,8 @@ def _check_channels(volume: Volume, recipe: SegmentRecipe) -> None:
         raise PlanError(
             f"{volume} has {num_channels} channel{'s' * (num_channels > 1)}, input.offsets {len(choice.offsets)}{hint}"
         )
-    if volume.dtype.kind not in "uf":
+    if volume.dtype.kind not in "uf" and choice.range is None:
         raise PlanError(
             f"{volume} has {volume.dtype} voxels; probabilities are floats from 0 to 1, or unsigned integers: run the "
-            "net with output.dtype=uint8"
+            "net with output.dtype=uint8, or set input.range to the values that mean 0 and 1"
         )

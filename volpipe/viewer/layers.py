@@ -33,6 +33,7 @@ from volpipe.viewer.sources import (
     public_url,
 )
 from volpipe.volumes.formats.container import read_attributes
+from volpipe.volumes.places import Paired, places
 from volpipe.volumes.raster import Raster
 from volpipe.volumes.storage import paths
 from volpipe.volumes.survey import sample_parts
@@ -277,6 +278,7 @@ def _difference(first: Layer, second: Layer, notes: list[str]) -> Layer | None:
     source = difference(first.volume, second.volume, *written)
     if isinstance(source, str):
         notes.append(f"no difference is shown: {first.name} and {second.name} {source}")
+        notes.append(places(Paired(first.name, first.volume), Paired(second.name, second.volume)))
         return None
     if not _are_alike(first, second):
         notes.append(

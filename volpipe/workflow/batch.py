@@ -122,13 +122,28 @@ def plan_batch(
             except (VolpipeError, OSError) as error:
                 wrong.append((_name(dataset), str(error)))
             on_dataset(number)
-    notes: list[str] = []
+    notes = list(_mapped_otherwise(rows))
     wrong += [*places.mistakes(), *(("all datasets", why) for why in _check_room(rows, options.at_once, notes))]
     if wrong:
         num = "1 thing is" if len(wrong) == 1 else f"{len(wrong):,} things are"
         remedy = "; mend what is wrong, or give the other volumes in a .txt file, one on each line" if rows else ""
         raise BatchError(f"{num} wrong, and nothing was begun{remedy}", wrong)
     return BatchPlan(folder, [each for each, _ in kept], rows, [identity for _, identity in kept], notes)
+
+
+def _mapped_otherwise(rows: Sequence[DatasetRow]) -> Iterator[str]:
+    """Yield a sentence for each recipe that maps grey levels of its datasets by several rules."""
+    for recipe in dict.fromkeys(row.recipe for row in rows):
+        rules = dict[str, list[str]]()
+        for row in rows:
+            if row.recipe == recipe and row.grey:
+                rules.setdefault(row.grey_rule, []).append(row.volume)
+        if len(rules) > 1:
+            listed = "; ".join(f"by {rule} those of {_listed(names)}" for rule, names in rules.items())
+            yield (
+                f"{recipe} maps grey levels otherwise for some datasets, so that one tissue comes out otherwise: "
+                f"{listed}; set normalise.low and high of each [[dataset]] to the grey levels that match"
+            )
 
 
 def _identity(plan: Plan | FlowPlan) -> str:
@@ -160,6 +175,7 @@ def _row(dataset: Dataset, plan: Plan | FlowPlan, options: BatchOptions) -> Data
         worker_seconds=None if None in times else sum(filter(None, times)),
         share_left=share_left(plan, state),
         warnings=tuple(plan.warnings()),
+        grey=next((stage.plan.mapping for stage in stages if isinstance(stage.plan, Plan)), ""),
     )  # fmt: skip
     return replace(row, **findings(plan)) if is_done else row
 

@@ -49,7 +49,8 @@ class DatasetRow:
         cpu_seconds, read_bytes, written_bytes: of its tasks, over all sessions.
         seams: the highest score of any stage, by axis.
         missing: parts that failed.
-        warnings: about its net.
+        warnings: about its net, its mask and its grey levels.
+        grey: by which rule a net sees its grey levels, and which become -1 and 1: "8 bits: 0 … 255"; "" without a net.
         provenance: a hash of what the output says of its origin.
         changed_blocks, computed_blocks: by an update, those that had read voxels which changed, or lay at a face that
             moved, and all that were computed again; None where nobody looked.
@@ -80,6 +81,7 @@ class DatasetRow:
     seams: Mapping[str, float] = field(default_factory=dict)
     missing: int = 0
     warnings: tuple[str, ...] = ()
+    grey: str = ""
     provenance: str = ""
     changed_blocks: int | None = None
     computed_blocks: int | None = None
@@ -91,6 +93,11 @@ class DatasetRow:
             return ""
         computed = f", {self.computed_blocks:,} computed" if self.computed_blocks else ""
         return f"{self.changed_blocks:,} of {self.num_blocks:,}{computed}"
+
+    @property
+    def grey_rule(self) -> str:
+        """The rule alone, which volumes of one kind share."""
+        return self.grey.partition(":")[0]
 
     @property
     def is_complete(self) -> bool:

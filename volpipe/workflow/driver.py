@@ -325,9 +325,7 @@ class RunWork(OutputWork[Plan, Report]):
         store_identities(self.folder.inputs, self.inputs)
 
     def announce(self) -> None:
-        """Say what is about to run, and note in the log what a user should know of net and volume."""
-        for caution in self.plan.warnings():
-            log.warning("%s", caution)
+        """Say what is about to run, and note in the log what a user should know of the volume; see `OutputWork`."""
         super().announce()
         for note in self.plan.notes:
             log.info("input %s: %s", self.plan.source.path, note)

@@ -235,17 +235,17 @@ def dataset_sheet(folder: Path, rows: Sequence[DatasetRow], images: Mapping[int,
          brief(row.cpu_seconds) if row.cpu_seconds else "", "×".join(map(str, row.shape)), row.num_blocks,
          bounded(row.output_bytes, row.is_measured), size(row.read_bytes), size(row.written_bytes), row.missing or "",
          ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()), row.recipe, row.out,
-         row.changes)
+         row.changes, row.grey)
         for number, row in enumerate(rows)
     ]  # fmt: skip
     names = ("dataset", "ended", "elapsed", "CPU time", "voxels z,y,x", "blocks", "output planned", "read", "written",
-             "missing", "seams", "recipe", "output", "blocks changed")  # fmt: skip
+             "missing", "seams", "recipe", "output", "blocks changed", "grey levels")  # fmt: skip
     caption = (
         "A name leads to the dataset's own report; its picture is a slice of the whole output. Elapsed is of the "
         "session that ended it, in which others ran beside it; CPU time, read and written are of all its tasks, in all "
         "sessions. Seams are steps at the faces of windows alone: a dataset's own report says what they do not see."
     )
-    order = [0, 1, 13, 2, 9, *range(3, 9), 10, 11, 12]  # what is missing before the rest
+    order = [0, 1, 13, 2, 9, 3, 4, 14, *range(5, 9), 10, 11, 12]  # what is missing before the rest
     if len({row.recipe for row in rows}) == 1:
         order.remove(names.index("recipe"))  # the summary has it
     sheet = Sheet("", names, lines, caption, [row.reason or row.why for row in rows])

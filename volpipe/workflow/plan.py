@@ -26,6 +26,8 @@ from volpipe.volumes.volume import Volume, absolute, open_volume, with_view
 from volpipe.workflow.prepare import UNSIZED, Sizing, prepare, prepare_for
 from volpipe.workflow.stages import LabelStage, RunStage, ScoreStage, StagePlan
 
+INTENSITIES = {"same": "grey levels of its input", "raw": "numbers of its own"}  # of a net that is no sigmoid
+
 
 @dataclass(frozen=True)
 class FlowPlan:
@@ -158,6 +160,13 @@ def _plan_labels(
     plan = fit(given, recipe, out, make.search_path, fresh=make.sizing.fresh)
     check_output(plan)
     check_access(None, out)
+    if isinstance(feed, RunStage) and feed.plan.intensity != "unit" and recipe.input.range is None:
+        note = (
+            f"the net of stage {feed.name} gives {INTENSITIES[feed.plan.intensity]}, and {recipe.input.kind} are "
+            "probabilities: set net.intensity=unit there if it gives 0 to 1, or input.range here to the values that "
+            "mean 0 and 1"
+        )
+        plan = plan.changed(value_notes=(note,))
     return LabelStage(stage.name, stage.reads, given, out, plan)
 
 
@@ -179,6 +188,7 @@ def _plan_comparison(
         given = feed.interpolated
     evaluation = plan_evaluation(
         made, open_volume(choice.reference), given, roi=choice.roi, margin=choice.margin,
-        kind="labels" if choice.labels else "image", data_range=choice.data_range,
+        kind="labels" if choice.labels else "image", data_range=choice.data_range, ignore=choice.ignore,
+        any_place=choice.any_place,
     )  # fmt: skip
     return ScoreStage(stage.name, stage.reads, made, out, evaluation)

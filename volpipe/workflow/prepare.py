@@ -16,12 +16,14 @@ from volpipe.inference.output import check_name, check_output
 from volpipe.inference.output_plan import Source
 from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.roi import lay_mask
+from volpipe.inference.statistics import as_trained, mapping, mapping_notes
 from volpipe.nets.facts import NetFacts, check_thickness, check_trained, with_normalisation, with_tiling
 from volpipe.nets.load import check_geometry, check_shapes, describe
-from volpipe.recipes.inference import ArrayInput, Recipe
+from volpipe.recipes.inference import ArrayInput, Normalise, Recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.values import Sample, image_share, take_sample
 from volpipe.volumes.volume import Volume, open_volume
 
 
@@ -46,21 +48,32 @@ UNSIZED = Sizing()
 def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path, sizing: Sizing = UNSIZED) -> Plan:
     """Return the plan for `location`; everything that can be refused before the start is refused here."""
     volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
-    plan = prepare_for(volume, recipe, out, search_path, sizing)
+    plan = prepare_for(volume, recipe, out, search_path, sizing, sample_for(recipe, volume))
     check_access(paths.locate(volume.path), paths.locate(out))
     return plan
 
 
 def prepare_for(
-    volume: Volume, recipe: Recipe, out: str | Location, search_path: Path, sizing: Sizing = UNSIZED
+    volume: Volume,
+    recipe: Recipe,
+    out: str | Location,
+    search_path: Path,
+    sizing: Sizing = UNSIZED,
+    sample: Sample | None = None,
 ) -> Plan:
-    """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here."""
+    """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here.
+
+    A `sample` of it tells what its values look like.
+    """
     check_name(out)
     net = describe(recipe.net, str(search_path))
     check_trained(recipe.net, net)
-    recipe = with_tiling(with_normalisation(recipe, net), net)
-    mask = _open_mask(recipe.input.mask, search_path)
     target = paths.locate(out)
+    begun = None if sizing.fresh else _begun_plan(target)
+    is_same_type = begun is not None and begun.source.dtype == volume.dtype.name
+    recipe = _as_mapped(with_normalisation(recipe, net), begun if is_same_type else None, sample)
+    recipe = with_tiling(recipe, net)
+    mask = _open_mask(recipe.input.mask, search_path)
 
     def make(sizes: NetSizes) -> Plan:
         folder, num_workers = str(search_path), None if sizing.capacity is None else sizing.capacity.num_workers
@@ -68,7 +81,7 @@ def prepare_for(
             recipe, volume, net, out=target, search_path=folder, mask=mask, sizes=sizes, num_workers=num_workers
         )
 
-    sizes = sizing.sizes or (None if sizing.fresh else _begun_sizes(target, recipe, net))
+    sizes = sizing.sizes or _begun_sizes(begun, recipe, net)
     plan = fastest_plan(make, sizing.capacity) if sizes is None else make(sizes)
     plan = plan if sizing.fresh else RunFolder.from_output(target).as_begun(plan)
     check_thickness(volume, net)
@@ -78,18 +91,50 @@ def prepare_for(
     check_output(plan)
     check_shapes(recipe.net, net, plan.window, str(search_path))
     check_geometry(recipe.net, net, plan.window, str(search_path))
-    return plan
+    notes = [] if sample is None else [*mapping_notes(recipe, sample), *_mask_notes(mask)]
+    return plan.changed(grey_notes=tuple(notes), mapping=mapping(recipe.normalise, volume.dtype))
 
 
-def _begun_sizes(out: Location, recipe: Recipe, net: NetFacts) -> NetSizes | None:
-    """Return the sizes of the run that was begun for `out`, by the same recipe; None where there is none."""
+def sample_for(recipe: Recipe, volume: Volume) -> Sample | None:
+    """Return a sample of `volume`; None where `recipe` takes values as they are, whatever they are."""
+    return None if recipe.normalise.method == "none" else take_sample(volume)
+
+
+def _mask_notes(mask: Volume | None) -> list[str]:
+    """Return a sentence if what is to be a mask looks like an image."""
+    sample = None if mask is None else take_sample(mask)
+    if sample is None or sample.volume.dtype.kind == "f" or image_share(sample) is None:
+        return []
+    return [f"mask: {sample.seen}, and looks like an image: all that is not 0 is selected; is it the right array?"]
+
+
+def _begun_plan(out: Location) -> Plan | None:
+    """Return the plan of the run that was begun for `out`; None where there is none."""
     try:
-        old = RunFolder.from_output(out).load(Plan)
+        return RunFolder.from_output(out).load(Plan)
     except RunError:  # another version's: the run itself refuses it
         return None
+
+
+def _begun_sizes(old: Plan | None, recipe: Recipe, net: NetFacts) -> NetSizes | None:
+    """Return the sizes of the run that was begun, if it is by the same recipe; None where there is none."""
     if old is None or old.net != net or (old.recipe.windows, old.recipe.infer) != (recipe.windows, recipe.infer):
         return None
     return old.sizes
+
+
+def _as_mapped(recipe: Recipe, old: Plan | None, sample: Sample | None) -> Recipe:
+    """Return `recipe` with the map of grey levels that a sample asks for; a run that was begun keeps its own."""
+    own, kept = recipe.normalise, None if old is None else old.recipe.normalise
+    if own.method == "auto" and kept is not None and kept.method == "bytes" and own.low is None and own.mean is None:
+        return recipe.model_copy(update={"normalise": own.model_copy(update=_of_bytes(kept))})
+    if kept == own:
+        return recipe
+    return as_trained(recipe, sample)
+
+
+def _of_bytes(kept: Normalise) -> dict[str, object]:
+    return {"method": kept.method, "low": kept.low, "high": kept.high}
 
 
 def check_opened(volume: Volume, choice: ArrayInput) -> None:

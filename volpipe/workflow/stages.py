@@ -142,7 +142,8 @@ class StagePlan(ABC):
 
     def warnings(self) -> list[str]:
         """Return what a user should know before it runs, in sentences."""
-        return []
+        warnings: list[str] = self.plan.warnings()
+        return warnings
 
     def needs(self) -> tuple[ResourceNeeds, float | None] | None:
         """Return what it needs, and the seconds of one worker where blocks were tried; no voxel is read for it.
@@ -216,10 +217,6 @@ class RunStage(StagePlan):
         """Yield the mask."""
         if (mask := self.plan.mask) is not None:
             yield open_volume(mask.path, mask.key), "mask"
-
-    def warnings(self) -> list[str]:
-        """Return what a user should know of the net."""
-        return self.plan.warnings()
 
     def needs(self) -> tuple[ResourceNeeds, float | None]:
         """Return what the run needs, and its seconds on a worker like those that tried blocks; see `StagePlan`."""
@@ -311,6 +308,10 @@ class ScoreStage(StagePlan):
     def work(self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> EvaluationWork:
         """Return the evaluation; see `StagePlan`."""
         return EvaluationWork(self.plan, self.folder, options, listener, feed, to=self.out)
+
+    def warnings(self) -> list[str]:
+        """Return what a user should know of the volumes."""
+        return list(self.plan.notes)
 
     def volume(self, level: int = 0) -> Volume:
         """Refuse: there is none."""

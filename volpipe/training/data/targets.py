@@ -10,21 +10,22 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from volpipe.geometry.affinities import Offset, affinities
+from volpipe.geometry.labels import Ignore, is_ignored
 
 UNKNOWN, APART, NEAR = -1, 0, 1
 LEVELS = 256  # of a net's output, as a run stores it
 HALF = LEVELS // 2
 
 
-def targets(labels: np.ndarray, offsets: Sequence[Offset], ignore: int | None = None) -> np.ndarray:
+def targets(labels: np.ndarray, offsets: Sequence[Offset], ignore: Ignore = None) -> np.ndarray:
     """Return the affinities of `labels` (z, y, x) as (offset, z, y, x), int8: NEAR, APART or UNKNOWN.
 
-    UNKNOWN is a pair that leaves the array, or one with a voxel of the label `ignore`.
+    UNKNOWN is a pair that leaves the array, or one with a voxel of a label in `ignore`.
     """
     near, known = affinities(labels, offsets)
-    if ignore is not None:
-        labelled = labels != ignore
-        known &= affinities(labelled.astype(np.uint8), offsets)[0]  # 1 where both voxels of a pair are labelled
+    unknown = is_ignored(labels, ignore)
+    if unknown.any():
+        known &= affinities((~unknown).astype(np.uint8), offsets)[0]  # 1 where both voxels of a pair are known
     return np.where(known, near, np.int8(UNKNOWN)).astype(np.int8)
 
 

@@ -1,29 +1,35 @@
 """Training data: the opened volumes of a training, and checks that its windows and its net fit them.
 
-Not here: reading windows (samples). Nothing here reads a voxel or needs torch, so that the driver can refuse unusable
-volumes before a worker starts.
+Not here: reading windows (samples). Nothing here reads more than a sample of voxels, or needs torch, so that the driver
+can refuse unusable volumes before a worker starts.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from volpipe.errors import PlanError
+from volpipe.errors import NOTICE, PlanError
 from volpipe.geometry.grid import Box
 from volpipe.inference.roi import find_roi
-from volpipe.inference.statistics import needs_measuring
+from volpipe.inference.statistics import mapping_notes, needs_measuring
 from volpipe.nets.facts import NetFacts
-from volpipe.recipes.inference import Normalise
+from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.degrade import context
 from volpipe.units import count
+from volpipe.volumes.places import MEND, Paired, check_same_place
+from volpipe.volumes.values import image_share, take_sample
 from volpipe.volumes.volume import Volume, open_volume
 
+log = logging.getLogger(__name__)
+
 AXES = "zyx"
+ADVICE = f"{MEND}, or set any_place=true in this [[data]] to pair them voxel by voxel all the same"
 
 
 @dataclass(frozen=True)
@@ -48,17 +54,17 @@ def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingDat
             "give normalise.low and high, or mean and std (volpipe info prints them), so that all volumes share them"
         )
     held_out = None if data.held_out is None else find_roi(data.held_out, volume)
-    labels = None if data.labels is None else open_labels(data.labels, data.labels_key, volume, search_path)
+    labels = None if data.labels is None else open_labels(data, data.labels, volume, search_path)
     return TrainingData(volume, held_out, labels)
 
 
-def open_labels(path: str, key: str | None, volume: Volume, search_path: str) -> Volume:
-    """Return the opened labels of `volume`.
+def open_labels(data: Data, path: str, volume: Volume, search_path: str) -> Volume:
+    """Return the opened labels at `path` of `volume`, which `data` names.
 
     Raises:
-        VolpipeError: the labels are missing, no integers, or of another shape.
+        VolpipeError: the labels are missing, no integers, of another shape, or lie elsewhere.
     """
-    labels = open_volume(resolve_address(path, search_path), key)
+    labels = open_volume(resolve_address(path, search_path), data.labels_key)
     if labels.dtype.kind not in "iu":
         raise PlanError(f"the labels {labels} have {labels.dtype} voxels; give whole numbers, one for each object")
     if labels.num_channels != 1 or labels.spatial_shape != volume.spatial_shape:
@@ -66,7 +72,31 @@ def open_labels(path: str, key: str | None, volume: Volume, search_path: str) ->
             f"the labels {labels} have shape {labels.shape}, their volume {volume} has {volume.spatial_shape} voxels "
             "(z, y, x); give labels of that shape"
         )
+    if not data.any_place:
+        place_notes(volume, labels)
     return labels
+
+
+def place_notes(volume: Volume, labels: Volume) -> list[str]:
+    """Refuse labels that lie elsewhere than their volume; return what is not known of their places, in sentences."""
+    return check_same_place(Paired("the volume", volume), Paired("its labels", labels), ADVICE)
+
+
+def data_notes(data: Data, opened: TrainingData, normalise: Normalise) -> list[str]:
+    """Return what a user should know of places and values of the volumes of `data`, in sentences.
+
+    Raises:
+        PlanError: the labels are an image.
+    """
+    notes, labels, sample = [], opened.labels, take_sample(opened.volume)
+    if labels is not None and not data.any_place:
+        notes += place_notes(opened.volume, labels)
+    if labels is not None and (seen := take_sample(labels)) is not None and (share := image_share(seen)) is not None:
+        raise PlanError(
+            f"{labels} looks like an image, not like labels: of neighbouring voxels only {share:.0%} are alike, and "
+            "within objects all are; name the labels"
+        )
+    return notes if sample is None else [*notes, *mapping_notes(Recipe(normalise=normalise), sample)]
 
 
 def resolve_address(path: str, search_path: str) -> str:
@@ -99,6 +129,8 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
                 f"{opened.volume} has {count(opened.volume.num_channels, 'channel')}, net {recipe.net.name} takes "
                 f"{facts.in_channels}; give another volume, or a net of as many"
             )
+        for note in data_notes(data, opened, recipe.normalise):
+            log.warning("%s", note, extra=NOTICE)
         check_holds(opened.volume, window)
         check_free(opened, tuple(n + 2 * c for n, c in zip(window, around, strict=True)), around)
 
