@@ -82,11 +82,13 @@ kubernetes:
 		if [ -z "$$(printenv $$name)" ]; then echo "no Kubernetes: $$name is not set; its tests are skipped"; exit 0; fi; \
 	done; echo "tests use the Kubernetes of $$KUBECONFIG as well, namespace $$VOLPIPE_K8S_NAMESPACE"
 
+# The nets of nnU-Net in tests need neither timm nor torchvision, which their library brings.
 # pip would compile the modules of all packages on one core, which takes as long as to install them. What every command
 # and worker imports is compiled here, as in the Dockerfile: where Python may not write bytecode, each would do it again.
 $(READY): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch==2.13.0
+	$(PIP_INSTALL) --no-deps dynamic-network-architectures
 	$(PIP_INSTALL) --editable '.[dev,docs,kubernetes,models,notebook,tune,view]'
 	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c "import $(IMPORTED)"
 	touch $(READY)

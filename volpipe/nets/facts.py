@@ -453,12 +453,10 @@ def with_tiling(recipe: Recipe, facts: NetFacts) -> Recipe:
 
 
 def _filled(own: S, asked: S | None) -> S:
-    """Return the section `own` of a recipe with what a net asks for, where it has the default."""
+    """Return the section `own` of a recipe with what a net asks for, where it gives nothing itself."""
     if asked is None:
         return own
-    fields = type(own).model_fields
-    open_keys = [key for key in asked.model_fields_set if getattr(own, key) == fields[key].default]
-    return own.model_copy(update={key: getattr(asked, key) for key in open_keys})
+    return own.model_copy(update={key: getattr(asked, key) for key in asked.model_fields_set - own.model_fields_set})
 
 
 def check_shipped(name: str) -> None:

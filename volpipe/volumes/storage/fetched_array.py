@@ -224,6 +224,11 @@ class FetchedArray:
         ])  # fmt: skip
         return {file: None if index is None else index.stamp for file, (index, _) in zip(files, parts, strict=True)}
 
+    @staticmethod
+    def _stamp(file: Location) -> Stamp | None:
+        """Return the stamp of a file in a remote place; None of one on a disk, whose chunks are read anew."""
+        return object_store.stamp(file) if isinstance(file, Remote) else None
+
     def _file(self, unit: Index) -> Location:
         """Return the file of the chunk, or the shard, at `unit` of the grid of files, by its usual name."""
         return self._header.folder / ChunkFiles(self._header).name(unit)
@@ -231,7 +236,7 @@ class FetchedArray:
     def _fill_chunk(self, region: Region, data: np.ndarray, chunk: Index) -> Stamp | None:
         """Read what lies in `region` of a chunk that is a file; return the stamp of that."""
         key = (self._number, chunk)
-        if self._live and (kept := self._cache.get(key)) and object_store.stamp(self._file(chunk)) != kept.stamp:
+        if self._live and (kept := self._cache.get(key)) and self._stamp(self._file(chunk)) != kept.stamp:
             self._cache.drop(key)
         part = self._cache.get_or(key, lambda: self._fetch(chunk))
         self._decode(region, data, chunk, None if part is None else part.data)
@@ -248,7 +253,7 @@ class FetchedArray:
         chunks = region.chunks_in(shard)
         with self._lock:
             index = self._indices.get(file)
-        if self._live and index is not None and object_store.stamp(file) != index.stamp:
+        if self._live and index is not None and self._stamp(file) != index.stamp:
             index = None
         whole = None
         if index is None and self._is_small(shard, len(chunks)):
