@@ -104,6 +104,7 @@ def evaluate(
     roi: str | None = None,
     margin: tuple[int, int, int] = (0, 0, 0),
     data_range: float | None = None,
+    incomplete: bool = False,
     site: str | Path | WorkerPool = "local",
     tolerate: float = 0.1,
     report: str | Path | None = None,
@@ -122,6 +123,7 @@ def evaluate(
         roi: box z0:z1,y0:y1,x0:x1 of both that is compared.
         margin: voxels (z, y, x) at each face of the box that are left out.
         data_range: greatest value less least; by default of the type.
+        incomplete: score volumes of ours that are not complete as they are; what is missing is zeros.
         site: a shipped name, a Python file, or a pool that is started.
         tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
         report: HTML file for the report, which goes with the work's folder otherwise.
@@ -141,7 +143,7 @@ def evaluate(
     source = location_of(given, "given") if given is not None else _input_of(output)
     evaluation = plan_evaluation(
         output, reference, given=source, roi=roi, margin=margin,
-        kind="labels" if labels else "image", data_range=data_range,
+        kind="labels" if labels else "image", data_range=data_range, incomplete=incomplete,
     )  # fmt: skip
     start, _ = site_of(site)
     name = "_".join(["volpipe", Path(output).stem, Path(reference).stem, "scores.run"])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def info_lines(volume: Volume) -> Iterator[str]:
     """Yield what a volume is, one fact a line."""
-    yield f"{volume.path} {volume.key}".strip()
+    yield f"{volume.path} {volume.key}".strip() + volume.state
     yield f"format      {volume.format}"
     raw = size(math.prod(volume.shape) * volume.dtype.itemsize)
     yield f"shape       {shape(volume.shape)} ({', '.join(volume.axes)}), {volume.dtype.name}, {raw} uncompressed"
@@ -41,6 +41,8 @@ def info_lines(volume: Volume) -> Iterator[str]:
         yield f"levels      {', '.join(volume.levels)}"
     for note in volume.notes:
         yield f"note        {note}"
+    if volume.incomplete is not None:
+        yield f"incomplete  what is missing reads as zeros: {volume.incomplete.advice}"
 
 
 def arrays_table(rows: Sequence[tuple[str, Volume | str]]) -> Table:
@@ -53,7 +55,10 @@ def arrays_table(rows: Sequence[tuple[str, Volume | str]]) -> Table:
         else:
             levels = str(len(volume.levels)) if volume.levels else ""
             size = in_nm(volume.voxel_size_nm).removeprefix("voxel size ")
-            table.add_row(escape(name), shape(volume.shape), ", ".join(volume.axes), volume.dtype.name, size, levels)
+            table.add_row(
+                escape(name + volume.state), shape(volume.shape), ", ".join(volume.axes), volume.dtype.name, size,
+                levels,
+            )  # fmt: skip
     return table
 
 

@@ -28,7 +28,7 @@ from volpipe.geometry.grid import Box, Grid, triple
 from volpipe.inference.intensity import to_dtype
 from volpipe.inference.roi import find_roi
 from volpipe.volumes.identity import fingerprint
-from volpipe.volumes.volume import Volume, open_volume
+from volpipe.volumes.volume import View, Volume, open_volume
 
 AXES = "zyx"
 FINGERPRINT = "reference_fingerprint"
@@ -99,6 +99,7 @@ class Evaluation:
             "kind": self.kind,
             "box": str(self.box),
             "data_range": self.data_range,
+            **({"incomplete": True} if self.output.view.incomplete or self.reference.view.incomplete else {}),
             FINGERPRINT: fingerprint(self.reference),  # scores against another reference are stale
         }
 
@@ -160,6 +161,7 @@ def plan_evaluation(
     margin: tuple[int, int, int] = (0, 0, 0),
     kind: str = "image",
     data_range: float | None = None,
+    incomplete: bool = False,
 ) -> Evaluation:
     """Return the evaluation of the volume `output` against `reference`, checked against both.
 
@@ -170,13 +172,16 @@ def plan_evaluation(
         margin: voxels (z, y, x) to leave out at each face of the box.
         kind: "image" or "labels".
         data_range: as in Evaluation; None for that of the reference's type.
+        incomplete: whether locations may be of outputs that are not complete, whose missing voxels are zeros.
 
     Raises:
+        VolumeError: a volume is not there, or not complete in the box.
         PlanError: the volumes do not fit each other, or the range of their values is not known; or the output shows a
             part of its input, and the reference another.
     """
-    output, truth = _opened(output), _opened(reference)
-    source = None if given is None else _opened(given)
+    view = View(incomplete=incomplete)
+    output, truth = _opened(output, view), _opened(reference, view)
+    source = None if given is None else _opened(given, view)
     for volume in filter(None, (output, truth, source)):
         if volume.num_channels != 1:
             raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to score as an array")
@@ -198,6 +203,10 @@ def plan_evaluation(
     _check_kind(kind, output, truth, data_range)
     evaluation = Evaluation(output, truth, source, box, kind, _range(kind, truth, data_range))
     _check_factors(evaluation)
+    output.check_written(box)
+    truth.check_written(box)
+    if source is not None:
+        source.check_written()
     return evaluation
 
 
@@ -217,8 +226,8 @@ def check_part(output: Volume, part: Box, truth: Volume) -> None:
     )
 
 
-def _opened(volume: Volume | str) -> Volume:
-    return volume if isinstance(volume, Volume) else open_volume(volume)
+def _opened(volume: Volume | str, view: View) -> Volume:
+    return volume if isinstance(volume, Volume) else open_volume(volume, view=view)
 
 
 def _check_kind(kind: str, output: Volume, truth: Volume, data_range: float | None) -> None:

@@ -47,6 +47,8 @@ class Data(Section):
     """The array in labels, where the container has several."""
     weight: float = Field(1.0, gt=0, allow_inf_nan=False)
     """So many times as many windows come from this volume as its size would give."""
+    incomplete: bool = False
+    """Learn from outputs of volpipe, labels as well, that are not complete: what is not written yet is zeros."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Data:

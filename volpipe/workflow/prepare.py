@@ -22,7 +22,7 @@ from volpipe.recipes.inference import ArrayInput, Recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
-from volpipe.volumes.volume import Volume, open_volume
+from volpipe.volumes.volume import View, Volume, open_volume
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def prepare_for(
     net = describe(recipe.net, str(search_path))
     check_trained(recipe.net, net)
     recipe = with_normalisation(recipe, net)
-    mask = _open_mask(recipe.input.mask, search_path)
+    mask = _open_mask(recipe.input.mask, search_path, recipe.input.incomplete)
     target = paths.locate(out)
 
     def make(sizes: NetSizes) -> Plan:
@@ -123,7 +123,8 @@ def prepare_again(plan: Plan) -> Plan:
     return prepare_for(volume, plan.recipe, plan.out, Path(plan.search_path), Sizing(sizes=plan.sizes))
 
 
-def _open_mask(location: str | None, search_path: Path) -> Volume | None:
+def _open_mask(location: str | None, search_path: Path, is_read_incomplete: bool) -> Volume | None:
     if location is None:
         return None
-    return open_volume(location if "://" in location else search_path / Path(location).expanduser())
+    place = location if "://" in location else search_path / Path(location).expanduser()
+    return open_volume(place, view=View(incomplete=is_read_incomplete))
