@@ -41,6 +41,10 @@ class SeveralVolumesError(VolumeError):
         return type(self), (str(self), self.keys)
 
 
+class IncompleteError(VolumeError):
+    """Work of ours on a volume has not ended: what of it is not written yet would read as zeros."""
+
+
 class RemoteError(VolumeError):
     """A bucket or a web server denies access, or does not answer: what it holds is not known."""
 

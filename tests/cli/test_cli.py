@@ -19,7 +19,7 @@ import volpipe
 from volpipe.commit import commit_of
 from volpipe.estimation import calibrate
 from volpipe.estimation.limits import Limits
-from volpipe.volumes.volume import ArraySpec, create_array, open_volume
+from volpipe.volumes.volume import ArraySpec, View, create_array, open_volume
 
 SHAPE = (16, 24, 16)
 
@@ -349,7 +349,7 @@ def test_a_net_that_fails_on_one_block_leaves_out_that_block_alone(tmp_path: Pat
     assert give("status", "out.zarr").code == 1
     expected = data.astype(int) + 1
     expected[8:16, 16:24, 0:8] = 0
-    assert np.array_equal(voxels(tmp_path / "out.zarr"), expected)
+    assert np.array_equal(open_volume(tmp_path / "out.zarr", view=View(incomplete=True))[...], expected)
 
     (tmp_path / "flag").unlink()
     assert give(*command).code == 0

@@ -269,7 +269,7 @@ if point := os.environ.get("HALT"):
     from volpipe.blockwise.journal import Journal
     from volpipe.inference import output
     from volpipe.runs.run_folder import RunFolder
-    from volpipe.workflow import driver
+    from volpipe.runs import output_work
     append, store, grow, num_blocks = Journal.append, RunFolder.store, output.grow_array, [0]
 
     def append_and_halt(journal, record):
@@ -299,7 +299,7 @@ if point := os.environ.get("HALT"):
             halt()
         return create(*arguments)
 
-    create, driver.create_output = driver.create_output, create_and_halt
+    create, output_work.create_output = output_work.create_output, create_and_halt
     Journal.append, RunFolder.store, output.grow_array = append_and_halt, store_and_halt, grow_and_halt
 """
 POINTS = ("half a line", "before the plan", "after the plan", "first array", "before the metadata", "blocks")

@@ -6,21 +6,25 @@ import json
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import tifffile
 import torch
 from command import begin, finish, giver, processes_in, wait_until
 from PIL import Image
 from safetensors.torch import load_file
-from trainings import make_folder
+from trainings import Threads, make_folder
 
-from volpipe.errors import RecipeError, RunError
+from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.models.superres import superres
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import LOSSES, WEIGHTS, Steps, TrainRecipe, check_same, load_training
-from volpipe.training.checkpoints import checkpoints, load_checkpoint
+from volpipe.training import loop
+from volpipe.training.checkpoints import checkpoints, load_checkpoint, save_checkpoint
+from volpipe.training.driver import TrainingResult, run_training
 from volpipe.training.logs import last_step
 from volpipe.training.loop import train
 from volpipe.volumes.storage.lock import check_holder
@@ -319,6 +323,34 @@ def test_the_command_trains_goes_on_and_refuses_another_recipe(
     failed = give(*base, "--out", "t", "--set", "samples.shape=[40,16,16]")
     assert failed.code == 2  # before a worker started
     assert failed.err.startswith("volpipe: axis z: a window of 80 voxels") and "longer than the volume" in failed.err
+
+
+def test_a_volume_that_is_exchanged_is_noticed_by_who_goes_on_and_before_each_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = recipe(folder, "train.checkpoint_every=4", "train.schedule=constant")
+    first, other = (folder / "v.tif").read_bytes(), tifffile.imread(folder / "v.tif")[::-1].copy()
+
+    def trained(out: str, **options: Any) -> TrainingResult:
+        return run_training(chosen, folder / out, Threads(1).start, search_path=folder, **options)
+
+    def save_and_exchange(*arguments: Any) -> None:
+        save_checkpoint(*arguments)
+        tifffile.imwrite(folder / "v.tif", other)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", save_and_exchange)
+        with pytest.raises(RunStopped, match=r"volume 1 .*v.tif changed while the net learned from it"):
+            trained("t")
+    assert [path.stem for path in checkpoints(folder / "t" / "checkpoints")] == ["000000004"]
+    with pytest.raises(RunError, match=r"volume 1 .* has changed since this training was begun.*Put the old one back"):
+        trained("t")
+    (folder / "v.tif").write_bytes(first)
+    with pytest.raises(RunError, match="use --same-input to continue"):
+        trained("t")
+    assert trained("t", same_input=True).steps == 12
+    whole = trained("whole")
+    assert whole.weights.read_bytes() == (folder / "t" / WEIGHTS).read_bytes()
 
 
 def test_after_an_edit_of_its_net_a_training_is_refused_whether_complete_or_not(

@@ -37,6 +37,7 @@ def compare(
     roi: str | None = None,
     data_range: float | None = None,
     any_input: bool = False,
+    incomplete: bool = False,
     limits: Sequence[str] = (),
     site: str | Path | WorkerPool = "local",
     tolerate: float = 0.1,
@@ -59,6 +60,7 @@ def compare(
         roi: box z0:z1,y0:y1,x0:x1 of both that is compared.
         data_range: greatest grey level less least, for the PSNR; by default of whole numbers of 8 and 16 bits.
         any_input: compare outputs of different inputs, or of different parts of one, voxel by voxel all the same.
+        incomplete: compare outputs that are not complete as they are; what is missing is zeros.
         limits: how much they may differ, NAME=NUMBER: psnr (dB, at least), differ (share of voxels), mean, largest
             (grey levels), voi (bits). What violates one is told by `violations` and `is_within`.
         site: a shipped name, a Python file, or a pool that is started.
@@ -81,7 +83,9 @@ def compare(
         "on_end": partial(_write, json_file, page), "tolerated": tolerate,
     }  # fmt: skip
     pairs, (start, _) = find_pairs(one, other), site_of(site)
-    plan = partial(_planned, labels=labels, roi=roi, data_range=data_range, any_input=any_input)
+    plan = partial(
+        _planned, labels=labels, roi=roi, data_range=data_range, any_input=any_input, incomplete=incomplete
+    )  # fmt: skip
     folder = RunFolder(Path.cwd() / f"{default_name(one, other)}{'' if pairs is None else '_all'}.run")
     with monitored(metrics, COMPARE):
         if pairs is not None:
@@ -99,11 +103,11 @@ def _write(json_file: str | Path | None, page: str | Path | None, result: Compar
         result.write_page(page)
 
 
-def _planned(a: str, b: str, *, labels: bool, roi: str | None, data_range: float | None, any_input: bool) -> Comparison:
+def _planned(a: str, b: str, **options: Any) -> Comparison:  # Any: as `plan_comparison` takes them
     """Return the comparison of two outputs that are complete."""
-    comparison = plan_comparison(a, b, labels=labels, roi=roi, data_range=data_range, any_input=any_input)
-    check_complete("A", a)
-    check_complete("B", b)
+    comparison = plan_comparison(a, b, **options)
+    check_complete("A", a, comparison.a, comparison.box)
+    check_complete("B", b, comparison.b, comparison.box)
     return comparison
 
 

@@ -48,4 +48,4 @@ def explore(
 
 def _opened(value: Place, called: str) -> Volume:
     place = place_of(value, called)
-    return place if isinstance(place, Volume) else open_volume(place)
+    return (place if isinstance(place, Volume) else open_volume(place)).as_it_is

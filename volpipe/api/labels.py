@@ -107,6 +107,7 @@ def evaluate(
     data_range: float | None = None,
     ignore: Ignore = None,
     any_place: bool = False,
+    incomplete: bool = False,
     site: str | Path | WorkerPool = "local",
     tolerate: float = 0.1,
     report: str | Path | None = None,
@@ -128,6 +129,7 @@ def evaluate(
         ignore: labels, one or several, of which nothing is known: voxels with them in the reference are left out; None
             for the numbers by which data sets mean so, -1 to -3 and the last three of 32 and 64 bits; () for none.
         any_place: score voxel by voxel although voxel sizes or origins say that the volumes lie elsewhere.
+        incomplete: score volumes of ours that are not complete as they are; what is missing is zeros.
         site: a shipped name, a Python file, or a pool that is started.
         tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
         report: HTML file for the report, which goes with the work's folder otherwise.
@@ -148,6 +150,7 @@ def evaluate(
     evaluation = plan_evaluation(
         output, reference, given=source, roi=roi, margin=margin,
         kind="labels" if labels else "image", data_range=data_range, ignore=ignore, any_place=any_place,
+        incomplete=incomplete,
     )  # fmt: skip
     start, _ = site_of(site)
     name = "_".join(["volpipe", Path(output).stem, Path(reference).stem, "scores.run"])

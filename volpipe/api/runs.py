@@ -24,14 +24,15 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.inference.roi import find_part
 from volpipe.monitoring.exposition import monitored
-from volpipe.recipes.workflow import Flow
+from volpipe.recipes.workflow import VOLUME, Flow
+from volpipe.runs.output_work import OutputWork
 from volpipe.volumes.reader import Volume
 from volpipe.volumes.storage import paths
 from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
 from volpipe.workflow.driver import Listener, Report, execute, preview
 from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
 from volpipe.workflow.follow import execute_following
-from volpipe.workflow.plan import FlowPlan, plan_flow
+from volpipe.workflow.plan import FlowPlan, plan_flow, stages_of
 from volpipe.workflow.prepare import UNSIZED, Sizing, check_opened, prepare, prepare_for, sample_for
 from volpipe.workflow.stages import StagePlan
 
@@ -108,6 +109,9 @@ def estimate(
         SiteError: the site cannot be used.
         RunStopped: a block cannot be computed.
     """
+    for stage in stages_of(plan):
+        if stage.reads == VOLUME and isinstance(work := stage.work(), OutputWork):
+            work.check_written(work.volumes())
     start = None if site is None else site_of(site, plan.folder if not isinstance(plan, Plan) else None)[0]
     if isinstance(plan, Plan):
         return preview(plan, start, on_try)

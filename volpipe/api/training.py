@@ -37,6 +37,7 @@ def train(
     site: str | Path | WorkerPool = "local",
     settings: Sequence[str] = (),
     fresh: bool = False,
+    same_input: bool = False,
     search_path: str | Path | None = None,
     progress: bool | None = None,
     on_progress: OnStep | None = None,
@@ -50,6 +51,7 @@ def train(
         site: a shipped name, a Python file, or a pool that is started.
         settings: ``key=value``, on top of the recipe.
         fresh: delete what is in the folder, and start over.
+        same_input: go on with volumes that were copied or touched, not changed.
         search_path: the folder that relative names in the recipe count from; by default the current one.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called now and then with the number of steps taken and of all.
@@ -66,7 +68,8 @@ def train(
     with monitored(metrics, "train", recipe), shown as show:
         result = run_training(
             chosen, folder, start,
-            search_path=place, fresh=fresh, on_step=lambda step: show(step, chosen.train.steps),
+            search_path=place, fresh=fresh, same_input=same_input,
+            on_step=lambda step: show(step, chosen.train.steps),
         )  # fmt: skip
     if result.was_stopped:
         return result

@@ -103,13 +103,14 @@ def info(
     on_part(result)
     if fast:
         return result
-    intensities = measure_intensities(opened, seed=seed)
+    watched = opened.as_it_is
+    intensities = measure_intensities(watched, seed=seed)
     result = replace(result, intensities=intensities)
     on_part(result)
     result = replace(result, footprint=measure_footprint(opened, seed=seed))
     on_part(result)
     if codecs:
-        result = replace(result, codecs=try_codecs(opened, seed=seed, seconds_per_chunk=intensities.seconds))
+        result = replace(result, codecs=try_codecs(watched, seed=seed, seconds_per_chunk=intensities.seconds))
         on_part(result)
     return result
 

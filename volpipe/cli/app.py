@@ -29,6 +29,7 @@ from volpipe.cli.options import (
     Adopt,
     Follow,
     Grouped,
+    Incomplete,
     MeasureAgain,
     Parents,
     RecipeFile,
@@ -40,6 +41,7 @@ from volpipe.cli.options import (
     Trust,
     Update,
     monitored,
+    of_incomplete,
     seconds,
 )
 from volpipe.cli.slurm import slurm
@@ -177,6 +179,7 @@ def run(
     parents: Parents = False,
     roi: RoiOption = None,
     mask: MaskOption = None,
+    incomplete: Incomplete = False,
     trust_model: Trust = False,
     fresh: FreshOption = False,
     keep_tensors: Annotated[
@@ -194,7 +197,7 @@ def run(
 ) -> None:
     """Run a net, or a recipe's stages, over VOLUME; run the same command again to continue an interrupted run."""
     with interruptible():
-        asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
+        asked = _request(volume, recipe, settings, roi, mask, incomplete, trust_model, out_path, parents=parents)
         if asked.has_stages:
             workflow.check_options(only, follow)
         from volpipe.apps.pool import starting
@@ -266,12 +269,13 @@ def plan(
     parents: Parents = False,
     roi: RoiOption = None,
     mask: MaskOption = None,
+    incomplete: Incomplete = False,
     trust_model: Trust = False,
     quick: Annotated[bool, typer.Option("--quick", help="Try no block: no times, and upper bounds of bytes.")] = False,
 ) -> None:
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
     with interruptible():
-        asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
+        asked = _request(volume, recipe, settings, roi, mask, incomplete, trust_model, out_path, parents=parents)
         planned = _plan(asked, _capacity(config, asked, is_quick=quick))
         from volpipe.workflow.cost import FlowCost
         from volpipe.workflow.plan import FlowPlan
@@ -446,6 +450,7 @@ def _request(
     settings: list[str] | None,
     roi: str | None,
     mask: str | None,
+    incomplete: bool,
     trust_model: bool,
     out_path: str | None,
     *,
@@ -455,7 +460,10 @@ def _request(
     from volpipe.api.requests import check, request
     from volpipe.volumes.formats.container import absolute, locate
 
-    asked = request(volume, recipe, out=out_path, settings=settings or [], roi=roi, mask=mask, trust_model=trust_model)
+    asked = request(
+        volume, recipe, out=out_path, settings=settings or [], roi=roi, mask=mask, trust_model=trust_model,
+        for_volume=of_incomplete(incomplete),
+    )  # fmt: skip
     if not asked.has_stages:
         check_folder(f"--out {asked.out}", locate(asked.out)[0], parents=parents)
     elif out_path is not None:

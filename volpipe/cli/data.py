@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe as vp
-from volpipe.cli.options import Parents, positive, whole
+from volpipe.cli.options import Incomplete, Parents, positive, whole
 from volpipe.display.console import REFUSED, bars, check_folder, err, out
 from volpipe.display.volumes import arrays_table, codec_table, footprint_lines, info_lines, intensity_line
 from volpipe.errors import SeveralVolumesError, VolpipeError
@@ -159,13 +159,16 @@ def convert(
     origin_nm: Annotated[
         str | None, typer.Option(metavar="Z,Y,X", help="Centre of the first voxel, such as 0,1000,1000.")
     ] = None,
+    incomplete: Incomplete = False,
     parents: Parents = False,
 ) -> None:
     """Copy VOLUME to OUT, in another format; OUT appears once the copy is whole."""
     from volpipe.recipes.inference import typed_view
     from volpipe.volumes.convert import container_of, parse_sizes
 
-    view = typed_view(channel=channel, time=time_point, voxel_size_nm=voxel_size_nm, origin_nm=origin_nm)
+    view = typed_view(
+        channel=channel, time=time_point, voxel_size_nm=voxel_size_nm, origin_nm=origin_nm, incomplete=incomplete
+    )  # fmt: skip
     check_folder(target, container_of(target), parents=parents)
     sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
     binned = parse_sizes(bin, "--bin")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe
-from volpipe.cli.options import Parents, Site, Strict, Tolerate, monitored, number
+from volpipe.cli.options import Incomplete, Parents, Site, Strict, Tolerate, monitored, number
 from volpipe.display.comparisons import channel_table, made_table, row_table, worst_table
 from volpipe.display.console import INCOMPLETE, PLAIN_LINE_SECONDS, check_target, err, interruptible, out
 from volpipe.display.progress import showing
@@ -71,6 +71,7 @@ def evaluate(
         bool,
         typer.Option("--any-place", help="Score voxel by voxel though voxel sizes or origins say they lie elsewhere."),
     ] = False,
+    incomplete: Incomplete = False,
     tolerate: Tolerate = 0.1,
     strict: Strict = False,
     json_out: JsonFile = None,
@@ -86,18 +87,18 @@ def evaluate(
     """
     if picture is not None and labels:
         raise VolpipeError("--picture shows images; leave it out with --labels")
-    for location in (output, reference):
-        volpipe.open(location)  # refused before heavy packages are loaded
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
     check_target("--json", json_out, parents=parents)
     check_target("--picture", picture, parents=parents)
     check_target("--report", report, parents=parents)
-    if picture is not None and picture.suffix.lower() != ".png":
-        raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
+    for location in (output, reference):
+        volpipe.open(location)  # refused before heavy packages are loaded
     with interruptible(), showing() as show:
         result = volpipe.evaluate(
             output, reference, labels=labels, given=given, roi=roi, margin=_sizes(margin), data_range=data_range,
-            ignore=_labels(ignore, labels=labels), any_place=any_place, site=config, report=report,
-            tolerate=0 if strict else tolerate, on_progress=show(),
+            ignore=_labels(ignore, labels=labels), any_place=any_place, incomplete=incomplete, site=config,
+            report=report, tolerate=0 if strict else tolerate, on_progress=show(),
         )  # fmt: skip
     if result.scores is None:
         print_missing(result)
@@ -149,6 +150,7 @@ def compare(
     any_input: Annotated[
         bool, typer.Option("--any-input", help="Compare outputs of different inputs, or of different parts of one.")
     ] = False,
+    incomplete: Incomplete = False,
     limit: Annotated[
         list[str] | None,
         typer.Option(
@@ -175,15 +177,15 @@ def compare(
     from volpipe.api.compare import default_name
 
     target = page or Path(f"{default_name(a, b)}.html")
-    check_target("--json", json_out, parents=parents)
-    check_target("--page", target, parents=parents)
     if target.suffix.lower() not in (".html", ".htm"):
         raise VolpipeError(f"--page {target}: an HTML page is written; give a name that ends in .html")
+    check_target("--json", json_out, parents=parents)
+    check_target("--page", target, parents=parents)
     with interruptible(), showing() as show:
         result = volpipe.compare(
-            a, b, labels=labels, roi=roi, data_range=data_range, any_input=any_input, limits=limit or (), site=config,
-            tolerate=0 if strict else tolerate, json_file=json_out, page=target, on_progress=show(),
-            on_pair=_line_now_and_then(),
+            a, b, labels=labels, roi=roi, data_range=data_range, any_input=any_input, incomplete=incomplete,
+            limits=limit or (), site=config, tolerate=0 if strict else tolerate, json_file=json_out, page=target,
+            on_progress=show(), on_pair=_line_now_and_then(),
         )  # fmt: skip
     if isinstance(result, volpipe.ComparisonResult):
         _tell(result)

@@ -140,6 +140,12 @@ TrainSettings = Annotated[list[str] | None, _settings("train.steps=500", lambda:
 SameInput = Annotated[
     bool, typer.Option("--same-input", help="Go on with a volume that was copied or touched, not changed.")
 ]
+Incomplete = Annotated[
+    bool,
+    typer.Option(
+        "--incomplete", help="Read outputs of volpipe that are not complete as they are; what is missing is zeros."
+    ),
+]
 Update = Annotated[
     bool,
     typer.Option("--update", help="Compute again what rests on voxels of the input that changed, and no more."),
@@ -151,6 +157,11 @@ Trust = Annotated[
     bool, typer.Option("--trust-model", help="Load a net's file that is code, TorchScript or torch.export.")
 ]
 Parents = Annotated[bool, typer.Option("--parents", help="Make the folder of the output, where there is none.")]
+
+
+def of_incomplete(is_read: bool) -> list[str]:
+    """Return the settings of a recipe by which an input that is not complete is read, or none."""
+    return ["input.incomplete=true"] if is_read else []
 
 
 def whole(text: str) -> int:

@@ -13,6 +13,7 @@ import typer
 
 import volpipe
 from volpipe.cli.options import (
+    Incomplete,
     LabelSettings,
     Parents,
     SameInput,
@@ -22,6 +23,7 @@ from volpipe.cli.options import (
     Update,
     complete_recipe,
     monitored,
+    of_incomplete,
 )
 from volpipe.display.console import (
     INCOMPLETE,
@@ -78,6 +80,7 @@ def segment(
     strict: Strict = False,
     same_input: SameInput = False,
     update: Update = False,
+    incomplete: Incomplete = False,
     json_out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write a summary here.")] = None,
     parents: Parents = False,
 ) -> None:  # fmt: skip
@@ -100,9 +103,9 @@ def segment(
 
     with interruptible(), showing() as show:
         result = volpipe.segment(
-            affinities, recipe, out=out_path, site=config, settings=settings or [], fresh=fresh, same_input=same_input,
-            update=update, tolerate=0 if strict else tolerate, on_plan=on_plan,
-            on_estimate=on_estimate, on_progress=show(),
+            affinities, recipe, out=out_path, site=config, settings=[*(settings or []), *of_incomplete(incomplete)],
+            fresh=fresh, same_input=same_input, update=update, tolerate=0 if strict else tolerate,
+            on_plan=on_plan, on_estimate=on_estimate, on_progress=show(),
         )  # fmt: skip
     if result.missing:
         print_missing(result)

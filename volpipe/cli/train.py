@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import volpipe
-from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe, monitored
+from volpipe.cli.options import Parents, SameInput, Site, TrainSettings, complete_recipe, monitored
 from volpipe.display.console import bars, check_folder, interruptible, out, tell_report
 
 
@@ -32,6 +32,7 @@ def train(
         typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the training; by default RECIPE.train here."),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the training in that folder, and start over.")] = False,
+    same_input: SameInput = False,
     parents: Parents = False,
 ) -> None:
     """Train a net by RECIPE; run the same command again to continue from the newest checkpoint."""
@@ -39,7 +40,7 @@ def train(
     check_folder(f"--out {folder}", folder, parents=parents)
     with interruptible("run the same command again to continue from the newest checkpoint"), bars() as progress:
         result = volpipe.train(
-            recipe, out=folder, site=config, settings=settings or [], fresh=fresh,
+            recipe, out=folder, site=config, settings=settings or [], fresh=fresh, same_input=same_input,
             on_progress=lambda step, steps: progress.show("train", step, steps, "step"),
         )  # fmt: skip
     if result.was_complete:

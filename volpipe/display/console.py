@@ -32,6 +32,7 @@ from volpipe.units import plural
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3  # exit codes beside INTERRUPTED; AT_WORK is of `volpipe status`
 PLAIN_LINE_SECONDS = 10.0
+STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")  # folders of streams, which are no files to be deleted
 PLAIN_WIDTH = 160  # of what goes to a file or a pipe
 
 
@@ -166,6 +167,8 @@ def tell_report(folder: Path) -> None:
 def check_target(option: str, path: Path | None, *, parents: bool) -> None:
     """Refuse a file that cannot be written at the end, before there is anything to write; `parents` makes its folder.
 
+    One that an earlier command wrote is deleted, for this one may fail, and that would be taken for its result.
+
     Raises:
         VolpipeError: there is no folder for it, or it is one.
     """
@@ -175,6 +178,8 @@ def check_target(option: str, path: Path | None, *, parents: bool) -> None:
         raise VolpipeError(f"{option} {path}: it is a folder; name a file in it")
     check_folder(f"{option} {path}", path, parents=parents)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file() and str(path.absolute().parent) not in STREAMS:
+        path.resolve().unlink()
 
 
 def check_folder(what: str, place: object, *, parents: bool) -> None:

@@ -25,7 +25,7 @@ AXES = "tczyx"  # in which volumes are shown, however they are stored; other axe
 
 def info_lines(volume: Volume) -> Iterator[str]:
     """Yield what a volume is, one fact a line; axes in the order of voxel sizes."""
-    yield f"{volume.path} {volume.key}".strip()
+    yield f"{volume.path} {volume.key}".strip() + volume.state
     yield f"format      {volume.format}"
     raw = size(math.prod(volume.shape) * volume.dtype.itemsize)
     axes = ", ".join(_ordered(volume, volume.axes))
@@ -48,6 +48,8 @@ def info_lines(volume: Volume) -> Iterator[str]:
         yield f"levels      {', '.join(volume.levels)}"
     for note in volume.notes:
         yield f"note        {note}"
+    if volume.incomplete is not None:
+        yield f"incomplete  what is missing reads as zeros: {volume.incomplete.advice}"
 
 
 def _ordered(volume: Volume, values: Sequence[T]) -> tuple[T, ...]:
@@ -71,7 +73,7 @@ def arrays_table(rows: Sequence[tuple[str, Volume | str]]) -> Table:
             levels = str(len(volume.levels)) if volume.levels else ""
             size = in_nm(volume.voxel_size_nm).removeprefix("voxel size ")
             axes = ", ".join(_ordered(volume, volume.axes))
-            table.add_row(name, _shape(volume, volume.shape), axes, volume.dtype.name, size, levels)
+            table.add_row(name + volume.state, _shape(volume, volume.shape), axes, volume.dtype.name, size, levels)
     return table
 
 

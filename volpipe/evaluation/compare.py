@@ -37,7 +37,7 @@ from volpipe.geometry.grid import Box, Grid, Triple
 from volpipe.inference.roi import find_roi
 from volpipe.units import count, shape
 from volpipe.volumes.places import Paired, check_same_place
-from volpipe.volumes.volume import Volume, open_volume
+from volpipe.volumes.volume import View, Volume, open_volume
 
 BLOCK, SMALL_BLOCK = (128, 128, 128), (64, 64, 64)  # voxels per axis; of many channels the small one
 MANY_CHANNELS = 4
@@ -93,6 +93,7 @@ class Comparison:
             "box": str(self.box),
             "data_range": self.data_range,
             "block": self.block,
+            **({"incomplete": True} if self.a.view.incomplete or self.b.view.incomplete else {}),
         }
 
 
@@ -104,6 +105,7 @@ def plan_comparison(
     roi: str | None = None,
     data_range: float | None = None,
     any_input: bool = False,
+    incomplete: bool = False,
 ) -> Comparison:
     """Return the comparison of the outputs `a` and `b`, checked against both.
 
@@ -114,11 +116,14 @@ def plan_comparison(
         data_range: of images, the greatest value less the least that there may be; None for that of whole numbers of 8
             and 16 bits, of others there is no PSNR.
         any_input: whether they may have been made of different inputs, or show different parts of it.
+        incomplete: whether locations may be of outputs that are not complete, whose missing voxels are zeros.
 
     Raises:
+        VolumeError: one is not there.
         PlanError: they do not fit each other, or were not made of the same input.
     """
-    first, second = (each if isinstance(each, Volume) else open_volume(each) for each in (a, b))
+    view = View(incomplete=incomplete)
+    first, second = (each if isinstance(each, Volume) else open_volume(each, view=view) for each in (a, b))
     _check_shapes(first, second)
     made = makings_of(first), makings_of(second)
     kind, why = _kind(first, second, made, labels=labels, is_grey=data_range is not None)

@@ -32,7 +32,7 @@ from volpipe.units import count
 from volpipe.volumes.identity import fingerprint
 from volpipe.volumes.places import MEND, Paired, check_same_place
 from volpipe.volumes.values import image_share, labels_note, take_sample
-from volpipe.volumes.volume import Volume, open_volume
+from volpipe.volumes.volume import View, Volume, open_volume
 
 AXES = "zyx"
 FINGERPRINT = "reference_fingerprint"
@@ -107,6 +107,7 @@ class Evaluation:
             "box": str(self.box),
             "data_range": self.data_range,
             **labels,
+            **({"incomplete": True} if self.output.view.incomplete or self.reference.view.incomplete else {}),
             FINGERPRINT: fingerprint(self.reference),  # scores against another reference are stale
         }
 
@@ -170,6 +171,7 @@ def plan_evaluation(
     data_range: float | None = None,
     ignore: Ignore = None,
     any_place: bool = False,
+    incomplete: bool = False,
 ) -> Evaluation:
     """Return the evaluation of the volume `output` against `reference`, checked against both.
 
@@ -182,13 +184,16 @@ def plan_evaluation(
         data_range: as in Evaluation; None for that of the reference's type.
         ignore: as in Evaluation.
         any_place: whether voxel sizes and origins may say that the volumes lie elsewhere.
+        incomplete: whether locations may be of outputs that are not complete, whose missing voxels are zeros.
 
     Raises:
+        VolumeError: a volume is not there, or not complete in the box.
         PlanError: the volumes do not fit each other, or lie elsewhere, or the range of their values is not known; or
             the output shows a part of its input, and the reference another.
     """
-    output, truth = _opened(output), _opened(reference)
-    source = None if given is None else _opened(given)
+    view = View(incomplete=incomplete)
+    output, truth = _opened(output, view), _opened(reference, view)
+    source = None if given is None else _opened(given, view)
     for volume in filter(None, (output, truth, source)):
         if volume.num_channels != 1:
             raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to score as an array")
@@ -210,6 +215,10 @@ def plan_evaluation(
     _check_kind(kind, output, truth, data_range)
     evaluation = Evaluation(output, truth, source, box, kind, _range(kind, truth, data_range), ignore)
     _check_factors(evaluation)
+    output.check_written(box)
+    truth.check_written(box)
+    if source is not None:
+        source.check_written()
     notes = [] if any_place else _check_places(evaluation)
     return replace(evaluation, notes=(*notes, *_check_values(evaluation)))
 
@@ -252,8 +261,8 @@ def check_part(output: Volume, part: Box, truth: Volume) -> None:
     )
 
 
-def _opened(volume: Volume | str) -> Volume:
-    return volume if isinstance(volume, Volume) else open_volume(volume)
+def _opened(volume: Volume | str, view: View) -> Volume:
+    return volume if isinstance(volume, Volume) else open_volume(volume, view=view)
 
 
 def _check_kind(kind: str, output: Volume, truth: Volume, data_range: float | None) -> None:

@@ -9,11 +9,12 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_serializer
 
 from volpipe.geometry.grid import Grid, Triple, triple
 from volpipe.geometry.levels import FINEST, level_factors, level_shape, level_step
@@ -58,6 +59,12 @@ class Source(BaseModel):
     view: View = View()
     slices: str = ""
 
+    @field_serializer("view")
+    def _chosen(self, view: View) -> dict[str, object]:
+        """Return the view as it is stored, which says of what is incomplete only where that is read."""
+        tree = asdict(view)
+        return tree if view.incomplete else {name: value for name, value in tree.items() if name != "incomplete"}
+
     @classmethod
     def from_volume(cls, volume: Volume) -> Source:
         """Return the source that describes `volume`."""
@@ -75,7 +82,11 @@ class Source(BaseModel):
         )
 
     def volume(self) -> Volume:
-        """Return the volume, as it is now."""
+        """Return the volume, as it is now, whether or not it is complete."""
+        return self.opened().as_it_is
+
+    def opened(self) -> Volume:
+        """Return the volume, as it is now; what of it is not written is not read."""
         return open_volume(self.path, self.key, view=self.view)
 
     def as_planned(self) -> Volume:

@@ -26,7 +26,7 @@ import numpy as np
 from volpipe.errors import PlanError, RunError
 from volpipe.geometry.blend import reach
 from volpipe.geometry.block_shape import SLAB_VOXELS
-from volpipe.geometry.grid import Box, Slab, ravel
+from volpipe.geometry.grid import Box, Slab, mirrored, ravel
 from volpipe.inference.plan import Plan, load_plan
 from volpipe.syntax import one_thread
 from volpipe.volumes.storage.paths import whole_file
@@ -147,6 +147,13 @@ class Selection:
         places = self._computed(block)
         first, last = (self._number(block, corner.tolist()) for corner in (places.min(axis=0), places.max(axis=0)))
         return Box(self.plan.lattice.window_box(first).start, self.plan.lattice.window_box(last).stop)
+
+    @property
+    def seen(self) -> Box:
+        """The smallest box of the volume (z, y, x) around the voxels that its windows see."""
+        blocks = range(len(self.plan.blocks)) if self.blocks is None else np.flatnonzero(self.blocks)
+        first, last = (self.input_box(int(block)) for block in (blocks[0], blocks[-1]))
+        return mirrored(Box(first.start, last.stop), self.plan.source.shape)
 
     def slabs(self, block: int) -> list[Slab]:
         """Return the slabs of `block` that have windows to be computed, ascending."""

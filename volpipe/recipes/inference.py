@@ -75,11 +75,13 @@ class ArrayInput(Section):
     """Voxel size z, y, x in nm, or with a unit such as "1,0.5,0.5 um"; it replaces that of the file."""
     origin_nm: Annotated[Lengths | None, BeforeValidator(_to_lengths)] = None
     """Centre of the first voxel z, y, x in nm, or with a unit; it replaces that of the file."""
+    incomplete: bool = False
+    """Read an output of volpipe, or a mask, that is not complete: what is not written yet is zeros."""
 
     @property
     def view(self) -> View:
         """The channel, point in time, voxel size and origin, as far as they are given."""
-        return View(self.channel, self.time, self.voxel_size_nm, self.origin_nm)
+        return View(self.channel, self.time, self.voxel_size_nm, self.origin_nm, self.incomplete)
 
 
 def typed_lengths(option: str, text: str) -> Lengths:
@@ -100,6 +102,7 @@ def typed_view(
     time: int | None = None,
     voxel_size_nm: str | None = None,
     origin_nm: str | None = None,
+    incomplete: bool = False,
 ) -> View:
     """Return the view of an array that the options of a command describe.
 
@@ -110,7 +113,7 @@ def typed_view(
     place = None if origin_nm is None else typed_lengths("--origin-nm", origin_nm)
     if size is not None and min(size) <= 0:
         raise RecipeError(f"--voxel-size-nm {voxel_size_nm!r}: a voxel has three lengths above 0")
-    return View(int(channel) if channel is not None and channel.isdecimal() else channel, time, size, place)
+    return View(int(channel) if channel is not None and channel.isdecimal() else channel, time, size, place, incomplete)
 
 
 class Input(ArrayInput):

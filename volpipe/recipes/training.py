@@ -50,6 +50,8 @@ class Data(Section):
     """Pair labels and volume voxel by voxel although their voxel sizes or origins say that they lie elsewhere."""
     weight: float = Field(1.0, gt=0, allow_inf_nan=False)
     """So many times as many windows come from this volume as its size would give."""
+    incomplete: bool = False
+    """Learn from outputs of volpipe, labels as well, that are not complete: what is not written yet is zeros."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Data:

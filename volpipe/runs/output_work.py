@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import remove_leftovers
+from volpipe.inference.output import create_output, grow_output, remove_leftovers
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.reporting.comparison import Subject, slices_of
 from volpipe.reporting.overview import main_picture, overview_of, small_picture
@@ -39,7 +39,7 @@ from volpipe.runs.pages import (
     volume_line,
 )
 from volpipe.runs.planned import Planned
-from volpipe.runs.provenance import begin_session, has_voxels, recognise, unseal
+from volpipe.runs.provenance import begin, begin_session, has_voxels, recognise, unseal
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.updates import STAGE, Updated, is_due, key_of, standing_history, to_ranges, updates_in
 from volpipe.runs.verify import (
@@ -62,6 +62,7 @@ from volpipe.runs.work import (
     WorkSession,
     check_kind,
 )
+from volpipe.volumes.completeness import check_still_written
 from volpipe.volumes.identity import Identity, changes, has_moved, identify, is_alike, read_identities, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
@@ -131,7 +132,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def volumes(self) -> dict[str, Volume]:
         """Return what the work reads, by what it is."""
-        return {"volume": self.plan.source.volume()}
+        return {"volume": self.plan.source.opened()}
 
     @property
     def remark(self) -> str:
@@ -281,19 +282,24 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """Whether what it reads has been changed by other work of ours, and was not compared since."""
         return is_due(self.folder.journal, self.kinds, self.plan.identity)
 
-    def check_update(self) -> None:
-        """Refuse an update that cannot be told from its options.
+    @property
+    def has_grown(self) -> bool:
+        """Whether the volume has grown since the work was begun."""
+        return any(update.grids for _, update in updates_in(self.folder.journal, self.kinds, self.plan.identity))
 
-        Raises:
-            RunError: saying why.
-        """
+    def write_metadata(self, provenance: dict[str, object]) -> None:
+        """Write the metadata of the output, first of all that it is not complete; voxels that exist stay."""
+        with paths.reading_once():
+            begin(self.folder, self.plan, self.kinds)
+            if self.has_grown:
+                grow_output(self.plan)
+            create_output(self.plan, provenance)
+
+    def check_update(self) -> None:
+        """Refuse an update that cannot be told from its options; `RunError` says why."""
 
     def await_change(self) -> None:
-        """Note that other work of ours is about to change what this work reads: until it was compared nothing counts.
-
-        Raises:
-            RunError: somebody else holds the folder.
-        """
+        """Note that other work is about to change what this work reads: until it is compared nothing counts."""
         old = self.folder.load(type(self.plan))
         if old is not None and old.identity != self.plan.identity:  # the volume has grown, which it follows later
             self.before_growth(old).await_change()
@@ -308,7 +314,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
                     journal.append(Record(STAGE, (), result=due))
             begin_session(self.folder, self.options.site, getattr(plan, "code_sha256", ""))
             if paths.exists(paths.locate(plan.out)):
-                unseal(plan, plan.array_format, ())
+                unseal(plan, ())
 
     def before_growth(self, old: P) -> OutputWork[P, R]:
         """Return the work of the plan `old`, before the volume grew: what it did counts until that is compared."""
@@ -347,11 +353,14 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         self.note_session()
         report = yield from self.phases(pool, session)
         yield RELEASED
+        if self._needs_whole:  # it may have been updated meanwhile
+            check_still_written(paths.locate(self.plan.source.path), self.plan.source.key, self.read_box)
         return self.closed(session, report)
 
     def claim(self) -> None:
         """Make sure that folder, output and input are those of this plan; see `FolderWork`."""
-        out, options = paths.locate(self.plan.out), self.options
+        out, options, volumes = paths.locate(self.plan.out), self.options, self.volumes()
+        self.check_written(volumes)
         self.check_free()
         if isinstance(out, Remote):
             try_writing(out)
@@ -365,13 +374,29 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             )
         self.inputs = recognise(
             self.folder,
-            self.volumes(),
+            volumes,
             self.plan.out,
             same_input=options.same_input,
             is_outside=options.is_outside,
             is_update=bool(options.update),
             can_update=self.can_update,
         )
+
+    @property
+    def read_box(self) -> Box:
+        """The part of the volume (z, y, x) that it reads."""
+        return Box.from_shape(self.plan.source.shape)
+
+    @property
+    def _needs_whole(self) -> bool:
+        """Whether its input must be complete: unless that is followed, or the recipe reads it as it is."""
+        is_theirs = self.options.is_outside and self.feed is None
+        return is_theirs and not (self.options.is_following or self.plan.recipe.input.incomplete)
+
+    def check_written(self, volumes: Mapping[str, Volume]) -> None:
+        """Refuse `volumes` to be read that other work of ours has not completed."""
+        for what, volume in volumes.items() if self._needs_whole else ():
+            volume.check_written(self.read_box if what == "volume" else None)
 
     def check_free(self) -> None:
         """Refuse a folder or an output that other work made; see `FolderWork`."""

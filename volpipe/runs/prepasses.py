@@ -146,7 +146,7 @@ def rescanned(work: Work, session: WorkSession) -> Steps[Selection]:
 
 def _moved(plan: Plan, folder: RunFolder) -> np.ndarray:
     """Return a flag for each block of the region: whether files that decide what of it is selected are not as then."""
-    mask = None if plan.mask is None else KnownStates(open_volume(plan.mask.path, plan.mask.key))
+    mask = None if plan.mask is None else KnownStates(open_volume(plan.mask.path, plan.mask.key).as_it_is)
     states, before = ScanStates(plan, KnownStates(plan.source.as_planned()), mask), dict[int, str]()
     if folder.scanned.is_file():
         for result in read_results(folder.scanned, RESULTS, Cells):

@@ -22,7 +22,7 @@ from volpipe.volumes.storage.paths import whole_file
 
 FILE = "progress.json"
 SECONDS = 2.0  # between two writings, at least
-NOTIFY = "--notify"
+NOTIFY, ONLY = "--notify", "--only"
 FRESH_SECONDS = 60.0  # a sign of life that is older says nothing
 HOLDER = re.compile(r"process (\d+) on (\S+) since ([\d-]+ [\d:]+)(?: \((\d+)\))?")
 
@@ -47,6 +47,13 @@ class _Command:
         kept = [now for before, now in pairs if before != NOTIFY and now.partition("=")[0] not in ("--fresh", NOTIFY)]
         self.line = shlex.join(["volpipe", *kept])
         self.began = time.time() if began is None else began
+
+    @property
+    def completing(self) -> str:
+        """The line without --only: it completes what this process leaves incomplete."""
+        words = shlex.split(self.line)
+        pairs = zip(("", *words), words, strict=False)
+        return shlex.join(now for before, now in pairs if before != ONLY and now.partition("=")[0] != ONLY)
 
 
 COMMAND = _Command()

@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field
 import volpipe
 from volpipe.blockwise.journal import Journal, Kinds, Record, read_records, read_results, read_usages
 from volpipe.errors import RunError
+from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output_plan import OutputPlan, Source, level_key
 from volpipe.inference.runner import Runner
@@ -29,10 +30,12 @@ from volpipe.inference.selection import Selection
 from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.toml import NO_RECIPE, Section
+from volpipe.runs.presence import COMMAND
 from volpipe.runs.run_folder import NOTES, Metadata, RunFolder, Session
 from volpipe.runs.updates import Updated, standing_history, updates_in
 from volpipe.runs.verify import metadata_sums
-from volpipe.volumes.formats.container import METADATA_NAMES, create_groups, read_attributes
+from volpipe.volumes.completeness import joined, mark_complete, mark_incomplete, mark_written, written_boxes
+from volpipe.volumes.formats.container import ATTRIBUTE_FILES, METADATA_NAMES, RECORD, create_groups, read_attributes
 from volpipe.volumes.identity import Identity, check_same_inputs, identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import merge_json, plain
@@ -40,7 +43,6 @@ from volpipe.volumes.volume import Volume
 
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
 RUN_KEY = "run"
-ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json", "precomputed": "attributes.json"}
 
 
 def origin(selection: Selection, normalise: Affine, fingerprint: str) -> dict[str, object]:
@@ -86,25 +88,80 @@ def sessions_of(folder: RunFolder) -> list[Session]:
     return list(read_results(folder.sessions, NOTES, Session))
 
 
-def seal(folder: RunFolder, plan: OutputPlan, format: str, kinds: Kinds, findings: Mapping[str, object]) -> None:
-    """Write what changes from run to run, with `findings`, into the output, and note the checksums of its metadata."""
-    out = paths.locate(plan.out)
-    attributes = {"volpipe": plain(_history(folder, plan, kinds) | dict(findings))}
+def begin(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> None:
+    """Mark the output as incomplete before anything of it is written; parts that were written stay so without updates.
+
+    Its metadata need not exist yet.
+    """
+    keeps_parts = not updates_in(folder.journal, kinds, plan.identity)
+    mark_incomplete(paths.locate(plan.out), plan.array_format, COMMAND.completing, keeps_parts=keeps_parts)
+
+
+def seal(
+    folder: RunFolder,
+    plan: OutputPlan,
+    kinds: Kinds,
+    findings: Mapping[str, object],
+    *,
+    is_complete: bool,
+    only: Box | None = None,
+) -> None:
+    """Write what changes from run to run, with `findings`, into the output, and note the checksums of its metadata.
+
+    Args:
+        is_complete: whether all of the output is written, which is noted last.
+        only: the box of the output (z, y, x) that was asked for, where what it needs is written.
+    """
+    out, format = paths.locate(plan.out), plan.array_format
     with paths.reading_once():
-        create_groups(out, f"{RUN_KEY}/attributes", format)
-        file = out / RUN_KEY / ATTRIBUTE_FILES[format]
-        merge_json(file, {"attributes": attributes} if format == "zarr3" else attributes)
+        _write_run(plan, plain(_history(folder, plan, kinds) | dict(findings)))
+    if is_complete:
+        mark_complete(out, format)
+    elif only is not None:
+        mark_written(out, format, _written(plan, only))
     folders = ["", RUN_KEY, *(level_key(level) for level in range(len(plan.factors)))]
     with Journal(folder.sessions, NOTES) as sessions:
         sessions.append(Record("metadata", (), result=metadata_sums(out, folders, METADATA_NAMES)))
 
 
-def unseal(plan: OutputPlan, format: str, updates: Sequence[Updated]) -> None:
-    """Write into the output that it is being updated, in place of how its run ended."""
-    out, updating = paths.locate(plan.out), {"updating": True, "updates": list(map(_entry, updates))}
+def unseal(plan: OutputPlan, updates: Sequence[Updated]) -> None:
+    """Write into the output that it is being updated, in place of how its run ended; no part counts as written."""
+    mark_incomplete(paths.locate(plan.out), plan.array_format, COMMAND.completing)
+    _write_run(plan, plain({"updating": True, "updates": list(map(_entry, updates))}))
+
+
+def _write_run(plan: OutputPlan, attributes: Mapping[str, object]) -> None:
+    """Write `attributes` as what the output says of its run."""
+    out, format = paths.locate(plan.out), plan.array_format
     create_groups(out, f"{RUN_KEY}/attributes", format)
-    attributes = {"volpipe": plain(updating)}
-    merge_json(out / RUN_KEY / ATTRIBUTE_FILES[format], {"attributes": attributes} if format == "zarr3" else attributes)
+    name = "attributes.json" if format == "precomputed" else ATTRIBUTE_FILES[format]
+    tree = {RECORD: attributes}
+    merge_json(out / RUN_KEY / name, {"attributes": tree} if format == "zarr3" else tree)
+
+
+def _written(plan: OutputPlan, only: Box) -> dict[str, list[Box]]:
+    """Return what is written of each level, with the shards that `only` touches."""
+    grid = plan.shards()
+    ends = zip(only.start, only.stop, grid.cell, grid.shape, strict=True)
+    axes = [(a // c * c, min(-(-b // c) * c, n)) for a, b, c, n in ends]
+    box = Box(tuple(a for a, _ in axes), tuple(b for _, b in axes))
+    finest = joined([*written_boxes(paths.locate(plan.out), level_key(0)), box])
+    coarser = {
+        level_key(level): [inner for each in finest if not (inner := _shown_by(plan, level, each)).is_empty]
+        for level in range(1, len(plan.factors))
+    }
+    return {level_key(0): finest} | coarser
+
+
+def _shown_by(plan: OutputPlan, level: int, box: Box) -> Box:
+    """Return the shards of `level` that show nothing but voxels in `box` of the finest level."""
+    start, stop, grid = list[int](), list[int](), plan.shards(level)
+    for a, b, c, f, whole, n in zip(
+        box.start, box.stop, grid.cell, plan.factors[level], plan.out_shape, grid.shape, strict=True
+    ):
+        start.append(-(-a // (c * f)) * c)
+        stop.append(n if b == whole else b // (c * f) * c)
+    return Box(tuple(start), tuple(stop))
 
 
 def _entry(update: Updated) -> dict[str, object]:

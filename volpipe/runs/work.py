@@ -59,6 +59,7 @@ class Options:
         tolerated: share of units that may fail; see `Phase`.
         same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
         is_outside: whether others may change the volume: not that which earlier work of ours writes.
+        is_following: whether the volume is looked at again, so that it need not be complete yet.
         update: compute again what rests on voxels of the input that have changed; None where the command has no update.
         measure_again: with `update`, measure the volume again, and compute everything.
         adopt: with `update`, blocks to be computed and compared before an output is taken as made of the input as it
@@ -72,6 +73,7 @@ class Options:
     tolerated: float = TOLERATED_SHARE
     same_input: bool = False
     is_outside: bool = True
+    is_following: bool = False
     update: bool | None = None
     measure_again: bool = False
     adopt: int = 0

@@ -422,4 +422,4 @@ def _open_source(identity: str, source: Source) -> Volume:
 
 @lru_cache(maxsize=4)
 def _open_mask(identity: str, path: str, key: str) -> Volume:
-    return through_cache(open_volume(path, key), identity)
+    return through_cache(open_volume(path, key).as_it_is, identity)

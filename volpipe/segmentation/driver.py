@@ -34,7 +34,7 @@ from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation.limits import GIB, check_access, check_apart, disk_limits, warn_of_room
 from volpipe.estimation.memory import WORKER_BYTES
 from volpipe.geometry.grid import Box, Grid
-from volpipe.inference.output import check_output, create_output, grow_output, remove_leftovers
+from volpipe.inference.output import check_output, remove_leftovers
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.reporting.comparison import Subject
 from volpipe.reporting.histogram import sizes_chart
@@ -47,7 +47,7 @@ from volpipe.runs.provenance import is_sealed, seal, stored_fingerprint, stored_
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import OutputSchedule
-from volpipe.runs.updates import Updated, records_after, updates_in
+from volpipe.runs.updates import Updated, records_after
 from volpipe.runs.verify import Recomputed, Verdict, check_present, judge, written
 from volpipe.runs.work import SILENT, Listener, Options, WorkSession
 from volpipe.segmentation import tasks
@@ -258,7 +258,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def grids(self) -> dict[str, Grid]:
         """Return the blocks; none of a volume that has grown: they had other numbers."""
-        if self._has_grown:
+        if self.has_grown:
             return {}
         return dict.fromkeys(("pieces", "edges", "paint"), self.plan.blocks)
 
@@ -303,11 +303,6 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         blocks = sorted(block for level, block in written(self.records()) if level == 0)
         yield from recompute_labels(self.plan, blocks, num_blocks, seed)
 
-    @property
-    def _has_grown(self) -> bool:
-        """Whether the volume has grown since the segmentation was begun."""
-        return any(update.grids for _, update in updates_in(self.folder.journal, self.kinds, self.plan.identity))
-
     def claim(self) -> None:
         """Make sure that folder and output are this plan's to write; see `OutputWork`."""
         old = self.folder.load(SegmentPlan) if self.options.update else None
@@ -327,17 +322,15 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         if self.updates or is_other:
             self.note_session()
             if is_written:
-                unseal(self.plan, self.plan.array_format, self.updates)
+                unseal(self.plan, self.updates)
         if not self.updates and is_other and is_written:
             self._create_output()
         store_identities(self.folder.inputs, self.inputs)
 
     def _create_output(self) -> None:
-        if self._has_grown:
-            grow_output(self.plan)
         if self.feed is not None:  # other work has written it by now
             self.inputs["volume"] = identify(self.plan.source.volume())
-        create_output(self.plan, origin(self.plan, self.inputs["volume"].fingerprint))
+        self.write_metadata(origin(self.plan, self.inputs["volume"].fingerprint))
 
     def _note_painted(self) -> None:
         """Tell the task of the graph which labels are painted, by their digests in the journal."""
@@ -420,7 +413,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
                 self.inputs["volume"] = identify(self.plan.source.volume())
                 store_identities(self.folder.inputs, self.inputs)
             if not (was_complete and is_sealed(self.folder)):
-                seal(self.folder, self.plan, self.plan.array_format, tasks.RESULTS, {})
+                seal(self.folder, self.plan, tasks.RESULTS, {}, is_complete=True)
         return report
 
     def _tidy(self) -> None:

@@ -32,6 +32,8 @@ CYTOPLASM, MEMBRANE, MITOCHONDRION, VESICLE = range(4)  # values of `organelles`
 
 _TILE = (64, 128, 128)  # voxels computed at once
 
+KEYS: dict[str, np.dtype] = {"raw": np.dtype(np.uint8), "labels": np.dtype(np.uint64)}  # the arrays
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -120,6 +122,7 @@ def write_sample(
     Raises:
         VolumeError: `path` holds one of the arrays with other metadata.
     """
+    from volpipe.volumes.completeness import mark_complete
     from volpipe.volumes.convert import in_processes
 
     _create_arrays(path, sample, chunk, format)
@@ -128,10 +131,15 @@ def write_sample(
     for done, _ in enumerate(written, start=1):
         if on_progress is not None:
             on_progress(done, len(boxes))
+    for key in KEYS:
+        mark_complete(path, format, key=key)
 
 
 def _create_arrays(path: Path, sample: Sample, chunk: int, format: str) -> None:
-    """Write the metadata of both arrays; every reader of N5 and Zarr has the codec."""
+    """Write the metadata of both arrays, and that they are incomplete; every reader of N5 and Zarr has the codec."""
+    from volpipe.runs.presence import COMMAND
+    from volpipe.volumes.completeness import mark_incomplete
+    from volpipe.volumes.formats.container import read_header
     from volpipe.volumes.volume import ArraySpec, create_array
 
     chunks = tuple(min(chunk, n) for n in sample.shape)
@@ -139,8 +147,11 @@ def _create_arrays(path: Path, sample: Sample, chunk: int, format: str) -> None:
     attributes = {"resolution": list(size), "units": ["nm"] * 3, "seed": sample.seed}
     if sample.noise != 1:
         attributes["noise"] = sample.noise
-    for key, dtype in (("raw", np.dtype(np.uint8)), ("labels", np.dtype(np.uint64))):
+    for key, dtype in KEYS.items():
+        if format == "n5" and read_header(path / key) is None:  # its attributes may be there before the array
+            mark_incomplete(path, format, COMMAND.completing, key=key)
         create_array(path, key, ArraySpec(sample.shape, dtype, chunks, codec="gzip", attributes=attributes), format)
+        mark_incomplete(path, format, COMMAND.completing, key=key)
 
 
 def _write_box(path: Path, sample: Sample, boxes: Grid, number: int) -> None:

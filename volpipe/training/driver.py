@@ -40,18 +40,20 @@ from volpipe.runs.presence import Presence, StageNote
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import HeldWork
 from volpipe.tables import html_facts
-from volpipe.training.data.volumes import check_data
+from volpipe.training.data.volumes import check_data, open_inputs
 from volpipe.training.logs import last_step
 from volpipe.training.pages import training_page
 from volpipe.training.pictures import curves, held_out_pictures
 from volpipe.training.rank_info import ABANDONED, RankInfo
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training
 from volpipe.units import count
+from volpipe.volumes.identity import check_same_inputs, identify, store_identities
 from volpipe.volumes.storage.paths import shown
 
 log = logging.getLogger(__name__)
 
-BOOKKEEPING = ("lock", "parsl", "volpipe.log", NOTE_FILE, REPORT, SIGNS)  # files where no training has begun
+# files where no training has begun
+BOOKKEEPING = ("lock", "parsl", "volpipe.log", "inputs.json", NOTE_FILE, REPORT, SIGNS)
 
 R = TypeVar("R")
 OnStep = Callable[[int], None]
@@ -100,6 +102,7 @@ def run_training(
     *,
     search_path: Path,
     fresh: bool = False,
+    same_input: bool = False,
     on_step: OnStep = lambda step: None,
 ) -> TrainingResult:
     """Train by `recipe` in the folder `out`, from its newest checkpoint on, and return the result.
@@ -109,10 +112,12 @@ def run_training(
         start: context manager of the workers, called with a folder for their files.
         search_path: folder that the recipe's relative names count from.
         fresh: delete the folder's contents, and start over.
+        same_input: go on with volumes that were copied or touched, not changed.
         on_step: called now and then with the number of steps taken.
 
     Raises:
         RecipeError: the net cannot be trained, or the folder holds a training by another recipe.
+        RunError: the folder is in use, or a volume has changed since the training was begun.
         VolpipeError: a volume is missing, or does not fit the recipe or the net.
         RunStopped: the training failed.
     """
@@ -121,7 +126,7 @@ def run_training(
     if fresh or not is_complete(folder.path, recipe):  # a complete training needs no volume
         check_data(recipe, describe(recipe.net, str(search_path)), str(search_path))
     training = Training.begin(recipe, search_path)
-    work = TrainingWork(folder=folder, training=training, fresh=fresh, on_step=on_step)
+    work = TrainingWork(folder=folder, training=training, fresh=fresh, same_input=same_input, on_step=on_step)
     return perform(work, partial(start, folder.parsl))
 
 
@@ -174,6 +179,7 @@ class TrainingWork(LearningWork[TrainingResult]):
     """A training; attributes as the arguments of `run_training`."""
 
     training: Training
+    same_input: bool = False
     on_step: OnStep = lambda step: None
     file = TRAINING_FILE
 
@@ -187,10 +193,11 @@ class TrainingWork(LearningWork[TrainingResult]):
         return [self.folder.path / LOSSES, self.folder.journal]
 
     def claim(self) -> None:
-        """Refuse the folder of another recipe's training as well; clear one without a checkpoint.
+        """Refuse the folder of another recipe's training as well, or of other volumes; clear one without a checkpoint.
 
         Raises:
             RecipeError: with the keys that differ, or the net whose code does.
+            RunError: with what differs of a volume.
         """
         super().claim()
         old, step = Training.load(self.folder.path), newest_step(self.folder.path)
@@ -198,6 +205,17 @@ class TrainingWork(LearningWork[TrainingResult]):
             old.check_same(self.training, step)
         elif old is not None and old.recipe != self.training.recipe:
             self.folder.clear()
+        if not is_complete(self.folder.path, self.training.recipe):
+            self._know_inputs(is_begun=bool(old is not None and step))
+
+    def _know_inputs(self, *, is_begun: bool) -> None:
+        """Note the identities of the volumes; those of a training that is begun must be as then."""
+        file, training = self.folder.inputs, self.training
+        inputs = {what: identify(each) for what, each in open_inputs(training.recipe, training.search_path).items()}
+        if is_begun:
+            check_same_inputs(file, inputs, accept=self.same_input, work="training")
+        if not is_begun or self.same_input or not file.is_file():
+            store_identities(file, inputs)
 
     def held_steps(self, name: str, presence: Presence) -> Steps[TrainingResult]:
         """Take the steps that are left, and return how that ended."""

@@ -16,6 +16,8 @@ from volpipe.blockwise.task import Outcomes, work
 from volpipe.errors import RecipeError, RunError
 from volpipe.nets.files import code_hash
 from volpipe.recipes.training import TrainRecipe, check_same
+from volpipe.runs.run_folder import RunFolder
+from volpipe.training.data.volumes import check_unchanged
 from volpipe.training.rank_info import RankInfo
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.storage.paths import atomic_write
@@ -98,9 +100,15 @@ def train_task(folder: str, session: str, info: RankInfo) -> Record[RankResult]:
 
         training = Training.load(Path(folder))
         assert training is not None, "the driver stores it before it sends anything"
+        recipe, search_path = training.recipe, training.search_path
+
+        def check_all() -> None:
+            check()
+            check_unchanged(RunFolder(Path(folder)).inputs, recipe, search_path)
+
         try:
             with join_ranks(info, Path(folder), check) as group:
-                train(training.recipe, Path(folder), training.search_path, check, group)
+                train(recipe, Path(folder), search_path, check_all, group)
         except PeerLost:
             peer_lost = True
             raise

@@ -128,9 +128,9 @@ def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
         folder = paths.locate(place)
         if isinstance(folder, Path) and (info := _precomputed(folder)) is not None and not _is_made_now(folder):
             return _own_format(folder, info)
-        volume = open_volume(place)
+        volume = open_volume(place).as_it_is
     else:
-        volume = place
+        volume = place.as_it_is
     run = _run_of(volume, notes)
     as_labels = is_labels(volume)
     url = public_url(volume) if run is None else None

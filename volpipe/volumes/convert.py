@@ -32,7 +32,15 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, align_up, triple
 from volpipe.volumes.atomic_copy import Target, atomic_copy
 from volpipe.volumes.formats import hdf5, mrc, npy, precomputed, tiff
-from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED, absolute, chunk_channels, inside, read_attributes
+from volpipe.volumes.formats.container import (
+    ARRAY_FORMATS,
+    RECORD,
+    SHARDED,
+    absolute,
+    chunk_channels,
+    inside,
+    read_attributes,
+)
 from volpipe.volumes.formats.flat import Part, num_bytes
 from volpipe.volumes.identity import identify
 from volpipe.volumes.storage.metadata import Place, plain
@@ -62,7 +70,6 @@ SUFFIXES = {
     ".npy": "npy",
 }
 DEFAULT_KEY = "raw"
-RECORD = "volpipe"  # the attribute of an output, or of a copy, that says how it was made
 CHUNK, SHARD = 64, 256
 MIN_BOX_BYTES = 2**24  # smaller boxes would cost more to hand out than to copy
 MAX_BOX_BYTES = 2**27  # a worker holds two to four boxes, measured 2026-11
@@ -156,6 +163,7 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
         key = DEFAULT_KEY
     if "t" in volume.axes and volume.shape[volume.axes.index("t")] > 1 and volume.view.time is None:
         raise VolumeError(f"{volume} has several points in time; volpipe copies one: save it on its own")
+    volume.check_written()
     coarse = coarser(volume, choice.bin)
     where = Place(coarse.voxel_size_nm, coarse.origin_nm)
     target = Target(path, key, format, _spec(coarse, format, path, choice), where)

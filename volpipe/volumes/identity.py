@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.volumes.formats import precomputed, single_file
-from volpipe.volumes.formats.container import inside, read_header
+from volpipe.volumes.formats.container import absolute, inside, read_header
 from volpipe.volumes.opened import METADATA_FILES
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.chunk_files import ChunkFiles
@@ -29,7 +29,7 @@ from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Remote, Stamp
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.requests import boxes_at_once, in_turn
-from volpipe.volumes.volume import Volume
+from volpipe.volumes.volume import Volume, open_volume
 
 SAMPLED_BOXES, SAMPLED_EDGE, SEED = 16, 64, 0
 UNREADABLE = "unreadable"
@@ -114,7 +114,7 @@ def _content(volume: Volume, box: Box) -> tuple[bytes, dict[Remote, Stamp | None
     """Return the voxels of `box`, and the stamps that came with them."""
     with noting_stamps() as stamps:
         try:
-            return np.ascontiguousarray(volume.open().read(box)).tobytes(), stamps
+            return np.ascontiguousarray(volume.as_it_is.open().read(box)).tobytes(), stamps
         except VolumeError:
             return UNREADABLE.encode(), stamps
 
@@ -237,8 +237,41 @@ def has_moved(noted: Identity, volume: Volume) -> bool:
     return any(not paths.is_same(stamp, paths.stamp(root / name)) for name, stamp in noted.files.items())
 
 
+def real_place(volume: Volume) -> tuple[object, ...]:
+    """Return a value that is the same for all names of the volume's array, and of other levels of its group.
+
+    Links, symbolic and hard, and relative names count as what they lead to; in a bucket the address counts.
+    """
+    place = volume.folder
+    if isinstance(place, Path) and place.resolve() != place:
+        volume = open_volume(place.resolve())
+    key = volume.levels[0] if volume.levels else volume.key
+    folder = absolute(volume.path) / key
+    within = single_file.split(folder)
+    if within is not None:
+        return *_file_number(within[0]), within[1]
+    header = read_header(folder)
+    if not isinstance(folder, Path) or header is None:
+        return (str(folder),)
+    if header.format == "precomputed":
+        return *_file_number(Path(str(precomputed.root_of(header))) / precomputed.FILE), key
+    return _file_number(folder / METADATA_FILES[header.format] if header.format in METADATA_FILES else folder)
+
+
+def _file_number(path: Path) -> tuple[int, int]:
+    """Return the number of a file, and that of its disk."""
+    state = path.stat()
+    return state.st_dev, state.st_ino
+
+
 def check_same_inputs(
-    file: Path, now: Mapping[str, Identity], *, accept: bool, noted: str = "", can_update: bool = False
+    file: Path,
+    now: Mapping[str, Identity],
+    *,
+    accept: bool,
+    noted: str = "",
+    can_update: bool = False,
+    work: str = "output",
 ) -> None:
     """Refuse to go on with volumes that have changed since they were noted in `file`.
 
@@ -248,6 +281,7 @@ def check_same_inputs(
         accept: whether files of other times or sizes will do where the voxels that are compared are the same.
         noted: "" where there is none.
         can_update: whether the work has an --update, which takes an input that has changed.
+        work: what was begun, for messages.
 
     Raises:
         RunError: with what differs, and what to do.
@@ -270,6 +304,6 @@ def check_same_inputs(
         touched = f"If it was only copied or touched, use --same-input to continue with it; else {choices}"
         other = f"Put the old one back, {update}choose another --out, or use --fresh to start over"
         raise RunError(
-            f"the {what} {identity.name} has changed since this output was begun: {'; '.join(differences)}. "
+            f"the {what} {identity.name} has changed since this {work} was begun: {'; '.join(differences)}. "
             f"{touched if alike else other}"
         )

@@ -1,19 +1,25 @@
-"""The open arrays of this process, each kept until its metadata change.
+"""The open arrays of this process, each kept until its metadata change, and by what they are read.
 
 Not here: what is kept (reader, writer, file_states).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from volpipe.volumes.formats import precomputed, single_file
-from volpipe.volumes.storage import paths
+from volpipe.errors import VolumeError
+from volpipe.volumes.formats import precomputed, single_file, zarr
+from volpipe.volumes.storage import damage, paths, tensorstore
+from volpipe.volumes.storage.fetched_array import LocalArray
+from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.paths import Location
+
+log = logging.getLogger(__name__)
 
 METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}  # beside the chunks
 MOST_OPENED = 256  # arrays that a process keeps, 30 KiB each (2026-11-23); the oldest is opened anew where it is needed
@@ -48,3 +54,25 @@ def state(folder: Location, *, has_slices: bool = False) -> tuple[object, ...]:
     if has_slices or not isinstance(folder, Path):
         return paths.state(folder.parent, [folder.name])
     return tuple(entry for root in precomputed.roots(folder) for entry in paths.state(root, [precomputed.FILE]))
+
+
+def open_for_reading(header: Header, cache_bytes: int, *, live: bool) -> tensorstore.StoredArray:
+    """Return the array through its format, or through tensorstore, or zarr-python what tensorstore does not know."""
+    if header.format in single_file.FORMATS:
+        return single_file.open_array(header, cache_bytes)
+    try:
+        if not header.unsupported:
+            array = tensorstore.open_array(header, cache_bytes=cache_bytes, live=live)
+            return LocalArray(header, array) if isinstance(header.folder, Path) else array
+    except ValueError as error:
+        if header.format == "n5":
+            raise VolumeError(f"{header.folder}: {error}") from error
+        log.info("%s: %s; zarr-python is tried", header.folder, error)
+    return zarr.ZarrArray(header)
+
+
+def is_there(shape: tuple[int, ...], header: Header) -> bool:
+    """Return whether an array of `shape` is there: no more than it, or with more behind, where chunks keep places."""
+    if header.format not in damage.CHUNKED:
+        return header.shape == shape
+    return len(header.shape) == len(shape) and all(now >= n for now, n in zip(header.shape, shape, strict=True))

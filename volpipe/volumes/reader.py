@@ -15,8 +15,7 @@ import itertools
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,13 +25,15 @@ import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Box, mirrored, mirrored_runs
-from volpipe.geometry.indexing import plain_index
+from volpipe.geometry.indexing import bounds, plain_index
 from volpipe.volumes import webknossos
-from volpipe.volumes.formats import single_file, tiff_folder, zarr
+from volpipe.volumes.completeness import Incomplete, check_written, find_incomplete
+from volpipe.volumes.formats import single_file, tiff_folder
 from volpipe.volumes.formats.container import absolute, inside, read_attributes, read_datasets, read_header, read_place
-from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.opened import once
+from volpipe.volumes.formats.ome import Dataset, level_keys
+from volpipe.volumes.opened import is_there, once, open_for_reading
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
+from volpipe.volumes.storage.damage import naming
 from volpipe.volumes.storage.fetched_array import FetchedArray, LocalArray, can_fetch
 from volpipe.volumes.storage.metadata import UNKNOWN_SIZE, Header, Lengths, usual_axes
 from volpipe.volumes.storage.paths import Location
@@ -55,12 +56,14 @@ class View:
         channel: the only one that is read, from 0; a name until the array is open.
         time: the point in time that is read, from 0.
         voxel_size_nm, origin_nm: (z, y, x).
+        incomplete: whether voxels that are not written yet are read, as zeros.
     """
 
     channel: int | str | None = None
     time: int | None = None
     voxel_size_nm: Lengths | None = None
     origin_nm: Lengths | None = None
+    incomplete: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Volume:
         slices: of a folder of slices a hash of their names in order; "" of others.
         channel_names: of all its channels, () where they have none.
         notes: what a user should know of it, a phrase each: a guess, or why a size is unknown.
+        incomplete: what of it is written, where work of ours on it had not ended when it was opened; None where it had.
     """
 
     path: str
@@ -102,6 +106,7 @@ class Volume:
     slices: str = ""
     channel_names: tuple[str, ...] = field(default=(), compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
+    incomplete: Incomplete | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         if "://" in self.path:
@@ -109,7 +114,7 @@ class Volume:
         return f"{self.path}:{self.key}" if self.key else self.path
 
     def __repr__(self) -> str:
-        return f"<Volume {paths.shown(self)}: {self.shape} {self.dtype}, {self._size_text}>"
+        return f"<Volume {paths.shown(self)}{self.state}: {self.shape} {self.dtype}, {self._size_text}>"
 
     def _repr_html_(self) -> str:
         stored, num_bytes = self._file_bytes, math.prod(self.shape) * self.dtype.itemsize
@@ -124,7 +129,31 @@ class Volume:
             "uncompressed" if stored is None else "on disk": f"{num_bytes if stored is None else stored:,} bytes",
         }
         lines = [f"<tr><th>{name}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items()]
-        return f"<table><caption>{html.escape(paths.shown(self))}</caption>{''.join(lines)}</table>"
+        return f"<table><caption>{html.escape(paths.shown(self) + self.state)}</caption>{''.join(lines)}</table>"
+
+    @property
+    def state(self) -> str:
+        """What follows its name for people: that it is incomplete, "" where it is not."""
+        return "" if self.incomplete is None else self.incomplete.state
+
+    @property
+    def as_it_is(self) -> Volume:
+        """The same volume for who watches it: what is not written yet reads as zeros."""
+        return replace(self, incomplete=None)
+
+    def check_written(self, box: Box | None = None) -> None:
+        """Refuse to read a `box` (z, y, x), or all, where work of ours has not written it, unless the view reads that.
+
+        Raises:
+            IncompleteError: with the command that completes it.
+        """
+        box = box or Box.from_shape(self.spatial_shape)
+        if self.incomplete is None or self.view.incomplete or self.incomplete.has(box):
+            return
+        header = read_header(self.folder)
+        now = self.incomplete if header is None else find_incomplete(header, self.key)
+        if now is not None:  # else it was completed since
+            check_written(str(self), now, box)
 
     @property
     def _size_text(self) -> str:
@@ -201,6 +230,7 @@ class Volume:
         if self.view.voxel_size_nm is not None or self.view.origin_nm is not None:
             raise VolumeError(f"{self} was given a voxel size or origin of its own; open level {number} with its own")
         other = describe_array(absolute(self.path), self.levels[number])
+        other = other.as_it_is if self.incomplete is None else other
         if other.view == self.view:
             return other
         sizes = [dict(zip(v.axes, v.shape, strict=True)) for v in (self, other)]
@@ -276,7 +306,8 @@ class Volume:
         """
         folder = self.folder
         # Readers of single files and of slices notice themselves what is written.
-        purpose = (self, cache_bytes) if self.format in single_file.FORMATS else (self, cache_bytes, session, live)
+        purpose: tuple[object, ...] = (self, self.incomplete, cache_bytes)
+        purpose += () if self.format in single_file.FORMATS else (session, live)
         return once(folder, purpose, lambda: Reader(self, cache_bytes, live=live), has_slices=bool(self.slices))
 
 
@@ -294,7 +325,7 @@ class Reader:
             raise VolumeError(f"no array at {folder} any more{silent}")
         if volume.slices:
             header = tiff_folder.as_it_was(header, volume.shape[0], volume.slices)
-        if header.dtype != volume.dtype or not _is_there(volume.shape, header):
+        if header.dtype != volume.dtype or not is_there(volume.shape, header):
             raise VolumeError(
                 f"{folder} was {volume.dtype} {volume.shape} and is now {header.dtype} {header.shape}; open it again"
             )
@@ -303,7 +334,7 @@ class Reader:
         self._cache_bytes, self._live = cache_bytes, live
         damage.check_chunk(header)
         self._header = header
-        self._array = _open_for_reading(header, cache_bytes, live=live)
+        self._array = open_for_reading(header, cache_bytes, live=live)
         self._through: tensorstore.StoredArray | None = None
         self._lock = threading.Lock()
         is_fetched = can_fetch(header) and isinstance(self._array, tensorstore.TensorStoreArray)
@@ -403,6 +434,10 @@ class Reader:
         return self.read_raw(index)
 
     def _read(self, index: tensorstore.Index) -> np.ndarray:
+        if self.volume.incomplete is not None:
+            box, spatial = bounds(index, self.shape), self.volume.spatial
+            stop, lengths = spatial(box.stop), spatial(box.shape)
+            self.volume.check_written(Box(tuple(b - n for b, n in zip(stop, lengths, strict=True)), stop))
         array = self._through or self._fetched or self._array
         data = damage.read(self.volume, self._header, array, index, is_checked=self.is_fetched)
         return data.view(np.uint8) if data.dtype == np.bool_ else data
@@ -429,10 +464,6 @@ def describe_array(container: Location, key: str) -> Volume:
     is_zarr = header.format in ("zarr2", "zarr3") and isinstance(header.folder, Path)
     around = webknossos.read_dataset(Path(str(header.folder))) if is_zarr else None
     return make_volume(container, header, around or Dataset(key), ())
-
-
-def level_keys(group: str, datasets: tuple[Dataset, ...]) -> tuple[str, ...]:
-    return tuple(f"{group}/{dataset.path}".strip("/") for dataset in datasets)
 
 
 def make_volume(container: Location, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
@@ -463,38 +494,5 @@ def make_volume(container: Location, header: Header, dataset: Dataset, levels: t
             *header.notes,
             *where.notes,
         ),
+        incomplete=find_incomplete(header, key),
     )
-
-
-def _is_there(shape: tuple[int, ...], header: Header) -> bool:
-    """Return whether an array of `shape` is there: no more than it, or with more behind, where chunks keep places."""
-    if header.format not in damage.CHUNKED:
-        return header.shape == shape
-    return len(header.shape) == len(shape) and all(now >= n for now, n in zip(header.shape, shape, strict=True))
-
-
-def _open_for_reading(header: Header, cache_bytes: int, *, live: bool) -> tensorstore.StoredArray:
-    """Return the array through its format, or through tensorstore, or zarr-python what tensorstore does not know."""
-    if header.format in single_file.FORMATS:
-        return single_file.open_array(header, cache_bytes)
-    try:
-        if not header.unsupported:
-            array = tensorstore.open_array(header, cache_bytes=cache_bytes, live=live)
-            return LocalArray(header, array) if isinstance(header.folder, Path) else array
-    except ValueError as error:
-        if header.format == "n5":
-            raise VolumeError(f"{header.folder}: {error}") from error
-        log.info("%s: %s; zarr-python is tried", header.folder, error)
-    return zarr.ZarrArray(header)
-
-
-@contextmanager
-def naming(what: object, where: object, folder: Location) -> Iterator[None]:
-    """Turn errors of a chunk into one that names the array and the box."""
-    try:
-        yield
-    except VolumeError:
-        raise
-    except (ValueError, OSError, RuntimeError) as error:
-        reason = object_store.explain(folder, error) if isinstance(folder, object_store.Remote) else error
-        raise VolumeError(f"{what}, voxels {where}: {reason}") from error

@@ -22,14 +22,13 @@ from volpipe.volumes.formats.container import (
     read_header,
     walk,
 )
-from volpipe.volumes.formats.ome import Dataset
+from volpipe.volumes.formats.ome import Dataset, level_keys
 from volpipe.volumes.reader import (
     MAX_NAMED,
     Reader,
     View,
     Volume,
     describe_array,
-    level_keys,
     make_volume,
 )
 from volpipe.volumes.storage import object_store, paths
@@ -113,8 +112,10 @@ def with_view(volume: Volume, view: View) -> Volume:
         VolumeError: there is no such channel or point in time.
     """
     channel, time = _channel(volume, view.channel), _time(volume, view.time)
-    chosen = View(channel, time, view.voxel_size_nm, view.origin_nm)
+    chosen = View(channel, time, view.voxel_size_nm, view.origin_nm, view.incomplete)
     notes = list(volume.notes)
+    if view.incomplete and volume.incomplete is not None:
+        notes.append("read as it is: what is not written yet is zeros")
     if channel is not None:
         names = volume.channel_names
         notes.append(f"channel {channel}{f', {names[channel]},' if names else ''} of {volume.num_stored_channels}")

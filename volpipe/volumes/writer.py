@@ -18,9 +18,9 @@ from volpipe.geometry.grid import Box, Index, cells
 from volpipe.volumes import checksums
 from volpipe.volumes.formats.container import absolute, read_header
 from volpipe.volumes.opened import once
-from volpipe.volumes.reader import naming
 from volpipe.volumes.storage import damage, object_store, tensorstore
 from volpipe.volumes.storage.chunk_files import ABSENT, CHECKSUM_BYTES, ChunkFiles
+from volpipe.volumes.storage.damage import naming
 from volpipe.volumes.storage.fetched_array import FetchedArray, can_fetch
 from volpipe.volumes.storage.growing import GrowingFile, open_growing
 from volpipe.volumes.storage.metadata import check_aligned

@@ -297,29 +297,45 @@ def _highest(needs: Sequence[tuple[float, float]], at_once: int) -> float:
     return sum(output for output, _ in needs) + sum(scratch[:at_once])
 
 
-INPUT_ADVICE = "--same-input continues where a volume was copied or touched, --update computes what has changed, "
+WAYS_OUT: dict[State, str] = {
+    "input changed": "use --same-input to continue where the volume was only copied or touched, --update to compute "
+    "what rests on voxels that have changed, or --replace to make it again",
+    "files lost": "use --replace to make it again",
+}
+"""States of single datasets that others need not wait for, and what to do."""
 
 
 def check_changed(plan: BatchPlan, options: BatchOptions) -> None:
-    """Refuse datasets whose outputs were made otherwise, unless they are to be replaced.
+    """Refuse outputs that were made otherwise, unless they are to be replaced, or others can go on without them.
 
     Raises:
         BatchError: with each.
     """
-    taken = ("input changed",) if options.update else ()
-    changed = [
-        (row.volume, f"{row.out}: {row.state}: {row.why}")
-        for row in plan.rows
-        if row.state in CHANGED and row.state not in taken
-    ]
-    states = sorted({row.state for row in plan.rows if row.state in CHANGED and row.state not in taken})
-    if changed and not options.replace and not options.fresh:
-        raise BatchError(
-            f"{len(changed):,} of {len(plan.rows):,} outputs are there already and do not fit ({', '.join(states)}), "
-            f"so that nothing was begun; {INPUT_ADVICE if 'input changed' in states else ''}--replace makes them "
-            "again, another out (with {recipe}, say) puts new ones beside them",
-            changed,
-        )
+    changed = [row for row in plan.rows if _is_changed(row, options)]
+    can_leave = all(row.state in WAYS_OUT for row in changed) and len(changed) < len(plan.rows)
+    if not changed or can_leave:
+        return
+    ways = dict.fromkeys(WAYS_OUT[row.state] for row in changed if row.state in WAYS_OUT)
+    advice = "; ".join(ways) or "--replace makes them again"
+    raise BatchError(
+        f"{len(changed):,} of {len(plan.rows):,} outputs were made otherwise, and nothing was begun; {advice}, another "
+        "out (with {recipe}, say) puts new ones beside them",
+        [(row.volume, f"{row.out}: {row.state}: {row.why}") for row in changed],
+    )
+
+
+def _is_changed(row: DatasetRow, options: BatchOptions) -> bool:
+    """Return whether going on with the output of `row` would mix two, and none of `options` says what to do."""
+    if options.replace or options.fresh or row.state not in CHANGED:
+        return False
+    return not (options.update and row.state == "input changed")
+
+
+def _set_aside(row: DatasetRow, options: BatchOptions) -> DatasetRow:
+    """Return `row`, as failed if its output was made otherwise, so that its dataset is left alone."""
+    if not _is_changed(row, options):
+        return row
+    return replace(row, ended="failed", reason=f"left alone: {row.state}: {row.why}; {WAYS_OUT[row.state]}")
 
 
 @dataclass(frozen=True)
@@ -356,7 +372,7 @@ def execute_batch(
         prepare: returns the plan of a dataset, when its turn comes.
 
     Raises:
-        BatchError: an output was made otherwise.
+        BatchError: outputs were made otherwise, and no other can go on.
         RunError: another driver is at work on the batch.
         SiteError: the site cannot be used.
     """
@@ -379,7 +395,8 @@ class BatchWork(HeldWork[BatchReport]):
 
     def claim(self) -> None:
         """Write the table, as it is before anything runs."""
-        self.table = Table(self.folder.path, _with_times(self.plan))
+        rows = [_set_aside(row, self.options) for row in _with_times(self.plan)]
+        self.table = Table(self.folder.path, rows)
         self.table.store()
 
     def held_steps(self, name: str, presence: Presence) -> Steps[BatchReport]:
@@ -393,7 +410,10 @@ class BatchWork(HeldWork[BatchReport]):
             self.listener.on_end(dataset.number, table.rows[dataset.number])
             presence.tell({"datasets": table.note}, table.note.done / table.note.all)
 
-        left = (DatasetWork(self, number) for number, row in enumerate(table.rows) if not row.is_complete)
+        left = (DatasetWork(self, number) for number, row in enumerate(table.rows) if row.ended == "waiting")
+        for number, row in enumerate(table.rows):
+            if row.ended == "failed":
+                self.listener.on_end(number, row)
         try:
             yield Together(left, keep, at_once=self.options.at_once, on_tick=table.keep_up)
         finally:

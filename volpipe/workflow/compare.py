@@ -23,6 +23,7 @@ from volpipe.evaluation.compare_driver import ComparisonResult, ComparisonRow, C
 from volpipe.evaluation.compare_lines import ROW_COLUMNS
 from volpipe.evaluation.compare_page import MOST_SHOWN, page_of_many
 from volpipe.evaluation.limits import Limit
+from volpipe.geometry.grid import Box
 from volpipe.reporting.page import Page
 from volpipe.reporting.render import write_page
 from volpipe.runs.presence import Presence
@@ -33,7 +34,7 @@ from volpipe.runs.work import SILENT, HeldWork, Listener, Options, check_kind
 from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import write_json
-from volpipe.volumes.volume import absolute, open_volume
+from volpipe.volumes.volume import Volume, absolute
 from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
 from volpipe.workflow.entries import Entry, find_entries, find_work, is_done
 
@@ -180,14 +181,16 @@ def _sorted(pairs: Pairs) -> Pairs:
     )  # fmt: skip
 
 
-def check_complete(name: str, output: str) -> None:
-    """Refuse an output that is not complete, as far as its run or its attributes say.
+def check_complete(name: str, output: str, volume: Volume, box: Box) -> None:
+    """Refuse an `output`, open as `volume`, that is not complete in `box`, as far as its run or its attributes say.
 
     Raises:
         PlanError: naming it, as the one that is called `name`.
         RunError: files of it are gone.
     """
-    place = absolute(open_volume(output).path)
+    mark, place = volume.incomplete, absolute(volume.path)
+    if mark is not None and (volume.view.incomplete or mark.has(box)):
+        return
     work = find_work(RunFolder.find(str(place)))
     if work is not None and not isinstance(place, Path) and paths.locate(work.plan.out) != place:
         work = None  # in this folder, by the same name, of another output in a bucket
@@ -196,8 +199,10 @@ def check_complete(name: str, output: str) -> None:
         parts = len(work.progress().missing) if work is not None else missing
         why = f"{parts:,} of its parts failed" if parts else "its run is not done"
         raise PlanError(
-            f"{name} is not complete, {why}: {output}; what is missing reads as zeros: give its own command again first"
+            f"{name} is not complete, {why}: {output}; what is missing reads as zeros: "
+            + ("give its own command again first" if mark is None else mark.advice)
         )
+    volume.check_written(box)
     if work is not None:
         check_present(str(place), work.shards())  # which may have been moved
 

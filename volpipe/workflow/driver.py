@@ -31,7 +31,7 @@ from volpipe.estimation.estimate import Estimate
 from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated, forecast_run
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
-from volpipe.inference.output import create_output, grow_output, stored_box, write_displays
+from volpipe.inference.output import stored_box, write_displays
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import loaded_runner
 from volpipe.inference.scratch import Tensors
@@ -219,7 +219,7 @@ class RunWork(OutputWork[Plan, Report]):
     def grids(self) -> dict[str, Grid]:
         """Return the blocks of the scan, or of the run; none of a volume that has grown: they had other numbers."""
         selection = self._selection()
-        if any(update.grids for _, update in updates_in(self.folder.journal, self.kinds, self.plan.identity)):
+        if self.has_grown:
             return {}
         if selection is None:
             return {"scan": self.plan.blocks}
@@ -256,6 +256,11 @@ class RunWork(OutputWork[Plan, Report]):
                 f"the run in {self.folder.path} has not written anything yet; run `{self.goes_on}` to continue"
             )
         return selection
+
+    @property
+    def read_box(self) -> Box:
+        """The part of the volume that windows see; see `OutputWork`."""
+        return Selection(self.plan).seen
 
     def claim(self) -> None:
         """Make sure that folder and output are this plan's to write; see `OutputWork`."""
@@ -317,7 +322,7 @@ class RunWork(OutputWork[Plan, Report]):
         if self.updates or is_other:
             self.note_session()
             if shards:
-                unseal(self.plan, self.plan.array_format, self.updates)
+                unseal(self.plan, self.updates)
         normalise = known_normalisation(self)
         is_moved = chosen.fingerprint != selection.fingerprint
         if (is_moved or (is_other and not self.updates)) and normalise is not None and shards:
@@ -353,7 +358,7 @@ class RunWork(OutputWork[Plan, Report]):
         schedule.open_readers()
         _, due = with_due(selection, self, folder)
         job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale, due=due)
-        if self._has_grown and not job.tensors.is_fitting:  # a kill kept those of before, which nothing rests on
+        if self.has_grown and not job.tensors.is_fitting:  # a kill kept those of before, which nothing rests on
             job.tensors.remove()
         job.tensors.create()
         job.tensors.forget_sums(schedule.infer.done)
@@ -408,15 +413,8 @@ class RunWork(OutputWork[Plan, Report]):
             )
         schedule.limit(only)
 
-    @property
-    def _has_grown(self) -> bool:
-        """Whether the volume has grown since the run was begun."""
-        return any(update.grids for _, update in updates_in(self.folder.journal, RESULTS, self.plan.identity))
-
     def _create_output(self, selection: Selection, normalise: Affine) -> None:
-        if self._has_grown:
-            grow_output(self.plan)
-        create_output(self.plan, origin(selection, normalise, self.inputs["volume"].fingerprint))
+        self.write_metadata(origin(selection, normalise, self.inputs["volume"].fingerprint))
 
     def closed(self, session: WorkSession, report: Report | None) -> Report:
         """Return the report, after scratch was deleted and the output was given what it says of how its run ended."""
@@ -438,7 +436,8 @@ class RunWork(OutputWork[Plan, Report]):
                 if report.is_complete:
                     with warned("no windows of channels for viewers"):
                         write_displays(self.plan)
-                seal(self.folder, self.plan, self.plan.array_format, RESULTS, _findings(report))
+                whole, only = report.is_complete, None if report.missing else self.options.only
+                seal(self.folder, self.plan, RESULTS, _findings(report), is_complete=whole, only=only)
         return Report(self.plan, self.folder.path, was_complete=True) if was_complete else report
 
     def _know_input(self, selection: Selection, report: Report) -> None:

@@ -200,7 +200,7 @@ def execute_following(
         RunError: another run's folder or output is in the way, or too much fails.
         SiteError: the site cannot be used.
     """
-    asked = Options(**options | {"update": True})
+    asked = Options(**options | {"update": True, "is_following": True})
     if asked.only is not None:
         raise RunError("--follow takes all that changes in the volume, and --only leaves some out; give one of them")
     first = RunWork(grown_plan(plan) or plan, asked, listener)

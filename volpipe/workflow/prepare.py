@@ -24,7 +24,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.values import Sample, image_share, take_sample
-from volpipe.volumes.volume import Volume, open_volume
+from volpipe.volumes.volume import View, Volume, open_volume
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def prepare_for(
     is_same_type = begun is not None and begun.source.dtype == volume.dtype.name
     recipe = _as_mapped(with_normalisation(recipe, net), begun if is_same_type else None, sample)
     recipe = with_tiling(recipe, net)
-    mask = _open_mask(recipe.input.mask, search_path)
+    mask = _open_mask(recipe.input.mask, search_path, recipe.input.incomplete)
 
     def make(sizes: NetSizes) -> Plan:
         folder, num_workers = str(search_path), None if sizing.capacity is None else sizing.capacity.num_workers
@@ -168,7 +168,8 @@ def prepare_again(plan: Plan) -> Plan:
     return prepare_for(volume, plan.recipe, plan.out, Path(plan.search_path), Sizing(sizes=plan.sizes))
 
 
-def _open_mask(location: str | None, search_path: Path) -> Volume | None:
+def _open_mask(location: str | None, search_path: Path, is_read_incomplete: bool) -> Volume | None:
     if location is None:
         return None
-    return open_volume(location if "://" in location else search_path / Path(location).expanduser())
+    place = location if "://" in location else search_path / Path(location).expanduser()
+    return open_volume(place, view=View(incomplete=is_read_incomplete))

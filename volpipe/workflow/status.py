@@ -15,14 +15,15 @@ from typing import Any, Literal
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
-from volpipe.errors import RemoteError, RunError
+from volpipe.errors import RemoteError, RunError, VolpipeError
 from volpipe.evaluation.driver import EVALUATION_FILE
 from volpipe.geometry.grid import Triple, triple
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import SELECTION_FILE, Selection
-from volpipe.recipes.training import LOSSES
+from volpipe.recipes.training import LOSSES, WEIGHTS
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Driver, StageNote, find_driver
+from volpipe.runs.provenance import is_sealed
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.update import compare
 from volpipe.runs.work import JournalAccount, file_mark
@@ -37,6 +38,7 @@ from volpipe.training.search.trials import TABLE as TRIALS_TABLE
 from volpipe.training.search.trials import UNFINISHED
 from volpipe.training.task import TRAINING_FILE, Training
 from volpipe.units import count
+from volpipe.volumes.formats.container import mark_in, read_attributes
 from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import SUFFIX, TABLE, DatasetRow, batch_folder, find_batch, note_of, read_table
 from volpipe.workflow.driver import RunWork
@@ -44,6 +46,7 @@ from volpipe.workflow.entries import Entry, find_entries, find_work
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
 KINDS: dict[str, Kind] = {"run": "run", "segmentation": "labels", "label": "labels", "evaluate": "evaluation"}
+NOT_THERE = "not there any more"  # begins the reason of a dataset whose output was deleted
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
 
 
@@ -250,12 +253,19 @@ class Observer:
         rows = self._kept(folder, [folder / f"{TABLE}.json"], lambda: read_table(folder)) or []
         if not driver.is_at_work and driver.state != "unseen":
             rows = [replace(row, ended="interrupted") if row.ended == "running" else row for row in rows]
+        if not driver.is_at_work:
+            rows = list(map(_as_it_stands, rows))
+        lacking = [row for row in rows if row.ended == "incomplete" and row.reason.startswith(NOT_THERE)]
         note, at_work = note_of(rows), self._at_work(rows)
         is_complete = note.done == len(rows)
         stages = {"datasets": note}
+        remark = ""
+        if lacking:
+            remark = f"of {count(len(lacking), 'dataset')} the output is not there any more, such as {lacking[0].out}"
         return Status(
-            "batch", self.output, is_complete, driver, stages, datasets=tuple(rows), at_work=at_work, folder=folder
-        )
+            "batch", self.output, is_complete, driver, stages, remark=remark, datasets=tuple(rows), at_work=at_work,
+            folder=folder,
+        )  # fmt: skip
 
     def _at_work(self, rows: Sequence[DatasetRow]) -> dict[int, Status]:
         """Return the status of each dataset that is under way and has begun."""
@@ -318,7 +328,14 @@ class Observer:
         driver, pace = self._driver(folder, folder / LOSSES), read_pace(folder)
         done = max(newest, 0 if pace is None else pace.step)
         stages = {"train": StageNote(min(done, steps), steps)}
-        return Status("training", str(folder), newest >= steps, driver, stages, folder=folder, pace=pace)
+        has_weights = (folder / WEIGHTS).is_file()
+        remark = (
+            "its weights are gone; the same command makes them again" if newest >= steps and not has_weights else ""
+        )
+        is_complete = newest >= steps and has_weights
+        return Status(
+            "training", str(folder), is_complete, driver, stages, remark=remark, folder=folder, pace=pace
+        )  # fmt: skip
 
     def _of_trials(self) -> Status | None:
         folder = Path(self.output)
@@ -335,8 +352,28 @@ class Observer:
         except (OSError, ValueError):  # it is written at the end of a session
             rows = []
         is_ended = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
+        done = {f"{row['trial']:03}" for row in rows if row["state"] == "done"}
         is_complete = is_ended and not (folder / UNFINISHED).exists()
+        is_complete &= all((folder / name / WEIGHTS).is_file() for name in done)
         return Status("trials", self.output, is_complete, driver, parts=parts, folder=folder)
+
+
+def _as_it_stands(row: DatasetRow) -> DatasetRow:
+    """Return the row of a dataset that was complete as its output is now: gone, or being made again."""
+    if not row.is_complete:
+        return row
+    try:
+        outputs = [paths.locate(entry.out) for entry in find_entries(row.out) or ()] or [paths.locate(row.out)]
+        gone = [str(out) for out in outputs if not paths.exists(out)]
+        if gone:
+            return replace(row, ended="incomplete", reason=f"{NOT_THERE}: {', '.join(gone)}; --replace makes it again")
+        if any(mark_in(read_attributes(out)) is not None for out in outputs):
+            return replace(row, ended="incomplete", reason="other work on its output has not ended")
+    except RemoteError as error:
+        return replace(row, reason=f"whether its output is there cannot be seen: {error}")
+    except VolpipeError:  # its metadata are broken, which verifying tells
+        return row
+    return row
 
 
 def _with_changes(status: Status) -> Status:
@@ -388,6 +425,8 @@ def _of_work(account: JournalAccount, driver: Driver) -> Status:
     try:
         if not driver.is_at_work and progress.has_output and not paths.exists(paths.locate(out)):
             is_complete, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"
+        elif is_complete and not driver.is_at_work and not is_sealed(work.folder):
+            is_complete, remark = False, f"all is computed, and `{work.goes_on}` again closes the output"
     except RemoteError as error:
         remark = f"so its journal says; whether the output is there cannot be seen: {error}"
     return Status(

@@ -15,6 +15,7 @@ from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import TrainRecipe
 from volpipe.training.data.degrade import context, degrade
 from volpipe.training.data.samples import Sampler
+from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale
 from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
 
@@ -166,6 +167,36 @@ def test_no_sample_touches_what_another_entry_of_its_volume_holds_out(
     entries = [{"path": "v.tif"} | ({} if box is None else {"held_out": box}) for box in boxes]
     sampler = Sampler(recipe(data=entries, samples={"shape": (2, 4, 4)}), (1, 1, 1), str(tmp_path))
     assert max(sampler.sample(number).truth.max() for number in range(100)) < 0.9
+
+
+@pytest.mark.parametrize("name", ["link.tif", "hard.tif", "folder/../v.tif", "folder_link/v.tif"])
+def test_what_is_held_out_is_so_by_whatever_name_the_volume_has(volume: np.ndarray, tmp_path: Path, name: str) -> None:
+    tifffile.imwrite(tmp_path / "v.tif", volume)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.tif").symlink_to("v.tif")
+    (tmp_path / "hard.tif").hardlink_to(tmp_path / "v.tif")
+    (tmp_path / "folder_link").symlink_to(tmp_path)
+    entries = [{"path": "v.tif", "held_out": ":,:,20:36"}, {"path": name}]
+    _, other = Sampler(recipe(data=entries, samples={"shape": (2, 4, 4)}), (1, 1, 1), str(tmp_path)).sources
+    assert [box.start[2] for box in other.closed] == [20]
+
+
+@pytest.mark.parametrize("path", ["v.zarr", "link.zarr"])
+@pytest.mark.parametrize("size", [(8.0, 8.0, 8.0), None])
+def test_what_is_held_out_of_a_level_is_held_out_of_the_others(
+    tmp_path: Path, path: str, size: tuple[float, float, float] | None
+) -> None:
+    """Voxel i of s1 shows 2i and 2i + 1 of s0: 5:13 of that is touched by 2:7 of it."""
+    levels = (Level("s0"), Level("s1", (2, 2, 2)))
+    for level in levels:
+        shape = tuple(int(32 // f) for f in level.factor)
+        create_array(tmp_path / "v.zarr", level.key, ArraySpec(shape, np.dtype(np.uint8), (16, 16, 16)))
+    create_multiscale(tmp_path / "v.zarr", Multiscale(levels, voxel_size_nm=size, origin_nm=(40.0, 0.0, 4.0)))
+    (tmp_path / "link.zarr").symlink_to("v.zarr")
+    entries = [{"path": "v.zarr", "held_out": "5:13,5:13,5:13"}, {"path": path, "level": 1, "held_out": "4:6,4:6,4:6"}]
+    fine, coarse = Sampler(recipe(data=entries, samples={"shape": (2, 4, 4)}), (1, 1, 1), str(tmp_path)).sources
+    assert set(coarse.closed) == {Box((2,) * 3, (7,) * 3), Box((4,) * 3, (6,) * 3)}
+    assert set(fine.closed) == {Box((5,) * 3, (13,) * 3), Box((8,) * 3, (12,) * 3)}
 
 
 def test_every_place_and_turn_comes_up(volume: np.ndarray, tmp_path: Path) -> None:

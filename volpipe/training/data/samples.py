@@ -24,7 +24,8 @@ from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.dataset import WindowDataset
 from volpipe.training.data.degrade import blurred, context, degrade
 from volpipe.training.data.targets import targets
-from volpipe.training.data.volumes import check_finite, check_holds, open_data, resolve_address
+from volpipe.training.data.volumes import check_finite, check_holds, open_data, resolve_address, seen_from
+from volpipe.volumes.identity import real_place
 from volpipe.volumes.volume import Reader, Volume, open_volume
 
 AXES = "zyx"
@@ -241,17 +242,21 @@ class Sampler:
 
 
 def open_sources(recipe: TrainRecipe, search_path: str) -> list[SampleSource]:
-    """Return the volumes of `recipe`, each closed to windows where any of its entries holds out a box.
+    """Return the volumes of `recipe`, each closed to windows where any entry of the same voxels holds out a box.
+
+    Entries are of the same voxels by whatever names and levels of its group they name a volume.
 
     Raises:
         VolpipeError: as `open_source`.
     """
     sources = [open_source(data, recipe.normalise, search_path) for data in recipe.data]
-    boxes: dict[tuple[str, str], list[Box]] = {}
-    for source in sources:
-        if source.held_out is not None:
-            boxes.setdefault((source.volume.path, source.volume.key), []).append(source.held_out)
-    return [replace(each, closed=tuple(boxes.get((each.volume.path, each.volume.key), ()))) for each in sources]
+    places = [real_place(source.volume) for source in sources]
+
+    def closed(source: SampleSource, place: tuple[object, ...]) -> tuple[Box, ...]:
+        others = (other for other, of_other in zip(sources, places, strict=True) if of_other == place)
+        return tuple(seen_from(each.held_out, each.volume, source.volume) for each in others if each.held_out)
+
+    return [replace(source, closed=closed(source, place)) for source, place in zip(sources, places, strict=True)]
 
 
 def open_source(data: Data, normalise: Normalise, search_path: str) -> SampleSource:

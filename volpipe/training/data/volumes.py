@@ -7,29 +7,33 @@ can refuse unusable volumes before a worker starts.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from volpipe.errors import NOTICE, PlanError
+from volpipe.errors import NOTICE, PlanError, RunError
 from volpipe.geometry.grid import Box
 from volpipe.inference.roi import find_roi
+from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.inference.statistics import mapping_notes, needs_measuring
 from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.degrade import context
 from volpipe.units import count
+from volpipe.volumes.identity import changes, has_moved, identify, is_alike, read_identities
 from volpipe.volumes.places import MEND, Paired, check_same_place
 from volpipe.volumes.values import image_share, take_sample
-from volpipe.volumes.volume import Volume, open_volume
+from volpipe.volumes.volume import View, Volume, open_volume
 
 log = logging.getLogger(__name__)
 
 AXES = "zyx"
 ADVICE = f"{MEND}, or set any_place=true in this [[data]] to pair them voxel by voxel all the same"
+TINY = 1e-6  # of a voxel: sums of lengths are not exact
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,12 @@ def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingDat
     """Return the opened volumes of `data`, which is not of stored windows.
 
     Raises:
-        VolpipeError: no such volume, a box outside of it, or a normalisation that needs measuring.
+        VolpipeError: no such volume, one that is not complete, a box outside of it, or a normalisation that needs
+            measuring.
     """
-    volume = open_volume(resolve_address(data.path, search_path), data.key, level=data.level)
+    view = View(incomplete=data.incomplete)
+    volume = open_volume(resolve_address(data.path, search_path), data.key, level=data.level, view=view)
+    volume.check_written()
     if needs_measuring(normalise, volume.dtype):
         raise PlanError(
             f"normalise.method {normalise.method} of {volume.dtype} needs numbers that a training does not measure: "
@@ -62,9 +69,11 @@ def open_labels(data: Data, path: str, volume: Volume, search_path: str) -> Volu
     """Return the opened labels at `path` of `volume`, which `data` names.
 
     Raises:
-        VolpipeError: the labels are missing, no integers, of another shape, or lie elsewhere.
+        VolpipeError: the labels are missing, not complete, no integers, of another shape, or lie elsewhere.
     """
-    labels = open_volume(resolve_address(path, search_path), data.labels_key)
+    view = View(incomplete=data.incomplete)
+    labels = open_volume(resolve_address(path, search_path), data.labels_key, view=view)
+    labels.check_written()
     if labels.dtype.kind not in "iu":
         raise PlanError(f"the labels {labels} have {labels.dtype} voxels; give whole numbers, one for each object")
     if labels.num_channels != 1 or labels.spatial_shape != volume.spatial_shape:
@@ -97,6 +106,59 @@ def data_notes(data: Data, opened: TrainingData, normalise: Normalise) -> list[s
             "within objects all are; name the labels"
         )
     return notes if sample is None else [*notes, *mapping_notes(Recipe(normalise=normalise), sample)]
+
+
+def open_inputs(recipe: TrainRecipe, search_path: str) -> dict[str, Volume]:
+    """Return all volumes that `recipe` reads, by what they are, such as "labels 2".
+
+    Raises:
+        VolpipeError: one is missing.
+    """
+    volumes: dict[str, Volume] = {}
+    for number, data in enumerate(recipe.data, 1):
+        key = (data.key or SOURCE_KEY) if data.stored else data.key
+        for what, path, inner in (("volume", data.path, key), ("labels", data.labels, data.labels_key)):
+            if path is not None:
+                level = data.level if what == "volume" else 0
+                volumes[f"{what} {number}"] = open_volume(resolve_address(path, search_path), inner, level)
+    return volumes
+
+
+def check_unchanged(inputs: Path, recipe: TrainRecipe, search_path: str) -> None:
+    """Refuse to keep what was learned from volumes that are not those whose identities the file `inputs` notes.
+
+    Voxels are compared only where files are not as they were.
+
+    Raises:
+        RunError: with what differs.
+    """
+    noted = read_identities(inputs) or {}
+    for what, volume in open_inputs(recipe, search_path).items():
+        if what not in noted or not has_moved(noted[what], volume):
+            continue
+        now = identify(volume)
+        if not is_alike(noted[what], now):
+            raise RunError(
+                f"the {what} {volume} changed while the net learned from it: {'; '.join(changes(noted[what], now))}. "
+                "What was learned since the last checkpoint is not kept: put the old one back and give the command "
+                "again, or use --fresh to start over"
+            )
+
+
+def seen_from(box: Box, of: Volume, other: Volume) -> Box:
+    """Return the voxels of `other`, a level of the same group as the volume `of`, that `box` of that touches."""
+    if of.spatial_shape == other.spatial_shape:
+        return box
+    edges: list[tuple[int, int]] = []
+    for axis, (a, b) in enumerate(zip(box.start, box.stop, strict=True)):
+        if of.voxel_size_nm is None or other.voxel_size_nm is None:
+            ratio, shift = other.spatial_shape[axis] / of.spatial_shape[axis], 0.0
+        else:
+            size, fine = other.voxel_size_nm[axis], of.voxel_size_nm[axis]
+            corner, start = (v.origin_nm[axis] - s / 2 for v, s in ((other, size), (of, fine)))
+            ratio, shift = fine / size, (start - corner) / size
+        edges.append((math.floor(a * ratio + shift + TINY), math.ceil(b * ratio + shift - TINY)))
+    return Box(tuple(a for a, _ in edges), tuple(b for _, b in edges))
 
 
 def resolve_address(path: str, search_path: str) -> str:

@@ -220,7 +220,7 @@ class TrialsWork(LearningWork[list[TrialResult]]):
     def _trial(self, trial: Trial) -> Steps[None]:
         """Begin or resume the training of `trial`."""
         training = Training.begin(trial.recipe, self.search_path)
-        work = TrainingWork(folder=RunFolder(self.folder.path / trial.name), training=training)
+        work = TrainingWork(folder=RunFolder(self.folder.path / trial.name), training=training, same_input=True)
         with work.folder.locked() as session, listening(work.folder.path):
             work.claim()
             log.info("trial %s begins: %s", trial.name, format_values(trial.values))

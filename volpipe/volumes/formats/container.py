@@ -49,6 +49,8 @@ ARRAY_FORMATS = {  # of the arrays in a folder, by its format
     "ome-zarr-0.5": "zarr3",
 }
 SHARDED = ("zarr3", "precomputed")  # of these array formats
+ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json", "precomputed": precomputed.FILE}
+RECORD, INCOMPLETE = "volpipe", "incomplete"  # the attribute of what we write, and its key while that is unfinished
 MAX_DEPTH = 12
 MAX_FOLDERS = 10_000
 
@@ -358,21 +360,56 @@ def create_multiscale(
 
 def _write_group(folder: Location, multiscale: Multiscale, format: str, own: Tree) -> None:
     """Write what a group, and in some formats its arrays, say of its levels; `own` goes beside it."""
+    old = read_attributes(folder)
+    mark = mark_in(old)
+    if mark is not None:
+        own = own | {RECORD: dict(own.get(RECORD) or old[RECORD]) | {INCOMPLETE: mark}}
     if format == "ome-zarr-0.5":
-        old = (read_json(folder / "zarr.json") or {}).get("attributes") or {}
-        merge_json(folder / "zarr.json", {"attributes": old | ome.group_attributes(multiscale, "0.5", own)})
+        new = ome.named(ome.group_attributes(multiscale, "0.5", own), is_incomplete=mark is not None)
+        merge_json(folder / "zarr.json", {"attributes": old | new})
     elif format == "ome-zarr-0.4":
-        merge_json(folder / ".zattrs", ome.group_attributes(multiscale, "0.4", own))
+        new = ome.group_attributes(multiscale, "0.4", own)
+        merge_json(folder / ".zattrs", ome.named(new, is_incomplete=mark is not None))
     elif format == "precomputed":
         precomputed.write_group(folder, multiscale, own)
     elif format == "n5":
         for level in multiscale.levels:
             merge_json(folder / level.key / n5.FILE, n5.array_attributes(multiscale, level))
-        merge_json(folder / n5.FILE, n5.group_attributes(multiscale) | plain(own))
+        new = n5.group_attributes(multiscale) | plain(own)
+        merge_json(folder / n5.FILE, ome.named(new, is_incomplete=mark is not None))
     else:
         for level in multiscale.levels if multiscale.voxel_size_nm else ():
             merge_json(folder / level.key / ".zattrs", {"transform": n5.cosem_transform(multiscale, level)})
-        merge_json(folder / ".zattrs", {"multiscales": [n5.cosem_multiscale(multiscale)], **own})
+        new = {"multiscales": [n5.cosem_multiscale(multiscale)], **own}
+        merge_json(folder / ".zattrs", ome.named(new, is_incomplete=mark is not None))
+
+
+def mark_in(attributes: Mapping[str, Any]) -> Tree | None:  # Any: JSON
+    """Return what `attributes` say of what is unfinished; None where they say nothing of it."""
+    record = attributes.get(RECORD)
+    if not isinstance(record, dict) or INCOMPLETE not in record:
+        return None
+    mark = record[INCOMPLETE]
+    return mark if isinstance(mark, dict) else {}
+
+
+def write_mark(container: Location, key: str, mark: Mapping[str, Any] | None, format: str) -> None:  # Any: JSON
+    """Write into the attributes of the group or array `key`, which need not exist yet, that it is unfinished.
+
+    With None, that it is whole. Names of images, which viewers show, say so too. One file is written, at once.
+    """
+    file = container / key / ATTRIBUTE_FILES[format]
+    tree = read_json(file)
+    if tree is None:
+        create_groups(container, key or "s0", format)
+        tree = read_json(file) or {}
+    old = (tree.get("attributes") or {}) if format == "zarr3" else tree
+    record = {key: value for key, value in (old.get(RECORD) or {}).items() if key != INCOMPLETE}
+    record |= {} if mark is None else {INCOMPLETE: plain(mark)}
+    new = {key: value for key, value in old.items() if key != RECORD} | ({RECORD: record} if record else {})
+    new = ome.named(new, is_incomplete=mark is not None)
+    if new != old:
+        write_json(file, tree | {"attributes": new} if format == "zarr3" else new)
 
 
 def _check_levels(folder: Location, multiscale: Multiscale, format: str) -> None:

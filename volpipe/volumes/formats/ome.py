@@ -23,6 +23,7 @@ TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 MAX_LISTED = 20
 MAX_WELLS = 2000
 MAX_LEVELS = 100
+INCOMPLETE = " (incomplete)"  # at the end of an image's name, which viewers show
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Dataset:
     axes: tuple[str, ...] | None = None
     place: Place | None = None
     channel_names: tuple[str, ...] = ()
+
+
+def level_keys(group: str, datasets: tuple[Dataset, ...]) -> tuple[str, ...]:
+    """Return the keys of the levels `datasets` of the group whose key is `group`."""
+    return tuple(f"{group}/{dataset.path}".strip("/") for dataset in datasets)
 
 
 def read_datasets(attributes: Tree, source: Location) -> tuple[Dataset, ...] | None:
@@ -191,6 +197,21 @@ def group_attributes(multiscale: Multiscale, version: str, attributes: Mapping[s
         return plain({"multiscales": [{"version": version} | image], **attributes, **more})
     more |= {"image-label": {}} if multiscale.is_labels else {}
     return plain({"ome": {"version": version, "multiscales": [image], **more}, **attributes})
+
+
+def named(attributes: Tree, *, is_incomplete: bool) -> Tree:
+    """Return the `attributes` of a group, the names of whose images say whether they are incomplete."""
+    tree = attributes.get("ome", attributes)
+    images = tree.get("multiscales") if isinstance(tree, dict) else None
+    if not isinstance(images, list):
+        return attributes
+    suffix = INCOMPLETE if is_incomplete else ""
+    entries = [
+        image | {"name": str(image["name"]).removesuffix(INCOMPLETE) + suffix} if "name" in image else image
+        for image in images
+    ]
+    new = tree | {"multiscales": entries}
+    return attributes | {"ome": new} if "ome" in attributes else new
 
 
 def _omero(displays: Sequence[Display]) -> Tree:

@@ -274,7 +274,8 @@ def create_array(root: Location, key: str, spec: ArraySpec) -> None:
         "data_type": spec.dtype.name,
         "num_channels": spec.shape[0] if len(spec.shape) == 4 else 1,
     }
-    info, scale = old or {**new, "scales": []}, plain(_scale(spec, key))
+    info: Tree = {**new, "scales": []} | (old or {})
+    scale = plain(_scale(spec, key))
     for name in ("data_type", "num_channels"):
         _check_same(root / FILE, name, info.get(name), new[name])
     known = next((entry for entry in info["scales"] if entry.get("key") == key), None)

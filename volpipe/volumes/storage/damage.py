@@ -293,3 +293,15 @@ def _check_n5_sizes(file: object, text: bytes, expected: tuple[int, ...]) -> Non
         shape = struct.unpack(f">{len(expected)}I", text[N5_SIZES:])[::-1]
         if any(f < n for f, n in zip(shape, expected, strict=True)):
             raise ChunkError(f"{file} holds {shape} voxels instead of {expected}: it is damaged")
+
+
+@contextmanager
+def naming(what: object, where: object, folder: Location) -> Iterator[None]:
+    """Turn errors of a chunk into one that names the array and the box."""
+    try:
+        yield
+    except VolumeError:
+        raise
+    except (ValueError, OSError, RuntimeError) as error:
+        reason = object_store.explain(folder, error) if isinstance(folder, object_store.Remote) else error
+        raise VolumeError(f"{what}, voxels {where}: {reason}") from error
