@@ -325,8 +325,8 @@ class Lattice:
         return start * unit - self.before[axis], stop * unit + self.after[axis]
 
     @property
-    def pads_with_zeros(self) -> bool:
-        """Whether windows are zero outside the volume, once they are normalised; else they show it mirrored."""
+    def is_padded(self) -> bool:
+        """Whether windows hold a constant outside the volume; else they show it mirrored."""
         return self.placement != "lattice" and not any((*self.before, *self.after))
 
     def _seen(self, box: Box) -> Box:

@@ -20,7 +20,7 @@ def factor(selection: Selection, volume: Volume, normalise: Affine, tensors: Ten
     Return the fingerprint of the voxels.
     """
     plan = selection.plan
-    source = StreamedWindows(volume, plan.lattice, normalise, selection.input_box)
+    source = StreamedWindows(volume, plan.lattice, normalise, selection.input_box, padding=plan.net.padding)
     numbers = selection.windows_of(block)
     size = len(numbers) if plan.recipe.tensors.format == "zarr3" else WINDOWS_AT_ONCE
     for start in range(0, len(numbers), size):

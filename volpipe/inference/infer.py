@@ -180,5 +180,5 @@ def cut(voxels: Voxels, data: torch.Tensor, *, as_stored: bool) -> torch.Tensor:
         voxels.normalise.normalise(windows)
     for window, inside in zip(windows, voxels.inside, strict=False):
         kept = window[inside].clone()
-        window.zero_()[inside] = kept
+        window.copy_(window.new_tensor(voxels.padding or (0.0,)).reshape(-1, 1, 1, 1))[inside] = kept
     return windows

@@ -291,7 +291,7 @@ class Plan(OutputPlan):
             and not self.num_sums
             and not self.is_classes
             and self.recipe.output.activation == "none"
-            and not self.lattice.pads_with_zeros
+            and not self.lattice.is_padded
         )
 
     @cached_property

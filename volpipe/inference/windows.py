@@ -51,14 +51,16 @@ class Voxels:
     Attributes:
         places: of each window in `data`.
         normalise: what is left to do to them, None where they are normalised.
-        inside: of each window the part that lies in the volume, where the rest is zero once it is normalised; nothing
-            where it shows the volume mirrored.
+        inside: of each window the part that lies in the volume, where the rest is `padding`; nothing where it shows the
+            volume mirrored.
+        padding: of each channel, normalised; nothing for zeros.
     """
 
     data: np.ndarray
     places: tuple[Place, ...]
     normalise: Affine | None = None
     inside: tuple[Place, ...] = ()
+    padding: tuple[float, ...] = ()
 
 
 def read_fingerprint(reader: Reader, slabs: Sequence[Slab], box: Box) -> str:
@@ -188,6 +190,7 @@ class StreamedWindows(WindowSource):
     session: str = ""
     slabs_of: Callable[[int], Sequence[Slab]] | None = None
     most_ahead: int = 1
+    padding: tuple[float, ...] = ()  # of windows at the edge, by channel and normalised
     _rolling: dict[int, RollingBox] = field(default_factory=dict, repr=False)  # by block
     _next_slab: tuple[int, int] | None = field(default=None, repr=False)  # its block, and its number there
     _pieces: InTurn[str] | None = field(default=None, repr=False)  # of remote slabs, in order
@@ -204,7 +207,8 @@ class StreamedWindows(WindowSource):
         block = numbers[0] // self.lattice.windows_per_block
         slabs = self.slabs(block)
         box, data = self._slab(block, slabs, numbers[0]) if slabs else self._voxels(block)
-        return Voxels(data, tuple(self._places(numbers, box)), self.normalise, tuple(self._inside(numbers)))
+        inside = tuple(self._inside(numbers))
+        return Voxels(data, tuple(self._places(numbers, box)), self.normalise, inside, self.padding)
 
     def read(self, numbers: Sequence[int]) -> np.ndarray:
         windows = np.empty((len(numbers), self.volume.num_channels, *self.lattice.seen), np.float32)
@@ -213,7 +217,7 @@ class StreamedWindows(WindowSource):
             self.normalise.apply(data[next(self._places([number], box))], out=window)
         for window, inside in zip(windows, self._inside(numbers), strict=False):
             kept = window[inside].copy()
-            window[...] = 0
+            window[...] = np.reshape(self.padding or 0, (-1, 1, 1, 1))
             window[inside] = kept
         return windows
 
@@ -292,8 +296,8 @@ class StreamedWindows(WindowSource):
             yield (slice(None), *self.lattice.window_box(number).relative_to(box.start).slices)
 
     def _inside(self, numbers: Sequence[int]) -> Iterator[Place]:
-        """Yield which part of the windows of these numbers lies in the volume, where the rest of them is zero."""
-        if not self.lattice.pads_with_zeros or all(w <= n for w, n in zip(self.lattice.seen, self._shape, strict=True)):
+        """Yield which part of the windows of these numbers lies in the volume, where the rest of them is padding."""
+        if not self.lattice.is_padded or all(w <= n for w, n in zip(self.lattice.seen, self._shape, strict=True)):
             return
         for number in numbers:
             box = self.lattice.window_box(number)
@@ -357,7 +361,7 @@ class StreamedWindows(WindowSource):
         return latency(folder) if isinstance(folder, Remote) else 0.0
 
     def __getstate__(self) -> dict[str, object]:
-        names = ("volume", "lattice", "normalise", "input_box", "session", "slabs_of", "most_ahead")
+        names = ("volume", "lattice", "normalise", "input_box", "session", "slabs_of", "most_ahead", "padding")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -61,6 +61,7 @@ class NetFacts(BaseModel):
         planes: that a net of slices is run over, such as "yx"; none of a net of volumes.
         context: neighbouring slices on each side that such a net gets as channels.
         windows, output: keys of a recipe that the net's maker gives, taken where the recipe leaves them open.
+        padding: of each channel, normalised: what windows hold outside a volume that is smaller; nothing for zeros.
         spacing: lengths of a voxel (z, y, x) that it was trained on, in some unit; 0 along an axis where any will do.
     """
 
@@ -89,6 +90,7 @@ class NetFacts(BaseModel):
     context: NonNegativeInt = 0
     windows: Windows | None = None
     output: Output | None = None
+    padding: tuple[float, ...] = ()
     spacing: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
 
     def output_shape(self, window: Iterable[int]) -> tuple[int, ...]:

@@ -197,6 +197,7 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         "shrink": (1, 1, 1),
         "windows": None,
         "output": None,
+        "padding": (),
         "spacing": None,
     }
     declared = _declared(net, facts) | _overrides(choice)

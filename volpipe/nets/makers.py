@@ -42,6 +42,8 @@ class Grey:
 class MadeNet(nn.Module):
     """A net of a maker's folder, which gets grey levels as its maker's tools give them; a mean over several folds.
 
+    Its makers pad small volumes by zeros after they map grey levels, so that `padding` becomes zero by that.
+
     Args:
         nets: (n, c, z, y, x) or (n, c, y, x) each.
         greys: what is done to each channel first.
@@ -53,6 +55,7 @@ class MadeNet(nn.Module):
     def __init__(self, nets: Collection[nn.Module], greys: Collection[Grey] = (), flips: Collection[int] = ()) -> None:
         super().__init__()
         self.nets = nn.ModuleList(nets)
+        self.padding = () if all(grey.is_nothing for grey in greys) else tuple(grey.mean for grey in greys)
         self.greys = () if all(grey.is_nothing for grey in greys) else tuple(greys)
         self.forms = [()] if not flips else _subsets(sorted(flips))
 

@@ -219,7 +219,9 @@ def computed(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box:
     part = part_of(plan, box)
     selection = Selection(part)
     windows = StreamedWindows(
-        source, part.lattice, normalise, selection.input_box, session=uuid.uuid4().hex  # a file may have changed
+        source, part.lattice, normalise, selection.input_box,
+        session=uuid.uuid4().hex,  # a file may have changed
+        padding=part.net.padding,
     )  # fmt: skip
     return compute_box(selection, normalise, windows, Box.from_shape(part.out_shape), runner)
 

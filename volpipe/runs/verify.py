@@ -246,7 +246,8 @@ def recompute(selection: Selection, normalise: Affine, num_blocks: int, seed: in
     chosen = rng.choice(written, size=min(num_blocks, len(written)), replace=False)
     source = plan.source.as_planned()
     for block in sorted(map(int, chosen)):
-        box, windows = core_box(plan, block), StreamedWindows(source, plan.lattice, normalise, selection.input_box)
+        box = core_box(plan, block)
+        windows = StreamedWindows(source, plan.lattice, normalise, selection.input_box, padding=plan.net.padding)
         if plan.has_slabs:
             depth = plan.slab * plan.lattice.stride[0] * plan.net.scale[0]
             layers = list(filter(selection.touches, box.cut(0, depth, box.start[0])))

@@ -400,8 +400,9 @@ def window_source(job: Job) -> WindowSource:
     selection = job.selection
     slabs_of = selection.slabs if plan.has_slabs else None
     return StreamedWindows(
-        open_source(job), plan.lattice, job.normalise, selection.input_box, job.session, slabs_of, blocks_ahead(plan)
-    )
+        open_source(job), plan.lattice, job.normalise, selection.input_box, job.session, slabs_of, blocks_ahead(plan),
+        plan.net.padding,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4)
