@@ -483,3 +483,51 @@ def test_a_net_without_a_test_is_refused(tmp_path: Path) -> None:
     changed(folder, lambda found: found["outputs"][0].pop("test_tensor"))
     with pytest.raises((VolpipeError, PlanError), match=r"brings no test of made|describes no model"):
         facts_of(folder)
+
+
+class Valid(nn.Module):
+    """A net without padding: (n, 1, z, y, x) -> (n, 2, z - 2, y - 4, x - 4)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv3d(1, 3, 3), nn.Conv3d(3, 2, (1, 3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return out
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_package_whose_output_is_smaller_has_a_margin(tmp_path: Path, form: str) -> None:
+    said, net = description(form, least={"z": 6, "y": 17, "x": 16}), Valid()
+    if form == "0.4":
+        said["outputs"][0]["shape"]["offset"] = [0, 0.5, -1, -2, -2]
+    else:
+        for axis, offset in zip(said["outputs"][0]["axes"][2:], (-2, -4, -4), strict=True):
+            axis["size"]["offset"] = offset
+    seen = SEEN[..., :23, :]  # 17 + 3 · 2
+    facts = facts_of(write_package(tmp_path / "pack", said, net, seen, out_of(net, seen)))
+    assert (facts.margin, facts.halo) == ((1, 2, 2), (1, 2, 2))
+    assert (facts.stride, facts.remainder, facts.fixed) == ((1, 2, 2), (0, 1, 0), (0, 0, 0))
+
+
+class Two(Smooth):
+    """A net that gives a number for each channel beside its image."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]  # two
+        image = super().forward(x)
+        return image.mean((2, 3, 4)), image
+
+
+@pytest.mark.parametrize("output", [None, "made", 1])
+def test_the_image_of_a_package_with_several_outputs_is_taken(tmp_path: Path, output: str | int | None) -> None:
+    said = description("0.5")
+    numbers = {"id": "score", "axes": said["outputs"][0]["axes"][:2], "data": {"type": "float32"}}
+    np.save(tmp_path / "score.npy", out_of(Smooth(), SEEN).mean((2, 3, 4)))
+    said["outputs"].insert(0, numbers | {"test_tensor": {"source": "score.npy"}})
+    folder = write_package(tmp_path / "pack", said, Two(), SEEN, out_of(Smooth(), SEEN))
+    np.save(folder / "score.npy", np.load(tmp_path / "score.npy"))
+    facts = facts_of(folder, output=output)
+    assert (facts.out_channels, facts.halo, facts.stride) == (2, (1, 3, 3), (1, 2, 2))
+    with pytest.raises(VolpipeError, match=r"it has no output 'scores'; it has score, made: set net\.output to one"):
+        facts_of(folder, output="scores")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command import giver, set_each
 from graphs import export_onnx, write_graph
 from onnx import helper
 from test_trust import script
@@ -378,3 +379,19 @@ def test_what_cannot_be_run_is_refused_by_what_was_found(folder: Path, choice: d
     with pytest.raises(VolpipeError, match=sentence) as caught:
         describe(NetChoice(**choice, untrained=True), str(folder))
     assert "Traceback" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_command_prints_what_a_net_takes_and_gives(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give = giver(folder, monkeypatch, capsys)
+    ended = give("net", "brought.py:valid_encoder", "--no-costs")
+    assert ended.code == 0, ended.err
+    words = " ".join(ended.out.split())
+    assert "1 → 2 channels it is a net of volumes a window (1, 32, 32, 32) gives (2, 28, 13, 13); it takes" in words
+    assert "windows of any, 2 k, 2 k voxels" in words
+    assert "scale 1 1/2 1/2" in words and "margin 2 3 3 2 × 3 × 3" in words
+    ended = give("net", "brought.py:unet2d", "--no-costs", *set_each("net.output=ctr.hmp", "net.plane=zy"))
+    words = " ".join(ended.out.split())
+    assert "it is a net of slices (zy)" in words
+    assert "it gives 4 outputs: sem_logits (3, " in words and "; ctr.hmp is taken" in words

@@ -102,6 +102,8 @@ def _describe(report: NetReport) -> None:
     out.print(
         f"net {facts.label}, {facts.num_parameters:,} parameters, {facts.in_channels} → {facts.out_channels} channels"
     )
+    for line in report.notes:
+        out.print(line, markup=False)
     out.print(f"it is {kind}{context}", markup=False)
     if geometry is not None and geometry.least is not None:
         window, output = geometry.least
@@ -113,8 +115,6 @@ def _describe(report: NetReport) -> None:
     if facts.outputs:
         taken = f"; {report.recipe.net.output} is taken" if report.recipe.net.output is not None else ""
         out.print(f"it gives {len(facts.outputs)} outputs: {', '.join(facts.outputs)}{taken}", markup=False)
-    for line in report.notes:
-        out.print(line)
     for layer in report.whole_window_layers:
         out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
     if geometry is not None and geometry.whole_window and not report.whole_window_layers:

@@ -36,7 +36,7 @@ from volpipe.nets.facts import (
     weights_path,
 )
 from volpipe.nets.files import short_hash
-from volpipe.nets.net_geometry import Geometry, UnmeasurableError, only_tensor, reason
+from volpipe.nets.net_geometry import Geometry, OutputError, UnmeasurableError, only_tensor, reason
 from volpipe.nets.receptive_field import find_disagreement, find_nondeterminism, measure_geometry
 from volpipe.nets.state_dicts import load_state
 from volpipe.recipes.complaints import complain
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 GEOMETRY = ("scale", "stride", "halo", "out_channels")
 SIZES = ("margin", "remainder", "shrink")
-MEASURED_TOO = ("in_channels", *SIZES)
+MEASURED_TOO = ("in_channels", "fixed", *SIZES)
 ACROSS = {"scale": 1, "stride": 1, "halo": 0, "window": 1, "margin": 0, "remainder": 0, "shrink": 1}
 # Voxels and channels of a window that is computed; a larger one is tried without values, for which torch loads its
 # compiler: 1.7 s and 70 MiB (2026-11).
@@ -207,14 +207,16 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         try:
             geometry = cached_geometry(choice, search_path)
         except UnmeasurableError as error:
-            keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
-            raise VolpipeError(f"net {choice.name}: {error}; {error.remedy.format(keys=keys)}") from error
+            if not choice.accept_tile_variance or isinstance(error, OutputError):
+                keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
+                raise VolpipeError(f"net {choice.name}: {error}; {error.remedy.format(keys=keys)}") from error
+            geometry = Geometry(facts["scale"], facts["stride"], facts["halo"], facts["halo"], whole_window=str(error))
         facts |= {key: getattr(geometry, key) for key in missing}
         facts |= {key: getattr(geometry, key) for key in MEASURED_TOO if key not in declared}
         facts |= {"outputs": geometry.outputs, "channel_names": geometry.channel_names}
         if geometry.whole_window:
             facts["tile_invariant"] = False
-        if "window" not in declared and (any(geometry.margin) or max(geometry.shrink) > 1):
+        if "window" not in declared and not any(geometry.fixed) and (any(geometry.margin) or max(geometry.shrink) > 1):
             facts["window"] = _window(facts)
     if any(facts["margin"]):
         facts["halo"] = _halo_of_margin(facts)
@@ -241,6 +243,8 @@ def _declared(net: nn.Module, keys: Iterable[str]) -> dict[str, Any]:  # Any: at
     from volpipe.nets.adapter import Adapter, possible_channels
 
     declared = {key: getattr(net, key) for key in keys if hasattr(net, key)}
+    if not any(declared.get("fixed", ())):
+        declared.pop("fixed", None)  # no size is the only one, as far as it says
     if not isinstance(net, Adapter):
         return declared
     if "in_channels" in declared:
@@ -483,8 +487,8 @@ def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) 
         coarser = f", {facts.shrink} input voxels per output voxel" if max(facts.shrink) > 1 else ""
         raise PlanError(
             f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale}{coarser}{margin} and "
-            f"{facts.out_channels} channels mean {expected[1:]}; leave these sizes out of the net and the recipe, "
-            "so that they are measured, or correct them"
+            f"{facts.out_channels} channels mean {expected[1:]}; leave out scale, margin and "
+            "channels in the net and the recipe, so that they are measured, or correct them"
         )
     return True
 

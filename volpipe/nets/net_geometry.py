@@ -73,6 +73,7 @@ class Geometry:
         margin, remainder, shrink: as in NetFacts.
         in_channels: number of the input's channels.
         whole_window: why tiles differ from the whole, whatever the halo; "" where they do not.
+        fixed: the only sizes of windows that it takes; 0 along an axis where it takes others.
         uneven: input voxels that the output lacks less before than behind, 0 or 1; the margin is the larger.
         least: a small window that the net takes, and its output.
         outputs: name and shape of each output for it, of a net with several.
@@ -89,6 +90,7 @@ class Geometry:
     shrink: Triple = (1, 1, 1)
     in_channels: int = 1
     whole_window: str = ""
+    fixed: Triple = (0, 0, 0)
     uneven: Triple = (0, 0, 0)
     least: tuple[Triple, Triple] | None = None
     outputs: tuple[str, ...] = ()

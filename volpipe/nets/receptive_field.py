@@ -116,8 +116,8 @@ def measure_geometry(
         mixed = watch.wrap(_randomised(net, positive=False))
         channels = _channels_to_try(net) if in_channels is None else [in_channels]
         shapes = Shapes(mixed, lambda: _bare(build()), channels)
-        base, axes = window_sizes(shapes, _only_sizes(net))
-        probe = Probe(build, net, mixed, shapes.channels[0], axes, watch)
+        base, sizes, axes = window_sizes(shapes, _only_sizes(net))
+        probe = Probe(build, net, mixed, shapes.channels[0], axes, sizes, watch)
         ratios = [axis.ratio for axis in axes]
         watch.known["scale"] = str(triple(ratio.scale for ratio in ratios))
         strides, reaches, problem = [axis.step for axis in axes], [(axis.margin, axis.margin) for axis in axes], ""
@@ -127,9 +127,12 @@ def measure_geometry(
             strides, reaches = probe.geometry() if any(axis.margin for axis in axes) else probe.padded_geometry()
         except WholeWindowError as error:
             problem = str(error)
-            strides = [_step_by_shapes(shapes, base, axis, sizes) for axis, sizes in enumerate(axes)]
+            strides = [
+                own.step if sizes[axis] else _step_by_shapes(shapes, base, axis, own) for axis, own in enumerate(axes)
+            ]
         before, after = map(triple, zip(*reaches, strict=True))
-        window = _noise((1, shapes.channels[0], *base))
+        small = [only or own.window(1, stride) for only, own, stride in zip(sizes, axes, strides, strict=True)]
+        window = _noise((1, shapes.channels[0], *(small if any(axis.margin for axis in axes) else base)))
         out = shapes.of(base)
         assert out is not None
         outputs, names = _outputs(net, window)
@@ -139,6 +142,7 @@ def measure_geometry(
             remainder=triple(axis.remainder % stride for axis, stride in zip(axes, strides, strict=True)),
             shrink=triple(ratio.shrink for ratio in ratios),
             in_channels=shapes.channels[0],
+            fixed=sizes if _slice_axis(net) is None else _with(sizes, _slice_axis(net) or 0, 0),
             uneven=triple(axis.uneven for axis in axes),
             whole_window=problem, least=(base, out),
             outputs=outputs, channel_names=names,
@@ -197,6 +201,7 @@ class Probe:
         mixed: that net with random weights, watched.
         in_channels: of the net.
         axes: sizes of windows along z, y, x.
+        sizes: the only ones that it takes; 0 along an axis where it takes others.
         watch: on the time.
     """
 
@@ -205,10 +210,10 @@ class Probe:
     mixed: Net
     in_channels: int
     axes: Sequence[AxisSizes]
+    sizes: Triple
     watch: Watch
 
     def __post_init__(self) -> None:
-        self.sizes = _only_sizes(self.net)
         self.ratios = [axis.ratio for axis in self.axes]
         self.across = _slice_axis(self.net)
         if self.across is not None:
@@ -429,7 +434,7 @@ def _disagreement_of_margins(
             declared.ratios, declared.margin, declared.remainder, declared.stride, declared.halo, strict=True
         )
     ]
-    probe = Probe(build, net, mixed, in_channels, axes, Watch())
+    probe = Probe(build, net, mixed, in_channels, axes, _only_sizes(net), Watch())
     halo = declared.aligned_halo()
     inner = [r.out(h - m) for r, h, m in zip(declared.ratios, halo, declared.margin, strict=True)]
     for axis in range(3):

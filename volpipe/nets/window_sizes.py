@@ -25,7 +25,7 @@ STRIDES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 18, 20, 21, 24, 25, 27
 # Cubes that are tried for a first window: multiples of usual strides, then all sizes of a range, in which a net without
 # padding finds one whatever its remainder.
 FIRST_SIZES = (32, 64, 48, 96, 128)
-RANGES = ((33, 64), (65, 96), (129, 192), (225, 288), (289, 512))
+RANGES = ((33, 64), (65, 96), (129, 192), (193, 288), (289, 512), (1023, 1024))
 SECOND_STEPS = (-16, 32, 48, 36, 27, 64, 54, 60, 40, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 25)
 MOST_COMPUTED = 48**3  # voxels of a window that is computed rather than tried without values, once one was refused
 MOST_TRIED = 160**3  # voxels of a window that is computed where the net cannot be tried without values
@@ -142,8 +142,8 @@ def _is_of_meta(error: Exception) -> bool:
     )
 
 
-def window_sizes(shapes: Shapes, fixed: Triple) -> tuple[Triple, list[AxisSizes]]:
-    """Return a window that the net takes, and its sizes along z, y, x.
+def window_sizes(shapes: Shapes, fixed: Triple) -> tuple[Triple, Triple, list[AxisSizes]]:
+    """Return a window that the net takes, the only sizes that it takes, and its sizes along z, y, x.
 
     Args:
         fixed: the only size that it takes, 0 along an axis where it takes others.
@@ -152,14 +152,15 @@ def window_sizes(shapes: Shapes, fixed: Triple) -> tuple[Triple, list[AxisSizes]
         UnmeasurableError: it takes none of those tried, or gives another size than can be served.
     """
     base = _first_window(shapes, fixed)
-    if all(fixed):
-        return base, [_only_size(shapes, base, axis) for axis in range(3)]
-    ratios = _ratios(shapes, base, fixed)
+    ratios = None if all(fixed) else _ratios(shapes, base, fixed)
+    if ratios is None:
+        return base, base, [_only_size(shapes, base, axis) for axis in range(3)]
     base = _aligned(shapes, base, fixed, ratios)
-    return base, [
+    axes = [
         _only_size(shapes, base, axis) if fixed[axis] else _axis_sizes(shapes, base, axis, ratios[axis])
         for axis in range(3)
     ]
+    return base, fixed, axes
 
 
 def _first_window(shapes: Shapes, fixed: Triple) -> Triple:
@@ -169,7 +170,7 @@ def _first_window(shapes: Shapes, fixed: Triple) -> Triple:
         if shapes.of(window) is not None:
             return window
         first = first or shapes.error
-        if all(fixed) or "channels" in str(shapes.error):  # which no other size mends
+        if all(fixed) or "channels" in str(shapes.error).partition(": ")[2]:  # which no size mends
             break
     assert first is not None or shapes.error is not None
     error = first or shapes.error
@@ -184,23 +185,26 @@ def _sizes_to_try() -> Iterator[int]:
         yield from range(low + 1 - low % 2, high + 1, 2)
 
 
-def _ratios(shapes: Shapes, base: Triple, fixed: Triple) -> list[Ratio]:
-    """Return output voxels per input voxel along each axis, by a second window of another size."""
+def _ratios(shapes: Shapes, base: Triple, fixed: Triple) -> list[Ratio] | None:
+    """Return output voxels per input voxel along each axis, by a second window; None where no other size is taken."""
     first = shapes.of(base)
     assert first is not None
+    takes_others = False
     for step in SECOND_STEPS:
         window = triple(n if only else n + step for n, only in zip(base, fixed, strict=True))
         second = shapes.of(window) if min(window) > 0 else None
         if second is None:
             continue
+        takes_others |= second != first
         ratios = [
-            _ratio_of(Fraction(first[axis], base[axis]) if fixed[axis] else Fraction(second[axis] - first[axis], step))
-            for axis in range(3)
+            Ratio() if fixed[axis] else _ratio_of(Fraction(second[axis] - first[axis], step)) for axis in range(3)
         ]
         if all(ratio is not None for ratio in ratios):
             return [ratio for ratio in ratios if ratio is not None]
+    if not takes_others:
+        return None
     raise UnmeasurableError(
-        f"a window of {base} voxels gives {first}, and windows of other sizes do not show its scale",
+        f"a window of {base} voxels gives {first}, and outputs of other sizes follow no scale",
         "let the output have a whole number of voxels per input voxel, or one per whole number of them; or set "
         "net.scale, net.margin, net.remainder, net.stride and net.halo",
     )
