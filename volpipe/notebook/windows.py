@@ -91,10 +91,10 @@ def windows(recipe: Recipe, search_path: Path, *, is_here: bool) -> WindowCosts:
     Relative names in it count from `search_path`; with `is_here` only this process has the net.
     """
     net = describe(recipe.net, str(search_path))
-    if not net.tile_invariant and not recipe.net.accept_tile_variance:
+    if not net.tile_invariant:
         raise PlanError(
-            f"net {net.label} looks at whole windows, so that no halo is enough and no window is the best; use a net "
-            "without instance, group or training-mode batch norm, or set net.accept_tile_variance=true"
+            f"net {net.label} looks at whole windows, so that its output depends on their size; set windows.shape to "
+            "that of its training, whatever it costs"
         )
     measure = measure_windows_here if is_here else measure_windows
     costs = tuple(measure(recipe.net, recipe.infer, net, net.halo, str(search_path)))

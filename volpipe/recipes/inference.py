@@ -189,7 +189,8 @@ class NetChoice(Section):
     """For affinities: the voxel (z, y, x) that each channel leads to. Channels are named by them, and `volpipe segment`
     compares them with its own."""
     accept_tile_variance: bool = False
-    """Run a net that looks at whole windows, such as one with instance norm. It makes seams whatever the overlap."""
+    """Run a net with a smaller `halo` than it sees, or one whose windows cannot be compared. It makes seams. Nets that
+    look at whole windows run without this key: see `windows.placement`."""
     trust_model: bool = False
     """Load a file that is code, TorchScript or torch.export, or a package whose weights are code (`--trust-model`)."""
 
