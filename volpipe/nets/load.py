@@ -195,12 +195,8 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         "margin": (0, 0, 0),
         "remainder": (0, 0, 0),
         "shrink": (1, 1, 1),
-        "windows": None,
-        "output": None,
-        "padding": (),
-        "spacing": None,
     }
-    declared = _declared(net, facts) | _overrides(choice)
+    declared = _declared(net, facts) | getattr(net, "of_maker", {}) | _overrides(choice)
     facts |= declared
     missing = [key for key in GEOMETRY if key not in declared]
     if set(missing) - {"out_channels"}:  # check_shapes finds wrong out_channels

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,22 +42,37 @@ class Grey:
 class MadeNet(nn.Module):
     """A net of a maker's folder, which gets grey levels as its maker's tools give them; a mean over several folds.
 
-    Its makers pad small volumes by zeros after they map grey levels, so that `padding` becomes zero by that.
+    Makers pad small volumes with zeros, after they map grey levels.
 
     Args:
         nets: (n, c, z, y, x) or (n, c, y, x) each.
         greys: what is done to each channel first.
         flips: axes of a window, counted from z or y, of whose mirrored forms the mean is taken.
+
+    Attributes:
+        of_maker: facts of the net that its folder gives, by their names in `NetFacts`.
     """
 
     intensity = "raw"
+    of_maker: Mapping[str, object]
 
     def __init__(self, nets: Collection[nn.Module], greys: Collection[Grey] = (), flips: Collection[int] = ()) -> None:
         super().__init__()
         self.nets = nn.ModuleList(nets)
-        self.padding = () if all(grey.is_nothing for grey in greys) else tuple(grey.mean for grey in greys)
         self.greys = () if all(grey.is_nothing for grey in greys) else tuple(greys)
         self.forms = [()] if not flips else _subsets(sorted(flips))
+
+    @property
+    def bare(self) -> MadeNet:
+        """This net without its mapping of grey levels, whose clipping hides what a net sees."""
+        bare = MadeNet(list(self.nets))
+        bare.forms = self.forms
+        return bare
+
+    @property
+    def padding(self) -> tuple[float, ...]:
+        """What becomes zero by the mapping of grey levels, of each channel; nothing where none is mapped."""
+        return tuple(grey.mean for grey in self.greys)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.greys:

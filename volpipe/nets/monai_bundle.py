@@ -7,6 +7,7 @@ evaluated, and what it names that is not done here is refused by name
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -152,16 +153,18 @@ def load_bundle(folder: Path, options: Mapping[str, Any], *, trust: bool) -> nn.
         bundle = Bundle.read(folder)
         normalise, grey = _grey(bundle)
         net = MadeNet([_net(bundle, options, trust=trust)], [grey])
-        facts: dict[str, object] = {"normalise": normalise, "windows": _windows(bundle), "output": _output(bundle)}
+        windows = _windows(bundle)
+        facts: dict[str, object] = {
+            "normalise": normalise, "padding": net.padding, "windows": windows, "window": windows.shape,
+            "output": _output(bundle),
+        }  # fmt: skip
         spacing = next((given for name, given in bundle.transforms if name == "Spacing"), None)
         if spacing is not None:
             facts["spacing"] = tuple(float(n) for n in spacing["pixdim"])
         described = bundle.section("network_def", "net", "network")
         count = (described[1] if described else {}).get("in_channels")
         facts |= {"in_channels": count} if isinstance(count, int) else {}
-        facts["window"] = _windows(bundle).shape
-        for name, value in facts.items():
-            setattr(net, name, value)
+        net.of_maker = facts
     except VolpipeError as error:
         raise VolpipeError(f"MONAI bundle {folder}: {error}") from error
     return net
@@ -181,7 +184,9 @@ def _net(bundle: Bundle, options: Mapping[str, Any], *, trust: bool) -> nn.Modul
             )
         import torch
 
-        program: nn.Module = torch.jit.load(str(file), map_location="cpu")  # type: ignore[no-untyped-call]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # to whoever makes such files
+            program: nn.Module = torch.jit.load(str(file), map_location="cpu")  # type: ignore[no-untyped-call]
         return program
     described = bundle.section("network_def", "net", "network")
     if described is None:

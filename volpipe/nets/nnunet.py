@@ -198,14 +198,13 @@ def _built(results: Results) -> nn.Module:
         "halo": (0, 0, 0),
         "window": window,
         "tile_invariant": False,
-        "is_flat": results.is_flat,
         "normalise": normalise,
+        "padding": made.padding,
         "windows": Windows(shape=window, overlap=overlap, blend="gaussian", placement="even"),
         "output": Output(activation="sigmoid") if results.has_regions else Output(kind="classes"),
         "spacing": results.in_volume(results.configuration["spacing"], 0),
     }
-    for name, value in facts.items():
-        setattr(net, name, value)
+    net.is_flat, net.of_maker = results.is_flat, facts  # type: ignore[assignment]  # new ones
     return net
 
 
