@@ -37,7 +37,7 @@ OUT = "s3://cells/out"
 FLOW = """
 [[stage]]
 name = "chances"
-net = { name = "identity" }
+net = { name = "identity", intensity = "unit" }
 windows = { shape = [8, 8, 8], overlap = 0, block = [1, 1, 1] }
 output = { levels = 1 }
 
@@ -216,7 +216,8 @@ def test_flows_into_two_places_know_nothing_of_each_other(bucket: Bucket, folder
     for plan in (first, second):
         for stage in plan.stages[:2]:
             assert RunFolder.from_output(stage.out) == stage.folder
-        assert plan.stages[0].folder.load(Plan) == plan.stages[0].plan
+        stored, first = plan.stages[0].folder.load(Plan), plan.stages[0].plan
+        assert stored is not None and stored.identity == first.identity
 
 
 def test_a_stage_that_is_taken_away_from_a_bucket_is_made_again_with_its_scores(bucket: Bucket, folder: Path) -> None:

@@ -91,7 +91,7 @@ class Source(BaseModel):
 
     def as_planned(self) -> Volume:
         """Return the volume as it was planned, also where it has grown since; one that has shrunk cannot be opened."""
-        volume = open_volume(self.path, self.key, view=self.view, is_planned=True)
+        volume = open_volume(self.path, self.key, view=self.view, is_planned=True).as_it_is
         return volume.as_it_was(self.shape, np.dtype(self.dtype), self.slices)
 
 
