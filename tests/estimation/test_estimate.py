@@ -398,7 +398,7 @@ def test_a_net_that_fails_is_told_by_the_rehearsal_and_leaves_nothing(tmp_path: 
 LIMITS = [
     (Limits(worker_bytes=700 << 20), r"a worker needs 0\.7 GiB of memory and has 0\.7 GiB; use a windows\.block below"),
     (Limits(free_files=10), r"need [\d,]+ files and folders, and .* may have 10; use larger output\.shard"),
-    (Limits(free_bytes=1000), r"need [\d.]+ MiB and .* has 0\.0 free; free some, choose another --out"),
+    (Limits(free_bytes=1000), r"need 203\.0 KiB and .* has 1\.0 free; free some, choose another --out"),
 ]
 
 

@@ -13,14 +13,14 @@ from command import THREADS, Ended, Give, giver, set_each
 from inline import perform
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.errors import ChunkError, PlanError
+from volpipe.errors import ChunkError, IncompleteError, PlanError
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.inference.roi import find_part
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Job
 from volpipe.volumes.storage import damage
-from volpipe.volumes.volume import open_volume
+from volpipe.volumes.volume import View, open_volume
 
 SHAPE = (16, 32, 48)
 CHUNK = 16  # 1 × 2 × 3 chunks
@@ -65,7 +65,15 @@ def covered(boxes: list[Box]) -> np.ndarray:
 
 
 def voxels(folder: Path, name: str = "out.zarr") -> np.ndarray:
+    """Return all voxels of an output that is complete."""
     return open_volume(folder / name, level=0).open()[...]
+
+
+def voxels_so_far(folder: Path) -> np.ndarray:
+    """Return the voxels of an output that is not complete, which is read only as it is."""
+    with pytest.raises(IncompleteError, match=r"out\.zarr:s0 is incomplete: .* `volpipe run .*` completes it; "):
+        voxels(folder)
+    return open_volume(folder / "out.zarr", level=0, view=View(incomplete=True)).open()[...]
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -80,7 +88,7 @@ def test_a_damaged_chunk_costs_its_own_blocks_and_is_named_with_its_file(tmp_pat
     rows = missing(ended.err)
     assert np.array_equal(covered([box for stage, box in rows if stage == "infer"]), covered([BAD]))
     assert [box for stage, box in rows if stage == "pyramid 1"] == [BAD]
-    assert np.array_equal(voxels(tmp_path), np.where(covered([BAD]), 0, noise(SHAPE)))
+    assert np.array_equal(voxels_so_far(tmp_path), np.where(covered([BAD]), 0, noise(SHAPE)))
     log = (tmp_path / "out.zarr.run/volpipe.log").read_text()
     assert log.count(" failed (attempt 1): ") == 8
     assert "(attempt 2)" not in log
@@ -113,7 +121,7 @@ def test_shards_that_neighbours_would_add_to_stay_missing_and_are_named(tmp_path
     assert lost[covered([BAD])].all()
     assert not lost[:, :8, :].any()
     assert not lost[:, :, :16].any()
-    assert np.array_equal(voxels(tmp_path)[~lost], noise(SHAPE)[~lost])
+    assert np.array_equal(voxels_so_far(tmp_path)[~lost], noise(SHAPE)[~lost])
     written = {tuple(int(n) * 8 for n in f.parts[-3:]) for f in (tmp_path / "out.zarr/s0/c").rglob("*") if f.is_file()}
     shards = {tuple(c) for c in np.argwhere(lost).tolist() if all(v % 8 == 0 for v in c)}
     assert not written & shards  # a shard is whole or absent
@@ -129,7 +137,7 @@ def test_stored_windows_of_damaged_input_cost_the_same_boxes(tmp_path: Path, giv
     rows = missing(give("status", "--all", "out.zarr").out)
     for stage in ("factor", "infer"):
         assert np.array_equal(covered([box for name, box in rows if name == stage]), covered([BAD]))
-    assert np.array_equal(voxels(tmp_path), np.where(covered([BAD]), 0, noise(SHAPE)))
+    assert np.array_equal(voxels_so_far(tmp_path), np.where(covered([BAD]), 0, noise(SHAPE)))
 
 
 def test_a_strict_run_stops_at_a_damaged_chunk(tmp_path: Path, give: Give) -> None:
@@ -170,8 +178,10 @@ def test_only_a_box_is_computed_and_the_rest_later_to_the_same_bytes(tmp_path: P
     held = r"^\d+ blocks beyond --only are not done; the same command without it does the rest$"
     assert re.search(held, ended.out, re.M)
     assert ended.out.splitlines()[-1] == f"wrote the part 0:8,8:16,30:33 of {tmp_path / 'out.zarr'}"
-    made = voxels(tmp_path)
-    wanted = covered([Box((0, 8, 24), (8, 16, 40))])
+    made = voxels_so_far(tmp_path)
+    part = Box((0, 8, 24), (8, 16, 40))  # all shards that the box touches
+    assert np.array_equal(open_volume(tmp_path / "out.zarr").open()[part.slices], noise(SHAPE)[part.slices])
+    wanted = covered([part])
     assert np.array_equal(made[wanted], noise(SHAPE)[wanted])
     assert not made[:, 24:].any()
     assert not made[:, :, :8].any()

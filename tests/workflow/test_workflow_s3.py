@@ -37,14 +37,14 @@ OUT = "s3://cells/out"
 FLOW = """
 [[stage]]
 name = "chances"
-net = { name = "identity", intensity = "unit" }
+net = { name = "identity" }
 windows = { shape = [8, 8, 8], overlap = 0, block = [1, 1, 1] }
 output = { levels = 1 }
 
 [[stage]]
 name = "objects"
 kind = "label"
-input = { stage = "chances", kind = "foreground" }
+input = { stage = "chances", kind = "foreground", range = [0, 255] }
 objects = { method = "components", threshold = 0.5 }
 output = { block = [16, 16, 16], chunk = [8, 8, 8], levels = 1 }
 
@@ -57,7 +57,7 @@ reference = "truth.n5"
 [[stage]]
 name = "coarse"
 kind = "label"
-input = { stage = "chances", kind = "foreground", level = 1 }
+input = { stage = "chances", kind = "foreground", level = 1, range = [0, 255] }
 objects = { method = "components", threshold = 0.5 }
 output = { block = [8, 8, 8], chunk = [4, 4, 4], levels = 0 }
 
@@ -216,8 +216,8 @@ def test_flows_into_two_places_know_nothing_of_each_other(bucket: Bucket, folder
     for plan in (first, second):
         for stage in plan.stages[:2]:
             assert RunFolder.from_output(stage.out) == stage.folder
-        stored, first = plan.stages[0].folder.load(Plan), plan.stages[0].plan
-        assert stored is not None and stored.identity == first.identity
+        kept = plan.stages[0].folder.load(Plan)
+        assert kept is not None and kept.model_dump() == plan.stages[0].plan.model_dump()  # notes are not kept
 
 
 def test_a_stage_that_is_taken_away_from_a_bucket_is_made_again_with_its_scores(bucket: Bucket, folder: Path) -> None:
