@@ -12,15 +12,20 @@ import numpy as np
 import pytest
 from command import THREADS, Give, begin, finish, giver, wait_until
 from skimage.measure import label as labelled
-from volumes import fingerprint, write_volume
+from volumes import fingerprint, noise, write_volume
 
 from volpipe.geometry.affinities import affinities
+from volpipe.recipes.workflow import find_flow
+from volpipe.segmentation.estimate import SegmentTimes
 from volpipe.synthetic.volume import Sample, write_sample
+from volpipe.units import duration
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow import stages as kinds
+from volpipe.workflow.cost import known_times
+from volpipe.workflow.plan import plan_flow
 
 OFFSETS = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]
-# What a perfect net would give, of a volume that shows each object in a grey value of its own.
+# What a perfect net would give, of a volume that shows each object in two grey values of its own, speckled.
 NETS = """
 import torch
 from torch import nn
@@ -31,6 +36,7 @@ class Affinities(nn.Module):
     window, intensity = (10, 10, 10), "unit"
 
     def forward(self, x):
+        x = x.div(2, rounding_mode="floor")
         before = [functional.pad(x, pad)[(..., *cut)] for pad, cut in (
             ((0, 0, 0, 0, 1, 0), (slice(-1), slice(None), slice(None))),
             ((0, 0, 1, 0, 0, 0), (slice(None), slice(-1), slice(None))),
@@ -67,19 +73,21 @@ labels = true
 reference = "truth.n5"
 """
 SHAPE = (32, 32, 48)
+NUM_WORKERS = 2  # of the site threads
 
 
 @pytest.fixture
 def truth(tmp_path: Path) -> np.ndarray:
-    """Labels of a sample, few enough for grey values, as `in.n5` and as `truth.n5`; nets and a recipe beside them."""
+    """Labels of a sample as `truth.n5`, an image of them as `in.n5`, and nets and a recipe beside them."""
     write_sample(tmp_path / "sample.n5", Sample(SHAPE, 3))
     found = open_volume(tmp_path / "sample.n5", "labels").open()[...]
-    grey = (np.unique(found, return_inverse=True)[1].reshape(SHAPE) % 255 + (found.min() > 0)).astype(np.uint8)
-    write_volume(tmp_path / "in.n5", grey)
-    write_volume(tmp_path / "truth.n5", grey)
+    labels = (np.unique(found, return_inverse=True)[1].reshape(SHAPE) + (found.min() > 0)).astype(np.uint8)
+    assert len(np.unique(found)) < 127  # twice each, and one, are grey levels of 8 bits
+    write_volume(tmp_path / "in.n5", 2 * labels + noise(SHAPE) % 2)
+    write_volume(tmp_path / "truth.n5", labels)
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "flow.toml").write_text(FLOW)
-    return grey
+    return labels
 
 
 @pytest.fixture
@@ -176,13 +184,20 @@ def test_what_stages_took_stands_beside_what_the_plan_said_before(
         r"^(pieces|edges|solve|number|name|graph|paint|pyramid \d) .* (≈ [\d.]+ s)$", planned, re.MULTILINE
     )
     assert len(stages) >= 7
+    flow = find_flow(tmp_path / "flow.toml")
+    assert flow is not None
+    known = known_times(plan_flow(flow, str(tmp_path / "in.n5"), tmp_path / "out", tmp_path), NUM_WORKERS)["objects"]
+    assert isinstance(known, SegmentTimes)
+    of_tasks = {stage.name: stage.seconds for stage in known.stages}
+    rounds = {stage.name: -(-stage.num_tasks // NUM_WORKERS) / stage.num_tasks for stage in known.stages}
+    assert stages == [(name, f"≈ {duration(rounds[name] * seconds)}") for name, seconds in of_tasks.items()]
     for name in ("calibrate", "calibrate_segmentation", "calibrate_evaluation"):
         monkeypatch.setattr(kinds, name, None)  # so that nothing can be tried again
     made = give(*COMMAND)
     assert made.code == 0
     took = dict(re.findall(r"^(\w+) +(?:run|label|evaluate) +[\d.]+ s(?: \(([^)]*s)\))? ", made.out, re.MULTILINE))
     assert took == said | {"affinities": ""}  # of which blocks were tried over nothing
-    tasks = ", ".join(rf"{name} [\d.]+ s \({time}\)" for name, time in stages)
+    tasks = ", ".join(rf"{name} [\d.]+ s \(≈ {duration(seconds)}\)" for name, seconds in of_tasks.items())
     assert re.search(
         rf"objects.zarr in [\d.]+ s \(planned {said['objects']}\); tasks: {tasks}$", made.out, re.MULTILINE
     )
