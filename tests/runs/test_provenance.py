@@ -12,7 +12,7 @@ from command import Give, giver, set_each
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.recipes.inference import Recipe, load_recipe
-from volpipe.runs.provenance import sessions_of, settings_of, to_toml, toml
+from volpipe.runs.provenance import read_provenance, sessions_of, settings_of, to_toml, toml
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.identity import fingerprint as input_fingerprint
@@ -113,6 +113,26 @@ def test_the_command_that_reproduce_prints_makes_the_same_voxels(tmp_path: Path,
     assert give(*arguments).code == 0
     arrays = [fingerprint(tmp_path / name / "s0") for name in ("out.zarr", "out_again.zarr")]
     assert arrays[0] == arrays[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ((), ["windows.blend=hann"]),
+        (("windows.blend=crop",), []),
+        (("windows.placement=edge",), ["windows.blend=hann", "windows.placement=edge"]),
+    ],
+)
+def test_reproduce_prints_no_tiling_that_the_net_has_by_itself(
+    tmp_path: Path, give: Give, settings: tuple[str, ...], kept: list[str]
+) -> None:
+    assert give(*command("out.zarr", *settings)).code == 0
+    arguments = shlex.split(give("reproduce", "out.zarr").out)[4:]
+    tiling = [word.replace('"', "") for word in arguments if word.startswith(("windows.blend=", "windows.placement="))]
+    assert tiling == kept
+    assert give(*arguments).code == 0
+    first, again = (read_provenance(tmp_path / name)["recipe"]["windows"] for name in ("out.zarr", "out_again.zarr"))
+    assert (first["blend"], first["placement"]) == (again["blend"], again["placement"])
 
 
 def test_a_recipe_file_is_not_overwritten(tmp_path: Path, give: Give) -> None:

@@ -290,6 +290,10 @@ class RunOrigin(Origin):
         tree["windows"]["shape"] = self.windows.get("shape", tree["windows"]["shape"])
         if tree["windows"]["blend"] != "crop":  # else the halo decides, whatever the windows
             tree["windows"]["overlap"] = self.windows.get("overlap", tree["windows"]["overlap"])
+        if self.net.get("tile_invariant") and self.net.get("windows") is None:
+            # what `with_tiling` chooses for such a net by itself
+            for key, own in (("blend", "crop"), ("placement", "lattice")):
+                tree["windows"][key] = "auto" if tree["windows"].get(key) == own else tree["windows"][key]
         for key in ("channels_last", "precision"):
             tree["infer"][key] = self.windows.get(key, tree["infer"][key])
         return Recipe.model_validate(tree)
