@@ -64,7 +64,7 @@ def info(
         except (VolpipeError, OSError) as error:
             if len(volumes) == 1:
                 raise
-            err.print(f"volpipe: {error}", markup=False)
+            err.print(f"volpipe: {error}")
             is_refused = True
     if is_refused:
         raise typer.Exit(REFUSED)
@@ -175,7 +175,7 @@ def convert(
     started = time.perf_counter()
     source = vp.open(volume, level=level, view=view)
     for note in source.notes:
-        out.print(f"note        {volume}: {note}", markup=False)
+        out.print(f"note        {volume}: {note}")
     with bars() as shown:
         copy = vp.convert(
             source, target, format=format, chunk=sizes[0], shard=sizes[1], codec=codec,

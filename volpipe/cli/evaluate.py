@@ -104,7 +104,7 @@ def evaluate(
         print_missing(result)
         raise typer.Exit(INCOMPLETE)
     for note in result.notes:
-        err.print(f"note: {note}", markup=False)
+        err.print(f"note: {note}")
     out.print(score_table(result.scores, result.plan.output))
     if json_out is not None:
         text = json.dumps(result.to_json(), indent=1, allow_nan=False)

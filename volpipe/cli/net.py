@@ -103,22 +103,21 @@ def _describe(report: NetReport) -> None:
         f"net {facts.label}, {facts.num_parameters:,} parameters, {facts.in_channels} → {facts.out_channels} channels"
     )
     for line in report.notes:
-        out.print(line, markup=False)
-    out.print(f"it is {kind}{context}", markup=False)
+        out.print(line)
+    out.print(f"it is {kind}{context}")
     if geometry is not None and geometry.least is not None:
         window, output = geometry.least
         out.print(
             f"a window ({facts.in_channels}, {', '.join(map(str, window))}) gives ({geometry.out_channels}, "
             f"{', '.join(map(str, output))}); it takes windows of {_lengths(facts)} voxels",
-            markup=False,
         )
     if facts.outputs:
         taken = f"; {report.recipe.net.output} is taken" if report.recipe.net.output is not None else ""
-        out.print(f"it gives {len(facts.outputs)} outputs: {', '.join(facts.outputs)}{taken}", markup=False)
+        out.print(f"it gives {len(facts.outputs)} outputs: {', '.join(facts.outputs)}{taken}")
     for layer in report.whole_window_layers:
         out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
     if geometry is not None and geometry.whole_window and not report.whole_window_layers:
-        out.print(f"looks at whole windows: {geometry.whole_window}", markup=False)
+        out.print(f"looks at whole windows: {geometry.whole_window}")
 
 
 def _lengths(facts: NetFacts) -> str:

@@ -98,7 +98,7 @@ def segment(
 
     def on_plan(plan: SegmentPlan) -> None:
         for warning in plan.warnings():
-            err.print(f"warning: {warning}", markup=False)
+            err.print(f"warning: {warning}")
         out.print(describe_plan(plan))
 
     with interruptible(), showing() as show:
