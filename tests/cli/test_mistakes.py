@@ -206,7 +206,10 @@ def test_a_script_of_a_job_warns_of_what_cannot_be_seen_and_stays_a_script(give:
     )
     assert (alone.code, away.code) == (0, 0)
     assert "you gave no --config: site local computes all blocks in the driver's own job, on its 2 cores" in alone.err
-    assert away.err == "volpipe: warning: /far/off/v is not here; whether in.n5 is in it was not checked\n"
+    mount, site = away.err.splitlines()
+    assert mount == "volpipe: warning: /far/off/v is not here; whether in.n5 is in it was not checked"
+    assert site.startswith("volpipe: warning: site slurm_htex cannot be used here: ")
+    assert site.endswith("; whether the job can use it was not checked")
     for ended in (alone, away):
         assert ended.out.startswith("#!/bin/bash\n") and "warning" not in ended.out
 

@@ -364,9 +364,10 @@ def test_the_command_prints_and_writes_and_its_exit_code_is_that_of_the_limits(g
         f"limit violated: psnr=60: the PSNR is {known:.6g} dB",
         "limit violated: largest=2: the largest difference is 3",
     ]
-    assert give(*base, "--limit", "psnr=x").code == 2
     assert give(*base[:-1], "p.txt").err.startswith("volpipe: --page p.txt: an HTML page is written")
     assert sorted(path.name for path in Path().iterdir()) == ["a.npy", "b.npy", "c.json", "p.html"]
+    assert give(*base, "--limit", "psnr=x").code == 2
+    assert sorted(path.name for path in Path().iterdir()) == ["a.npy", "b.npy", "c.json"]
 
 
 def pictures(result: ComparisonResult) -> list[Picture]:

@@ -362,7 +362,9 @@ def test_a_folder_of_other_work_is_left_alone(pair: tuple[np.ndarray, np.ndarray
 
 
 @pytest.mark.parametrize("option", ["--json", "--picture"])
-@pytest.mark.parametrize(("target", "why"), [("gone/x", "there is no folder gone"), (".", "it is a folder")])
+@pytest.mark.parametrize(
+    ("target", "why"), [("gone/x.png", "there is no folder gone"), ("folder.png", "it is a folder")]
+)
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_scored(
     option: str,
     target: str,
@@ -372,6 +374,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_scored(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    (tmp_path / "folder.png").mkdir()
     give = giver(tmp_path, monkeypatch, capsys)
     ended = give("evaluate", "made.tif", "truth.tif", "--config", "threads", option, target)
     assert (ended.code, ended.out) == (2, "")

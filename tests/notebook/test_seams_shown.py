@@ -69,7 +69,7 @@ def test_reports_and_paths_show_the_scores_of_the_run(choice: dict[str, Any]) ->
         assert list(seams.scores) == report.seams
         assert [profile.axis for profile in seams.profiles] == ["z", "y", "x"]
         assert f"z {report.seams[0].value:.2f}" in repr(seams)
-    assert seams.png().startswith(b"\x89PNG") and "<td>none</td>" in seams._repr_html_()
+    assert seams.png().startswith(b"\x89PNG") and "<td>no step</td>" in seams._repr_html_()
 
 
 def test_an_output_of_one_window_has_no_faces(choice: dict[str, Any]) -> None:
