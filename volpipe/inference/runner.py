@@ -152,7 +152,8 @@ class Runner:
         # oneDNN's order of sums depends on the window's shape.
         torch.backends.mkldnn.enabled = not choice.exact  # type: ignore[assignment]  # a descriptor
         net_choice, search_path = plan.recipe.net, plan.search_path
-        net = build_net(net_choice, search_path)
+        # Windows that are tried where memory is short could make a net of volumes one of slices.
+        net = build_net(net_choice, search_path, facts=plan.net)
         weights, code = weights_digest(net_choice, net, search_path), code_hash(net_choice.name, search_path)
         net = net.to(device)
         if plan.channels_last:

@@ -59,11 +59,12 @@ SMALL = 16  # voxels along an axis of a window that is computed twice
 log = logging.getLogger(__name__)
 
 
-def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
+def build_net(choice: NetChoice, search_path: str = "", *, facts: NetFacts | None = None) -> nn.Module:
     """Return the net of `choice` in evaluation mode, on the CPU, with its weights loaded, and the interface of ours.
 
     Args:
         search_path: folder of relative files and modules: where the run was started.
+        facts: of this net, which say whether it takes slices; else that is tried.
 
     Raises:
         VolpipeError: no such net, options it does not take, weights that do not fit it, or untrusted code.
@@ -81,9 +82,10 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
     is_served = is_shipped(choice) or hasattr(net, "package")  # as one of ours
     if is_served and not (choice.plane or choice.context or (is_shipped(choice) and choice.output is not None)):
         return net
-    from volpipe.nets.adapter import adapted
+    from volpipe.nets.adapter import Adapter, adapted
 
-    adapter = adapted(_as_float32(net), choice)
+    net = _as_float32(net)
+    adapter = adapted(net, choice) if facts is None else Adapter(net, choice, is_flat=bool(facts.planes))
     # An output with as many voxels as its window lacks none; where it does, and unevenly, is known once it is measured.
     adapter.uneven = functools.cache(lambda: cached_geometry(choice, search_path))
     return adapter
