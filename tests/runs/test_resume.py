@@ -151,7 +151,7 @@ def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_can_go_on(
     slow = Slow(tmp_path / "cut", seconds=0.01, mode=mode, environment=ONE_WORKER)
     slow.begin()
     slow.wait_for_calls(8)
-    (interchange,) = [p for p in processes_in(slow.folder) if "interchange" in p.name()]
+    (interchange,) = [p for p in processes_in(slow.folder) if p.is_running() and "interchange" in p.name()]
     interchange.kill()
     ended = slow.finish()
     assert ended.code == 1

@@ -14,8 +14,10 @@ from arrays import make
 from command import THREADS, Ended, Give, giver, named_by_verify, set_each
 from volumes import noise
 
+from volpipe.errors import IncompleteError
 from volpipe.segmentation import tasks
 from volpipe.segmentation.fragments import Fragments
+from volpipe.volumes.completeness import mark_incomplete
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.status import find_status
 
@@ -27,8 +29,9 @@ BLOCKS = 2 * 2 * 2
 
 @pytest.fixture
 def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
-    """The command; affinities of noise lie at a.zarr."""
-    make(tmp_path / "a.zarr", noise((9, 13, 16, 11)), chunks=(9, 4, 4, 4))
+    """The command; affinities of noise lie at a.zarr, each nearer to its end of 0 and 255, as nets give them."""
+    data = noise((9, 13, 16, 11))
+    make(tmp_path / "a.zarr", np.where(data < 128, data // 5, 255 - (255 - data) // 5), chunks=(9, 4, 4, 4))
     return giver(tmp_path, monkeypatch, capsys)
 
 
@@ -155,8 +158,15 @@ def test_a_driver_that_was_killed_while_it_closed_its_output_is_made_up_for(tmp_
     (run / "sessions.jsonl").write_text(lines[0])
     said.unlink()
     (run / "edges").mkdir()
-    assert give("status", "l.zarr").code == 0
+    mark_incomplete(tmp_path / "l.zarr", "zarr3", "volpipe segment")
+    status = give("status", "l.zarr")
+    assert status.code == 1
+    assert "not complete; all is computed, and `volpipe segment` again closes the output" in status.out
+    with pytest.raises(IncompleteError, match=r"`volpipe segment` completes it"):
+        open_volume(tmp_path / "l.zarr").open()[...]
     assert "is complete already" in give(*COMMAND).out
+    assert give("status", "l.zarr").code == 0
+    assert open_volume(tmp_path / "l.zarr").open()[...].any()
     assert said.read_bytes() == told
     assert {path.name for path in run.iterdir()} == known
     assert give("verify", "l.zarr").code == 0

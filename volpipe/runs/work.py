@@ -221,7 +221,7 @@ class HeldWork(ABC, Generic[R]):
         try:
             yield
         except Exception as error:
-            if self._write_report():
+            if self._write_report(reason=reason_of(error)):
                 error.add_note(f"report: {self.folder.path / REPORT}")
             raise
         except BaseException:  # interrupted
@@ -231,13 +231,15 @@ class HeldWork(ABC, Generic[R]):
         if not (was_current and before == list(map(paths.size, self.witnesses()))):
             self._write_report()
 
-    def _write_report(self, *, with_pictures: bool = True) -> bool:
-        """Write the report, and return whether it could be written."""
+    def _write_report(self, *, with_pictures: bool = True, reason: str = "") -> bool:
+        """Write the report, and return whether it could be written; the user knows of the `reason` why work stops."""
         try:
             with paths.reading_once():
                 write_page(self.page(with_pictures=with_pictures), self.folder.path / REPORT)
         except Exception as error:
-            log.warning("no report was written to %s: %s", self.folder.path / REPORT, reason_of(error), extra=NOTICE)
+            why = reason_of(error)
+            extra = None if why == reason else NOTICE
+            log.warning("no report was written to %s: %s", self.folder.path / REPORT, why, extra=extra)
             return False
         return True
 
