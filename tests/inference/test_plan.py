@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from volpipe.geometry.block_shape import (
 from volpipe.inference.plan import Plan, load_plan
 from volpipe.inference.tiling import LARGEST_WASTE
 from volpipe.nets.facts import NetFacts
+from volpipe.volumes.volume import View
 
 FEW = settings(max_examples=60)
 
@@ -221,11 +223,11 @@ def test_a_net_of_other_channels_is_refused() -> None:
     assert planned(of=volume(num_channels=2), net=facts(in_channels=2)).source.num_channels == 2
 
 
-def test_a_net_that_normalises_by_window_is_refused_unless_the_recipe_says_otherwise() -> None:
+def test_a_net_that_normalises_by_window_is_tiled_at_the_edge_unless_the_recipe_says_otherwise() -> None:
     net = facts(tile_invariant=False)
-    with pytest.raises(PlanError, match=r"net\.accept_tile_variance=true"):
-        planned(net=net)
-    assert planned("net.accept_tile_variance=true", net=net).net == net
+    assert (planned(net=net).blend, planned(net=net).lattice.placement) == ("gaussian", "edge")
+    cropped = planned("windows.blend=crop", net=net)
+    assert (cropped.blend, cropped.lattice.placement) == ("crop", "lattice")
 
 
 ADVICE = {
@@ -299,7 +301,9 @@ def other(value: object) -> object:
     if isinstance(value, int | float):
         return value + 1
     if isinstance(value, tuple):
-        return (*value[:-1], other(value[-1]))
+        return (*value[:-1], other(value[-1])) if value else ("more",)
+    if isinstance(value, View):
+        return replace(value, channel="else")
     return {"more": 1} if isinstance(value, dict) else f"{value} else"
 
 

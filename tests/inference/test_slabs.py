@@ -193,6 +193,7 @@ SPOIL = (
 )
 SPOILED = (
     "net.name=spoil.py:spoil",
+    "net.accept_tile_variance=true",
     "windows.placement=lattice",
     "windows.blend=crop",
     "net.intensity=same",

@@ -92,11 +92,10 @@ def planned(folder: Path, name: str, *settings: str) -> Plan:
 
 
 @pytest.mark.parametrize("name", ["mean", "excite"])
-def test_a_net_that_looks_at_its_whole_window_by_code_is_refused(folder: Path, name: str) -> None:
-    with pytest.raises(VolpipeError, match=f"net {name} looks at whole windows"):
-        planned(folder, name)
-    plan = planned(folder, name, ALLOWED)
+def test_a_net_that_looks_at_its_whole_window_by_code_is_tiled_at_the_edge(folder: Path, name: str) -> None:
+    plan = planned(folder, name)
     assert (plan.net.halo, plan.net.tile_invariant) == ((0, 0, 0), False)
+    assert (plan.lattice.placement, plan.blend) == ("edge", "gaussian")
     assert planned(folder, name, ALLOWED, "net.halo=[2,2,2]").net.halo == (2, 2, 2)
 
 

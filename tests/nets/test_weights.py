@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from command import THREADS, Ended, Give, begin, finish, giver, set_each
@@ -394,7 +393,6 @@ LACKING = [
         Seen(torch.nn.Conv3d(1, 1, 3)),
         r"a whole net, .*save_file\(net\.state_dict\(\), 'w\.|Seen would.*file\.state",
     ),
-    ({"state_dict": STATE, "best": np.float64(0.5)}, r"holds no plain tensors alone: numpy\.\S+.* would be made"),
     (
         {"state_dict": STATE, "args": argparse.Namespace(a=1)},
         r"alone: argparse\.Namespace would be made, which is",

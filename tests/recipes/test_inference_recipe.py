@@ -55,13 +55,13 @@ def test_settings_win_over_the_file(tmp_path: Path) -> None:
     [
         ("windows.blent=hann", "unknown key windows.blent .did you mean 'blend'?"),
         ("window.blend=hann", "unknown key window .did you mean 'windows'?"),
-        ("windows.blend=cosine", "^--set windows.blend=cosine: 'cosine' is not one of crop, .*hann"),
+        ("windows.blend=cosine", "^--set windows.blend=cosine: 'cosine' is neither one of crop, .*hann, .* nor auto"),
         ("windows.shape=[1,2]", r"^--set .*: \[1, 2\] is neither a list of three whole numbers \[z, y, x\] nor auto$"),
         ("infer.batch=two", "^--set infer.batch=two: 'two' is neither a whole number from 1 nor auto$"),
         ("blend=hann", "unknown key blend .did you mean 'windows.blend'?"),
         ("infer.compile=maybe", "'maybe' is not true or false$"),
         ("normalise.std=-1", "-1 is not a number above 0"),
-        ("windows=5", "5 is not a section, which has the keys shape, overlap, blend, block$"),
+        ("windows=5", "5 is not a section, which has the keys shape, overlap, blend, placement, block$"),
         ("net.options=3", "3 is not a table$"),
         ("output.codec_level=99", "99 is not a whole number from 0 to 22$"),
         ("input.empty=nan", "nan is neither missing nor a number, not infinite and not nan$"),
@@ -139,7 +139,7 @@ def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
 
 def test_differences_name_keys_and_both_values() -> None:
     new = load_recipe(Path("none"), ["windows.blend=hann", "net.options.seed=3"])
-    assert differences(Recipe(), new) == ["net.options.seed: not set -> 3", "windows.blend: 'crop' -> 'hann'"]
+    assert differences(Recipe(), new) == ["net.options.seed: not set -> 3", "windows.blend: 'auto' -> 'hann'"]
 
 
 def test_a_mistake_is_blamed_on_whoever_made_it(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def ramp(scale=(1, 1, 1), calls=""):
     return Ramp(scale, calls)
 """
 RAW = (
-    "net.name=net.py:ramp", "windows.placement=lattice", "normalise.method=none", "output.dtype=float32",
+    "net.name=net.py:ramp", "net.accept_tile_variance=true", "normalise.method=none", "output.dtype=float32",
     "output.intensity=raw",
 )  # fmt: skip
 

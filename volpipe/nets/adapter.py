@@ -15,7 +15,7 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, triple
-from volpipe.nets.net_geometry import Geometry, OutputError
+from volpipe.nets.net_geometry import Geometry, OutputError, UnmeasurableError
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import nearest
 
@@ -117,7 +117,10 @@ class Adapter(nn.Module):
         """Return an output that lacks as many voxels before as behind."""
         if self.uneven is None or not any(m % n for n, m in zip(window[2:], out.shape[2:], strict=True)):
             return out
-        geometry = self.uneven()
+        try:
+            geometry = self.uneven()
+        except UnmeasurableError:  # then its output is compared with what is declared
+            return out
         for axis, (uneven, ratio) in enumerate(zip(geometry.uneven, geometry.ratios, strict=True), 2):
             first = ratio.out(uneven)
             out = out.narrow(axis, first, out.shape[axis] - first)
@@ -201,6 +204,8 @@ def _takes_any(net: nn.Module, channels: Sequence[int], num_axes: int) -> bool:
                 with torch.inference_mode():
                     net(torch.zeros((1, number, *(size,) * num_axes)))
                 return True
+            except (MemoryError, torch.OutOfMemoryError):  # which says nothing of its axes
+                raise
             except Exception:  # whatever the net's code raises for such a window
                 continue
     return False

@@ -467,7 +467,7 @@ def _with(sizes: Sequence[int], axis: int, size: int) -> Triple:
 def _shifts(net: Net, in_channels: int, axis: int, window: Triple, margin: int, stride: int, ratio: Ratio) -> bool:
     """Return whether shifting the input by `stride` along `axis` only shifts the output, `margin` off the faces."""
     length = window[axis]
-    margin = align_up(margin, ratio.shrink)
+    margin = align_up(max(margin, stride), ratio.shrink)
     count = ratio.out(length - 2 * margin)
     if count <= 0:
         return True  # no voxel is that far inside
