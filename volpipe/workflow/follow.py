@@ -140,9 +140,9 @@ class FollowWork(HeldWork[R]):
             presence.wait(time.time() + self.seconds)
         return report
 
-    def _write_report(self, *, with_pictures: bool = True) -> bool:
+    def _write_report(self, *, with_pictures: bool = True, reason: str = "") -> bool:
         """Write the report, unless somebody interrupts a wait: there is one, with pictures."""
-        return (with_pictures or not self.waits) and super()._write_report(with_pictures=with_pictures)
+        return (with_pictures or not self.waits) and super()._write_report(with_pictures=with_pictures, reason=reason)
 
     def _look(self, number: int, name: str, presence: Presence) -> Steps[Look[R]]:
         """Look at the volume as it is now, and do what that asks for."""
