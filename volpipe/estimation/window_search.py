@@ -21,10 +21,11 @@ from volpipe.blockwise.malloc import keep_freed_memory
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
-from volpipe.inference.runner import autocast, is_shortage, take_precision
+from volpipe.inference.runner import autocast, take_precision
 from volpipe.inference.tiling import own_window
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net
+from volpipe.nets.net_geometry import is_shortage
 from volpipe.recipes.inference import Infer, NetChoice
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.inference.plan import Plan
 from volpipe.nets.files import code_hash, short_hash
 from volpipe.nets.load import build_net, check_same_net, weights_digest
+from volpipe.nets.net_geometry import is_shortage
 from volpipe.nets.tta import mean_of_forms
 
 if TYPE_CHECKING:
@@ -404,14 +405,6 @@ def _device() -> tuple[str, float]:
     """Return the device of the loaded net, "" without one, and the seconds that it has computed there."""
     runner = loaded_runner()
     return ("", 0.0) if runner is None else (runner.device_name, runner.seconds)
-
-
-def is_shortage(error: BaseException) -> bool:
-    """Return whether `error` means too little memory, of the machine or of its GPU."""
-    import torch
-
-    on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch has no type for it
-    return on_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def suggest_window(plan: Plan, batch: int, device: str, fits: Callable[[Triple, int], bool]) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, triple
-from volpipe.nets.net_geometry import Geometry, OutputError, UnmeasurableError
+from volpipe.nets.net_geometry import Geometry, OutputError, UnmeasurableError, is_shortage
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import nearest
 
@@ -204,10 +204,9 @@ def _takes_any(net: nn.Module, channels: Sequence[int], num_axes: int) -> bool:
                 with torch.inference_mode():
                     net(torch.zeros((1, number, *(size,) * num_axes)))
                 return True
-            except (MemoryError, torch.OutOfMemoryError):  # which says nothing of its axes
-                raise
-            except Exception:  # whatever the net's code raises for such a window
-                continue
+            except Exception as error:  # whatever the net's code raises for such a window
+                if is_shortage(error):  # which says nothing of its axes
+                    raise
     return False
 
 

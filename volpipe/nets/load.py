@@ -470,7 +470,8 @@ def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) 
             out = _output_shape(build_net(choice.model_copy(update={"weights": None}), search_path), shape, device)
             break
         except UnmeasurableError as error:
-            raise PlanError(f"net {facts.label}: {error}; {error.remedy}") from error
+            remedy = error.remedy.format(keys="net.scale, net.margin, net.stride and net.halo")
+            raise PlanError(f"net {facts.label}: {error}; {remedy}") from error
         except Exception as error:  # whatever the net's own code raises
             if device == "cpu":
                 raise PlanError(

@@ -120,6 +120,14 @@ class Geometry:
         return triple(b + 1 + a for b, a in zip(self.before, self.after, strict=True))
 
 
+def is_shortage(error: BaseException) -> bool:
+    """Return whether `error` means too little memory, of the machine or of its GPU."""
+    import torch
+
+    on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch has no type for it
+    return on_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
 def run_net(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor) -> torch.Tensor:
     """Return the output of `net` for `windows` (n, c, z, y, x).
 
