@@ -294,3 +294,8 @@ def test_nothing_is_written(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
     vp.try_net("identity", "in.n5/raw", size=4)
     assert [path for path in sorted(folder.rglob("*")) if path not in before] == []
+
+
+def test_a_coarser_output_is_not_laid_beside_its_input() -> None:
+    with pytest.raises(vp.VolpipeError, match=r"gives one voxel for 2 × 2 × 2 of its input .* run it by vp\.run"):
+        vp.try_net(nn.Conv3d(1, 1, 2, stride=2), "in.n5/raw")

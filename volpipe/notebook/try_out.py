@@ -195,6 +195,11 @@ def plan_whole(recipe: Recipe, volume: str | Path | Volume) -> tuple[Plan, Volum
     out = str(Path(tempfile.gettempdir(), f"volpipe-{uuid.uuid4().hex}.zarr"))  # which nobody writes
     plan = prepare_for(source, whole, out, Path.cwd())
     check_window(plan)
+    if max(plan.net.shrink) > 1:
+        raise PlanError(
+            f"net {plan.net.label} gives one voxel for {shape(plan.net.shrink)} of its input (z, y, x), and notebooks "
+            "lay outputs beside their inputs voxel by voxel; run it by vp.run, and look at the output"
+        )
     return plan, source, notes
 
 

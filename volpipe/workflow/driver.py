@@ -237,9 +237,9 @@ class RunWork(OutputWork[Plan, Report]):
         return profile_items(selection, self._squares)
 
     def subject(self, schedule: Schedule) -> Subject | None:
-        """Return the output and its input for pictures; see `OutputWork`."""
+        """Return the output and its input for pictures; see `OutputWork`. None of a coarser output."""
         plan = self.plan
-        if not isinstance(schedule, RunSchedule):
+        if not isinstance(schedule, RunSchedule) or max(plan.net.shrink) > 1:
             return None
         middle = middle_of_done(plan.blocks, schedule.infer.done)
         at = zip(middle, plan.roi_box.start, plan.roi_box.stop, strict=True)
