@@ -372,8 +372,13 @@ def test_the_command_says_how_long_it_takes_before_it_begins_and_beside_what_it_
         ("paint", "2"),
     ]
     (whole,) = re.findall(r"^(.* s) on threads, by [\d,]+ voxels tried there$", before, re.MULTILINE)
-    times = ", ".join(rf"{name} [\d.]+ s \({re.escape(' '.join(took))}\)" for name, _, *took in rows)
-    assert re.search(rf" in [\d.]+ s \(planned {re.escape(whole)}\); tasks: {times}$", after, re.MULTILINE)
+    times = ", ".join(rf"{name} [\d.]+ s \((?:≈ )?([\d.]+) s\)" for name, *_ in rows)
+    summary = re.search(rf" in [\d.]+ s \(planned {re.escape(whole)}\); tasks: {times}$", after, re.MULTILINE)
+    assert summary is not None
+    # Two workers share the tasks of a stage: seconds of all of them, beside those from its first task to its last.
+    for (name, _, *took), seconds in zip(rows, map(float, summary.groups()), strict=True):
+        (elapsed,) = map(float, re.findall(r"[\d.]+", " ".join(took)))
+        assert elapsed - 0.1 <= seconds + 0.05 and seconds <= 2 * elapsed + 0.2, name
 
 
 # ---- evaluations
