@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 from command import Give, begin, finish, giver, processes_in, set_each, wait_until
-from rich.console import Console
 from volumes import noise, windowed, write_volume
 
 from volpipe.blockwise.heartbeat import FOLDER, Sign, TaskSign
+from volpipe.display.plain import plain_console
 from volpipe.display.workers import roster_view
 from volpipe.runs.presence import FILE, Driver, StageNote
 from volpipe.workflow.roster import Roster, Worker
@@ -171,7 +171,7 @@ def test_signs_that_are_damaged_or_foreign_are_passed_over(folder: Path) -> None
 
 
 def drawn(workers: list[Worker], folder: Path, width: int = 80, height: int | None = None) -> str:
-    console = Console(file=io.StringIO(), width=width)
+    console = plain_console(file=io.StringIO(), width=width)
     console.print(roster_view(status_of(folder), workers, width, height))
     return console.file.getvalue()  # type: ignore[attr-defined]
 

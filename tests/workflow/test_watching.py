@@ -28,6 +28,7 @@ from volumes import noise, windowed, write_volume
 from volpipe.blockwise import journal
 from volpipe.blockwise.journal import JournalReader, Record, Totals
 from volpipe.blockwise.usage import Usage
+from volpipe.display.plain import plain_console
 from volpipe.display.watching import follow, plain_line, view
 from volpipe.errors import RunError
 from volpipe.evaluation.driver import EVALUATION_FILE
@@ -318,7 +319,7 @@ def test_a_folder_without_rights_is_named(done: Path, monkeypatch: pytest.Monkey
 
 
 def drawn(status: Status) -> str:
-    console = Console(file=io.StringIO(), width=80)
+    console = plain_console(file=io.StringIO(), width=80)
     console.print(view(status, 24))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= 80 and len(text.splitlines()) <= 24
