@@ -128,6 +128,8 @@ def test_cropped_at_the_edge_a_net_gives_what_it_gives_of_the_whole_volume(tmp_p
     np.testing.assert_allclose(ran(plan), expected, rtol=0, atol=1e-5 * np.ptp(expected))
     with pytest.raises(PlanError, match="axis z: blend crop needs an overlap of 4"):
         planned(tmp_path, data, "plain", "windows.placement=edge", "windows.shape=[16,16,16]", "windows.overlap=2")
+    with pytest.raises(PlanError, match="axis z: window 32 is longer than the volume of 24 voxels"):
+        planned(tmp_path, data, "plain", "windows.placement=edge", "windows.shape=[32,16,16]")
 
 
 @pytest.mark.parametrize("placement", ["edge", "even"])

@@ -53,8 +53,11 @@ def divisions(draw: st.DrawFn) -> tuple[tuple[int, ...], list[str]]:
     window = tuple(draw(st.integers(3, 12)) for _ in range(3))
     overlap = tuple(draw(st.integers(0, w * 2 // 3)) for w in window)
     block = tuple(draw(st.integers(1, 3)) for _ in range(3))
-    placement = draw(st.sampled_from(get_args(Placement)))
-    return shape, windowed(window, overlap, block, draw(st.sampled_from(FAMILIES)), placement)
+    placement, family = draw(st.sampled_from(get_args(Placement))), draw(st.sampled_from(FAMILIES))
+    if family == "crop" and placement != "lattice":  # which are no longer than the volume
+        window = tuple(map(min, window, shape))
+        overlap = tuple(min(o, w - 1) for o, w in zip(overlap, window, strict=True))
+    return shape, windowed(window, overlap, block, family, placement)
 
 
 SLOW = examples(15, 25)

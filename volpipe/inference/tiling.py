@@ -54,6 +54,7 @@ def choose_windows(
             )
         if at_edge and is_cropped:
             _check_length(axis, shape[i], net)
+            _check_fits(axis, window[i], shape[i], lost[i])
     if choice.shape == "auto" and not at_edge:
         fitted = _fitted(window, overlap, net.stride, shape)
         window = triple(only - n if only else size for only, size, n in zip(net.fixed, fitted, lost, strict=True))
@@ -172,6 +173,15 @@ def _check_length(axis: str, size: int, net: NetFacts) -> None:
         raise PlanError(
             f"axis {axis}: the volume has {size} voxels, no multiple of the stride {stride} of net {net.label}, which "
             "could not take it in one piece; set windows.placement=lattice"
+        )
+
+
+def _check_fits(axis: str, window: int, size: int, lost: int) -> None:
+    """Refuse cropped windows at the edge that are longer than the volume: zeros around it would change the output."""
+    if window > size:
+        raise PlanError(
+            f"axis {axis}: window {window + lost} is longer than the volume of {size} voxels, and windows.blend=crop "
+            f"at the edge is for the volume as it is; use {size + lost} or less, or leave windows.shape out"
         )
 
 
