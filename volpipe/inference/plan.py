@@ -33,7 +33,7 @@ from volpipe.inference.output_plan import OutputPlan, Source, can_stream, levels
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.statistics import check_grey
 from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows, losses
-from volpipe.nets.facts import Arithmetic, NetFacts, cautions, check_net, with_tiling
+from volpipe.nets.facts import Arithmetic, NetFacts, cautions, check_net, with_net_defaults
 from volpipe.nets.files import code_hash
 from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Auto, Precision, Recipe
@@ -465,7 +465,7 @@ def make_plan(
     Raises:
         PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.
     """
-    recipe = with_tiling(recipe, net)
+    recipe = with_net_defaults(recipe, net)
     check_net(recipe, volume, net)
     check_grey(recipe.normalise, volume)
     window, overlap = choose_windows(recipe.windows, net, volume.spatial_shape, sizes.window)

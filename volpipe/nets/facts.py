@@ -434,7 +434,7 @@ def with_normalisation(recipe: Recipe, facts: NetFacts) -> Recipe:
     )
 
 
-def with_tiling(recipe: Recipe, facts: NetFacts) -> Recipe:
+def with_net_defaults(recipe: Recipe, facts: NetFacts) -> Recipe:
     """Return `recipe` with what its net asks of windows and output, where the recipe leaves that open.
 
     Nets that look at whole windows are tiled as their makers do.

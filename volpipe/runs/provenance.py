@@ -291,7 +291,7 @@ class RunOrigin(Origin):
         if tree["windows"]["blend"] != "crop":  # else the halo decides, whatever the windows
             tree["windows"]["overlap"] = self.windows.get("overlap", tree["windows"]["overlap"])
         if self.net.get("tile_invariant") and self.net.get("windows") is None:
-            # what `with_tiling` chooses for such a net by itself
+            # what `with_net_defaults` chooses for such a net by itself
             for key, own in (("blend", "crop"), ("placement", "lattice")):
                 tree["windows"][key] = "auto" if tree["windows"].get(key) == own else tree["windows"][key]
         for key in ("channels_last", "precision"):

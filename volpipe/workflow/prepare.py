@@ -17,7 +17,7 @@ from volpipe.inference.output_plan import Source
 from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.roi import lay_mask
 from volpipe.inference.statistics import as_trained, mapping, mapping_notes
-from volpipe.nets.facts import NetFacts, check_thickness, check_trained, with_normalisation, with_tiling
+from volpipe.nets.facts import NetFacts, check_thickness, check_trained, with_net_defaults, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import ArrayInput, Normalise, Recipe
 from volpipe.runs.run_folder import RunFolder
@@ -72,7 +72,7 @@ def prepare_for(
     begun = None if sizing.fresh else _begun_plan(target)
     is_same_type = begun is not None and begun.source.dtype == volume.dtype.name
     recipe = _as_mapped(with_normalisation(recipe, net), begun if is_same_type else None, sample)
-    recipe = with_tiling(recipe, net)
+    recipe = with_net_defaults(recipe, net)
     mask = _open_mask(recipe.input.mask, search_path, recipe.input.incomplete)
 
     def make(sizes: NetSizes) -> Plan:

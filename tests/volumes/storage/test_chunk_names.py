@@ -58,15 +58,21 @@ def put(path: Path, bucket: Bucket, key: str) -> None:
     bucket.files |= {f"{key}/{f.relative_to(path)}": f.read_bytes() for f in path.rglob("*") if f.is_file()}
 
 
+def written_otherwise(folder: Path, bucket: Bucket, layout: str, how: str, *, some: bool) -> Path:
+    """Return an array in `folder`, and in the bucket by the same name, whose chunk files have other names."""
+    path = folder / ("a.n5" if layout == "n5" else "a")
+    write(path, layout)
+    rename(root(path, layout), how, some=some)
+    put(path, bucket, path.name)
+    return path
+
+
 @pytest.mark.parametrize("some", [False, True], ids=["all", "some"])
 @pytest.mark.parametrize(("layout", "how"), READ)
 def test_chunks_by_other_names_are_read_and_noted(
     bucket: Bucket, tmp_path: Path, layout: str, how: str, some: bool
 ) -> None:
-    path = tmp_path / ("a.n5" if layout == "n5" else "a")
-    write(path, layout)
-    rename(root(path, layout), how, some=some)
-    put(path, bucket, path.name)
+    path = written_otherwise(tmp_path, bucket, layout, how, some=some)
     bucket.readable = bucket.listable = True
     for place in (path, f"s3://cells/{path.name}", f"{bucket.url}/cells/{path.name}"):
         volume = open_volume(f"{place}/k" if layout.startswith("precomputed") else place)
@@ -84,10 +90,7 @@ def test_chunks_by_other_names_are_read_and_noted(
 def test_chunks_by_names_that_cannot_be_read_are_refused(
     bucket: Bucket, tmp_path: Path, layout: str, how: str, some: bool
 ) -> None:
-    path = tmp_path / ("a.n5" if layout == "n5" else "a")
-    write(path, layout)
-    rename(root(path, layout), how, some=some)
-    put(path, bucket, path.name)
+    path = written_otherwise(tmp_path, bucket, layout, how, some=some)
     for place in (path, f"s3://cells/{path.name}"):
         with pytest.raises(VolumeError, match=rf"\.{how}, and its metadata name"):
             open_volume(f"{place}/k" if layout.startswith("precomputed") else place)
