@@ -24,6 +24,7 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.infer import infer
 from volpipe.inference.output import create_output, write_voxels
 from volpipe.inference.plan import Plan
+from volpipe.inference.runner import load_runner
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import read_fingerprint
@@ -390,24 +391,28 @@ def test_verify_computes_a_layer_of_a_block_of_sums(tmp_path: Path, seed: int, b
         volume = write_volume(tmp_path / "in.n5", noise((96, 48, 48)))
         plan = at_corner(planned(tmp_path, volume, "out.zarr", *several_blocks(blend), f"input.roi={roi}"))
         assert execute(plan, Inline().start).missing == []
-        found = list(recompute(Selection(plan), NORMALISE, 3, seed))
+        found = list(recompute(Selection(plan), NORMALISE, load_runner(plan), 3, seed))
         assert [one.num_differ for one in found] == [0, 0, 0]
         assert all(one.box.shape[0] <= 8 for one in found)  # a layer of windows
         stored = open_volume(plan.out, level=0).open()[...]
         stored[found[1].box.start] ^= 1
         write_voxels(plan, 0, Box.from_shape(stored.shape), stored[None])
-        assert [one.num_differ for one in recompute(Selection(plan), NORMALISE, 3, seed)] == [0, 1, 0]
+        assert [one.num_differ for one in recompute(Selection(plan), NORMALISE, load_runner(plan), 3, seed)] == [
+            0,
+            1,
+            0,
+        ]
 
 
 def test_verify_computes_a_slab_of_a_block_and_finds_a_voxel_that_differs(tmp_path: Path) -> None:
     with slabs_of(1):
         plan = laid_out(tmp_path, (96, 48, 48), *ONE_BLOCK)
         list(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0]))
-        (found,) = recompute(Selection(plan), NORMALISE, 1)
+        (found,) = recompute(Selection(plan), NORMALISE, load_runner(plan), 1)
         assert found.num_differ == 0
         assert found.box.shape == (16, 48, 48)
         stored = open_volume(plan.out, level=0).open()[...]
         stored[found.box.start] ^= 1
         write_voxels(plan, 0, Box.from_shape(stored.shape), stored[None])
-        (found,) = recompute(Selection(plan), NORMALISE, 1)
+        (found,) = recompute(Selection(plan), NORMALISE, load_runner(plan), 1)
         assert found.num_differ == 1

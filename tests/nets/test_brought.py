@@ -21,6 +21,7 @@ from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import align_up
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net, check_geometry, check_shapes, describe
+from volpipe.nets.net_geometry import NetArray
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import load_function
 
@@ -93,6 +94,11 @@ class Supervised(PaddedUNet):
         h = self.features(x)
         return [self.head(h), self.head(F.avg_pool3d(h, 2)), self.head(F.avg_pool3d(h, 4))]
 
+class UnevenPair(PaddedUNet):
+    def forward(self, x):
+        h = self.head(self.features(x))
+        return h, h[:, :, 1:]
+
 @dataclass
 class Maps:
     affinities: torch.Tensor
@@ -135,6 +141,7 @@ def unet2d(): return seeded(Slices, 2)
 def context(): return seeded(PaddedUNet, 2, 5)
 def valid2d(): return seeded(lambda: stack(nn.Conv2d(1, 3, 5), nn.ReLU(), nn.Conv2d(3, 2, 3)))
 def supervised(): return seeded(Supervised)
+def uneven_pair(): return seeded(UnevenPair)
 def multitask(): return seeded(Multitask)
 def two_channels(): return seeded(PaddedUNet, 3, 2)
 def in_place(): return seeded(InPlace)
@@ -319,22 +326,23 @@ def test_slices_of_a_net_without_padding_keep_their_plane(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "output", "channels", "names"),
+    ("name", "output", "channels", "arrays"),
     [
         ("supervised", None, 3, ()),
         ("supervised", 0, 3, ()),
         ("multitask", "shape", 2, ()),
         ("multitask", 0, 3, ()),
-        ("multitask", "all", 5, ("affinities_0", "affinities_1", "affinities_2", "shape_0", "shape_1")),
+        ("multitask", "all", 5, (NetArray("affinities", 0, 3), NetArray("shape", 3, 5))),
+        ("supervised", "all", 9, tuple(NetArray(str(i), 3 * i, 3 * i + 3, (2**i,) * 3) for i in range(3))),
         ("unet2d", "ctr.offsets", 2, ()),
     ],
 )
 def test_one_of_several_outputs_is_taken(
-    folder: Path, name: str, output: int | str | None, channels: int, names: tuple[str, ...]
+    folder: Path, name: str, output: int | str | None, channels: int, arrays: tuple[NetArray, ...]
 ) -> None:
     choice = NetChoice(name=f"brought.py:{name}", untrained=True, output=output)
     facts = describe(choice, str(folder))
-    assert (facts.out_channels, facts.channel_names) == (channels, names)
+    assert (facts.out_channels, facts.arrays) == (channels, arrays)
     assert len(facts.outputs) > 1
 
 
@@ -369,7 +377,7 @@ def test_a_net_that_looks_at_its_whole_window_has_its_channels_and_sizes_measure
             "name the one to take, such as net.output=affinities",
         ),
         ({"name": "brought.py:multitask", "output": "shapes"}, r"no output 'shapes' \(did you mean 'shape'\?\); it"),
-        ({"name": "brought.py:supervised", "output": "all"}, "its outputs have different grids: 0 .*; net.output=all"),
+        ({"name": "brought.py:uneven_pair", "output": "all"}, "its outputs have different grids: 0 .*; net.output=all"),
         ({"name": "brought.py:unet", "plane": "zx"}, "is a net of volumes .* leave net.plane out"),
         ({"name": "brought.py:context", "context": 1}, "takes no window .* expected input"),
         ({"name": "brought.py:nothing"}, "it returns dict without a tensor"),

@@ -15,7 +15,7 @@ from volpipe.geometry.grid import Box, Grid, mirrored
 
 @dataclass
 class Feed:
-    """Shards of one level of an output.
+    """Shards of one level of an array of an output, "" of the only one.
 
     Attributes:
         is_open: whether its metadata are there, so that it can be opened.
@@ -23,6 +23,7 @@ class Feed:
     """
 
     level: int
+    array: str = ""
     is_open: bool = False
     is_closed: bool = False
     _shards: Grid | None = None

@@ -65,7 +65,8 @@ def _print_block(block: Recomputed) -> None:
     alike = f"{block.num_differ:,} voxels differ" if block.num_differ else "the same"
     if block.num_differ and block.largest is not None:
         alike += f", by up to {block.largest:g}"
-    typer.echo(f"block {block.block} (s0 {block.box}){block.device and f' on {block.device}'}: {alike}")
+    place = f"{block.array}/s0 {block.box}".lstrip("/")
+    typer.echo(f"block {block.block} ({place}){block.device and f' on {block.device}'}: {alike}")
 
 
 def _print_files(verdict: Verdict, *, is_fast: bool) -> None:

@@ -25,7 +25,7 @@ LABEL_WIDTH = 8  # of the first column of a plan, whose parts are printed one af
 
 def plan_summary(plan: Plan) -> Table:
     """Return what goes in and what comes out."""
-    table, source, voxel = _pairs(), plan.source, plan.multiscale.voxel_size_nm
+    table, source = _pairs(), plan.source
     table.add_row("input", f"{source.path} {source.key}".strip())
     table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {in_nm(source.voxel_size_nm)}")
     if plan.notes:
@@ -45,12 +45,14 @@ def plan_summary(plan: Plan) -> Table:
         table.add_row("infer", plan.precision_note)
     table.add_row("grey", grey_line(plan))
     table.add_row("output", f"{plan.out}")
-    channels = f"{count(plan.net.out_channels, 'channel')} of " if plan.net.out_channels > 1 else ""
-    table.add_row(
-        "",
-        f"{channels}{shape(plan.out_shape)} voxels, {plan.out_dtype}, {in_nm(voxel)}, {plan.recipe.output.format}, "
-        f"{count(len(plan.factors), 'level')}",
-    )
+    for array in plan.arrays:
+        channels = f"{count(array.net.out_channels, 'channel')} of " if array.net.out_channels > 1 else ""
+        voxel, name = array.multiscale.voxel_size_nm, array.folder and f"{array.folder}: "
+        table.add_row(
+            "",
+            f"{name}{channels}{shape(array.out_shape)} voxels, {array.out_dtype}, {in_nm(voxel)}, {plan.format}, "
+            f"{count(len(plan.factors), 'level')}",
+        )
     return table
 
 

@@ -192,10 +192,11 @@ def _job(plan: Plan, normalise: Affine, path: Path) -> Job:
 
 
 def _whole(plan: Plan) -> Plan:
-    """Return the plan without its region, so that every block is whole."""
+    """Return the plan without its region, so that every block is whole, and with one array of all channels."""
     everything = plan.recipe.input.model_copy(update={"roi": None, "mask": None, "empty": None})
     recipe = plan.recipe.model_copy(update={"input": everything})
-    return plan.changed(recipe=recipe, roi=((0, 0, 0), plan.source.shape), corner=(0, 0, 0), mask=None)
+    net = plan.net.model_copy(update={"arrays": ()})
+    return plan.changed(recipe=recipe, net=net, roi=((0, 0, 0), plan.source.shape), corner=(0, 0, 0), mask=None)
 
 
 def _mean(rates: list[UnitCosts]) -> UnitCosts:

@@ -362,7 +362,7 @@ class _Totals:
         is_sharded = plan.recipe.output.format in ("ome-zarr-0.5", "precomputed")
         unit = plan.shard if is_sharded else plan.chunk
         cells = math.prod(-(-n // c) for n, c in zip(plan.level_shape(level), unit, strict=True))
-        return cells if is_sharded else cells * plan.net.out_channels
+        return cells * (len(plan.arrays) if is_sharded else plan.net.out_channels)
 
     def level_bytes(self, level: int) -> float:
         per_voxel = self.rates.coarse_bytes if level else self.rates.output_bytes
@@ -376,8 +376,11 @@ class _Totals:
     def output_files(self) -> int:
         """Files of chunks or shards, and of metadata: two per group and array in Zarr v2, one elsewhere. The groups are
         its own and that of its runs; the arrays are its levels."""
-        levels = len(self.plan.factors)
-        metadata = (2 + levels) * (2 if self.plan.recipe.output.format in ("ome-zarr-0.4", "zarr2") else 1)
+        levels, arrays = len(self.plan.factors), len(self.plan.arrays)
+        groups = 2 + (arrays if arrays > 1 else 0)
+        metadata = (groups + arrays * levels) * (
+            2 if self.plan.recipe.output.format in ("ome-zarr-0.4", "zarr2") else 1
+        )
         return metadata + sum(self.level_files(level) for level in range(levels))
 
     def stages(self) -> Iterable[StageEstimate]:

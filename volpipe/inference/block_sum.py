@@ -61,6 +61,9 @@ class BlockSum:
     several windows, or one that other blocks add to, is float32 until it is written. Nothing asks the device for values
     while the sum grows, so that a GPU never waits for it. With a `slab`, it is of that part of the block alone, and
     starts with what the slab `before` left of its own; `box` is what no later slab adds to.
+
+    Attributes:
+        arrays: the sums of the arrays of the output; where there are several, nothing else is held.
     """
 
     selection: Selection
@@ -71,6 +74,7 @@ class BlockSum:
     is_last: bool = True  # of its block
     before: InitVar[BlockSum | None] = None
     box: Box = field(init=False)
+    arrays: tuple[BlockSum, ...] = field(init=False, repr=False)
     _reached: Box = field(init=False, repr=False)
     _total: torch.Tensor = field(init=False, repr=False)
     _tally: Tally = field(default_factory=Tally)
@@ -83,6 +87,12 @@ class BlockSum:
         return self.selection.plan
 
     def __post_init__(self, before: BlockSum | None) -> None:
+        selections = self.selection.arrays
+        if len(selections) > 1:
+            earlier = [None] * len(selections) if before is None else before.arrays
+            self.arrays = tuple(map(self._of_array, selections, earlier))
+            return
+        self.arrays = (self,)
         whole, slab = self.plan.sum_box(self.block), self.slab
         self._reached, self.box = (whole, whole) if slab is None else (slab.reached, slab.made)
         self._total = self._begun()
@@ -91,6 +101,13 @@ class BlockSum:
             self._in(left).copy_(before._in(left))
             if before._flags is not None:
                 self._raise_flags()[:, :, *self._place(left)] = before._flags[:, :, *before._place(left)]
+
+    def _of_array(self, selection: Selection, before: BlockSum | None) -> BlockSum:
+        """Return the sum of one of several arrays, whose slabs have the same windows."""
+        numbers = None if self.slab is None else self.slab.numbers
+        slabs = [] if numbers is None else selection.slabs(self.block)
+        slab = next((each for each in slabs if each.numbers == numbers), None)
+        return BlockSum(selection, self.normalise, self.block, self.bus, slab, self.is_last, before)
 
     def _begun(self) -> torch.Tensor:
         """Return the sum of no window, on the device."""
@@ -119,6 +136,12 @@ class BlockSum:
         import torch
 
         plan = self.plan
+        if len(self.arrays) > 1:
+            for array in self.arrays:
+                array.add(number, out)
+            return
+        for own in plan.net.arrays:
+            out = own.cut(out)
         places = unravel(number % plan.lattice.windows_per_block, plan.lattice.places)
         sides = [self._side(axis, place) for axis, place in enumerate(places)]
         z, y, x = (side.place for side in sides)
@@ -190,7 +213,8 @@ class BlockSum:
 
     def close(self) -> None:
         """Note that the last window was added."""
-        self._ready = self.bus.mark()
+        for array in self.arrays:
+            array._ready = self.bus.mark()
 
     @cached_property
     def _bad(self) -> np.ndarray | None:

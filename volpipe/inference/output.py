@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
@@ -27,7 +27,7 @@ from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.volumes import checksums
 from volpipe.volumes.formats import precomputed
-from volpipe.volumes.formats.container import grow_array, locate
+from volpipe.volumes.formats.container import grow_array, locate, write_record
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location, reading_once
 from volpipe.volumes.storage.requests import InTurn, boxes_at_once, num_at_once
@@ -42,6 +42,7 @@ R = TypeVar("R", Recipe, SegmentRecipe)
 SUMMED_VOXELS = 1 << 22  # values that are added up at a time, about
 SHOWN_BOXES, SHOWN_EDGE = 8, 64  # a sample of a level, for its display range
 SHOWN_PERCENTILES = (0.1, 99.9)  # black and white
+ARRAYS = ";"  # between the checksums of arrays
 READERS, REMOTE_READERS = 4, 8  # of boxes at a time, from a disk and from a bucket
 
 FOLDERS = {
@@ -163,8 +164,26 @@ def largest_channel(total: Array) -> Array:
     return total.argmax(dim=0, keepdim=True).float()
 
 
-def create_output(plan: OutputPlan, provenance: dict[str, object]) -> None:
-    """Write the metadata of every level and of their group; voxels that exist stay."""
+def join_arrays(sums: Iterable[str]) -> str:
+    """Return the checksums of a shard of each array of an output as one text, which `split_arrays` takes apart."""
+    return ARRAYS.join(sums)
+
+
+def split_arrays(sums: str) -> list[str]:
+    """Return the checksums of a shard of each array of an output."""
+    return sums.split(ARRAYS)
+
+
+def create_output(plan: OutputPlan, provenance: dict[str, object], of_arrays: Sequence[dict[str, object]] = ()) -> None:
+    """Write the metadata of every level and of their group; voxels that exist stay.
+
+    Where the output has several arrays, each has a group of its own in that of the output, and says `of_arrays`.
+    """
+    if len(plan.arrays) > 1:
+        write_record(absolute(plan.out), provenance, plan.array_format)
+        for array, own in zip(plan.arrays, of_arrays, strict=True):
+            create_output(array, own)
+        return
     with reading_once():
         for level in range(len(plan.factors)):
             create_array(plan.out, level_key(level), plan.spec(level), plan.array_format)
@@ -173,8 +192,9 @@ def create_output(plan: OutputPlan, provenance: dict[str, object]) -> None:
 
 def grow_output(plan: OutputPlan) -> None:
     """Give the levels that an output has already the shapes of `plan`, which has grown."""
-    for level in range(len(plan.factors)):
-        grow_array(plan.out, level_key(level), plan.spec(level), plan.array_format)
+    for array in plan.arrays:
+        for level in range(len(plan.factors)):
+            grow_array(array.out, level_key(level), array.spec(level), array.array_format)
 
 
 def write_displays(plan: Plan) -> None:
@@ -242,8 +262,8 @@ def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
     is_precomputed = plan.array_format == "precomputed"
     is_placed = group.voxel_size_nm is not None  # else the metadata has no unit
     return Volume(
-        path=str(absolute(plan.out)),
-        key=level_key(level),
+        path=str(absolute(plan.out).parent if plan.folder else absolute(plan.out)),
+        key=f"{plan.folder}/{level_key(level)}".lstrip("/"),
         format=plan.array_format,
         shape=spec.shape,
         dtype=spec.dtype,
@@ -253,7 +273,7 @@ def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
         voxel_size_nm=triple(group.scale(group.levels[level])[spatial]) if is_placed else None,
         origin_nm=triple(group.shift(group.levels[level])[spatial]) if is_placed else (0.0, 0.0, 0.0),
         codec=spec.codec if spec.codec == "raw" or is_precomputed else f"{spec.codec} {spec.codec_level}",
-        levels=tuple(entry.key for entry in group.levels),
+        levels=tuple(f"{plan.folder}/{entry.key}".lstrip("/") for entry in group.levels),
         channel_names=plan.channel_names if plan.format.startswith("ome-zarr") else (),
     )
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, field_serializer
 
+from volpipe.errors import PlanError
 from volpipe.geometry.grid import Grid, Triple, triple
 from volpipe.geometry.levels import FINEST, level_factors, level_shape, level_step
 from volpipe.nets.files import short_hash
@@ -173,6 +174,41 @@ class OutputPlan(BaseModel, ABC):
         """The places of the output's levels."""
 
     @property
+    def arrays(self) -> tuple[Self, ...]:
+        """The plans of the arrays that the output has, each with its levels; this one, where it has one."""
+        return (self,)
+
+    def array(self, name: str) -> Self:
+        """Return the plan of the array of that name, "" for the only one.
+
+        Raises:
+            PlanError: there is none, with those that there are.
+        """
+        named = {array.folder: array for array in self.arrays}
+        if name not in named:
+            if len(named) < 2:
+                raise PlanError(f"{self.out} has one array, none is named {name}; leave that out")
+            listed, what = ", ".join(named), f"and none is named {name}" if name else "of which one is to be read"
+            raise PlanError(f"{self.out} has the arrays {listed}, {what}: name one, as STAGE/{next(iter(named))}")
+        return named[name]
+
+    @property
+    def groups(self) -> tuple[Self, ...]:
+        """The plans of the groups of the output: its own, and those of its arrays where it has several."""
+        return (self, *self.arrays) if len(self.arrays) > 1 else (self,)
+
+    @property
+    def level_keys(self) -> tuple[str, ...]:
+        """The keys of all levels of all arrays in the output."""
+        keys = (f"{each.folder}/{level_key(level)}" for each in self.arrays for level in range(len(self.factors)))
+        return tuple(key.lstrip("/") for key in keys)
+
+    @property
+    def folder(self) -> str:
+        """The folder in the output of the one array that this plan is of; "" where the output has one array."""
+        return ""
+
+    @property
     def num_channels(self) -> int:
         """Channels of the output; a single one is no axis of its arrays."""
         return 1
@@ -229,6 +265,8 @@ class OutputPlan(BaseModel, ABC):
     @property
     def num_folders(self) -> int:
         """Number of folders of the output, once it is whole: its own, that of its runs, and those of its levels."""
+        if len(self.arrays) > 1:
+            return 2 + sum(array.num_folders for array in self.arrays)
         specs = [self.spec(level) for level in range(len(self.factors))]
         files = (Grid(spec.shape, spec.shards or spec.chunks).counts for spec in specs)
         return 2 + sum(count_folders(self.array_format, counts) for counts in files)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -35,11 +35,12 @@ from volpipe.inference.statistics import check_grey
 from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows, losses
 from volpipe.nets.facts import Arithmetic, NetFacts, cautions, check_net, with_net_defaults
 from volpipe.nets.files import code_hash
+from volpipe.nets.net_geometry import NetArray
 from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Auto, Precision, Recipe
 from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED, chunk_channels
 from volpipe.volumes.formats.precomputed import default_codec
-from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.storage.paths import Location, locate
 from volpipe.volumes.storage.requests import num_at_once
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute
 
@@ -208,12 +209,94 @@ class Plan(OutputPlan):
     def num_channels(self) -> int:
         return 1 if self.is_classes else self.net.out_channels
 
+    @cached_property
+    def arrays(self) -> tuple[Plan, ...]:
+        """The plans of the arrays of the output: this one, or one for each of the net's outputs, if all are taken.
+
+        These have the same windows, and by number the same blocks, shards and levels; grid, channels and type of their
+        voxels are their own.
+        """
+        return (self,) if len(self.net.arrays) < 2 else tuple(map(self._of_array, self.net.arrays))
+
+    @property
+    def folder(self) -> str:
+        return self.net.arrays[0].name if len(self.net.arrays) == 1 else ""
+
+    def _of_array(self, array: NetArray) -> Plan:
+        """Return the plan of one of the net's outputs."""
+        net, recipe = self.net.of_array(array), self.recipe
+        own = recipe.output.arrays.get(array.name)
+        output = recipe.output.model_copy(
+            update={"arrays": {}} | ({} if own is None else own.model_dump(exclude_none=True))
+        )
+        offsets = recipe.net.offsets if len(recipe.net.offsets or ()) == net.out_channels else None
+        choice = recipe.net.model_copy(update={"output": array.output, "offsets": offsets})
+        recipe = recipe.model_copy(update={"output": output, "net": choice})
+        intensity = net.intensity if output.intensity == "auto" else output.intensity
+        shard, chunk = (
+            triple(n // c for n, c in zip(sizes, array.coarser, strict=True)) for sizes in (self.shard, self.chunk)
+        )
+        return self.changed(
+            recipe=recipe, net=net, out=str(locate(self.out) / array.name), shard=shard, chunk=chunk,
+            intensity=intensity, out_dtype=_out_dtype(recipe, np.dtype(self.source.dtype), intensity, net.out_channels),
+        )  # fmt: skip
+
+    def with_widest_type(self) -> Self:
+        """Return this plan with the widest type of its arrays, which bounds its bytes."""
+        return self.changed(
+            out_dtype=max((array.out_dtype for array in self.arrays), key=lambda name: np.dtype(name).itemsize)
+        )
+
+    def checked(self) -> Self:
+        """Return this plan, whose arrays can share its windows, blocks and shards.
+
+        Raises:
+            PlanError: voxels of one do not fall together with those of the others, or the recipe names none such.
+        """
+        names = [array.name for array in self.net.arrays]
+        if unknown := self.recipe.output.arrays.keys() - set(names):
+            listed = ", ".join(names) or "one output alone, or all with net.output=all"
+            raise PlanError(f"output.arrays.{min(unknown)}: net {self.net.label} gives {listed}")
+        if len(names) > 1 and self.format == "precomputed":
+            raise PlanError(
+                "net.output=all: precomputed holds one array; write OME-Zarr or N5, or name one output, such as "
+                f"net.output={self.net.arrays[0].output}"
+            )
+        for array in self.net.arrays if len(names) > 1 else ():
+            for what, sizes in (("output.shard", self.shard), ("output.chunk", self.chunk)):
+                for axis, n, coarser in zip("zyx", sizes, array.coarser, strict=True):
+                    if n % coarser:
+                        raise PlanError(
+                            f"axis {axis}: output {array.output} of net {self.net.label} is {coarser} times coarser "
+                            f"than the finest, and {what} is {n}; use {align_up(n, coarser)}"
+                        )
+        for array, plan in zip(self.net.arrays, self.arrays, strict=False):
+            _check_corner(self.roi_box, plan.net)
+            if plan._units != self._units:
+                raise PlanError(
+                    f"output {array.output} of net {self.net.label} is {list(array.coarser)} times coarser than the "
+                    "finest (z, y, x), and windows do not begin with its voxels: set windows.placement=lattice, or "
+                    f"name one, such as net.output={array.output}"
+                )
+        return self
+
+    @property
+    def _units(self) -> tuple[object, ...]:
+        """What arrays that share windows must have alike: where these lie, and which blocks make which shards."""
+        lattice = self.lattice
+        ends = [[lattice.start_along(i, k) * lattice.unit[i] for k in (0, lattice.counts[i] - 1)] for i in range(3)]
+        shards = [self.shards(level).counts for level in range(len(self.factors))]
+        return lattice.counts, lattice.places, lattice.shift, ends, shards, self._blocks_along, self.slab
+
     @property
     def channel_names(self) -> tuple[str, ...]:
         """Names of the output's channels: as the net has them, or the output's name for a single one."""
         if self.recipe.net.offsets is not None and not self.is_classes:
             return tuple(map(name_of, self.recipe.net.offsets))
-        return (absolute(self.out).stem,) if self.num_channels == 1 else self.net.channel_names
+        name = absolute(self.out).stem
+        if self.num_channels == 1:
+            return (name,)
+        return tuple(f"{name}_{i}" for i in range(self.num_channels)) if self.net.arrays else ()
 
     @property
     def multiscale(self) -> Multiscale:
@@ -483,30 +566,35 @@ def make_plan(
     )  # fmt: skip
     block = choose_block(recipe.windows.block, sized, in_slabs=in_slabs)
     shard = choose_shard(recipe.output, sized.core(block))
-    return Plan(
-        recipe=recipe,
-        source=Source.from_volume(volume),
-        net=net,
-        search_path=search_path,
-        out=str(out),
-        # Windows overlap, so storing them always writes more than it saves on one machine.
-        mode="streamed" if recipe.tensors.mode == "auto" else recipe.tensors.mode,
-        window=window,
-        overlap=overlap,
-        channels_last=_given(recipe.infer.channels_last, sizes.channels_last),
-        precision=_given(recipe.infer.precision, sizes.precision),
-        block=block,
-        shard=shard,
-        chunk=choose_chunk(recipe.output, shard),
-        out_dtype=out_dtype,
-        intensity=intensity,
-        factors=FINEST,
-        roi=(triple(roi.start), triple(roi.stop)),
-        corner=triple(roi.start) if moves else (0, 0, 0),
-        mask=None if mask is None else lay_mask(mask, volume),
-        code_sha256=code_hash(recipe.net.name, search_path),
-        notes=(*_level_note(volume), *volume.notes),
-    ).with_levels()
+    return (
+        Plan(
+            recipe=recipe,
+            source=Source.from_volume(volume),
+            net=net,
+            search_path=search_path,
+            out=str(out),
+            # Windows overlap, so storing them always writes more than it saves on one machine.
+            mode="streamed" if recipe.tensors.mode == "auto" else recipe.tensors.mode,
+            window=window,
+            overlap=overlap,
+            channels_last=_given(recipe.infer.channels_last, sizes.channels_last),
+            precision=_given(recipe.infer.precision, sizes.precision),
+            block=block,
+            shard=shard,
+            chunk=choose_chunk(recipe.output, shard),
+            out_dtype=out_dtype,
+            intensity=intensity,
+            factors=FINEST,
+            roi=(triple(roi.start), triple(roi.stop)),
+            corner=triple(roi.start) if moves else (0, 0, 0),
+            mask=None if mask is None else lay_mask(mask, volume),
+            code_sha256=code_hash(recipe.net.name, search_path),
+            notes=(*_level_note(volume), *volume.notes),
+        )
+        .with_levels()
+        .checked()
+        .with_widest_type()
+    )
 
 
 def _sizes(recipe: Recipe, volume: Volume, net: NetFacts, windows: tuple[Triple, Triple], out_dtype: str) -> Sizes:

@@ -13,7 +13,7 @@ import numpy as np
 
 from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Box, Grid
-from volpipe.inference.output import append_voxels, close_shard, open_shard, read_voxels, write_voxels
+from volpipe.inference.output import append_voxels, close_shard, join_arrays, open_shard, read_voxels, write_voxels
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.volumes.storage.fetched_array import LARGEST_BYTES
 from volpipe.volumes.storage.requests import in_turn
@@ -32,6 +32,12 @@ def coarsen(plan: OutputPlan, level: int, shard: int) -> Callable[[], str]:
 
     Where it is not written layer by layer, its voxels are in memory by now.
     """
+    writes = [_coarsen_array(array, level, shard) for array in plan.arrays]
+    return lambda: join_arrays(write() for write in writes)
+
+
+def _coarsen_array(plan: OutputPlan, level: int, shard: int) -> Callable[[], str]:
+    """Return what writes `shard` of `level` of one array; see `coarsen`."""
     box = plan.shards(level).box(shard)
     layers = list(box.layers(SLAB_VOXELS, plan.chunk[0]))
     if len(layers) == 1 or not plan.is_layered:

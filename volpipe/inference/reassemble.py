@@ -7,11 +7,11 @@ its own, which adds the block tensors that reach it. Not here: the sum of a bloc
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self, TypeVar
 
@@ -24,6 +24,7 @@ from volpipe.inference.output import (
     append_selected,
     append_summed,
     close_shard,
+    join_arrays,
     open_shard,
     shards_at_once,
     summed,
@@ -58,6 +59,20 @@ class BlockResult:
     clipped_in_block: int = 0
     fingerprint: str = ""
 
+    @classmethod
+    def joined(cls, arrays: Sequence[BlockResult]) -> BlockResult:
+        """Return what a block wrote of all `arrays` of an output, of which it finishes the same shards."""
+        first = arrays[0]
+        if len(arrays) == 1:
+            return first
+        return replace(
+            first,
+            bad=sum((each.bad for each in arrays), ALL_FINITE),
+            checksums={shard: join_arrays(each.checksums[shard] for each in arrays) for shard in first.checksums},
+            clipped=dict(sum((Counter(each.clipped) for each in arrays), Counter())),
+            clipped_in_block=sum(each.clipped_in_block for each in arrays),
+        )
+
 
 Outcome = tuple[int, Exception | BlockResult]  # of a block
 
@@ -68,9 +83,23 @@ def write_block(selection: Selection, tensors: Tensors, done: BlockSum, fingerpr
     It finishes the shards that no later block adds to, if the sums of earlier blocks are there; the rest of its sum
     goes to scratch. Shards without a selected voxel, and those that were written before, do not count.
     """
-    plan = selection.plan
-    done.check()
+    for array in done.arrays:
+        array.check()
     closed, stored = _destinations(selection, tensors, done.block)
+    parts = zip(selection.arrays, tensors.arrays, done.arrays, strict=True)
+    return BlockResult.joined([_write_array(*part, closed, stored, fingerprint) for part in parts])
+
+
+def _write_array(
+    selection: Selection,
+    tensors: Tensors,
+    done: BlockSum,
+    closed: Mapping[int, Sequence[int]],
+    stored: Collection[int] | None,
+    fingerprint: str,
+) -> BlockResult:
+    """Write the shards of one array that block `done` finishes; arguments as `_destinations` gives them."""
+    plan = selection.plan
     if stored is not None:
         tensors.write_sum(done, stored)
     tallies = defaultdict[int, Tally](Tally)
@@ -105,7 +134,7 @@ def _destinations(
     closed = {
         shard: blocks
         for shard, blocks in contributors.items()
-        if blocks[-1] == block and all(tensors.has_sum(b, plan.shards().box(shard)) for b in blocks[:-1])
+        if blocks[-1] == block and all(tensors.has_sums(b, shard) for b in blocks[:-1])
     }
     if len(closed) == len(shards):
         return closed, None
@@ -140,12 +169,9 @@ class SlabWriter:
     """What a block writes while it is computed slab by slab: shards that it finishes, and the rest of its sum."""
 
     def __init__(self, selection: Selection, tensors: Tensors, block: int) -> None:
-        self.selection, self.tensors, self.block = selection, tensors, block
         closed, stored = _destinations(selection, tensors, block)
-        self._streams = {shard: (open_shard(selection.plan, shard), blocks) for shard, blocks in closed.items()}
-        self._rest = None if stored is None else SumStream(tensors, block, stored)
-        self._bad, self._tallies, self._clipped = ALL_FINITE, defaultdict[int, Tally](Tally), 0
-        self._error: Exception | None = None
+        parts = zip(selection.arrays, tensors.arrays, strict=True)
+        self._arrays = [_ArrayWriter(*part, block, closed, stored) for part in parts]
 
     def add(self, done: BlockSum) -> None:
         """Write the layers of the slab `done`, those before it to which others alone add, and after the last one.
@@ -153,7 +179,44 @@ class SlabWriter:
         Raises:
             NonfiniteError: as `BlockSum.check`.
         """
-        done.check()
+        for array in done.arrays:
+            array.check()
+        for writer, array in zip(self._arrays, done.arrays, strict=True):
+            writer.add(array)
+
+    def persist(self) -> None:
+        """Store for good what was added so far; what goes wrong is raised by `close`."""
+        for writer in self._arrays:
+            writer.persist()
+
+    def close(self, fingerprint: str) -> BlockResult:
+        """Put the files in their places, once all slabs were added, and return what was noted of the block."""
+        return BlockResult.joined([writer.close(fingerprint) for writer in self._arrays])
+
+    def abort(self) -> None:
+        """Delete what was written of files that are not whole."""
+        for writer in self._arrays:
+            writer.abort()
+
+
+class _ArrayWriter:
+    """What `SlabWriter` writes of one array; arguments as `_destinations` gives them."""
+
+    def __init__(
+        self,
+        selection: Selection,
+        tensors: Tensors,
+        block: int,
+        closed: Mapping[int, Sequence[int]],
+        stored: Collection[int] | None,
+    ) -> None:
+        self.selection, self.tensors, self.block = selection, tensors, block
+        self._streams = {shard: (open_shard(selection.plan, shard), blocks) for shard, blocks in closed.items()}
+        self._rest = None if stored is None else SumStream(tensors, block, stored)
+        self._bad, self._tallies, self._clipped = ALL_FINITE, defaultdict[int, Tally](Tally), 0
+        self._error: Exception | None = None
+
+    def add(self, done: BlockSum) -> None:
         selection, shards = self.selection, self.selection.plan.shards()
         if self._rest is not None:
             self._rest.append(done, done.box)
@@ -172,7 +235,6 @@ class SlabWriter:
         self._bad += done.bad
 
     def persist(self) -> None:
-        """Store for good what was added so far; what goes wrong is raised by `close`."""
         try:
             for stream, _ in self._streams.values():
                 stream.persist()
@@ -180,7 +242,6 @@ class SlabWriter:
             self._error = self._error or error
 
     def close(self, fingerprint: str) -> BlockResult:
-        """Put the files in their places, once all slabs were added, and return what was noted of the block."""
         if self._error is not None:
             raise self._error
         plan = self.selection.plan
@@ -192,7 +253,6 @@ class SlabWriter:
         return BlockResult(shared, self._bad, checksums, clipped, self._clipped, fingerprint)
 
     def abort(self) -> None:
-        """Delete what was written of files that are not whole."""
         for stream, _ in self._streams.values():
             stream.abort()
         if self._rest is not None:
@@ -320,6 +380,15 @@ def reassemble(
     Blocks are added in ascending order, so that the bits depend on nothing else. Where the format allows it, the shard
     is written layer by layer, into a bucket only a large one; else its voxels are in memory by now.
     """
+    parts = zip(selection.arrays, tensors.arrays, strict=True)
+    writes = [_reassemble_array(each, normalise, own, shard, tally) for each, own in parts]
+    return lambda: join_arrays(write() for write in writes)
+
+
+def _reassemble_array(
+    selection: Selection, normalise: Affine, tensors: Tensors, shard: int, tally: Tally
+) -> Callable[[], str]:
+    """Return what writes `shard` of one array; see `reassemble`."""
     plan = selection.plan
     whole = plan.shards().box(shard)
     blocks = list(filter(selection.has_block, plan.blocks_of_shard(shard)))

@@ -13,6 +13,7 @@ The folders of a block in Zarr v3 go with the last of its files.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -55,9 +56,16 @@ class Tensors:
         self.source_path = folder / ("tensors.n5" if plan.recipe.tensors.format == "n5" else "tensors.zarr")
         self.sums_path = folder / "tensors.zarr"
         self.sums_key = f"tensors/{plan.net.label}/0"
+        # Of the arrays of the output, each with its sums.
+        self.arrays = (self,) if len(plan.arrays) == 1 else tuple(Tensors(each, folder) for each in plan.arrays)
 
     def create(self) -> None:
         """Write the metadata of the arrays that the plan uses; data that is already there stays."""
+        self._create_windows()
+        for array in self.arrays:
+            array._create_sums()
+
+    def _create_windows(self) -> None:
         plan, choice = self.plan, self.plan.recipe.tensors
         if plan.mode == "stored":
             chunk = (1, plan.source.num_channels, *plan.window)
@@ -73,6 +81,9 @@ class Tensors:
                 attributes={"volpipe": self._source_attributes()},
             )
             create_array(self.source_path, SOURCE_KEY, spec, choice.format)
+
+    def _create_sums(self) -> None:
+        plan = self.plan
         for part, region in zip(PARTS, plan.sum_parts, strict=True):
             if plan.num_sums and not region.is_empty:
                 shape = (plan.net.out_channels, *region.shape)
@@ -140,6 +151,10 @@ class Tensors:
         box = box & self.plan.sum_box(block)
         return all(self.sum_file(block, part).exists() for part, _ in self.parts(block, box))
 
+    def has_sums(self, block: int, shard: int) -> bool:
+        """Return whether the sums of `block` are stored as far as `shard` of the output, of all of its arrays."""
+        return all(array.has_sum(block, array.plan.shards().box(shard)) for array in self.arrays)
+
     def write_sum(self, total: BlockPart, closed: Collection[int]) -> None:
         """Write the sum `total` of a block, as far as it reaches, less its `closed` shards."""
         stream = SumStream(self, total.block, closed)
@@ -157,33 +172,39 @@ class Tensors:
             delete_emptied(files[0], FOLDERS)
 
     def discard_sum(self, block: int, part: int) -> None:
-        """Delete a part of the tensor of `block`, if it exists."""
-        file = self.sum_file(block, part)
-        _delete([file])
-        delete_emptied(file, FOLDERS)
+        """Delete a part of the tensors of `block`, as far as they exist."""
+        for file in (array.sum_file(block, part) for array in self.arrays):
+            _delete([file])
+            delete_emptied(file, FOLDERS)
 
     @property
     def is_fitting(self) -> bool:
         """Whether the arrays that are here already are those of the plan, not of one before its volume grew."""
+        if not all(array._has_fitting_sums for array in self.arrays):
+            return False
+        windows = read_header(self.source_path / SOURCE_KEY)
+        return windows is None or windows.attributes.get("volpipe") == plain(self._source_attributes())
+
+    @property
+    def _has_fitting_sums(self) -> bool:
         plan = self.plan
         for part, region in zip(range(len(PARTS)), plan.sum_parts, strict=True):
             header = read_header(self.sums_path / self._sum_key(part))
             if header is not None and header.shape != (len(plan.blocks), plan.net.out_channels, *region.shape):
                 return False
-        windows = read_header(self.source_path / SOURCE_KEY)
-        return windows is None or windows.attributes.get("volpipe") == plain(self._source_attributes())
+        return True
 
     def forget_sums(self, done: np.ndarray) -> None:
         """Delete the tensors of blocks that are not `done`, a flag for each: their input may have changed since.
 
         A killed task leaves one that nobody marked, and another block would add it up.
         """
-        for part in range(len(PARTS)):
-            folder = self.sums_path / self._sum_key(part) / "c"
+        for array, part in itertools.product(self.arrays, range(len(PARTS))):
+            folder = array.sums_path / array._sum_key(part) / "c"
             for name in paths.list_folders(folder) if folder.is_dir() else ():
                 if not done[int(name)]:
-                    _delete(partial_files(self.sum_file(int(name), part).parent))
-                    self.discard_sum(int(name), part)
+                    _delete(partial_files(array.sum_file(int(name), part).parent))
+                    array.discard_sum(int(name), part)
 
     def sum_file(self, block: int, part: int) -> Path:
         """Return the file that holds a part of the sum of `block`."""

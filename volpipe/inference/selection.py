@@ -50,6 +50,12 @@ class Selection:
     cells: np.ndarray | None = None
     due: np.ndarray | None = None
 
+    @cached_property
+    def arrays(self) -> tuple[Selection, ...]:
+        """The selected part of each array of the output."""
+        plans = self.plan.arrays
+        return (self,) if len(plans) == 1 else tuple(replace(self, plan=plan) for plan in plans)
+
     @property
     def is_everything(self) -> bool:
         return self.cells is None and self.plan.is_whole

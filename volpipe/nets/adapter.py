@@ -15,7 +15,7 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, triple
-from volpipe.nets.net_geometry import Geometry, OutputError, UnmeasurableError, is_shortage
+from volpipe.nets.net_geometry import Geometry, NetArray, OutputError, UnmeasurableError, is_shortage
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import nearest
 
@@ -154,23 +154,28 @@ class Adapter(nn.Module):
 
     def described_outputs(self, windows: torch.Tensor) -> tuple[str, ...]:
         """Return the outputs for `windows` by name and shape (C, z', y', x'); none of a net with a single one."""
-        with torch.inference_mode():
-            if self.planes:
-                across = windows.permute(0, 1, *(2 + axis for axis in ORDERS[self.planes[0]]))
-                values = outputs_of(self._of_slices(_with_neighbours(across, self.context)))
-            else:
-                values = outputs_of(self._call(windows))
+        values = self._outputs(windows)
         return tuple(_described(values)) if len(values) > 1 else ()
 
-    def channel_names(self, windows: torch.Tensor) -> tuple[str, ...]:
-        """Return the names of the output's channels where it joins several outputs; none of others."""
+    def arrays(self, windows: torch.Tensor) -> tuple[NetArray, ...]:
+        """Return the outputs for `windows` that are joined in one; none of a net of which one is taken."""
         if self.taken != ALL:
             return ()
+        arrays = joined_arrays(self._outputs(windows))
+        if len(self.planes) > 1 and any(max(array.coarser) > 1 for array in arrays):
+            raise OutputError("outputs of slices have different grids in several planes", "set net.plane to one plane")
+        return arrays
+
+    def _outputs(self, windows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the outputs (n, C, z', y', x') for `windows` by name, of slices in the first of the planes."""
         with torch.inference_mode():
-            values = outputs_of(
-                self._of_slices(_with_neighbours(windows, self.context)) if self.planes else self._call(windows)
-            )
-        return tuple(f"{name}_{i}" for name, out in values.items() for i in range(out.shape[1]))
+            if not self.planes:
+                return outputs_of(self._call(windows))
+            order = ORDERS[self.planes[0]]
+            across = windows.permute(0, 1, *(2 + axis for axis in order))
+            values = outputs_of(self._of_slices(_with_neighbours(across, self.context)))
+            back = (0, 1, *(2 + order.index(axis) for axis in range(3)))
+            return {name: out.permute(back) if out.ndim == len(back) else out for name, out in values.items()}
 
 
 def adapted(net: nn.Module, choice: NetChoice) -> Adapter:
@@ -301,8 +306,8 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
     """Return one tensor of what a net returned for a window of the shape `window`.
 
     Args:
-        output: its number or name, "all" for their channels together, None for the only one, or the only one on the
-            grid of the input.
+        output: its number or name, "all" for their channels together on the finest grid, None for the only one, or the
+            only one on the grid of the input.
 
     Raises:
         OutputError: there is none such, or it is not known which.
@@ -314,7 +319,7 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
         raise OutputError(f"it returns {type(value).__name__} without a tensor", "let its forward return one")
     listed = ", ".join(_described(values))
     if output == ALL:
-        return _joined(values, listed)
+        return joined(values)
     if output is not None:
         return _named(values, output, listed)
     images = [out for out in values.values() if out.ndim == len(window)] if len(values) > 1 else list(values.values())
@@ -336,9 +341,46 @@ def _named(values: Mapping[str, torch.Tensor], output: int | str, listed: str) -
     return values[name]
 
 
-def _joined(values: Mapping[str, torch.Tensor], listed: str) -> torch.Tensor:
-    if len({(len(out), *out.shape[2:]) for out in values.values()}) != 1:
-        raise OutputError(
-            f"its outputs have different grids: {listed}", "net.output=all is for outputs on one grid; name one of them"
-        )
-    return torch.cat(list(values.values()), 1)
+def joined_arrays(values: Mapping[str, torch.Tensor]) -> tuple[NetArray, ...]:
+    """Return how the outputs `values`, (n, C, z, y, x) by name, lie in the tensor that joins them.
+
+    Raises:
+        OutputError: one is no image, two are named alike, or their grids have no common voxels.
+    """
+    listed = ", ".join(_described(values))
+    if any(out.ndim != 5 for out in values.values()):
+        raise OutputError(f"not all of its outputs are images: {listed}", "name one of them with net.output")
+    finest = [max(out.shape[axis] for out in values.values()) for axis in range(2, 5)]
+    arrays, first = list[NetArray](), 0
+    for name, out in values.items():
+        coarser = triple(max(1, round(n / m)) for n, m in zip(finest, out.shape[2:], strict=True))
+        arrays.append(NetArray(name, first, first + out.shape[1], coarser))
+        first += out.shape[1]
+    if len({array.name for array in arrays}) < len(arrays):
+        raise OutputError(f"arrays of its outputs would have the same names: {listed}", "name one with net.output")
+    for axis in range(3):
+        sizes = [out.shape[2 + axis] for out in values.values()]
+        least = min(size * array.coarser[axis] for size, array in zip(sizes, arrays, strict=True))
+        if any(
+            (n * each.coarser[axis] - least) % (2 * each.coarser[axis]) for n, each in zip(sizes, arrays, strict=True)
+        ):
+            raise OutputError(
+                f"its outputs have different grids: {listed}",
+                "net.output=all is for outputs of whole voxels of the finest one; name one of them",
+            )
+    return tuple(arrays)
+
+
+def joined(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the outputs `values` in one tensor, on the finest of their grids, over the voxels that all have."""
+    arrays, parts = joined_arrays(values), list[torch.Tensor]()
+    least = [
+        min(out.shape[2 + axis] * array.coarser[axis] for out, array in zip(values.values(), arrays, strict=True))
+        for axis in range(3)
+    ]
+    for array, out in zip(arrays, values.values(), strict=True):
+        for axis, (size, coarser) in enumerate(zip(least, array.coarser, strict=True), 2):
+            out = out.narrow(axis, (out.shape[axis] - size // coarser) // 2, size // coarser)
+            out = out if coarser == 1 else out.repeat_interleave(coarser, axis)
+        parts.append(out)
+    return torch.cat(parts, 1)

@@ -12,6 +12,7 @@ import logging
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.nets.files import is_program, place_of
+from volpipe.nets.net_geometry import NetArray
 from volpipe.recipes.inference import NetChoice, Normalise, Output, Precision, Recipe, Windows
 from volpipe.resolve import default_recipe, nearest, shipped
 from volpipe.volumes.volume import Volume
@@ -56,8 +58,8 @@ class NetFacts(BaseModel):
             whole.
         shrink: input voxels per output voxel where the output is coarser; scale is 1 there.
         integers: it takes whole numbers of any type as well, and gives the same type.
-        channel_names: of the output, where it joins several outputs of the net.
         outputs: name and shape of each, of a net with several.
+        arrays: the outputs that are joined in one, if they are; of one that is taken out of these, that one.
         planes: that a net of slices is run over, such as "yx"; none of a net of volumes.
         context: neighbouring slices on each side that such a net gets as channels.
         windows, output: keys of a recipe that the net's maker gives, taken where the recipe leaves them open.
@@ -84,14 +86,26 @@ class NetFacts(BaseModel):
     margin: Sides = (0, 0, 0)
     remainder: Sides = (0, 0, 0)
     shrink: Sizes = (1, 1, 1)
-    channel_names: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    arrays: tuple[NetArray, ...] = ()
     planes: tuple[str, ...] = ()
     context: NonNegativeInt = 0
     windows: Windows | None = None
     output: Output | None = None
     padding: tuple[float, ...] = ()
     spacing: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
+
+    def of_array(self, array: NetArray) -> NetFacts:
+        """Return the facts of one of the outputs that are joined."""
+        sizes = zip(self.scale, self.shrink, array.coarser, strict=True)
+        ratios = [Fraction(scale, shrink * coarser) for scale, shrink, coarser in sizes]
+        return self.model_copy(
+            update={
+                "label": f"{self.label}.{array.name}", "out_channels": array.stop - array.first,
+                "scale": tuple(ratio.numerator for ratio in ratios), "shrink": tuple(r.denominator for r in ratios),
+                "arrays": (array,),
+            }
+        )  # fmt: skip
 
     def output_shape(self, window: Iterable[int]) -> tuple[int, ...]:
         """Return the voxels (z, y, x) that the net gives for a window of that many."""
@@ -336,10 +350,11 @@ def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
         )
     _check_spacing(volume, net)
     offsets = recipe.net.offsets
-    if offsets is not None and len(offsets) != net.out_channels:
+    channels = [array.stop - array.first for array in net.arrays] or [net.out_channels]
+    if offsets is not None and channels.count(len(offsets)) != 1:
         raise PlanError(
-            f"net.offsets names {_channels(len(offsets))}, net {net.label} makes {net.out_channels}; give one "
-            "for each, or leave them out where they are no affinities"
+            f"net.offsets names {_channels(len(offsets))}, net {net.label} makes {' and '.join(map(str, channels))}; "
+            "give one for each, or leave them out where they are no affinities"
         )
 
 

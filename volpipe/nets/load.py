@@ -211,7 +211,7 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
             geometry = Geometry(facts["scale"], facts["stride"], facts["halo"], facts["halo"], whole_window=str(error))
         facts |= {key: getattr(geometry, key) for key in missing}
         facts |= {key: getattr(geometry, key) for key in MEASURED_TOO if key not in declared}
-        facts |= {"outputs": geometry.outputs, "channel_names": geometry.channel_names}
+        facts |= {"outputs": geometry.outputs, "arrays": geometry.arrays}
         if geometry.whole_window:
             facts["tile_invariant"] = False
         if "window" not in declared and not any(geometry.fixed) and (any(geometry.margin) or max(geometry.shrink) > 1):

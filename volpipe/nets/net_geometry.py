@@ -6,6 +6,7 @@ Not here: the measuring (receptive_field, receptive_field_probe).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -61,6 +62,33 @@ class Ratio(NamedTuple):
 
 
 @dataclass(frozen=True)
+class NetArray:
+    """One of a net's outputs that are joined in one tensor, each channel on the grid of the finest.
+
+    Attributes:
+        output: its name in what the net returns, or its number.
+        first, stop: its channels in the tensor.
+        coarser: voxels (z, y, x) of the tensor in which each of its own is repeated.
+    """
+
+    output: str
+    first: int
+    stop: int
+    coarser: Triple = (1, 1, 1)
+
+    @property
+    def name(self) -> str:
+        """The name of the array that it is written to: its own, unless that is a number or no name of a folder."""
+        plain = re.sub(r"[^\w.-]", "_", self.output).lstrip("._")
+        return plain if re.fullmatch(r"(?!(s?\d+|run|c)$).+", plain) else f"output_{plain}"
+
+    def cut(self, joined: torch.Tensor) -> torch.Tensor:
+        """Return this output (C, z, y, x) of the `joined` ones, whose voxels begin with one of its own."""
+        z, y, x = self.coarser
+        return joined[self.first : self.stop, ::z, ::y, ::x]
+
+
+@dataclass(frozen=True)
 class Geometry:
     """Sizes, channels and receptive field of a net, measured; in input voxels (z, y, x).
 
@@ -77,7 +105,7 @@ class Geometry:
         uneven: input voxels that the output lacks less before than behind, 0 or 1; the margin is the larger.
         least: a small window that the net takes, and its output.
         outputs: name and shape of each output for it, of a net with several.
-        channel_names: of an output that joins several.
+        arrays: the outputs that are joined in one, if they are; none of others.
     """
 
     scale: Triple
@@ -94,7 +122,7 @@ class Geometry:
     uneven: Triple = (0, 0, 0)
     least: tuple[Triple, Triple] | None = None
     outputs: tuple[str, ...] = ()
-    channel_names: tuple[str, ...] = ()
+    arrays: tuple[NetArray, ...] = ()
 
     @property
     def ratios(self) -> tuple[Ratio, Ratio, Ratio]:

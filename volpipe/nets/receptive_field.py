@@ -20,6 +20,7 @@ from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets.net_geometry import (
     KEYS,
     Geometry,
+    NetArray,
     Ratio,
     SlowNetError,
     UnmeasurableError,
@@ -135,7 +136,7 @@ def measure_geometry(
         window = _noise((1, shapes.channels[0], *(small if any(axis.margin for axis in axes) else base)))
         out = shapes.of(base)
         assert out is not None
-        outputs, names = _outputs(net, window)
+        outputs, arrays = _outputs(net, window)
         return Geometry(
             triple(ratio.scale for ratio in ratios), triple(strides), before, after, shapes.num_out,
             margin=triple(axis.margin for axis in axes),
@@ -145,7 +146,7 @@ def measure_geometry(
             fixed=sizes if _slice_axis(net) is None else _with(sizes, _slice_axis(net) or 0, 0),
             uneven=triple(axis.uneven for axis in axes),
             whole_window=problem, least=(base, out),
-            outputs=outputs, channel_names=names,
+            outputs=outputs, arrays=arrays,
         )  # fmt: skip
 
 
@@ -155,11 +156,11 @@ def _channels_to_try(net: nn.Module) -> list[int]:
     return possible_channels(net, getattr(net, "context", 0))
 
 
-def _outputs(net: nn.Module, window: torch.Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the outputs of a user's net, if it has several, and the names of channels that join them."""
+def _outputs(net: nn.Module, window: torch.Tensor) -> tuple[tuple[str, ...], tuple[NetArray, ...]]:
+    """Return the outputs of a user's net, if it has several, and those of them that are joined in one."""
     from volpipe.nets.adapter import Adapter
 
-    return (net.described_outputs(window), net.channel_names(window)) if isinstance(net, Adapter) else ((), ())
+    return (net.described_outputs(window), net.arrays(window)) if isinstance(net, Adapter) else ((), ())
 
 
 def _only_sizes(net: nn.Module) -> Triple:

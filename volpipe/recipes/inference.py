@@ -22,6 +22,7 @@ from volpipe.volumes.storage.metadata import Lengths, lengths
 
 Auto = Literal["auto"]
 Precision = Literal["float32", "tf32", "bfloat16", "float16"]
+Dtype = Literal["auto", "uint8", "uint16", "int16", "uint32", "int32", "float32"]
 Augment = Literal["none", "flips", "rotations"]
 Factor = int | float
 Plane = Literal["yx", "zx", "zy"]
@@ -158,8 +159,8 @@ class NetChoice(Section):
     options: dict[str, Any] = Field(default_factory=dict)  # Any: whatever the net's function takes
     """Arguments of the net's function."""
     output: int | str | None = None
-    """Of a net with several outputs, the one that is taken: its number from 0 or its name; "all" joins their channels.
-    Without it, the only one on the grid of the input."""
+    """Of a net with several outputs, the one that is taken: its number from 0 or its name; "all" writes
+    each into an array of its own. Without it, the only one on the grid of the input."""
     plane: Annotated[tuple[Plane, ...] | None, BeforeValidator(_to_planes)] = None
     """For a net of slices (n, c, y, x): the plane of the slices, "yx", "zx" or "zy". Of a list of planes, such as
     ["yx", "zx", "zy"], the mean is taken. Without it, "yx"."""
@@ -305,12 +306,25 @@ class Infer(Section):
     it takes as many times as long. Not for affinities (`net.offsets`), whose channels have directions."""
 
 
+class ArrayOutput(Section):
+    """What is written of one of a net's outputs, where all of them are; what is left out is as for the others."""
+
+    dtype: Dtype | None = None
+    """As `output.dtype`."""
+    intensity: Literal["auto", "same", "unit", "raw"] | None = None
+    """As `output.intensity`."""
+    kind: Literal["image", "labels", "classes"] | None = None
+    """As `output.kind`."""
+    activation: Literal["none", "sigmoid", "softmax"] | None = None
+    """As `output.activation`."""
+
+
 class Output(Section):
     """What is written: format, type and layout."""
 
     format: Literal["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2", "precomputed"] = "ome-zarr-0.5"
     """The format of the output. precomputed is Neuroglancer's, sharded."""
-    dtype: Literal["auto", "uint8", "uint16", "int16", "uint32", "int32", "float32"] = "auto"
+    dtype: Dtype = "auto"
     """The type of voxels. auto: that of the input for grey values. Integers are rounded half to even, then clipped."""
     intensity: Literal["auto", "same", "unit", "raw"] = "auto"
     """"same": back to the grey levels of the input. "unit": 0 to 1 become the range of the type. "raw": as the net
@@ -332,6 +346,8 @@ class Output(Section):
     """Level of the compression; gzip has 0 to 9."""
     levels: Annotated[int, Field(ge=0)] | Auto = "auto"
     """Number of coarser levels beside level 0."""
+    arrays: dict[str, ArrayOutput] = Field(default_factory=dict)
+    """With `net.output` = "all": keys of one of the arrays, such as `arrays.distance.dtype`."""
 
 
 class Recipe(Section):

@@ -41,7 +41,8 @@ class Head(Section):
     recipe: str | None = None
     """A shipped recipe or a TOML file; keys of the stage are set on top of it."""
     input: str | None = None
-    """The stage that is read, or "volume"; without it the stage before."""
+    """The stage that is read, or "volume"; without it the stage before. Of several arrays one is named after it, as in
+    "predict/affinities"."""
 
 
 class Comparison(Section):
@@ -69,12 +70,16 @@ class Comparison(Section):
 
 @dataclass(frozen=True)
 class FlowStage:
-    """One stage: `reads` is the name of an earlier one, or "volume"; `choice` is what to do, checked by its kind."""
+    """One stage: `reads` is the name of an earlier one, or "volume"; `choice` is what to do, checked by its kind.
+
+    `array` is what it reads of that stage, where it makes several.
+    """
 
     name: str
     kind: str
     reads: str
     choice: Recipe | SegmentRecipe | Comparison
+    array: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,13 @@ def find_flow(
     if for_volume and not any(head.kind == "run" and reads[head.name] == VOLUME for head in heads):
         raise RecipeError(f"{name}: no run reads the volume, so {for_volume[0]} is about none; leave it out")
     stages = (
-        FlowStage(head.name, head.kind, reads[head.name], _choice(head, entry, name, settings))
+        FlowStage(
+            head.name,
+            head.kind,
+            reads[head.name],
+            _choice(head, entry, name, settings),
+            (head.input or "").partition("/")[2],
+        )
         for head, entry in zip(heads, trees, strict=True)
     )
     return Flow(str(path), tuple(stages))
@@ -181,7 +192,7 @@ def _order(heads: Sequence[Head], name: str) -> dict[str, str]:
     for head in heads:
         if head.name == VOLUME:
             raise RecipeError(f"{name}: no stage may be named {VOLUME}, which is the command's argument; rename it")
-        reads[head.name] = head.input or before
+        reads[head.name] = (head.input or "").partition("/")[0] or before
         before = before if head.kind == "evaluate" else head.name
     for number in range(len(heads)):
         _check_feed(number, heads, reads, name)

@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -23,7 +23,7 @@ from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import create_output, grow_output, remove_leftovers
+from volpipe.inference.output import create_output, grow_output, remove_leftovers, split_arrays, stored_box
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.reporting.comparison import Subject, slices_of
 from volpipe.reporting.overview import main_picture, overview_of, small_picture
@@ -159,36 +159,41 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def shards(self) -> list[Shard]:
         """Return the shards that were written, by the journal, with their checksums."""
-        sums = written(self.records())
-        boxes = {(level, number): self.plan.shards(level).box(number) for level, number in sums}
-        return [Shard(key[0], box, self.stored_box(box), sums[key]) for key, box in boxes.items()]
-
-    def stored_box(self, box: Box) -> Box:
-        """Return `box` of the output (z, y, x) in the axes of its arrays."""
-        return box
+        arrays = self.plan.arrays
+        return [
+            _shard(array, *key, own)
+            for key, sums in written(self.records()).items()
+            for array, own in zip(arrays, split_arrays(sums), strict=True)
+        ]
 
     def due(self, level: int) -> np.ndarray | None:
         """Return a flag for each shard of `level`, whether it is written in the end; None where all are."""
         return None
 
     @abstractmethod
-    def subject(self, schedule: Schedule) -> Subject | None:
-        """Return output and input for pictures, with what `schedule` says is missing; None before it is known."""
+    def subject(self, array: P, schedule: Schedule) -> Subject | None:
+        """Return an array of the output and its input for pictures, with what `schedule` says is missing; None before
+        it is known.
+        """
 
     def main_picture(self, title: str) -> Picture | None:
         """Return a slice of the whole output, as far as it is written; None before there is one."""
-        subject = self._checked_subject(self.taken().schedule)
+        subject = self._checked_subject(0, self.taken().schedule)
         return None if subject is None else main_picture(subject, title)
 
-    def _checked_subject(self, schedule: Schedule) -> Subject | None:
-        """Return the subject, which knows what was written and is gone."""
-        subject, files = self.subject(schedule), self.folder.journal
+    def _checked_subject(self, place: int, schedule: Schedule) -> Subject | None:
+        """Return the subject of an array, which knows what was written and is gone."""
+        array, files = self.plan.arrays[place], self.folder.journal
+        subject = self.subject(array, schedule)
         if subject is None or not files.is_file() or files.stat().st_size > QUICK_BYTES:
             return subject
         sums = cache(self._written)
 
         def is_lost(level: int, number: int) -> bool:
-            return has_lost_files(self.plan.out, self._shard(level, number, sums().get((level, number), "")))
+            noted = sums().get((level, number), "")
+            return bool(noted) and has_lost_files(
+                self.plan.out, _shard(array, level, number, split_arrays(noted)[place])
+            )
 
         return replace(subject, is_lost=is_lost)
 
@@ -199,30 +204,30 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         except RunError:
             return {}
 
-    def _shard(self, level: int, number: int, sums: str) -> Shard:
-        box = self.plan.shards(level).box(number)
-        return Shard(level, box, self.stored_box(box), sums)
-
     def thumbnail(self, edge: int) -> tuple[bytes, str] | None:
         """Return a small slice of the whole output, which is complete, and its media type; None where there is none."""
-        subject = self.subject(self.schedule())
+        subject = self.subject(self.plan.arrays[0], self.schedule())
         if subject is None:
             return None
         return small_picture(replace(subject, is_missing=lambda level, shard: False), edge)
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
-        """Return slices of input and output; see `FolderWork`."""
+        """Return slices of input and output, of each array; see `FolderWork`."""
 
-        subject_of = cache(lambda: self._checked_subject(schedule))  # opened once for all pictures
+        subject_of = cache(lambda place: self._checked_subject(place, schedule))  # opened once for all pictures
 
-        def drawn(draw: Callable[[Subject], Sequence[Item]]) -> Sequence[Item]:
-            subject = subject_of()
+        def drawn(place: int, draw: Callable[[Subject], Sequence[Item]]) -> Sequence[Item]:
+            subject = subject_of(place)
             return draw(subject) if subject is not None else [Note("Nothing is computed yet.")]
 
-        return [
-            Draft("Slices", lambda: drawn(slices_of), "Slices"),
-            Draft("Overview", lambda: drawn(overview_of), "Overview"),
-        ]
+        drafts, arrays = list[Draft](), self.plan.arrays
+        for place, array in enumerate(arrays):
+            of = f" of {paths.locate(array.out).name}" if len(arrays) > 1 else ""
+            drafts += [
+                Draft(f"Slices{of}", partial(drawn, place, slices_of), f"Slices{of}"),
+                Draft(f"Overview{of}", partial(drawn, place, overview_of), f"Overview{of}"),
+            ]
+        return drafts
 
     @abstractmethod
     def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
@@ -251,10 +256,10 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             raise RunError(
                 f"the {self.what} in {self.folder.path} has not written anything yet; run `{self.goes_on}` to continue"
             )
-        verdict = check_files(self.plan.out, shards, metadata_of(self.folder), len(self.plan.factors), is_fast=is_fast)
+        verdict = check_files(self.plan.out, shards, metadata_of(self.folder), self.plan.level_keys, is_fast=is_fast)
         levels = [(self.due(level), len(self.plan.shards(level))) for level in range(len(self.plan.factors))]
         num_due = sum(num if due is None else int(due.sum()) for due, num in levels)
-        verdict.num_unwritten = num_due - len(shards)
+        verdict.num_unwritten = num_due - len(shards) // len(self.plan.arrays)
         return verdict
 
     @abstractmethod
@@ -274,7 +279,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def open_readers(self) -> None:
         """Let other work read an output that is whole."""
         for reader in self.readers:
-            shards = self.plan.shards(reader.level)
+            shards = self.plan.array(reader.array).shards(reader.level)
             reader.open(shards, range(len(shards)))
 
     @property
@@ -287,13 +292,16 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """Whether the volume has grown since the work was begun."""
         return any(update.grids for _, update in updates_in(self.folder.journal, self.kinds, self.plan.identity))
 
-    def write_metadata(self, provenance: dict[str, object]) -> None:
-        """Write the metadata of the output, first of all that it is not complete; voxels that exist stay."""
+    def write_metadata(self, provenance: dict[str, object], of_arrays: Sequence[dict[str, object]] = ()) -> None:
+        """Write the metadata of the output, first of all that it is not complete; voxels that exist stay.
+
+        Arguments are as of `create_output`.
+        """
         with paths.reading_once():
             begin(self.folder, self.plan, self.kinds)
             if self.has_grown:
                 grow_output(self.plan)
-            create_output(self.plan, provenance)
+            create_output(self.plan, provenance, of_arrays)
 
     def check_update(self) -> None:
         """Refuse an update that cannot be told from its options; `RunError` says why."""
@@ -498,3 +506,9 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """Delete what killed writers left in the output."""
         for path in remove_leftovers(paths.locate(self.plan.out)):
             log.info("deleted %s, which a killed writer left", path)
+
+
+def _shard(array: OutputPlan, level: int, number: int, sums: str) -> Shard:
+    """Return a shard of an array, with the checksums that were noted of its files."""
+    box = array.shards(level).box(number)
+    return Shard(array.folder, level, box, stored_box(array, box), sums)

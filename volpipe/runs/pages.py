@@ -215,6 +215,8 @@ def volume_line(source: Source) -> str:
 
 def output_line(plan: OutputPlan) -> str:
     """Return what an output is."""
+    if len(plan.arrays) > 1:
+        return "; ".join(map(output_line, plan.arrays))
     channels = f"{count(plan.num_channels, 'channel')} of " if plan.num_channels > 1 else ""
     return (
         f"{plan.out}: {channels}{shape(plan.out_shape)} voxels (z, y, x), {plan.dtype}, "

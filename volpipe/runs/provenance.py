@@ -94,7 +94,8 @@ def begin(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> None:
     Its metadata need not exist yet.
     """
     keeps_parts = not updates_in(folder.journal, kinds, plan.identity)
-    mark_incomplete(paths.locate(plan.out), plan.array_format, COMMAND.completing, keeps_parts=keeps_parts)
+    for group in plan.groups:
+        mark_incomplete(paths.locate(group.out), plan.array_format, COMMAND.completing, keeps_parts=keeps_parts)
 
 
 def seal(
@@ -115,18 +116,20 @@ def seal(
     out, format = paths.locate(plan.out), plan.array_format
     with paths.reading_once():
         _write_run(plan, plain(_history(folder, plan, kinds) | dict(findings)))
-    if is_complete:
-        mark_complete(out, format)
-    elif only is not None:
-        mark_written(out, format, _written(plan, only))
-    folders = ["", RUN_KEY, *(level_key(level) for level in range(len(plan.factors)))]
+    for group in reversed(plan.groups):
+        if is_complete:
+            mark_complete(paths.locate(group.out), format)
+        elif only is not None:
+            mark_written(paths.locate(group.out), format, _written(group, plan, only))
+    folders = ["", RUN_KEY, *(array.folder for array in plan.groups[1:]), *plan.level_keys]
     with Journal(folder.sessions, NOTES) as sessions:
         sessions.append(Record("metadata", (), result=metadata_sums(out, folders, METADATA_NAMES)))
 
 
 def unseal(plan: OutputPlan, updates: Sequence[Updated]) -> None:
     """Write into the output that it is being updated, in place of how its run ended; no part counts as written."""
-    mark_incomplete(paths.locate(plan.out), plan.array_format, COMMAND.completing)
+    for group in plan.groups:
+        mark_incomplete(paths.locate(group.out), plan.array_format, COMMAND.completing)
     _write_run(plan, plain({"updating": True, "updates": list(map(_entry, updates))}))
 
 
@@ -139,11 +142,11 @@ def _write_run(plan: OutputPlan, attributes: Mapping[str, object]) -> None:
     merge_json(out / RUN_KEY / name, {"attributes": tree} if format == "zarr3" else tree)
 
 
-def _written(plan: OutputPlan, only: Box) -> dict[str, list[Box]]:
-    """Return what is written of each level, with the shards that `only` touches."""
+def _written(plan: OutputPlan, whole: OutputPlan, only: Box) -> dict[str, list[Box]]:
+    """Return what is written of each level, with the shards that `only` touches, a box of the output `whole`."""
     grid = plan.shards()
-    ends = zip(only.start, only.stop, grid.cell, grid.shape, strict=True)
-    axes = [(a // c * c, min(-(-b // c) * c, n)) for a, b, c, n in ends]
+    ends = zip(only.start, only.stop, whole.shards().cell, grid.cell, grid.shape, strict=True)
+    axes = [(a // w * c, min(-(-b // w) * c, n)) for a, b, w, c, n in ends]
     box = Box(tuple(a for a, _ in axes), tuple(b for _, b in axes))
     finest = joined([*written_boxes(paths.locate(plan.out), level_key(0)), box])
     coarser = {

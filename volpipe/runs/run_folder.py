@@ -77,11 +77,19 @@ class RunFolder:
 
     @classmethod
     def find(cls, output: str | Path) -> RunFolder:
-        """Return the folder of the run that writes `output`, or that folder itself; it need not exist."""
+        """Return the folder of the run that writes `output`, or that folder itself; it need not exist.
+
+        An output of several arrays may be named by one of them.
+        """
         place = locate(output) if "://" in str(output) else Path(output)
         if isinstance(place, Path) and (place / LOCK_FILE).is_file():
             return cls(place)
-        return cls.from_output(place)
+        own, above = cls.from_output(place), cls.from_output(place.parent)
+        if not own.path.is_dir() and above.holds(Plan):
+            whole = above.load(Plan)
+            if whole is not None and place.name in {array.folder for array in whole.arrays}:
+                return above
+        return own
 
     @classmethod
     def for_stages(cls, out: Location) -> RunFolder:

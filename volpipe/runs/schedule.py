@@ -60,7 +60,7 @@ class OutputSchedule(FedSchedule, Generic[P]):
     def open_readers(self) -> None:
         """Let other work read the output, whose metadata are there now."""
         for reader in self.readers:
-            level, shards = reader.level, self.plan.shards(reader.level)
+            level, shards = reader.level, self.plan.array(reader.array).shards(reader.level)
             reader.open(
                 shards, (n for n in range(len(shards)) if not self._is_due(level, n) or self._is_written(level, n))
             )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -154,6 +154,15 @@ def seam_squares(selection: Selection, most_samples: int = MOST_SAMPLES) -> list
 def seam_scores(plan: Plan, sample: Sequence[Squares]) -> list[Score]:
     """Return the score of each axis of `sample`."""
     return [_score(plan, squares) for squares in sample]
+
+
+def worst_scores(samples: Iterable[tuple[Plan, Sequence[Squares]]]) -> list[Score]:
+    """Return the highest score of each axis, over the arrays of an output."""
+    worst = dict[str, Score]()
+    for plan, sample in samples:
+        for score in seam_scores(plan, sample):
+            worst[score.axis] = max(score, worst.get(score.axis, score), key=lambda each: each.value)
+    return list(worst.values())
 
 
 def seam_profiles(plan: Plan, sample: Sequence[Squares]) -> list[Profile]:

@@ -34,6 +34,7 @@ from volpipe.errors import RunError, RunStopped
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import stored_box
 from volpipe.inference.plan import Plan
+from volpipe.inference.runner import load_runner
 from volpipe.inference.selection import Selection, read_selection, store_due, store_selection
 from volpipe.inference.statistics import needs_measuring
 from volpipe.runs.prepasses import Work, known_normalisation
@@ -264,7 +265,7 @@ class Update:
         normalise = known_normalisation(self.work)
         if normalise is None:
             raise RunError("--adopt: the volume of this run was not measured to its end; give the command without it")
-        for block in recompute(self.selection, normalise, self.work.options.adopt):
+        for block in recompute(self.selection, normalise, load_runner(self.plan), self.work.options.adopt):
             if block.num_differ:
                 raise RunError(
                     f"--adopt: {self.plan.out} is not what the net makes of {self.plan.source.path} now: "
@@ -354,7 +355,8 @@ def take_selection(work: Work) -> None:
     for level in range(len(plan.factors)):
         due, units = selection.shards(level), from_ranges(updates[-1][1].taken.get(f"s{level}", ""))
         for shard in (shard for part in units for shard in part if due is not None and not due[shard]):
-            remove(plan.out, level, stored_box(plan, plan.shards(level).box(shard)))
+            for array in plan.arrays:
+                remove(array.out, level, stored_box(array, array.shards(level).box(shard)))
 
 
 def looked(session: WorkSession, submit: Submit, stage: str, blocks: np.ndarray) -> Steps[list[Record[Seen]]]:

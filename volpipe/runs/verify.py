@@ -24,7 +24,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.output import finish, read_voxels
 from volpipe.inference.output_plan import level_key
 from volpipe.inference.plan import Plan
-from volpipe.inference.runner import Runner, load_runner, loaded_runner
+from volpipe.inference.runner import Runner
 from volpipe.inference.scratch import NO_SUM
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import StreamedWindows
@@ -76,6 +76,7 @@ class Recomputed:
         box: of the output that it was compared in.
         num_differ, largest: voxels that differ, and by how much at most; None where values are names, as of labels.
         device: what the net ran on now; "" without one.
+        array: of the output, where it has several.
     """
 
     block: int
@@ -83,6 +84,7 @@ class Recomputed:
     num_differ: int
     largest: float | None = None
     device: str = ""
+    array: str = ""
 
 
 def written(records: Iterable[Record[Any]]) -> dict[tuple[int, int], str]:  # Any: of any kind
@@ -101,8 +103,12 @@ def metadata_of(folder: RunFolder) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Shard:
-    """Files of a level: the box that they hold (z, y, x), the same in the axes of the array, and what was noted."""
+    """Files of a level: the box that they hold (z, y, x), the same in the axes of the array, and what was noted.
 
+    `array` is the array's folder in the output, "" where it has one array.
+    """
+
+    array: str
     level: int
     box: Box
     stored: Box
@@ -121,7 +127,7 @@ def check_present(output: str, shards: Sequence[Shard], *, is_thorough: bool = F
     if isinstance(paths.locate(output), Path):
         most = len(shards) if is_thorough else LOOKS
     chosen = rng.choice(len(shards), size=min(most, len(shards)), replace=False)
-    files = [file for i in sorted(chosen) for file, _ in _files(_header(output, shards[i].level), shards[i])]
+    files = [file for i in sorted(chosen) for file, _ in _files(_header(output, shards[i]), shards[i])]
     gone = [file for file in files if not paths.exists(file)]
     if gone:
         raise RunError(
@@ -132,7 +138,7 @@ def check_present(output: str, shards: Sequence[Shard], *, is_thorough: bool = F
 
 def has_lost_files(output: str, shard: Shard) -> bool:
     """Return whether a file of `shard` was written and is gone; its checksums are "" where it was not written."""
-    return bool(shard.sums) and any(not paths.exists(file) for file, _ in _files(_header(output, shard.level), shard))
+    return bool(shard.sums) and any(not paths.exists(file) for file, _ in _files(_header(output, shard), shard))
 
 
 def remove(output: str, level: int, stored: Box) -> None:
@@ -141,9 +147,9 @@ def remove(output: str, level: int, stored: Box) -> None:
         paths.delete_file(file)
 
 
-def _header(output: str, level: int) -> Header:
-    """Return the header of the array of `level`."""
-    return open_writer(output, level_key(level)).header
+def _header(output: str, shard: Shard) -> Header:
+    """Return the header of the level of `shard`."""
+    return open_writer(str(paths.locate(output) / shard.array), level_key(shard.level)).header
 
 
 def _files(header: Header, shard: Shard) -> list[tuple[paths.Location, int]]:
@@ -154,12 +160,12 @@ def _files(header: Header, shard: Shard) -> list[tuple[paths.Location, int]]:
 
 
 def check_files(
-    output: str, shards: Iterable[Shard], metadata: Mapping[str, int], num_levels: int, *, is_fast: bool = False
+    output: str, shards: Iterable[Shard], metadata: Mapping[str, int], levels: Sequence[str], *, is_fast: bool = False
 ) -> Verdict:
     """Read the files of `shards` and of `metadata` in `output`, and return how they differ from what was noted.
 
     Args:
-        output: with levels s0, s1 and so on.
+        output: with arrays at the keys `levels`.
         shards: that were written.
         metadata: checksum by name; where there are none, a driver may be at work, and nothing counts as extra.
         is_fast: whether files of shards are not read: those that are there and have bytes count as they were written.
@@ -183,7 +189,6 @@ def check_files(
         judge(verdict.differences, out / name, crc, "")
     if metadata:
         extra = (name for name, _ in paths.list_files(out) if name not in known)
-        levels = [level_key(level) for level in range(num_levels)]
         verdict.differences += [
             Difference(str(out / name), "is extra", _box_of(output, levels, name)) for name in sorted(extra)
         ]
@@ -193,10 +198,11 @@ def check_files(
 def _compare(output: str, shards: Sequence[Shard], look: Judge) -> tuple[list[str], list[Difference]]:
     """Return the names in `output` of the files of `shards`, and those that are not as was noted."""
     out, differences, names = paths.locate(output), list[Difference](), list[str]()
-    headers = {level: _header(output, level) for level in {shard.level for shard in shards}}
+    levels = {(shard.array, shard.level): shard for shard in shards}
+    headers = {level: _header(output, shard) for level, shard in levels.items()}
     for shard in shards:
-        for file, crc in _files(headers[shard.level], shard):
-            look(differences, file, crc, f"{level_key(shard.level)} {shard.box}")
+        for file, crc in _files(headers[shard.array, shard.level], shard):
+            look(differences, file, crc, f"{shard.array}/{level_key(shard.level)} {shard.box}".lstrip("/"))
             names.append(str(file.relative_to(out)))  # type: ignore[arg-type]  # both are of a kind
     return names, differences
 
@@ -221,9 +227,9 @@ def judge_presence(differences: list[Difference], file: paths.Location, crc: int
 
 def _box_of(output: str, levels: Sequence[str], name: str) -> str:
     """Return the box that a file in `output` would hold, "" if it would hold none."""
-    level, _, rest = name.partition("/")
-    places = [part for part in rest.split("/") if part != "c"]
-    if level not in levels or not all(map(str.isdecimal, places)):
+    level = next((key for key in levels if name.startswith(f"{key}/")), "")
+    places = [part for part in name.removeprefix(f"{level}/").split("/") if part != "c"]
+    if not (level and all(map(str.isdecimal, places))):
         return ""
     header = open_writer(output, level).header
     index = [*map(int, reversed(places) if header.format == "n5" else places)]
@@ -233,8 +239,10 @@ def _box_of(output: str, levels: Sequence[str], name: str) -> str:
     return f"{level} {Box(start, tuple(a + n for a, n in zip(start, header.write_unit, strict=True)))}"
 
 
-def recompute(selection: Selection, normalise: Affine, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
-    """Yield random blocks whose cores went through the net again, compared with the output as it is stored.
+def recompute(
+    selection: Selection, normalise: Affine, runner: Runner, num_blocks: int, seed: int = 0
+) -> Iterator[Recomputed]:
+    """Yield random blocks whose cores went through the net again, compared with an array as it is stored.
 
     Where other blocks add to a core, they are computed too, so that the sums are the run's own. Of a block that is
     computed slab by slab, a layer as thick as one is, with the slabs that add to it.
@@ -253,13 +261,11 @@ def recompute(selection: Selection, normalise: Affine, num_blocks: int, seed: in
             layers = list(filter(selection.touches, box.cut(0, depth, box.start[0])))
             box = layers[int(rng.integers(len(layers)))]
             windows.slabs_of = partial(_slabs_in, selection, box)
-        due = compute_box(selection, normalise, windows, box, load_runner(plan))
+        due = compute_box(selection, normalise, windows, box, runner)
         found = read_voxels(plan, 0, box)
         differs = due.view(f"V{due.itemsize}") != found.view(f"V{due.itemsize}")
         largest = np.abs(due[differs].astype(np.float64) - found[differs].astype(np.float64)).max(initial=0.0)
-        runner = loaded_runner()
-        device = "" if runner is None else runner.device_name
-        yield Recomputed(block, box, int(np.count_nonzero(differs)), float(largest), device)
+        yield Recomputed(block, box, int(np.count_nonzero(differs)), float(largest), runner.device_name, plan.folder)
 
 
 def _slabs_in(selection: Selection, box: Box, block: int) -> list[Slab]:

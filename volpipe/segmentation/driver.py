@@ -266,7 +266,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         """Return the sizes of objects as well; see `OutputWork`."""
         return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._sizes, "Objects")]
 
-    def subject(self, schedule: Schedule) -> Subject | None:
+    def subject(self, array: SegmentPlan, schedule: Schedule) -> Subject | None:
         """Return the labels and their input for pictures; see `OutputWork`."""
         assert isinstance(schedule, SegmentSchedule)
         at = middle_of_done(self.plan.blocks, schedule.paint.done)

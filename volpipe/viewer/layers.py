@@ -160,7 +160,7 @@ def _is_made_now(folder: Path) -> bool:
 def _run_of(volume: Volume, notes: list[str]) -> Watch | None:
     """Return the run that writes `volume`; None, with a note, where what it stored cannot be understood."""
     try:
-        return watch(str(absolute(volume.path)))
+        return watch(str(absolute(volume.path)), volume.key.rpartition("/")[0])
     except RunError as error:
         notes.append(f"{error}; {volume} is shown as it is now")
         return None

@@ -19,6 +19,7 @@ from volpipe.blockwise.heartbeat import read_beats
 from volpipe.blockwise.journal import JournalReader, Record
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box, Grid
+from volpipe.inference.output_plan import OutputPlan
 from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.updates import TakesBack
@@ -56,9 +57,14 @@ class Progress:
 
 @dataclass
 class Watch:
-    """The work that writes an output; its journal is read on from where it was read last."""
+    """The work that writes an output; its journal is read on from where it was read last.
+
+    Attributes:
+        array: of the output, where that has several; shards of all have the same numbers.
+    """
 
     work: RunWork | SegmentWork
+    array: str = ""
     _done: set[int] = field(default_factory=set)  # cells
     _failed: dict[tuple[str, int], None] = field(default_factory=dict)  # stage and unit
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # several requests look at once
@@ -69,20 +75,22 @@ class Watch:
 
     @property
     def grid(self) -> Grid:
-        """The shards of the output: each is written at once."""
-        return self.work.plan.shards()
+        """The shards of the array: each is written at once."""
+        plan: OutputPlan = self.work.plan.array(self.array)
+        return plan.shards()
 
     def look(self) -> Progress:
         """Return how far the run is now."""
         self._read()
-        states = np.zeros(len(self.grid), np.uint8)
+        whole = self.work.plan.shards()
+        states = np.zeros(len(whole), np.uint8)
         driver = find_driver(self.folder.path, self.folder.journal)
         for box in self._boxes_under_way() if driver.is_at_work else ():
-            states[list(self.grid.touching(box))] = RUNNING
+            states[list(whole.touching(box))] = RUNNING
         for stage, unit in list(self._failed):
-            states[list(self.grid.touching(self._box(stage, unit)))] = FAILED
+            states[list(whole.touching(self._box(stage, unit)))] = FAILED
         states[list(self._done)] = DONE
-        return Progress(states.reshape(self.grid.counts), _sentence(states, driver))
+        return Progress(states.reshape(whole.counts), _sentence(states, driver))
 
     def written_boxes(self, most: int) -> list[Box]:
         """Return boxes of shards that are written, `most` of them, spread over all."""
@@ -129,8 +137,10 @@ class Watch:
         return NOTHING if stage is None or name.startswith("pyramid") else self._schedule.box(stage, unit)
 
 
-def watch(output: str) -> Watch | None:
+def watch(output: str, array: str = "") -> Watch | None:
     """Return the run that writes `output`; None where nobody began one, and where it is complete.
+
+    Of several arrays of the output one is watched.
 
     Raises:
         RunError: what it stored is damaged, or of another version.
@@ -139,7 +149,9 @@ def watch(output: str) -> Watch | None:
     if not RunFolder.from_output(place).path.is_dir():
         return None
     work = find_work(RunFolder.from_output(place))
-    return None if work is None or work.is_complete else Watch(work)
+    if work is None or work.is_complete or array not in {each.folder for each in work.plan.arrays}:
+        return None
+    return Watch(work, array)
 
 
 def outputs_of(folder: str) -> list[str]:

@@ -7,6 +7,7 @@ Not here: the plan (prepare), printing (cli), the order of work (schedule), or t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -31,9 +32,9 @@ from volpipe.estimation.estimate import Estimate
 from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated, forecast_run
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
-from volpipe.inference.output import stored_box, write_displays
+from volpipe.inference.output import write_displays
 from volpipe.inference.plan import Plan
-from volpipe.inference.runner import loaded_runner
+from volpipe.inference.runner import load_runner, loaded_runner
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import needs_measuring
@@ -49,7 +50,7 @@ from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, sea
 from volpipe.runs.report import WorkReport, clipped_in, kept_in
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.seams import Score, Squares, profile_items, seam_scores, seam_squares
+from volpipe.runs.seams import Score, Squares, profile_items, seam_squares, worst_scores
 from volpipe.runs.update import Update, take_selection, with_due
 from volpipe.runs.updates import Updated, standing_records, updates_in
 from volpipe.runs.verify import Recomputed, Shard, check_present, recompute
@@ -112,7 +113,7 @@ class RunWork(OutputWork[Plan, Report]):
     kinds: ClassVar[Kinds] = RESULTS
     updates: tuple[Updated, ...] = ()  # of this session
     _replayed: tuple[tuple[object, ...], RunSchedule] | None = None  # and what it follows from
-    _squares: Sequence[Squares] | None = None  # read when the run was closed
+    _squares: Sequence[Sequence[Squares]] = ()  # of each array, read when the run was closed
 
     def volumes(self) -> dict[str, Volume]:
         """Return volume and mask."""
@@ -194,10 +195,6 @@ class RunWork(OutputWork[Plan, Report]):
         """Return the shards that were written; none before it is known what is selected."""
         return [] if self._selection() is None else super().shards()
 
-    def stored_box(self, box: Box) -> Box:
-        """Return `box` of the output (z, y, x) in the axes of its arrays."""
-        return stored_box(self.plan, box)
-
     def due(self, level: int) -> np.ndarray | None:
         """Return which shards hold something selected; see `OutputWork`."""
         return self._selected().shards(level)
@@ -205,7 +202,9 @@ class RunWork(OutputWork[Plan, Report]):
     def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
         """Yield random blocks that went through the net again; see `OutputWork`."""
         normalise = read_origin(self.plan.out).normalise
-        yield from recompute(self._selected(), Affine(normalise["shift"], normalise["scale"]), num_blocks, seed)
+        affine, runner = Affine(normalise["shift"], normalise["scale"]), load_runner(self.plan)
+        for array in self._selected().arrays:
+            yield from recompute(array, affine, runner, num_blocks, seed)
 
     def suspects(self) -> tuple[str, ...]:
         """Return what of net, input, packages and device is no longer as it was."""
@@ -234,11 +233,13 @@ class RunWork(OutputWork[Plan, Report]):
         selection = self._selection()
         if selection is None or not schedule.is_complete:
             return [Note("Seams are looked for once the output is complete.")]
-        return profile_items(selection, self._squares)
+        samples = itertools.chain(self._squares, itertools.repeat(None))
+        parts = zip(selection.arrays, samples, strict=False)
+        return [item for part in parts for item in profile_items(*part)]
 
-    def subject(self, schedule: Schedule) -> Subject | None:
-        """Return the output and its input for pictures; see `OutputWork`. None of a coarser output."""
-        plan = self.plan
+    def subject(self, array: Plan, schedule: Schedule) -> Subject | None:
+        """Return an array and its input for pictures; see `OutputWork`. None of a coarser output."""
+        plan = array
         if not isinstance(schedule, RunSchedule) or max(plan.net.shrink) > 1:
             return None
         middle = middle_of_done(plan.blocks, schedule.infer.done)
@@ -414,7 +415,10 @@ class RunWork(OutputWork[Plan, Report]):
         schedule.limit(only)
 
     def _create_output(self, selection: Selection, normalise: Affine) -> None:
-        self.write_metadata(origin(selection, normalise, self.inputs["volume"].fingerprint))
+        whole, *arrays = (
+            origin(each, normalise, self.inputs["volume"].fingerprint) for each in (selection, *selection.arrays)
+        )
+        self.write_metadata(whole, arrays)
 
     def closed(self, session: WorkSession, report: Report | None) -> Report:
         """Return the report, after scratch was deleted and the output was given what it says of how its run ended."""
@@ -430,12 +434,13 @@ class RunWork(OutputWork[Plan, Report]):
             if report.is_complete:
                 self._know_input(selection, report)
                 with warned("no seam score"):
-                    self._squares = seam_squares(selection)
-                    report.seams = seam_scores(self.plan, self._squares)
+                    self._squares = list(map(seam_squares, selection.arrays))
+                    report.seams = worst_scores(zip(self.plan.arrays, self._squares, strict=True))
             with paths.reading_once():
                 if report.is_complete:
                     with warned("no windows of channels for viewers"):
-                        write_displays(self.plan)
+                        for array in self.plan.arrays:
+                            write_displays(array)
                 whole, only = report.is_complete, None if report.missing else self.options.only
                 seal(self.folder, self.plan, RESULTS, _findings(report), is_complete=whole, only=only)
         return Report(self.plan, self.folder.path, was_complete=True) if was_complete else report

@@ -196,7 +196,7 @@ class FlowWork(HeldWork[FlowReport]):
         for stage in self.plan.stages:
             feed, maker = None, None
             if stage.reads != VOLUME:
-                feed, maker = Feed(stage.level), works[stage.reads].stage
+                feed, maker = Feed(stage.level, stage.array), works[stage.reads].stage
                 works[stage.reads].work.readers.append(feed)
             works[stage.name] = StageWork(stage, self.options, self.listener, feed, maker)
             works[stage.name].work.before_change = partial(self._await_change, stage.name)

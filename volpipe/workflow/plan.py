@@ -100,7 +100,8 @@ def grown_flow(plan: FlowPlan) -> FlowPlan:
         with named(stage.name):
             given = stage.given
             if (feed := stages.get(stage.reads)) is not None:
-                given = _fed(feed, stage.plan.recipe.input) if stage.makes_volume else feed.volume()
+                made = stage.makes_volume
+                given = _fed(feed, stage.array, stage.plan.recipe.input) if made else feed.volume(0, stage.array)
             stages[stage.name] = replace(stage, given=given, plan=stage.grown or stage.plan)
     return replace(plan, stages=tuple(stages.values()))
 
@@ -142,11 +143,11 @@ def _plan_stage(
         plan = prepare(location, recipe, out, make.search_path, make.sizing)
         given = plan.source.volume()
     else:
-        given = _fed(feed, recipe.input)
+        given = _fed(feed, stage.array, recipe.input)
         plan = prepare_for(given, recipe, out, make.search_path, make.sizing)
         check_access(None, out)
     check_window(plan)
-    return RunStage(stage.name, stage.reads, given, out, plan)
+    return RunStage(stage.name, stage.reads, given, out, plan, stage.array)
 
 
 def _plan_labels(
@@ -155,32 +156,38 @@ def _plan_labels(
     if feed is None:
         plan = plan_segmentation(location, recipe, out, make.search_path, fresh=make.sizing.fresh)
         return LabelStage(stage.name, stage.reads, plan.source.volume(), out, plan)
-    given = _fed(feed, recipe.input)
-    check_offsets(given, recipe, feed.offsets)
+    given = _fed(feed, stage.array, recipe.input)
+    check_offsets(given, recipe, feed.offsets(stage.array))
     plan = fit(given, recipe, out, make.search_path, fresh=make.sizing.fresh)
     check_output(plan)
     check_access(None, out)
-    if isinstance(feed, RunStage) and feed.plan.intensity != "unit" and recipe.input.range is None:
+    if (
+        isinstance(feed, RunStage)
+        and (intensity := feed.plan.array(stage.array).intensity) != "unit"
+        and recipe.input.range is None
+    ):
         note = (
-            f"the net of stage {feed.name} gives {INTENSITIES[feed.plan.intensity]}, and {recipe.input.kind} are "
+            f"the net of stage {feed.name} gives {INTENSITIES[intensity]}, and {recipe.input.kind} are "
             "probabilities: set net.intensity=unit there if it gives 0 to 1, or input.range here to the values that "
             "mean 0 and 1"
         )
         plan = plan.changed(value_notes=(note,))
-    return LabelStage(stage.name, stage.reads, given, out, plan)
+    return LabelStage(stage.name, stage.reads, given, out, plan, stage.array)
 
 
-def _fed(feed: StagePlan, choice: Input | SegmentInput) -> Volume:
-    """Return what a stage that says `choice` reads of the stage `feed`."""
+def _fed(feed: StagePlan, array: str, choice: Input | SegmentInput) -> Volume:
+    """Return what a stage that says `choice` reads of an `array` of the stage `feed`."""
     if choice.key is not None:
-        raise PlanError(f"input.key {choice.key} is for the volume; what stage {feed.name} makes has one array")
-    return with_view(feed.volume(choice.level), choice.view)
+        raise PlanError(
+            f"input.key {choice.key} is for the volume; an array of a stage is named {feed.name}/{choice.key}"
+        )
+    return with_view(feed.volume(choice.level, array), choice.view)
 
 
 def _plan_comparison(
     stage: FlowStage, choice: Comparison, feed: StagePlan | None, location: str, out: Location
 ) -> ScoreStage:
-    made = open_volume(location) if feed is None else feed.volume()
+    made = open_volume(location) if feed is None else feed.volume(0, stage.array)
     given: Volume | None = None
     if choice.given is not None:
         given = open_volume(choice.given)
@@ -191,4 +198,4 @@ def _plan_comparison(
         kind="labels" if choice.labels else "image", data_range=choice.data_range, ignore=choice.ignore,
         any_place=choice.any_place,
     )  # fmt: skip
-    return ScoreStage(stage.name, stage.reads, made, out, evaluation)
+    return ScoreStage(stage.name, stage.reads, made, out, evaluation, stage.array)

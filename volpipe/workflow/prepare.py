@@ -88,7 +88,8 @@ def prepare_for(
     check_apart(target, volume, "volume")
     if mask is not None:
         check_apart(target, mask, "mask")
-    check_output(plan)
+    for array in plan.arrays:
+        check_output(array)
     check_shapes(recipe.net, net, plan.window, str(search_path))
     check_geometry(recipe.net, net, plan.window, str(search_path))
     notes = [] if sample is None else [*mapping_notes(recipe, sample), *_mask_notes(mask)]

@@ -58,6 +58,7 @@ class StagePlan(ABC):
         given: what the stage reads, as it is or as it will be.
         out: where its output goes.
         plan: of its work.
+        array: of what it reads, where that has several.
     """
 
     kind: ClassVar[str]
@@ -69,6 +70,7 @@ class StagePlan(ABC):
     given: Volume
     out: Location
     plan: Any  # of its kind
+    array: str = ""
 
     @property
     def folder(self) -> RunFolder:
@@ -103,9 +105,9 @@ class StagePlan(ABC):
         longest = max(self.work().progress().schedule.shown, key=lambda stage: stage.num_units)
         return 1.0 - longest.num_done / max(1, longest.num_units)
 
-    def volume(self, level: int = 0) -> Volume:
-        """Return `level` of the volume that it makes."""
-        return planned_volume(self.plan, level)
+    def volume(self, level: int = 0, array: str = "") -> Volume:
+        """Return `level` of the volume that it makes, of an array of it where that has several."""
+        return planned_volume(self.plan.array(array), level)
 
     @property
     def grown(self) -> Any | None:  # Any: of its kind
@@ -126,9 +128,8 @@ class StagePlan(ABC):
         """Whether it measures what it reads."""
         return False
 
-    @property
-    def offsets(self) -> tuple[tuple[int, int, int], ...] | None:
-        """To which voxels (z, y, x) the channels of what it makes lead, where they are affinities."""
+    def offsets(self, array: str) -> tuple[tuple[int, int, int], ...] | None:
+        """Return to which voxels (z, y, x) the channels of an array of it lead, where they are affinities."""
         return None
 
     @property
@@ -175,7 +176,7 @@ class StagePlan(ABC):
         source = next(cost for cost in earlier if cost.stage.name == self.reads)
         if source.stage.is_complete:
             return None
-        rates = source.forecast.estimate.rates if source.forecast is not None else None
+        rates = source.forecast.estimate.rates if source.forecast is not None and not self.array else None
         return PendingInput(self.given, rates.output_bytes if rates is not None else _voxel_bytes(self.given))
 
 
@@ -205,9 +206,8 @@ class RunStage(StagePlan):
         """Whether it measures what it reads."""
         return needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype))
 
-    @property
-    def offsets(self) -> tuple[tuple[int, int, int], ...] | None:
-        return self.plan.recipe.net.offsets
+    def offsets(self, array: str) -> tuple[tuple[int, int, int], ...] | None:
+        return self.plan.array(array).recipe.net.offsets
 
     @property
     def interpolated(self) -> Volume | None:
@@ -313,7 +313,7 @@ class ScoreStage(StagePlan):
         """Return what a user should know of the volumes."""
         return list(self.plan.notes)
 
-    def volume(self, level: int = 0) -> Volume:
+    def volume(self, level: int = 0, array: str = "") -> Volume:
         """Refuse: there is none."""
         raise PlanError(f"stage {self.name} makes scores, no volume that another could read")
 

@@ -398,16 +398,27 @@ def write_mark(container: Location, key: str, mark: Mapping[str, Any] | None, fo
 
     With None, that it is whole. Names of images, which viewers show, say so too. One file is written, at once.
     """
+    marks = {} if mark is None else {INCOMPLETE: plain(mark)}
+    _change_record(container, key, format, lambda old: {k: v for k, v in old.items() if k != INCOMPLETE} | marks)
+
+
+def write_record(container: Location, record: Mapping[str, Any], format: str) -> None:  # Any: JSON
+    """Write into the attributes of a container, which need not exist yet, where what is in it came from."""
+    kept = plain(record)
+    _change_record(container, "", format, lambda old: kept | {k: v for k, v in old.items() if k == INCOMPLETE})
+
+
+def _change_record(container: Location, key: str, format: str, change: Callable[[Tree], Tree]) -> None:
+    """Write the record in the attributes of the group or array `key` as `change` returns it for the old one."""
     file = container / key / ATTRIBUTE_FILES[format]
     tree = read_json(file)
     if tree is None:
         create_groups(container, key or "s0", format)
         tree = read_json(file) or {}
     old = (tree.get("attributes") or {}) if format == "zarr3" else tree
-    record = {key: value for key, value in (old.get(RECORD) or {}).items() if key != INCOMPLETE}
-    record |= {} if mark is None else {INCOMPLETE: plain(mark)}
+    record = change(old.get(RECORD) or {})
     new = {key: value for key, value in old.items() if key != RECORD} | ({RECORD: record} if record else {})
-    new = ome.named(new, is_incomplete=mark is not None)
+    new = ome.named(new, is_incomplete=INCOMPLETE in record)
     if new != old:
         write_json(file, tree | {"attributes": new} if format == "zarr3" else new)
 
