@@ -75,9 +75,9 @@ NETS = (
     run("hann.zarr", *SMALL_CROP, *settings("windows.blend=hann", "windows.shape=[32,48,48]")),
     run("gaussian.zarr", *SMALL_CROP, *settings("windows.blend=gaussian", "output.dtype=float32")),
     run(
-        "bump.zarr", *CROP, "--keep-tensors",
-        *settings("net.name=upsample", "net.options.scale=[2,1,3]", "net.options.mode=linear", "windows.blend=bump"),
-        *settings("tensors.mode=stored", "windows.shape=[32,48,48]"),
+        "constant.zarr", *CROP, "--keep-tensors",
+        *settings("net.name=upsample", "net.options.scale=[2,1,3]", "net.options.mode=linear"),
+        *settings("windows.blend=constant", "tensors.mode=stored", "windows.shape=[32,48,48]"),
     ),
     # and what else decides how an output is stored, or which part of it
     run("constant.n5", *CROP, *settings("net.name=shift", "windows.blend=constant", "output.format=n5")),

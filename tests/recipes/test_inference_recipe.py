@@ -40,10 +40,10 @@ def test_an_untrained_net_leaves_the_weights_of_the_file_behind() -> None:
 def test_settings_win_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text('[windows]\nshape = [32, 64, 64]\nblend = "hann"\n[net]\nname = "identity"\n')
-    recipe = load_recipe(path, ["windows.blend=bump", "net.options.channels=2", "infer.batch=4"])
+    recipe = load_recipe(path, ["windows.blend=hann", "net.options.channels=2", "infer.batch=4"])
     assert recipe.windows.shape == (32, 64, 64)
     assert (recipe.windows.blend, recipe.net.name, recipe.net.options, recipe.infer.batch) == (
-        "bump",
+        "hann",
         "identity",
         {"channels": 2},
         4,

@@ -106,7 +106,7 @@ def test_a_shift_brings_in_the_mirrored_volume(tmp_path: Path, offset: tuple[int
     assert np.array_equal(result(plan), expected)
 
 
-@pytest.mark.parametrize("blend", ["hann", "gaussian", "bump", "constant"])
+@pytest.mark.parametrize("blend", ["hann", "gaussian", "constant"])
 def test_weighted_windows_are_the_weighted_mean_of_what_the_net_gave(tmp_path: Path, blend: str) -> None:
     """A net that is not tile-invariant: each voxel is the mean of its windows' outputs, weighted by the profile."""
     data = noise((17, 26, 21))

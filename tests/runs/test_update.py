@@ -136,7 +136,7 @@ def test_an_input_that_changed_where_no_block_reads_renews_the_fingerprint_alone
 
 
 def without_fingerprints(plan: Plan) -> None:
-    """Make the run's journal one of an earlier version."""
+    """Make the run's journal one without what blocks read."""
     journal = RunFolder.from_output(Path(plan.out)).journal
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     for line in lines:
@@ -144,31 +144,15 @@ def without_fingerprints(plan: Plan) -> None:
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_an_output_of_an_earlier_version_is_computed_again_or_adopted(tmp_path: Path) -> None:
+def test_blocks_that_did_not_note_what_they_read_are_computed_again(tmp_path: Path) -> None:
     write_n5(tmp_path, noise(SHAPE))
     plan = planned(tmp_path, *ROW)
     ran(plan)
-    without_fingerprints(plan)
-    assert ran(plan, update=True, adopt=3).was_complete
-    edit(tmp_path / "in.n5", Box((0, 0, 20), (1, 1, 21)))
-    assert computed(ran(plan, update=True)) == (1, 1)
     without_fingerprints(plan)
     report = ran(plan, update=True)
     assert computed(report) == (6, 6)
-    assert report.updates[0].why.startswith("6 blocks of an earlier version")
+    assert report.updates[0].why.startswith("6 blocks did not note what they read")
     assert_fresh(plan)
-
-
-def test_an_output_that_is_not_of_this_input_is_not_adopted(tmp_path: Path) -> None:
-    write_n5(tmp_path, noise(SHAPE))
-    plan = planned(tmp_path, *ROW)
-    ran(plan)
-    without_fingerprints(plan)
-    edit(tmp_path / "in.n5", Box((0, 0, 0), (16, 16, 48)))
-    with pytest.raises(
-        RunError, match=r"--adopt: .*out.zarr is not what the net makes of .* voxels of its box .* differ"
-    ):
-        ran(plan, update=True, adopt=2)
 
 
 def test_the_report_lists_updates_and_says_that_another_would_find_something(tmp_path: Path) -> None:
@@ -211,7 +195,7 @@ def test_what_cannot_be_updated_is_refused(tmp_path: Path) -> None:
     write_n5(tmp_path, noise(SHAPE))
     plan = planned(tmp_path, *ROW)
     for options, sentence in (
-        ({"adopt": 1}, "--measure-again and --adopt say how --update goes"),
+        ({"measure_again": True}, "--measure-again says how --update goes"),
         ({"update": True, "keep_tensors": True}, "--keep-tensors would keep some of two inputs"),
         ({"update": True, "measure_again": True}, "--measure-again: nothing is measured in this run"),
     ):

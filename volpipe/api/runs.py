@@ -132,7 +132,6 @@ def run(
     same_input: bool = False,
     update: bool = False,
     measure_again: bool = False,
-    adopt: int = 0,
     follow: float | None = None,
     search_path: Path | None = None,
     progress: bool | None = None,
@@ -152,7 +151,6 @@ def run(
         same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
         update: compute again what rests on voxels of the volume that have changed, and nothing else.
         measure_again: with `update`, measure the volume again, and compute everything.
-        adopt: with `update`, of a run that did not note what blocks read: so many are computed and compared, not all.
         follow: update, and again so many seconds after each end, until Ctrl-C or a file "stop" in the run's folder.
         progress: show how far it is; None: in a notebook, below its cell, unless one of the next two is given.
         on_progress: called at every change and every half second; of several stages, for each.
@@ -170,7 +168,7 @@ def run(
     start, name = site_of(site)
     options: dict[str, Any] = {  # Any: as `execute` takes them
         "fresh": fresh, "keep_tensors": keep_tensors, "site": name, "tolerated": tolerate, "same_input": same_input,
-        "update": update or follow is not None, "measure_again": measure_again, "adopt": adopt,
+        "update": update or follow is not None, "measure_again": measure_again,
     }  # fmt: skip
     with monitored(metrics, "run", recipe), _listening(progress, on_progress, listener) as hears:
         if isinstance(planned, FlowPlan):

@@ -26,7 +26,6 @@ from volpipe.api.progress import voxels_per_block
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.cli import batch, data, evaluate, k8s, net, outputs, search, segment, shipped, train, viewer, workflow
 from volpipe.cli.options import (
-    Adopt,
     Follow,
     Grouped,
     Incomplete,
@@ -191,7 +190,6 @@ def run(
     same_input: SameInput = False,
     update: Update = False,
     measure_again: MeasureAgain = False,
-    adopt: Adopt = 0,
     follow: Follow = None,
     details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
 ) -> None:
@@ -210,12 +208,12 @@ def run(
                 is_complete = workflow.run(
                     planned, site, fresh=fresh, keep_tensors=keep_tensors, tolerated=tolerated,
                     listening=lambda stage, plan: _listener(plan, config, details, show, stage), tell=_tell,
-                    show=show, same_input=same_input, update=update, measure_again=measure_again, adopt=adopt,
+                    show=show, same_input=same_input, update=update, measure_again=measure_again,
                 )  # fmt: skip
                 raise typer.Exit(DONE if is_complete else INCOMPLETE)
             report = volpipe.run(
                 planned, site=site, fresh=fresh, keep_tensors=keep_tensors, only=only, tolerate=tolerated,
-                same_input=same_input, update=update, measure_again=measure_again, adopt=adopt, follow=follow,
+                same_input=same_input, update=update, measure_again=measure_again, follow=follow,
                 listener=_listener(planned, config, details, show, on_look=partial(_tell_look, seconds=follow or 0.0)),
             )  # fmt: skip
     assert isinstance(report, volpipe.Report)

@@ -235,14 +235,6 @@ Follow = Annotated[
         help="As --update, and so long after each end once more, until Ctrl-C or a file `stop` in the run's folder.",
     ),
 ]
-Adopt = Annotated[
-    int,
-    typer.Option(
-        metavar="BLOCKS",
-        help="With --update, where an earlier version did not note what blocks read: compare so many, then keep them.",
-        parser=whole,
-    ),
-]
 Tolerate = Annotated[
     float,
     typer.Option(metavar="SHARE", help="Share of the blocks begun that may fail before the work stops.", parser=share),

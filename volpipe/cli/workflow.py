@@ -58,7 +58,6 @@ def run(
     same_input: bool = False,
     update: bool = False,
     measure_again: bool = False,
-    adopt: int = 0,
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
     from volpipe.workflow.cost import forecast_flow
@@ -82,7 +81,7 @@ def run(
     )
     report = volpipe.run(
         plan, site=site, fresh=fresh, keep_tensors=keep_tensors, tolerate=tolerated, same_input=same_input,
-        update=update, measure_again=measure_again, adopt=adopt, listener=listener,
+        update=update, measure_again=measure_again, listener=listener,
     )  # fmt: skip
     assert isinstance(report, FlowReport)
     if report.was_complete:

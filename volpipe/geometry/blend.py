@@ -10,7 +10,6 @@ Families of profile over a window of W voxels, u = (x + 1/2) / W in (0, 1):
     constant   1
     hann       sin²(πu), the Hann window (Blackman & Tukey 1958)
     gaussian   exp(-(u - 1/2)² / (2 σ²)) with σ = 1/8, as nnU-Net weighs (Isensee et al. 2021)
-    bump       exp(4 - 1 / (u (1 - u))), smooth and flat at both ends (Wu et al. 2021, chunkflow)
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import numpy as np
 
 from volpipe.geometry.grid import Lattice, Placement, Shape
 
-Family = Literal["crop", "constant", "hann", "gaussian", "bump"]
+Family = Literal["crop", "constant", "hann", "gaussian"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 GAUSSIAN_SIGMA = 1 / 8
@@ -55,9 +54,6 @@ def profile(family: Family, size: int) -> np.ndarray:
         return np.asarray(np.sin(np.pi * u) ** 2)
     if family == "gaussian":
         return np.asarray(np.exp(-0.5 * ((u - 0.5) / GAUSSIAN_SIGMA) ** 2))
-    if family == "bump":
-        # Underflows beyond u = 1/745: the floor keeps a voxel that only one window's edge covers well defined.
-        return np.asarray(np.exp(np.maximum(4.0 - 1.0 / (u * (1.0 - u)), -600.0)))
     return np.ones(size)
 
 

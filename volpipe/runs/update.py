@@ -30,18 +30,17 @@ from volpipe.blockwise.phase import Phase
 from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import POOL, Steps
-from volpipe.errors import RunError, RunStopped
+from volpipe.errors import RunStopped
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import stored_box
 from volpipe.inference.plan import Plan
-from volpipe.inference.runner import load_runner
 from volpipe.inference.selection import Selection, read_selection, store_due, store_selection
 from volpipe.inference.statistics import needs_measuring
 from volpipe.runs.prepasses import Work, known_normalisation
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.updates import SEEN, STAGE, Updated, from_ranges, is_due, to_ranges, updates_in
-from volpipe.runs.verify import recompute, remove, written
+from volpipe.runs.verify import remove, written
 from volpipe.runs.work import WorkSession
 from volpipe.runs.worker import DUE_FILE, RESULTS, Job, Seen, submitter
 from volpipe.units import count
@@ -54,7 +53,7 @@ from volpipe.volumes.storage import paths
 log = logging.getLogger(__name__)
 
 MEASURED_AGAIN = "the volume is measured again"
-LOOK, ADOPT = "reread changed", "reread adopted"  # stages that read blocks without computing them
+LOOK = "reread changed"  # a stage that reads blocks without computing them
 NO_FINGERPRINT = b""
 FINGERPRINT = np.dtype("S33")  # two hashes of 16 digits
 
@@ -214,7 +213,6 @@ class Update:
         """Find what has changed, and take it back in the journal; None where nothing has.
 
         Raises:
-            RunError: an output of an earlier version was to be adopted, and is not of this input.
             RunStopped: the input cannot be read.
         """
         if self.work.options.measure_again and not self._is_measuring_again:
@@ -224,15 +222,9 @@ class Update:
         found = compare(self.work, self.selection)
         changed, why = found.changed.copy(), ""
         if found.unknown.any():
-            if self.work.options.adopt:
-                yield from self._adopt(found.unknown)
-            else:
-                changed |= found.unknown
-                why = (
-                    f"{count(int(found.unknown.sum()), 'block')} of an earlier version, which did not note what blocks "
-                    "read, are computed again; --adopt would take them as they are after comparing some"
-                )
-                log.warning("%s", why)
+            changed |= found.unknown
+            why = f"{count(int(found.unknown.sum()), 'block')} did not note what they read, and are computed again"
+            log.warning("%s", why)
         if found.moved.any():
             changed |= yield from self._changed(found.moved)
         changed[self._moved_windows()] = True
@@ -259,20 +251,6 @@ class Update:
         """Return which of the `moved` blocks have other voxels than they read; the states of the rest are noted."""
         known = find_known(self.work.records(), len(self.plan.blocks))
         return changed_blocks(known, (yield from self._looked(LOOK, moved)))
-
-    def _adopt(self, unknown: np.ndarray) -> Steps[None]:
-        """Note what the `unknown` blocks would read now as what they read, after computing some of them again."""
-        normalise = known_normalisation(self.work)
-        if normalise is None:
-            raise RunError("--adopt: the volume of this run was not measured to its end; give the command without it")
-        for block in recompute(self.selection, normalise, load_runner(self.plan), self.work.options.adopt):
-            if block.num_differ:
-                raise RunError(
-                    f"--adopt: {self.plan.out} is not what the net makes of {self.plan.source.path} now: "
-                    f"{block.num_differ:,} voxels of its box {block.box} differ; leave out --adopt, and all is "
-                    "computed again"
-                )
-        yield from self._looked(ADOPT, unknown)
 
     def _looked(self, stage: str, blocks: np.ndarray) -> Steps[list[Record[Seen]]]:
         """Let workers read `blocks`, and return what they saw; it is in the journal as well.

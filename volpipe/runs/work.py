@@ -62,8 +62,6 @@ class Options:
         is_following: whether the volume is looked at again, so that it need not be complete yet.
         update: compute again what rests on voxels of the input that have changed; None where the command has no update.
         measure_again: with `update`, measure the volume again, and compute everything.
-        adopt: with `update`, blocks to be computed and compared before an output is taken as made of the input as it
-            is now, where an earlier version did not note what blocks read; 0: it is computed again.
     """
 
     fresh: bool = False
@@ -76,7 +74,6 @@ class Options:
     is_following: bool = False
     update: bool | None = None
     measure_again: bool = False
-    adopt: int = 0
 
 
 @dataclass(frozen=True)

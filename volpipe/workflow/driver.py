@@ -285,8 +285,8 @@ class RunWork(OutputWork[Plan, Report]):
     def check_update(self) -> None:
         """Refuse an update that cannot be told from its options; see `OutputWork`."""
         options = self.options
-        if (options.measure_again or options.adopt) and not options.update:
-            raise RunError("--measure-again and --adopt say how --update goes; give that as well")
+        if options.measure_again and not options.update:
+            raise RunError("--measure-again says how --update goes; give that as well")
         if not options.update:
             return
         if options.keep_tensors:

@@ -36,7 +36,7 @@ from volpipe.workflow.driver import RunWork
 from volpipe.workflow.entries import FLOW_FILE, Entry
 from volpipe.workflow.pages import flow_page
 from volpipe.workflow.plan import FlowPlan, grown_flow
-from volpipe.workflow.stages import RunStage, StagePlan
+from volpipe.workflow.stages import StagePlan
 
 
 @dataclass(frozen=True)
@@ -268,11 +268,7 @@ def work_for(
 
 def _of_stage(options: Options, stage: StagePlan) -> Options:
     """Return those of `options`, which are for all stages, that are of use to `stage`."""
-    return dataclasses.replace(
-        options,
-        measure_again=options.measure_again and stage.is_measured,
-        adopt=options.adopt if isinstance(stage, RunStage) else 0,
-    )
+    return dataclasses.replace(options, measure_again=options.measure_again and stage.is_measured)
 
 
 def _check_measuring(plan: FlowPlan, options: Options) -> None:

@@ -212,5 +212,5 @@ def updated_again(work: HeldWork[Report]) -> RunWork:
     """Return the update of a run for its volume as it is now; of its listener, who has heard of the plan, progress."""
     assert isinstance(work, RunWork)
     plan = prepare_again(work.plan)
-    options = dataclasses.replace(work.options, fresh=False, measure_again=False, adopt=0)
+    options = dataclasses.replace(work.options, fresh=False, measure_again=False)
     return RunWork(grown_plan(plan) or plan, options, Listener(on_progress=work.listener.on_progress))
