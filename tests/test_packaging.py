@@ -206,6 +206,7 @@ def run_in(lay_out: Callable[[Path, Path], Layout], tree: Path, wheel: Path) -> 
     return Run(layout, data, folder)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_run_with_workers_of_its_own_works_from(runs: dict[str, Future[Run]], name: str) -> None:

@@ -89,12 +89,14 @@ def test_a_file_of_code_is_loaded_only_where_it_is_trusted(tmp_path: Path, name:
     torch.testing.assert_close(build_net(choice, str(tmp_path))(seen), seen * 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
 def test_norms_by_window_are_found_in_files_of_code(tmp_path: Path, name: str) -> None:
     KINDS[name](tmp_path / name, Doubling(norm=True).eval())
     assert not describe(NetChoice(name=name, trust_model=True), str(tmp_path)).tile_invariant
 
 
+@pytest.mark.long
 def test_other_code_is_another_net(tmp_path: Path) -> None:
     choice = NetChoice(name="net.pt", trust_model=True)
     script(tmp_path / "net.pt", Doubling())

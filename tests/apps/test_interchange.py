@@ -78,6 +78,7 @@ def forked() -> tuple[str, int, bool, list[str]]:
     return Path("/proc/self/comm").read_text().strip(), threads, gc.get_freeze_count() > 0, sorted(sys.modules)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_pools_start_anew")
 def test_workers_are_forks_of_a_process_of_one_thread_that_has_imported_what_nets_need(
@@ -88,6 +89,7 @@ def test_workers_are_forks_of_a_process_of_one_thread_that_has_imported_what_net
     assert {"torch", "tensorstore", "volpipe.runs.worker"} <= set(modules)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_pools_start_anew")
 def test_workers_die_with_what_they_are_forks_of_and_others_take_their_place(
@@ -104,6 +106,7 @@ def test_workers_die_with_what_they_are_forks_of_and_others_take_their_place(
     assert executor.submit(forked, {}).result(60)[0] == WORKER
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_pools_start_anew")
 def test_a_worker_that_is_killed_while_it_waits_for_a_task_ends_its_pool_and_another_takes_its_place(
@@ -124,6 +127,7 @@ def files_of_its_pool() -> list[str]:
     return [str(Path(get_temp_dir()).parent), *set(re.findall("/dev/shm/sem.*", maps))]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_pools_start_anew")
 @pytest.mark.parametrize("is_killed", [False, True])
@@ -163,6 +167,7 @@ def imported() -> list[str]:
     return [*before, kubernetes.client.V1Pod.__name__, sqlalchemy.orm.Session.__name__]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_pools_start_anew")
 def test_a_worker_leaves_out_what_only_drivers_need_until_a_task_wants_it(
@@ -189,6 +194,7 @@ def test_a_lost_worker_and_a_lost_manager_come_back_as_our_own_errors(
     assert str(translate_error(error)).endswith("no longer answers, or its job has ended")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shares_files", [True, False])
 def test_an_interchange_is_waited_for_by_blocks_that_share_no_files(
     tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch, shares_files: bool
@@ -327,6 +333,7 @@ def refuses(executor: ResilientExecutor) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_dead_interchange_is_seen_and_ends_what_waits(kernel: DataFlowKernel, executor: ResilientExecutor) -> None:
     waiting = executor.submit(time.sleep, {}, 60)
@@ -370,6 +377,7 @@ def test_an_executor_closes_when_nobody_uses_its_sockets(tmp_path: Path, executo
     executor.incoming_q.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_dead_thread_of_results_is_seen_and_ends_what_waits(
     kernel: DataFlowKernel, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch
@@ -425,6 +433,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_interchange_ends_with_a_driver_that_was_killed(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), TEST_PATH])}
@@ -457,6 +466,7 @@ workers()
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_pool_that_was_registering_when_its_interchange_died_ends(
     tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch

@@ -47,6 +47,7 @@ def test_parsl_is_imported_without_packages_that_it_does_without(program: str) -
         assert ended.stdout.split() == found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["", "import parsl\n", "import sqlalchemy\n"])
 def test_a_driver_leaves_out_sqlalchemy_until_a_site_monitors(first: str) -> None:
     look = f"""{first}

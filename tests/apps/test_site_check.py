@@ -200,6 +200,7 @@ def test_another_version_is_named(trial: Trial, package: str, code: str, is_faul
     assert ended.code == (1 if is_fault else 0), ended.err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_starter")
 def test_other_code_of_the_same_version_is_named(trial: Trial) -> None:
@@ -220,6 +221,7 @@ def test_other_code_of_the_same_version_is_named(trial: Trial) -> None:
     assert sentence.startswith("cpu: volpipe is other code on ")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_another_parsl_is_named_although_no_task_can_reach_it(trial: Trial) -> None:
     here, there = Path(parsl.__file__).parent, trial.folder / "first/parsl"
@@ -256,6 +258,7 @@ def in_own_mounts(trial: Trial, mount: str) -> None:
     trial.init = OWN_MOUNTS.format(copy=trial.folder / "copy.sh", mount=mount)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_starter")
 def test_a_volume_that_the_worker_does_not_see_is_named(trial: Trial) -> None:
@@ -270,6 +273,7 @@ def test_a_volume_that_the_worker_does_not_see_is_named(trial: Trial) -> None:
     assert rows(ended)["volume"] == ["can be read", "cannot be read"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_starter")
 def test_another_volume_at_the_same_path_is_named(trial: Trial) -> None:
@@ -301,6 +305,7 @@ def test_an_output_that_the_worker_does_not_see_is_named(trial: Trial, logs: str
     assert sentence.endswith("; choose an --out that is the same folder for all, with room")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_starter")
 def test_an_output_that_the_worker_may_only_read_is_named(trial: Trial) -> None:
@@ -313,6 +318,7 @@ def test_an_output_that_the_worker_may_only_read_is_named(trial: Trial) -> None:
     assert ": Read-only file system; choose an --out" in sentence
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_starter")
 def test_a_disk_that_is_nearly_full_is_named(trial: Trial) -> None:
@@ -354,6 +360,7 @@ def test_a_block_that_never_starts_is_named_with_its_last_words_and_its_logs(tri
     assert any("there is no such module" in file.read_text() for file in logs.rglob("*.err"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_block_that_takes_too_long_is_given_up(trial: Trial) -> None:
     trial.init = "echo loading modules >&2; sleep 600"
@@ -363,6 +370,7 @@ def test_a_block_that_takes_too_long_is_given_up(trial: Trial) -> None:
     assert "cpu: no answer within 10 s, for no worker has started; its block is RUNNING" in sentence
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "wait", "said"),

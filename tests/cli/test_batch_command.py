@@ -82,6 +82,7 @@ def write_forty(folder: Path) -> None:
     write_volume(folder / "raw" / "hungry.n5", np.full(SHAPE, HUNGRY, np.uint8))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_process_outlives_a_test")
 def test_forty_datasets_of_all_formats_on_local_workers(tmp_path: Path, give: Give) -> None:

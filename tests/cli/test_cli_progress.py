@@ -58,6 +58,7 @@ def build():
 """
 
 
+@pytest.mark.long
 def test_bars_are_drawn_on_a_terminal_and_move_before_the_first_block_is_done(tmp_path: Path) -> None:
     write_volume(tmp_path / "in.n5", noise(SHAPE))
     (tmp_path / "net.py").write_text(SLOW_NET.format(seconds=0.25))

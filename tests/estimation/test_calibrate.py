@@ -49,6 +49,7 @@ def huge(folder: Path) -> str:
     return str(folder / "big.n5" / "raw")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.1, 1.5])
 def test_a_huge_volume_and_a_slow_net_are_tried_in_time_by_smaller_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float

@@ -187,6 +187,7 @@ def test_a_thousandth_that_is_clipped_is_no_news(tmp_path: Path, give: Give) -> 
     assert not re.search("lay beyond", run(give, *IDENTITY)[2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "factor"),
     [("float32", 255), ("float64", 255), ("float32", 1), ("uint16", 1), ("int16", 1), ("uint32", 1)],

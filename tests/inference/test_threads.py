@@ -42,6 +42,7 @@ def test_two_threads_do_sum_this_window_in_another_order() -> None:
     assert not torch.equal(*outs)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_pools_start_anew")
 def test_workers_and_their_threads_do_not_change_a_byte(tmp_path: Path) -> None:
     write_volume(tmp_path / "in.n5", noise(WINDOW))

@@ -67,6 +67,7 @@ def test_the_command_gives_nine_channels_of_a_byte_that_tell_invented_cells_apar
     assert roc_auc(histograms(made.open()[...], truth)) > 0.9
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.slow
 def test_on_tissue_that_it_never_saw_it_beats_grey_levels(tmp_path: Path, shared: Path) -> None:

@@ -88,6 +88,7 @@ def test_on_tissue_that_they_never_saw_they_beat_the_cubic_spline(
     assert scored["output"].ssim > scored["cubic"].ssim
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.slow
 def test_the_sharp_weights_restore_power_along_z_at_a_price_in_fidelity(tmp_path: Path, shared: Path) -> None:

@@ -114,6 +114,7 @@ def first_plan(folder: Path, edge: int) -> tuple[str, int, float, bool]:
     return done.stdout, int(peak), float(seconds), has_torch == "True"
 
 
+@pytest.mark.long
 def test_the_first_plan_of_a_huge_volume_takes_little(tmp_path: Path) -> None:
     """Less than three times the processor's time of that of a small one, which the machine's speed does not change."""
     _, _, small_seconds, _ = first_plan(tmp_path, 1000)

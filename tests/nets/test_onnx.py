@@ -335,6 +335,7 @@ def test_the_command_prints_a_graphs_geometry(tmp_path: Path, give: Give) -> Non
     assert ["exact", "halo", "1", "0", "4", "1", "×", "0", "×", "4"] in rows
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_command_tries_windows_of_the_one_size_that_a_graph_takes(tmp_path: Path, give: Give) -> None:
     write_graph(tmp_path / "net.onnx", [CONV], {"w": kernel(3, 1, 5)}, shape=(1, 1, 12, 16, 20))

@@ -299,6 +299,7 @@ def test_a_site_that_cannot_time_a_net_is_refused_before_anything_is_measured(
     assert said in ended.err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_net_is_timed_on_a_core_of_this_machine_and_its_plans_know_that(
     tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch

@@ -106,6 +106,7 @@ def shown_slice(browser: Browser, row: int, zoom: float = 1.0) -> np.ndarray:
     return greys[..., 0]
 
 
+@pytest.mark.long
 def test_a_notebook_runs_and_shows_voxels_as_they_are(browser: Browser, tmp_path: Path) -> None:
     folder, home = tmp_path / "notebooks", tmp_path / "home"
     folder.mkdir()

@@ -89,6 +89,7 @@ def test_a_peak_that_cannot_be_counted_anew_is_named(monkeypatch: pytest.MonkeyP
         vp.windows(Slow())
 
 
+@pytest.mark.long
 def test_windows_of_a_named_net_are_tried_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_search, "GROWTHS", (0.5,))
     table = vp.windows("identity")

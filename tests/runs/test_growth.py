@@ -317,6 +317,7 @@ def kill_at(point: str, folder: Path, command: tuple[str, ...]) -> None:
     (folder / "halted").unlink()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_process_outlives_a_test")
 def test_a_driver_killed_while_its_output_grows_goes_on_to_the_bytes_of_a_fresh_run(

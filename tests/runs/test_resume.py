@@ -143,6 +143,7 @@ def refused_driver(slow: Slow) -> str:
     return sentence
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["stored"])
 def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_can_go_on(

@@ -180,6 +180,7 @@ def test_all_is_done_once_and_in_order_and_scratch_goes_when_nobody_needs_it(sim
     assert all(stage.num_left == 0 for stage in simulation.schedule.shown)
 
 
+@pytest.mark.long
 @MANY
 @given(simulations(), st.integers(0, 200), st.integers(0, 60))
 def test_a_resumed_run_does_what_is_left_and_nothing_twice(simulation: Simulation, first: int, second: int) -> None:

@@ -238,6 +238,7 @@ def test_the_table_says_what_the_labels_show(tmp_path: Path) -> None:
 # ---- stopped, lost, resumed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agglomerate", ["mean", "mutex"])
 def test_a_labelling_that_is_stopped_anywhere_goes_on_to_the_same_bytes(
     chances: Path, tmp_path: Path, agglomerate: str

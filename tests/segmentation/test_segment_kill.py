@@ -173,6 +173,7 @@ def test_stages_whose_driver_is_killed_in_the_second_go_on_to_the_same_bytes(tmp
     wait_until(lambda: not processes_in(tmp_path), 25)
 
 
+@pytest.mark.long
 def test_stages_killed_while_they_are_updated_go_on_to_the_bytes_of_a_fresh_flow(tmp_path: Path, give: Give) -> None:
     """Killed in the net, among the fragments and among the labels; the last time --update is not given again."""
     write_volume(tmp_path / "in.n5", noise(SHAPE) // 2, chunk=8)

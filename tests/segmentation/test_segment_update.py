@@ -173,6 +173,7 @@ def test_only_what_rests_on_a_changed_block_is_made_again(source: Path) -> None:
     assert_fresh(source, SMALL)
 
 
+@pytest.mark.long
 def test_labels_that_stay_are_not_painted(source: Path) -> None:
     """The same fragments and objects, of somewhat other affinities; and files that were only written again."""
     made(source, SMALL)
@@ -189,6 +190,7 @@ def test_labels_that_stay_are_not_painted(source: Path) -> None:
     assert_fresh(source, SMALL)
 
 
+@pytest.mark.long
 def test_growth_along_z_computes_the_new_blocks_and_the_old_face(tmp_path: Path) -> None:
     voxels = noisy(blobs((40, 16, 16)), 0.2)
     source = write(tmp_path / "a.zarr", voxels[:, :20])
@@ -202,6 +204,7 @@ def test_growth_along_z_computes_the_new_blocks_and_the_old_face(tmp_path: Path)
     assert_fresh(source, SMALL)
 
 
+@pytest.mark.long
 def test_fragments_stay_for_an_update_alone_and_are_made_again_where_they_are_gone(source: Path) -> None:
     run, names = source.with_name("l.zarr.run"), ("pieces", "edges", "ids.zarr", "solved")
     made(source, SMALL, update=True)
@@ -220,6 +223,7 @@ def test_fragments_stay_for_an_update_alone_and_are_made_again_where_they_are_go
     assert_fresh(source, SMALL)
 
 
+@pytest.mark.long
 def test_a_journal_without_fingerprints_computes_everything(source: Path) -> None:
     made(source, SMALL)
     journal = source.with_name("l.zarr.run") / "journal.jsonl"
@@ -288,6 +292,7 @@ def test_the_command_says_what_it_does_and_status_how_much_it_would(
     assert find_status(str(source.with_name("l.zarr"))).is_complete
 
 
+@pytest.mark.long
 def test_a_segmentation_that_has_grown_keeps_its_blocks_and_levels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +320,7 @@ def test_a_segmentation_that_has_grown_keeps_its_blocks_and_levels(
     assert (fresh.block, fresh.factors[3]) == ((16, 16, 16), (8, 8, 8))
 
 
+@pytest.mark.long
 def test_after_a_kill_while_scratch_is_deleted_an_update_makes_what_was_lost_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

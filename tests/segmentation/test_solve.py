@@ -87,6 +87,7 @@ def test_what_lies_within_a_box_stays_there(method: str, least: int, most: int) 
     assert labels.max() == sum(len(each.objects) for each in solved)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "few"), [("components", 0.0), ("mean", 0.0), ("mean", 2.0), ("mutex", 0.0), ("mutex", 2.0)]
 )

@@ -347,6 +347,7 @@ def config(run_dir):
 NOBODY = ("unshare", "--user", "--map-user=54321", "--map-group=54321", "--")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_user_whom_the_system_does_not_know_may_run(tmp_path: Path) -> None:
     """As in a pod, whose image has no entry for its user: no name, and no home either."""

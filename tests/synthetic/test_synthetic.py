@@ -148,6 +148,7 @@ def test_another_voxel_size_shows_the_same_tissue() -> None:
     assert np.mean(coarse[inside] == fine[inside]) > 0.995
 
 
+@pytest.mark.long
 def test_membrane_is_what_has_no_label() -> None:
     assert np.array_equal(tissue()["labels"] == 0, tissue()["organelles"] == MEMBRANE)
 

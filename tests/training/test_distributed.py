@@ -379,6 +379,7 @@ def test_rank_0_writes_no_name_that_would_not_lead_to_it(
     assert (rendezvous_in(folder)["name"], rendezvous_in(folder)["host"]) == (None, "127.0.0.1")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_attempt_and_the_training_goes_on_to_the_same_losses(folder: Path) -> None:
     """By SIGKILL of rank 0, one of two worker processes of Parsl's own."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import ROOT
 from torch import nn
@@ -48,6 +49,7 @@ def test_its_steps_are_torchs_bit_for_bit() -> None:
     assert all(map(torch.equal, ours, theirs))
 
 
+@pytest.mark.long
 def test_a_training_does_not_import_torchs_compiler(tmp_path: Path) -> None:
     make_folder(tmp_path, "[adversary]\nweight = 0.01\nfeatures = 4\n")
     (tmp_path / "t").mkdir()

@@ -221,6 +221,7 @@ def test_labels_of_another_shape_or_kind_are_refused(folder: Path) -> None:
 # ---- learning
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("setting", ["affinities.dice=0", "affinities.dice=1", "train.precision=bfloat16"])
 def test_a_net_learns_where_objects_end(folder: Path, setting: str) -> None:
     train(recipe(folder, setting), folder / "t", str(folder))

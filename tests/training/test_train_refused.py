@@ -83,6 +83,7 @@ def unwanted(folder: Path) -> Iterator[Threads]:
     yield
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", AS_FILES)
 def test_the_command_refuses_a_net_that_is_a_file_in_one_sentence(folder: Path, give: Give, name: str) -> None:
     write_net(folder, name)

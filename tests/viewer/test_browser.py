@@ -78,6 +78,7 @@ def grey(browser: Browser, panel: int = 0) -> np.ndarray:
     return shown[..., 0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format", ARRAYS)
 def test_every_voxel_of_a_slice_is_drawn_in_its_place(browser: Browser, tmp_path: Path, format: str) -> None:
     data = noise(SHAPE)
@@ -96,6 +97,7 @@ def test_a_file_that_no_browser_reads_is_drawn_by_our_reader(browser: Browser, t
         np.testing.assert_allclose(grey(browser), in_greys(data)[Z], atol=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["a.npy", "a.n5", "a.zarr"])
 def test_voxels_of_an_unknown_size_have_no_unit_and_fill_their_panel(
     browser: Browser, tmp_path: Path, name: str
@@ -132,6 +134,7 @@ def test_a_folder_of_neuroglancers_own_format_is_drawn_in_its_place(browser: Bro
         np.testing.assert_allclose(shown[..., 0], in_greys(data)[Z], atol=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["uint8", "uint64"])
 def test_sharded_precomputed_of_ours_is_drawn_in_its_place(browser: Browser, tmp_path: Path, dtype: str) -> None:
     data = noise(SHAPE, "uint8").astype(dtype) // (64 if dtype == "uint64" else 1)
@@ -182,6 +185,7 @@ def test_sixteen_bits_are_stretched_alike_in_input_and_output(browser: Browser, 
             np.testing.assert_allclose(grey(browser, panel), np.clip((data[Z] - 1100.0) / 200, 0, 1) * 255, atol=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format", ["n5", "ome-zarr-0.5"])
 def test_channels_are_red_green_and_blue(browser: Browser, tmp_path: Path, format: str) -> None:
     data = noise((3, *SHAPE))
@@ -190,6 +194,7 @@ def test_channels_are_red_green_and_blue(browser: Browser, tmp_path: Path, forma
         np.testing.assert_allclose(colours(browser), np.moveaxis(in_greys(data)[:, Z], 0, -1), atol=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["uint8", "uint64"])
 def test_each_object_has_a_colour_of_its_own(browser: Browser, tmp_path: Path, dtype: str) -> None:
     labels = np.zeros(SHAPE, dtype)

@@ -81,6 +81,7 @@ class Following:
         assert fingerprint(out) == found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.long if kind == "slices" else ()) for kind in GROWING]
 )
@@ -313,6 +314,7 @@ def fresh(follower: Follower, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     return fingerprint(follower.folder / "fresh/out.zarr")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_process_outlives_a_test")
 def test_a_growing_volume_is_followed_by_a_driver_that_is_killed_twice(

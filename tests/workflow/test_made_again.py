@@ -72,6 +72,7 @@ def after_kills(begin: Callable[[Inline], object], go_on: Callable[[], object], 
 STEPS = pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
 
 
+@pytest.mark.long
 @STEPS
 @pytest.mark.parametrize(
     "options", [{"settings": MASKED}, {"settings": (), "recipe": "flow.toml"}], ids=["run", "flow"]

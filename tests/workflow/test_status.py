@@ -41,6 +41,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return giver(tmp_path, monkeypatch, capsys)
 
 
+@pytest.mark.long
 def test_a_run_that_is_alive_says_so_and_one_that_was_stopped_how_it_goes_on(tmp_path: Path, give: Give) -> None:
     missing = give("status", "out.zarr")
     assert (missing.code, "no run of out.zarr was started" in missing.err) == (2, True)

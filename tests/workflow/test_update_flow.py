@@ -142,6 +142,7 @@ def check_law(data: st.DataObject, most_times: int) -> None:
         assert_fresh(folder, **choices)
 
 
+@pytest.mark.long
 @LAWS
 @given(st.data())
 def test_updated_stages_are_those_of_a_fresh_flow(data: st.DataObject) -> None:

@@ -331,6 +331,7 @@ def test_files_in_a_bucket_are_deleted_one_by_one_and_one_that_is_gone_is_no_err
         paths.delete_file(paths.locate("s3://cells/a/b.json.old"))
 
 
+@pytest.mark.long
 def test_the_commands_take_stages_in_a_bucket_as_they_take_those_on_a_disk(
     bucket: Bucket,
     folder: Path,

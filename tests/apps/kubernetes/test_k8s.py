@@ -126,6 +126,7 @@ def test_pods_of_two_kinds_make_the_same_bytes_as_this_machine(
 OFTEN = ("deleted", "evicted", "manager killed")
 
 
+@pytest.mark.long
 def test_a_run_goes_on_whatever_happens_to_one_pod_after_another(
     base: Path, cluster: AnyCluster, undisturbed: str
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_run_goes_on_whatever_happens_to_a_pod(base: Path, cluster: AnyCluster
     assert not tells or re.search(HARMS[harm].said, (slow.run / "volpipe.log").read_text())
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_the_pods_that_a_quota_leaves_it_also_while_nobody_answers(
     base: Path, cluster: AnyCluster, undisturbed: str
 ) -> None:
@@ -218,6 +220,7 @@ def test_half_of_the_pods_lost_again_and_again_cost_a_task_each_at_the_most(
     assert sum(-(-times // windows[block]) for block, times in again.items()) <= lost
 
 
+@pytest.mark.long
 def test_a_run_that_ends_while_nobody_answers_says_what_is_left(base: Path, cluster: AnyCluster) -> None:
     if not isinstance(cluster, Cluster):
         pytest.skip("the API server of a real cluster is not stopped")
@@ -255,6 +258,7 @@ def test_a_killed_interchange_ends_the_run_in_a_sentence(base: Path, cluster: An
     )
 
 
+@pytest.mark.long
 def test_a_killed_driver_leaves_no_process_and_its_pods_go_when_the_run_goes_on(
     base: Path, cluster: AnyCluster, undisturbed: str
 ) -> None:

@@ -328,6 +328,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_driver_in_the_cluster_makes_the_same_bytes_as_this_machine_also_after_its_pod_was_deleted(
     tmp_path: Path, cluster: Cluster

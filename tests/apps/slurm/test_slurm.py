@@ -95,6 +95,7 @@ def disturbed(folder: Path, slurm: Slurm, disturb: Callable[[Slow, Slurm], None]
     return slow
 
 
+@pytest.mark.long
 def test_a_run_survives_the_loss_of_a_worker_then_of_a_pool_then_of_a_job(
     place: Path, slurm: Slurm, undisturbed: str
 ) -> None:
@@ -337,6 +338,7 @@ def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_goes_on(
     check_complete(slow, slurm, undisturbed)
 
 
+@pytest.mark.long
 def test_the_jobs_of_a_killed_driver_end_and_another_goes_on(place: Path, slurm: Slurm, undisturbed: str) -> None:
     slow = disturbed(place / "killed", slurm, kill_the_driver)
     assert slow.finish().code == -signal.SIGKILL
@@ -394,6 +396,7 @@ def test_the_workers_of_jobs_are_seen_with_what_they_take(place: Path, slurm: Sl
     assert not (slow.run / "beats").exists()
 
 
+@pytest.mark.long
 def test_jobs_that_slurm_refuses_end_the_run_in_its_words(place: Path, slurm: Slurm) -> None:
     slow = on_slurm(place / "refused", slurm, PARTITION="nowhere")
     slow.begin()
@@ -444,6 +447,7 @@ def test_a_hundred_tasks_over_six_jobs_that_drain_before_their_minute_lose_none(
     assert set(slurm.jobs("TIMEOUT")) == cut_off
 
 
+@pytest.mark.long
 def test_the_driver_runs_as_a_job_by_a_script_with_the_same_command_line(
     place: Path, slurm: Slurm, undisturbed: str
 ) -> None:

@@ -55,6 +55,7 @@ def give(folder: Path, slurm: Slurm, *command: str, **settings: str) -> Ended:
     return ended
 
 
+@pytest.mark.long
 def test_windows_are_timed_on_a_gpu_worker_and_plans_for_the_site_choose_by_that(tmp_path: Path, slurm: Slurm) -> None:
     (tmp_path / "double").mkdir()
     put_hook(tmp_path / "double", "volpipe.estimation.gpu_times", DOUBLE)

@@ -58,6 +58,7 @@ def test_a_check_of_a_site_on_slurm_names_gpus_that_are_none(place: Path, slurm:
     assert sentence.startswith("gpu: no GPU is seen on ")
 
 
+@pytest.mark.long
 def test_a_check_of_a_site_on_slurm_gives_the_last_words_of_its_jobs(place: Path, slurm: Slurm) -> None:
     code, named = check_site(place / "broken", slurm, INIT="echo no module named cuda >&2; exit 3")
     assert code == 1

@@ -247,6 +247,7 @@ def test_a_dataset_pickles_as_names_alone(cells: Path, tensors: Path) -> None:
         assert torch.equal(pickle.loads(used)[4], window)
 
 
+@pytest.mark.long
 def test_spawned_workers_give_the_same_batches_pinned_or_not(cells: Path) -> None:
     dataset = over_volume(cells)
     sampler = ChunkSampler(dataset, seed=1)
@@ -381,6 +382,7 @@ def examples() -> list[str]:
     return [textwrap.dedent(code) for code in codes]
 
 
+@pytest.mark.long
 def test_the_examples_in_the_documentation_run(tmp_path: Path) -> None:
     training, reading = examples()
     cells = write_volume(tmp_path / "cells.n5", invented((64, 64, 96)))

@@ -256,6 +256,7 @@ def windows(volume: np.ndarray, tmp_path: Path) -> Path:
     return tmp_path / "out.zarr.run" / "tensors.n5"
 
 
+@pytest.mark.long
 def test_stored_windows_are_learnt_from_as_those_of_the_volume(volume: np.ndarray, windows: Path) -> None:
     stored = recipe(
         data=[{"path": str(windows), "stored": True, "held_out": "0:24,0:30,14:36"}],

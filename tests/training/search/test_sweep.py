@@ -225,6 +225,7 @@ def test_a_training_that_is_asked_to_stop_says_so_and_goes_on(
     assert give(*base).out.startswith("took 6 steps; the weights are in")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_command_sweeps_on_processes_of_this_machine_one_of_which_is_killed(folder: Path) -> None:
     settings = ("train.steps=200", "train.checkpoint_every=5")  # a second or more, in which one is killed

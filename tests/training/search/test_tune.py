@@ -176,6 +176,7 @@ def test_what_lags_behind_the_median_is_stopped_and_what_does_not_is_not(folder:
     assert (folder / "t" / bad.name / STOP).exists()
 
 
+@pytest.mark.long
 def test_a_trial_that_is_to_be_pruned_stops_in_order_and_its_worker_takes_the_next(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +240,7 @@ def test_trials_of_a_driver_that_died_go_on_in_their_folders_and_count_once(fold
 # ---- the command
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_killed_with_its_workers_a_search_goes_on_where_it_was(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

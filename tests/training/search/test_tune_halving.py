@@ -70,6 +70,7 @@ def _in_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "TICK_SECONDS", 0.02)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_in_step")
 def test_what_is_worse_than_the_best_at_the_first_rung_takes_few_steps_and_the_rest_all(folder: Path) -> None:
     tuning = load_tuning(folder / "recipe.toml")
