@@ -371,11 +371,17 @@ def _whole_bytes(path: Path) -> int:
     return 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Totals:
-    """What the tasks of one stage took, added up; peaks are the highest of any worker.
+    """What tasks took, added up; peaks are the highest of any worker.
 
-    `device_busy_seconds` are those of GPUs at work, by NVML, of any process.
+    Attributes:
+        seconds, cpu_seconds, queued_seconds: of tasks, and before their starts.
+        device_seconds, device_task_seconds: that nets computed on devices, and of tasks that used one.
+        device_busy_seconds: of GPUs at work, by NVML, of any process.
+        attempts, lost_seconds: tasks that failed, or some of whose units did, and the time of those that gave nothing.
+        failed: units that were set aside.
+        began, ended: of the first and the last task, seconds since 1970; 0 where nobody says.
     """
 
     units: int = 0
@@ -387,21 +393,54 @@ class Totals:
     written_bytes: int = 0
     queued_seconds: float = 0.0
     device_seconds: float = 0.0
+    device_task_seconds: float = 0.0
     device_busy_seconds: float = 0.0
     device_peak_bytes: int = 0
     device_used_bytes: int = 0
+    attempts: int = 0
+    lost_seconds: float = 0.0
+    failed: int = 0
+    began: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def device_bytes(self) -> int:
+        """The most memory in use on a device."""
+        return max(self.device_peak_bytes, self.device_used_bytes)
 
     def add(self, record: Record[object]) -> None:
-        usage = record.usage
-        self.units += len(record.done)
+        """Add a task."""
+        self.add_task(len(record.done), vars(record.usage))
+
+    def add_task(self, num_units: int, usage: Mapping[str, Any]) -> None:  # Any: numbers and names, as of `Usage`
+        """Add a task that did so many units; what `usage` leaves out is 0."""
+        get = usage.get
+        began, seconds = get("started", 0.0), get("seconds", 0.0)
+        self.units += num_units
         self.tasks += 1
-        self.seconds += usage.seconds
-        self.cpu_seconds += usage.cpu_seconds
-        self.peak_bytes = max(self.peak_bytes, usage.peak_bytes)
-        self.read_bytes += usage.read_bytes
-        self.written_bytes += usage.written_bytes
-        self.queued_seconds += usage.queued_seconds
-        self.device_seconds += usage.device_seconds
-        self.device_busy_seconds += usage.device_percent / 100 * usage.seconds
-        self.device_peak_bytes = max(self.device_peak_bytes, usage.device_peak_bytes)
-        self.device_used_bytes = max(self.device_used_bytes, usage.device_used_bytes)
+        self.seconds += seconds
+        self.cpu_seconds += get("cpu_seconds", 0.0)
+        self.queued_seconds += get("queued_seconds", 0.0)
+        self.read_bytes += get("read_bytes", 0)
+        self.written_bytes += get("written_bytes", 0)
+        self.peak_bytes = max(self.peak_bytes, get("peak_bytes", 0))
+        if get("device") or get("device_percent"):
+            self.device_seconds += get("device_seconds", 0.0)
+            self.device_task_seconds += seconds
+            self.device_busy_seconds += get("device_percent", 0.0) / 100 * seconds
+            self.device_peak_bytes = max(self.device_peak_bytes, get("device_peak_bytes", 0))
+            self.device_used_bytes = max(self.device_used_bytes, get("device_used_bytes", 0))
+        if began:
+            self.began = min(self.began, began) if self.began else began
+            self.ended = max(self.ended, began + seconds)
+
+    def join(self, other: Totals) -> None:
+        """Add what other tasks took."""
+        began = min(filter(None, (self.began, other.began)), default=0.0)
+        for each in dataclasses.fields(Totals):
+            both = getattr(self, each.name), getattr(other, each.name)
+            setattr(self, each.name, max(both) if each.name in HIGHEST else sum(both))
+        self.began = began
+
+
+HIGHEST = {"peak_bytes", "device_peak_bytes", "device_used_bytes", "ended"}

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import psutil
@@ -65,7 +65,6 @@ PEAKS = (
     ("gpu_memory_peak_bytes", "device_peak_bytes", "Highest GPU memory of any worker, by PyTorch."),
     ("gpu_memory_used_peak_bytes", "device_used_bytes", "Most GPU memory in use by all processes, by NVML."),
 )
-HIGHEST = {name for _, name, _ in PEAKS}
 
 
 @dataclass
@@ -84,17 +83,11 @@ class _Row:
     def add(self, other: _Row) -> None:
         for name in ("done", "in_flight", "failed", "left", "part", "tasks_in_flight", "retries"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        _add(self.totals, other.totals)
+        self.totals.join(other.totals)
 
     @property
     def num_units(self) -> int:
         return self.done + self.in_flight + self.failed + self.left
-
-
-def _add(totals: Totals, other: Totals) -> None:
-    for each in fields(Totals):
-        both = getattr(totals, each.name), getattr(other, each.name)
-        setattr(totals, each.name, max(both) if each.name in HIGHEST else sum(both))
 
 
 @dataclass
@@ -129,7 +122,7 @@ class _Account:
                 before.retries + progress.retries[stage.name],
             )  # fmt: skip
             for totals in (before.totals, progress.totals[stage.name]):
-                _add(row.totals, totals)
+                row.totals.join(totals)
         if progress.num_voxels and progress.part is not None:
             self.voxels = progress.part * progress.num_voxels, float(progress.num_voxels)
         self.scratch_bytes, self.seconds_left = progress.scratch_bytes, progress.seconds_left

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.stage import Unit
 from volpipe.reporting.block_map import BlockMap
 
@@ -32,59 +33,6 @@ ATTEMPT = "Attempt"  # the class of a journal's result: a task that failed
 ANY = 0  # pid of workers that are not told apart
 
 Worker = tuple[str, int]  # host and pid
-
-
-@dataclass(slots=True)
-class Sums:
-    """What tasks took together.
-
-    Attributes:
-        seconds, cpu_seconds, queued_seconds: of tasks, and before their starts.
-        device_task_seconds: of tasks that used a device; `device_percent_seconds`: its utilisation, in % × seconds.
-        device_bytes: most memory in use on it.
-        attempts, lost_seconds: tasks that failed, or some of whose units did, and the time of those that gave nothing.
-        failed: units that were set aside.
-        began, ended: of the first and the last task, seconds since 1970; 0 where nobody says.
-    """
-
-    units: int = 0
-    tasks: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    queued_seconds: float = 0.0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    peak_bytes: int = 0
-    device_seconds: float = 0.0
-    device_task_seconds: float = 0.0
-    device_percent_seconds: float = 0.0
-    device_bytes: int = 0
-    attempts: int = 0
-    lost_seconds: float = 0.0
-    failed: int = 0
-    began: float = 0.0
-    ended: float = 0.0
-
-    def add(self, other: Sums) -> None:
-        """Add what other tasks took."""
-        for name in _ADDED:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
-        self.device_bytes = max(self.device_bytes, other.device_bytes)
-        self.began = min(filter(None, (self.began, other.began)), default=0.0)
-        self.ended = max(self.ended, other.ended)
-
-    def note(self, began: float, ended: float) -> None:
-        """Take note of a task between these times."""
-        if began:
-            self.began = min(self.began, began) if self.began else began
-            self.ended = max(self.ended, ended)
-
-
-_ADDED = (
-    "units", "tasks", "seconds", "cpu_seconds", "queued_seconds", "read_bytes", "written_bytes", "device_seconds",
-    "device_task_seconds", "device_percent_seconds", "attempts", "lost_seconds", "failed",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +127,8 @@ class Tally:
 
     sessions: Sequence[float] = ()
     maps: Mapping[str, BlockMap] = field(default_factory=dict)
-    sums: dict[tuple[str, Worker], Sums] = field(default_factory=dict)
-    by_session: list[Sums] = field(init=False)
+    sums: dict[tuple[str, Worker], Totals] = field(default_factory=dict)
+    by_session: list[Totals] = field(init=False)
     bins: Bins = field(default_factory=Bins)
     tasks: list[Task] = field(default_factory=list)
     num_tasks: int = 0
@@ -196,33 +144,33 @@ class Tally:
     _nodes: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.by_session = [Sums() for _ in self.sessions or (0.0,)]
+        self.by_session = [Totals() for _ in self.sessions or (0.0,)]
 
     @property
     def slowest(self) -> list[Task]:
         return [task for _, _, task in sorted(self._slowest, reverse=True)]
 
     @property
-    def stages(self) -> dict[str, Sums]:
-        """Sums by stage, in the order in which they came first."""
+    def stages(self) -> dict[str, Totals]:
+        """Totals by stage, in the order in which they came first."""
         return self._by(lambda stage, worker: stage)
 
     @property
-    def workers(self) -> dict[Worker, Sums]:
+    def workers(self) -> dict[Worker, Totals]:
         return self._by(lambda stage, worker: worker)
 
     @property
-    def nodes(self) -> dict[str, Sums]:
+    def nodes(self) -> dict[str, Totals]:
         return self._by(lambda stage, worker: worker[0])
 
     @property
-    def all(self) -> Sums:
-        return self._by(lambda stage, worker: "").get("", Sums())
+    def all(self) -> Totals:
+        return self._by(lambda stage, worker: "").get("", Totals())
 
-    def _by(self, key: Any) -> dict[Any, Sums]:  # Any: a function of stage and worker, and what it gives
-        result: dict[Any, Sums] = {}
+    def _by(self, key: Any) -> dict[Any, Totals]:  # Any: a function of stage and worker, and what it gives
+        result: dict[Any, Totals] = {}
         for (stage, worker), sums in self.sums.items():
-            result.setdefault(key(stage, worker), Sums()).add(sums)
+            result.setdefault(key(stage, worker), Totals()).join(sums)
         return result
 
     def units(self, journal: Path, prefix: str = "") -> Iterator[Unit]:
@@ -280,17 +228,7 @@ class Tally:
             return
         worker = self._worker(fields)
         for sums in self._both(prefix + stage, worker, began):
-            sums.units += len(units)
-            sums.tasks += 1
-            sums.seconds += seconds
-            sums.cpu_seconds += cpu
-            sums.queued_seconds += queued
-            sums.read_bytes += read
-            sums.written_bytes += written
-            sums.peak_bytes = max(sums.peak_bytes, peak)
-            sums.note(began, began + seconds)
-            if get("device") or get("device_percent"):
-                self._add_device(sums, fields, seconds)
+            sums.add_task(len(units), fields)
         self.scratch_bytes += scratch
         self.most_scratch_bytes = max(self.most_scratch_bytes, self.scratch_bytes)
         self.num_tasks += 1
@@ -308,13 +246,6 @@ class Tally:
             yield "reassemble", int(unit)
         for unit in units:
             yield stage, unit
-
-    def _add_device(self, sums: Sums, fields: dict[str, Any], seconds: float) -> None:
-        sums.device_seconds += fields.get("device_seconds", 0.0)
-        sums.device_task_seconds += seconds
-        sums.device_percent_seconds += fields.get("device_percent", 0.0) * seconds
-        used = max(fields.get("device_used_bytes", 0), fields.get("device_peak_bytes", 0))
-        sums.device_bytes = max(sums.device_bytes, used)
 
     def _add_attempt(self, stage: str, fields: dict[str, Any], began: float, seconds: float) -> None:
         """Add a task that failed."""
@@ -344,13 +275,13 @@ class Tally:
         if task.began and self.num_tasks <= MOST_TASKS:
             self.tasks.append(task)
 
-    def _sums(self, stage: str, worker: Worker) -> Sums:
+    def _sums(self, stage: str, worker: Worker) -> Totals:
         sums = self.sums.get((stage, worker))
         if sums is None:
-            sums = self.sums[stage, worker] = Sums()
+            sums = self.sums[stage, worker] = Totals()
         return sums
 
-    def _both(self, stage: str, worker: Worker, began: float) -> tuple[Sums, ...]:
+    def _both(self, stage: str, worker: Worker, began: float) -> tuple[Totals, ...]:
         """Return the sums to which a task counts: those of its stage and worker, and of its session if of several."""
         own = self._sums(stage, worker)
         if len(self.by_session) < 2:

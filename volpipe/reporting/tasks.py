@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from volpipe.blockwise.failures import message_of
+from volpipe.blockwise.journal import Totals
 from volpipe.reporting.page import Chart, Item, Note, Section, Sheet, filled
-from volpipe.reporting.tally import ANY, MOST_SLOWEST, MOST_WORKERS, NUM_BINS, Sums, Tally, Task, Worker
+from volpipe.reporting.tally import ANY, MOST_SLOWEST, MOST_WORKERS, NUM_BINS, Tally, Task, Worker
 from volpipe.units import brief, count, size
 
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#72b7b2", "#d6b02a", "#9d755d", "#8a8f98", "#ff9da6", "#3d9c8c")
@@ -62,7 +63,7 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %" if whole > 0 else ""
 
 
-Column = Callable[[Sums], object]
+Column = Callable[[Totals], object]
 COLUMNS: dict[str, Column] = {
     "tasks": lambda s: s.tasks,
     "task time": lambda s: brief(s.seconds),
@@ -71,9 +72,7 @@ COLUMNS: dict[str, Column] = {
     "read": lambda s: size(s.read_bytes),
     "written": lambda s: size(s.written_bytes),
     "peak memory": lambda s: size(s.peak_bytes) if s.peak_bytes else "",
-    "GPU": lambda s: (
-        _percent(s.device_percent_seconds / 100, s.device_task_seconds) if s.device_percent_seconds else ""
-    ),
+    "GPU": lambda s: _percent(s.device_busy_seconds, s.device_task_seconds) if s.device_busy_seconds else "",
     "net on device": lambda s: _percent(s.device_seconds, s.device_task_seconds) if s.device_seconds else "",
     "GPU memory": lambda s: size(s.device_bytes) if s.device_bytes else "",
     "queued": lambda s: brief(s.queued_seconds / s.tasks) if s.queued_seconds and s.tasks else "",
@@ -92,7 +91,9 @@ GPU_MEANING = " GPU is the mean utilisation that NVML gave while tasks of the ne
 DEVICE_MEANING = " Net on device is the share of the tasks' time that the net itself computed."
 
 
-def _sheet(title: str, names: Sequence[str], rows: Iterable[tuple[Sequence[object], Sums]], caption: str = "") -> Sheet:
+def _sheet(
+    title: str, names: Sequence[str], rows: Iterable[tuple[Sequence[object], Totals]], caption: str = ""
+) -> Sheet:
     """Return a table of sums, columns that are empty in all rows left out."""
     pairs = list(rows)
     cells = {name: [column(sums) for _, sums in pairs] for name, column in COLUMNS.items()}
@@ -104,15 +105,15 @@ def _sheet(title: str, names: Sequence[str], rows: Iterable[tuple[Sequence[objec
 def stage_sheet(tally: Tally, stages: Mapping[str, StageState], names: Sequence[str]) -> Sheet:
     """Return what each stage took, and all together."""
     sums, total = tally.stages, tally.all
-    rows = [((name, _done(stages.get(name), sums.get(name))), sums.get(name, Sums())) for name in names]
+    rows = [((name, _done(stages.get(name), sums.get(name))), sums.get(name, Totals())) for name in names]
     if len(rows) > 1:
         rows.append((("all", ""), total))
-    caption = MEANINGS + (GPU_MEANING if total.device_percent_seconds else "")
+    caption = MEANINGS + (GPU_MEANING if total.device_busy_seconds else "")
     caption += DEVICE_MEANING if total.device_seconds else ""
     return _sheet("By stage", ["stage", "units"], rows, caption)
 
 
-def _done(state: StageState | None, sums: Sums | None) -> str:
+def _done(state: StageState | None, sums: Totals | None) -> str:
     if state is None:
         return f"{sums.units:,}" if sums is not None else ""
     return f"{state.done:,}" if state.done == state.all else f"{state.done:,} of {state.all:,}"
@@ -141,7 +142,7 @@ def _worker_sheets(tally: Tally) -> Iterator[Sheet]:
     yield _sheet("By worker", ["node", "process", "at work"], rows_of_workers, caption)
 
 
-def _largest(sums: Mapping[K, Sums]) -> list[tuple[K, Sums]]:
+def _largest(sums: Mapping[K, Totals]) -> list[tuple[K, Totals]]:
     return heapq.nlargest(MOST_ROWS, sums.items(), key=lambda item: item[1].seconds + item[1].lost_seconds)
 
 
@@ -150,7 +151,7 @@ def _rest(num: int, noun: str) -> str:
     return f"The {MOST_ROWS} of most time; {count(more, noun)} more are not shown." if more > 0 else ""
 
 
-def _share(sums: Sums) -> str:
+def _share(sums: Totals) -> str:
     span = sums.ended - sums.began
     return _percent(sums.seconds, span) if span > 0 else ""
 
