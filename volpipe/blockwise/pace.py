@@ -1,6 +1,6 @@
 """The pace of a run: how far its stages are, tasks under way included, and the time that all of it still takes.
 
-Not here: where the readings come from (loop, heartbeat), or how they are shown (tables). Arithmetic alone: the clock is
+Not here: where the readings come from (loop, heartbeat), or how they are shown (display). Arithmetic alone: the clock is
 given.
 """
 

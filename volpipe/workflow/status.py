@@ -1,6 +1,6 @@
 """The status of anything that volpipe makes: a run, stages, labels, a training, many of them; and who works on it.
 
-Not here: printing (cli.status). Nothing is written and no lock is taken for longer than a look.
+Not here: printing (cli.app). Nothing is written and no lock is taken for longer than a look.
 """
 
 from __future__ import annotations
