@@ -94,6 +94,20 @@ def put(page: Page, place: str, of: str = "sample.n5") -> Path:
     return path
 
 
+def checkout(page: Page) -> None:
+    """The code of this checkout, to be changed; weights are links."""
+
+    def copied(source: str, target: str) -> None:
+        (os.symlink if source.endswith(".safetensors") else shutil.copyfile)(source, target)
+
+    from markdown_page import ROOT
+
+    for name in ("volpipe", "apps", "configs", "models"):
+        ignored = shutil.ignore_patterns("__pycache__", "vega")
+        shutil.copytree(ROOT / name, page.folder / name, ignore=ignored, copy_function=copied)
+    shutil.copyfile(ROOT / "pyproject.toml", page.folder / "pyproject.toml")
+
+
 # Volumes
 
 
