@@ -17,6 +17,7 @@ PAGES = (*sorted((ROOT / "docs" / "design").glob("*.md")), ROOT / "CONTRIBUTING.
 CODE = re.compile(r"`([^`\n]+)`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"[\w./-]*(?:/|\.(?:py|md|toml|json|txt|pyi|ipynb))")
+WORD = re.compile(r"[\w./-]+")
 CLASS = re.compile(r"[A-Z][a-z]+[A-Za-z]*")
 DOTTED = re.compile(r"(?:volpipe|apps|configs|models)(?:\.\w+)+")
 PLACEHOLDERS = re.compile(r"[A-Z]{3,}")  # NAME.py, OUT.run
@@ -74,8 +75,10 @@ def is_there(path: str) -> bool:
 
 def missing_from_page(text: str) -> Iterator[str]:
     """Yield what a page names that is not there; files that the page itself writes are."""
-    written = {block.file for block in blocks_of(text)}
-    for name in CODE.findall(FENCE.sub("", text)):
+    blocks = blocks_of(text)
+    written = {block.file for block in blocks}
+    drawn = [word for block in blocks if block.not_run == "a drawing" for word in WORD.findall(block.text)]
+    for name in (*drawn, *CODE.findall(FENCE.sub("", text))):
         is_known = (
             PLACEHOLDERS.search(name)
             or name in written
@@ -130,6 +133,7 @@ def test_modules_that_docstrings_name_are_there() -> None:
         ("Blocks (`geometry/grid.py`) are a `Box`; `volpipe.geometry.grid` has it; `NAME.py` is yours.", []),
         ("Blocks (`geometry/grids.py`) are a `Boxing`, of `volpipe.geometry.grids`.", 3 * [True]),
         ("```text\n`gone.py`\n```\n", []),
+        ("<!-- not run: a drawing -->\n```text\ngeometry/grid.py ─► geometry/gone.py\n```\n", [True]),
     ],
 )
 def test_a_name_that_is_gone_is_noticed_on_a_page(text: str, missing: list[bool]) -> None:
