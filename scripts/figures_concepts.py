@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draws the figures of docs/concepts, docs/tutorials and docs/howto into docs/figures, from code and invented tissue.
+"""Draws the figures of docs/concepts, docs/tutorials and docs/fail.md into docs/figures, from code and invented tissue.
 
 The curves are the weights that a run uses (volpipe/geometry/blend.py); the pictures are of runs over `volpipe sample`.
 Not here: the figures of README.md and of the front page. `scripts/figures_concepts.py NAME…` draws some alone.

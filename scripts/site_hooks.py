@@ -18,7 +18,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
+PAGES = {
+    "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md",
+    "scripts/benchmarks/RESULTS.md": "bench.md",
+}  # fmt: skip
 PACKAGES = {"volpipe": "volpipe", "apps": "volpipe/apps", "models": "volpipe/models", "configs": "volpipe/configs"}
 NOT_SOURCES = shutil.ignore_patterns("__pycache__", "*.safetensors", "vega")
 TREE = tempfile.TemporaryDirectory(prefix="volpipe-site-")

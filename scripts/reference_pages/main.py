@@ -6,7 +6,7 @@ import difflib
 import sys
 from pathlib import Path
 
-from reference_pages import api, commands, formats, recipes, runtime
+from reference_pages import api, commands, formats, machines, recipes, runtime
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -20,6 +20,7 @@ def pages() -> dict[str, str]:
         "api.md": api.page(),
         "exit-codes.md": runtime.exit_codes_page(),
         "run-folder.md": runtime.run_folder_page(),
+        "machines.md": machines.page(),
         "../formats.md": formats.page(ROOT / "docs" / "formats.md"),
         "environment.md": runtime.environment_page(ROOT),
     }

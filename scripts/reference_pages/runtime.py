@@ -48,7 +48,7 @@ FILES = {
 OTHER_FILES = {
     "lock": "Held by the driver that is at work.",
     "planned.json": "What was planned in bytes, files, memory and time, for the report.",
-    "report.html": "The report, one file ([Report of a run](../report.md)).",
+    "report.html": "The report, one file ([Runs](../runs.md#the-report)).",
     "progress.json": "Who is at work, since when, and how far; `volpipe status` reads it.",
     "beats": "A file for each worker: its CPU, memory, GPU and task now; `volpipe top` reads them. `over` once the "
     "run was asked to stop.",
@@ -105,12 +105,12 @@ NOT_READ = ("HDF5_PLUGIN_PATH",)
 SITES = ("slurm_htex", "slurm_single", "k8s_htex", "k8s_nautilus")
 
 
-def _complete(what: str, described: Mapping[str, str], actual: set[str]) -> None:
+def check_described(what: str, described: Mapping[str, str], actual: set[str]) -> None:
     """Stop where what is described is not what there is."""
     if missing := sorted(actual - set(described)):
-        raise SystemExit(f"{what} not described in scripts/reference_pages/runtime.py: {', '.join(missing)}")
+        raise SystemExit(f"{what} not described in scripts/reference_pages: {', '.join(missing)}")
     if surplus := sorted(set(described) - actual):
-        raise SystemExit(f"{what} described in scripts/reference_pages/runtime.py, and not there: {', '.join(surplus)}")
+        raise SystemExit(f"{what} described in scripts/reference_pages, and not there: {', '.join(surplus)}")
 
 
 def exit_codes_page() -> str:
@@ -118,7 +118,7 @@ def exit_codes_page() -> str:
     declared = CODE_NAMES.search(Path(console.__file__).read_text(encoding="utf-8"))
     assert declared is not None
     names = [*declared[1].split(", "), "INTERRUPTED"]
-    _complete("exit codes", CODES, set(names))
+    check_described("exit codes", CODES, set(names))
     modules: dict[str, ModuleType] = {"INTERRUPTED": interrupts}
     codes = sorted((getattr(modules.get(name, console), name), name) for name in names)
     rows = [f"| {code} | {CODES[name]} |" for code, name in codes]
@@ -141,7 +141,7 @@ def run_folder_page() -> str:
         for key, value in vars(RunFolder).items()
         if hasattr(value, "name")
     }
-    _complete("files of a run's folder", FILES, set(paths))
+    check_described("files of a run's folder", FILES, set(paths))
     named = {path.name: FILES[key] for key, path in paths.items()} | OTHER_FILES
     rows = [f"| `{name}` | {text} |" for name, text in sorted(named.items())]
     head = (
@@ -164,7 +164,7 @@ def read_variables(root: Path) -> set[str]:
 
 def environment_page(root: Path) -> str:
     """Return the page of environment variables."""
-    _complete("environment variables", VARIABLES, read_variables(root))
+    check_described("environment variables", VARIABLES, read_variables(root))
     parts = ["# Environment variables\n", "| variable | |", "|---|---|"]
     parts += [f"| `{name}` | {cell(text)} |" for name, text in VARIABLES.items()]
     parts += [

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from arrays import make, write_all
-from bucket import ACCESS_KEY, SECRET_KEY, serving
-from pods import SITE, cluster_for
 from slurm import SBIN, running_slurm
 from volumes import write_volume
 from webhook import webhook as receiving
@@ -92,6 +90,20 @@ def put(page: Page, place: str, of: str = "sample.n5") -> Path:
     path = page.folder / place
     shutil.copytree(invented(of), path, dirs_exist_ok=True)
     return path
+
+
+def checkout(page: Page) -> None:
+    """The code of this checkout, to be changed; weights are links."""
+
+    def copied(source: str, target: str) -> None:
+        (os.symlink if source.endswith(".safetensors") else shutil.copyfile)(source, target)
+
+    from markdown_page import ROOT
+
+    for name in ("volpipe", "apps", "configs", "models"):
+        ignored = shutil.ignore_patterns("__pycache__", "vega")
+        shutil.copytree(ROOT / name, page.folder / name, ignore=ignored, copy_function=copied)
+    shutil.copyfile(ROOT / "pyproject.toml", page.folder / "pyproject.toml")
 
 
 # Volumes
@@ -284,19 +296,6 @@ def slurm(page: Page) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def pods(page: Page) -> Iterator[None]:
-    """A double of Kubernetes that runs pods as processes; pods.py is the site for it."""
-    with cluster_for(page.folder.parent) as cluster:
-        (page.folder / "pods.py").write_text(SITE.format(pending=60.0))
-        page.shell.environment |= cluster.environment | {
-            "VOLPIPE_K8S_IMAGE": "lab/volpipe:1", "VOLPIPE_K8S_CLAIMS": f"scratch:{page.folder.parent}",
-            "VOLPIPE_K8S_CORES": "1", "VOLPIPE_K8S_GPUS": "0", "VOLPIPE_K8S_MAX_PODS": "1",
-            "VOLPIPE_K8S_MEMORY": "4Gi", "VOLPIPE_K8S_UID": str(os.getuid()),
-        }  # fmt: skip
-        yield
-
-
 def kubectl(page: Page) -> None:
     """A kubectl that checks what it is to apply against the API's own types, and applies nothing."""
     import sys
@@ -305,14 +304,6 @@ def kubectl(page: Page) -> None:
     page.shell.add_tool(
         "kubectl", KUBECTL.format(python=sys.executable, path=[str(support / "clusters"), str(support)])
     )
-
-
-def k8s_settings(page: Page) -> None:
-    """Settings of k8s_htex in the environment, as a reader's file has them."""
-    page.shell.environment |= {
-        "VOLPIPE_K8S_IMAGE": "lab/volpipe:1", "VOLPIPE_K8S_NAMESPACE": "em", "VOLPIPE_K8S_UID": "1000",
-        "VOLPIPE_K8S_CLAIMS": "em-data:/data:ro,scratch:/scratch",
-    }  # fmt: skip
 
 
 def pip(page: Page) -> None:
@@ -324,17 +315,6 @@ def pip(page: Page) -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     page.shell.add_tool("pip", PIP.format(python=sys.executable, extras=sorted(project["optional-dependencies"])))
-
-
-@contextmanager
-def bucket(page: Page) -> Iterator[None]:
-    """A bucket s3://cells on loopback, with keys for it in the environment."""
-    with serving() as served:
-        page.shell.environment |= {
-            "AWS_ENDPOINT_URL": served.url, "AWS_REGION": "eu-west-1", "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_SHARED_CREDENTIALS_FILE": str(page.folder / "no such file"),
-        }  # fmt: skip
-        yield
 
 
 @contextmanager

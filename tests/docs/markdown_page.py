@@ -8,6 +8,7 @@ A page is README.md or a file below docs/. What a block may be:
     ```text                 what the last block that is run prints; "…" stands for anything, alone on a line for lines
     ```toml, yaml, json     must be readable as that; csv, html, dockerfile, mermaid and bibtex are not looked at
     # NAME.EXT, NAME.EXT: … on the first line of a block of toml, python or yaml: it is a file of that name, and not run
+    ```diff                 changes of files of the page's folder: `--- NAME`, then hunks, with `@@` between two
 
 Comments, each on a line of its own:
 
@@ -37,8 +38,9 @@ FILE = re.compile(r"^(?:#|//) ([\w./-]+\.(?:toml|py|yaml|yml|csv|txt|ini))(?::.*
 RUN = ("bash", "python", "console")
 SHOWN = ("text",)
 DATA = ("toml", "yaml", "json")
+CHANGES = ("diff",)
 OTHER = ("csv", "html", "dockerfile", "mermaid", "bibtex", "ini", "slurm", "yml")
-LANGUAGES = (*RUN, *SHOWN, *DATA, *OTHER)
+LANGUAGES = (*RUN, *SHOWN, *DATA, *CHANGES, *OTHER)
 
 
 @dataclass(frozen=True)

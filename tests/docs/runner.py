@@ -20,7 +20,7 @@ from typing import Any
 
 import fixtures
 import yaml
-from markdown_page import LANGUAGES, RUN, SHOWN, Block, blocks_of
+from markdown_page import CHANGES, LANGUAGES, RUN, SHOWN, Block, blocks_of
 from shell import Shell, as_elsewhere
 from shown import as_shown, is_shown
 
@@ -79,6 +79,8 @@ class Page:
         elif block.file:
             (self.folder / block.file).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / block.file).write_text(block.text)
+        elif block.language in CHANGES:
+            self._change(block)
         elif block.language in RUN:
             self.printed = None if block.not_run else getattr(self, f"_run_{block.language}")(block)
         elif block.language in SHOWN and not block.not_run:
@@ -98,6 +100,21 @@ class Page:
         if ended != code:
             raise PageError(f"{self.path.name}:{line}: ended with {ended}, not {code}:\n{script}\n{printed[-4000:]}")
         return printed
+
+    def _change(self, block: Block) -> None:
+        """Change files as a block shows: the old lines of each hunk must stand in its file, once."""
+        for part in block.text.split("--- ")[1:]:
+            name, _, hunks = part.partition("\n")
+            path = self.folder / name
+            text = path.read_text()
+            for hunk in hunks.split("@@\n"):
+                lines = hunk.splitlines()
+                old = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("+"))
+                new = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("-"))
+                if text.count(old) != 1:
+                    raise self.error(block, f"{name} has these lines {text.count(old)} times, not once:\n{old}")
+                text = text.replace(old, new)
+            path.write_text(text)
 
     def _run_bash(self, block: Block) -> str:
         return self.bash(block.text, block.code, block.line)

@@ -65,7 +65,9 @@ def test_a_variable_that_the_code_reads_and_the_reference_lacks_is_refused(runti
         (tmp_path / "apps" / "new.py").write_text(f"import os\n{line}\n")
         assert runtime.read_variables(tmp_path) == {"VOLPIPE_NEW"}
         with pytest.raises(SystemExit, match="VOLPIPE_NEW"):
-            runtime._complete("environment variables", runtime.VARIABLES, runtime.VARIABLES.keys() | {"VOLPIPE_NEW"})
+            runtime.check_described(
+                "environment variables", runtime.VARIABLES, runtime.VARIABLES.keys() | {"VOLPIPE_NEW"}
+            )
 
 
 def test_a_format_that_the_tables_lack_is_refused(runtime: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -431,7 +431,7 @@ def test_a_run_is_refused_before_it_writes_what_no_worker_can_hold(tmp_path: Pat
 
 def test_what_is_planned_covers_what_a_large_blended_run_was_seen_to_take() -> None:
     plan = planned("windows.blend=hann", "windows.block=[8,8,8]", of=volume((1500, 1500, 1500)))
-    for tried_mib, used_mib in ((616, 995), (748, 949)):  # measured 2026-11-21, identity, docs/performance.md
+    for tried_mib, used_mib in ((616, 995), (748, 949)):  # measured 2026-11-21, identity
         assert used_mib * 2**20 < memory_bytes(plan, tried_mib * 2**20) < 1.2 * used_mib * 2**20
     assert memory_bytes(plan, None) > 995 * 2**20
     crop = planned("windows.blend=crop", of=volume((1500, 1500, 1500)))

@@ -40,7 +40,7 @@ def give(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 def documented() -> set[str]:
     """Return the keys that the table in the documentation has."""
-    text = (ROOT / "docs" / "watching.md").read_text().partition("--log-json")[2]
+    text = (ROOT / "docs" / "reference" / "machines.md").read_text().partition("--log-json")[2].partition("## ")[0]
     return set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
 
 

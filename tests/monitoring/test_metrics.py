@@ -423,6 +423,10 @@ def test_the_dashboard_asks_for_metrics_that_there_are(here: Path) -> None:
     names |= {name for file in ("b.prom", "t.prom", "s.prom") for name in samples(here / file)}
     names.add("volpipe_remaining_seconds")  # which a run has after 5 s
     assert len(asked) > 20 and asked - names == set()
-    described = set(re.findall(r"`(volpipe_\w+)`", (ROOT / "docs" / "watching.md").read_text()))
+    described = set(
+        re.findall(
+            r"`(volpipe_\w+)`", (ROOT / "docs" / "reference" / "machines.md").read_text().partition("## Metrics")[2]
+        )
+    )
     assert described == names
     assert all("$output" in query or "label_values" in query for query in queries)

@@ -74,7 +74,7 @@ def batch(
         parents: make folders for the outputs, where there are none.
         search_path: folder that relative names in recipes count from; the current one where None.
         progress, listener: show how far each dataset is (None: in a notebook, below its cell), or call the listener.
-        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
+        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).
 
     Returns: a row for each dataset; those that failed say why.
 

@@ -69,7 +69,7 @@ def compare(
         progress: show how far one comparison is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second; of many comparisons not.
         on_pair: of many comparisons, called with how many are done, and of how many.
-        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
+        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).
 
     Returns: how they differ; boxes that could not be compared are its `missing`, and the same call again tries them.
 

@@ -71,7 +71,7 @@ def segment(
         on_estimate: called with the times that blocks tried on the site predict; without it, none are tried.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second.
-        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
+        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).
 
     Returns:
         How it ended; its `missing` names the boxes that could not be done.
@@ -135,7 +135,7 @@ def evaluate(
         report: HTML file for the report, which goes with the work's folder otherwise.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second.
-        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
+        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).
 
     Returns:
         How it ended; where blocks could not be scored, its `missing` names them, and there are no scores. The same call

@@ -55,7 +55,7 @@ def train(
         search_path: the folder that relative names in the recipe count from; by default the current one.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called now and then with the number of steps taken and of all.
-        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/watching.md).
+        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).
 
     Raises:
         RecipeError: no such recipe, an invalid one, or another than that of the training in the folder.

@@ -1,7 +1,7 @@
 """The pace of a run: how far its stages are, tasks under way included, and the time that all of it still takes.
 
-Not here: where the readings come from (loop, heartbeat), or how they are shown (tables). Arithmetic alone: the clock is
-given.
+Not here: where the readings come from (loop, heartbeat), or how they are shown (display). Arithmetic alone: the clock
+is given.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The command line: `volpipe run`, `plan` and `status`, and where it begins; the other commands are in cli_*.
+"""The command line: `volpipe run`, `plan` and `status`, and where it begins; the other commands have modules of their
+own here.
 
-Not here: anything that a notebook would want as well (driver). Exit codes: 0 done, 1 part is missing, 2 refused,
+Not here: anything that a notebook would want as well (api). Exit codes: 0 done, 1 part is missing, 2 refused,
 4 interrupted; `status` has 3 too, where somebody is at work.
 """
 

@@ -1,6 +1,6 @@
 """Checks of a command before a job gives it elsewhere: of its volume, its recipe, its net and its site.
 
-Not here: the scripts and manifests of jobs (cli_slurm, cli_k8s). What is wrong is refused; what cannot be seen
+Not here: the scripts and manifests of jobs (slurm, k8s). What is wrong is refused; what cannot be seen
 from here is a warning on standard error, so that standard output stays the script alone.
 """
 

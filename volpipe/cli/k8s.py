@@ -1,6 +1,6 @@
 """The commands `volpipe k8s …`: what a cluster must be given before, and in order to, run a driver in it.
 
-Not here: the manifests themselves (apps.manifest), or a run (cli).
+Not here: the manifests themselves (apps.kubernetes.manifest), or a run (app).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`volpipe run`, `plan` and `status` of a recipe of several stages: what is printed of all of them.
 
-Not here: the stages (flow, flow_plan, flow_run), or what is printed of one run (show).
+Not here: the stages (workflow.stages, workflow.execute), or what is printed of one run (app).
 """
 
 from __future__ import annotations

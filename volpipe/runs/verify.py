@@ -1,6 +1,6 @@
 """Whether an output is what its run wrote: its files against the journal, and random blocks through the net again.
 
-Not here: the checksums themselves (checksums), or printing (cli.verify).
+Not here: the checksums themselves (volumes.checksums), or printing (cli.outputs).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Work with a folder of its own: claimed, resumed, reported and inspected alike, whatever it makes.
 
-Not here: work that makes a volume (output_work), or what is done between (workflow.driver, evaluation.driver and
-others). The folder holds journal, log and lock.
+Not here: work that makes a volume (output_work), or what is done between (workflow.driver, evaluation.driver). The
+folder holds journal, log and lock.
 """
 
 from __future__ import annotations

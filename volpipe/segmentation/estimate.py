@@ -1,6 +1,6 @@
 """Time of a segmentation, forecast from a small one of the same voxels that each worker makes and deletes.
 
-Not here: bytes and files (cost), or the segmentation (driver). Blocks of up to EDGE voxels per axis are tried,
+Not here: bytes and files (workflow.cost), or the segmentation (driver). Blocks of up to EDGE voxels per axis are tried,
 larger ones where that is quick; times are per voxel. The graph grows with fragments and edges: many copies of the small
 graph are solved together, so that constant costs count little.
 """

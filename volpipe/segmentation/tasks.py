@@ -232,7 +232,7 @@ _NO_EDGES = Edges(*(np.zeros((0, columns), np.int64) for columns in (2, 2, 1)))
 
 
 def note_painted(folder: Path, digests: np.ndarray) -> None:
-    """Tell the task of the graph which labels are painted, by digests as of `FragmentGraph`; b"" of none."""
+    """Tell the task of the graph which labels are painted, by the digest of each block; b"" of none."""
     data = io.BytesIO()
     np.save(data, digests)
     atomic_write(folder / PAINTED, data.getvalue())

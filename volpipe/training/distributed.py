@@ -229,7 +229,7 @@ def _address_of(name: str) -> str | None:
         return None
 
 
-def _process_group(group: RankGroup, address: str) -> Any:  # Any: see Crew
+def _process_group(group: RankGroup, address: str) -> Any:  # Any: see `RankGroup`
     """Return torch's group of all ranks: NCCL where each has a GPU of its own, else gloo."""
     patience = timedelta(seconds=TALK_SECONDS)
     with _translate_errors(group):

@@ -54,7 +54,7 @@ class Worker:
         return self.sign.host, self.sign.pid
 
     def to_json(self) -> dict[str, Any]:  # Any: plain values
-        """Return the same in plain values; the keys are those of docs/watching.md."""
+        """Return the same in plain values; the keys are those of docs/reference/machines.md."""
         names = ("host", "pid", "cpu_percent", "memory_bytes", "device_percent", "device_used_bytes")
         tasks = [{"work": task.work or None, "share": task.share} | asdict(task.sign) for task in self.tasks]
         return {name: getattr(self.sign, name) for name in names} | {

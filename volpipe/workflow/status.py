@@ -1,6 +1,6 @@
 """The status of anything that volpipe makes: a run, stages, labels, a training, many of them; and who works on it.
 
-Not here: printing (cli.status). Nothing is written and no lock is taken for longer than a look.
+Not here: printing (cli.app). Nothing is written and no lock is taken for longer than a look.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Status:
         return None if self.driver.note is None else self.driver.note.seconds_left
 
     def to_json(self) -> dict[str, Any]:  # Any: plain values
-        """Return the same in plain values; the keys are those of docs/faults.md."""
+        """Return the same in plain values; the keys are those of docs/reference/machines.md."""
         driver, note = self.driver, self.driver.note
         return {
             "kind": self.kind,
