@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -54,13 +54,15 @@ def page() -> str:
     parts = [HEAD]
     for name, about, model in KINDS:
         parts.append(f"## {name}\n\n{about} {model.__doc__}\n")
-        parts += [_table(title, name, kind) for title, kind in _sections(model)]
+        for title, kind in _sections(model):
+            named = [(f"{title[:-1]}.{key}.NAME]", inner) for key, inner in _named(kind)]
+            parts += [_table(*each, kind=name) for each in ((title, kind), *named)]
         if not any(field.is_required() for field in model.model_fields.values()):
             title = f"### All defaults ({name.lower()})"
             parts.append(f"{title}\n\nA key without a default is behind a #.\n\n{_as_toml(model)}")
     for name, about, models in PARTS:
         parts.append(f"## {name}\n\n{about}\n")
-        parts += [_table(title, name, model) for title, model in models]
+        parts += [_table(title, model, name) for title, model in models]
     return "\n".join(parts)
 
 
@@ -69,6 +71,13 @@ def _sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
     for key, field in model.model_fields.items():
         inner = get_args(field.annotation)
         yield (f"[[{key}]]", inner[0]) if inner else (f"[{key}]", field.annotation)
+
+
+def _named(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the keys of a section below which sections stand whose names the user gives, and their models."""
+    for key, field in section.model_fields.items():
+        inner = get_args(field.annotation)[-1:] if get_origin(field.annotation) is dict else ()
+        yield from ((key, each) for each in inner if isinstance(each, type) and issubclass(each, BaseModel))
 
 
 def _as_toml(model: type[BaseModel]) -> str:
@@ -82,7 +91,7 @@ def _as_toml(model: type[BaseModel]) -> str:
     return "\n".join(["```toml", *lines, "```", ""]).replace("```toml\n\n", "```toml\n")
 
 
-def _table(title: str, kind: str, model: type[BaseModel]) -> str:
+def _table(title: str, model: type[BaseModel], kind: str) -> str:
     """Return a table of the keys of a section; two headings of the page are never alike."""
     rows = [
         f"| `{name}` | {_types(field)} | {_default(field)} | {_described(model, name)} |"

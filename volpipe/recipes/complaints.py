@@ -208,10 +208,13 @@ def _alike(names: Sequence[str], model: type[BaseModel]) -> str:
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the keys of `model` with their sections, such as windows.shape; of a list, those of its first section."""
+    """Yield the keys of `model` with their sections, such as windows.shape; of a list, those of its first section.
+
+    Sections whose names the user gives are one key.
+    """
     for name, field in model.model_fields.items():
         section = _section(field.annotation)
-        if section is None:
+        if section is None or get_origin(field.annotation) is dict:
             yield f"{prefix}{name}"
         else:
             place = "0." if get_origin(field.annotation) is tuple else ""
