@@ -107,6 +107,11 @@ class NetFacts(BaseModel):
             }
         )  # fmt: skip
 
+    @property
+    def across(self) -> int | None:
+        """The axis across the slices of a net that runs over those of one plane."""
+        return {"yx": 0, "zx": 1, "zy": 2}[self.planes[0]] if len(self.planes) == 1 else None
+
     def output_shape(self, window: Iterable[int]) -> tuple[int, ...]:
         """Return the voxels (z, y, x) that the net gives for a window of that many."""
         sizes = zip(window, self.margin, self.scale, self.shrink, strict=True)
