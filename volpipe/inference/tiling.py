@@ -32,7 +32,8 @@ def choose_windows(
     is_cropped, at_edge = choice.blend == "crop", choice.placement in ("edge", "even")
     if at_edge:
         window = triple(
-            min(w, align_up(n, s)) if choice.shape == "auto" or i == net.across else w  # of slices, none are padded
+            # Slices are not padded across, and windows of one size alone have it in a small volume too.
+            min(w, align_up(n, s)) if (choice.shape == "auto" and not net.fixed[i]) or i == net.across else w
             for i, (w, n, s) in enumerate(zip(window, shape, net.stride, strict=True))
         )
     if choice.overlap != "auto":

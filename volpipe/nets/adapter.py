@@ -108,6 +108,10 @@ class Adapter(nn.Module):
         return super().to(*args, **kwargs)
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        out = self._out(windows)  # classes and thresholds are numbers as others
+        return out.float() if windows.is_floating_point() and not out.is_floating_point() else out
+
+    def _out(self, windows: torch.Tensor) -> torch.Tensor:
         if not self.planes:
             return self._evened(pick(self._call(windows), windows.shape, self.taken), windows.shape)
         outs = [self._over(windows, plane) for plane in self.planes]
@@ -140,6 +144,8 @@ class Adapter(nn.Module):
             return self.net(slices.clone())
         n, c, s, rows, columns = slices.shape
         values = outputs_of(self._call(slices.movedim(2, 1).reshape(n * s, c, rows, columns)))
+        seen = (n * s, c, rows, columns)
+        values = {name: _with_channels(out, seen, is_only=len(values) == 1) for name, out in values.items()}
         return {
             name: out.reshape(n, s, *out.shape[1:]).movedim(1, 2) if out.ndim == 4 and len(out) == n * s else out
             for name, out in values.items()
@@ -274,8 +280,11 @@ def _mean(outs: Sequence[torch.Tensor], window: Sequence[int]) -> torch.Tensor:
 
 
 def outputs_of(value: object) -> dict[str, torch.Tensor]:
-    """Return the tensors in what a net returned, by name; they may lie in tuples, dictionaries and classes of data."""
-    return dict(_flat(value, "", 0))
+    """Return the tensors in what a net returned, by name; they may lie in tuples, dictionaries and classes of data.
+
+    Of another object, those that are its attributes.
+    """
+    return dict(_flat(value, "", 0)) or dict(_flat(getattr(value, "__dict__", None), "", DEEPEST - 1))
 
 
 def _flat(value: object, place: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -312,11 +321,13 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
     Raises:
         OutputError: there is none such, or it is not known which.
     """
-    if isinstance(value, torch.Tensor) and output is None:
-        return value
     values = outputs_of(value)
     if not values:
-        raise OutputError(f"it returns {type(value).__name__} without a tensor", "let its forward return one")
+        raise OutputError(
+            f"it returns {type(value).__name__} without a tensor for a window {tuple(window)}",
+            "let its forward return one",
+        )
+    values = {name: _with_channels(out, window, is_only=len(values) == 1) for name, out in values.items()}
     listed = ", ".join(_described(values))
     if output == ALL:
         return joined(values)
@@ -330,6 +341,28 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
             f"name the one to take, such as net.output={next(iter(values))}",
         )
     return alike[0]
+
+
+def _with_channels(out: torch.Tensor, window: Sequence[int], *, is_only: bool) -> torch.Tensor:
+    """Return an output with the axis of channels, or of windows where there is one, that its net left out.
+
+    Args:
+        window: the shape of what the net got, (n, c, z, y, x) or (n, c, y, x).
+        is_only: of several outputs, others than those on the grid of the window may mean something else.
+
+    Raises:
+        OutputError: it has no real numbers, or not all of them.
+    """
+    if out.is_complex() or out.layout is not torch.strided or out.is_quantized:
+        kind = str(out.dtype if out.layout is torch.strided else out.layout).removeprefix("torch.")
+        raise OutputError(
+            f"for a window {tuple(window)} it gives {kind} numbers, {tuple(out.shape)}",
+            "let its forward return a dense tensor of real numbers",
+        )
+    lacking, is_on_grid = len(window) - out.ndim, tuple(out.shape[2 - len(window) :]) == tuple(window[2:])
+    if lacking == 1 and (is_only or is_on_grid):
+        return out.unsqueeze(1) if len(out) == window[0] else out[None] if window[0] == 1 else out
+    return out[None, None] if lacking == 2 and is_on_grid and window[0] == 1 else out
 
 
 def _named(values: Mapping[str, torch.Tensor], output: int | str, listed: str) -> torch.Tensor:
