@@ -144,11 +144,9 @@ class Adapter(nn.Module):
             return self.net(slices.clone())
         n, c, s, rows, columns = slices.shape
         values = outputs_of(self._call(slices.movedim(2, 1).reshape(n * s, c, rows, columns)))
-        seen = (n * s, c, rows, columns)
-        values = {name: _with_channels(out, seen, is_only=len(values) == 1) for name, out in values.items()}
         return {
             name: out.reshape(n, s, *out.shape[1:]).movedim(1, 2) if out.ndim == 4 and len(out) == n * s else out
-            for name, out in values.items()
+            for name, out in with_channels(values, (n * s, c, rows, columns)).items()
         }
 
     def _call(self, data: torch.Tensor) -> Any:  # Any: whatever the net returns
@@ -176,7 +174,7 @@ class Adapter(nn.Module):
         """Return the outputs (n, C, z', y', x') for `windows` by name, of slices in the first of the planes."""
         with torch.inference_mode():
             if not self.planes:
-                return outputs_of(self._call(windows))
+                return with_channels(outputs_of(self._call(windows)), windows.shape)
             order = ORDERS[self.planes[0]]
             across = windows.permute(0, 1, *(2 + axis for axis in order))
             values = outputs_of(self._of_slices(_with_neighbours(across, self.context)))
@@ -327,7 +325,7 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
             f"it returns {type(value).__name__} without a tensor for a window {tuple(window)}",
             "let its forward return one",
         )
-    values = {name: _with_channels(out, window, is_only=len(values) == 1) for name, out in values.items()}
+    values = with_channels(values, window)
     listed = ", ".join(_described(values))
     if output == ALL:
         return joined(values)
@@ -343,26 +341,32 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
     return alike[0]
 
 
-def _with_channels(out: torch.Tensor, window: Sequence[int], *, is_only: bool) -> torch.Tensor:
-    """Return an output with the axis of channels, or of windows where there is one, that its net left out.
+def with_channels(values: Mapping[str, torch.Tensor], window: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Return outputs with the axis of channels, or of windows where there is one, that their net left out.
+
+    Of several outputs, others than those on the grid of the window may mean something else, and stay.
 
     Args:
         window: the shape of what the net got, (n, c, z, y, x) or (n, c, y, x).
-        is_only: of several outputs, others than those on the grid of the window may mean something else.
 
     Raises:
-        OutputError: it has no real numbers, or not all of them.
+        OutputError: one has no real numbers, or not all of them.
     """
-    if out.is_complex() or out.layout is not torch.strided or out.is_quantized:
-        kind = str(out.dtype if out.layout is torch.strided else out.layout).removeprefix("torch.")
-        raise OutputError(
-            f"for a window {tuple(window)} it gives {kind} numbers, {tuple(out.shape)}",
-            "let its forward return a dense tensor of real numbers",
-        )
-    lacking, is_on_grid = len(window) - out.ndim, tuple(out.shape[2 - len(window) :]) == tuple(window[2:])
-    if lacking == 1 and (is_only or is_on_grid):
-        return out.unsqueeze(1) if len(out) == window[0] else out[None] if window[0] == 1 else out
-    return out[None, None] if lacking == 2 and is_on_grid and window[0] == 1 else out
+    n, grid, num_axes, whole = window[0], tuple(window[2:]), len(window), {}
+    for name, out in values.items():
+        if out.is_complex() or out.layout is not torch.strided or out.is_quantized:
+            kind = str(out.dtype if out.layout is torch.strided else out.layout).removeprefix("torch.")
+            raise OutputError(
+                f"for a window {tuple(window)} it gives {kind} numbers, {tuple(out.shape)}",
+                "let its forward return a dense tensor of real numbers",
+            )
+        is_on_grid = tuple(out.shape[-len(grid) :]) == grid
+        if out.ndim == num_axes - 1 and (len(values) == 1 or is_on_grid):
+            out = out.unsqueeze(1) if len(out) == n else out[None] if n == 1 else out
+        elif out.ndim == num_axes - 2 and is_on_grid and n == 1:
+            out = out[None, None]
+        whole[name] = out
+    return whole
 
 
 def _named(values: Mapping[str, torch.Tensor], output: int | str, listed: str) -> torch.Tensor:

@@ -365,7 +365,7 @@ def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
 
 def _check_spacing(volume: Volume, net: NetFacts) -> None:
     """Refuse a volume of other voxels than the net was trained on, whose maker's tools would resample it."""
-    if net.spacing is None or set(net.spacing) <= {0.0, 1.0}:  # as files without a voxel size have it
+    if net.spacing is None or not any(net.spacing):
         return
     size, spacing = volume.voxel_size_nm, net.spacing
     trained = " × ".join(f"{n:g}" if n else "any" for n in spacing)
