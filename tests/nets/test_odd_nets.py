@@ -160,11 +160,11 @@ def test_classes_of_a_net_are_numbers_where_its_sizes_are_declared(folder: Path,
         ("sparse", r"for a window \(1, 1, 32, 32, 32\) it gives sparse_coo numbers, \(1, 2, 32, 32, 32\); let"),
         (
             "no_channel_axis",
-            r"no window of \(32, 32, 32\) voxels and 1 channel: .*its forward take \(n, c, z, y, x\)",
+            r"no window of \(32, 32, 32\) voxels and 1 channel: .*take \(n, c, z, y, x\) of any n",
         ),
         (
             "channels_last",
-            r"no window .*let its forward take \(n, c, z, y, x\), or slices \(n, c, y, x\), and nothing",
+            r"no window .*take \(n, c, z, y, x\) of any n, or slices \(n, c, y, x\), and nothing",
         ),
         ("lazy", "parameters whose shape its first window makes, such as 0.weight; call it once in odd.py:lazy"),
         ("vector", r"a window \(1, 1, z, y, x\) gives 2 axes, \(1, 2\); let its forward return \(n, c, z, y, x\)"),
@@ -210,3 +210,12 @@ def test_a_graph_of_one_size_and_one_window_runs(folder: Path, dims: int) -> Non
     conv = LastChannels(dims).conv
     export_onnx(folder / "one.onnx", conv, (1, 1, *[16] * dims), free=False)
     np.testing.assert_allclose(ran("net.name=one.onnx"), mirrored(conv), rtol=0, atol=1e-6)
+
+
+def test_files_for_two_windows_at_once_are_refused(folder: Path) -> None:
+    conv = LastChannels(3).conv
+    torch.export.save(torch.export.export(conv, (torch.rand(2, 1, 16, 16, 16),)), "two.pt2")
+    export_onnx(folder / "two.onnx", conv, (2, 1, 16, 16, 16), free=False)
+    for name in ("two.pt2", "two.onnx"):
+        with pytest.raises(vp.VolpipeError, match=rf"{name} takes 2 windows at once; export it with a free batch"):
+            ran(f"net.name={name}", "net.trust_model=true")

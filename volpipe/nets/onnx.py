@@ -220,7 +220,10 @@ def _outputs(path: Path, session: Any) -> list[str]:  # Any: onnxruntime has no 
     names = [entry.name for entry in entries if entry.type in TYPES]
     if not names:
         kinds = ", ".join(f"{entry.name} {entry.type}" for entry in entries)
-        raise VolpipeError(f"net {path.name} gives {kinds}; numbers are run: {', '.join(TYPES)}")
+        raise VolpipeError(
+            f"net {path.name} gives {kinds}; numbers are run: {', '.join(TYPES)}; export it without what follows them, "
+            "such as ArgMax"
+        )
     return names
 
 
