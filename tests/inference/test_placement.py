@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 
+import field
 import numpy as np
 import pytest
 import torch
 from inline import Inline
+from monai.inferers import sliding_window_inference
 from volumes import noise, windowed, write_volume
 
 from volpipe.errors import PlanError
@@ -73,7 +76,6 @@ def grey(shape: tuple[int, ...]) -> np.ndarray:
 def test_numbers_are_those_of_monai(
     tmp_path: Path, name: str, mode: str, overlap: float, shape: tuple[int, ...]
 ) -> None:
-    inferers = pytest.importorskip("monai.inferers")
     data, window = grey(shape), 16
     shared = window - int(window * (1 - overlap))
     plan = planned(
@@ -82,10 +84,73 @@ def test_numbers_are_those_of_monai(
     assert plan.lattice.placement == "edge"
     net = build_net(plan.recipe.net, str(tmp_path))
     with torch.inference_mode():
-        expected = inferers.sliding_window_inference(
+        expected = sliding_window_inference(
             torch.from_numpy(data)[None, None], (window,) * 3, 1, net, overlap=overlap, mode=mode
         )[0].numpy()
     np.testing.assert_allclose(ran(plan), expected, rtol=0, atol=1e-5 * np.ptp(expected))
+
+
+OF_LIBRARIES = [*(("monai", name) for name in field.MONAI), *(("nnunet", name) for name in field.NNUNET)]
+# Each net meets each overlap; volumes are odd along all axes, or along one smaller than the window.
+FIELD = [
+    (function, name, mode, overlap, [(19, 37, 45), (33, 35, 32), (9, 20, 37)][(i + j) % 3])
+    for i, (function, name) in enumerate([("banis", ""), ("pytc", ""), ("segneuron", ""), *OF_LIBRARIES])
+    for j, (overlap, mode) in enumerate(zip((0.25, 0.5, 0.75), ("gaussian", "constant", "gaussian"), strict=True))
+]
+
+
+@pytest.mark.parametrize(("function", "name", "mode", "overlap", "shape"), FIELD)
+def test_numbers_of_nets_of_the_field_are_those_of_monai(
+    tmp_path: Path, function: str, name: str, mode: str, overlap: float, shape: tuple[int, ...]
+) -> None:
+    shutil.copy(field.__file__, tmp_path / "field.py")
+    data, window = 2 * grey(shape) - 1, (16, 32, 32)
+    shared = [w - int(w * (1 - overlap)) for w in window]
+    write_volume(tmp_path / "in.n5", data)
+    chosen = [f"net.name=field.py:{function}", f"windows.blend={mode}", "windows.placement=edge"]
+    chosen += [f"windows.overlap={shared}", f"windows.shape={list(window)}", *RAW]
+    chosen += [f'net.options={{name="{name}"}}'] if name else ["net.output=0"]
+    plan = prepare(str(tmp_path / "in.n5"), load_recipe(None, chosen), tmp_path / "out.zarr", tmp_path)
+    own = getattr(field, function)(*filter(None, [name]))
+    net = (lambda windows: own(windows)[0]) if function == "segneuron" else own
+    with torch.inference_mode():
+        image = torch.from_numpy(data)[None, None]
+        expected = sliding_window_inference(image, window, 1, net, overlap=overlap, mode=mode)[0].numpy()
+    np.testing.assert_allclose(ran(plan), expected, rtol=0, atol=1e-5 * np.ptp(expected))
+
+
+@pytest.mark.parametrize(("name", "context"), [("mitonet", 0), ("normed_neighbours", 2)])
+@pytest.mark.parametrize("shape", [(19, 40, 45), (3, 33, 30)])
+def test_slices_are_weighed_one_by_one(tmp_path: Path, name: str, context: int, shape: tuple[int, ...]) -> None:
+    """As MONAI joins each slice, and its neighbours as channels, of which those at the faces repeat."""
+    shutil.copy(field.__file__, tmp_path / "field.py")
+    data = 2 * grey(shape) - 1
+    write_volume(tmp_path / "in.n5", data)
+    division = ["windows.shape=[8,32,32]", "windows.block=[2,1,1]", "net.output=0", f"net.context={context}"]
+    chosen = [f"net.name=field.py:{name}", *RAW, *division]
+    plan = prepare(str(tmp_path / "in.n5"), load_recipe(None, chosen), tmp_path / "out.zarr", tmp_path)
+    assert plan.overlap == (min(2 * context, len(data) - 1), 16, 16)
+    own = getattr(field, name)()
+    net = own if context else lambda windows: own(windows)["sem_logits"]
+    padded = torch.from_numpy(np.pad(data, [(context, context), (0, 0), (0, 0)], mode="edge"))
+    slices = torch.stack([padded[i : i + 2 * context + 1] for i in range(len(data))])
+    with torch.inference_mode():
+        expected = sliding_window_inference(slices, (32, 32), 1, net, overlap=0.5, mode="gaussian")
+    expected = expected.numpy().swapaxes(0, 1)
+    np.testing.assert_allclose(ran(plan), expected, rtol=0, atol=1e-5 * np.ptp(expected))
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [("windows.overlap=[2,8,8]", "so that windows overlap by 4 at least, not 2"),
+     ("windows.blend=constant", "blend constant at the edge joins slices that lack them; set windows.blend=gaussian")],
+)  # fmt: skip
+def test_windows_that_show_slices_too_few_neighbours_are_refused(tmp_path: Path, setting: str, sentence: str) -> None:
+    shutil.copy(field.__file__, tmp_path / "field.py")
+    write_volume(tmp_path / "in.n5", grey((16, 33, 30)))
+    chosen = ["net.name=field.py:normed_neighbours", "net.context=2", "windows.shape=[8,32,32]", *RAW, setting]
+    with pytest.raises(PlanError, match=f"axis z: net normed_neighbours takes 2 slices on each side.*{sentence}"):
+        prepare(str(tmp_path / "in.n5"), load_recipe(None, chosen), tmp_path / "out.zarr", tmp_path)
 
 
 def test_a_net_of_whole_windows_is_tiled_as_its_maker_does_without_an_option(tmp_path: Path) -> None:

@@ -531,3 +531,47 @@ def test_the_image_of_a_package_with_several_outputs_is_taken(tmp_path: Path, ou
     assert (facts.out_channels, facts.halo, facts.stride) == (2, (1, 3, 3), (1, 2, 2))
     with pytest.raises(VolpipeError, match=r"it has no output 'scores'; it has score, made: set net\.output to one"):
         facts_of(folder, output="scores")
+
+
+class TwoValid(Valid):
+    """A net without padding with a second image, which is smaller by two voxels more along y and x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = nn.Conv3d(2, 1, (1, 3, 3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]  # two
+        image = super().forward(x)
+        return image, self.third(image)
+
+
+@pytest.mark.parametrize(
+    ("output", "margin", "halo"), [("made", (1, 2, 2), 0), ("edges", (1, 3, 3), 0), ("edges", (1, 3, 3), 2)]
+)
+def test_each_output_of_a_package_without_padding_runs_as_the_whole(
+    tmp_path: Path, give: Give, output: str, margin: tuple[int, ...], halo: int
+) -> None:
+    """With the output's own offset, halo and postprocessing."""
+    torch.manual_seed(2)
+    net, said = TwoValid(), description("0.5", least={"z": 8, "y": 16, "x": 16}, step={"z": 1, "y": 1, "x": 1})
+    said["outputs"].append(description("0.5", channels=1, after=[step("0.5", "sigmoid")])["outputs"][0])
+    said["outputs"][1] |= {"id": "edges", "test_tensor": {"source": "edges.npy"}}
+    for tensor, sides in zip(said["outputs"], ((1, 2, 2), (1, 3, 3)), strict=True):
+        for axis, side in zip(tensor["axes"][2:], sides, strict=True):
+            axis["size"]["offset"] = -2 * side
+            axis |= {"halo": halo} if halo else {}
+    images = [image.detach().numpy() for image in net((torch.from_numpy(LARGE) - 100) / 9)]
+    said["inputs"][0]["preprocessing"] = [step("0.5", "scale_linear", gain=1 / 9, offset=-100 / 9)]
+    np.save(tmp_path / "edges.npy", sigmoid(images[1]).astype(np.float32))
+    folder = write_package(tmp_path / "pack", said, net, LARGE, images[0], shape=(1, 1, 8, 16, 16))
+    (tmp_path / "edges.npy").rename(folder / "edges.npy")
+    facts = facts_of(folder, output=output)
+    assert (facts.margin, facts.halo) == (margin, tuple(m + halo for m in margin))
+    volume = noise((10, 30, 34))
+    write_volume(tmp_path / "in.n5", volume)
+    padded = np.pad((volume.astype(np.float32) - 100) / 9, [(m, m) for m in margin], mode="reflect")
+    with torch.inference_mode():
+        whole = net(torch.from_numpy(padded)[None, None])[["made", "edges"].index(output)][0].numpy()
+    due = sigmoid(whole) if output == "edges" else whole
+    found = run_over(give, folder, f"net.output={output}", "windows.shape=[10,24,24]")
+    np.testing.assert_allclose(found.reshape(due.shape), due, atol=1e-5 * np.ptp(due))

@@ -78,6 +78,7 @@ def steps(*transforms: dict[str, Any]) -> dict[str, Any]:
             {"_target_": "ScaleIntensityRanged", "a_min": 20, "a_max": 200, "b_min": -1, "b_max": 2, "clip": True},
             ScaleIntensityRange(20, 200, -1, 2, clip=True),
         ),
+        ({"_target_": "ScaleIntensityRanged", "a_min": 20, "a_max": 200}, ScaleIntensityRange(20, 200)),
         ({"_target_": "NormalizeIntensityd"}, NormalizeIntensity()),
         ({"_target_": "NormalizeIntensityd", "subtrahend": 90, "divisor": 40}, NormalizeIntensity(90, 40)),
         (
@@ -102,6 +103,45 @@ def test_numbers_are_those_of_monai(
     np.testing.assert_allclose(ran(planned(tmp_path, data)), expected, rtol=0, atol=1e-5 * np.ptp(expected))
 
 
+def test_expressions_of_numbers_are_calculated_and_references_followed(tmp_path: Path) -> None:
+    network = UNET | {"out_channels": "$@classes + 1", "channels": "$[@width, @width * 2]", "_desc_": "a net"}
+    inferer = INFERER | {
+        "roi_size": "$[@patch::size // 2] * 3",
+        "overlap": "$1/4",
+        "_target_": "SlidingWindowInfererAdapt",
+    }
+    folder = bundle(tmp_path / "bundle", UNET, inferer=inferer, classes=2, width=4, patch={"size": 32})
+    tree = json.loads((folder / "configs" / "inference.json").read_text())
+    (folder / "configs" / "inference.json").write_text(json.dumps(tree | {"network_def": network}))
+    plan = planned(tmp_path, noise((16, 20, 40)))
+    assert (plan.window, plan.overlap, plan.net.out_channels) == ((16, 16, 16), (4, 4, 4), 3)
+
+
+@pytest.mark.parametrize(
+    ("pixdim", "size", "is_taken"),
+    [
+        ([8, 8, 8], [8, 8, 8], True), ([1, 1, 1], [1000, 1000, 1000], True), (-1, [8, 4, 4], True),
+        ([8, -1, -1], [8, 4, 4], True), ([8, 8, 8], [8, 4, 4], False), ([1, 1, 1], [8, 4, 4], False),
+        ("$[@side] * 3", [8, 4, 4], False),
+    ],
+)  # fmt: skip
+def test_spacing_is_taken_where_voxels_have_it(tmp_path: Path, pixdim: Any, size: list[int], is_taken: bool) -> None:
+    bundle(tmp_path / "bundle", UNET, preprocessing=steps({"_target_": "Spacingd", "pixdim": pixdim}), side=8)
+    if is_taken:
+        planned(tmp_path, noise((16, 16, 16)), f"input.voxel_size_nm={size}")
+        return
+    with pytest.raises(VolpipeError, match=r"was trained on voxels of .* its maker's tools would resample"):
+        planned(tmp_path, noise((16, 16, 16)), f"input.voxel_size_nm={size}")
+
+
+def test_transforms_that_change_no_numbers_are_taken(tmp_path: Path) -> None:
+    before = steps({"_target_": "EnsureTyped"}, {"_target_": "CastToTyped", "dtype": "$torch.float32"})
+    after = steps({"_target_": "Activationsd", "sigmoid": True}, {"_target_": "Invertd"}, {"_target_": "SaveImaged"})
+    bundle(tmp_path / "bundle", UNET, preprocessing=before, postprocessing=after["transforms"])
+    plan = planned(tmp_path, noise((16, 16, 16)))
+    assert (plan.recipe.normalise.method, plan.recipe.output.activation) == ("none", "sigmoid")
+
+
 def test_what_follows_the_net_makes_classes_of_its_numbers(tmp_path: Path) -> None:
     after = steps({"_target_": "Activationsd", "softmax": True}, {"_target_": "AsDiscreted", "argmax": True})
     bundle(tmp_path / "bundle", UNET, postprocessing=after)
@@ -116,9 +156,46 @@ def test_what_follows_the_net_makes_classes_of_its_numbers(tmp_path: Path) -> No
         ({"inferer": {"_target_": "SimpleInferer"}}, "it has the inferer SimpleInferer; give an inferer Sliding"),
         ({"inferer": INFERER | {"roi_size": [-1, 16, 16]}}, r"inferer.roi_size is \[-1, 16, 16\], not lengths above 0"),
         ({"inferer": INFERER | {"padding_mode": "reflect"}}, "pads small volumes otherwise than with zeros"),
-        ({"preprocessing": steps({"_target_": "Orientationd", "axcodes": "RAS"})}, "names the transform Orientationd"),
+        (
+            {"preprocessing": steps({"_target_": "Orientationd", "axcodes": "RAS"})},
+            "transform Orientation, .*axes of a",
+        ),
+        (
+            {"preprocessing": steps({"_target_": "CropForegroundd"})},
+            "transform CropForeground, .*the box with input.roi",
+        ),
+        (
+            {"preprocessing": steps({"_target_": "ScaleIntensityFixedMeand"})},
+            "transform ScaleIntensityFixedMeand, which",
+        ),
+        (
+            {"preprocessing": steps({"_target_": "CastToTyped", "dtype": "$np.uint8"})},
+            r"CastToType rounds .* to \$np.uint8",
+        ),
+        ({"preprocessing": "$monai.transforms.Compose(@norm)"}, "preprocessing is the expression .*write its value"),
+        (
+            {"preprocessing": steps({"_target_": "Spacingd", "pixdim": "wide"})},
+            "Spacing has the pixdim 'wide'; write three",
+        ),
+        (
+            {"preprocessing": steps({"_target_": "ScaleIntensityd", "minv": None})},
+            "ScaleIntensity with .* maps no grey",
+        ),
+        ({"postprocessing": steps({"_target_": "KeepLargestConnectedComponentd"})}, "out, and do that to the output"),
+        (
+            {"postprocessing": steps({"_target_": "AsDiscreted", "argmax": True, "to_onehot": 3})},
+            "AsDiscrete with to_one",
+        ),
+        ({"postprocessing": steps({"_target_": "AsDiscreted", "threshold": 0.5})}, "AsDiscrete without argmax is not"),
+        ({"network_def": UNET | {"dimensions": 3}}, "network_def cannot be built: TypeError: .*dimensions"),
+        (
+            {"dataset": {"_target_": "Dataset", "transform": {"_target_": "Lambdad"}}},
+            "names the transform Lambdad, which",
+        ),
         ({"preprocessing": steps({"_target_": "NormalizeIntensityd", "nonzero": True})}, "voxels that are not zero"),
-        ({"network_def": UNET | {"out_channels": "$1 + 2"}}, r"network_def.out_channels is the expression '\$1 \+ 2'"),
+        ({"network_def": UNET | {"out_channels": "$len([1])"}}, r"network_def.out_channels is the expression '\$len"),
+        ({"loop": "@loop", "network_def": UNET | {"out_channels": "@loop"}}, "refers to @loop, which leads to itself"),
+        ({"inferer": INFERER | {"roi_size": "$[16] * 10**9"}}, r"inferer.roi_size is the expression"),
         ({"network_def": UNET | {"norm": "@nothing"}}, "network_def.norm refers to @nothing, which is not there"),
         ({"network_def": {"_target_": "os.system", "command": "true"}}, "it names os.system, and classes come from"),
     ],

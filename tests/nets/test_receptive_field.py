@@ -125,7 +125,7 @@ class Blind(Net):
         return x * 0 + 1
 def pair(): return Net(lambda y: (y, y))
 def two(): return Net(lambda y: y, channels=2)
-def flat(): return Net(lambda y: y[:, 0])
+def flat(): return Net(lambda y: y.mean((3, 4)))
 def shrinks(): return Net(lambda y: y[..., 1:-1])
 def mean(): return Net(lambda y: y - y.mean())
 def cut(): return Net(lambda y: y.detach())
@@ -140,8 +140,8 @@ KEYS = "set net.scale, net.stride, net.halo, which it does not declare"
     ("name", "words"),
     [
         ("pair", ["it gives 2 outputs for a window (1, 32, 32, 32)", "such as net.output=0"]),
-        ("flat", ["gives 4 axes, (1, 32, 32, 32); let its forward return (n, c, z, y, x)"]),
-        ("cut", ["no gradient comes through it: ", "without detach(), no_grad() and numpy; or " + KEYS]),
+        ("flat", ["gives 3 axes, (1, 1, 32); let its forward return (n, c, z, y, x)"]),
+        ("cut", ["no gradient comes through it, as through", "detach()", "from before those; or " + KEYS]),
         (
             "blind",
             ["no input voxel acts on output voxel", "a threshold, argmax or rounding, which hide it; or " + KEYS],

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 MOST_WEIGHTS = 8  # kinds of windows whose makers' weights are kept
+LEAST_SLICE = 1e-30  # weight of a slice that lacks neighbours, which counts where no other window has it
 
 
 @dataclass
@@ -179,8 +180,9 @@ class BlockSum:
             index = plan.lattice.window_index(number)
             around = triple(places_around(plan.lattice, axis, i) for axis, i in enumerate(index))
             weights = makers_weights(
-                plan.lattice.placement, triple(plan.lattice.window), plan.net.scale, around, self.bus.device
-            )
+                plan.lattice.placement, triple(plan.lattice.window), plan.net.scale, around, self.bus.device,
+                across=plan.net.across, context=plan.net.context,
+            )  # fmt: skip
             return part * weights[*(side.inner for side in sides)]
         z, y, x = (side.on_device(self.bus) for side in sides)
         weighted = part * z[:, None, None]
@@ -290,7 +292,14 @@ class BlockSum:
 
 @lru_cache(maxsize=MOST_WEIGHTS)
 def makers_weights(
-    placement: Placement, window: Triple, scale: Triple, around: tuple[tuple[int, ...], ...], device: str
+    placement: Placement,
+    window: Triple,
+    scale: Triple,
+    around: tuple[tuple[int, ...], ...],
+    device: str,
+    *,
+    across: int | None = None,
+    context: int = 0,
 ) -> torch.Tensor:
     """Return the weights (z, y, x) of a window by its maker's gaussian, float32, on `device`.
 
@@ -300,10 +309,17 @@ def makers_weights(
     Args:
         window: its voxels (z, y, x), of which the net makes `scale` output voxels each.
         around: where these windows start along each axis, counted from this one.
+        across: the axis across slices, which the maker weighs one by one.
+        context: slices on each side that a slice needs.
     """
     import torch
 
-    weights = importance(placement, window)
+    seen = triple(1 if axis == across else n for axis, n in enumerate(window))
+    weights = np.broadcast_to(importance(placement, seen), window).copy()
+    if across is not None and context:
+        slices = np.moveaxis(weights, across, 0)
+        slices[:context] *= LEAST_SLICE
+        slices[max(context, len(slices) - context) :] *= LEAST_SLICE
     for axis, factor in enumerate(scale):
         weights = np.repeat(weights, factor, axis)
     own = torch.from_numpy(weights).to(device)

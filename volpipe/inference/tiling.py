@@ -30,8 +30,12 @@ def choose_windows(
     _check_fixed(seen, net)
     window = triple(w - n for w, n in zip(seen, lost, strict=True))
     is_cropped, at_edge = choice.blend == "crop", choice.placement in ("edge", "even")
-    if choice.shape == "auto" and at_edge:
-        window = triple(min(w, align_up(n, s)) for w, n, s in zip(window, shape, net.stride, strict=True))
+    if at_edge:
+        window = triple(
+            # Slices are not padded across, and windows of one size alone have it in a small volume too.
+            min(w, align_up(n, s)) if (choice.shape == "auto" and not net.fixed[i]) or i == net.across else w
+            for i, (w, n, s) in enumerate(zip(window, shape, net.stride, strict=True))
+        )
     if choice.overlap != "auto":
         given = (choice.overlap,) * 3 if isinstance(choice.overlap, int) else choice.overlap
         overlap = triple(o - n for o, n in zip(given, lost, strict=True))
@@ -41,12 +45,16 @@ def choose_windows(
         overlap = triple(w - max(u, w // 2 // u * u) for w, u in zip(window, net.shrink, strict=True))
     else:
         overlap = triple(w // (4 * s) * 2 * s for w, s in zip(window, net.stride, strict=True))
+    if at_edge and net.across is not None:
+        overlap = _of_slices(overlap, window, net, is_open=choice.overlap == "auto")
     for i, axis in enumerate(AXES):
         least = 2 * halo[i] if is_cropped else 0
         _check_window(axis, window[i], max(overlap[i], least), net.stride[i], lost[i])
         if is_cropped and not (at_edge and window[i] >= shape[i]):
             _check_halo(axis, window[i], overlap[i], halo[i], net, lost[i])
         _check_overlap(axis, window[i], overlap[i], 1 if at_edge and not is_cropped else net.stride[i], least, lost[i])
+        if at_edge and i == net.across and window[i] < shape[i]:
+            _check_context(axis, choice, net, overlap[i])
         if overlap[i] % net.shrink[i]:
             raise PlanError(
                 f"axis {axis}: overlap {overlap[i] + lost[i]} is not a multiple of {net.shrink[i]}, the "
@@ -163,6 +171,28 @@ def _check_overlap(axis: str, window: int, overlap: int, stride: int, least: int
                 if not lost
                 else "so that what is left is a multiple of twice the stride"
             )
+        )
+
+
+def _of_slices(overlap: Triple, window: Triple, net: NetFacts, *, is_open: bool) -> Triple:
+    """Return the overlap of windows of slices, which see no others but those of the context."""
+    return triple(
+        min(2 * net.context if is_open else o, w - 1) if i == net.across else o
+        for i, (w, o) in enumerate(zip(window, overlap, strict=True))
+    )
+
+
+def _check_context(axis: str, choice: Windows, net: NetFacts, overlap: int) -> None:
+    """Refuse windows at the edge that show a slice fewer neighbours than the net takes."""
+    if net.context and choice.blend not in ("gaussian", "crop"):
+        raise PlanError(
+            f"axis {axis}: net {net.label} takes {net.context} slices on each side, and blend {choice.blend} at the "
+            "edge joins slices that lack them; set windows.blend=gaussian"
+        )
+    if overlap < 2 * net.context:
+        raise PlanError(
+            f"axis {axis}: net {net.label} takes {net.context} slices on each side, so that windows overlap by "
+            f"{2 * net.context} at least, not {overlap}; set windows.overlap=auto"
         )
 
 

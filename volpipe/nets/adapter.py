@@ -108,6 +108,10 @@ class Adapter(nn.Module):
         return super().to(*args, **kwargs)
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        out = self._out(windows)  # classes and thresholds are numbers as others
+        return out.float() if windows.is_floating_point() and not out.is_floating_point() else out
+
+    def _out(self, windows: torch.Tensor) -> torch.Tensor:
         if not self.planes:
             return self._evened(pick(self._call(windows), windows.shape, self.taken), windows.shape)
         outs = [self._over(windows, plane) for plane in self.planes]
@@ -142,7 +146,7 @@ class Adapter(nn.Module):
         values = outputs_of(self._call(slices.movedim(2, 1).reshape(n * s, c, rows, columns)))
         return {
             name: out.reshape(n, s, *out.shape[1:]).movedim(1, 2) if out.ndim == 4 and len(out) == n * s else out
-            for name, out in values.items()
+            for name, out in with_channels(values, (n * s, c, rows, columns)).items()
         }
 
     def _call(self, data: torch.Tensor) -> Any:  # Any: whatever the net returns
@@ -170,7 +174,7 @@ class Adapter(nn.Module):
         """Return the outputs (n, C, z', y', x') for `windows` by name, of slices in the first of the planes."""
         with torch.inference_mode():
             if not self.planes:
-                return outputs_of(self._call(windows))
+                return with_channels(outputs_of(self._call(windows)), windows.shape)
             order = ORDERS[self.planes[0]]
             across = windows.permute(0, 1, *(2 + axis for axis in order))
             values = outputs_of(self._of_slices(_with_neighbours(across, self.context)))
@@ -274,8 +278,11 @@ def _mean(outs: Sequence[torch.Tensor], window: Sequence[int]) -> torch.Tensor:
 
 
 def outputs_of(value: object) -> dict[str, torch.Tensor]:
-    """Return the tensors in what a net returned, by name; they may lie in tuples, dictionaries and classes of data."""
-    return dict(_flat(value, "", 0))
+    """Return the tensors in what a net returned, by name; they may lie in tuples, dictionaries and classes of data.
+
+    Of another object, those that are its attributes.
+    """
+    return dict(_flat(value, "", 0)) or dict(_flat(getattr(value, "__dict__", None), "", DEEPEST - 1))
 
 
 def _flat(value: object, place: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -312,11 +319,13 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
     Raises:
         OutputError: there is none such, or it is not known which.
     """
-    if isinstance(value, torch.Tensor) and output is None:
-        return value
     values = outputs_of(value)
     if not values:
-        raise OutputError(f"it returns {type(value).__name__} without a tensor", "let its forward return one")
+        raise OutputError(
+            f"it returns {type(value).__name__} without a tensor for a window {tuple(window)}",
+            "let its forward return one",
+        )
+    values = with_channels(values, window)
     listed = ", ".join(_described(values))
     if output == ALL:
         return joined(values)
@@ -330,6 +339,34 @@ def pick(value: object, window: Sequence[int], output: int | str | None) -> torc
             f"name the one to take, such as net.output={next(iter(values))}",
         )
     return alike[0]
+
+
+def with_channels(values: Mapping[str, torch.Tensor], window: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Return outputs with the axis of channels, or of windows where there is one, that their net left out.
+
+    Of several outputs, others than those on the grid of the window may mean something else, and stay.
+
+    Args:
+        window: the shape of what the net got, (n, c, z, y, x) or (n, c, y, x).
+
+    Raises:
+        OutputError: one has no real numbers, or not all of them.
+    """
+    n, grid, num_axes, whole = window[0], tuple(window[2:]), len(window), {}
+    for name, out in values.items():
+        if out.is_complex() or out.layout is not torch.strided or out.is_quantized:
+            kind = str(out.dtype if out.layout is torch.strided else out.layout).removeprefix("torch.")
+            raise OutputError(
+                f"for a window {tuple(window)} it gives {kind} numbers, {tuple(out.shape)}",
+                "let its forward return a dense tensor of real numbers",
+            )
+        is_on_grid = tuple(out.shape[-len(grid) :]) == grid
+        if out.ndim == num_axes - 1 and (len(values) == 1 or is_on_grid):
+            out = out.unsqueeze(1) if len(out) == n else out[None] if n == 1 else out
+        elif out.ndim == num_axes - 2 and is_on_grid and n == 1:
+            out = out[None, None]
+        whole[name] = out
+    return whole
 
 
 def _named(values: Mapping[str, torch.Tensor], output: int | str, listed: str) -> torch.Tensor:

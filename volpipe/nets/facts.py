@@ -107,6 +107,11 @@ class NetFacts(BaseModel):
             }
         )  # fmt: skip
 
+    @property
+    def across(self) -> int | None:
+        """The axis across the slices of a net that runs over those of one plane."""
+        return {"yx": 0, "zx": 1, "zy": 2}[self.planes[0]] if len(self.planes) == 1 else None
+
     def output_shape(self, window: Iterable[int]) -> tuple[int, ...]:
         """Return the voxels (z, y, x) that the net gives for a window of that many."""
         sizes = zip(window, self.margin, self.scale, self.shrink, strict=True)
@@ -360,7 +365,7 @@ def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
 
 def _check_spacing(volume: Volume, net: NetFacts) -> None:
     """Refuse a volume of other voxels than the net was trained on, whose maker's tools would resample it."""
-    if net.spacing is None or set(net.spacing) <= {0.0, 1.0}:  # as files without a voxel size have it
+    if net.spacing is None or not any(net.spacing):
         return
     size, spacing = volume.voxel_size_nm, net.spacing
     trained = " × ".join(f"{n:g}" if n else "any" for n in spacing)

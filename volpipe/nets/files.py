@@ -100,6 +100,8 @@ def load_program(choice: NetChoice, search_path: str) -> nn.Module:
         return load_onnx(path)
     try:
         return _load(path, kind)
+    except VolpipeError:
+        raise
     except Exception as error:  # whatever torch raises for another file
         raise VolpipeError(
             f"{path} is no file of {kind}: {describe_error(error)}; "
@@ -187,6 +189,10 @@ def _load(path: Path, kind: str) -> nn.Module:
         exported = program.module()
         windows = next(node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs)
         shape = [n if isinstance(n, int) else 0 for n in windows.meta["val"].shape]
+        if shape[0] > 1:
+            raise VolpipeError(
+                f"net {path.name} takes {shape[0]} windows at once; export it with a free batch, or of 1"
+            )
         exported.is_flat, exported.one_by_one = len(shape) == 4, shape[0] == 1  # type: ignore[assignment]  # new ones
         exported.in_channels, exported.fixed = shape[1], tuple(shape[2:])  # type: ignore[assignment]  # new ones
         return exported

@@ -131,6 +131,11 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
         raise VolpipeError(f"net {name} cannot be built: {describe_error(error)}") from error
     if not isinstance(net, nn.Module):
         raise VolpipeError(f"net {name}: {name} returned {type(net).__name__}, not a torch.nn.Module")
+    if lazy := [key for key, parameter in net.named_parameters() if nn.parameter.is_lazy(parameter)]:
+        raise VolpipeError(
+            f"net {name} has parameters whose shape its first window makes, such as {lazy[0]}; call it once in {name}, "
+            "with a window of zeros"
+        )
     return net
 
 

@@ -1,14 +1,17 @@
 """MONAI bundles as nets: what their inference configuration says of net, windows and grey levels.
 
-Not here: anything of a bundle's Python. A configuration is data: its references are followed, its expressions are not
-evaluated, and what it names that is not done here is refused by name
+Not here: anything of a bundle's Python. A configuration is data: its references are followed, and of its expressions
+those of numbers and lists are calculated. What it names that is not done here is refused by name
 (https://docs.monai.io/en/stable/mb_specification.html, MONAI 1.6).
 """
 
 from __future__ import annotations
 
+import ast
+import operator
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +24,8 @@ from volpipe.geometry.grid import triple
 from volpipe.nets.makers import Grey, MadeNet, library_class, read_json
 from volpipe.nets.state_dicts import load_state
 from volpipe.recipes.inference import Normalise, Output, Windows
+from volpipe.resolve import describe_error
+from volpipe.syntax import parse
 
 CONFIGURATIONS = ("inference.json", "inference.yaml", "inference.yml")
 NETS = "monai.networks.nets"
@@ -28,11 +33,32 @@ DEEPEST = 16  # references that lead to references
 WEIGHTS = ("model.pt", "model.safetensors")
 PROGRAMS = ("model.ts",)
 OPTIONS = ("file",)
+REFERENCE = re.compile(r"@\w+(?:(?:::|#)\w+)*")
+ROUNDED = re.compile("int|float16|half|bool")  # in the name of a type
+MOST_REPEATS = 16  # of a list, in an expression
+OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {  # Any: numbers
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
 # Transforms that read and write files, move tensors, or change axes as volumes have them already.
 PLAIN = {
-    "LoadImage", "EnsureChannelFirst", "EnsureType", "CastToType", "ToTensor", "ToDevice", "EnsureTyped", "SelectItems",
-    "DeleteItems", "Invert", "SaveImage", "Identity", "AddChannel", "AsChannelFirst",
+    "LoadImage", "EnsureChannelFirst", "EnsureType", "CastToType", "ToTensor", "ToDevice", "SelectItems", "DeleteItems",
+    "Invert", "SaveImage", "Identity", "AddChannel", "AsChannelFirst", "CopyItems",
 }  # fmt: skip
+OTHERS = ("Activations", "AsDiscrete", "Spacing")
+TAKE_OUT = "take it out where it changes nothing"
+# What to do about transforms that bundles name often.
+REMEDIES = {
+    "Orientation": "the axes of a volume stay z, y, x; take it out if they are those of the training",
+    "CropForeground": "take it out, and give the box with input.roi",
+    "DivisiblePad": "windows at the edge are padded by themselves; take it out",
+    "SpatialPad": "windows at the edge are padded by themselves; take it out",
+    "Resize": "write the volume in the size that it makes, and take it out",
+    "Spacing": "write three lengths of a voxel as its pixdim",
+    "KeepLargestConnectedComponent": "take it out, and do that to the output",
+    "FillHoles": "take it out, and do that to the output",
+    "RemoveSmallObjects": "take it out, and do that to the output",
+}
 INFERER = "give an inferer SlidingWindowInferer with a roi_size"
 
 
@@ -80,15 +106,32 @@ class Bundle:
             return [self.value(entry, f"{place}.{i}", depth) for i, entry in enumerate(value)]
         if not isinstance(value, str) or value[:1] not in ("@", "%", "$"):
             return value
-        if value[0] == "$" or depth > DEEPEST:
-            raise VolpipeError(f"{place} is the expression {value!r}, which would be run; write its value")
+        if depth > DEEPEST:
+            raise VolpipeError(f"{place} refers to {value}, which leads to itself; write its value")
+        if value[0] == "$":
+            return self._calculated(value, place, depth)
+        return self.value(self._found(value, place), place, depth + 1)
+
+    def _found(self, value: str, place: str) -> Any:  # Any: JSON
+        """Return what the reference `value` leads to, as it is written there."""
         found: Any = self.tree  # Any: JSON
         for part in value[1:].replace("#", "::").split("::"):
             try:
                 found = found[int(part)] if isinstance(found, list) else found[part]
             except (KeyError, IndexError, ValueError, TypeError) as error:
                 raise VolpipeError(f"{place} refers to {value}, which is not there") from error
-        return self.value(found, place, depth + 1)
+        return found
+
+    def _calculated(self, value: str, place: str, depth: int) -> Any:  # Any: JSON
+        """Return the value of an expression of numbers, lists and references; no name or call in it is run."""
+        try:
+            text = REFERENCE.sub(lambda found: repr(self.value(found[0], place, depth + 1)), value[1:].strip())
+            (statement,) = parse(text).body
+            if not isinstance(statement, ast.Expr):
+                raise ValueError(text)
+            return _number(statement.value)
+        except (ValueError, SyntaxError, TypeError, ArithmeticError, RecursionError) as error:
+            raise VolpipeError(f"{place} is the expression {value!r}, which would be run; write its value") from error
 
     def section(self, *names: str) -> tuple[str, dict[str, Any]] | None:
         """Return the first of `names` that is there and describes a part, with its name; None without one."""
@@ -103,41 +146,55 @@ class Bundle:
     @cached_property
     def transforms(self) -> list[tuple[str, dict[str, Any]]]:
         """The transforms before the net and after it, by their short names."""
-        steps = []
-        for name in ("preprocessing", "postprocessing"):
-            described = self.section(name)
-            if described is None:
-                continue
-            place, entry = described
-            parts = entry.get("transforms", []) if _short(entry) == "Compose" else [entry]
-            for i, part in enumerate(self._listed(parts, place)):
-                if isinstance(part, dict) and not _is_off(part):
-                    steps.append((_short(part), self._given(part, f"{place}.{i}")))
+        before = "preprocessing" if "preprocessing" in self.tree or not self._dataset else "dataset::transform"
+        steps: list[tuple[str, dict[str, Any]]] = []
+        for name in (before, "postprocessing"):
+            if name in self.tree or name == "dataset::transform":
+                steps += self._steps(f"@{name}", name)
         return steps
 
-    def _listed(self, parts: Any, place: str) -> list[Any]:  # Any: JSON
-        listed = self.value(parts, place) if isinstance(parts, str) else parts
-        return listed if isinstance(listed, list) else [listed]
+    @property
+    def _dataset(self) -> bool:
+        dataset = self.tree.get("dataset")
+        return isinstance(dataset, dict) and "transform" in dataset
+
+    def _steps(self, entry: Any, place: str) -> list[tuple[str, dict[str, Any]]]:  # Any: JSON
+        """Return the transforms that `entry` describes: one, a list, or Compose of them."""
+        while isinstance(entry, str):
+            entry = self._found(entry, place) if entry.startswith("@") else self.value(entry, place)
+        if isinstance(entry, list):
+            return [step for i, part in enumerate(entry) for step in self._steps(part, f"{place}.{i}")]
+        if entry is None or (isinstance(entry, dict) and _is_off(entry)):
+            return []
+        if not isinstance(entry, dict) or "_target_" not in entry:
+            raise VolpipeError(f"{place} is {entry!r}, which is no transform; write the transform with its _target_")
+        if _short(entry) == "Compose":
+            return self._steps(entry.get("transforms"), place)
+        return [(_short(entry), self._given(entry, place))]
 
     def _given(self, part: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Return the arguments of a transform; those that read and write files are not looked at."""
         if _short(part) in PLAIN:
+            dtype = part.get("dtype")
+            dtype = str(dtype[0] if isinstance(dtype, list) and dtype else dtype)
+            if ROUNDED.search(dtype) and not place.startswith("postprocessing"):
+                raise VolpipeError(f"{_short(part)} rounds grey levels to {dtype}, which is not done here; {TAKE_OUT}")
             return {}
-        skipped = ("_target_", "keys", "allow_missing_keys", "_disabled_")
-        return {key: self.value(value, f"{place}.{key}") for key, value in part.items() if key not in skipped}
+        skipped = ("keys", "allow_missing_keys", "meta_keys", "meta_key_postfix")
+        return {key: self.value(value, f"{place}.{key}") for key, value in _own(part).items() if key not in skipped}
 
     @cached_property
     def inferer(self) -> dict[str, Any]:
         """The arguments of the sliding window."""
         described = self.section("inferer")
-        if described is None or _short(described[1]) != "SlidingWindowInferer":
+        if described is None or _short(described[1]) not in ("SlidingWindowInferer", "SlidingWindowInfererAdapt"):
             named = "no inferer" if described is None else f"the inferer {_short(described[1])}"
             raise VolpipeError(f"it has {named}; {INFERER}")
         # Where it computes is the recipe's to say.
         return {
             key: self.value(value, f"inferer.{key}")
-            for key, value in described[1].items()
-            if key not in ("_target_", "device", "sw_device", "progress", "cpu_thresh", "buffer_steps", "buffer_dim")
+            for key, value in _own(described[1]).items()
+            if key not in ("device", "sw_device", "progress", "cpu_thresh", "buffer_steps", "buffer_dim")
         }
 
 
@@ -160,9 +217,9 @@ def load_bundle(folder: Path, options: Mapping[str, Any], *, trust: bool) -> nn.
         }  # fmt: skip
         spacing = next((given for name, given in bundle.transforms if name == "Spacing"), None)
         if spacing is not None:
-            facts["spacing"] = tuple(float(n) for n in spacing["pixdim"])
+            facts["spacing"] = _lengths(spacing.get("pixdim"))
         described = bundle.section("network_def", "net", "network")
-        count = (described[1] if described else {}).get("in_channels")
+        count = bundle.value((described[1] if described else {}).get("in_channels"), "network_def.in_channels")
         facts |= {"in_channels": count} if isinstance(count, int) else {}
         net.of_maker = facts
     except VolpipeError as error:
@@ -194,11 +251,11 @@ def _net(bundle: Bundle, options: Mapping[str, Any], *, trust: bool) -> nn.Modul
     place, entry = described
     target = str(entry["_target_"])
     build = library_class(target if "." in target else f"{NETS}.{target}", ("monai.networks",), "monai")
-    arguments = {key: bundle.value(value, f"{place}.{key}") for key, value in entry.items() if key != "_target_"}
+    arguments = {key: bundle.value(value, f"{place}.{key}") for key, value in _own(entry).items()}
     try:
         net: nn.Module = build(**arguments)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise VolpipeError(f"{place} cannot be built: {error}") from error
+    except Exception as error:  # whatever MONAI raises for arguments that it does not take, or without a library
+        raise VolpipeError(f"{place} cannot be built: {describe_error(error)}") from error
     net.load_state_dict(load_state(net.state_dict(), file))
     return net
 
@@ -229,12 +286,15 @@ def _output(bundle: Bundle) -> Output:
     """Return what is done to the net's numbers after it."""
     activation, kind = "none", "image"
     for name, given in bundle.transforms:
+        if name == "Activations" and given.get("other") is not None:
+            raise VolpipeError("Activations by a function of its own is not done here; take it out")
         if name == "Activations":
             activation = "softmax" if given.get("softmax") else "sigmoid" if given.get("sigmoid") else "none"
-        if name == "AsDiscrete" and given.get("argmax"):
+        if name == "AsDiscrete" and given.get("argmax") and given.get("to_onehot") is None:
             kind = "classes"
         elif name == "AsDiscrete":
-            raise VolpipeError("AsDiscrete without argmax is not done here; take it out, and threshold the output")
+            what = "with to_onehot" if given.get("argmax") else "without argmax"
+            raise VolpipeError(f"AsDiscrete {what} is not done here; take it out, and do that to the output")
     return Output(kind=kind, activation="none" if kind == "classes" else activation)
 
 
@@ -246,15 +306,16 @@ def _grey(bundle: Bundle) -> tuple[Normalise, Grey]:
     """
     chosen: tuple[Normalise, Grey] | None = None
     for name, given in bundle.transforms:
-        if name in PLAIN or name in ("Activations", "AsDiscrete", "Spacing"):
+        if name in PLAIN or name in OTHERS:
             continue
         if name not in _GREYS:
-            raise VolpipeError(
-                f"it names the transform {name}d, which is not done here; take it out where it changes nothing"
-            )
+            raise VolpipeError(f"it names the transform {name}, which is not done here; {REMEDIES.get(name, TAKE_OUT)}")
         if chosen is not None:
             raise VolpipeError(f"it maps grey levels twice, by {name} last, which is not done here")
-        chosen = _GREYS[name](given)
+        try:
+            chosen = _GREYS[name](given)
+        except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+            raise VolpipeError(f"{name} with {dict(given)} maps no grey levels: {describe_error(error)}") from error
     return chosen or (Normalise(method="none"), Grey())
 
 
@@ -268,28 +329,47 @@ def _scaled(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
 
 def _ranged(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
     low, high = float(given["a_min"]), float(given["a_max"])
-    return Normalise(method="none"), _mapped(
-        low, high, given.get("b_min", low), given.get("b_max", high), given.get("clip")
-    )
+    return Normalise(method="none"), _mapped(low, high, *_ends(given))
 
 
 def _percentiles(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
     if given.get("relative"):
         raise VolpipeError("ScaleIntensityRangePercentiles relative to a range is not done here")
     ends = float(given["lower"]), float(given["upper"])
-    mapped = _mapped(-1, 1, given["b_min"], given["b_max"], given.get("clip"))
+    mapped = _mapped(-1, 1, *_ends(given))
     return Normalise(method="percentile", percentiles=ends), mapped
 
 
 def _normalised(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
     if given.get("nonzero"):
-        raise VolpipeError("NormalizeIntensity over the voxels that are not zero is not done here")
+        raise VolpipeError(
+            "NormalizeIntensity over the voxels that are not zero is not done here; set nonzero to false if the volume "
+            "has no zeros outside of what was imaged"
+        )
     mean, std = given.get("subtrahend"), given.get("divisor")
     if mean is None and std is None:
         return Normalise(method="zscore"), Grey()
     if isinstance(mean, list) or isinstance(std, list):
         raise VolpipeError("NormalizeIntensity by numbers of each channel is not done here")
     return Normalise(method="none"), Grey(float(mean or 0), float(1 if std is None else std))
+
+
+def _ends(given: Mapping[str, Any]) -> tuple[float, float, bool]:
+    """Return where a range of grey levels is mapped to, 0 and 1 where that is left open, and whether it is clipped."""
+    first, last = given.get("b_min"), given.get("b_max")
+    if first is None or last is None:
+        if given.get("clip"):
+            raise VolpipeError("clip without b_min and b_max is not done here; write both")
+        return 0, 1, False
+    return float(first), float(last), bool(given.get("clip"))
+
+
+def _lengths(pixdim: Any) -> tuple[float, ...]:  # Any: JSON
+    """Return the lengths of a voxel (z, y, x); 0 along an axis whose voxels Spacing leaves as they are."""
+    given = pixdim if isinstance(pixdim, list | tuple) else [pixdim]
+    if not 0 < len(given) <= 3 or not all(isinstance(n, int | float) for n in given):
+        raise VolpipeError(f"Spacing has the pixdim {pixdim!r}; {REMEDIES['Spacing']}")
+    return tuple(max(0.0, float(n)) for n in (*given, 0, 0)[:3])
 
 
 def _mapped(low: float, high: float, first: float, last: float, clip: object = False) -> Grey:
@@ -312,9 +392,31 @@ def _short(part: Mapping[str, Any]) -> str:
     name = str(part.get("_target_", "")).rpartition(".")[2]
     for suffix in ("Dict", "D", "d"):
         short = name.removesuffix(suffix)
-        if short != name and (short in PLAIN or short in _GREYS or short in ("Activations", "AsDiscrete", "Spacing")):
+        if short != name and (short in PLAIN or short in _GREYS or short in OTHERS or short in REMEDIES):
             return short
     return name
+
+
+def _own(part: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
+    """Return the arguments of a part, without what its configuration says of it."""
+    return {key: value for key, value in part.items() if not (key.startswith("_") and key.endswith("_"))}
+
+
+def _number(node: ast.expr) -> Any:  # Any: numbers, texts and lists of them
+    """Return the value of an expression of numbers and lists.
+
+    Raises:
+        ValueError: it has a name, a call, or something else.
+    """
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_number(entry) for entry in node.elts]
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        values = _number(node.left), _number(node.right)
+        is_repeated = isinstance(node.op, ast.Mult) and isinstance(values[0], list) and values[1] in range(MOST_REPEATS)
+        if is_repeated or all(isinstance(value, int | float) for value in values):
+            return OPERATORS[type(node.op)](*values)
+        raise ValueError(values)
+    return ast.literal_eval(node)
 
 
 def _is_off(part: Mapping[str, Any]) -> bool:

@@ -190,6 +190,7 @@ def _built(results: Results) -> nn.Module:
     overlap = triple(
         0 if results.is_flat and axis == 0 else w - s for axis, (w, s) in enumerate(zip(window, step, strict=True))
     )
+    spacing = results.in_volume(results.configuration["spacing"], 0)
     facts: dict[str, object] = {
         "in_channels": results.num_channels,
         "out_channels": results.num_classes,
@@ -202,7 +203,8 @@ def _built(results: Results) -> nn.Module:
         "padding": made.padding,
         "windows": Windows(shape=window, overlap=overlap, blend="gaussian", placement="even"),
         "output": Output(activation="sigmoid") if results.has_regions else Output(kind="classes"),
-        "spacing": results.in_volume(results.configuration["spacing"], 0),
+        # Ones are what files without a voxel size have.
+        "spacing": spacing if set(spacing) - {0, 1} else None,
     }
     net.is_flat, net.of_maker = results.is_flat, facts  # type: ignore[assignment]  # new ones
     return net

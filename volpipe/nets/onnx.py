@@ -28,6 +28,7 @@ VARYING = (
     "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization", "GlobalAveragePool", "GlobalMaxPool",
 )  # fmt: skip
 LARGEST_BYTES = 2**31  # of a protobuf message
+MOST_LAST = 4  # channels of an input that may come last
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,10 @@ class OnnxNet(nn.Module):
                 f"net {name}: input {graph.input.name} has {len(shape)} axes; nets of (n, c, z, y, x) and (n, c, y, x) "
                 "are run"
             )
+        # As TensorFlow has them: channels, of which the number is known, come last.
+        self._is_last = shape[1] != shape[-1] and 0 < shape[-1] <= MOST_LAST and not 0 < shape[1] <= MOST_LAST
+        if self._is_last:
+            shape = [shape[0], shape[-1], *shape[1:-1]]
         if shape[0] > 1:
             raise VolpipeError(f"net {name} takes {shape[0]} windows at once; export it with a free batch, or of 1")
         self.is_flat = len(shape) == 4
@@ -108,12 +113,12 @@ class OnnxNet(nn.Module):
     def forward(self, windows: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
         if windows.device.type != "meta":
             check_size(self._name, self.fixed, tuple(windows.shape[2:]))
-        parts = [self._graph(part) for part in (torch.split(windows, 1) if self._one_by_one else [windows])]
+        data = windows.movedim(1, -1) if self._is_last else windows
+        parts = [self._graph(part) for part in (torch.split(data, 1) if self._one_by_one else [data])]
         outs = {name: torch.cat([part[name] for part in parts]) for name in self._graph.outputs}
-        only = next(iter(outs.values()))
-        if len(outs) == 1 and only.ndim != windows.ndim:
-            raise VolpipeError(f"net {self._name} makes {only.ndim} axes of {windows.ndim}; it must keep them")
-        return only if len(outs) == 1 else outs
+        if self._is_last:
+            outs = {name: out.movedim(-1, 1) if out.ndim == data.ndim else out for name, out in outs.items()}
+        return next(iter(outs.values())) if len(outs) == 1 else outs
 
 
 def load_graph(path: Path) -> OnnxGraph:
@@ -215,7 +220,10 @@ def _outputs(path: Path, session: Any) -> list[str]:  # Any: onnxruntime has no 
     names = [entry.name for entry in entries if entry.type in TYPES]
     if not names:
         kinds = ", ".join(f"{entry.name} {entry.type}" for entry in entries)
-        raise VolpipeError(f"net {path.name} gives {kinds}; numbers are run: {', '.join(TYPES)}")
+        raise VolpipeError(
+            f"net {path.name} gives {kinds}; numbers are run: {', '.join(TYPES)}; export it without what follows them, "
+            "such as ArgMax"
+        )
     return names
 
 

@@ -28,7 +28,14 @@ from volpipe.nets.net_geometry import (
     reason,
     run_net,
 )
-from volpipe.nets.receptive_field_probe import FIRST_REACH, MOST_REACH, far_reach, reach_along, reaches_past
+from volpipe.nets.receptive_field_probe import (
+    FIRST_REACH,
+    MOST_REACH,
+    far_reach,
+    past_window,
+    reach_along,
+    reaches_past,
+)
 from volpipe.nets.window_sizes import STRIDES, AxisSizes, Shapes, window_sizes
 
 if TYPE_CHECKING:
@@ -50,6 +57,11 @@ MOST_LONGER = 4  # strides by which a reach is made longer where a largest voxel
 
 POOL_ARGUMENTS = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 MEAN_ARGUMENTS = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "ceil_mode": False}
+
+NO_GRADIENT = (
+    "no gradient comes through it, as through classes of argmax, a threshold, detach(), no_grad() and numpy",
+    f"let it return numbers from before those; or {KEYS}",
+)
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +249,7 @@ class Probe:
         reaches = [(getattr(self.net, "context", 0),) * 2] * 3
         for axis in measured:
             if has_gradient:
-                reach = _reach(positive, self.in_channels, axis, strides, self.ratios)
+                reach = _reach(positive, self.in_channels, axis, strides, self.ratios, self.sizes)
                 reaches[axis] = self._settled(lambda windows: positive(windows.double()), axis, strides, reach)
             else:
                 reaches[axis] = reach_along(
@@ -412,7 +424,11 @@ def find_disagreement(build: Build, in_channels: int, window: Triple, declared: 
         sizes: Triple = getattr(net, "fixed", (0, 0, 0))
         mixed = _randomised(_bare(build()), positive=False)
         if any(declared.margin):
-            return _disagreement_of_margins(build, net, mixed, in_channels, declared)
+            small = triple(max(1, 2 * halo) for halo in declared.halo)
+            try:
+                return _disagreement_of_margins(build, net, mixed, in_channels, declared, small)
+            except UnmeasurableError:  # it takes longer windows alone
+                return _disagreement_of_margins(build, net, mixed, in_channels, declared, window)
         positive = _randomised(net, positive=True)
         halo = declared.aligned_halo()
         for axis in range(3):
@@ -426,13 +442,13 @@ def find_disagreement(build: Build, in_channels: int, window: Triple, declared: 
 
 
 def _disagreement_of_margins(
-    build: Build, net: nn.Module, mixed: nn.Module, in_channels: int, declared: Geometry
+    build: Build, net: nn.Module, mixed: nn.Module, in_channels: int, declared: Geometry, least: Triple
 ) -> str:
-    """Return the number that is wrong of a net whose output lacks a margin; "" where windows agree."""
+    """Return the wrong number of a net whose output lacks a margin; "" where windows of `least` and more agree."""
     axes = [
-        AxisSizes(ratio, margin, remainder, stride, align_up(max(1, 2 * halo - remainder), stride) + remainder)
-        for ratio, margin, remainder, stride, halo in zip(
-            declared.ratios, declared.margin, declared.remainder, declared.stride, declared.halo, strict=True
+        AxisSizes(ratio, margin, remainder, stride, align_up(max(1, size - remainder), stride) + remainder)
+        for ratio, margin, remainder, stride, size in zip(
+            declared.ratios, declared.margin, declared.remainder, declared.stride, least, strict=True
         )
     ]
     probe = Probe(build, net, mixed, in_channels, axes, _only_sizes(net), Watch())
@@ -624,13 +640,20 @@ def _thin(strides: Sequence[int], ratios: Sequence[Ratio]) -> list[int]:
     return [align_up(max(LATERALS[0], 2 * r.shrink), s) for s, r in zip(strides, ratios, strict=True)]
 
 
-def _reach(net: Net, in_channels: int, axis: int, strides: Sequence[int], ratios: Sequence[Ratio]) -> tuple[int, int]:
-    """Return the largest distance of input below and above an output voxel along `axis`, by the gradient."""
-    reach, stride, ratio = FIRST_REACH, strides[axis], ratios[axis]
+def _reach(
+    net: Net, in_channels: int, axis: int, strides: Sequence[int], ratios: Sequence[Ratio], sizes: Triple
+) -> tuple[int, int]:
+    """Return the largest distance of input below and above an output voxel along `axis`, by the gradient.
+
+    Args:
+        sizes: the only window that the net takes, 0 along an axis where it takes others.
+    """
+    stride, ratio, only = strides[axis], ratios[axis], sizes[axis]
+    reach = (only - stride) // 2 // stride * stride if only else FIRST_REACH
     while reach <= MOST_REACH:
         middle = align_up(reach, stride)
-        shape = _thin(strides, ratios)
-        shape[axis] = 2 * middle + stride
+        shape = [own or n for own, n in zip(sizes, _thin(strides, ratios), strict=True)]
+        shape[axis] = only or 2 * middle + stride
         places = range(ratio.out(middle), ratio.out(middle + stride))
         first, last = _acting(net, (in_channels, *shape), axis, places)
         if first > 0 and last < shape[axis] - 1:
@@ -643,6 +666,8 @@ def _reach(net: Net, in_channels: int, axis: int, strides: Sequence[int], ratios
                     own = _acting(net, (in_channels, *shape), axis, range(place, place + 1))
                     before, after = max(before, voxel - own[0]), max(after, own[1] - end)
             return before, after
+        if only:
+            raise past_window(axis, only)
         reach *= 2
     raise far_reach(axis)
 
@@ -658,6 +683,8 @@ def _acting(net: Net, shape: tuple[int, ...], axis: int, places: range) -> tuple
         try:
             with torch.enable_grad(), _mean_pools():
                 out = net(window).narrow(2 + axis, places.start, len(places))
+                if not out.requires_grad:
+                    raise UnmeasurableError(*NO_GRADIENT)
                 # Outputs that sum to nothing, such as corrections that keep a mean, must not cancel.
                 (slope,) = torch.autograd.grad((out * torch.rand_like(out)).sum(), window)
         except UnmeasurableError:

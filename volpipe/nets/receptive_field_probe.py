@@ -51,11 +51,7 @@ def reach_along(
         if not touched:
             return before, after
         if sizes[axis]:
-            raise UnmeasurableError(
-                f"an output voxel may see more than the only window that it takes, of {sizes[axis]} voxels along axis "
-                f"{'zyx'[axis]}",
-                f"export it with a free size; or {KEYS}",
-            )
+            raise past_window(axis, sizes[axis])
         reach *= 2
     raise far_reach(axis)
 
@@ -65,6 +61,14 @@ def far_reach(axis: int) -> WholeWindowError:
     return WholeWindowError(
         f"an output voxel sees more than {MOST_REACH} voxels along axis {'zyx'[axis]}",
         f"if its halo is longer but known, {KEYS}",
+    )
+
+
+def past_window(axis: int, size: int) -> UnmeasurableError:
+    """Return the error of a net whose reach along `axis` may have no end within the only window that it takes."""
+    return UnmeasurableError(
+        f"an output voxel may see more than the only window that it takes, of {size} voxels along axis {'zyx'[axis]}",
+        f"export it with a free size; or {KEYS}",
     )
 
 

@@ -25,7 +25,7 @@ STRIDES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 18, 20, 21, 24, 25, 27
 # Cubes that are tried for a first window: multiples of usual strides, then all sizes of a range, in which a net without
 # padding finds one whatever its remainder.
 FIRST_SIZES = (32, 64, 48, 96, 128)
-RANGES = ((33, 64), (65, 96), (129, 192), (193, 288), (289, 512), (1023, 1024))
+RANGES = ((33, 64), (65, 96), (129, 192), (193, 288), (289, 512), (1023, 1024), (8, 31))
 SECOND_STEPS = (-16, 32, 48, 36, 27, 64, 54, 60, 40, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 25)
 MOST_COMPUTED = 48**3  # voxels of a window that is computed rather than tried without values, once one was refused
 MOST_TRIED = 160**3  # voxels of a window that is computed where the net cannot be tried without values
