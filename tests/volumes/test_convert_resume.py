@@ -18,8 +18,7 @@ from volumes import fingerprint, noise
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.volumes import convert as module
-from volpipe.volumes.atomic_copy import Tally
-from volpipe.volumes.convert import Choice, convert
+from volpipe.volumes.convert import Choice, Tally, convert
 from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
 SHAPE = (48, 40, 56)

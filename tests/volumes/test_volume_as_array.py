@@ -11,11 +11,11 @@ from arrays import invented, make, write_all
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.volumes.reader import View
 from volpipe.volumes.volume import (
     ArraySpec,
     Level,
     Multiscale,
+    View,
     Volume,
     create_array,
     create_multiscale,

@@ -17,11 +17,11 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, align_up
 from volpipe.volumes.file_states import hash_voxels, known_files
-from volpipe.volumes.reader import Reader
 from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.object_store import Remote, Stamp
 from volpipe.volumes.storage.requests import in_turn, num_at_once
 from volpipe.volumes.storage.tensorstore import num_threads
+from volpipe.volumes.volume import Reader
 
 # Voxels along z that are read at a time where a block has several slabs: whole chunks, unless one is thicker.
 LEAST_LAYER, MOST_LAYER = 32, 128

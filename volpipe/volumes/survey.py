@@ -21,8 +21,7 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Grid, Triple, triple
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.chunk_files import ChunkFiles, Style
-from volpipe.volumes.storage.chunk_source import ChunkSource, is_named
+from volpipe.volumes.storage.chunk_files import ChunkFiles, ChunkSource, Style, is_named
 from volpipe.volumes.volume import Volume, absolute
 
 log = logging.getLogger(__name__)

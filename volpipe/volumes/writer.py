@@ -16,8 +16,7 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Index, cells
 from volpipe.volumes import checksums
-from volpipe.volumes.formats.container import absolute, read_header
-from volpipe.volumes.opened import once
+from volpipe.volumes.formats.container import absolute, once, read_header
 from volpipe.volumes.storage import damage, object_store, tensorstore
 from volpipe.volumes.storage.chunk_files import ABSENT, CHECKSUM_BYTES, ChunkFiles
 from volpipe.volumes.storage.damage import naming

@@ -21,8 +21,7 @@ from volumes import noise
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.volumes import opened
-from volpipe.volumes.formats import tiff
+from volpipe.volumes.formats import container, tiff
 from volpipe.volumes.storage.metadata import Place
 from volpipe.volumes.volume import ArraySpec, list_arrays, open_volume
 
@@ -453,7 +452,7 @@ def test_real_stacks_have_the_hashes_that_were_noted(shared: Path, folder: str) 
 
 
 def test_many_compressed_files_do_not_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened, "MOST_OPENED", 4)
+    monkeypatch.setattr(container, "MOST_OPENED", 4)
     files = [tmp_path / f"{i}/a.tif" for i in range(30)]
     for file in files:
         file.parent.mkdir()

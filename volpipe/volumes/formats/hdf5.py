@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from volpipe.volumes.dialects import bigdataviewer, imaris
 from volpipe.volumes.dialects.attributes import is_unsigned, read_axes, value_notes
 from volpipe.volumes.dialects.programs import Dataset, Meaning, unsigned
 from volpipe.volumes.formats.flat import Part
+from volpipe.volumes.formats.ome import Dataset as Level
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
@@ -84,8 +86,8 @@ def exists(file: Path, key: str) -> bool:
         return _get(opened, key) is not None
 
 
-def walk(file: Path, key: str) -> Iterator[str]:
-    """Yield the keys, counted from the group `key`, of all volumes in it, sorted.
+def walk(file: Path, key: str, *, enter_groups: bool) -> Iterator[str]:
+    """Yield the keys, counted from the group `key`, of all volumes in it, sorted; levels as one unless entered.
 
     Those are the datasets of numbers with three axes or more, or, where there are none, those with two: what has
     fewer is a table, as most small things in such files are.
@@ -97,7 +99,16 @@ def walk(file: Path, key: str) -> Iterator[str]:
         group = _get(opened, key)
         ranks = {} if group is None or _is_dataset(group) else _ranks(group, file)
     least = 3 if any(rank >= 3 for rank in ranks.values()) else 2
-    yield from sorted(name for name, rank in ranks.items() if rank >= least)
+    names = sorted(name for name, rank in ranks.items() if rank >= least)
+    groups = {} if enter_groups else _groups_of_levels(key, names)
+    yield from names if enter_groups else sorted({groups.get(name) or _group(name, names) for name in names})
+
+
+def _group(name: str, names: Sequence[str]) -> str:
+    """Return the group of levels s0, s1 … that the array `name` is one of, or `name`."""
+    parent, _, last = name.rpartition("/")
+    is_level = re.fullmatch(r"s\d+", last) and f"{parent}/s0".lstrip("/") in names
+    return parent if is_level else name
 
 
 def _ranks(group: h5py.Group, file: Path) -> dict[str, int]:
@@ -327,15 +338,16 @@ def _meaning(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> 
     return meaning
 
 
-def read_levels(file: Path, key: str) -> tuple[str, ...] | None:
-    """Return the keys of levels, finest first, in the group `key` if a program names them in its own way, else None."""
+def read_datasets(file: Path, key: str) -> tuple[Level, ...] | None:
+    """Return the levels, finest first, of the group `key` if a program names them in its own way, else None."""
     if not any(program.GROUP.fullmatch(key) for program in PROGRAMS):
         return None
-    keys = [f"{key}/{name}" for name in walk(file, key)]
-    return next((levels.keys for program in PROGRAMS for levels in program.find_levels(keys)), None)
+    keys = [f"{key}/{name}" for name in walk(file, key, enter_groups=True)]
+    levels = next((levels for program in PROGRAMS for levels in program.find_levels(keys)), None)
+    return None if levels is None else tuple(map(Level, levels.keys))
 
 
-def groups_of_levels(key: str, names: Sequence[str]) -> dict[str, str]:
+def _groups_of_levels(key: str, names: Sequence[str]) -> dict[str, str]:
     """Return the group of each of the datasets `names` in the group `key` that a program means as a level of one."""
     prefix = f"{key}/" if key else ""
     volumes = [levels for program in PROGRAMS for levels in program.find_levels([prefix + name for name in names])]
@@ -345,6 +357,10 @@ def groups_of_levels(key: str, names: Sequence[str]) -> dict[str, str]:
         for each in inner
         for name in each.keys
     }
+
+
+def open_array(header: Header, cache_bytes: int) -> Hdf5Array:
+    return Hdf5Array(header, cache_bytes)
 
 
 def is_alone(header: Header) -> bool:

@@ -17,8 +17,7 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.volumes.dialects.attributes import read_axes, value_notes
 from volpipe.volumes.storage import decoded_size, paths
-from volpipe.volumes.storage.chunk_files import ChunkFiles
-from volpipe.volumes.storage.chunk_source import ChunkSource
+from volpipe.volumes.storage.chunk_files import ChunkFiles, ChunkSource
 from volpipe.volumes.storage.metadata import (
     MAX_JSON_BYTES,
     MAX_RANK,

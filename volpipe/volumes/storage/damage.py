@@ -1,6 +1,6 @@
 """Damaged chunks, named by dataset, chunk and file; also those that libraries read without an error.
 
-Not here: reading (tensorstore, single_file, zarr). Each check reads a few bytes of a file, once for each chunk.
+Not here: reading (tensorstore, formats). Each check reads a few bytes of a file, once for each chunk.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each chunk is fetched by one request, and decoded as it comes. What comes says which version of the file it is of, so
 that nobody has to ask for that beside it. Of a shard, of Zarr v3 or precomputed, the index is fetched once, and chunks
 that lie together come by one request. On a disk tensorstore reads all but what it cannot: chunks by other names, and
-forms that other decoders know. Not here: requests (object_store), names (chunk_source), or decoding (tensorstore).
+forms that other decoders know. Not here: requests (object_store), names (chunk_files), or decoding (tensorstore).
 Arrays whose shards are of a rarer kind are read by tensorstore alone.
 """
 
@@ -26,10 +26,14 @@ from volpipe.errors import ChangedError, VolumeError
 from volpipe.geometry.grid import Index
 from volpipe.geometry.indexing import Region, pieces, ranges
 from volpipe.volumes.storage import object_store, tensorstore
-from volpipe.volumes.storage.chunk_files import ABSENT, ENTRY_BYTES, ChunkFiles, Minishards, chunk_number
-from volpipe.volumes.storage.chunk_source import (
+from volpipe.volumes.storage.chunk_files import (
+    ABSENT,
+    ENTRY_BYTES,
+    ChunkFiles,
     ChunkSource,
+    Minishards,
     as_tensorstore_reads,
+    chunk_number,
     in_one_member,
     is_named,
     is_other_form,

@@ -19,8 +19,8 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.geometry.indexing import Index as Index
 from volpipe.volumes.storage import object_store
-from volpipe.volumes.storage.credentials import credentials_file, find_credentials
 from volpipe.volumes.storage.metadata import Header, Tree
+from volpipe.volumes.storage.object_store import credentials_file, find_credentials
 
 if TYPE_CHECKING:
     import tensorstore as ts
