@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import pickle
 import tempfile
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-from boxes import MiB, boxes_of, check_reads, indexes, memory_of_boxes
+from boxes import MiB, check_reads, indexes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from volumes import noise
@@ -19,9 +18,7 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.volumes.formats.flat import FlatArray, RawFile
 from volpipe.volumes.storage.tensorstore import transferred
-from volpipe.volumes.volume import ArraySpec, create_array, list_arrays, open_volume, open_writer
-
-DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
+from volpipe.volumes.volume import open_volume
 
 
 def save(path: Path, data: np.ndarray) -> Path:
@@ -68,16 +65,6 @@ def test_rows_far_from_each_other_are_read_one_by_one(tmp_path: Path) -> None:
     assert np.array_equal(array.read(box), data[box])
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_type_in_both_byte_orders(tmp_path: Path, dtype: str, order: str) -> None:
-    data = noise((6, 7, 9), dtype)
-    volume = open_volume(save(tmp_path / "a.npy", data.astype(data.dtype.newbyteorder(order))))
-    assert (volume.format, volume.axes, volume.codec, volume.key) == ("npy", ("z", "y", "x"), "raw", "")
-    assert volume.voxel_size_nm is None
-    check_reads(volume, data)
-
-
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 def test_fortran_order_and_all_versions(tmp_path: Path, version: tuple[int, int]) -> None:
     data = noise((2, 5, 7, 9), "int16")
@@ -87,40 +74,6 @@ def test_fortran_order_and_all_versions(tmp_path: Path, version: tuple[int, int]
     assert volume.axes == ("c", "z", "y", "x")
     assert volume.chunks == (2, 5, 1, 1)
     check_reads(volume, data)
-
-
-def test_bool_is_read_as_zero_and_one(tmp_path: Path) -> None:
-    data = noise((4, 5, 6)) > 99
-    check_reads(open_volume(save(tmp_path / "a.npy", data)), data.astype(np.uint8))
-
-
-def test_boxes_and_mirrored_boxes_are_those_of_numpy(tmp_path: Path) -> None:
-    data = noise((9, 8, 7), "uint16")
-    reader = open_volume(save(tmp_path / "a.npy", data)).open()
-    for box in boxes_of(data.shape):
-        assert np.array_equal(reader.read(box), data[box.slices][np.newaxis])
-    mirrored = np.pad(data, 3, mode="reflect")[np.newaxis]
-    assert np.array_equal(reader.read_mirrored(Box((-3, -3, -3), (12, 11, 10))), mirrored)
-
-
-def test_a_reader_pickles_and_a_changed_file_is_noticed(tmp_path: Path) -> None:
-    data = noise((4, 5, 6))
-    volume = open_volume(save(tmp_path / "a.npy", data))
-    again = pickle.loads(pickle.dumps(volume.open()))
-    assert np.array_equal(again[...], data)
-    save(tmp_path / "a.npy", noise((4, 5, 7)))
-    with pytest.raises(VolumeError, match=r"was uint8 \(4, 5, 6\) and is now uint8 \(4, 5, 7\)"):
-        volume.open()
-
-
-def test_a_file_that_shrinks_is_an_error_and_not_the_end(tmp_path: Path) -> None:
-    path = save(tmp_path / "a.npy", noise((4, 5, 6)))
-    reader = open_volume(path).open()
-    with path.open("r+b") as stream:
-        stream.truncate(128 + 60)
-    with pytest.raises(VolumeError, match="ends at byte 188"):
-        reader.read(Box((0, 0, 0), (4, 5, 6)))
-    assert reader.read(Box((0, 0, 0), (1, 5, 6))).shape == (1, 1, 5, 6)
 
 
 def test_a_file_cut_short_is_refused_with_both_sizes(tmp_path: Path) -> None:
@@ -160,27 +113,6 @@ def test_the_bytes_of_a_file_decide_and_not_its_name(tmp_path: Path) -> None:
     (tmp_path / "empty.npy").touch()
     with pytest.raises(VolumeError, match="0 bytes"):
         open_volume(tmp_path / "empty.npy")
-
-
-def test_a_file_has_no_keys_levels_or_writers(tmp_path: Path) -> None:
-    path = save(tmp_path / "a.npy", noise((4, 5, 6)))
-    with pytest.raises(VolumeError, match=r"no volume at .*a\.npy/raw; .*a\.npy holds an array at its root"):
-        open_volume(path, "raw")
-    with pytest.raises(VolumeError, match="has no level 1"):
-        open_volume(path, level=1)
-    with pytest.raises(VolumeError, match=r"a \.npy file cannot be written"):
-        open_writer(path, "")
-    with pytest.raises(VolumeError, match="is a file; zarr3 needs a folder"):
-        create_array(path, "raw", ArraySpec((4, 4, 4), np.dtype("uint8"), (4, 4, 4)))
-    assert [volume.key for volume in list_arrays(path)] == [""]
-
-
-@pytest.mark.parametrize("shape", [(3000, 5000, 4000), (600, 10000, 10000)])
-def test_a_box_of_a_file_beyond_memory_takes_the_memory_of_the_box(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    with (tmp_path / "a.npy").open("wb") as stream:
-        np.lib.format.write_array_header_2_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        stream.truncate(stream.tell() + int(np.prod(shape)))
-    assert memory_of_boxes(tmp_path / "a.npy") < 8 * MiB
 
 
 def test_bytes_that_are_read_are_counted(tmp_path: Path) -> None:

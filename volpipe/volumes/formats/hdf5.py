@@ -180,7 +180,7 @@ class Hdf5Array:
             data = np.asarray(self._dataset[index])
             self._try_sources(index)
         tensorstore.count(read=round(data.nbytes * self._compression))  # HDF5 does not tell
-        native = np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+        native = np.asarray(data, data.dtype.newbyteorder("="), order="C")
         return native.view(self._dtype) if native.dtype.kind == "i" else native  # which may be meant as unsigned
 
     def close_unless(self, status: os.stat_result) -> None:

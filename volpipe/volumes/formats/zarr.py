@@ -383,7 +383,7 @@ class ZarrArray:
             raise
         except Exception as error:  # as above, and each codec has errors of its own
             raise VolumeError(f"{self._array.path or self._array.store}: {error}") from error
-        return np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+        return np.asarray(data, data.dtype.newbyteorder("="), order="C")
 
 
 def _outermost(header: Header) -> str:
