@@ -176,7 +176,7 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
         raise VolumeError(f"{path} would be a folder of one volume; leave out {key!r}, or name another folder")
     if not key and format in ("n5", "hdf5", "zarr2", "zarr3"):
         key = DEFAULT_KEY
-    if "t" in volume.axes and volume.shape[volume.axes.index("t")] > 1 and volume.view.time is None:
+    if volume.length("t") > 1 and volume.view.time is None:
         raise VolumeError(f"{volume} has several points in time; volpipe copies one: save it on its own")
     volume.check_written()
     coarse = coarser(volume, choice.bin)

@@ -253,13 +253,10 @@ def _layout(header: Header) -> _Layout | None:
 
 def _description(header: Header) -> bytes:
     """Return a hash of what decides how files become voxels, the same for an array that has grown."""
-    known = {name: value for name, value in header.known.items() if name not in SHAPES} if _is_json(header) else {}
-    tree = [header.format, str(header.dtype), header.chunks, header.shards, header.codec, known]
+    known = {name: value for name, value in header.known.items() if name not in SHAPES}
+    tree: list[object] = [header.format, str(header.dtype), header.chunks, header.shards, header.codec]
+    tree.append(known if header.format in CHUNKED else {})
     return _hash(json.dumps(tree, sort_keys=True, default=str).encode())
-
-
-def _is_json(header: Header) -> bool:
-    return header.format in CHUNKED
 
 
 def _hash(*parts: bytes) -> bytes:

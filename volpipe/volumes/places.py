@@ -16,7 +16,7 @@ import numpy as np
 
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Triple, triple
-from volpipe.volumes.storage.metadata import Lengths
+from volpipe.volumes.storage.metadata import Lengths, shown
 from volpipe.volumes.volume import Volume
 
 AXES = "zyx"
@@ -42,8 +42,8 @@ class Paired:
             return f"{self.name} {self.volume} has no voxel size"
         ends = (o + (n - 1) * s for o, n, s in zip(origin, self.volume.spatial_shape, size, strict=True))
         return (
-            f"{self.name} {self.volume} has voxels of {_text(size)} nm (z, y, x), their centres from the origin "
-            f"{_text(origin)} to {_text(tuple(ends))} nm"
+            f"{self.name} {self.volume} has voxels of {shown(size)} nm (z, y, x), their centres from the origin "
+            f"{shown(origin)} to {shown(tuple(ends))} nm"
         )
 
 
@@ -60,7 +60,12 @@ def check_same_place(a: Paired, b: Paired, advice: str, *, factors: Triple = SAM
     """
     size, other = a.volume.voxel_size_nm, b.volume.voxel_size_nm
     if size is None or other is None:
-        return _unknown(a, b) if size != other else []
+        known, unknown = (a, b) if other is None else (b, a)
+        note = (
+            f"{unknown.name} {unknown.volume} has no voxel size, so that nobody knows whether it lies where "
+            f"{known.name} does, whose voxels are {shown(size or other or ())} nm; they are paired voxel by voxel"
+        )
+        return [note] if size != other else []
     notes = []
     for axis, factor, room, one, two, at, there in zip(
         AXES, factors, slack, size, other, a.volume.origin_nm, b.volume.origin_nm, strict=True
@@ -102,18 +107,6 @@ def _side(volume: Volume, axis: int) -> tuple[float, float]:
     size = 1.0 if volume.voxel_size_nm is None else volume.voxel_size_nm[axis]
     start = volume.origin_nm[axis] - size / 2
     return start, start + size * volume.spatial_shape[axis]
-
-
-def _unknown(a: Paired, b: Paired) -> list[str]:
-    known, unknown = (a, b) if b.volume.voxel_size_nm is None else (b, a)
-    return [
-        f"{unknown.name} {unknown.volume} has no voxel size, so that nobody knows whether it lies where {known.name} "
-        f"does, whose voxels are {_text(known.volume.voxel_size_nm or ())} nm; they are paired voxel by voxel"
-    ]
-
-
-def _text(lengths: Lengths | tuple[float, ...]) -> str:
-    return " × ".join(f"{length:g}" for length in lengths)
 
 
 UNKNOWN_SIZE_NM: Lengths = (1.0, 1.0, 1.0)

@@ -61,6 +61,7 @@ from volpipe.volumes.storage.metadata import (
     Lengths,
     Level,
     Multiscale,
+    shown,
     usual_axes,
 )
 from volpipe.volumes.storage.paths import Location
@@ -208,7 +209,7 @@ class Volume:
     def _size_text(self) -> str:
         """The voxel size (z, y, x), for people."""
         size = self.voxel_size_nm
-        return UNKNOWN_SIZE if size is None else " × ".join(f"{length:g}" for length in size) + " nm"
+        return UNKNOWN_SIZE if size is None else f"{shown(size)} nm"
 
     @property
     def _file_bytes(self) -> int | None:
@@ -282,8 +283,7 @@ class Volume:
         other = other.as_it_is if self.incomplete is None else other
         if other.view == self.view:
             return other
-        sizes = [dict(zip(v.axes, v.shape, strict=True)) for v in (self, other)]
-        if any(sizes[0].get(axis) != sizes[1].get(axis) for axis in "ct"):
+        if any(self.length(axis) != other.length(axis) for axis in "ct"):
             raise VolumeError(f"{self} and {other} have other channels or points in time; open level {number} itself")
         notes = [note for note in self.notes if note not in other.notes and note.startswith(("channel", "point in"))]
         return replace(other, view=self.view, notes=(*other.notes, *notes))
@@ -307,6 +307,10 @@ class Volume:
         """Voxels (z, y, x) of a chunk; an axis that the array lacks has one."""
         return self.spatial(self.chunks)
 
+    def length(self, axis: str) -> int:
+        """Return the entries along `axis`, 1 of one that the array lacks."""
+        return self.shape[self.axes.index(axis)] if axis in self.axes else 1
+
     def spatial(self, lengths: tuple[int, ...]) -> tuple[int, int, int]:
         """Return those of `lengths`, one for each stored axis, that are of z, y and x; 1 for an axis that is not."""
         by_axis = dict(zip(self.axes, lengths, strict=True))
@@ -319,7 +323,7 @@ class Volume:
 
     @property
     def num_stored_channels(self) -> int:
-        return dict(zip(self.axes, self.shape, strict=True)).get("c", 1)
+        return self.length("c")
 
     @property
     def channels(self) -> str:
@@ -571,7 +575,7 @@ def open_volume(
     if volume.slices and not is_planned and isinstance(volume.folder, Path):
         tiff_folder.check(volume.folder)
     volume = with_view(replace(volume, notes=(*volume.notes, note)) if note else volume, view)
-    count = _length(volume, "t")
+    count = volume.length("t")
     if count > 1 and view.time is None:
         raise VolumeError(
             f"{volume} has {count} points in time; choose one, 0 to {count - 1}, by input.time in a recipe, --time, or "
@@ -606,12 +610,12 @@ def with_view(volume: Volume, view: View) -> Volume:
         names = volume.channel_names
         notes.append(f"channel {channel}{f', {names[channel]},' if names else ''} of {volume.num_stored_channels}")
     if time is not None:
-        notes.append(f"point in time {time} of {_length(volume, 't')}")
+        notes.append(f"point in time {time} of {volume.length('t')}")
     if view.voxel_size_nm is not None:
         notes = [note for note in notes if not note.startswith((UNKNOWN_SIZE, GUESSED_SIZE))]
         notes.append(_given("voxel size", view.voxel_size_nm, volume.voxel_size_nm))
         if view.origin_nm is None and any(volume.origin_nm) and view.voxel_size_nm != volume.voxel_size_nm:
-            notes.append(f"origin {_lengths(volume.origin_nm)} as the file says; input.origin_nm gives another")
+            notes.append(f"origin {shown(volume.origin_nm)} nm as the file says; input.origin_nm gives another")
     if view.origin_nm is not None:
         notes.append(_given("origin", view.origin_nm, volume.origin_nm))
     return replace(
@@ -625,16 +629,8 @@ def with_view(volume: Volume, view: View) -> Volume:
 
 def _given(what: str, lengths: Lengths, stored: Lengths | None) -> str:
     if stored is None or stored == lengths or (what == "origin" and not any(stored)):
-        return f"{what} {_lengths(lengths)} as given"
-    return f"{what} {_lengths(lengths)} as given, instead of the file's {_lengths(stored)}"
-
-
-def _lengths(lengths: Lengths) -> str:
-    return " × ".join(f"{length:g}" for length in lengths) + " nm"
-
-
-def _length(volume: Volume, axis: str) -> int:
-    return dict(zip(volume.axes, volume.shape, strict=True)).get(axis, 1)
+        return f"{what} {shown(lengths)} nm as given"
+    return f"{what} {shown(lengths)} nm as given, instead of the file's {shown(stored)} nm"
 
 
 def _channel(volume: Volume, channel: int | str | None) -> int | None:
@@ -654,7 +650,7 @@ def _channel(volume: Volume, channel: int | str | None) -> int | None:
 
 
 def _time(volume: Volume, time: int | None) -> int | None:
-    count = _length(volume, "t")
+    count = volume.length("t")
     if time is None or (time == 0 and "t" not in volume.axes):
         return None
     if time >= count:

@@ -35,7 +35,7 @@ from volpipe.geometry.grid import Box, Grid
 from volpipe.volumes.formats import hdf5_probe, precomputed
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.storage.chunk_files import ChunkFiles
-from volpipe.volumes.volume import ArraySpec, Reader, Volume, create_array, open_volume, open_writer
+from volpipe.volumes.volume import ArraySpec, Reader, Volume, create_array, list_arrays, open_volume, open_writer
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
 ALL_DTYPES = (*DTYPES, "float16")
@@ -262,6 +262,7 @@ def test_another_process_reads_the_same(tmp_path: Path) -> None:
 @EACH_FILE
 def test_a_file_has_no_other_keys_levels_or_writers(tmp_path: Path, backend: Backend) -> None:
     volume = backend.make(tmp_path, noise((4, 9, 20), backend.dtypes[0]))
+    assert [each.key for each in list_arrays(volume.path)] == [volume.key]
     with pytest.raises(VolumeError, match=rf"no volume at .*{backend.name}/none; .*{backend.name} holds "):
         open_volume(volume.path, "none")
     with pytest.raises(VolumeError, match="has no level 1"):

@@ -41,6 +41,7 @@ from volpipe.volumes.storage.metadata import (
     Multiscale,
     Place,
     Tree,
+    check_same,
     merge_json,
     plain,
     read_json,
@@ -185,9 +186,7 @@ def _root(path: Location) -> Location:
 
 def _is_group(folder: Location) -> bool:
     """Return whether `folder` says that it is a group; on the web, where each file costs a request, of N5 or Zarr."""
-    if any(paths.is_file(folder / name) for names in MARKS.values() for name in names):
-        return True
-    return isinstance(folder, Path) and precomputed.read_info(folder) is not None
+    return any(_is_of(name, folder) for name in MARKS if name != "precomputed" or isinstance(folder, Path))
 
 
 def split(folder: Location) -> tuple[Path, str] | None:
@@ -494,10 +493,7 @@ def _check_same(old: Tree, new: Tree, file: Location) -> None:
     added = old.get("attributes")
     pairs += [(key, (added or {}).get(key), value) for key, value in new.get("attributes", {}).items()]
     for key, was, value in pairs:
-        if was != value:
-            raise VolumeError(
-                f"{file} exists already, with {key} {was!r} instead of {value!r}; remove it, or write to another place"
-            )
+        check_same(file, key, was, value)
 
 
 def create_groups(container: Location, key: str, format: str) -> None:
@@ -517,7 +513,9 @@ def create_groups(container: Location, key: str, format: str) -> None:
                 return
             if read_header(folder) is not None:
                 raise VolumeError(f"{folder} is an array; {key} cannot be made inside it")
-            for name, tree in _group_documents(format, depth == 0).items():
+            documents = n5.group_documents(depth == 0) if format == "n5" else {}
+            documents |= zarr.group_documents(int(format[-1])) if format in ("zarr2", "zarr3") else {}
+            for name, tree in documents.items():
                 if not paths.is_file(folder / name):
                     write_json(folder / name, tree)
 
@@ -527,13 +525,6 @@ def _is_of(format: str, folder: Location) -> bool:
     if format == "precomputed":
         return precomputed.read_info(folder) is not None
     return any(paths.is_file(folder / mark) for mark in MARKS[format])
-
-
-def _group_documents(format: str, is_root: bool) -> dict[str, Tree]:
-    """Return the metadata of a new group, by file name; precomputed has none beside those of its levels."""
-    if format == "precomputed":
-        return {}
-    return n5.group_documents(is_root) if format == "n5" else zarr.group_documents(int(format[-1]))
 
 
 def create_multiscale(

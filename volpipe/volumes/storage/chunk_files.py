@@ -174,10 +174,11 @@ class ChunkFiles:
     def _count_in_minishards(self, bits: Tree, file: Location) -> int | None:
         num_bytes = paths.size(file)
         try:
-            shard = Minishards.parse(bits, paths.read(file, Minishards.table_bytes(bits)) or b"", num_bytes or 0)
+            table = paths.read(file, Minishards.table_bytes(bits)) or b""
+            shard = Minishards.parse(self.header, bits, table, num_bytes or 0, Stamp(num_bytes or 0))
             for number, (first, last) in enumerate(shard.table.tolist()):
                 if first < last:
-                    shard.learn(number, paths.read_part(file, first, last - first), num_bytes or 0)
+                    shard.learn(number, paths.read_part(file, first, last - first))
         except ValueError:
             return None
         return sum(len(chunks[0]) for chunks in shard.known.values())
@@ -260,14 +261,18 @@ class Minishards:
     lists the chunks: numbers, offsets and lengths, numbers and offsets as differences.
 
     Attributes:
-        bits: the sharding of the array's metadata.
+        header: of the array.
+        bits: its sharding, as the metadata say.
         table: first byte of the index of each minishard in the file, and that after its last, (n, 2), uint64.
         known: of the minishards whose index was read, the chunks that they hold, in the order of their numbers: number,
             first byte and that after the last, (3, n), uint64.
     """
 
+    header: Header
     bits: Tree
     table: np.ndarray
+    file_bytes: int
+    stamp: Stamp
     known: dict[int, np.ndarray] = field(default_factory=dict)
 
     @staticmethod
@@ -276,7 +281,7 @@ class Minishards:
         return int(OFFSET_BYTES << bits["minishard_bits"])
 
     @classmethod
-    def parse(cls, bits: Tree, data: bytes, file_bytes: int) -> Minishards:
+    def parse(cls, header: Header, bits: Tree, data: bytes, file_bytes: int, stamp: Stamp) -> Minishards:
         """Return the index of a shard of `file_bytes`, which begins with `data`; no minishard is known yet.
 
         Raises:
@@ -288,18 +293,22 @@ class Minishards:
         table = np.frombuffer(data, "<u8", size // 8).reshape(-1, 2)
         if (table[:, 0] > table[:, 1]).any() or (table > max(0, file_bytes - size)).any():
             raise ValueError(f"DATA_LOSS: the shard's table names bytes beyond the {file_bytes} of its file")
-        return cls(bits, table + np.uint64(size))
+        return cls(header, bits, table + np.uint64(size), file_bytes, stamp)
 
-    def minishard(self, number: int) -> int:
-        """Return the minishard of the chunk `number`."""
-        return number >> int(self.bits["preshift_bits"]) & (1 << int(self.bits["minishard_bits"])) - 1
+    def _number(self, chunk: Index) -> int:
+        scale = self.header.known["scale_metadata"]
+        return morton(chunk[:-4:-1], axis_bits(scale["size"], scale["chunk_size"]))
+
+    def minishard(self, chunk: Index) -> int:
+        """Return the minishard that `chunk`, at its place in stored axes, is in."""
+        return self._number(chunk) >> int(self.bits["preshift_bits"]) & (1 << int(self.bits["minishard_bits"])) - 1
 
     def index_span(self, minishard: int) -> tuple[int, int]:
         """Return the first byte of the index of `minishard` and that after its last; the same where it is empty."""
         first, last = map(int, self.table[minishard])
         return first, last
 
-    def learn(self, minishard: int, data: bytes, file_bytes: int) -> None:
+    def learn(self, minishard: int, data: bytes) -> None:
         """Note the chunks of `minishard` by its index, `data`.
 
         Raises:
@@ -312,21 +321,18 @@ class Minishards:
         rows = np.frombuffer(data, "<u8").reshape(3, -1)
         numbers, gaps, sizes = np.cumsum(rows[0]), rows[1], rows[2]
         stops = np.cumsum(gaps) + np.cumsum(sizes) + np.uint64(self.table_bytes(self.bits))
-        if (stops > file_bytes).any() or (sizes > stops).any():
-            raise ValueError(f"DATA_LOSS: the index of a minishard names bytes beyond the {file_bytes} of its file")
+        if (stops > self.file_bytes).any() or (sizes > stops).any():
+            raise ValueError(
+                f"DATA_LOSS: the index of a minishard names bytes beyond the {self.file_bytes} of its file"
+            )
         self.known[minishard] = np.stack([numbers, stops - sizes, stops])[:, np.argsort(numbers)]
 
-    def span(self, number: int) -> tuple[int, int] | None:
-        """Return the first byte of the chunk `number` and that after its last, None where it is not stored."""
-        numbers, starts, stops = self.known[self.minishard(number)]
+    def span(self, chunk: Index) -> tuple[int, int] | None:
+        """Return the first byte of `chunk` and that after its last, None where it is not stored."""
+        number = self._number(chunk)
+        numbers, starts, stops = self.known[self.minishard(chunk)]
         at = int(np.searchsorted(numbers, np.uint64(number)))
         return (int(starts[at]), int(stops[at])) if at < len(numbers) and numbers[at] == number else None
-
-
-def chunk_number(header: Header, chunk: Sequence[int]) -> int:
-    """Return the number of the chunk at the index `chunk`, stored axes, of a precomputed array."""
-    scale = header.known["scale_metadata"]
-    return morton(chunk[:-4:-1], axis_bits(scale["size"], scale["chunk_size"]))
 
 
 def _numbers(words: Sequence[str]) -> list[int] | None:
@@ -489,7 +495,8 @@ def describe_names(header: Header) -> str:
     if not is_named(header):
         return ""
     few = FEW_LISTED if isinstance(header.folder, Remote) else MOST_LISTED
-    names = _asked_names(header) if _is_web(header.folder) else list_names(header, few)
+    is_web = isinstance(header.folder, Remote) and not header.folder.is_s3
+    names = _asked_names(header) if is_web else list_names(header, few)
     why = _refusal(header, names)
     if why and not names.is_outside:
         raise VolumeError(f"{header.folder}: {why}")
@@ -525,10 +532,6 @@ def _refusal(header: Header, names: Names) -> str:
         f"no file in it has the name of a chunk: it holds {file}, and its metadata name a chunk {usual}; it would be "
         "read as fill values alone: rename its files or mend its metadata, or remove them if it is to be empty"
     )
-
-
-def _is_web(folder: Location) -> bool:
-    return isinstance(folder, Remote) and not folder.is_s3
 
 
 def _asked_names(header: Header) -> Names:

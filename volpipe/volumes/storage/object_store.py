@@ -96,7 +96,7 @@ def _client(
 def read(file: Remote, limit: int) -> bytes | None:
     """Return the first `limit` bytes of `file`; None where there is none, or none that may be read.
 
-    To those who may not list a bucket S3 says that a missing file is forbidden; `exists` tells the two apart.
+    To those who may not list a bucket S3 says that a missing file is forbidden; `paths.exists` tells the two apart.
     """
     import obstore
 
@@ -134,18 +134,6 @@ def _undo(file: Remote, data: bytes, encodings: tuple[str, ...], most: int, own:
         raise ValueError(
             f"{error}; the server says Content-Encoding: {', '.join(encodings)} of {file.address}"
         ) from None
-
-
-def read_end(file: Remote, num_bytes: int) -> bytes | None:
-    """Return the last `num_bytes` of `file`, all of a shorter one; None where there is none."""
-    part = fetch(file, (-num_bytes, 0), denied_ok=True)
-    return None if part is None else part.data
-
-
-def size(file: Remote) -> int | None:
-    """Return the bytes of `file`, None where there is none, or none that may be read."""
-    known = stamp(file)
-    return None if known is None else known.num_bytes
 
 
 @dataclass(frozen=True)
@@ -344,15 +332,6 @@ def list_stamps(folder: Remote, at_once: int = LISTED_AT_ONCE) -> Iterator[tuple
         for entry in entries:
             yield entry["path"].removeprefix(f"{folder.key}/"), _stamp(entry)
         last = entries[-1]["path"]
-
-
-def exists(folder: Remote) -> bool:
-    """Return whether anything lies under `folder` in a bucket.
-
-    Raises:
-        VolumeError: no such bucket, it may not be listed, or no answer.
-    """
-    return next(list_files(folder), None) is not None
 
 
 def delete(folder: Remote) -> None:
