@@ -1,4 +1,4 @@
-"""The input by way of a node's own disk: files fetched once for all, whole, the same output, and nothing stays there."""
+"""The input by way of a node's own disk: files fetched once for all, whole; the same output; and nothing stays."""
 
 from __future__ import annotations
 

@@ -673,7 +673,6 @@ def _publish(target: Target) -> None:
 
 
 def _discard(target: Target) -> None:
-    """Remove what there is of the copy."""
     chunks = target.path / target.array_key
     if isinstance(chunks, Remote):
         _delete(chunks)

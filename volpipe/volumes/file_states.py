@@ -133,7 +133,6 @@ class FileStates:
         return np.array(states, np.int64).reshape(*files.shape, 4)
 
     def _names(self, places: Iterable[Index]) -> list[Location | str | None]:
-        """Return the files at `places`."""
         assert self._layout is not None
         return list(map(self._layout.file, places))
 
@@ -221,7 +220,6 @@ class _Layout:
 
 @lru_cache(maxsize=1)
 def _pool() -> ThreadPoolExecutor:
-    """Return this process's threads that look at files; they mostly wait."""
     return ThreadPoolExecutor(ASKED_AT_ONCE, "volpipe-states")
 
 

@@ -258,7 +258,6 @@ def real_place(volume: Volume) -> tuple[object, ...]:
 
 
 def _file_number(path: Path) -> tuple[int, int]:
-    """Return the number of a file, and that of its disk."""
     state = path.stat()
     return state.st_dev, state.st_ino
 

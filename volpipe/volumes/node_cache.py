@@ -156,7 +156,6 @@ def remove_stale(base: Path) -> None:
 
 
 def _is_at(descriptor: int, file: Path) -> bool:
-    """Return whether `descriptor` is still the file at `file`."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except FileNotFoundError:

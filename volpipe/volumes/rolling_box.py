@@ -95,7 +95,6 @@ class RollingBox:
         return self._array(index)[:, : self._boxes[index].shape[0]]
 
     def _shared(self, index: int) -> Box:
-        """Return the part of box `index` that is read with the one before it."""
         return self._with_chunks[index] & self._with_chunks[index - 1] if index else Box.from_shape((0, 0, 0))
 
     def _works(self, index: int, shared: Box) -> Iterator[Callable[[], str]]:

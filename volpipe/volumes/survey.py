@@ -273,7 +273,6 @@ def sample_parts(volume: Volume, *, seed: int = 0, seconds: float = READ_SECONDS
 
 
 def _cell(volume: Volume) -> Triple:
-    """Return the chunk's shape (z, y, x), or that of a part of a large one."""
     return triple(min(c, n, MAX_CELL) for c, n in zip(volume.spatial_chunks, volume.spatial_shape, strict=True))
 
 

@@ -93,7 +93,6 @@ class Writer:
         return isinstance(self.header.folder, object_store.Remote) and is_named
 
     def _put(self, box: Box, data: np.ndarray) -> list[int]:
-        """Write the files of `box`; return the checksum of each."""
         units = cells(box, self.header.write_unit)
         return each([partial(self._put_file, box, data, unit) for unit in units])
 

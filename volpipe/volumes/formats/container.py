@@ -295,7 +295,6 @@ def read_attributes(folder: Location) -> Tree:
 
 
 def _reading(folders: Iterable[Location], names: Sequence[str]) -> AbstractContextManager[None]:
-    """Read once what files of these `names` in `folders` hold, in a remote place side by side."""
     return paths.reading_once(folder / name for folder in folders for name in names)
 
 
@@ -521,7 +520,6 @@ def create_groups(container: Location, key: str, format: str) -> None:
 
 
 def _is_of(format: str, folder: Location) -> bool:
-    """Return whether `folder` is an array or a group of `format`."""
     if format == "precomputed":
         return precomputed.read_info(folder) is not None
     return any(paths.is_file(folder / mark) for mark in MARKS[format])

@@ -127,7 +127,6 @@ def _expected_size(fields: np.void) -> int:
 
 
 def _stamped(text: bytes) -> Order | None:
-    """Return the byte order that the machine stamp says."""
     stamps: dict[int, Order] = {0x44: "<", 0x11: ">"}
     return stamps.get(text[FIELDS.fields["stamp"][1]]) if FIELDS.fields is not None else None
 

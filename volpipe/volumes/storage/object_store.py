@@ -254,7 +254,6 @@ def write(file: Remote, data: bytes) -> None:
 
 
 def _seconds(num_bytes: int) -> int:
-    """Return the time that a request with `num_bytes` may take."""
     return UPLOAD_SECONDS << (num_bytes // UPLOAD_BYTES).bit_length()
 
 

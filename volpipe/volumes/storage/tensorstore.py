@@ -308,7 +308,6 @@ def downsample(data: np.ndarray, factors: Sequence[int], method: str) -> np.ndar
 
 
 def _is_halved(data: np.ndarray, factors: Sequence[int]) -> bool:
-    """Return whether `_halved` knows how to coarsen `data`."""
     if data.ndim != 4 or data.dtype not in (np.uint8, np.uint16) or factors[0] != 1 or max(factors) != 2:
         return False
     return all(n % factor == 0 for n, factor in zip(data.shape, factors, strict=True))
