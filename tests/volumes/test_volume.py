@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import invented, make, write_all
+from bucket import Bucket
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -179,9 +180,13 @@ def try_to_read(volume: Volume, answer: Any) -> None:  # Any: a queue, of a type
         answer.put(str(error))
 
 
-@pytest.mark.parametrize(("method", "fact"), [("fork", "forked"), ("spawn", "0")])
-def test_a_forked_process_is_told_and_a_spawned_one_reads(tmp_path: Path, method: str, fact: str) -> None:
-    volume = make(tmp_path / "a", invented((8, 8, 8), "uint8"))
+@pytest.mark.parametrize("place", ["a", "s3://cells/a"])
+@pytest.mark.parametrize(("method", "fact"), [("fork", "was forked from one"), ("spawn", "0")])
+def test_a_forked_process_is_told_and_a_spawned_one_reads(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, method: str, fact: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    volume = make(place, invented((8, 8, 8), "uint8"))  # type: ignore[arg-type]
     volume.open()[...]
     processes = multiprocessing.get_context(method)
     answer = processes.SimpleQueue()
@@ -270,13 +275,6 @@ def test_raw_reads_index_like_numpy(tmp_path: Path) -> None:
     for wrong in ([1, 2], np.s_[::-1], 9, np.s_[0, 0, 0, 0]):
         with pytest.raises(IndexError):
             reader[wrong]
-
-
-def test_dask_wraps_a_reader(tmp_path: Path) -> None:
-    dask_array = pytest.importorskip("dask.array")
-    data = invented((5, 6, 7), "int32")
-    reader = make(tmp_path / "a", data, "n5").open()
-    np.testing.assert_array_equal(dask_array.from_array(reader, chunks=3)[1:, ::2].compute(), data[1:, ::2])
 
 
 def test_a_cache_is_read_instead_of_the_file(tmp_path: Path) -> None:

@@ -201,27 +201,6 @@ def test_a_group_of_levels_is_one_volume(tmp_path: Path) -> None:
     check_reads(open_volume(tmp_path / "a.h5", level=1), data[::2, ::2, ::2])
 
 
-@pytest.mark.parametrize(
-    ("attributes", "size", "origin"),
-    [
-        ({"resolution": [40.0, 4.0, 5.0], "offset": [80.0, 0.0, 10.0]}, (40, 4, 5), (80, 0, 10)),
-        ({"resolution": np.array([40, 4, 5])}, (40, 4, 5), (0, 0, 0)),
-        ({"voxel_size": [0.04, 0.004, 0.005], "units": ["um", "um", "um"]}, (40, 4, 5), (0, 0, 0)),
-        ({"element_size_um": np.array([0.25, 0.125, 0.5], "f4")}, (250, 125, 500), (0, 0, 0)),
-        ({"element_size_um": [0, 0, 0]}, None, (0, 0, 0)),
-        ({"resolution": "high"}, None, (0, 0, 0)),
-        ({}, None, (0, 0, 0)),
-    ],
-)
-def test_voxel_sizes(tmp_path: Path, attributes: dict[str, object], size: object, origin: tuple[float, ...]) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["raw"] = noise((4, 6, 8))
-        file["raw"].attrs.update(attributes)
-    volume = open_volume(tmp_path / "a.h5")
-    assert volume.voxel_size_nm == (None if size is None else pytest.approx(size))
-    assert volume.origin_nm == pytest.approx(origin)
-
-
 def test_attributes_are_those_of_the_dataset(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["raw"] = noise((4, 6, 8))

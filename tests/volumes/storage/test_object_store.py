@@ -6,7 +6,6 @@ import functools
 import http.server
 import itertools
 import math
-import multiprocessing
 import pickle
 import socket
 import threading
@@ -365,26 +364,6 @@ def test_a_server_that_fails_while_a_volume_is_opened_makes_no_other_volume(
     for bucket.num_good in range(num_requests):
         with pytest.raises(VolumeError, match="400"):
             assert (open_volume("s3://cells/p.zarr"), list_arrays("s3://cells/p.zarr")) == whole
-
-
-def try_to_open(location: str, answer: Any) -> None:
-    try:
-        answer.put(str(open_volume(location).open()[0, 0, 0]))
-    except VolumeError as error:
-        answer.put(str(error))
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_forked_process_is_told_and_a_spawned_one_reads(bucket: Bucket, method: str) -> None:
-    make("s3://cells/a.zarr")
-    processes = multiprocessing.get_context(method)
-    answer = processes.SimpleQueue()
-    child = processes.Process(target=try_to_open, args=("s3://cells/a.zarr", answer))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    said = str(answer.get())
-    assert "was forked from one" in said if method == "fork" else said == str(DATA[0, 0, 0])
 
 
 def test_a_damaged_chunk_is_named(bucket: Bucket) -> None:
