@@ -1,6 +1,6 @@
 """Boxes of a volume that are read one after the other along z, as those of a block's slabs are.
 
-Not here: where the boxes are (inference), or how voxels are read (reader).
+Not here: where the boxes are (inference), or how voxels are read (volume).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Voxels into stored arrays, by whole chunks or shards.
 
-Not here: arrays that are made (volume, formats), or voxels that are read (reader).
+Not here: arrays that are made (formats), or voxels that are read (volume).
 """
 
 from __future__ import annotations

@@ -128,7 +128,9 @@ def _ranks(group: h5py.Group, file: Path) -> dict[str, int]:
         if node is None:
             continue
         if not _is_dataset(node):
-            stack += [f"{key}/{name}".lstrip("/") for name in _members(node)] if key.count("/") < MAX_DEPTH else []
+            # A stored type has no members; a name of dots would lead out of the file.
+            members = [name for name in node if name not in (".", "..")] if hasattr(node, "keys") else []
+            stack += [f"{key}/{name}".lstrip("/") for name in members] if key.count("/") < MAX_DEPTH else []
         elif node.shape and node.dtype.kind in "iufb" and 0 not in node.shape:
             ranks[key] = len(node.shape)
     return ranks
@@ -278,11 +280,6 @@ def _get(group: h5py.Group, key: str) -> h5py.Group | h5py.Dataset | None:
         return None
     check_beside(node.file.filename, file)  # a soft link may have led through another
     return node
-
-
-def _members(group: h5py.Group) -> list[str]:
-    names = list(group) if hasattr(group, "keys") else []  # a stored type has none
-    return [name for name in names if name not in (".", "..")]  # which would lead out of the file
 
 
 def _is_dataset(node: h5py.Group | h5py.Dataset) -> bool:

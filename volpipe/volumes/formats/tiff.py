@@ -250,7 +250,9 @@ def _header(key: str, stack: _Stack, image: _Image) -> Header:
     shape = voxels(tuple(map(int, series.shape)), "shape", file)
     dtype = voxel_dtype(np.dtype(series.dtype), file)
     axes = read_axes(series, file)
-    is_uniform = _is_uniform(stack, series)
+    expected = stack.coding(series.keyframe)
+    # Whether the bytes of all pages become voxels as those of the keyframe do.
+    is_uniform = all(stack.coding(page) == expected for page in series if page is not None and page.offset)
     pages = _check(stack, series, is_uniform)
     place = read_place(stack.tif, image.series, image.number, axes)
     return Header(
@@ -313,12 +315,6 @@ def _notes(stack: _Stack, series: TiffPageSeries, pages: list[Page]) -> tuple[st
             f"{num_odd} pages differ from the first in what is white (MINISWHITE): those whose white is 0 are inverted"
         )
     return (*notes, *colour_notes(series.keyframe))
-
-
-def _is_uniform(stack: _Stack, series: TiffPageSeries) -> bool:
-    """Return whether the bytes of all pages become voxels as those of the keyframe do."""
-    expected = stack.coding(series.keyframe)
-    return all(stack.coding(page) == expected for page in series if page is not None and page.offset)
 
 
 def _check(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> list[Page]:
