@@ -17,7 +17,7 @@ from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 from hypothesis import HealthCheck, settings
 from warm import ADDRESS, FOR_ALL, SCRIPTS, warm
 
-from volpipe.volumes.storage.credentials import ROLES
+from volpipe.volumes.storage.object_store import ROLES
 
 # No deadlines: how long an example takes says what else the machine does. `--hypothesis-profile drawn` draws others.
 settings.register_profile("same", deadline=None, derandomize=True)

@@ -25,7 +25,7 @@ from .training.data.dataset import ChunkSampler, WindowDataset
 from .training.driver import TrainingResult
 from .training.search.trials import TrialResult
 from .viewer.viewer import Viewer, view
-from .volumes.reader import View, Volume
+from .volumes.volume import View, Volume
 from .workflow.batch_table import BatchReport
 from .workflow.compare import ComparisonTable
 from .workflow.driver import Report

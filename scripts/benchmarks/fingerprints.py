@@ -20,7 +20,7 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.geometry.grid import Box
 from volpipe.inference import windows
 from volpipe.recipes.inference import load_recipe
-from volpipe.volumes.reader import Reader
+from volpipe.volumes.volume import Reader
 from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
 

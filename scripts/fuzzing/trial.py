@@ -63,7 +63,7 @@ def lay(original: Original, changed: Mapping[str, bytes | None], pristine: Path,
 def attempt(name: str, seed: int, number: int, pristine: Path, place: Path) -> Outcome:
     """Return what comes of input `number` of the original `name`, which lies whole at `pristine`; made at `place`."""
     from volpipe.errors import VolpipeError
-    from volpipe.volumes import opened
+    from volpipe.volumes.formats import container
 
     original = make(name)
     changed = mutate(original.files, np.random.default_rng(seed_of(name, seed, number)))
@@ -78,7 +78,7 @@ def attempt(name: str, seed: int, number: int, pristine: Path, place: Path) -> O
         return Outcome("error", traceback.format_exc())
     finally:
         logging.disable(before)
-        opened._opened.clear()
+        container._opened.clear()
         shutil.rmtree(place, ignore_errors=True)
 
 

@@ -11,8 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from volpipe.volumes import convert
-from volpipe.volumes.formats import single_file
-from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED
+from volpipe.volumes.formats.container import ARRAY_FORMATS, FILES, SHARDED
 from volpipe.volumes.storage.metadata import Facts
 
 READ = ("n5", "zarr", "precomputed", "hdf5", "tiff", "tiff_folder", "picture", "mrc", "npy")
@@ -39,7 +38,7 @@ def read_table() -> str:
     Raises:
         SystemExit: the code knows a format that READ lacks.
     """
-    if missing := {*single_file.FORMATS, *map(module_of, convert.FORMATS)} - set(READ):
+    if missing := {*FILES, *map(module_of, convert.FORMATS)} - set(READ):
         raise SystemExit(f"formats not in scripts/reference_pages/formats.py: {', '.join(sorted(missing))}")
     rows = [(facts.title, facts.reads, facts.voxel_size) for facts in map(facts_of, READ)]
     return "\n".join(["| format | what is read | voxel size from |", "|---|---|---|", *map(_row, rows)])

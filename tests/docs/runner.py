@@ -25,6 +25,7 @@ from shell import Shell, as_elsewhere
 from shown import as_shown, is_shown
 
 REASONS = {
+    "a net of your own": "code, or weights, that only the reader has",
     "a container registry": "an image is built, pushed or pulled",
     "a cluster of your own": "a queue, nodes or a Kubernetes that only the reader has",
     "a program of its own": "conda, docker, kind, kubectl, git, ssh, napari and the like, which no test installs",

@@ -33,8 +33,7 @@ from volpipe.inference.scratch import PARTS, Tensors
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.schedule import RunSchedule
-from volpipe.volumes.reader import Reader
-from volpipe.volumes.volume import open_volume
+from volpipe.volumes.volume import Reader, open_volume
 from volpipe.workflow.driver import Report, execute, preview
 from volpipe.workflow.prepare import prepare
 

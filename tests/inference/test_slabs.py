@@ -32,10 +32,9 @@ from volpipe.runs import worker
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import recompute
 from volpipe.runs.worker import Job
-from volpipe.volumes.reader import Reader
 from volpipe.volumes.rolling_box import RollingBox
 from volpipe.volumes.storage.paths import partial_of
-from volpipe.volumes.volume import ArraySpec, create_array, open_volume
+from volpipe.volumes.volume import ArraySpec, Reader, create_array, open_volume
 from volpipe.workflow.driver import execute
 
 

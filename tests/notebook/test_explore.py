@@ -22,8 +22,7 @@ from volpipe.notebook import cuts
 from volpipe.notebook.cuts import AXES, Plane, Region, Stack
 from volpipe.notebook.explore import ADVICE
 from volpipe.reporting.shades import colours
-from volpipe.volumes.reader import Reader, View, Volume
-from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale
+from volpipe.volumes.volume import ArraySpec, Level, Multiscale, Reader, View, Volume, create_array, create_multiscale
 
 SHAPE = (24, 40, 56)
 SIZE, ORIGIN = (30.0, 6.0, 8.0), (60.0, 3.0, 100.0)

@@ -21,8 +21,7 @@ from volpipe.geometry.grid import Box
 from volpipe.volumes import file_states, node_cache
 from volpipe.volumes.file_states import FileStates, KnownStates, read_known
 from volpipe.volumes.formats.container import USUAL_NAMES
-from volpipe.volumes.reader import Reader
-from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.volumes.volume import ArraySpec, Reader, create_array, open_volume, open_writer
 
 
 def write_hdf5(folder: Path, data: np.ndarray) -> str:

@@ -24,7 +24,7 @@ from volpipe.viewer.layers import Layer, open_scene
 from volpipe.viewer.objects import Objects
 from volpipe.viewer.progress import DONE, FAILED, RUNNING, WAITING, watch
 from volpipe.viewer.state import make_state, shader
-from volpipe.volumes.storage.credentials import Credentials
+from volpipe.volumes.storage.object_store import Credentials
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, create_array, create_multiscale
 
 ROWS = ("run", "--config", "threads", "-o", "out.zarr", "in.n5")

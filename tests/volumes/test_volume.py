@@ -1,4 +1,4 @@
-"""Volumes: found by location and key, opened once by a process, and carried to another by value."""
+"""Volumes: found by location and key, read as (c, z, y, x), used as arrays, and carried to others by value."""
 
 from __future__ import annotations
 
@@ -13,14 +13,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays import invented, make
+from arrays import invented, make, write_all
+from bucket import Bucket
 from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from metadata import ARRAY, GROUP, ZARR3, lay
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.volumes.storage import tensorstore
-from volpipe.volumes.volume import Volume, list_arrays, open_volume, open_writer
+from volpipe.volumes.volume import (
+    ArraySpec,
+    Level,
+    Multiscale,
+    View,
+    Volume,
+    create_array,
+    create_multiscale,
+    list_arrays,
+    open_volume,
+    open_writer,
+)
 
 # ---- finding
 
@@ -166,9 +180,13 @@ def try_to_read(volume: Volume, answer: Any) -> None:  # Any: a queue, of a type
         answer.put(str(error))
 
 
-@pytest.mark.parametrize(("method", "fact"), [("fork", "forked"), ("spawn", "0")])
-def test_a_forked_process_is_told_and_a_spawned_one_reads(tmp_path: Path, method: str, fact: str) -> None:
-    volume = make(tmp_path / "a", invented((8, 8, 8), "uint8"))
+@pytest.mark.parametrize("place", ["a", "s3://cells/a"])
+@pytest.mark.parametrize(("method", "fact"), [("fork", "was forked from one"), ("spawn", "0")])
+def test_a_forked_process_is_told_and_a_spawned_one_reads(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, method: str, fact: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    volume = make(place, invented((8, 8, 8), "uint8"))  # type: ignore[arg-type]
     volume.open()[...]
     processes = multiprocessing.get_context(method)
     answer = processes.SimpleQueue()
@@ -187,3 +205,205 @@ def test_threads_are_limited_by_the_environment(monkeypatch: pytest.MonkeyPatch)
         tensorstore.num_threads()
     monkeypatch.delenv("VOLPIPE_THREADS")
     assert tensorstore.num_threads() == os.cpu_count()
+
+
+@pytest.mark.parametrize(
+    "order",
+    [("z", "y", "x"), ("x", "z", "y"), ("y", "x"), ("c", "z", "y", "x"), ("t", "x", "y", "z", "c"), ("y", "x", "c")],
+)
+def test_voxels_are_read_as_czyx_whatever_the_stored_order(tmp_path: Path, order: tuple[str, ...]) -> None:
+    length = {"t": 1, "c": 3, "z": 5, "y": 6, "x": 7}
+    data = invented(tuple(length[axis] for axis in order), "uint8")
+    volume = make(tmp_path / "a", data, axes=order)
+    box = Box((0, 1, 2), (min(4, volume.spatial_shape[0]), 5, 6))
+    read = volume.open().read(box)
+    assert volume.spatial_shape == (5 if "z" in order else 1, 6, 7)
+    assert volume.num_channels == (3 if "c" in order else 1)
+    for c, z, y, x in np.ndindex(*read.shape):
+        place = {"t": 0, "c": c, "z": z, "y": y + 1, "x": x + 2}
+        assert read[c, z, y, x] == data[tuple(place[axis] for axis in order)]
+    np.testing.assert_array_equal(volume.open().read_mirrored(box, num_channels=1), read[:1])
+    if volume.num_channels > 1:
+        np.testing.assert_array_equal(volume.open().read(box, num_channels=2), read[:2])
+
+
+@pytest.fixture(scope="module")
+def two_channels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Volume, np.ndarray]:
+    """A volume (c, z, y, x), one voxel thin along x, and its data."""
+    data = invented((2, 7, 5, 1), "uint16")
+    return make(tmp_path_factory.mktemp("two_channels") / "a", data), data
+
+
+@settings(max_examples=40)
+@given(st.tuples(*[st.integers(-25, 20)] * 3), st.tuples(*[st.integers(1, 12)] * 3))
+def test_mirrored_reads_equal_a_padded_volume(
+    two_channels: tuple[Volume, np.ndarray], start: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    volume, data = two_channels
+    box = Box(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
+    padded = np.pad(data, [(0, 0), *[(40, 40)] * 3], mode="reflect")
+    np.testing.assert_array_equal(volume.open().read_mirrored(box), padded[:, *box.shift((40, 40, 40)).slices])
+
+
+def test_mirrored_reads_touch_each_voxel_once(tmp_path: Path) -> None:
+    reader = make(tmp_path / "a", invented((8, 8, 8), "uint8")).open()
+    array, seen = reader._array, []
+
+    class Recorder:
+        def read(self, index: tensorstore.Index) -> np.ndarray:
+            seen.append(array.read(index))
+            return seen[-1]
+
+    reader._array = Recorder()
+    assert reader.read_mirrored(Box((-30, 2, 7), (-26, 4, 30))).shape == (1, 4, 2, 23)
+    assert [data.shape for data in seen] == [(3, 2, 8)]  # -30:-26 shows 2, 1, 0, 1; 7:30 shows 7 … 0 … 7 6
+
+
+def test_raw_reads_index_like_numpy(tmp_path: Path) -> None:
+    data = invented((5, 6, 7), "int32")
+    reader = make(tmp_path / "a", data, "n5").open()
+    for index in (
+        np.s_[...],
+        np.s_[1],
+        np.s_[-1, 2:4],
+        np.s_[..., ::2],
+        np.s_[1:3, ..., -2],
+        np.s_[4:2],
+        np.s_[:, -3:99],
+    ):
+        np.testing.assert_array_equal(reader[index], data[index])
+    for wrong in ([1, 2], np.s_[::-1], 9, np.s_[0, 0, 0, 0]):
+        with pytest.raises(IndexError):
+            reader[wrong]
+
+
+def test_a_cache_is_read_instead_of_the_file(tmp_path: Path) -> None:
+    data = invented((8, 8, 8), "uint8", 1)
+    volume = make(tmp_path / "a", data)
+    reader = volume.open(cache_bytes=2**20)
+    reader[...]
+    for file in (tmp_path / "a/c").rglob("*"):
+        if file.is_file():
+            file.unlink()
+    np.testing.assert_array_equal(reader[...], data)
+    assert not volume.open()[...].any()
+
+
+def test_it_slices_as_numpy_does_also_after_a_journey(tmp_path: Path) -> None:
+    data = invented((7, 9, 10), "uint16")
+    volume = make(tmp_path / "a", data)
+    for index in (np.s_[3, :4, :4], np.s_[...], np.s_[-1], np.s_[1:6:2, ..., 5], np.s_[:, 2]):
+        np.testing.assert_array_equal(volume[index], data[index])
+    again = pickle.loads(pickle.dumps(volume))
+    assert again == volume and hash(again) == hash(volume)
+    np.testing.assert_array_equal(again[2], data[2])
+
+
+def test_numpy_takes_it(tmp_path: Path) -> None:
+    data = invented((5, 6, 7), "uint8")
+    volume = make(tmp_path / "a", data)
+    np.testing.assert_array_equal(np.asarray(volume), data)
+    assert np.asarray(volume, np.float32).dtype == np.float32
+    assert np.subtract(volume, data).max() == 0
+    with pytest.raises(ValueError, match="leave out copy=False"):
+        np.array(volume, copy=False)
+
+
+@pytest.mark.parametrize(
+    "order", [("z", "y", "x"), ("x", "z", "y"), ("c", "z", "y", "x"), ("t", "x", "y", "z", "c"), ("y", "x")]
+)
+def test_dask_has_it_by_stored_chunks(tmp_path: Path, order: tuple[str, ...]) -> None:
+    length = {"t": 1, "c": 3, "z": 5, "y": 6, "x": 7}
+    data = invented(tuple(length[axis] for axis in order), "uint8")
+    volume = make(tmp_path / "a", data, axes=order)
+    array = volume.dask()
+    axes = [axis for axis in "czyx" if axis in order]
+    expected = volume.crop(Box((0, 0, 0), volume.spatial_shape))
+    assert array.shape == tuple(length[axis] for axis in axes) and array.dtype == np.uint8
+    assert array.chunksize == tuple(min(4, length[axis]) for axis in axes)
+    np.testing.assert_array_equal(array.compute(scheduler="threads"), expected.reshape(array.shape))
+    np.testing.assert_array_equal(array[..., ::-1].compute(), expected.reshape(array.shape)[..., ::-1])
+
+
+def test_dask_reads_a_chunk_only_when_it_is_needed(tmp_path: Path) -> None:
+    volume = make(tmp_path / "a", np.ones((4, 4, 8), np.uint8), format="zarr2")
+    (last,) = [path for path in (tmp_path / "a").rglob("*1") if path.is_file()]
+    last.write_bytes(b"broken")
+    array = volume.dask()
+    assert array[..., :4].sum().compute() == 64
+    with pytest.raises(VolumeError):
+        array.compute()
+
+
+def test_a_chosen_channel_is_what_is_read_or_slices_are_refused(tmp_path: Path) -> None:
+    data = invented((3, 5, 6, 7), "uint8")
+    make(tmp_path / "a", data)
+    volume = open_volume(tmp_path / "a", view=View(channel=1))
+    np.testing.assert_array_equal(volume.dask().compute(), data[1])
+    np.testing.assert_array_equal(volume.crop(Box((1, 2, 3), (4, 5, 6))), data[1:2, 1:4, 2:5, 3:6])
+    for use in (lambda: volume[0], lambda: np.asarray(volume)):
+        with pytest.raises(VolumeError, match=r"all stored axes \(c, z, y, x\).*use crop\(box\) or dask\(\)"):
+            use()
+
+
+def test_a_crop_leaves_no_volume(tmp_path: Path) -> None:
+    volume = make(tmp_path / "a", invented((5, 6, 7), "uint8"))
+    with pytest.raises(VolumeError, match="leaves the volume"):
+        volume.crop(Box((0, 0, 0), (5, 6, 8)))
+
+
+def pyramid(path: Path, shape: tuple[int, ...], axes: tuple[str, ...]) -> list[np.ndarray]:
+    """Write two levels at `path` and return their voxels."""
+    half = tuple(n // 2 if axis in "zyx" else n for n, axis in zip(shape, axes, strict=True))
+    arrays = [invented(shape, "uint8"), invented(half, "uint8", seed=1)]
+    for key, data in zip(("s0", "s1"), arrays, strict=True):
+        create_array(path, key, ArraySpec(data.shape, data.dtype, (4,) * data.ndim, axes=axes), "zarr3")
+        write_all(path, key, data)
+    levels = (Level("s0"), Level("s1", (2.0, 2.0, 2.0)))
+    create_multiscale(path, Multiscale(levels, axes, (16.0, 8.0, 8.0)))
+    return arrays
+
+
+def test_a_level_leads_to_the_others(tmp_path: Path) -> None:
+    arrays = pyramid(tmp_path / "a", (8, 8, 8), ("z", "y", "x"))
+    finest = open_volume(tmp_path / "a")
+    coarse = finest.level(1)
+    assert coarse == open_volume(tmp_path / "a", level=1) and coarse.voxel_size_nm == (32, 16, 16)
+    np.testing.assert_array_equal(coarse[...], arrays[1])
+    assert coarse.level(0) == finest
+    for number in (2, -1):
+        with pytest.raises(VolumeError, match=f"has no level {number}; its levels are 0 to 1"):
+            finest.level(number)
+    with pytest.raises(VolumeError, match="none: it is an array by itself"):
+        make(tmp_path / "b", arrays[0]).level(0)
+
+
+def test_a_level_keeps_the_channel_and_takes_no_foreign_size(tmp_path: Path) -> None:
+    arrays = pyramid(tmp_path / "a", (2, 8, 8, 8), ("c", "z", "y", "x"))
+    coarse = open_volume(tmp_path / "a", view=View(channel=1)).level(1)
+    assert "channel 1 of 2" in coarse.notes
+    np.testing.assert_array_equal(coarse.dask().compute(), arrays[1][1])
+    with pytest.raises(VolumeError, match="open level 1 with its own"):
+        open_volume(tmp_path / "a", view=View(voxel_size_nm=(9, 9, 9))).level(1)
+
+
+def test_it_shows_itself_briefly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = make(tmp_path / "a", invented((5, 6, 7), "uint8"))
+    assert repr(volume) == f"<Volume {tmp_path / 'a'}: (5, 6, 7) uint8, voxel size unknown>"
+    monkeypatch.chdir(tmp_path)  # where a notebook is, names are as they were given there
+    assert repr(volume) == "<Volume a: (5, 6, 7) uint8, voxel size unknown>"
+    assert "<caption>a</caption>" in volume._repr_html_() and str(volume) == str(tmp_path / "a")
+    monkeypatch.chdir("/")
+    pyramid(tmp_path / "b", (8, 8, 8), ("z", "y", "x"))
+    assert repr(open_volume(tmp_path / "b")) == f"<Volume {tmp_path / 'b'}:s0: (8, 8, 8) uint8, 16 × 8 × 8 nm>"
+
+
+def test_it_shows_itself_as_a_table_whatever_its_name(tmp_path: Path) -> None:
+    pyramid(tmp_path / "<b>&.zarr", (8, 8, 8), ("z", "y", "x"))
+    table = open_volume(tmp_path / "<b>&.zarr")._repr_html_()
+    assert "&lt;b&gt;&amp;.zarr:s0" in table and "<b>" not in table
+    for part in ("(8, 8, 8) (z, y, x)", "uint8", "16 × 8 × 8 nm", "(4, 4, 4)", "zstd", "s0, s1", "512 bytes"):
+        assert part in table
+    np.save(tmp_path / "c.npy", np.zeros((8, 8, 8), np.uint8))
+    size = (tmp_path / "c.npy").stat().st_size
+    assert f"<tr><th>on disk</th><td>{size:,} bytes</td></tr>" in Volume._repr_html_(open_volume(tmp_path / "c.npy"))

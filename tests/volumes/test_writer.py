@@ -12,7 +12,7 @@ from volumes import write_volume
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.volumes import opened
+from volpipe.volumes.formats import container
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 # ---- making
@@ -114,12 +114,12 @@ def test_writers_read_what_others_wrote_meanwhile(tmp_path: Path) -> None:
 
 
 def test_a_process_keeps_a_bounded_number_of_arrays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened, "MOST_OPENED", 3)
-    monkeypatch.setattr(opened, "_opened", {})
+    monkeypatch.setattr(container, "MOST_OPENED", 3)
+    monkeypatch.setattr(container, "_opened", {})
     data = np.arange(64, dtype=np.uint8).reshape(4, 4, 4)
     for number in range(5):
         write_volume(tmp_path / f"{number}.n5", data + number)
-    assert len(opened._opened) == 3
+    assert len(container._opened) == 3
     newest, first = open_writer(tmp_path / "4.n5", "raw"), open_writer(tmp_path / "0.n5", "raw")
     assert open_writer(tmp_path / "4.n5", "raw") is newest
     first.write(Box.from_shape(data.shape), data + 9)

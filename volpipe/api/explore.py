@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from volpipe.segmentation.driver import SegmentationResult
-from volpipe.volumes.reader import Volume
-from volpipe.volumes.volume import open_volume
+from volpipe.volumes.volume import Volume, open_volume
 from volpipe.workflow.driver import Report
 from volpipe.workflow.entries import place_of
 

@@ -19,7 +19,7 @@ from volpipe.notebook.own_nets import is_module, named
 from volpipe.recipes.inference import Recipe, load_recipe
 from volpipe.recipes.workflow import find_flow
 from volpipe.resolve import nearest, shipped, shipped_recipes
-from volpipe.volumes.reader import Volume
+from volpipe.volumes.volume import Volume
 
 if TYPE_CHECKING:
     from torch import nn

@@ -21,9 +21,8 @@ from volpipe.recipes.workflow import VOLUME, Comparison, Flow, find_flow, named
 from volpipe.resolve import default_recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import absolute
-from volpipe.volumes.reader import Volume
 from volpipe.volumes.storage import paths
-from volpipe.volumes.volume import open_volume
+from volpipe.volumes.volume import Volume, open_volume
 
 RecipeLike = Recipe | str | Path | Mapping[str, Any] | None  # Any: TOML values
 

@@ -26,8 +26,8 @@ from volpipe.inference.roi import find_part
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.workflow import VOLUME, Flow
 from volpipe.runs.output_work import OutputWork
-from volpipe.volumes.reader import Volume
 from volpipe.volumes.storage import paths
+from volpipe.volumes.volume import Volume
 from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
 from volpipe.workflow.driver import Listener, Report, execute, preview
 from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow

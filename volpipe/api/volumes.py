@@ -14,9 +14,8 @@ from volpipe.errors import VolpipeError
 from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.volumes.convert import Choice, OnProgress
 from volpipe.volumes.convert import convert as copy
-from volpipe.volumes.reader import View, Volume
 from volpipe.volumes.survey import Footprint, Intensities, Trials, measure_footprint, measure_intensities, try_codecs
-from volpipe.volumes.volume import AS_STORED, list_arrays, open_volume
+from volpipe.volumes.volume import AS_STORED, View, Volume, list_arrays, open_volume
 
 __all__ = ["Info", "convert", "info", "list_arrays", "open", "sample"]
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from volpipe.geometry.grid import Box, triple
 from volpipe.viewer.layers import is_labels
-from volpipe.volumes.raster import Raster, levels_of, rasters_of
+from volpipe.volumes.places import Raster, levels_of, rasters_of
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import Volume
 

@@ -17,8 +17,8 @@ from volpipe.geometry.blend import Family
 from volpipe.geometry.grid import Placement, Triple
 from volpipe.recipes.toml import Section, load_tree, typed
 from volpipe.resolve import default_recipe
-from volpipe.volumes.reader import View
 from volpipe.volumes.storage.metadata import Lengths, lengths
+from volpipe.volumes.volume import View
 
 Auto = Literal["auto"]
 Precision = Literal["float32", "tf32", "bfloat16", "float16"]

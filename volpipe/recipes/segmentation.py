@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from volpipe.geometry.affinities import OFFSETS, Offset
 from volpipe.recipes.inference import ArrayInput, Auto, Channel
 from volpipe.recipes.toml import Section, Sizes, load_tree, typed
-from volpipe.volumes.reader import View
+from volpipe.volumes.volume import View
 
 NEAREST: tuple[Offset, ...] = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
 Share = Annotated[float, Field(ge=0, le=1)]

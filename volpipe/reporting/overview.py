@@ -27,7 +27,7 @@ from volpipe.reporting.frames import EDGE, Scale
 from volpipe.reporting.page import Item, Note, Picture
 from volpipe.reporting.shades import Range
 from volpipe.reporting.slices import PLANES, Patch, Sight, flat, num_chunks, slice_at
-from volpipe.volumes.raster import levels_of
+from volpipe.volumes.places import levels_of
 from volpipe.volumes.volume import Volume
 
 MOST_BYTES = 8 * 2**20  # of decoded chunks that are read of each volume

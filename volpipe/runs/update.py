@@ -47,8 +47,8 @@ from volpipe.units import count
 from volpipe.volumes.file_states import KnownStates, is_same
 from volpipe.volumes.identity import changes as differences
 from volpipe.volumes.identity import read_identities
-from volpipe.volumes.reader import Volume
 from volpipe.volumes.storage import paths
+from volpipe.volumes.volume import Volume
 
 log = logging.getLogger(__name__)
 

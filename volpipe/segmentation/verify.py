@@ -14,8 +14,7 @@ from volpipe.inference.output_plan import level_key
 from volpipe.runs.verify import Recomputed
 from volpipe.segmentation.fragments import find_fragments
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.volumes.reader import Reader
-from volpipe.volumes.volume import open_writer
+from volpipe.volumes.volume import Reader, open_writer
 
 
 def recompute_labels(plan: SegmentPlan, blocks: Sequence[int], num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:

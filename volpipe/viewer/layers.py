@@ -33,8 +33,7 @@ from volpipe.viewer.sources import (
     public_url,
 )
 from volpipe.volumes.formats.container import read_attributes
-from volpipe.volumes.places import Paired, places
-from volpipe.volumes.raster import Raster
+from volpipe.volumes.places import Paired, Raster, places
 from volpipe.volumes.storage import paths
 from volpipe.volumes.survey import sample_parts
 from volpipe.volumes.volume import Volume, absolute, open_volume

@@ -18,7 +18,7 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Shape
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation.tasks import TABLE
-from volpipe.volumes.raster import Raster, levels_of, rasters_of
+from volpipe.volumes.places import Raster, levels_of, rasters_of
 from volpipe.volumes.volume import Volume, absolute
 
 MOST = 100_000  # objects that a browser lists

@@ -26,12 +26,11 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, triple
 from volpipe.volumes.formats.container import read_attributes
-from volpipe.volumes.raster import Raster, factors_between, levels_of, rasters_of
-from volpipe.volumes.reader import Reader
+from volpipe.volumes.places import Raster, factors_between, levels_of, rasters_of
 from volpipe.volumes.storage import object_store
-from volpipe.volumes.storage.credentials import find_credentials
 from volpipe.volumes.storage.metadata import read_json
-from volpipe.volumes.volume import View, Volume, absolute
+from volpipe.volumes.storage.object_store import find_credentials
+from volpipe.volumes.volume import Reader, View, Volume, absolute
 
 EDGE = 64  # voxels of a chunk that is made here
 MOST_BYTES = 2**23  # of such a chunk with all its channels

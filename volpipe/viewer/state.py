@@ -19,7 +19,7 @@ from volpipe.reporting.shades import Range
 from volpipe.viewer.layers import Layer, Scene, scale_of
 from volpipe.viewer.progress import DONE, FAILED, RUNNING
 from volpipe.viewer.sources import NOTHING, Chunks
-from volpipe.volumes.raster import extent_nm
+from volpipe.volumes.places import extent_nm
 
 State = dict[str, Any]  # Any: Neuroglancer's JSON
 WINDOW = (550, 1240)  # pixels (y, x) for all panels in a window of 1280 × 800; the page fits itself to others

@@ -190,5 +190,4 @@ def _around(a: Box, b: Box) -> Box:
 
 
 def _is_box(a: Box, b: Box) -> bool:
-    """Return whether two boxes together are one."""
     return a.num_voxels + b.num_voxels - (a & b).num_voxels == _around(a, b).num_voxels

@@ -21,19 +21,17 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Index, Shape, cells, mirrored
-from volpipe.volumes import opened
-from volpipe.volumes.formats import hdf5, single_file, tiff
-from volpipe.volumes.formats.container import read_header
+from volpipe.volumes.formats import container, hdf5, tiff
+from volpipe.volumes.formats.container import read_header, split
 from volpipe.volumes.node_cache import warn
-from volpipe.volumes.reader import Reader, Volume
 from volpipe.volumes.storage import object_store
-from volpipe.volumes.storage.chunk_files import ChunkFiles
-from volpipe.volumes.storage.chunk_source import is_named, list_names
+from volpipe.volumes.storage.chunk_files import ChunkFiles, is_named, list_names
 from volpipe.volumes.storage.damage import CHUNKED
 from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Remote, Stamp
 from volpipe.volumes.storage.paths import ABSENT, UNTOLD, Location, State, file_state, stamp_state
+from volpipe.volumes.volume import Reader, Volume
 
 NOT_ASKED = -3
 OLD_SECONDS, MOST_REMEMBERED = 60.0, 1 << 16  # of files in a bucket, whose states a process remembers
@@ -99,7 +97,9 @@ class FileStates:
         if (states == ABSENT).all(axis=-1).any() and self._has_others():
             return ""
         folder = self._header.folder
-        if (states == ABSENT).all(axis=-1).any() and not opened.state(folder, has_slices="names" in self._header.known):
+        if (states == ABSENT).all(axis=-1).any() and not container.state(
+            folder, has_slices="names" in self._header.known
+        ):
             raise VolumeError(f"no array at {folder} any more")  # and no chunk of it, which would be read as zeros
         place = np.array([box.start, box.stop, shown.start, shown.stop], np.int64)
         return _hash(self._description, place.tobytes(), states.tobytes()).hex()
@@ -133,7 +133,6 @@ class FileStates:
         return np.array(states, np.int64).reshape(*files.shape, 4)
 
     def _names(self, places: Iterable[Index]) -> list[Location | str | None]:
-        """Return the files at `places`."""
         assert self._layout is not None
         return list(map(self._layout.file, places))
 
@@ -221,7 +220,6 @@ class _Layout:
 
 @lru_cache(maxsize=1)
 def _pool() -> ThreadPoolExecutor:
-    """Return this process's threads that look at files; they mostly wait."""
     return ThreadPoolExecutor(ASKED_AT_ONCE, "volpipe-states")
 
 
@@ -244,7 +242,7 @@ def _layout(header: Header) -> _Layout | None:
             return folder / name if isinstance(folder, Remote) else f"{folder}/{name}"
 
         return _Layout(header.write_unit, file)
-    within = single_file.split(header.folder)
+    within = split(header.folder)
     is_alone = {"hdf5": hdf5.is_alone, "tiff": tiff.is_alone}.get(header.format)
     if within is None or (is_alone is not None and not is_alone(header)):
         return None
@@ -253,13 +251,10 @@ def _layout(header: Header) -> _Layout | None:
 
 def _description(header: Header) -> bytes:
     """Return a hash of what decides how files become voxels, the same for an array that has grown."""
-    known = {name: value for name, value in header.known.items() if name not in SHAPES} if _is_json(header) else {}
-    tree = [header.format, str(header.dtype), header.chunks, header.shards, header.codec, known]
+    known = {name: value for name, value in header.known.items() if name not in SHAPES}
+    tree: list[object] = [header.format, str(header.dtype), header.chunks, header.shards, header.codec]
+    tree.append(known if header.format in CHUNKED else {})
     return _hash(json.dumps(tree, sort_keys=True, default=str).encode())
-
-
-def _is_json(header: Header) -> bool:
-    return header.format in CHUNKED
 
 
 def _hash(*parts: bytes) -> bytes:
@@ -286,7 +281,7 @@ def hash_voxels(voxels: np.ndarray) -> str:
 
 def known_files(volume: Volume) -> FileStates:
     """Return this process's states of the files of `volume`."""
-    return opened.once(volume.folder, ("files", volume), lambda: FileStates(volume))
+    return container.once(volume.folder, ("files", volume), lambda: FileStates(volume))
 
 
 def read_known(reader: Reader, box: Box, *, num_channels: int | None = None) -> tuple[np.ndarray, str]:

@@ -19,9 +19,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box, Grid
-from volpipe.volumes.formats import precomputed, single_file
-from volpipe.volumes.formats.container import absolute, inside, read_header
-from volpipe.volumes.opened import METADATA_FILES
+from volpipe.volumes.formats import precomputed
+from volpipe.volumes.formats.container import METADATA_FILES, absolute, inside, read_header, split
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.fetched_array import noting_stamps
@@ -129,7 +128,7 @@ def _files(volume: Volume, header: Header | None) -> tuple[Location, list[str]]:
         return precomputed.root_of(header), [precomputed.FILE]
     if volume.format == "precomputed":  # it is gone
         return volume.folder.parent, [precomputed.FILE]
-    within = single_file.split(volume.folder)
+    within = split(volume.folder)
     if within is not None:
         return within[0].parent, [within[0].name]
     return volume.folder, [METADATA_FILES[volume.format]] if volume.format in METADATA_FILES else []
@@ -140,7 +139,7 @@ def _places(volume: Volume, header: Header | None, root: Location) -> Callable[[
 
     "" for a volume in one file, and where the file is not known.
     """
-    if header is None or single_file.split(volume.folder) is not None:
+    if header is None or split(volume.folder) is not None:
         return lambda box: ""
     chosen = {"c": int(volume.view.channel or 0), "t": volume.view.time or 0}
 
@@ -247,7 +246,7 @@ def real_place(volume: Volume) -> tuple[object, ...]:
         volume = open_volume(place.resolve())
     key = volume.levels[0] if volume.levels else volume.key
     folder = absolute(volume.path) / key
-    within = single_file.split(folder)
+    within = split(folder)
     if within is not None:
         return *_file_number(within[0]), within[1]
     header = read_header(folder)
@@ -259,7 +258,6 @@ def real_place(volume: Volume) -> tuple[object, ...]:
 
 
 def _file_number(path: Path) -> tuple[int, int]:
-    """Return the number of a file, and that of its disk."""
     state = path.stat()
     return state.st_dev, state.st_ino
 

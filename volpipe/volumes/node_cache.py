@@ -28,8 +28,7 @@ import numpy as np
 from volpipe.geometry.grid import Index, cells
 from volpipe.geometry.indexing import bounds
 from volpipe.volumes.storage import paths, tensorstore
-from volpipe.volumes.storage.chunk_files import ChunkFiles
-from volpipe.volumes.storage.chunk_source import ChunkSource, as_tensorstore_reads
+from volpipe.volumes.storage.chunk_files import ChunkFiles, ChunkSource, as_tensorstore_reads
 from volpipe.volumes.storage.damage import CHUNKED
 from volpipe.volumes.storage.fetched_array import FetchedArray, LocalArray
 from volpipe.volumes.storage.metadata import Header
@@ -157,7 +156,6 @@ def remove_stale(base: Path) -> None:
 
 
 def _is_at(descriptor: int, file: Path) -> bool:
-    """Return whether `descriptor` is still the file at `file`."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except FileNotFoundError:

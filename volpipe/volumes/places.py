@@ -1,4 +1,4 @@
-"""Whether two volumes that are paired voxel by voxel lie at the same place, by their voxel sizes and origins.
+"""Places of volumes: the raster of each level, and whether two that are paired voxel by voxel lie at one place.
 
 Not here: a mask, which is laid over a volume at the place where it lies (inference.roi), or the volumes' shapes::
 
@@ -9,11 +9,14 @@ Not here: a mask, which is laid over a volume at the place where it lies (infere
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from volpipe.errors import PlanError
-from volpipe.geometry.grid import Triple
-from volpipe.volumes.storage.metadata import Lengths
+from volpipe.geometry.grid import Triple, triple
+from volpipe.volumes.storage.metadata import Lengths, shown
 from volpipe.volumes.volume import Volume
 
 AXES = "zyx"
@@ -39,8 +42,8 @@ class Paired:
             return f"{self.name} {self.volume} has no voxel size"
         ends = (o + (n - 1) * s for o, n, s in zip(origin, self.volume.spatial_shape, size, strict=True))
         return (
-            f"{self.name} {self.volume} has voxels of {_text(size)} nm (z, y, x), their centres from the origin "
-            f"{_text(origin)} to {_text(tuple(ends))} nm"
+            f"{self.name} {self.volume} has voxels of {shown(size)} nm (z, y, x), their centres from the origin "
+            f"{shown(origin)} to {shown(tuple(ends))} nm"
         )
 
 
@@ -57,7 +60,12 @@ def check_same_place(a: Paired, b: Paired, advice: str, *, factors: Triple = SAM
     """
     size, other = a.volume.voxel_size_nm, b.volume.voxel_size_nm
     if size is None or other is None:
-        return _unknown(a, b) if size != other else []
+        known, unknown = (a, b) if other is None else (b, a)
+        note = (
+            f"{unknown.name} {unknown.volume} has no voxel size, so that nobody knows whether it lies where "
+            f"{known.name} does, whose voxels are {shown(size or other or ())} nm; they are paired voxel by voxel"
+        )
+        return [note] if size != other else []
     notes = []
     for axis, factor, room, one, two, at, there in zip(
         AXES, factors, slack, size, other, a.volume.origin_nm, b.volume.origin_nm, strict=True
@@ -101,13 +109,59 @@ def _side(volume: Volume, axis: int) -> tuple[float, float]:
     return start, start + size * volume.spatial_shape[axis]
 
 
-def _unknown(a: Paired, b: Paired) -> list[str]:
-    known, unknown = (a, b) if b.volume.voxel_size_nm is None else (b, a)
-    return [
-        f"{unknown.name} {unknown.volume} has no voxel size, so that nobody knows whether it lies where {known.name} "
-        f"does, whose voxels are {_text(known.volume.voxel_size_nm or ())} nm; they are paired voxel by voxel"
-    ]
+UNKNOWN_SIZE_NM: Lengths = (1.0, 1.0, 1.0)
 
 
-def _text(lengths: Lengths | tuple[float, ...]) -> str:
-    return " × ".join(f"{length:g}" for length in lengths)
+@dataclass(frozen=True)
+class Raster:
+    """One level of a layer: voxels (z, y, x), their size, and the centre of the first."""
+
+    shape: Triple
+    voxel_size_nm: Lengths
+    origin_nm: Lengths = (0.0, 0.0, 0.0)
+
+    @classmethod
+    def from_volume(cls, volume: Volume) -> Raster:
+        return cls(volume.spatial_shape, volume.voxel_size_nm or UNKNOWN_SIZE_NM, volume.origin_nm)
+
+    def every(self, step: Triple) -> Raster:
+        """Return the raster of one voxel in `step` (z, y, x), each in the middle of those that it stands for."""
+        sizes = zip(self.voxel_size_nm, step, strict=True)
+        moves = zip(self.origin_nm, self.voxel_size_nm, step, strict=True)
+        shape = triple(-(-n // s) for n, s in zip(self.shape, step, strict=True))
+        return Raster(shape, triple(v * s for v, s in sizes), triple(o + v * (s - 1) / 2 for o, v, s in moves))
+
+
+def levels_of(volume: Volume) -> tuple[Volume, ...]:
+    """Return `volume` and the coarser levels of its group; itself alone where it was given a place of its own."""
+    if volume.key not in volume.levels or volume.view.voxel_size_nm is not None or volume.view.origin_nm is not None:
+        return (volume,)
+    coarser = (volume.level(number) for number in range(volume.levels.index(volume.key) + 1, len(volume.levels)))
+    return (volume, *(v for v in coarser if (v.dtype, v.axes, v.format) == (volume.dtype, volume.axes, volume.format)))
+
+
+def rasters_of(levels: Sequence[Volume]) -> tuple[Raster, ...]:
+    """Return the rasters of a group's levels; without voxel sizes the coarser ones cover what the first does."""
+    base = Raster.from_volume(levels[0])
+    if all(level.voxel_size_nm is not None for level in levels):
+        return tuple(map(Raster.from_volume, levels))
+    rasters = [base]
+    for level in levels[1:]:
+        step = triple(max(1, round(n / m)) for n, m in zip(base.shape, level.spatial_shape, strict=True))
+        rasters.append(replace(base.every(step), shape=level.spatial_shape))
+    return tuple(rasters)
+
+
+def factors_between(base: Raster, level: Raster) -> Triple | None:
+    """Return how many voxels of `base` one of `level` joins (z, y, x); None if no whole number, or not in step."""
+    exact = np.array(level.voxel_size_nm) / base.voxel_size_nm
+    z, y, x = (round(n) for n in exact.tolist())
+    middle = np.array(base.origin_nm) + (exact - 1) / 2 * base.voxel_size_nm
+    is_middle = np.allclose(middle, level.origin_nm, rtol=0, atol=1e-3 * min(base.voxel_size_nm))
+    is_even = is_middle and np.allclose(exact, (z, y, x), rtol=1e-6)
+    return (z, y, x) if is_even and min(z, y, x) > 0 else None
+
+
+def extent_nm(raster: Raster) -> Lengths:
+    """Return the lengths (z, y, x) of the whole raster."""
+    return triple(n * v for n, v in zip(raster.shape, raster.voxel_size_nm, strict=True))

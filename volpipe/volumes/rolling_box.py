@@ -1,6 +1,6 @@
 """Boxes of a volume that are read one after the other along z, as those of a block's slabs are.
 
-Not here: where the boxes are (inference), or how voxels are read (reader).
+Not here: where the boxes are (inference), or how voxels are read (volume).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, align_up
 from volpipe.volumes.file_states import hash_voxels, known_files
-from volpipe.volumes.reader import Reader
 from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.object_store import Remote, Stamp
 from volpipe.volumes.storage.requests import in_turn, num_at_once
 from volpipe.volumes.storage.tensorstore import num_threads
+from volpipe.volumes.volume import Reader
 
 # Voxels along z that are read at a time where a block has several slabs: whole chunks, unless one is thicker.
 LEAST_LAYER, MOST_LAYER = 32, 128
@@ -95,7 +95,6 @@ class RollingBox:
         return self._array(index)[:, : self._boxes[index].shape[0]]
 
     def _shared(self, index: int) -> Box:
-        """Return the part of box `index` that is read with the one before it."""
         return self._with_chunks[index] & self._with_chunks[index - 1] if index else Box.from_shape((0, 0, 0))
 
     def _works(self, index: int, shared: Box) -> Iterator[Callable[[], str]]:

@@ -21,8 +21,7 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Grid, Triple, triple
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.chunk_files import ChunkFiles, Style
-from volpipe.volumes.storage.chunk_source import ChunkSource, is_named
+from volpipe.volumes.storage.chunk_files import ChunkFiles, ChunkSource, Style, is_named
 from volpipe.volumes.volume import Volume, absolute
 
 log = logging.getLogger(__name__)
@@ -274,7 +273,6 @@ def sample_parts(volume: Volume, *, seed: int = 0, seconds: float = READ_SECONDS
 
 
 def _cell(volume: Volume) -> Triple:
-    """Return the chunk's shape (z, y, x), or that of a part of a large one."""
     return triple(min(c, n, MAX_CELL) for c, n in zip(volume.spatial_chunks, volume.spatial_shape, strict=True))
 
 

@@ -202,7 +202,9 @@ def labels_note(sample: Sample, what: str) -> list[str]:
     """Return a sentence if a sample that is meant as grey levels, `what`, looks like labels: objects of one number."""
     if sample.volume.dtype.kind not in "iu":
         return []
-    no_objects = [0, int(np.iinfo(sample.volume.dtype).max), _commonest(sample)]  # empty space, and what is saturated
+    values, counts = np.unique(np.concatenate([box[0].ravel() for box in sample.boxes]), return_counts=True)
+    # Empty space, and what is saturated.
+    no_objects = [0, int(np.iinfo(sample.volume.dtype).max), int(values[counts.argmax()])]
     num = num_alike = 0
     for box in sample.boxes:
         before, after = box[0, ..., :-1], box[0, ..., 1:]
@@ -215,11 +217,6 @@ def labels_note(sample: Sample, what: str) -> list[str]:
         f"{sample.volume} looks like labels, whose numbers are no grey levels: of neighbouring voxels "
         f"{num_alike / num:.0%} are alike; {what}"
     ]
-
-
-def _commonest(sample: Sample) -> int:
-    values, counts = np.unique(np.concatenate([box[0].ravel() for box in sample.boxes]), return_counts=True)
-    return int(values[counts.argmax()])
 
 
 def image_share(sample: Sample) -> float | None:

@@ -1,6 +1,6 @@
 """Voxels into stored arrays, by whole chunks or shards.
 
-Not here: arrays that are made (volume, formats), or voxels that are read (reader).
+Not here: arrays that are made (formats), or voxels that are read (volume).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Index, cells
 from volpipe.volumes import checksums
-from volpipe.volumes.formats.container import absolute, read_header
-from volpipe.volumes.opened import once
+from volpipe.volumes.formats.container import absolute, once, read_header
 from volpipe.volumes.storage import damage, object_store, tensorstore
 from volpipe.volumes.storage.chunk_files import ABSENT, CHECKSUM_BYTES, ChunkFiles
 from volpipe.volumes.storage.damage import naming
@@ -94,7 +93,6 @@ class Writer:
         return isinstance(self.header.folder, object_store.Remote) and is_named
 
     def _put(self, box: Box, data: np.ndarray) -> list[int]:
-        """Write the files of `box`; return the checksum of each."""
         units = cells(box, self.header.write_unit)
         return each([partial(self._put_file, box, data, unit) for unit in units])
 

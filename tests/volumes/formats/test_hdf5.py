@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from boxes import MiB, boxes_of, check_reads, memory_of_boxes
+from boxes import check_reads
 from volumes import noise
 
 from volpipe.errors import VolumeError
@@ -20,25 +20,12 @@ from volpipe.geometry.grid import Box
 from volpipe.volumes.formats import hdf5, hdf5_probe
 from volpipe.volumes.volume import list_arrays, open_volume
 
-DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_process() -> Iterator[None]:
     """Look at all files of these tests in one process: starting it takes a second on a busy machine."""
     with hdf5_probe.keep_process():
         yield
-
-
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_type_in_both_byte_orders(tmp_path: Path, dtype: str, order: str) -> None:
-    data = noise((6, 7, 9), dtype)
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["raw"] = data.astype(data.dtype.newbyteorder(order))
-    volume = open_volume(tmp_path / "a.h5")
-    assert (volume.format, volume.key, volume.axes) == ("hdf5", "raw", ("z", "y", "x"))
-    check_reads(volume, data)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +49,6 @@ def test_every_layout_and_filter(
     assert (volume.path, volume.key) == (str(tmp_path / "a.h5"), "deep/in/raw")
     assert (volume.codec, volume.chunks) == (codec, chunks)
     check_reads(volume, data)
-    for box in boxes_of(data.shape):
-        assert np.array_equal(volume.open(cache_bytes=2**20).read(box)[0], data[box.slices])
-    mirrored = np.pad(data, 3, mode="reflect")
-    assert np.array_equal(volume.open().read_mirrored(Box((-3, -3, -3), (23, 33, 43)))[0], mirrored)
 
 
 def test_external_linked_and_virtual_datasets(tmp_path: Path) -> None:
@@ -170,13 +153,6 @@ def test_voxels_never_written_are_the_fill_value(tmp_path: Path) -> None:
     check_reads(open_volume(tmp_path / "a.h5"), expected)
 
 
-def test_bool_is_read_as_zero_and_one(tmp_path: Path) -> None:
-    data = noise((4, 13, 21)) > 99
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["mask"] = data
-    check_reads(open_volume(tmp_path / "a.h5"), data.astype(np.uint8))
-
-
 def test_the_only_volume_is_found_among_tables(tmp_path: Path) -> None:
     data = noise((4, 6, 8))
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -223,27 +199,6 @@ def test_a_group_of_levels_is_one_volume(tmp_path: Path) -> None:
     volume = open_volume(tmp_path / "a.h5")
     assert (volume.key, volume.levels) == ("cells/s0", ("cells/s0", "cells/s1"))
     check_reads(open_volume(tmp_path / "a.h5", level=1), data[::2, ::2, ::2])
-
-
-@pytest.mark.parametrize(
-    ("attributes", "size", "origin"),
-    [
-        ({"resolution": [40.0, 4.0, 5.0], "offset": [80.0, 0.0, 10.0]}, (40, 4, 5), (80, 0, 10)),
-        ({"resolution": np.array([40, 4, 5])}, (40, 4, 5), (0, 0, 0)),
-        ({"voxel_size": [0.04, 0.004, 0.005], "units": ["um", "um", "um"]}, (40, 4, 5), (0, 0, 0)),
-        ({"element_size_um": np.array([0.25, 0.125, 0.5], "f4")}, (250, 125, 500), (0, 0, 0)),
-        ({"element_size_um": [0, 0, 0]}, None, (0, 0, 0)),
-        ({"resolution": "high"}, None, (0, 0, 0)),
-        ({}, None, (0, 0, 0)),
-    ],
-)
-def test_voxel_sizes(tmp_path: Path, attributes: dict[str, object], size: object, origin: tuple[float, ...]) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["raw"] = noise((4, 6, 8))
-        file["raw"].attrs.update(attributes)
-    volume = open_volume(tmp_path / "a.h5")
-    assert volume.voxel_size_nm == (None if size is None else pytest.approx(size))
-    assert volume.origin_nm == pytest.approx(origin)
 
 
 def test_attributes_are_those_of_the_dataset(tmp_path: Path) -> None:
@@ -307,19 +262,6 @@ def test_a_filter_that_is_not_installed_is_named(tmp_path: Path) -> None:
         open_volume(tmp_path / "a.h5")
 
 
-def test_a_damaged_chunk_is_an_error_that_names_the_place(tmp_path: Path) -> None:
-    data = noise((8, 8, 8))
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        place = file.create_dataset("raw", data=data, chunks=(4, 8, 8), compression="gzip").id.get_chunk_info(1)
-    with (tmp_path / "a.h5").open("r+b") as stream:
-        stream.seek(place.byte_offset)
-        stream.write(bytes(40))
-    reader = open_volume(tmp_path / "a.h5").open()
-    assert np.array_equal(reader[:4], data[:4])
-    with pytest.raises(VolumeError, match=r"a\.h5:raw, voxels"):
-        reader.read(Box((4, 0, 0), (8, 8, 8)))
-
-
 def test_a_file_cut_short_is_refused_with_both_sizes(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["raw"] = noise((8, 9, 10))
@@ -334,12 +276,3 @@ def test_the_signature_may_stand_behind_a_block_of_the_user(tmp_path: Path) -> N
     with h5py.File(tmp_path / "a.mat", "w", userblock_size=512) as file:
         file["raw"] = data
     check_reads(open_volume(tmp_path / "a.mat"), data)
-
-
-@pytest.mark.parametrize("settings", [{}, {"chunks": (64, 64, 64), "compression": "gzip"}])
-def test_a_box_of_a_file_beyond_memory_takes_the_memory_of_the_box(tmp_path: Path, settings: dict[str, object]) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        dataset = file.create_dataset("raw", (3000, 5000, 6000), "u1", **settings)
-        dataset[1468:1532, 2468:2532, 2968:3032] = 1
-        dataset[2999, 4999, 5999] = 1
-    assert memory_of_boxes(tmp_path / "a.h5") < 8 * MiB

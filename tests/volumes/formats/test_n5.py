@@ -1,9 +1,10 @@
-"""N5: what others wrote is read, and chunks written in bulk come back whole, whoever kills the writer."""
+"""N5 and Zarr: what others wrote is read, and N5 chunks written in bulk come back whole, whoever kills the writer."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
 import os
 import struct
@@ -18,7 +19,7 @@ import imagecodecs
 import numpy as np
 import pytest
 import z5py
-from arrays import invented
+from arrays import invented, make
 from bucket import Bucket
 from conftest import ROOT
 from hypothesis import given, settings
@@ -26,8 +27,9 @@ from hypothesis import strategies as st
 from metadata import ARRAY, Tree, lay, without
 
 from volpipe.errors import VolumeError
+from volpipe.geometry.grid import Box
 from volpipe.volumes.formats.n5 import write_chunks
-from volpipe.volumes.volume import ArraySpec, create_array, list_arrays, open_volume
+from volpipe.volumes.volume import ArraySpec, create_array, list_arrays, open_volume, open_writer
 
 
 @pytest.mark.parametrize("codec", ["gzip", "raw", "zstd", "blosc", "xz", "bzip2"])
@@ -180,3 +182,23 @@ def test_bulk_writes_of_parts_or_other_types_are_refused(tmp_path: Path) -> None
         write_chunks(str(tmp_path), "x", (0, 0, 0), np.ones((4, 4, 4), np.int8))
     with pytest.raises(VolumeError, match="no N5 array"):
         write_chunks(str(tmp_path), "y", (0, 0, 0), np.ones((4, 4, 4), np.uint8))
+
+
+def test_old_nested_zarr_without_separator_is_not_taken_for_empty(tmp_path: Path) -> None:
+    data = invented((6, 6, 6), "uint8")
+    make(tmp_path / "a.zarr", data, "zarr2")
+    metadata = json.loads((tmp_path / "a.zarr/.zarray").read_text())
+    del metadata["dimension_separator"]
+    lay(tmp_path, {"a.zarr/.zarray": metadata})
+    np.testing.assert_array_equal(open_volume(tmp_path / "a.zarr").open()[...], data)
+
+
+@pytest.mark.parametrize("fill", [7, -1])
+@pytest.mark.parametrize("format", ["zarr2", "zarr3"])
+def test_missing_chunks_are_fill(tmp_path: Path, format: str, fill: int) -> None:
+    spec = ArraySpec(shape=(9, 9), dtype=np.dtype("int16"), chunks=(4, 4), axes=("y", "x"), fill=fill)
+    create_array(tmp_path / "a", "", spec, format)
+    open_writer(tmp_path / "a", "").write(Box((4, 4), (8, 8)), np.full((4, 4), 3, np.int16))
+    expected = np.full((9, 9), fill, np.int16)
+    expected[4:8, 4:8] = 3
+    np.testing.assert_array_equal(open_volume(tmp_path / "a").open()[...], expected)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorstore
-from arrays import invented, write_all
 from command import IDENTITY, THREADS, Give, giver, set_each
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from volumes import fingerprint, noise
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.volumes.convert import Choice, convert
 from volpipe.volumes.formats import precomputed
-from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.identity import changes, identify
-from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.metadata import Level, Multiscale
 from volpipe.volumes.volume import (
     ArraySpec,
@@ -62,53 +56,6 @@ def made_by_tensorstore(folder: Path, data: np.ndarray, **scale: Any) -> Volume:
     return open_volume(folder)
 
 
-@st.composite
-def arrays(draw: st.DrawFn) -> tuple[np.ndarray, ArraySpec]:
-    """Small arrays with one channel or two: any chunk, and shards of any power of two of them."""
-    channels = draw(st.sampled_from([(), (2,)]))
-    shape = tuple(draw(st.integers(1, 13)) for _ in range(3))
-    chunks, edge = tuple(draw(st.integers(2, 6)) for _ in range(3)), 2 ** draw(st.integers(0, 3))
-    codec = draw(st.sampled_from(["gzip", "raw", LABELS]))
-    dtypes = precomputed.LABELS if codec == LABELS else precomputed.DTYPES
-    data = invented((*channels, *shape), draw(st.sampled_from(dtypes)), draw(st.integers(0, 99)))
-    spec = ArraySpec(
-        data.shape, data.dtype, (*channels, *chunks), (*channels, *(c * edge for c in chunks)),
-        axes=("c", "z", "y", "x")[-data.ndim :], codec=codec,
-    )  # fmt: skip
-    return data, spec
-
-
-@settings(max_examples=20)
-@given(arrays())
-def test_arrays_come_back_and_tensorstore_reads_them(made: tuple[np.ndarray, ArraySpec]) -> None:
-    data, spec = made
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.precomputed"
-        create_array(path, "s0", spec, "precomputed")
-        write_all(path, "s0", data)  # shard by shard: a second write to one would lose the first
-        volume = open_volume(path)
-        assert (volume.key, volume.levels, volume.axes, volume.chunks) == ("s0", ("s0",), spec.axes, spec.chunks)
-        assert volume.shards == precomputed.stored_shards(spec)
-        np.testing.assert_array_equal(volume[...], data)
-        other = by_tensorstore(path).read().result().T
-        np.testing.assert_array_equal(other if data.ndim == 4 else other[0], data)
-
-
-@settings(max_examples=15)
-@given(arrays())
-def test_files_are_named_as_tensorstore_names_them(made: tuple[np.ndarray, ArraySpec]) -> None:
-    data, spec = made[0], made[1]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.precomputed"
-        create_array(path, "s0", spec, "precomputed")
-        write_all(path, "s0", np.maximum(data, 1) if data.dtype.kind == "u" else np.ones_like(data))
-        header = read_header(path / "s0")
-        assert header is not None
-        files = ChunkFiles(header)
-        names = [files.name(files.grid.index(number)) for number in range(len(files.grid))]
-        assert sorted(names) == sorted(file.name for file in (path / "s0").iterdir())
-
-
 HASHED = {
     "@type": precomputed.SHARDING, "hash": "murmurhash3_x86_128", "preshift_bits": 1, "minishard_bits": 1,
     "shard_bits": 2, "minishard_index_encoding": "gzip", "data_encoding": "gzip",
@@ -127,16 +74,6 @@ def test_volumes_of_others_are_read_in_their_place(tmp_path: Path, sharding: dic
     copy = convert(volume, tmp_path / "b.zarr")
     np.testing.assert_array_equal(copy[...], data)
     assert (copy.voxel_size_nm, copy.origin_nm) == (SIZE, ORIGIN)
-
-
-def test_a_damaged_shard_is_named(tmp_path: Path, give: Give) -> None:
-    data = noise((20, 19, 30))
-    source = made_by_tensorstore(tmp_path / "image", data)
-    volume = convert(source, tmp_path / "a.precomputed", Choice(chunk=(8, 8, 8), shard=(16, 16, 16)))
-    shard = max((tmp_path / "a.precomputed/s0").iterdir(), key=lambda file: file.stat().st_size)
-    shard.write_bytes(shard.read_bytes()[:40])
-    with pytest.raises(VolumeError, match=rf"a\.precomputed.*chunk .*{shard.name}"):
-        volume.open()[...]
 
 
 def test_levels_and_place_are_what_tensorstore_finds(tmp_path: Path) -> None:

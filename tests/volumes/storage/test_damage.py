@@ -176,10 +176,12 @@ def in_file(path: Path, kind: str) -> Volume:
     return open_volume(target)
 
 
-@pytest.mark.parametrize(("kind", "index"), [("hdf5", r"\(1, 0, 0\)"), ("tiff", r"\(4, 0, 0\)")])
-def test_a_damaged_chunk_of_a_file_is_named(tmp_path: Path, kind: str, index: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "words"), [("hdf5", r"\(1, 0, 0\) in "), ("tiff", r"\(4, 0, 0\) in .*: the strip or tile at byte \d+: ")]
+)
+def test_a_damaged_chunk_of_a_file_is_named(tmp_path: Path, kind: str, words: str) -> None:
     volume = in_file(tmp_path, kind)
-    with pytest.raises(ChunkError, match=rf"{volume}, voxels 2:8,0:10,3:5: chunk {index} in {volume.path} cannot be"):
+    with pytest.raises(ChunkError, match=rf"{volume}, voxels 2:8,0:10,3:5: chunk {words}"):
         volume.open()[2:8, :, 3:5]
     np.testing.assert_array_equal(volume.open()[:4], DATA[:4])
 
@@ -201,8 +203,9 @@ def test_a_file_cut_short_after_it_was_opened_is_a_chunk_error(tmp_path: Path) -
     reader = open_volume(tmp_path / "a.npy").open()
     with (tmp_path / "a.npy").open("r+b") as stream:
         stream.truncate(128 + 5 * 120)
-    with pytest.raises(ChunkError, match=r"voxels 0:8,0:10,0:12: chunk \(5, 0, 0\) in .*a\.npy"):
+    with pytest.raises(ChunkError, match=r"voxels 0:8,0:10,0:12: chunk \(5, 0, 0\) in .*a\.npy.* ends at byte 728"):
         reader[...]
+    np.testing.assert_array_equal(reader[:5], DATA[:5])
 
 
 def test_chunk_errors_are_told_from_others_and_travel(tmp_path: Path) -> None:

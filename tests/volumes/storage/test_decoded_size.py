@@ -181,7 +181,7 @@ def test_pictures_of_their_own_size_are_refused_where_nothing_bounds_them(tmp_pa
 
 
 def test_an_entity_bomb_in_ome_xml_is_no_voxel_size(tmp_path: Path) -> None:
-    from volpipe.volumes.formats.tiff_tags import _ome
+    from volpipe.volumes.formats.tiff import _ome
 
     entities = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 12))
     text = f'<?xml version="1.0"?><!DOCTYPE OME [<!ENTITY e0 "xxxxxxxxxx">{entities}]><OME>&e11;</OME>'

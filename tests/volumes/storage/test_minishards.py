@@ -13,9 +13,8 @@ from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 
 from volpipe.errors import ChunkError
 from volpipe.geometry.grid import Box
-from volpipe.volumes.reader import Reader
 from volpipe.volumes.storage.decoded_size import unpack
-from volpipe.volumes.volume import open_volume
+from volpipe.volumes.volume import Reader, open_volume
 
 SIZE, CHUNK = (75, 64, 50), (8, 8, 8)  # x, y, z
 DATA = np.random.default_rng(0).integers(0, 1 << 40, SIZE[::-1], np.uint64)

@@ -1,17 +1,20 @@
-"""Volumes in S3 and on web servers, over real servers on loopback."""
+"""Volumes in S3 and on web servers, over real servers on loopback: their voxels, the requests they take, and runs."""
 
 from __future__ import annotations
 
 import functools
 import http.server
-import multiprocessing
+import itertools
+import math
 import pickle
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numcodecs
@@ -19,11 +22,20 @@ import numpy as np
 import pytest
 import z5py
 import zarr
+from at_once import Together
 from bucket import ACCESS_KEY, SECRET_KEY, Bucket, Server
-from remote_volumes import DATA, LAYOUTS, make, plan_of
+from command import Give, giver
+from inline import Inline, Stopped
+from remote_volumes import DATA, LAYOUTS, SETTINGS, make, plan_of
 
-from volpipe.errors import VolumeError
+from volpipe.errors import ChunkError, PlanError, RunError, VolumeError
 from volpipe.geometry.grid import Box
+from volpipe.runs.run_folder import RunFolder
+from volpipe.volumes import checksums
+from volpipe.volumes.file_states import read_known
+from volpipe.volumes.formats.container import GROUP_NAMES, USUAL_NAMES, create_groups, read_header
+from volpipe.volumes.identity import identify
+from volpipe.volumes.storage import object_store, requests
 from volpipe.volumes.volume import (
     ArraySpec,
     Level,
@@ -34,6 +46,7 @@ from volpipe.volumes.volume import (
     open_volume,
     open_writer,
 )
+from volpipe.workflow.driver import execute
 
 GROUPS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "n5": "n5", "zarr2": "zarr2"}
 
@@ -353,26 +366,6 @@ def test_a_server_that_fails_while_a_volume_is_opened_makes_no_other_volume(
             assert (open_volume("s3://cells/p.zarr"), list_arrays("s3://cells/p.zarr")) == whole
 
 
-def try_to_open(location: str, answer: Any) -> None:
-    try:
-        answer.put(str(open_volume(location).open()[0, 0, 0]))
-    except VolumeError as error:
-        answer.put(str(error))
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_forked_process_is_told_and_a_spawned_one_reads(bucket: Bucket, method: str) -> None:
-    make("s3://cells/a.zarr")
-    processes = multiprocessing.get_context(method)
-    answer = processes.SimpleQueue()
-    child = processes.Process(target=try_to_open, args=("s3://cells/a.zarr", answer))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    said = str(answer.get())
-    assert "was forked from one" in said if method == "fork" else said == str(DATA[0, 0, 0])
-
-
 def test_a_damaged_chunk_is_named(bucket: Bucket) -> None:
     make("s3://cells/a.n5", layout="n5")
     bucket.files["a.n5/raw/0/0/0"] = bucket.files["a.n5/raw/0/0/0"][:30]
@@ -396,3 +389,283 @@ def test_the_web_is_not_written_to(tmp_path: Path) -> None:
             open_writer(f"{address}/a.zarr", "raw")
         with pytest.raises(VolumeError, match="read only; write to a folder or to s3://"):
             plan_of(tmp_path / "a.zarr", f"{address}/out.zarr", tmp_path)
+
+
+def chunk_requests(bucket: Bucket) -> list[tuple[str, str]]:
+    """Return the requests for chunks or shards since it was last asked, without those for metadata."""
+    result = [(method, path) for method, path in bucket.requests if path[-1].isdecimal()]
+    bucket.requests.clear()
+    return result
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_file_is_fetched_by_one_request_and_written_by_one(bucket: Bucket, layout: str) -> None:
+    make("s3://cells/a.n5", layout=layout)
+    num_files = 8 if layout == "shards" else 3 * 3 * 4
+    chunk_requests(bucket)
+    sums = open_writer("s3://cells/a.n5", "raw").write_summed(Box.from_shape(DATA.shape), DATA)
+    asked = chunk_requests(bucket)
+    assert len(asked) == len(set(asked)) == num_files
+    assert {method for method, _ in asked} == {"PUT"}
+    volume = open_volume("s3://cells/a.n5")
+    chunk_requests(bucket)
+    voxels, _ = read_known(volume.open(), Box.from_shape(DATA.shape))
+    assert np.array_equal(voxels[0], DATA)
+    asked = chunk_requests(bucket)
+    assert len(asked) == len(set(asked)) == num_files
+    assert {method for method, _ in asked} == {"GET"}
+    header = open_writer("s3://cells/a.n5", "raw").header
+    assert sums == checksums.take(header, Box.from_shape(DATA.shape))
+
+
+def test_the_index_of_a_shard_is_fetched_once_and_chunks_that_lie_together_at_once(bucket: Bucket) -> None:
+    data = np.random.default_rng(1).integers(0, 255, (16, 16, 64)).astype(np.uint8)
+    create_array("s3://cells/a.zarr", "raw", ArraySpec(data.shape, data.dtype, (8, 8, 8), data.shape), "zarr3")
+    open_writer("s3://cells/a.zarr", "raw").write(Box.from_shape(data.shape), data)
+    reader = open_volume("s3://cells/a.zarr").open()
+    for start, num_requests in ((0, 2), (16, 1), (48, 1)):  # the index first, and then chunks, all near
+        chunk_requests(bucket)
+        box = Box((0, 0, start), (16, 16, start + 16))
+        assert np.array_equal(reader.read(box)[0], data[box.slices])
+        assert len(chunk_requests(bucket)) == num_requests
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_folder_says_of_itself_is_asked_for_side_by_side(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    make("s3://cells/a.zarr", layout=layout)
+    folder = object_store.parse("s3://cells/a.zarr/raw")
+    with monkeypatch.context() as patch:
+        patch.setattr(object_store, "read", Together(object_store.read, len(USUAL_NAMES)))
+        header = read_header(folder)
+    assert header is not None
+    assert header.shape == DATA.shape
+    with monkeypatch.context() as patch:
+        patch.setattr(object_store, "read", Together(object_store.read, 2 * len(GROUP_NAMES)))
+        with pytest.raises(VolumeError, match=r"a\.zarr/raw.* is an array"):
+            create_groups(folder, "s0", header.format)
+
+
+def test_shards_are_read_at_the_same_time_if_they_are_others(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("s3://cells/a.zarr", layout="shards")
+    reader, boxes = (
+        open_volume("s3://cells/a.zarr").open(),
+        [Box((0, 0, 0), (8, 8, 8)), Box((16, 16, 16), (20, 24, 24))],
+    )
+    monkeypatch.setattr(object_store, "fetch", Together(object_store.fetch, len(boxes)))
+    with ThreadPoolExecutor(len(boxes)) as pool:
+        for box, voxels in zip(boxes, pool.map(reader.read, boxes), strict=True):
+            assert np.array_equal(voxels[0], DATA[box.slices])
+
+
+@pytest.mark.parametrize("num", [1, 4])
+def test_as_many_boxes_of_an_identity_are_asked_for_as_have_room_for_their_chunks(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, num: int
+) -> None:
+    chunk = (8, 128, 128)  # with a quarter of a box
+    create_array("s3://cells/a.zarr", "raw", ArraySpec((8, 1024, 1024), np.dtype(np.uint8), chunk), "zarr3")
+    open_writer("s3://cells/a.zarr", "raw").write(Box.from_shape((8, 1024, 1024)), np.ones((8, 1024, 1024), np.uint8))
+    volume, fetch = open_volume("s3://cells/a.zarr"), Together(object_store.fetch, num)
+    monkeypatch.setattr(object_store, "fetch", fetch)
+    monkeypatch.setattr(requests, "BYTES_AT_ONCE", num * math.prod(chunk))
+    identify(volume)
+    assert fetch.most == num
+
+
+def test_a_shard_that_is_written_anew_is_read_anew(bucket: Bucket) -> None:
+    make("s3://cells/a.zarr", layout="shards")
+    reader, box = open_volume("s3://cells/a.zarr").open(), Box((0, 0, 0), (8, 8, 16))
+    first = read_known(reader, box)
+    assert np.array_equal(first[0][0], DATA[box.slices])
+    open_writer("s3://cells/a.zarr", "raw").write(Box.from_shape(DATA.shape), DATA[::-1].copy())
+    again = read_known(reader, box)
+    assert np.array_equal(again[0][0], DATA[::-1][box.slices])
+    assert again[1].partition(":")[0] != first[1].partition(":")[0]
+
+
+def test_requests_of_a_box_have_ended_before_another_tries_the_same() -> None:
+    """Else one that is late writes what it got from an older file into the array of the next attempt."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def late() -> None:
+        begun.set()
+        time.sleep(0.1)
+        ended.set()
+
+    def fail() -> None:
+        begun.wait()
+        raise VolumeError("it has changed")
+
+    with pytest.raises(VolumeError, match="it has changed"):
+        requests.each([fail, late])
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("place", [0, 20])
+def test_a_damaged_index_of_a_shard_is_named(bucket: Bucket, place: int) -> None:
+    make("s3://cells/a.zarr", layout="shards")
+    shard = bytearray(bucket.files["a.zarr/raw/c/0/0/1"])
+    shard[-4 - 16 * 8 + place] ^= 1  # 8 chunks, and the checksum
+    bucket.files["a.zarr/raw/c/0/0/1"] = bytes(shard)
+    reader = open_volume("s3://cells/a.zarr").open()
+    with pytest.raises(
+        ChunkError, match=r"chunk \(0, 0, 2\) in s3://cells/a.zarr/raw/c/0/0/1.*checksum of the shard's"
+    ):
+        reader.read(Box((0, 0, 8), (8, 8, 24)))
+    assert np.array_equal(reader.read(Box((0, 0, 8), (8, 8, 16)))[0], DATA[:8, :8, 8:16])
+
+
+def test_a_chunk_that_may_not_be_read_is_not_taken_for_zeros(bucket: Bucket) -> None:
+    make("s3://cells/a.zarr")
+    reader = open_volume("s3://cells/a.zarr").open()
+    bucket.fault = lambda method, path: "403" if path.endswith("c/1/1/1") else ""
+    with pytest.raises(VolumeError, match=r"voxels .* s3://cells/a.zarr/raw/c/1/1/1: access denied"):
+        reader[...]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_chunks_in_memory_are_compared_with_the_bucket_where_somebody_looks_at_it(bucket: Bucket, layout: str) -> None:
+    """A viewer showed voxels that had been written anew, as they had been."""
+    make("s3://cells/a.n5", layout=layout)
+    whole = Box.from_shape(DATA.shape)
+    reader = open_volume("s3://cells/a.n5").open(cache_bytes=2**24, live=True)
+    assert np.array_equal(reader.read(whole)[0], DATA)
+    chunk_requests(bucket)
+    assert np.array_equal(reader.read(whole)[0], DATA)
+    assert {method for method, _ in chunk_requests(bucket)} == {"HEAD"}
+    open_writer("s3://cells/a.n5", "raw").write(whole, DATA + 1)
+    assert np.array_equal(reader.read(whole)[0], DATA + 1)
+    for path in [path for path in bucket.files if path[-1].isdecimal()]:
+        del bucket.files[path]
+    assert not reader.read(whole).any()
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+def test_a_run_into_s3_goes_on_to_the_same_bytes(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("s3://cells/in.zarr")
+    plan = plan_of("s3://cells/in.zarr", "s3://cells/out.zarr", tmp_path)
+    with pytest.raises(Stopped):
+        execute(plan, Inline(most_tasks=4).start)
+    part = [key for key in bucket.files if key.startswith("out.zarr/")]
+    assert execute(plan, Inline().start).missing == []
+    whole = {key: data for key, data in bucket.files.items() if key.startswith("out.zarr/")}
+    assert 2 < len(part) < len(whole)
+    assert execute(plan, Inline().start).was_complete
+    local = plan_of("s3://cells/in.zarr", tmp_path / "local.zarr", tmp_path)
+    execute(local, Inline().start)
+    for level in range(2):
+        there = open_volume("s3://cells/out.zarr", level=level).open()[...]
+        assert np.array_equal(there, open_volume(tmp_path / "local.zarr", level=level).open()[...])
+        assert there.any()
+    execute(plan, Inline().start, fresh=True)
+    again = {key: data for key, data in bucket.files.items() if key.startswith("out.zarr/")}
+    assert whole.keys() == again.keys()
+    assert [key for key in whole if whole[key] != again[key]] == ["out.zarr/run/zarr.json"]  # it holds times
+
+
+def test_an_output_in_s3_is_not_taken_from_another(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("s3://cells/in.zarr")
+    make("s3://cells/out.zarr")
+    plan = plan_of("s3://cells/in.zarr", "s3://cells/out.zarr", tmp_path)
+    for fresh in (False, True):
+        with pytest.raises(RunError, match=r"s3://cells/out.zarr.* made"):
+            execute(plan, Inline().start, fresh=fresh)
+    with pytest.raises(PlanError, match="would overwrite the volume"):
+        plan_of("s3://cells/in.zarr", "s3://cells/in.zarr", tmp_path)
+    with pytest.raises(PlanError, match="would lie inside the volume"):
+        plan_of("s3://cells/in.zarr", "s3://cells/in.zarr/out.zarr", tmp_path)
+
+
+def test_an_output_that_may_not_be_written_is_refused_at_once(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("s3://cells/in.zarr")
+    bucket.readable = bucket.listable = True
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    workers = Inline()
+    with pytest.raises(VolumeError, match=r"s3://cells/out.zarr/.volpipe: access denied \(without credentials\)"):
+        execute(plan_of("s3://cells/in.zarr", "s3://cells/out.zarr", tmp_path), workers.start)
+    assert workers.num_tasks == 0
+    assert not (tmp_path / "out.zarr.run/plan.json").exists()
+
+
+def test_a_sample_is_written_to_a_disk_alone(give: Give, tmp_path: Path) -> None:
+    ended = give("sample", "s3://cells/a.n5")
+    assert (ended.code, ended.out) == (2, "")
+    assert "samples are written to a disk, not to s3://" in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_command_runs_from_s3_to_s3_and_keeps_no_secret(bucket: Bucket, give: Give, tmp_path: Path) -> None:
+    make("s3://cells/in.zarr")
+    given = [part for setting in SETTINGS for part in ("--set", setting)]
+    ended = give("run", *given, "-o", "s3://cells/out.zarr", "s3://cells/in.zarr")
+    assert ended.code == 0, ended.err
+    out = f"s3://cells/out.zarr?endpoint={bucket.url}&region=eu-west-1"
+    assert ended.out.splitlines()[-1] == f"wrote {out}"
+    assert give("status", "s3://cells/out.zarr").out.splitlines()[-1].strip() == f"{out}: complete"
+    assert f"shape       {' × '.join(map(str, DATA.shape))} (z, y, x)" in give("info", "s3://cells/out.zarr").out
+    kept = [*bucket.files.values(), *(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())]
+    assert (tmp_path / "out.zarr.run/plan.json").is_file()
+    assert not [data for data in kept if SECRET_KEY.encode() in data or ACCESS_KEY.encode() in data]
+
+
+def test_a_run_through_faults_in_passing_ends_with_the_same_bytes(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(object_store, "SILENT_SECONDS", 1)
+    monkeypatch.setattr(requests, "PAUSES_SECONDS", (0.01,) * 5)
+    make("s3://cells/in.zarr")
+    plan = plan_of("s3://cells/in.zarr", "s3://cells/out.zarr", tmp_path)
+    assert execute(plan, Inline().start).missing == []
+    calm = {key: data for key, data in bucket.files.items() if key.startswith("out.zarr/")}
+    kinds = itertools.chain(("silent", "silent"), itertools.cycle(("500", "503", "429", "cut", "reset")))
+    seen, lock = set[tuple[str, str]](), Lock()
+
+    def fault(method: str, path: str) -> str:
+        """Let each chunk and shard fail when it is first asked for, or written."""
+        with lock:
+            is_first = "/c/" in path and (method, path) not in seen
+            seen.add((method, path))
+            return next(kinds) if is_first else ""
+
+    bucket.fault = fault
+    assert execute(plan, Inline().start, fresh=True).missing == []
+    rough = {key: data for key, data in bucket.files.items() if key.startswith("out.zarr/")}
+    assert calm.keys() == rough.keys()
+    assert [key for key in calm if calm[key] != rough[key]] == ["out.zarr/run/zarr.json"]  # it holds times
+    assert len({path for method, path in seen if method == "GET" and "/in.zarr/" in path}) >= 36
+    folder = RunFolder(tmp_path / "out.zarr.run")
+    assert '"failed"' not in folder.journal.read_text()  # requests were made again, and no task
+    assert "requests made again: " in folder.log.read_text()
+
+
+def test_a_store_that_goes_on_failing_is_told_with_file_code_and_time(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "PAUSES_SECONDS", (0.01,) * 5)
+    make("s3://cells/a.zarr")
+    reader, writer = open_volume("s3://cells/a.zarr").open(), open_writer("s3://cells/a.zarr", "raw")
+    bucket.fault = lambda method, path: "503"
+    sentence = (
+        r"s3://cells/a.zarr/raw/c/\d/\d/\d at http://127.0.0.1:\d+: .*503 Service Unav.*tried 6 times over \d+ s$"
+    )
+    with pytest.raises(VolumeError, match=rf"s3://cells/a.zarr/raw.*voxels .*: {sentence}"):
+        reader[...]
+    with pytest.raises(VolumeError, match=sentence):
+        writer.write(Box.from_shape(DATA.shape), DATA)

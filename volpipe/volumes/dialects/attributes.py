@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from volpipe.volumes.storage.metadata import GUESSED_SIZE, SYNONYMS, Place, floats, lengths, place
+from volpipe.volumes.storage.metadata import GUESSED_SIZE, SYNONYMS, Place, floats, lengths, place, shown
 
 Attributes = Mapping[str, Any]  # Any: JSON
 T = TypeVar("T")
@@ -211,7 +211,7 @@ def _complete(
     result = place(sizes, shifts or {}, by_name)
     if result.voxel_size_nm is None:
         return result
-    numbers = " × ".join(f"{sizes[axis]:g}" for axis in "zyx" if axis in sizes)
+    numbers = shown([sizes[axis] for axis in "zyx" if axis in sizes])
     odd = f"its offset is {_short(shift)}, for the axes {', '.join(axes)}; it counts as 0"
     notes = [f"{GUESSED_SIZE}: it says {numbers} {IN_NM_NOTE}"] if is_habit else []
     notes += [odd] if shift is not None and shifts is None else []

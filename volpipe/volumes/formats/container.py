@@ -1,30 +1,47 @@
-"""The contents of a folder: arrays, multiscale groups and plates, listed and created in any format.
+"""The contents of a folder or a file: arrays, multiscale groups and plates, listed, opened and created in any format.
 
-Not here: references to volumes (volumes.volume), or voxels (tensorstore).
+Not here: references to volumes (volumes.volume), or the formats themselves. A key names an array inside a container.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.volumes.dialects import bigdataviewer
 from volpipe.volumes.dialects.attributes import read_place as read_listed_place
-from volpipe.volumes.formats import n5, ome, precomputed, single_file, tiff_folder, zarr
+from volpipe.volumes.formats import (
+    flat,
+    hdf5,
+    hdf5_probe,
+    mrc,
+    n5,
+    npy,
+    ome,
+    picture,
+    precomputed,
+    tiff,
+    tiff_folder,
+    zarr,
+)
 from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.storage import object_store, paths
+from volpipe.volumes.storage import object_store, paths, tensorstore
+from volpipe.volumes.storage.fetched_array import LocalArray
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
     Header,
     Multiscale,
     Place,
     Tree,
+    check_same,
     merge_json,
     plain,
     read_json,
@@ -32,6 +49,10 @@ from volpipe.volumes.storage.metadata import (
     write_json,
 )
 from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.storage.tensorstore import StoredArray
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MARKS = {
     "n5": ("attributes.json",),
@@ -51,8 +72,69 @@ ARRAY_FORMATS = {  # of the arrays in a folder, by its format
 SHARDED = ("zarr3", "precomputed")  # of these array formats
 ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json", "precomputed": precomputed.FILE}
 RECORD, INCOMPLETE = "volpipe", "incomplete"  # the attribute of what we write, and its key while that is unfinished
+METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}  # beside the chunks
 MAX_DEPTH = 12
 MAX_FOLDERS = 10_000
+MRC_MAP = 208  # where "MAP " stands
+MOST_LOOKED_AT = 212  # bytes of a file whose kind is unknown
+PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
+MOST_OPENED = 256  # arrays that a process keeps, 30 KiB each (2026-11-23); the oldest is opened anew where it is needed
+_opened: dict[tuple[int, Location, object], tuple[object, object]] = {}
+_lock = threading.Lock()
+
+
+class FileFormat(Protocol):
+    """A format of single files; modules of formats are of this kind."""
+
+    def read_header(self, file: Path, key: str) -> Header | None:
+        """Return the header of the array `key` in `file`, None where that is none, but may hold some."""
+
+    def read_attributes(self, file: Path, key: str) -> Tree:
+        """Return the attributes of the group or array `key`, {} where there is none."""
+
+    def read_datasets(self, file: Path, key: str) -> tuple[Dataset, ...] | None:
+        """Return the levels at `key` that the file itself names, finest first; None where it names none."""
+
+    def exists(self, file: Path, key: str) -> bool:
+        """Return whether there is an array, or a group of them, at `key`."""
+
+    def walk(self, file: Path, key: str, *, enter_groups: bool) -> Iterator[str]:
+        """Yield the keys, counted from `key`, of all arrays there; groups of levels count as one unless entered."""
+
+    def open_array(self, header: Header, cache_bytes: int) -> StoredArray:
+        """Return the array of `header`; where voxels must be decoded, `cache_bytes` of them are kept in memory."""
+
+
+@dataclass(frozen=True)
+class OneArray:
+    """A format whose files hold one array each."""
+
+    read: Callable[[Path], Header]
+    open_array: Callable[[Header, int], StoredArray] = flat.open_array
+
+    def read_header(self, file: Path, key: str) -> Header | None:
+        return None if key else self.read(file)
+
+    def read_attributes(self, file: Path, key: str) -> Tree:
+        return {} if key else dict(self.read(file).attributes)
+
+    def read_datasets(self, file: Path, key: str) -> tuple[Dataset, ...] | None:
+        return None
+
+    def exists(self, file: Path, key: str) -> bool:
+        return not key
+
+    def walk(self, file: Path, key: str, *, enter_groups: bool) -> Iterator[str]:
+        yield ""
+
+
+FILES: dict[str, FileFormat] = {
+    "hdf5": hdf5,
+    "tiff": tiff,
+    "mrc": OneArray(mrc.read_header),
+    "npy": OneArray(npy.read_header),
+    "picture": OneArray(picture.read_as_grey, picture.open_array),
+}
 
 
 def chunk_channels(array_format: str, channels: tuple[int, ...]) -> tuple[int, ...]:
@@ -104,16 +186,100 @@ def _root(path: Location) -> Location:
 
 def _is_group(folder: Location) -> bool:
     """Return whether `folder` says that it is a group; on the web, where each file costs a request, of N5 or Zarr."""
-    if any(paths.is_file(folder / name) for names in MARKS.values() for name in names):
-        return True
-    return isinstance(folder, Path) and precomputed.read_info(folder) is not None
+    return any(_is_of(name, folder) for name in MARKS if name != "precomputed" or isinstance(folder, Path))
+
+
+def split(folder: Location) -> tuple[Path, str] | None:
+    """Return the file that `folder` is, or leads on inside of, and the key there; None where no file is on its way."""
+    if not isinstance(folder, Path):
+        return None
+    for file in (folder, *folder.parents):
+        if file.is_dir():
+            return None
+        if file.is_file():
+            return file, "/".join(folder.relative_to(file).parts)
+    return None
+
+
+def file_format(file: Path) -> FileFormat:
+    """Return the format of a file, by its bytes and not by its name; see `_find_format`."""
+    return FILES[_find_format(file)]
+
+
+def _find_format(file: Path) -> str:
+    """Return "hdf5", "tiff", "mrc", "npy" or "picture", by the bytes of the file and not by its name.
+
+    Raises:
+        VolumeError: it is none of these, or cannot be read.
+    """
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(mrc.SIZE)
+    except OSError as error:
+        raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
+    if start[:4] in tiff.MAGICS:
+        return "tiff"
+    if start.startswith(npy.MAGIC):
+        return "npy"
+    if start.startswith(picture.MAGICS):
+        return "picture"
+    if start[MRC_MAP:].startswith(mrc.MARK):
+        return "mrc"
+    if _is_hdf5(file):
+        return "hdf5"
+    packer = next((name for mark, name in PACKED.items() if start.startswith(mark)), "")
+    if packer:
+        raise VolumeError(f"{file} is packed by {packer}, so that no box of it can be read; unpack it first")
+    if mrc.is_unmarked(file, start):
+        return "mrc"
+    raise VolumeError(
+        f"{file} is a file of {file.stat().st_size} bytes in no format that volpipe knows{_looks(start)}: it reads "
+        "HDF5, TIFF, MRC and .npy files, PNG and JPEG, and N5 and Zarr folders"
+    )
+
+
+def _looks(start: bytes) -> str:
+    """Return what the first bytes of a file look like, for people; "" where that is unknown."""
+    start = start[:MOST_LOOKED_AT]
+    if not start:
+        return ", for it is empty"
+    try:
+        is_text = start.decode().replace("\n", " ").replace("\t", " ").replace("\r", " ").isprintable()
+    except UnicodeDecodeError:
+        is_text = False
+    return ", and looks like a text" if is_text else ""
+
+
+def _is_hdf5(file: Path) -> bool:
+    """Tell whether the signature stands at byte 0, 512, 1024 and so on, as HDF5 allows (MATLAB puts it at 512)."""
+    size, offset = file.stat().st_size, 0
+    with file.open("rb") as stream:
+        while offset + 8 <= size:
+            stream.seek(offset)
+            if stream.read(8) == hdf5.MAGIC:
+                return True
+            offset = max(512, 2 * offset)
+    return False
+
+
+def probe_file(folder: Location) -> None:
+    """Raise where `folder` is, or leads into, a file whose metadata crash or hang the library that reads them."""
+    within = split(folder)
+    if within is not None and _find_format(within[0]) == "hdf5":
+        hdf5_probe.check(within[0])
+
+
+def why_several(folder: Location) -> str:
+    """Return why a file at `folder` holds several arrays where a stack may be meant, "" where it does not say."""
+    within = split(folder)
+    return tiff.why_several(within[0]) if within is not None and _find_format(within[0]) == "tiff" else ""
 
 
 def read_header(folder: Location) -> Header | None:
     """Return the header of the array at `folder`, None where there is none; VolumeError where it is broken."""
-    within = single_file.split(folder)
+    within = split(folder)
     if within is not None:
-        return single_file.read_header(*within)
+        return file_format(within[0]).read_header(*within)
     with _reading([folder], USUAL_NAMES):
         header = n5.read_header(folder) or zarr.read_header(folder) or precomputed.read_header(folder)
     return header or (tiff_folder.read_header(folder) if isinstance(folder, Path) else None)
@@ -121,15 +287,14 @@ def read_header(folder: Location) -> Header | None:
 
 def read_attributes(folder: Location) -> Tree:
     """Return the attributes of the group at `folder`, {} where it has none."""
-    within = single_file.split(folder)
+    within = split(folder)
     if within is not None:
-        return single_file.read_attributes(*within)
+        return file_format(within[0]).read_attributes(*within)
     with _reading([folder], USUAL_NAMES):
         return n5.read_attributes(folder) or zarr.read_attributes(folder) or precomputed.read_attributes(folder)
 
 
 def _reading(folders: Iterable[Location], names: Sequence[str]) -> AbstractContextManager[None]:
-    """Read once what files of these `names` in `folders` hold, in a remote place side by side."""
     return paths.reading_once(folder / name for folder in folders for name in names)
 
 
@@ -141,8 +306,11 @@ def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
     Raises:
         VolumeError: its metadata are wrong.
     """
-    within = single_file.split(folder)
-    named = single_file.read_datasets(*within) if within else ome.read_datasets(read_attributes(folder), folder)
+    within = split(folder)
+    if within is None:
+        named = ome.read_datasets(read_attributes(folder), folder)
+    else:
+        named = file_format(within[0]).read_datasets(*within)
     named = named or precomputed.read_datasets(folder)
     if named is not None:
         is_n5 = within is None and bool(n5.read_attributes(folder))
@@ -183,9 +351,9 @@ def walk(root: Location, *, enter_groups: bool) -> Iterator[str]:
     Raises:
         VolumeError: there are too many folders to look into.
     """
-    within = single_file.split(root)
+    within = split(root)
     if within is not None:
-        yield from single_file.walk(*within, enter_groups=enter_groups)
+        yield from file_format(within[0]).walk(*within, enter_groups=enter_groups)
         return
     if isinstance(root, object_store.Remote) and not root.is_s3:
         yield from _named_arrays(root, enter_groups=enter_groups)
@@ -220,6 +388,51 @@ def _named_arrays(root: object_store.Remote, *, enter_groups: bool) -> Iterator[
         groups |= {group} if group is not None else set()
 
 
+def once(folder: Location, purpose: object, make: Callable[[], T], *, has_slices: bool = False) -> T:
+    """Return this process's object for the folder and purpose, made anew if the metadata have changed."""
+    place = (os.getpid(), folder, purpose)
+    now = state(folder, has_slices=has_slices)
+    known = _opened.get(place)
+    if known is None or known[0] != now:
+        with _lock:
+            known = _opened.get(place)
+            if known is None or known[0] != now:
+                while len(_opened) >= MOST_OPENED:  # a batch opens those of thousands of datasets
+                    del _opened[next(iter(_opened))]
+                known = _opened[place] = (now, make())
+    return known[1]  # type: ignore[return-value]  # the purpose decides which
+
+
+def state(folder: Location, *, has_slices: bool = False) -> tuple[object, ...]:
+    """Return a value that changes when an array's metadata do; those of slices are their names."""
+    states = () if has_slices else paths.state(folder, METADATA_FILES.values())
+    if states or not (has_slices or isinstance(folder, Path)):
+        return states
+    within = split(folder)
+    if within is not None:
+        return paths.state(within[0].parent, [within[0].name])
+    if has_slices or not isinstance(folder, Path):
+        return paths.state(folder.parent, [folder.name])
+    return tuple(entry for root in precomputed.roots(folder) for entry in paths.state(root, [precomputed.FILE]))
+
+
+def open_array(header: Header, cache_bytes: int, *, live: bool) -> StoredArray:
+    """Return the array through its format, or through tensorstore, or zarr-python what tensorstore does not know."""
+    if "names" in header.known:
+        return tiff_folder.SliceArray(header, cache_bytes)
+    if header.format in FILES:
+        return FILES[header.format].open_array(header, cache_bytes)
+    try:
+        if not header.unsupported:
+            array = tensorstore.open_array(header, cache_bytes=cache_bytes, live=live)
+            return LocalArray(header, array) if isinstance(header.folder, Path) else array
+    except ValueError as error:
+        if header.format == "n5":
+            raise VolumeError(f"{header.folder}: {error}") from error
+        log.info("%s: %s; zarr-python is tried", header.folder, error)
+    return zarr.ZarrArray(header)
+
+
 def create_array(
     path: str | os.PathLike[str] | object_store.Remote, key: str, spec: ArraySpec, format: str = "zarr3"
 ) -> None:
@@ -239,7 +452,7 @@ def create_array(
     if format not in MARKS:
         raise VolumeError(f"format {format!r} is not known; use {', '.join(MARKS)}")
     container, key = absolute(path), key.strip("/")
-    within = single_file.split(container)
+    within = split(container)
     if within is not None:
         raise VolumeError(f"{within[0]} is a file; {format} needs a folder: choose another place")
     if format == "precomputed":
@@ -279,10 +492,7 @@ def _check_same(old: Tree, new: Tree, file: Location) -> None:
     added = old.get("attributes")
     pairs += [(key, (added or {}).get(key), value) for key, value in new.get("attributes", {}).items()]
     for key, was, value in pairs:
-        if was != value:
-            raise VolumeError(
-                f"{file} exists already, with {key} {was!r} instead of {value!r}; remove it, or write to another place"
-            )
+        check_same(file, key, was, value)
 
 
 def create_groups(container: Location, key: str, format: str) -> None:
@@ -302,23 +512,17 @@ def create_groups(container: Location, key: str, format: str) -> None:
                 return
             if read_header(folder) is not None:
                 raise VolumeError(f"{folder} is an array; {key} cannot be made inside it")
-            for name, tree in _group_documents(format, depth == 0).items():
+            documents = n5.group_documents(depth == 0) if format == "n5" else {}
+            documents |= zarr.group_documents(int(format[-1])) if format in ("zarr2", "zarr3") else {}
+            for name, tree in documents.items():
                 if not paths.is_file(folder / name):
                     write_json(folder / name, tree)
 
 
 def _is_of(format: str, folder: Location) -> bool:
-    """Return whether `folder` is an array or a group of `format`."""
     if format == "precomputed":
         return precomputed.read_info(folder) is not None
     return any(paths.is_file(folder / mark) for mark in MARKS[format])
-
-
-def _group_documents(format: str, is_root: bool) -> dict[str, Tree]:
-    """Return the metadata of a new group, by file name; precomputed has none beside those of its levels."""
-    if format == "precomputed":
-        return {}
-    return n5.group_documents(is_root) if format == "n5" else zarr.group_documents(int(format[-1]))
 
 
 def create_multiscale(
@@ -342,13 +546,7 @@ def create_multiscale(
     Raises:
         VolumeError: an array is missing, of another format or of other axes.
     """
-    formats = {
-        "ome-zarr-0.5": "zarr3",
-        "ome-zarr-0.4": "zarr2",
-        "n5": "n5",
-        "zarr2": "zarr2",
-        "precomputed": "precomputed",
-    }
+    formats = {name: array_format for name, array_format in ARRAY_FORMATS.items() if name != "zarr3"}
     if format not in formats:
         raise VolumeError(f"format {format!r} is not known; use {', '.join(formats)}")
     container = absolute(path)

@@ -122,7 +122,7 @@ class Turned:
         return self._array.read(index[::-1]).T
 
 
-def open_array(header: Header) -> FlatArray | Turned:
+def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | Turned:
     """Return the one array of a file, whose offset, type and, where it is in Fortran order, turn its header knows."""
     known, is_turned = header.known, header.known.get("turned", False)
     shape = header.shape[::-1] if is_turned else header.shape

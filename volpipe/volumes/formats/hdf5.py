@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from volpipe.volumes.dialects import bigdataviewer, imaris
 from volpipe.volumes.dialects.attributes import is_unsigned, read_axes, value_notes
 from volpipe.volumes.dialects.programs import Dataset, Meaning, unsigned
 from volpipe.volumes.formats.flat import Part
+from volpipe.volumes.formats.ome import Dataset as Level
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
@@ -84,8 +86,8 @@ def exists(file: Path, key: str) -> bool:
         return _get(opened, key) is not None
 
 
-def walk(file: Path, key: str) -> Iterator[str]:
-    """Yield the keys, counted from the group `key`, of all volumes in it, sorted.
+def walk(file: Path, key: str, *, enter_groups: bool) -> Iterator[str]:
+    """Yield the keys, counted from the group `key`, of all volumes in it, sorted; levels as one unless entered.
 
     Those are the datasets of numbers with three axes or more, or, where there are none, those with two: what has
     fewer is a table, as most small things in such files are.
@@ -97,7 +99,16 @@ def walk(file: Path, key: str) -> Iterator[str]:
         group = _get(opened, key)
         ranks = {} if group is None or _is_dataset(group) else _ranks(group, file)
     least = 3 if any(rank >= 3 for rank in ranks.values()) else 2
-    yield from sorted(name for name, rank in ranks.items() if rank >= least)
+    names = sorted(name for name, rank in ranks.items() if rank >= least)
+    groups = {} if enter_groups else _groups_of_levels(key, names)
+    yield from names if enter_groups else sorted({groups.get(name) or _group(name, names) for name in names})
+
+
+def _group(name: str, names: Sequence[str]) -> str:
+    """Return the group of levels s0, s1 … that the array `name` is one of, or `name`."""
+    parent, _, last = name.rpartition("/")
+    is_level = re.fullmatch(r"s\d+", last) and f"{parent}/s0".lstrip("/") in names
+    return parent if is_level else name
 
 
 def _ranks(group: h5py.Group, file: Path) -> dict[str, int]:
@@ -117,7 +128,9 @@ def _ranks(group: h5py.Group, file: Path) -> dict[str, int]:
         if node is None:
             continue
         if not _is_dataset(node):
-            stack += [f"{key}/{name}".lstrip("/") for name in _members(node)] if key.count("/") < MAX_DEPTH else []
+            # A stored type has no members; a name of dots would lead out of the file.
+            members = [name for name in node if name not in (".", "..")] if hasattr(node, "keys") else []
+            stack += [f"{key}/{name}".lstrip("/") for name in members] if key.count("/") < MAX_DEPTH else []
         elif node.shape and node.dtype.kind in "iufb" and 0 not in node.shape:
             ranks[key] = len(node.shape)
     return ranks
@@ -169,7 +182,7 @@ class Hdf5Array:
             data = np.asarray(self._dataset[index])
             self._try_sources(index)
         tensorstore.count(read=round(data.nbytes * self._compression))  # HDF5 does not tell
-        native = np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+        native = np.asarray(data, data.dtype.newbyteorder("="), order="C")
         return native.view(self._dtype) if native.dtype.kind == "i" else native  # which may be meant as unsigned
 
     def close_unless(self, status: os.stat_result) -> None:
@@ -269,11 +282,6 @@ def _get(group: h5py.Group, key: str) -> h5py.Group | h5py.Dataset | None:
     return node
 
 
-def _members(group: h5py.Group) -> list[str]:
-    names = list(group) if hasattr(group, "keys") else []  # a stored type has none
-    return [name for name in names if name not in (".", "..")]  # which would lead out of the file
-
-
 def _is_dataset(node: h5py.Group | h5py.Dataset) -> bool:
     return hasattr(node, "chunks")
 
@@ -327,15 +335,16 @@ def _meaning(file: Path, key: str, dataset: h5py.Dataset, opened: h5py.File) -> 
     return meaning
 
 
-def read_levels(file: Path, key: str) -> tuple[str, ...] | None:
-    """Return the keys of levels, finest first, in the group `key` if a program names them in its own way, else None."""
+def read_datasets(file: Path, key: str) -> tuple[Level, ...] | None:
+    """Return the levels, finest first, of the group `key` if a program names them in its own way, else None."""
     if not any(program.GROUP.fullmatch(key) for program in PROGRAMS):
         return None
-    keys = [f"{key}/{name}" for name in walk(file, key)]
-    return next((levels.keys for program in PROGRAMS for levels in program.find_levels(keys)), None)
+    keys = [f"{key}/{name}" for name in walk(file, key, enter_groups=True)]
+    levels = next((levels for program in PROGRAMS for levels in program.find_levels(keys)), None)
+    return None if levels is None else tuple(map(Level, levels.keys))
 
 
-def groups_of_levels(key: str, names: Sequence[str]) -> dict[str, str]:
+def _groups_of_levels(key: str, names: Sequence[str]) -> dict[str, str]:
     """Return the group of each of the datasets `names` in the group `key` that a program means as a level of one."""
     prefix = f"{key}/" if key else ""
     volumes = [levels for program in PROGRAMS for levels in program.find_levels([prefix + name for name in names])]
@@ -345,6 +354,10 @@ def groups_of_levels(key: str, names: Sequence[str]) -> dict[str, str]:
         for each in inner
         for name in each.keys
     }
+
+
+def open_array(header: Header, cache_bytes: int) -> Hdf5Array:
+    return Hdf5Array(header, cache_bytes)
 
 
 def is_alone(header: Header) -> bool:

@@ -105,7 +105,7 @@ def _describe(file: Path) -> str:
     from volpipe.volumes.formats import hdf5
 
     try:
-        keys = list(hdf5.walk(file, ""))
+        keys = list(hdf5.walk(file, "", enter_groups=True))
     except VolumeError as error:
         return str(error)
     hdf5.read_attributes(file, "")

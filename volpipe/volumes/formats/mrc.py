@@ -24,6 +24,7 @@ from volpipe.volumes.storage.metadata import (
     Header,
     Place,
     flat_chunk,
+    shown,
     voxel_dtype,
     voxels,
 )
@@ -92,7 +93,7 @@ def read_header(file: Path) -> Header:
         known={"offset": offset, "stored": stored},
         unsupported="an MRC file",
         place=_place(fields),
-        notes=(*_header_notes(fields, order), *_type_notes(fields), *_place_notes(fields, excess)),
+        notes=tuple(_notes(fields, order, excess)),
     )
 
 
@@ -126,7 +127,6 @@ def _expected_size(fields: np.void) -> int:
 
 
 def _stamped(text: bytes) -> Order | None:
-    """Return the byte order that the machine stamp says."""
     stamps: dict[int, Order] = {0x44: "<", 0x11: ">"}
     return stamps.get(text[FIELDS.fields["stamp"][1]]) if FIELDS.fields is not None else None
 
@@ -155,8 +155,8 @@ def _fields(file: Path) -> tuple[np.void, Order]:
     return readings[order], order
 
 
-def _header_notes(fields: np.void, order: Order) -> Iterator[str]:
-    """Yield what was assumed of a header that is not as MRC2014 says."""
+def _notes(fields: np.void, order: Order, excess: int) -> Iterator[str]:
+    """Yield what was assumed where a header says little: of its order, of the sign of integers, of size and place."""
     stamped = _stamped(fields.tobytes())
     if stamped is not None and stamped != order:
         yield (
@@ -165,10 +165,6 @@ def _header_notes(fields: np.void, order: Order) -> Iterator[str]:
         )
     if not fields["map"].startswith(MARK):
         yield "its header has no mark 'MAP ', and is read as one of MRC2014: look whether size and origin are right"
-
-
-def _type_notes(fields: np.void) -> Iterator[str]:
-    """Yield what was assumed of the sign of integers."""
     low, high = (float(value) for value in fields["statistics"][:2])
     is_known = _has_statistics(fields)
     mode, from_imod = int(fields["mode"]), int(fields["imod_stamp"]) == IMOD_STAMP
@@ -182,15 +178,6 @@ def _type_notes(fields: np.void) -> Iterator[str]:
     if mode == 1 and is_known and high > 32767:
         yield f"voxels are read as signed, up to 32767, and the header says up to {high:g}: larger ones are negative"
 
-
-def _has_statistics(fields: np.void) -> bool:
-    """Return whether the header says the least and the greatest value; 0 for both, or greatest below least, is none."""
-    low, high = (float(value) for value in fields["statistics"][:2])
-    return bool(np.isfinite([low, high]).all()) and low <= high and (low, high) != (0.0, 0.0)
-
-
-def _place_notes(fields: np.void, excess: int) -> Iterator[str]:
-    """Yield what a user should know of size and place."""
     if excess > 0:
         yield (
             f"the file has {excess:,} bytes behind its voxels, which are not read; if its header does not count an "
@@ -207,6 +194,12 @@ def _place_notes(fields: np.void, excess: int) -> Iterator[str]:
     start, origin = _start(fields), fields["origin"].astype(np.float64)
     if size is not None and start.any() and origin.any() and (np.abs(start * size - origin) > size / 2).any():
         yield "the header says two places, ORIGIN and NSTART; ORIGIN counts"
+
+
+def _has_statistics(fields: np.void) -> bool:
+    """Return whether the header says the least and the greatest value; 0 for both, or greatest below least, is none."""
+    low, high = (float(value) for value in fields["statistics"][:2])
+    return bool(np.isfinite([low, high]).all()) and low <= high and (low, high) != (0.0, 0.0)
 
 
 def _shape(fields: np.void, file: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -267,22 +260,18 @@ def _sizes(fields: np.void) -> np.ndarray | None:
     return cell / grid if (grid > 0).all() and np.isfinite(cell).all() else None
 
 
-def _has_usual_origin(fields: np.void) -> bool:
-    """Return whether ORIGIN in a file of IMOD is the place: by its flag, or where the header is one of MRC2014."""
-    return bool(int(fields["imod_flags"]) & IMOD_ORIGIN) or int(fields["version"]) in VERSIONS
-
-
 def _place(fields: np.void) -> Place:
     """Return where the array lies: ORIGIN if there is one, or else NSTART in voxels, which is what viewers do."""
     size = _sizes(fields)
     if size is None:
-        grid, cell = (" × ".join(f"{n:g}" for n in fields[name].tolist()) for name in ("grid", "cell"))
+        grid, cell = (shown(fields[name].tolist()) for name in ("grid", "cell"))
         return Place(reason=f"its header says a cell of {cell} Å and a grid of {grid}")
     origin = fields["origin"].astype(np.float64)
     if not np.isfinite(origin).all() or not origin.any():
         origin = _start(fields) * size
-    elif int(fields["imod_stamp"]) == IMOD_STAMP and not _has_usual_origin(fields):
-        origin = -origin
+    elif int(fields["imod_stamp"]) == IMOD_STAMP:
+        is_usual = bool(int(fields["imod_flags"]) & IMOD_ORIGIN) or int(fields["version"]) in VERSIONS
+        origin = origin if is_usual else -origin
     return listed_place("xyz", size.tolist(), origin.tolist(), ["angstrom"] * 3)
 
 

@@ -73,7 +73,7 @@ def _ome(attributes: Tree, source: Location) -> Tree:
 
 def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> Dataset:
     path = entry.get("path")
-    if not isinstance(path, str) or not _is_inner(path):
+    if not isinstance(path, str) or not is_inner(path):
         raise VolumeError(f"{source}: dataset path {path!r} is not the key of an array in the group")
     if "coordinateTransformations" not in entry:
         axes, _ = _axes(image.get("axes"))
@@ -98,7 +98,7 @@ def _channel_names(omero: object) -> tuple[str, ...]:
     return tuple(str(name) for name in names) if all(isinstance(name, str) and name for name in names) else ()
 
 
-def _is_inner(path: str) -> bool:
+def is_inner(path: str) -> bool:
     """Tell whether `path` stays in the group that names it."""
     return ".." not in PurePosixPath(path).parts and not PurePosixPath(path).is_absolute()
 
@@ -162,7 +162,7 @@ def plate_images(folder: Location, read: Callable[[Location], Tree]) -> list[str
     wells = plate.get("wells")
     for well in wells[:MAX_WELLS] if isinstance(wells, list) else []:
         path = str(well.get("path")) if isinstance(well, dict) else "?"
-        if not _is_inner(path):
+        if not is_inner(path):
             continue
         well_tree = _ome(read(folder / path), folder / path).get("well")
         fields = well_tree.get("images") if isinstance(well_tree, dict) else None

@@ -73,6 +73,12 @@ def has_equal_colours(header: Header, files: Iterable[Path]) -> bool:
     return header.known["samples"] > 1 and all(_is_grey(_decode(file.read_bytes(), file)) for file in files)
 
 
+def read_as_grey(file: Path) -> Header:
+    """Return the header of the picture in `file`, without colours that are equal."""
+    header = read_header(file)
+    return without_colours(header) if has_equal_colours(header, [file]) else header
+
+
 def without_colours(header: Header) -> Header:
     """Return the `header` of a picture whose colours are equal as one of grey values."""
     return replace(

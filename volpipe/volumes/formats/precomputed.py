@@ -17,17 +17,17 @@ import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Triple
-from volpipe.volumes.formats.ome import Dataset
+from volpipe.volumes.formats.ome import Dataset, is_inner
 from volpipe.volumes.storage.chunk_files import axis_bits, morton_bits
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
     Facts,
     Header,
-    Lengths,
     Level,
     Multiscale,
     Place,
     Tree,
+    check_same,
     floats,
     lengths,
     mapping,
@@ -154,8 +154,7 @@ def _parts(scale: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _is_inner(key: str) -> bool:
-    path = PurePosixPath(key)
-    return 1 <= len(path.parts) <= KEY_PARTS and ".." not in path.parts and not path.is_absolute()
+    return 1 <= len(PurePosixPath(key).parts) <= KEY_PARTS and is_inner(key)
 
 
 def _scales(info: Tree, root: Location) -> list[Tree]:
@@ -199,16 +198,11 @@ def _header(folder: Location, root: Location, info: Tree, scale: Tree) -> Header
         dtype=np.dtype(dtype),
         chunks=(*channels, *chunk[::-1]),
         shards=None if box is None else (*channels, *box[::-1]),
-        codec=_codec(encoding, sharding),
+        codec="gzip" if encoding == "raw" and (sharding or {}).get("data_encoding") == "gzip" else encoding,
         axes=("c", "z", "y", "x") if channels else ("z", "y", "x"),
         known=plain(known),
         place=_place(info, scale, offset),
     )
-
-
-def _codec(encoding: str, sharding: Tree | None) -> str:
-    is_packed = sharding is not None and sharding.get("data_encoding") == "gzip"
-    return "gzip" if encoding == "raw" and is_packed else encoding
 
 
 def _offset(scale: Tree, file: Location) -> tuple[int, ...]:
@@ -277,20 +271,13 @@ def create_array(root: Location, key: str, spec: ArraySpec) -> None:
     info: Tree = {**new, "scales": []} | (old or {})
     scale = plain(_scale(spec, key))
     for name in ("data_type", "num_channels"):
-        _check_same(root / FILE, name, info.get(name), new[name])
+        check_same(root / FILE, name, info.get(name), new[name])
     known = next((entry for entry in info["scales"] if entry.get("key") == key), None)
     if known is None:
         write_json(root / FILE, info | {"scales": [*info["scales"], scale]})
         return
     for name in ("size", "chunk_sizes", "encoding", "sharding"):
-        _check_same(root / FILE, name, known.get(name), scale[name])
-
-
-def _check_same(file: Location, name: str, was: object, value: object) -> None:
-    if was != value:
-        raise VolumeError(
-            f"{file} exists already, with {name} {was!r} instead of {value!r}; remove it, or write to another place"
-        )
+        check_same(root / FILE, name, known.get(name), scale[name])
 
 
 def check_spec(spec: ArraySpec) -> None:
@@ -411,7 +398,8 @@ def _places(multiscale: Multiscale) -> Iterator[tuple[Level, Tree]]:
             "the voxel size is unknown, and precomputed cannot do without; give it: --set input.voxel_size_nm=16,8,8 "
             "for a run, --voxel-size-nm 16,8,8 for a copy"
         )
-    corner = _corner(multiscale.origin_nm, size)
+    # of the voxel in which the origin lies, the later one on a border
+    corner = [math.floor(o / v + 1e-6) for o, v in zip(multiscale.origin_nm, size, strict=True)]
     for level in multiscale.levels:
         for axis, n, f in zip("zyx", corner, level.factor, strict=True):
             if n % f:
@@ -424,9 +412,3 @@ def _places(multiscale: Multiscale) -> Iterator[tuple[Level, Tree]]:
         offset = [int(n // f) for n, f in zip(corner, level.factor, strict=True)]
         resolution = [f * v for f, v in zip(level.factor, size, strict=True)]
         yield level, {"resolution": resolution[::-1], "voxel_offset": offset[::-1]}
-
-
-def _corner(origin_nm: Lengths, size: Lengths) -> Triple:
-    """Return the number of the voxel (z, y, x) in which the centre at `origin_nm` lies, the later one on a border."""
-    z, y, x = (math.floor(o / v + 1e-6) for o, v in zip(origin_nm, size, strict=True))
-    return z, y, x

@@ -1,7 +1,8 @@
 """TIFF: stacks, BigTIFF, ImageJ hyperstacks, OME-TIFF with levels, tiles, of either byte order, read where they lie.
 
-Not here: folders of slices (tiff_folder), axes and voxel sizes (tiff_tags), strips and tiles (tiff_pages). tifffile
-finds the pages and undoes their compression; which bytes are read is decided here and in `pages`.
+Not here: folders of slices (tiff_folder), strips and tiles (tiff_pages). tifffile finds the pages and undoes their
+compression; which bytes are read is decided here and in `pages`. Axes and voxel sizes are those of OME-XML, of ImageJ's
+and tifffile's descriptions, and of the resolution tags.
 
 A series of pages is an array whose last axes are the page's, where those of length one may be left out::
 
@@ -16,18 +17,29 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.formats import tiff_tags
 from volpipe.volumes.formats.flat import FlatArray, Part, RawFile, check_end, num_bytes
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.formats.tiff_pages import Coding, Decoder, Directories, InvertedArray, Layout, Page, PagedArray
 from volpipe.volumes.storage import decoded_size
 from volpipe.volumes.storage.memory import check_memory
-from volpipe.volumes.storage.metadata import ArraySpec, Facts, Header, Place, voxel_dtype, voxels
+from volpipe.volumes.storage.metadata import (
+    ArraySpec,
+    Facts,
+    Header,
+    Lengths,
+    Place,
+    Tree,
+    nanometres,
+    place,
+    voxel_dtype,
+    voxels,
+)
 from volpipe.volumes.storage.paths import check_beside
 
 if TYPE_CHECKING:
@@ -69,21 +81,28 @@ def read_datasets(file: Path, key: str) -> tuple[Dataset, ...] | None:
         image = stack.find(key)
         if image is None or image.level is not None or len(image.series.levels) < 2:
             return None
-        axes = tiff_tags.axes(image.series, file)
-        where = tiff_tags.read_place(stack.tif, image.series, image.number, axes)
+        axes = read_axes(image.series, file)
+        where = read_place(stack.tif, image.series, image.number, axes)
         return tuple(
-            Dataset(f"s{i}", axes, tiff_tags.coarser(where, axes, image.series, i))
-            for i in range(len(image.series.levels))
+            Dataset(f"s{i}", axes, coarser(where, axes, image.series, i)) for i in range(len(image.series.levels))
         )
 
 
-def walk(file: Path, *, enter_groups: bool) -> Iterator[str]:
-    """Yield the keys of all series, or of all their levels."""
+def walk(file: Path, key: str, *, enter_groups: bool) -> Iterator[str]:
+    """Yield the keys, counted from `key`, of all series there, or of all their levels."""
     with _opened(file) as stack:
-        levels = [1] if stack.joined else [len(series.levels) for series in stack.tif.series]
-    for number, count in enumerate(levels):
-        key = str(number) if len(levels) > 1 else ""
-        yield from (f"{key}/s{i}".strip("/") for i in range(count)) if enter_groups and count > 1 else (key,)
+        image = stack.find(key)
+        if image is None and not key:
+            levels = {str(number): len(series.levels) for number, series in enumerate(stack.tif.series)}
+        else:
+            levels = {"": 1 if image is None or image.level is not None else len(image.series.levels)}
+    for name, count in levels.items():
+        yield from (f"{name}/s{i}".strip("/") for i in range(count)) if enter_groups and count > 1 else (name,)
+
+
+def read_attributes(file: Path, key: str) -> Tree:
+    """Return the attributes of a TIFF file: it has none."""
+    return {}
 
 
 def why_several(file: Path) -> str:
@@ -230,10 +249,12 @@ def _header(key: str, stack: _Stack, image: _Image) -> Header:
     file, series = stack.file, image.series.levels[image.level or 0]
     shape = voxels(tuple(map(int, series.shape)), "shape", file)
     dtype = voxel_dtype(np.dtype(series.dtype), file)
-    axes = tiff_tags.axes(series, file)
-    is_uniform = _is_uniform(stack, series)
+    axes = read_axes(series, file)
+    expected = stack.coding(series.keyframe)
+    # Whether the bytes of all pages become voxels as those of the keyframe do.
+    is_uniform = all(stack.coding(page) == expected for page in series if page is not None and page.offset)
     pages = _check(stack, series, is_uniform)
-    place = tiff_tags.read_place(stack.tif, image.series, image.number, axes)
+    place = read_place(stack.tif, image.series, image.number, axes)
     return Header(
         folder=file / key,
         format="tiff",
@@ -242,18 +263,18 @@ def _header(key: str, stack: _Stack, image: _Image) -> Header:
         chunks=_chunks(_layout(series, file)),
         codec=_codec(series.keyframe, file),
         axes=axes,
-        is_guessed=any(letter in tiff_tags.UNNAMED for letter in series.axes),
-        channel_names=tiff_tags.channel_names(stack.tif, image.series, image.number),
+        is_guessed=any(letter in UNNAMED for letter in series.axes),
+        channel_names=read_channel_names(stack.tif, image.series, image.number),
         known={
             "file": file,
             "key": key,
             "is_alike": stack.is_alike,
             "is_uniform": is_uniform,
-            "colours": tiff_tags.colours(series.keyframe),
+            "colours": colours_of(series.keyframe),
         },
         notes=_notes(stack, series, pages),
         unsupported="a TIFF file",
-        place=tiff_tags.coarser(place, axes, image.series, image.level or 0),
+        place=coarser(place, axes, image.series, image.level or 0),
     )
 
 
@@ -293,13 +314,7 @@ def _notes(stack: _Stack, series: TiffPageSeries, pages: list[Page]) -> tuple[st
         notes.append(
             f"{num_odd} pages differ from the first in what is white (MINISWHITE): those whose white is 0 are inverted"
         )
-    return (*notes, *tiff_tags.colour_notes(series.keyframe))
-
-
-def _is_uniform(stack: _Stack, series: TiffPageSeries) -> bool:
-    """Return whether the bytes of all pages become voxels as those of the keyframe do."""
-    expected = stack.coding(series.keyframe)
-    return all(stack.coding(page) == expected for page in series if page is not None and page.offset)
+    return (*notes, *colour_notes(series.keyframe))
 
 
 def _check(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> list[Page]:
@@ -388,7 +403,7 @@ def _with_own_tags(page: TiffPage | TiffFrame) -> TiffPage:
 
 def _kind(page: TiffPage) -> tuple[object, ...]:
     """Return what pages of one array have in common, however they are stored."""
-    return tuple(page.shaped), page.axes, page.dtype, tiff_tags.colours(page)
+    return tuple(page.shaped), page.axes, page.dtype, colours_of(page)
 
 
 def _unlike(number: int, page: TiffPage, first: TiffPage) -> str:
@@ -396,7 +411,7 @@ def _unlike(number: int, page: TiffPage, first: TiffPage) -> str:
 
 
 def _described(page: TiffPage) -> str:
-    return f"{page.dtype} {page.shape} ({tiff_tags.colours(page)})"
+    return f"{page.dtype} {page.shape} ({colours_of(page)})"
 
 
 def _decoder(page: TiffPage, file: Path) -> Decoder:
@@ -414,7 +429,7 @@ def _decoder(page: TiffPage, file: Path) -> Decoder:
         plain=bool(page.is_final) and not page.is_tiled and stored.kind != "b",
         decode=page.decode,
         jpegheader=page.jpegheader,
-        white=tiff_tags.white(page),
+        white=white_of(page),
     )
 
 
@@ -468,7 +483,7 @@ def write(path: Path, spec: ArraySpec, where: Place, parts: Iterable[Part], styl
             dtype=spec.dtype,
             photometric="minisblack",
             compression=COMPRESSION[spec.codec],
-            **tiff_tags.write_arguments(style, "ZCYX" if channels else "ZYX", where.voxel_size_nm),
+            **write_arguments(style, "ZCYX" if channels else "ZYX", where.voxel_size_nm),
         )
 
 
@@ -483,3 +498,234 @@ def choose_style(name: str, spec: ArraySpec) -> str:
     if spec.dtype.name in IMAGEJ_DTYPES and small and spec.codec == "raw" and not is_named_ome:
         return "imagej"
     return "ome" if spec.dtype.name in OME_DTYPES else "plain"
+
+
+UNNAMED = "IQ"  # tifffile's letters for axes of which the file says nothing
+INCH, CENTIMETER = 2, 3  # of the tag ResolutionUnit
+WHITE_IS_ZERO, GREY = 0, 1  # of the tag PhotometricInterpretation
+RGB_DECODERS = (6, 7, 33007, 34892)  # compressions that are JPEG, from which RGB comes
+COLOURS = {  # what values are, and what a user should know of them, by PhotometricInterpretation
+    WHITE_IS_ZERO: ("grey", ""),
+    GREY: ("grey", ""),
+    2: ("RGB", ""),
+    3: (
+        "palette",
+        "the voxels are numbers of colours in a palette, which may be no grey values",
+    ),
+    4: ("a mask", ""),
+    5: ("CMYK", "the channels are inks (CMYK): more is darker"),
+    6: ("YCbCr", "the channels are luma and two differences of colours (YCbCr), not red, green and blue"),
+    8: ("CIELAB", "the channels are L*, a* and b* (CIELAB), not red, green and blue"),
+    9: ("ICCLAB", "the channels are L*, a* and b* (ICCLAB), not red, green and blue"),
+    32803: ("a mosaic", "neighbouring pixels have filters of different colours before them (CFA)"),
+    34892: ("raw", ""),
+}
+
+
+def read_axes(series: TiffPageSeries, file: Path) -> tuple[str, ...]:
+    """Return the axes of a series as t, c, z, y, x; samples (colours) are channels, others in lower case.
+
+    Axes without a name are taken for z, then c, then t, the fastest first.
+
+    Raises:
+        VolumeError: it has channels and samples, or another axis twice.
+    """
+    names = ["c" if letter == "S" else letter.lower() for letter in series.axes]
+    left = iter([name for name in "zct" if name not in names])
+    for i in reversed(range(len(names))):
+        if series.axes[i] in UNNAMED:
+            names[i] = next(left, f"d{i}")
+    if len(set(names)) < len(names):
+        raise VolumeError(
+            f"{file} has axes {series.axes} of {tuple(series.shape)}; save channels, colours and times on their own"
+        )
+    return tuple(names)
+
+
+def read_place(tif: TiffFile, series: TiffPageSeries, number: int, names: tuple[str, ...]) -> Place:
+    """Return the voxel size of `series`, the one with this number, whose axes are `names`; no origin is read.
+
+    OME's, or else the spacing and unit of ImageJ's or tifffile's description with the resolution of the first page.
+    Without a unit there only a resolution per centimetre counts: one per inch is about printing. The size is unknown of
+    an image of two dimensions that does not say how thick it is, and where tag and description have different units.
+    """
+    if series.kind == "ome":
+        sizes, units = _ome(tif.ome_metadata or "", number)
+    else:
+        description = _description(tif, number)
+        reason = _contradiction(description, series.keyframe, is_imagej=tif.is_imagej)
+        if reason:
+            return Place(reason=reason)
+        sizes, units = _described_sizes(description, series.keyframe, is_stack=series.kind == "imagej" and "z" in names)
+    missing = [axis for axis in "zyx" if axis not in sizes]
+    if missing and sizes:
+        known = ", ".join(f"{axis} {sizes[axis]:g} {units[axis]}" for axis in "zyx" if axis in sizes)
+        return Place(reason=f"it says {known}, and nothing of {', '.join(missing)}")
+    return place(sizes, {}, units)
+
+
+def _ome(text: str, number: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Return voxel size and unit per axis of image `number` of an OME-XML document; µm where no unit is said."""
+    attributes = next((element.attrib for element in _elements(text, number, "Pixels")), {})
+    lengths = {axis: _number(attributes.get(f"PhysicalSize{axis.upper()}")) for axis in "zyx"}
+    sizes = {axis: length for axis, length in lengths.items() if length}
+    return sizes, {axis: attributes.get(f"PhysicalSize{axis.upper()}Unit", "µm") for axis in sizes}
+
+
+def _elements(text: str, number: int, name: str) -> list[ElementTree.Element]:
+    """Return the elements `name` of the Pixels of image `number` in an OME-XML document, itself included."""
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError:
+        return []
+    pixels = list(root.iterfind(".//{*}Pixels"))
+    inner = pixels[number].iter() if number < len(pixels) else ()
+    return [element for element in inner if element.tag.rpartition("}")[2] == name]
+
+
+def _described_sizes(
+    description: dict[str, Any], page: TiffPage, *, is_stack: bool
+) -> tuple[dict[str, float], dict[str, str]]:  # Any: text or number
+    """Return voxel size and unit per axis; an ImageJ stack without a spacing has one of 1, which ImageJ leaves out."""
+    unit, *others = (unescaped(str(description.get(name, ""))) for name in ("unit", "yunit", "zunit"))
+    sizes = {
+        axis: size for axis, name in (("y", "YResolution"), ("x", "XResolution")) if (size := _inverse(page, name))
+    }
+    if nanometres(unit) is None and _resolution_unit(page) == CENTIMETER:
+        return sizes, {"y": "cm", "x": "cm"}
+    if not unit.strip():
+        return {}, {}
+    spacing = _number(description.get("spacing", 1.0 if is_stack else None))
+    units = {"x": unit} | {axis: other or unit for axis, other in zip("yz", others, strict=True)}
+    return sizes | ({"z": spacing} if spacing else {}), units
+
+
+def _contradiction(description: dict[str, Any], page: TiffPage, *, is_imagej: bool) -> str:  # Any: text or number
+    """Return why the unit of a description does not go with that of the resolution tags, "" where it may.
+
+    ImageJ takes its own unit and writes none into the tag, others count pixels per centimetre beside it (Bio-Formats
+    3676: 400 nm became 0.04 nm). An inch beside tifffile's description is what tifffile writes without being asked.
+    """
+    unit, size = unescaped(str(description.get("unit", ""))), _inverse(page, "XResolution")
+    tag = {INCH: ("inch", 25.4e6), CENTIMETER: ("cm", 1e7)}.get(_resolution_unit(page), ("", 0.0))
+    factor = nanometres(unit)
+    if factor is None or size is None or not tag[0] or tag[1] == factor or (tag[0] == "inch" and not is_imagej):
+        return ""
+    return f"it says x {size:g} {tag[0]} by its resolution, and the unit {unit[:20]!r} in its description"
+
+
+def _resolution_unit(page: TiffPage) -> int:
+    tag = page.tags.get("ResolutionUnit")
+    return int(tag.value) if tag is not None and isinstance(tag.value, int) else 0
+
+
+def unescaped(text: str) -> str:
+    """Return `text` with the letters that ImageJ writes as \\u00B5 and the like."""
+    return re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text)
+
+
+def _description(tif: TiffFile, number: int) -> dict[str, Any]:  # Any: text or number
+    """Return the description by ImageJ or tifffile on the first page of a series."""
+    if tif.is_imagej:
+        return dict(tif.imagej_metadata or {})
+    shaped = tif.shaped_metadata or ()
+    return dict(shaped[number]) if number < len(shaped) else {}
+
+
+def _inverse(page: TiffPage, name: str) -> float | None:
+    """Return the edge of a pixel, in the unit of the resolution tag `name`, a fraction."""
+    tag = page.tags.get(name)
+    value = None if tag is None else tag.value
+    if not isinstance(value, tuple) or len(value) != 2 or 0 in value:
+        return None
+    return _number(value[1] / value[0])
+
+
+def _number(value: object) -> float | None:
+    """Return `value` as a length: above zero and finite; None where it is none."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        return None
+    return number if 0 < number < math.inf else None
+
+
+def read_channel_names(tif: TiffFile, series: TiffPageSeries, number: int) -> tuple[str, ...]:
+    """Return the names of the channels of `series`, as OME has them; () where not all have one."""
+    if series.kind != "ome":
+        return ()
+    names = tuple(element.get("Name", "") for element in _elements(tif.ome_metadata or "", number, "Channel"))
+    return names if all(names) else ()
+
+
+def colours_of(page: TiffPage) -> str:
+    """Return what the values of `page` are: "grey", or the name of another photometric interpretation.
+
+    Raises:
+        VolumeError: volpipe does not know that.
+    """
+    number = GREY if page.photometric is None else int(page.photometric)
+    if number not in COLOURS:
+        raise VolumeError(
+            f"{page.parent.filename} has pages of photometric interpretation {number}, which is not known; "
+            "save grey values"
+        )
+    name, _ = COLOURS[number]
+    return "RGB" if name == "YCbCr" and page.compression in RGB_DECODERS else name
+
+
+def white_of(page: TiffPage) -> int | None:
+    """Return the value of black in a `page` whose white is 0, which is read the other way round; None of others.
+
+    Bits stay: tifffile writes masks of Python as if white were 0, and true is 1 in them.
+    """
+    kind = np.dtype(page.dtype).kind
+    if page.photometric != WHITE_IS_ZERO or kind not in "ui":
+        return None
+    return -1 if kind == "i" else 2 ** int(page.bitspersample) - 1
+
+
+def colour_notes(page: TiffPage) -> tuple[str, ...]:
+    """Return what a user should know of the values of `page`, () of grey values and RGB."""
+    black = white_of(page)
+    if black is not None:
+        return (f"white is 0 in the file (MINISWHITE): a stored value v is read as {black} - v",)
+    if page.photometric == WHITE_IS_ZERO:
+        kind = "bits" if page.dtype == np.bool_ else "floats"
+        return (f"white is the least value in the file (MINISWHITE): {kind} are read as they are stored",)
+    name = colours_of(page)
+    is_ramp = name == "palette" and page.colormap is not None and _is_ramp(page.colormap)
+    return () if is_ramp else tuple(note for other, note in COLOURS.values() if other == name and note)
+
+
+def _is_ramp(colormap: np.ndarray) -> bool:
+    """Return whether the colours of a palette (3, n) are greys that grow with their number."""
+    ramp = np.round(np.arange(colormap.shape[1]) / max(1, colormap.shape[1] - 1) * 255).astype(int)
+    return all(np.array_equal(channel >> 8, ramp) for channel in colormap)
+
+
+def coarser(finest: Place, names: tuple[str, ...], series: TiffPageSeries, level: int) -> Place:
+    """Return where a level lies: its voxels join as many of the finest as their numbers say."""
+    if finest.voxel_size_nm is None or not level:
+        return finest
+    coarse = series.levels[level]
+    factors = {axis: full / n for axis, full, n in zip(names, series.shape, coarse.shape, strict=True) if axis in "zyx"}
+    size = [v * factors.get(axis, 1.0) for axis, v in zip("zyx", finest.voxel_size_nm, strict=True)]
+    shift = [(factors.get(axis, 1.0) - 1) / 2 * v for axis, v in zip("zyx", finest.voxel_size_nm, strict=True)]
+    return Place((size[0], size[1], size[2]), (shift[0], shift[1], shift[2]))
+
+
+def write_arguments(
+    style: str, letters: str, voxel_size_nm: Lengths | None
+) -> dict[str, Any]:  # Any: arguments of tifffile
+    """Return the arguments with which tifffile writes axes and voxel size (z, y, x) in a `style` of description."""
+    metadata: dict[str, object] = {"axes": letters}
+    if voxel_size_nm is None:
+        return {"metadata": metadata}
+    z, y, x = voxel_size_nm
+    if style == "ome":
+        for axis, size in zip("ZYX", voxel_size_nm, strict=True):
+            metadata |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": "nm"}
+        return {"metadata": metadata}
+    metadata |= {"spacing": z, "unit": "nm"}
+    return {"metadata": metadata, "resolution": (1 / x, 1 / y), "resolutionunit": "none"}

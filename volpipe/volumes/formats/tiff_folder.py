@@ -185,7 +185,9 @@ def arrange(names: Sequence[str]) -> Slices:
         return _by_labels(names, columns)
     slices = Slices(tuple(line[-1] for line in numbers))
     if len(varying) == 1:
-        return replace(slices, notes=(*_taken_for_slices(varying[0]), *missing_note(varying[0].numbers)))
+        word, is_other = varying[0].word, varying[0].label in CALLED
+        notes = (f"the numbers after {word} are taken for slices",) if is_other else ()
+        return replace(slices, notes=(*notes, *missing_note(varying[0].numbers)))
     counts = [column.count for column in varying]
     if len(varying) > 1 and math.prod(counts) == len(names):
         return replace(
@@ -286,10 +288,6 @@ def _why_unlike(groups: Sequence[Sequence[str]]) -> str:
         f"{', '.join(strays[:MAX_DIFFERENT])}{more} {'do' if len(strays) > 1 else 'does'} not fit the names of the "
         f"other {len(groups[0])} slices ({groups[0][0]} to {groups[0][-1]}); move what is no slice to another place"
     )
-
-
-def _taken_for_slices(column: Column) -> tuple[str, ...]:
-    return (f"the numbers after {column.word} are taken for slices",) if column.label in CALLED else ()
 
 
 def _order_note(names: Sequence[str], ordered: Sequence[str], columns: Sequence[Column]) -> tuple[str, ...]:

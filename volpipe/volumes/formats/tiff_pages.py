@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -103,17 +103,14 @@ class Directories:
             self._check_end(offset + end + self._number.size)
             text = self._raw.read(offset, end + self._number.size)
         tags = list(self._tag.iter_unpack(text[self._counter.size : end]))
-        self._check_end(self._end_of_values(tags))
+        # Where the numbers end that say where the voxels are.
+        placed = ((num * SIZES.get(kind, 0), at) for code, kind, num, at in tags if code in PLACES)
+        self._check_end(max((at + size for size, at in placed if size > self._number.size), default=0))
         coding = tuple([(*tag[:3], self._content(offset, text, *tag[1:])) for tag in tags if tag[0] in CODING])
         if coding not in self._known:
             self._known[coding] = (self._order, *_normal({tag[0]: self._numbers(*tag[1:]) for tag in coding}))
         self.codings[offset] = self._known[coding]
         return int(self._number.unpack_from(text, end)[0])
-
-    def _end_of_values(self, tags: Sequence[tuple[int, int, int, int]]) -> int:
-        """Return where the numbers of the tags (code, type, number, place) end that say where the voxels are."""
-        placed = ((num * SIZES.get(kind, 0), at) for code, kind, num, at in tags if code in PLACES)
-        return max((at + size for size, at in placed if size > self._number.size), default=0)
 
     def _content(self, offset: int, text: bytes, kind: int, num: int, at: int) -> int | bytes:
         """Return what a tag of the directory `text` at `offset` holds: its own bytes, or those that it leads to."""

@@ -17,8 +17,7 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.volumes.dialects.attributes import read_axes, value_notes
 from volpipe.volumes.storage import decoded_size, paths
-from volpipe.volumes.storage.chunk_files import ChunkFiles
-from volpipe.volumes.storage.chunk_source import ChunkSource
+from volpipe.volumes.storage.chunk_files import ChunkFiles, ChunkSource
 from volpipe.volumes.storage.metadata import (
     MAX_JSON_BYTES,
     MAX_RANK,
@@ -384,7 +383,7 @@ class ZarrArray:
             raise
         except Exception as error:  # as above, and each codec has errors of its own
             raise VolumeError(f"{self._array.path or self._array.store}: {error}") from error
-        return np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+        return np.asarray(data, data.dtype.newbyteorder("="), order="C")
 
 
 def _outermost(header: Header) -> str:

@@ -1,6 +1,6 @@
 """Damaged chunks, named by dataset, chunk and file; also those that libraries read without an error.
 
-Not here: reading (tensorstore, single_file, zarr). Each check reads a few bytes of a file, once for each chunk.
+Not here: reading (tensorstore, formats). Each check reads a few bytes of a file, once for each chunk.
 """
 
 from __future__ import annotations
@@ -164,13 +164,12 @@ def _check_before(place: str, header: Header, box: Box) -> None:
     Raises:
         ChunkError: with both numbers.
     """
+    offset, most = _blosc_offset(header), math.prod(header.chunks) * header.dtype.itemsize
     if header.format == "n5" and header.known["compression"]["type"] == "xz":
-        _check_xz_chunks(place, header, box)
-    offset = _blosc_offset(header)
+        _check_xz_chunks(place, header, box, most)
     if offset is None or not isinstance(header.folder, Path):
         return
     places: dict[Location, np.ndarray | None] = {}
-    most = math.prod(header.chunks) * header.dtype.itemsize
     for chunk in cells(box, header.chunks):
         file = file_of(header, chunk)
         assert isinstance(file, Path)
@@ -187,9 +186,8 @@ def _check_before(place: str, header: Header, box: Box) -> None:
             raise ChunkError(f"{place}: chunk {chunk} in {error}") from error
 
 
-def _check_xz_chunks(place: str, header: Header, box: Box) -> None:
+def _check_xz_chunks(place: str, header: Header, box: Box, most: int) -> None:
     """Raise where an xz chunk in `box` is damaged; it costs unpacking it twice."""
-    most = math.prod(header.chunks) * header.dtype.itemsize
     for chunk in cells(box, header.chunks):
         file = file_of(header, chunk)
         text = paths.read(file, N5_SIZES + 4 * (len(header.shape) + 1) + 2 * most + XZ_BYTES) or b""

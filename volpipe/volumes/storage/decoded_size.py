@@ -191,12 +191,10 @@ def check_xz(text: bytes, chunk_bytes: int) -> None:
 
 
 def _zstd(text: bytes, limit: int) -> int:
-    import imagecodecs
-
     try:
-        return len(imagecodecs.zstd_decode(text, out=limit))
-    except imagecodecs.ZstdError as error:  # it says alike that it is damaged and that it is too large
-        raise ChunkError(f"zstd: {error}; it may hold at most {limit} bytes") from error
+        return len(_unpack_at_once(text, "zstd", limit))
+    except ValueError as error:  # it says alike that it is damaged and that it is too large
+        raise ChunkError(str(error).removeprefix("DATA_LOSS: ")) from error
 
 
 def _blosc(text: bytes) -> int:

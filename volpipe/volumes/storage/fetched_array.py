@@ -3,7 +3,7 @@
 Each chunk is fetched by one request, and decoded as it comes. What comes says which version of the file it is of, so
 that nobody has to ask for that beside it. Of a shard, of Zarr v3 or precomputed, the index is fetched once, and chunks
 that lie together come by one request. On a disk tensorstore reads all but what it cannot: chunks by other names, and
-forms that other decoders know. Not here: requests (object_store), names (chunk_source), or decoding (tensorstore).
+forms that other decoders know. Not here: requests (object_store), names (chunk_files), or decoding (tensorstore).
 Arrays whose shards are of a rarer kind are read by tensorstore alone.
 """
 
@@ -26,9 +26,12 @@ from volpipe.errors import ChangedError, VolumeError
 from volpipe.geometry.grid import Index
 from volpipe.geometry.indexing import Region, pieces, ranges
 from volpipe.volumes.storage import object_store, tensorstore
-from volpipe.volumes.storage.chunk_files import ABSENT, ENTRY_BYTES, ChunkFiles, Minishards, chunk_number
-from volpipe.volumes.storage.chunk_source import (
+from volpipe.volumes.storage.chunk_files import (
+    ABSENT,
+    ENTRY_BYTES,
+    ChunkFiles,
     ChunkSource,
+    Minishards,
     as_tensorstore_reads,
     in_one_member,
     is_named,
@@ -76,24 +79,6 @@ class ShardIndex:
             return None
         offset, length = map(int, entry)
         return offset, offset + length
-
-
-@dataclass(frozen=True)
-class MinishardIndex:
-    """The index of a shard of the precomputed array of `header`, as far as it was read, and the stamp of its file."""
-
-    header: Header
-    shard: Minishards
-    stamp: Stamp
-    file_bytes: int
-
-    def minishard(self, chunk: Index) -> int:
-        """Return the minishard that `chunk` is in."""
-        return self.shard.minishard(chunk_number(self.header, chunk))
-
-    def span(self, chunk: Index) -> tuple[int, int] | None:
-        """Return the first byte of `chunk` and that after its last, None where it is not stored."""
-        return self.shard.span(chunk_number(self.header, chunk))
 
 
 @dataclass
@@ -164,7 +149,7 @@ class FetchedArray:
         self._inner = _in_chunk_files(header)
         self._number, self._cache = next(_numbers), _cache(cache_bytes)
         self._source = ChunkSource(header)
-        self._indices: OrderedDict[Location, ShardIndex | MinishardIndex] = OrderedDict()
+        self._indices: OrderedDict[Location, ShardIndex | Minishards] = OrderedDict()
         bits = ChunkFiles(header).minishards
         self._is_packed = bits is not None and bits.get("data_encoding") == "gzip"
         self._memory, self._lock = threading.local(), threading.Lock()
@@ -183,8 +168,9 @@ class FetchedArray:
         for attempt in range(MOST_REREADS + 1):
             try:
                 with ExitStack() as stack:
-                    for turn in self._turns_of(region):
-                        stack.enter_context(turn)
+                    # In an order that all keep, so that nobody waits for who waits.
+                    for number in sorted({hash(unit) % TURNS for unit in region.units()} if self._turns else ()):
+                        stack.enter_context(self._turns[number])
                     stamps = self._fill(region, data)
                 break
             except ChangedError:
@@ -203,12 +189,6 @@ class FetchedArray:
     def is_elsewhere(self, index: tensorstore.Index) -> bool:
         """Return whether a file of the voxels at `index`, none of which is there, is there by another name."""
         return any(map(self._source.is_elsewhere, self._region(index).units()))
-
-    def _turns_of(self, region: Region) -> Iterator[threading.Lock]:
-        """Yield the locks of the shards of `region`, in an order that all keep, so that nobody waits for who waits."""
-        if self._turns:
-            for number in sorted({hash(unit) % TURNS for unit in region.units()}):
-                yield self._turns[number]
 
     def _fill(self, region: Region, data: np.ndarray) -> dict[Location, Stamp | None]:
         """Read the voxels of `region` into `data`; return the stamps of their files."""
@@ -244,7 +224,7 @@ class FetchedArray:
 
     def _find(
         self, region: Region, data: np.ndarray, shard: Index
-    ) -> tuple[ShardIndex | MinishardIndex | None, list[list[tuple[tuple[int, int], Index]]]]:
+    ) -> tuple[ShardIndex | Minishards | None, list[list[tuple[tuple[int, int], Index]]]]:
         """Return the index of `shard` and its chunks in `region` that are to be fetched, with their bytes, in groups.
 
         Those that are in memory or not stored are read at once; so is a small shard that is read whole.
@@ -261,7 +241,7 @@ class FetchedArray:
             index = None if whole is None else self._parsed(file, whole, whole.data)
         elif index is None:
             index = self._fetch_index(shard)
-        if isinstance(index, MinishardIndex):
+        if isinstance(index, Minishards):
             self._learn(shard, index, {index.minishard(chunk) for chunk in chunks}, whole)
         left = []
         for chunk in chunks:
@@ -286,47 +266,47 @@ class FetchedArray:
         num_inside = math.prod(-(-min(u, n - i * u) // c) for n, i, u, c in axes)
         return math.prod(unit) * self._header.dtype.itemsize <= LARGEST_BYTES and num_inside == num_chunks
 
-    def _fetch_index(self, shard: Index) -> ShardIndex | MinishardIndex | None:
+    def _fetch_index(self, shard: Index) -> ShardIndex | Minishards | None:
         files = ChunkFiles(self._header)
         bits = files.minishards
         num_bytes, at_end = files.index_bytes() if bits is None else (Minishards.table_bytes(bits), False)
         part = self._fetch(shard, (-num_bytes, 0) if at_end else (0, num_bytes))
         return None if part is None else self._parsed(self._file(shard), part, part.data)
 
-    def _parsed(self, file: Location, part: Part, data: bytes) -> ShardIndex | MinishardIndex:
+    def _parsed(self, file: Location, part: Part, data: bytes) -> ShardIndex | Minishards:
         """Return the index in `data`, a shard or the part of it with the index, and keep it."""
         files, file_bytes = ChunkFiles(self._header), part.file_bytes
-        index: ShardIndex | MinishardIndex
+        index: ShardIndex | Minishards
         if (bits := files.minishards) is None:
             index = ShardIndex(files.parse_index(data, file_bytes), part.stamp)
             num_bytes = index.places.nbytes
         else:
-            index = MinishardIndex(self._header, Minishards.parse(bits, data, file_bytes), part.stamp, file_bytes)
-            num_bytes = index.shard.table.nbytes + (ENTRY_BYTES << bits["preshift_bits"] + bits["minishard_bits"])
+            index = Minishards.parse(self._header, bits, data, file_bytes, part.stamp)
+            num_bytes = index.table.nbytes + (ENTRY_BYTES << bits["preshift_bits"] + bits["minishard_bits"])
         with self._lock:
             self._indices[file] = index
             while len(self._indices) > max(1, INDEX_BYTES // num_bytes):
                 self._indices.popitem(last=False)
         return index
 
-    def _learn(self, shard: Index, index: MinishardIndex, minishards: set[int], whole: Part | None) -> None:
+    def _learn(self, shard: Index, index: Minishards, minishards: set[int], whole: Part | None) -> None:
         """Read the indices of those `minishards` that are not known yet; they are in `whole` where that was fetched."""
-        missing = {number: index.shard.index_span(number) for number in minishards - index.shard.known.keys()}
+        missing = {number: index.index_span(number) for number in minishards - index.known.keys()}
         for number in [number for number, (start, stop) in missing.items() if start == stop]:
-            index.shard.learn(number, b"", index.file_bytes)
+            index.learn(number, b"")
             del missing[number]
         for group in _grouped([(span, (number,)) for number, span in missing.items()]):
             start, stop = group[0][0][0], max(span[1] for span, _ in group)
             data = self._range(shard, index, start, stop).data if whole is None else whole.data[start:stop]
             for span, (number,) in group:
-                index.shard.learn(number, data[span[0] - start : span[1] - start], index.file_bytes)
+                index.learn(number, data[span[0] - start : span[1] - start])
 
     def _fill_group(
         self,
         region: Region,
         data: np.ndarray,
         shard: Index,
-        index: ShardIndex | MinishardIndex,
+        index: ShardIndex | Minishards,
         group: Sequence[tuple[tuple[int, int], Index]],
     ) -> None:
         """Read those chunks of a shard that lie together, by one request."""
@@ -337,7 +317,7 @@ class FetchedArray:
             self._cache.put((self._number, chunk), Part(content, part.stamp))
             self._decode(region, data, chunk, content)
 
-    def _range(self, shard: Index, index: ShardIndex | MinishardIndex, start: int, stop: int) -> Part:
+    def _range(self, shard: Index, index: ShardIndex | Minishards, start: int, stop: int) -> Part:
         """Return these bytes of a shard, which must be the one of `index` still."""
         part = self._fetch(shard, (start, stop), index.stamp.tag)
         if part is None or part.stamp != index.stamp:

@@ -5,7 +5,6 @@ Not here: what is in them (writer), or requests (object_store).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,45 +23,8 @@ PIECE_BYTES = 8 << 20
 PERSISTED_BYTES = 64 << 20  # at a time, of a file on a disk
 
 
-class Growing(ABC):
-    """A file that grows; it is in its place after `close`, and after `abort` what was there before is."""
-
-    @abstractmethod
-    def write(self, pieces: Sequence[bytes]) -> None:
-        """Append `pieces`, one after the other."""
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Wait until no piece is on its way, so that little is in memory."""
-
-    @abstractmethod
-    def persist(self) -> None:
-        """Store for good what was written so far, so that less is left for `close` and `checksum`."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Put the file in its place."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Delete what was written; nothing where the file is closed."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Delete what was written, and the file that is in its place."""
-
-    @abstractmethod
-    def checksum(self) -> int:
-        """Return the CRC-32C of the closed file; one on a disk is read back, a bucket's server checked what it got."""
-
-
-def open_growing(file: Location, most_bytes: int) -> Growing:
-    """Return a new file that will take the place of `file`, of `most_bytes` at most."""
-    return GrowingUpload(file, most_bytes) if isinstance(file, Remote) else GrowingFile(file)
-
-
-class GrowingFile(Growing):
-    """A file on a disk, beside its place until it is whole."""
+class GrowingFile:
+    """A file on a disk, beside its place until `close`; after `abort` what was there before is."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._partial = file, partial_of(file)
@@ -70,13 +32,14 @@ class GrowingFile(Growing):
         self._num_written = 0  # bytes
 
     def write(self, pieces: Sequence[bytes]) -> None:
+        """Append `pieces`, one after the other."""
         self._partial.parent.mkdir(parents=True, exist_ok=True)
         with self._partial.open("ab") as file:
             file.writelines(pieces)
         self._num_written += sum(map(len, pieces))
 
     def settle(self) -> None:
-        """Do nothing: all pieces are in the file."""
+        """Wait until no piece is on its way, so that little is in memory: all are in the file."""
 
     def reorder(self, spans: Sequence[tuple[int, int]]) -> None:
         """Keep the bytes of `spans`, first byte and number, alone and in their order."""
@@ -89,6 +52,7 @@ class GrowingFile(Growing):
         self._crc = self._num_read = 0
 
     def persist(self) -> None:
+        """Store for good what was written so far, so that less is left for `close` and `checksum`."""
         if self._num_written - self._num_read >= PERSISTED_BYTES:  # another thread may be about to write the first
             sync(self._partial)
             self._read_back(self._partial)
@@ -99,13 +63,16 @@ class GrowingFile(Growing):
         sync(self._file.parent)
 
     def abort(self) -> None:
+        """Delete what was written; nothing where the file is closed."""
         self._partial.unlink(missing_ok=True)
 
     def remove(self) -> None:
+        """Delete what was written, and the file that is in its place."""
         self.abort()
         self._file.unlink(missing_ok=True)
 
     def checksum(self) -> int:
+        """Return the CRC-32C of the closed file, which is read back; a bucket's server checked what it got."""
         self._read_back(self._file)
         return self._crc
 
@@ -120,7 +87,7 @@ class GrowingFile(Growing):
                 self._num_read += len(piece)
 
 
-class GrowingUpload(Growing):
+class GrowingUpload:
     """A file in a bucket: parts of it go there while it grows, PARTS_AT_ONCE at a time; a small one goes at once."""
 
     def __init__(self, file: Remote, most_bytes: int) -> None:
@@ -175,3 +142,11 @@ def part_bytes(most_bytes: int) -> int:
 def upload_bytes(most_bytes: int, num_files: int = 1) -> int:
     """Return the bytes in memory of `num_files` uploads, each of `most_bytes`, of which one has parts on their way."""
     return part_bytes(most_bytes) * (PARTS_AT_ONCE + num_files)
+
+
+Growing = GrowingFile | GrowingUpload
+
+
+def open_growing(file: Location, most_bytes: int) -> Growing:
+    """Return a new file that will take the place of `file`, of `most_bytes` at most."""
+    return GrowingUpload(file, most_bytes) if isinstance(file, Remote) else GrowingFile(file)

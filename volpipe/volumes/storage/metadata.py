@@ -418,6 +418,11 @@ def lengths(value: object) -> Lengths | None:
     return None
 
 
+def shown(numbers: Sequence[float]) -> str:
+    """Return lengths or other numbers for people: "40 × 4 × 4"."""
+    return " × ".join(f"{number:g}" for number in numbers)
+
+
 def usual_axes(rank: int) -> tuple[str, ...]:
     """Return the names assumed for `rank` unnamed axes: x, yx, zyx, czyx, tczyx; further ones are d0, d1 …"""
     extra = max(0, rank - len(AXES))
@@ -443,11 +448,19 @@ def place(scale: Mapping[str, float], shift: Mapping[str, float], units: Mapping
 
 def _why_unknown(spatial: Mapping[str, float], units: Mapping[str, object], factors: Mapping[str, float | None]) -> str:
     """Return why sizes without a known unit, or not above zero, count as unknown."""
-    numbers = f"{', '.join(spatial)} {' × '.join(f'{size:g}' for size in spatial.values())}"
+    numbers = f"{', '.join(spatial)} {shown([*spatial.values()])}"
     odd = next((units.get(axis) for axis, factor in factors.items() if factor is None), None)
     if None not in factors.values():
         return f"it says {numbers}, which must be above 0"
     return f"it says {numbers} in the unit {str(odd)[:20]!r}" if odd else f"it says {numbers} without a unit"
+
+
+def check_same(file: Location, name: str, was: object, value: object) -> None:
+    """Raise unless what `file` says of `name` already is `value`."""
+    if was != value:
+        raise VolumeError(
+            f"{file} exists already, with {name} {was!r} instead of {value!r}; remove it, or write to another place"
+        )
 
 
 def check_aligned(header: Header, start: Sequence[int], shape: Sequence[int]) -> None:

@@ -1,28 +1,27 @@
-"""Files in S3 and on web servers: read, written, listed and deleted.
+"""Places in S3 and on web servers, ``s3://bucket/key?endpoint=…&region=…``, ``https://host/path``, and files there.
 
-Not here: voxels (tensorstore), names of places (remote), or what lies on a disk (paths). The only file that imports
-obstore. A web server is read only, and cannot list. Credentials are in credentials.
+Not here: voxels (tensorstore), or what lies on a disk (paths). The only file that imports obstore. A web server is read
+only, and cannot list. Endpoint and region come with the location, or from the environment, where credentials stay.
 """
 
 from __future__ import annotations
 
+import configparser
 import itertools
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache, partial
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from volpipe.errors import ChangedError, RemoteError, VolumeError
 from volpipe.volumes.storage import decoded_size
-from volpipe.volumes.storage.credentials import Credentials, find_credentials, profile_keys
-from volpipe.volumes.storage.remote import Remote as Remote
-from volpipe.volumes.storage.remote import parse as parse
 from volpipe.volumes.storage.requests import DENIED, MOST_SECONDS, PAUSES_SECONDS, REASONS, patiently
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def _client(
 def read(file: Remote, limit: int) -> bytes | None:
     """Return the first `limit` bytes of `file`; None where there is none, or none that may be read.
 
-    To those who may not list a bucket S3 says that a missing file is forbidden; `exists` tells the two apart.
+    To those who may not list a bucket S3 says that a missing file is forbidden; `paths.exists` tells the two apart.
     """
     import obstore
 
@@ -135,18 +134,6 @@ def _undo(file: Remote, data: bytes, encodings: tuple[str, ...], most: int, own:
         raise ValueError(
             f"{error}; the server says Content-Encoding: {', '.join(encodings)} of {file.address}"
         ) from None
-
-
-def read_end(file: Remote, num_bytes: int) -> bytes | None:
-    """Return the last `num_bytes` of `file`, all of a shorter one; None where there is none."""
-    part = fetch(file, (-num_bytes, 0), denied_ok=True)
-    return None if part is None else part.data
-
-
-def size(file: Remote) -> int | None:
-    """Return the bytes of `file`, None where there is none, or none that may be read."""
-    known = stamp(file)
-    return None if known is None else known.num_bytes
 
 
 @dataclass(frozen=True)
@@ -267,7 +254,6 @@ def write(file: Remote, data: bytes) -> None:
 
 
 def _seconds(num_bytes: int) -> int:
-    """Return the time that a request with `num_bytes` may take."""
     return UPLOAD_SECONDS << (num_bytes // UPLOAD_BYTES).bit_length()
 
 
@@ -347,15 +333,6 @@ def list_stamps(folder: Remote, at_once: int = LISTED_AT_ONCE) -> Iterator[tuple
         last = entries[-1]["path"]
 
 
-def exists(folder: Remote) -> bool:
-    """Return whether anything lies under `folder` in a bucket.
-
-    Raises:
-        VolumeError: no such bucket, it may not be listed, or no answer.
-    """
-    return next(list_files(folder), None) is not None
-
-
 def delete(folder: Remote) -> None:
     """Delete all that lies under `folder`."""
     import obstore
@@ -426,3 +403,187 @@ def explain(place: Remote, error: Exception) -> str:
         if re.search(pattern, text):
             return f"{place.address}: {reason.format(**facts)}{notes}"
     return f"{place.address} at {facts['server']}: {' '.join(text.split())[:300]}{notes}"
+
+
+SCHEMES = ("s3", "http", "https")
+BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A folder or file in a bucket or on a web server, by name; names are put together as with a `Path`.
+
+    Attributes:
+        root: "s3://bucket", or "https://host:port".
+        parts: of the key below it.
+        endpoint: the S3 server, "" for Amazon's.
+        region: of the bucket, "" if unknown.
+    """
+
+    root: str
+    parts: tuple[str, ...] = ()
+    endpoint: str = ""
+    region: str = ""
+
+    def __str__(self) -> str:
+        settings = (("endpoint", self.endpoint), ("region", self.region))
+        query = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in settings if value)
+        return f"{self.address}?{query}" if query else self.address
+
+    def __truediv__(self, key: str) -> Remote:
+        return self.joinpath(key)
+
+    def joinpath(self, *keys: str) -> Remote:
+        inner = tuple(part for key in keys for part in PurePosixPath(key).parts)
+        return replace(self, parts=self.parts + inner)
+
+    @property
+    def address(self) -> str:
+        """The location without its settings."""
+        key = self.key if self.is_s3 else quote(self.key)
+        return f"{self.root}/{key}".rstrip("/")
+
+    @property
+    def key(self) -> str:
+        return "/".join(self.parts)
+
+    @property
+    def is_s3(self) -> bool:
+        return self.root.startswith("s3://")
+
+    @property
+    def bucket(self) -> str:
+        return self.root.removeprefix("s3://")
+
+    @property
+    def name(self) -> str:
+        return self.parts[-1] if self.parts else ""
+
+    @property
+    def stem(self) -> str:
+        return PurePosixPath(self.name).stem
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.name).suffix
+
+    @property
+    def parent(self) -> Remote:
+        return replace(self, parts=self.parts[:-1])
+
+    @property
+    def parents(self) -> tuple[Remote, ...]:
+        return tuple(replace(self, parts=self.parts[:n]) for n in reversed(range(len(self.parts))))
+
+    def relative_to(self, other: Remote) -> PurePosixPath:
+        return PurePosixPath(*self.parts).relative_to(PurePosixPath(*other.parts))
+
+
+def parse(location: str) -> Remote:
+    """Return the place that a URL names.
+
+    Raises:
+        VolumeError: another scheme, no bucket or host, a setting that is not known, or a password in it.
+    """
+    scheme, _, rest = location.partition("://")
+    if scheme not in SCHEMES:
+        raise VolumeError(f"{location}: volpipe reads folders, s3:// and http(s)://, not {scheme}://; copy it to one")
+    if scheme != "s3":
+        return _parse_http(location)
+    rest, _, query = rest.partition("?")
+    bucket, _, key = rest.partition("/")
+    if not BUCKET.fullmatch(bucket):
+        raise VolumeError(f"s3://{rest}: {bucket!r} is no bucket's name; write s3://bucket/path/volume.zarr")
+    settings = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(settings.keys() - {"endpoint", "region"})
+    if unknown:
+        raise VolumeError(f"s3://{rest}: setting {unknown[0]!r} is not known; use endpoint=URL and region=NAME")
+    endpoint = settings.get("endpoint", _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")).rstrip("/")
+    if endpoint:
+        _check_endpoint(endpoint)
+    region = settings.get("region", _first("AWS_REGION", "AWS_DEFAULT_REGION"))
+    return Remote(f"s3://{bucket}", _split(key, location), endpoint, region)
+
+
+def _parse_http(location: str) -> Remote:
+    url = urlsplit(location)
+    if not url.hostname:
+        raise VolumeError(f"{location} names no host; write https://host/path/volume.zarr")
+    if url.query or url.fragment or url.username or url.password:
+        raise VolumeError(
+            f"{url.scheme}://{url.hostname}{url.path}: user names, passwords and ?… in a web address would be "
+            "kept with the output, so volpipe takes none; give a public address, or use s3://"
+        )
+    return Remote(f"{url.scheme}://{url.netloc}", _split(unquote(url.path), location))
+
+
+def _split(key: str, location: str) -> tuple[str, ...]:
+    parts = tuple(part for part in key.split("/") if part)
+    if {".", ".."} & set(parts):
+        raise VolumeError(f"{location}: a key may not have . or .. in it; write it out")
+    return parts
+
+
+def _check_endpoint(endpoint: str) -> None:
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query:
+        address = f"{url.scheme}://{url.hostname}"
+        raise VolumeError(f"S3 endpoint {address} is not http(s)://host:port; set ?endpoint= or AWS_ENDPOINT_URL so")
+
+
+def _first(*names: str) -> str:
+    return next((value for name in names if (value := os.environ.get(name))), "")
+
+
+# Environment variables that tell programs on Amazon's machines where to fetch credentials.
+ROLES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """How requests are signed.
+
+    Attributes:
+        kind: "environment", "profile", "default" (the roles that Amazon gives to machines) or "anonymous".
+        profile: the name of the profile.
+    """
+
+    kind: str
+    profile: str = ""
+
+
+def find_credentials() -> Credentials:
+    """Return the first that there is of keys in the environment, a profile with keys, a role; or anonymous.
+
+    EC2's own service is not asked, unless AWS_EC2_METADATA_DISABLED says "false": elsewhere that costs seconds.
+    """
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        return Credentials("environment")
+    if profile_keys():
+        return Credentials("profile", _profile())
+    may_ask = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "false"
+    return Credentials("default" if may_ask or any(map(os.environ.get, ROLES)) else "anonymous")
+
+
+def _profile() -> str:
+    return os.environ.get("AWS_PROFILE") or "default"
+
+
+def credentials_file() -> Path:
+    return Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
+
+
+def profile_keys() -> dict[str, str]:
+    """Return the keys of the user's profile as obstore names them, {} where it has none."""
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read_string(credentials_file().read_text(encoding="utf-8"))
+    except (OSError, RuntimeError):  # none there, or no home
+        return {}
+    except configparser.Error as error:
+        raise VolumeError(f"{credentials_file()} is no credentials file: {error.message.splitlines()[0]}") from None
+    settings = dict(parser.items(_profile())) if parser.has_section(_profile()) else {}
+    names = ("access_key_id", "secret_access_key", "session_token")
+    keys = {name: settings[f"aws_{name}"] for name in names if f"aws_{name}" in settings}
+    complete = {"access_key_id", "secret_access_key"} <= keys.keys()
+    return keys if complete else {}

@@ -131,7 +131,8 @@ def check_beside(name: str, file: Path) -> Path:
 def read_end(file: Location, num_bytes: int) -> bytes | None:
     """Return the last `num_bytes` of `file`, all of a shorter one; None where there is no such file."""
     if isinstance(file, Remote):
-        return object_store.read_end(file, num_bytes)
+        part = object_store.fetch(file, (-num_bytes, 0), denied_ok=True)
+        return None if part is None else part.data
     try:
         with file.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - num_bytes))
@@ -156,7 +157,8 @@ def read_part(file: Location, offset: int, count: int) -> bytes:
 def size(file: Location) -> int | None:
     """Return the bytes of `file`, None where there is no such file."""
     if isinstance(file, Remote):
-        return object_store.size(file)
+        known = object_store.stamp(file)
+        return None if known is None else known.num_bytes
     try:
         status = file.stat()
     except OSError:
@@ -284,18 +286,18 @@ def sync(path: Path) -> None:
 def is_file(file: Location) -> bool:
     if not isinstance(file, Remote):
         return file.is_file()
-    return (object_store.size(file) if _read.get() is None else read(file, SMALL_BYTES)) is not None
+    return (size(file) if _read.get() is None else read(file, SMALL_BYTES)) is not None
 
 
 def is_folder(folder: Location) -> bool:
     """Return whether there is such a folder; a remote one is there when something lies under it."""
-    return object_store.exists(folder) if isinstance(folder, Remote) else folder.is_dir()
+    return any(object_store.list_files(folder)) if isinstance(folder, Remote) else folder.is_dir()
 
 
 def exists(place: Location) -> bool:
     """Return whether there is such a file or folder."""
     if isinstance(place, Remote):
-        return object_store.size(place) is not None or object_store.exists(place)
+        return size(place) is not None or is_folder(place)
     return place.exists()
 
 

@@ -183,7 +183,6 @@ def room(num_bytes: int, fewest: int = FEWEST_AT_ONCE) -> threading.Semaphore:
 
 @lru_cache(maxsize=1)
 def _pool() -> ThreadPoolExecutor:
-    """Return this process's threads that make requests; they mostly wait."""
     return ThreadPoolExecutor(REQUESTS_AT_ONCE, "volpipe-requests")
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.geometry.indexing import Index as Index
 from volpipe.volumes.storage import object_store
-from volpipe.volumes.storage.credentials import credentials_file, find_credentials
 from volpipe.volumes.storage.metadata import Header, Tree
+from volpipe.volumes.storage.object_store import credentials_file, find_credentials
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -308,7 +308,6 @@ def downsample(data: np.ndarray, factors: Sequence[int], method: str) -> np.ndar
 
 
 def _is_halved(data: np.ndarray, factors: Sequence[int]) -> bool:
-    """Return whether `_halved` knows how to coarsen `data`."""
     if data.ndim != 4 or data.dtype not in (np.uint8, np.uint16) or factors[0] != 1 or max(factors) != 2:
         return False
     return all(n % factor == 0 for n, factor in zip(data.shape, factors, strict=True))

@@ -1,21 +1,141 @@
-"""MRC files: as mrcfile writes them, as IMOD does, turned, extended, big-endian, stacked, damaged, and real ones."""
+"""Files of one array: NumPy, MRC as mrcfile and IMOD write it, and PNG and JPEG slices; odd, damaged, and real ones."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import tempfile
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mrcfile
 import numpy as np
 import pytest
-from boxes import MiB, check_reads, memory_of_boxes
+import tifffile
+from boxes import MiB, check_reads, indexes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
 from volumes import noise
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.volumes.volume import open_volume
+from volpipe.volumes.formats import picture
+from volpipe.volumes.formats.flat import FlatArray, RawFile
+from volpipe.volumes.storage.tensorstore import transferred
+from volpipe.volumes.volume import list_arrays, open_volume
+
+
+def save(path: Path, data: np.ndarray) -> Path:
+    np.save(path, data)
+    return path
+
+
+@settings(max_examples=200)
+@given(st.data(), st.sampled_from(["u1", "<u2", ">u2", "<f4", ">f8"]), st.integers(0, 40))
+def test_any_index_of_a_flat_array_is_what_numpy_has_there(draw: st.DataObject, dtype: str, offset: int) -> None:
+    shape = tuple(draw.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
+    data = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    index = draw.draw(indexes(shape))
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bytes(offset) + data.tobytes())
+        file.flush()
+        found = FlatArray(RawFile(Path(file.name)), offset, np.dtype(dtype), shape).read(index)
+    assert found.dtype == np.dtype(dtype).newbyteorder("=")
+    assert found.shape == data[index].shape
+    assert np.array_equal(found, data[index])
+
+
+def test_what_is_stepped_over_is_not_read(tmp_path: Path) -> None:
+    shape = (1000, 5000, 4000)
+    with (tmp_path / "a.npy").open("wb") as stream:
+        np.lib.format.write_array_header_2_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        stream.truncate(stream.tell() + int(np.prod(shape)))
+    reader = open_volume(tmp_path / "a.npy").open()
+    tracemalloc.start()
+    try:
+        for index in ((slice(0, 1000, 999),), (slice(None), slice(0, 1), slice(0, 1)), (0, slice(None), slice(7, 9))):
+            found = reader[index]
+            assert tracemalloc.get_traced_memory()[1] < found.nbytes + 16 * MiB
+            del found
+            tracemalloc.reset_peak()
+    finally:
+        tracemalloc.stop()
+
+
+def test_rows_far_from_each_other_are_read_one_by_one(tmp_path: Path) -> None:
+    data = noise((3, 5, 9000), "uint8")
+    array = FlatArray(RawFile(save(tmp_path / "a.npy", data)), 128, data.dtype, data.shape)
+    box = (slice(1, 3), slice(1, 5, 2), slice(4000, 4900, 3))
+    assert np.array_equal(array.read(box), data[box])
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_fortran_order_and_all_versions(tmp_path: Path, version: tuple[int, int]) -> None:
+    data = noise((2, 5, 7, 9), "int16")
+    with (tmp_path / "a.npy").open("wb") as stream:
+        np.lib.format.write_array(stream, np.asfortranarray(data), version=version)
+    volume = open_volume(tmp_path / "a.npy")
+    assert volume.axes == ("c", "z", "y", "x")
+    assert volume.chunks == (2, 5, 1, 1)
+    check_reads(volume, data)
+
+
+def test_a_file_cut_short_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.npy", noise((4, 5, 6)))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(VolumeError, match=f"has {len(whole) - 1} bytes, its header asks for {len(whole)}"):
+        open_volume(path)
+    path.write_bytes(whole[:50])
+    with pytest.raises(VolumeError, match=r"a\.npy"):
+        open_volume(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (np.array(["a", "b"]), "holds <U1"),
+        (np.zeros((2, 3), [("a", "f4"), ("b", "i2")]), "holds"),
+        (np.zeros((2, 3), complex), "holds complex128"),
+        (np.array([object()]), "holds object"),
+        (np.zeros((0, 3)), "shape"),
+        (np.float32(1), "shape"),
+    ],
+)
+def test_what_is_no_array_of_numbers_is_refused(tmp_path: Path, data: np.ndarray, match: str) -> None:
+    with pytest.raises(VolumeError, match=match):
+        open_volume(save(tmp_path / "a.npy", data))
+
+
+def test_the_bytes_of_a_file_decide_and_not_its_name(tmp_path: Path) -> None:
+    data = noise((4, 5, 6))
+    save(tmp_path / "a.npy", data).rename(tmp_path / "volume.tif")
+    assert open_volume(tmp_path / "volume.tif").format == "npy"
+    (tmp_path / "b.h5").write_bytes(b"<html>not found</html>")
+    with pytest.raises(VolumeError, match=r"b\.h5 is a file of 22 bytes in no format.*HDF5, TIFF, MRC and \.npy"):
+        open_volume(tmp_path / "b.h5")
+    (tmp_path / "empty.npy").touch()
+    with pytest.raises(VolumeError, match="0 bytes"):
+        open_volume(tmp_path / "empty.npy")
+
+
+def test_bytes_that_are_read_are_counted(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((4, 10, 10), np.uint16))
+    reader, before = open_volume(tmp_path / "a.npy").open(), transferred()
+    reader.read(Box((1, 0, 0), (3, 10, 10)))
+    assert transferred().read - before.read == 2 * 10 * 10 * 2
+
+
+@pytest.mark.parametrize("module", ["gzip", "bz2", "lzma"])
+def test_a_packed_file_is_to_be_unpacked_first(tmp_path: Path, module: str) -> None:
+    packed = importlib.import_module(module).compress(save(tmp_path / "a.npy", noise((4, 5, 6))).read_bytes())
+    (tmp_path / "a.npy.packed").write_bytes(packed)
+    with pytest.raises(VolumeError, match=r"a\.npy\.packed is packed by (gzip|bzip2|xz), .* unpack it first"):
+        open_volume(tmp_path / "a.npy.packed")
 
 
 def write(path: Path, data: np.ndarray, change: Callable[[mrcfile.mrcfile.MrcFile], None] | None = None) -> Path:
@@ -31,16 +151,6 @@ def patch(path: Path, offset: int, text: bytes) -> Path:
         stream.seek(offset)
         stream.write(text)
     return path
-
-
-@pytest.mark.parametrize("dtype", ["int8", "int16", "float32", "uint16", "float16"])
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_every_mode_in_both_byte_orders(tmp_path: Path, dtype: str, order: str) -> None:
-    data = noise((5, 6, 7), dtype)
-    volume = open_volume(write(tmp_path / "a.mrc", data.astype(data.dtype.newbyteorder(order))))
-    assert (tmp_path / "a.mrc").read_bytes()[212] == (0x11 if order == ">" and dtype != "int8" else 0x44)
-    assert (volume.format, volume.axes, volume.dtype) == ("mrc", ("z", "y", "x"), np.dtype(dtype))
-    check_reads(volume, data)
 
 
 def test_a_stamp_that_says_nothing_leaves_the_order_to_the_header(tmp_path: Path) -> None:
@@ -258,14 +368,6 @@ def test_what_a_header_leaves_open_is_said(tmp_path: Path) -> None:
             open_volume(patch(path, 12, mode.to_bytes(4, "little")))
 
 
-def test_a_box_of_a_file_beyond_memory_takes_the_memory_of_the_box(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.mrc", noise((1, 1, 1), "float32"))
-    patch(path, 0, np.array([4000, 4000, 2000], "<i4").tobytes())
-    with path.open("r+b") as stream:
-        stream.truncate(1024 + 4000 * 4000 * 2000 * 4)
-    assert memory_of_boxes(path) < 8 * MiB
-
-
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["EMD-3001.map", "EMD-3197.map"])
 def test_maps_of_the_data_bank_are_as_mrcfile_reads_them(shared: Path, name: str) -> None:
@@ -281,3 +383,137 @@ def test_maps_of_the_data_bank_are_as_mrcfile_reads_them(shared: Path, name: str
         assert volume.voxel_size_nm == pytest.approx((size.z / 10, size.y / 10, size.x / 10))
         columns = [int(file.header[name]) for name in ("maps", "mapr", "mapc")]
         assert volume.axes == tuple("xyz"[n - 1] for n in columns)
+
+
+def write_pictures(
+    folder: Path, data: np.ndarray, suffix: str = ".png", mode: str | None = None, **settings: Any
+) -> Path:
+    """Write each plane as a picture, of another mode than its array has where that is given."""
+    folder.mkdir(exist_ok=True)
+    for z, plane in enumerate(data):
+        image = Image.fromarray(plane)
+        (image.convert(mode) if mode else image).save(folder / f"z{z - 2}{suffix}", **settings)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_a_folder_of_png_is_a_volume(tmp_path: Path, dtype: str) -> None:
+    data = noise((5, 20, 31), dtype)
+    volume = open_volume(write_pictures(tmp_path / "raw", data))
+    assert (volume.axes, volume.dtype, volume.notes) == (("z", "y", "x"), data.dtype, ())
+    check_reads(volume, data)
+    one = open_volume(tmp_path / "raw/z1.png")
+    check_reads(one, data[3])
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".JPEG"])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_jpeg_is_decoded_as_pillow_does_and_noted_as_lossy(tmp_path: Path, suffix: str, mode: str) -> None:
+    folder = write_pictures(tmp_path / "raw", noise((5, 20, 31)), suffix, mode)
+    volume = open_volume(folder)
+    expected = [np.asarray(Image.open(folder / f"z{z - 2}{suffix}").convert("L")) for z in range(5)]
+    check_reads(volume, np.stack(expected))
+    assert "JPEG is lossy" in volume.notes[0]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "P"])
+def test_equal_colours_are_grey_and_it_is_said(tmp_path: Path, mode: str) -> None:
+    data = noise((5, 20, 31))
+    volume = open_volume(write_pictures(tmp_path / "raw", data, mode=mode))
+    assert volume.notes == ("the colours of each pixel are equal: they are read as one grey value",)
+    check_reads(volume, data)
+    check_reads(open_volume(tmp_path / "raw/z0.png"), data[2])
+
+
+def test_other_colours_are_channels(tmp_path: Path) -> None:
+    data = noise((5, 20, 31, 4))
+    volume = open_volume(write_pictures(tmp_path / "raw", data))
+    assert volume.axes == ("z", "y", "x", "c")
+    check_reads(volume, data)
+
+
+def test_colours_among_pictures_without_are_named_when_they_are_read(tmp_path: Path) -> None:
+    data = np.repeat(noise((6, 20, 31))[..., np.newaxis], 3, axis=-1)
+    data[1, 3, 4, 2] ^= 1
+    reader = open_volume(write_pictures(tmp_path / "raw", data)).open()
+    assert np.array_equal(reader[2:], data[2:, ..., 0])
+    with pytest.raises(VolumeError, match=r"z-1\.png has colours"):
+        reader[1]
+
+
+def test_grey_values_of_one_bit_are_scaled_and_it_is_said(tmp_path: Path) -> None:
+    data = noise((3, 20, 31)) > 99
+    volume = open_volume(write_pictures(tmp_path / "raw", data))
+    check_reads(volume, data * np.uint8(255))
+    assert volume.notes == ("grey values of 1 bits are scaled to 0 to 255",)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+def test_a_picture_that_is_cut_short_is_named(tmp_path: Path, suffix: str) -> None:
+    folder = write_pictures(tmp_path / "raw", noise((5, 200, 310)), suffix)
+    file = folder / f"z1{suffix}"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) * 3 // 4])
+    reader = open_volume(folder).open()
+    with pytest.raises(VolumeError, match=rf"z1\{suffix}.* cut short"):
+        reader[3]
+    file.write_bytes(whole[:20])
+    with pytest.raises(VolumeError, match=rf"z1\{suffix} is no whole PNG or JPEG"):
+        open_volume(folder)
+
+
+@pytest.mark.parametrize(("suffix", "mode"), [(".png", "L"), (".png", "RGBA"), (".jpg", "RGB")])
+def test_any_damaged_byte_is_an_error_or_a_picture(tmp_path: Path, suffix: str, mode: str) -> None:
+    file = write_pictures(tmp_path / "raw", noise((1, 20, 31)), suffix, mode) / f"z-2{suffix}"
+    whole, rng = file.read_bytes(), np.random.default_rng(0)
+    outcomes = set()
+    for _ in range(120):
+        broken = bytearray(whole)
+        broken[int(rng.integers(len(whole)))] ^= int(rng.integers(1, 256))
+        file.write_bytes(broken)
+        try:
+            open_volume(file).open()[...]
+            outcomes.add("read")
+        except VolumeError:
+            outcomes.add("refused")
+    assert "refused" in outcomes
+
+
+def test_pictures_of_other_kinds_are_refused_by_name(tmp_path: Path) -> None:
+    Image.fromarray(noise((20, 31, 4)), mode="CMYK").save(tmp_path / "a.jpg")
+    with pytest.raises(VolumeError, match=r"a\.jpg is a JPEG of 8 bits and 4 colours"):
+        open_volume(tmp_path / "a.jpg")
+    folder = write_pictures(tmp_path / "raw", noise((5, 20, 31)))
+    Image.fromarray(noise((20, 31), "uint16")).save(folder / "z1.png")
+    with pytest.raises(VolumeError, match=r"z1\.png is uint16 \(20, 31\)"):
+        open_volume(folder)
+
+
+def test_kinds_of_files_do_not_mix(tmp_path: Path) -> None:
+    data = noise((5, 20, 31))
+    folder = write_pictures(tmp_path / "raw", data)
+    Image.fromarray(data[0]).save(folder / "overview.jpg")
+    volume = open_volume(folder)
+    check_reads(volume, data)
+    assert volume.notes == ("overview.jpg: no slice by its name",)
+    tifffile.imwrite(folder / "z9.tif", data[0])
+    with pytest.raises(VolumeError, match=r"z9\.tif is among 5 slices of PNG"):
+        open_volume(folder)
+
+
+def test_pictures_without_numbers_are_no_volume(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "slices", noise((5, 20, 31)))
+    (tmp_path / "figures").mkdir()
+    for name in ("overview.png", "histogram.png"):
+        Image.fromarray(noise((20, 31))).save(tmp_path / "figures" / name)
+    assert [volume.key for volume in list_arrays(tmp_path)] == ["slices"]
+
+
+def test_a_picture_takes_no_more_memory_than_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_pictures(tmp_path / "raw", noise((5, 20, 31)))
+    file = folder / "z-2.png"
+    header = bytearray(file.read_bytes())
+    header[16:24] = bytes([0x7F, 0xFF, 0xFF, 0xFF] * 2)
+    file.write_bytes(header)
+    with pytest.raises(VolumeError, match=r"z-2\.png: a picture of"):
+        picture.read_header(file)
