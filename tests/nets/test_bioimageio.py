@@ -11,6 +11,7 @@ import pytest
 import torch
 from command import Give, giver
 from graphs import export_onnx
+from monai.inferers import sliding_window_inference
 from torch import nn
 from volumes import noise, write_volume
 from zoo import SEEN, Smooth, changed, description, facts_of, out_of, sha256, smooth, write_package, zipped
@@ -575,3 +576,19 @@ def test_each_output_of_a_package_without_padding_runs_as_the_whole(
     due = sigmoid(whole) if output == "edges" else whole
     found = run_over(give, folder, f"net.output={output}", "windows.shape=[10,24,24]")
     np.testing.assert_allclose(found.reshape(due.shape), due, atol=1e-5 * np.ptp(due))
+
+
+def test_slices_of_a_package_that_looks_at_whole_windows_are_weighed_one_by_one(tmp_path: Path, give: Give) -> None:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.InstanceNorm2d(3, affine=True), nn.Conv2d(3, 2, 1)).eval()
+    seen = SEEN[:, :, 0, :16, :16]
+    folder = write_package(
+        tmp_path / "pack", description("0.5", "bcyx"), net, seen, out_of(net, seen), shape=seen.shape
+    )
+    volume = noise((12, 40, 45))
+    write_volume(tmp_path / "in.n5", volume)
+    slices = torch.from_numpy(volume.astype(np.float32))[:, None]
+    with torch.inference_mode():
+        due = sliding_window_inference(slices, (32, 32), 1, net, overlap=0.5, mode="gaussian").numpy().swapaxes(0, 1)
+    found = run_over(give, folder, "windows.shape=[8,32,32]")
+    np.testing.assert_allclose(found, due, rtol=0, atol=1e-5 * np.ptp(due))

@@ -77,6 +77,7 @@ def channels_last(): return Odd(lambda conv, x: conv(x.permute(0, 4, 1, 2, 3)))
 def lazy(): return nn.Sequential(nn.LazyConv3d(2, 3))
 def vector(): return Odd(lambda conv, x: conv(x).mean((2, 3, 4)))
 def text(): return Odd(lambda conv, x: "no")
+def lacking(): return Odd(lambda conv, x: __import__("nowhere_to_be_found"))
 def noisy(): return Odd(lambda conv, x: nn.functional.dropout(conv(x), 0.5))
 '''
 SHAPE = (11, 29, 34)
@@ -169,6 +170,7 @@ def test_classes_of_a_net_are_numbers_where_its_sizes_are_declared(folder: Path,
         ("lazy", "parameters whose shape its first window makes, such as 0.weight; call it once in odd.py:lazy"),
         ("vector", r"a window \(1, 1, z, y, x\) gives 2 axes, \(1, 2\); let its forward return \(n, c, z, y, x\)"),
         ("text", r"it returns str without a tensor for a window \(1, 1, 32, 32, 32\); let its forward return one"),
+        ("lacking", "its code needs what is not installed: No module named 'nowhere_to_be_found'; install it"),
         ("noisy", "gives another output for the same window each time: dropout"),
     ],
 )

@@ -64,6 +64,7 @@ class PackageNet(nn.Module):
         if package.halo is not None:
             self.halo = package.halo
         self.is_flat = "z" not in package.input.axes
+        self.planes = ("yx",) if self.is_flat else ()
         sizes = list(zip(FLAT_WINDOW if self.is_flat else WINDOW, package.least, package.step, strict=True))
         whole = [least + align_up(max(0, size - least), step) if step else least for size, least, step in sizes]
         is_valid = any(package.margin)

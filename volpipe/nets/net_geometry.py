@@ -169,6 +169,8 @@ def run_net(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor) 
             out: Any = net(windows)  # Any: whatever the net's code returns
     except UnmeasurableError:
         raise
+    except ImportError as error:
+        raise OutputError(f"its code needs what is not installed: {reason(error)}", "install it") from error
     except Exception as error:  # whatever the net's code makes of such a window
         _, channels, *shape = windows.shape
         raise UnmeasurableError(
