@@ -114,6 +114,11 @@ def _check_growth(old: OutputPlan, new: OutputPlan) -> None:
                 f"axis {axis}: the volume {new.source.path} had {before} voxels and has {now}; --update follows a "
                 "volume that grows, not one that shrinks: use --fresh to start over"
             )
+    if old.source.resampling != new.source.resampling:
+        raise RunError(
+            f"the volume {new.source.path} has grown, and all voxels of its grid for the net depend on its shape: use "
+            "--fresh to start over"
+        )
     if new.array_format == "precomputed":
         raise RunError(
             f"{new.out} is precomputed, which numbers its chunks by the shape, so that all would move; the volume has "
@@ -137,7 +142,7 @@ def follow(work: Work, old: Work) -> Updated:
     taken = again.taken(work.plan) | {"factor": to_ranges(range(len(work.plan.blocks)))}
     if is_measured and normalise is None:
         taken |= dict.fromkeys(("measure", "histogram"), taken["factor"])
-    kept = (normalise.shift, normalise.scale) if is_measured and normalise is not None else ()
+    kept = normalise.rows if is_measured and normalise is not None else ()
     shapes = (" × ".join(map(str, each.plan.source.shape)) for each in (old, work))
     update = Updated(
         time.time(), len(again.changed), len(again.blocks), selection.num_blocks, taken, kept,

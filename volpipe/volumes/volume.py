@@ -9,7 +9,10 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from volpipe.errors import RemoteError, SeveralVolumesError, VolumeError
+from volpipe.geometry.grid import triple
 from volpipe.resolve import nearest
 from volpipe.volumes.formats import ome, single_file, tiff_folder
 from volpipe.volumes.formats.container import (
@@ -31,6 +34,7 @@ from volpipe.volumes.reader import (
     describe_array,
     make_volume,
 )
+from volpipe.volumes.resampling import Resampling
 from volpipe.volumes.storage import object_store, paths
 from volpipe.volumes.storage.chunk_source import describe_names
 from volpipe.volumes.storage.metadata import (
@@ -59,6 +63,7 @@ __all__ = [
     "list_arrays",
     "open_volume",
     "open_writer",
+    "resampled",
     "typed",
     "with_view",
 ]
@@ -134,6 +139,36 @@ def with_view(volume: Volume, view: View) -> Volume:
         voxel_size_nm=view.voxel_size_nm or volume.voxel_size_nm,
         origin_nm=view.origin_nm or volume.origin_nm,
         notes=tuple(notes),
+    )
+
+
+def resampled(volume: Volume, grid: Resampling | None) -> Volume:
+    """Return `volume` as it is read on another `grid`, which lies where the volume does; itself without one.
+
+    Raises:
+        VolumeError: the grid is for a volume of another shape or type.
+    """
+    if grid is None:
+        return volume
+    if (volume.spatial_shape, volume.dtype.name) != (grid.stored, grid.dtype):
+        raise VolumeError(
+            f"{volume} is {volume.dtype} {volume.spatial_shape} (z, y, x), and was {grid.dtype} {grid.stored} when its "
+            "grid for the net was planned, of which all voxels depend on that; use --fresh to start over"
+        )
+    size, steps = volume.voxel_size_nm or (1.0, 1.0, 1.0), grid.steps
+    coarse = triple(s * n for s, n in zip(size, steps, strict=True))
+    places = zip(size, volume.origin_nm, steps, strict=True)
+    return replace(
+        volume,
+        resampling=grid,
+        dtype=np.dtype(np.float32),
+        voxel_size_nm=coarse,
+        origin_nm=triple(o + (n - 1) / 2 * s for s, o, n in places),
+        notes=(
+            *volume.notes,
+            f"resampled from voxels of {_lengths(size)} to {_lengths(coarse)}, those of the net's training; the output "
+            "lies on these",
+        ),
     )
 
 
