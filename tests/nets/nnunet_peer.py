@@ -3,7 +3,7 @@
     python nnunet_peer.py FOLDER CONFIGURATION
 
 It leaves image.npy, classes.npy and the results folder res/ in FOLDER; and of a volume of other voxels, coarse.npy,
-what it becomes on the grid of the training, and the classes there.
+what it becomes on the grid of the training, and the probabilities of classes there.
 """
 
 import json
@@ -79,7 +79,7 @@ def main(folder: Path, configuration: str) -> None:
 
 
 def resample(folder: Path, predictor: Any, image: np.ndarray) -> None:
-    """Write what `image`, of voxels of OTHER nm, is on the grid of the training, and its classes there."""
+    """Write what `image`, of voxels of OTHER nm, is on the grid of the training, and the probabilities of classes."""
     from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
 
     plans, configuration = predictor.plans_manager, predictor.configuration_manager
@@ -88,8 +88,8 @@ def resample(folder: Path, predictor: Any, image: np.ndarray) -> None:
     )
     import torch
 
-    logits = predictor.predict_logits_from_preprocessed_data(torch.from_numpy(data))
-    np.savez(folder / "resampled.npz", data=data[0], classes=logits.argmax(0).numpy())
+    logits = predictor.predict_logits_from_preprocessed_data(torch.from_numpy(data)).float()
+    np.savez(folder / "resampled.npz", data=data[0], probabilities=torch.softmax(logits, 0).numpy())
 
 
 def shrink(file: Path, configuration: str) -> None:
