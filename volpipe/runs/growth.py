@@ -114,11 +114,6 @@ def _check_growth(old: OutputPlan, new: OutputPlan) -> None:
                 f"axis {axis}: the volume {new.source.path} had {before} voxels and has {now}; --update follows a "
                 "volume that grows, not one that shrinks: use --fresh to start over"
             )
-    if old.source.resampling != new.source.resampling:
-        raise RunError(
-            f"the volume {new.source.path} has grown, and all voxels of its grid for the net depend on its shape: use "
-            "--fresh to start over"
-        )
     if new.array_format == "precomputed":
         raise RunError(
             f"{new.out} is precomputed, which numbers its chunks by the shape, so that all would move; the volume has "
