@@ -21,6 +21,7 @@ from volpipe.inference.statistics import (
     affine,
     join,
     measure,
+    measure_each,
     needs_histogram,
     needs_measuring,
     percentile,
@@ -54,6 +55,19 @@ def test_parts_joined_in_any_grouping_are_the_whole(dtype: str, cuts: list[int],
     assert whole.num == data.size
     np.testing.assert_allclose(float(whole.total / whole.num), data.mean(dtype=np.float64), rtol=1e-12)
     assert (whole.low, whole.high) == (data.min(), data.max())
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32"])
+def test_each_channel_has_its_own_percentiles(dtype: str) -> None:
+    data = np.stack([made(dtype), made(dtype, seed=1) // 3])
+    choice = Normalise(method="percentile", percentiles=(10, 90), per_channel=True)
+    parts = np.split(data, [3, 5], axis=2)
+    first = join(travelled(measure_each(part)) for part in parts)
+    second = join(travelled(measure_each(part, first.ends)) for part in parts)
+    mapped = affine(choice, data.dtype, second if needs_histogram(choice, data.dtype, first) else first).apply(data)
+    low, high = np.percentile(data.reshape(2, -1), (10, 90), axis=1, method="inverted_cdf").reshape(2, 2, 1, 1, 1)
+    expected = (data - (low.astype(float) + high) / 2) / (high.astype(float) - low) * 2
+    np.testing.assert_allclose(mapped, expected, rtol=0, atol=0.01)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,18 +2,21 @@
 
     python nnunet_peer.py FOLDER CONFIGURATION
 
-It leaves image.npy, classes.npy and the results folder res/ in FOLDER.
+It leaves image.npy, classes.npy and the results folder res/ in FOLDER; and of a volume of other voxels, coarse.npy,
+what it becomes on the grid of the training, and the probabilities of classes there.
 """
 
 import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 FEATURES = [8, 16, 24]
 SIZE = {"spacing": [8.0, 8.0, 8.0]}
+OTHER = [8.0, 11.0, 6.5]
 
 
 def make(rng: np.random.Generator, shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -70,6 +73,23 @@ def main(folder: Path, configuration: str) -> None:
     predictor.initialize_from_trained_model_folder(str(folder / "res" / dataset.name / name), (0, 1))
     predictor.predict_from_files_sequential([[str(dataset / "imagesTs" / "t_0000.tif")]], [str(folder / "predicted")])
     np.save(folder / "classes.npy", tifffile.imread(folder / "predicted.tif"))
+    coarse, _ = make(rng, (41, 60, 75))
+    np.save(folder / "coarse.npy", coarse)
+    resample(folder, predictor, coarse)
+
+
+def resample(folder: Path, predictor: Any, image: np.ndarray) -> None:
+    """Write what `image`, of voxels of OTHER nm, is on the grid of the training, and the probabilities of classes."""
+    from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
+
+    plans, configuration = predictor.plans_manager, predictor.configuration_manager
+    data, _, _ = DefaultPreprocessor(verbose=False).run_case_npy(
+        image[None], None, {"spacing": OTHER}, plans, configuration, predictor.dataset_json
+    )
+    import torch
+
+    logits = predictor.predict_logits_from_preprocessed_data(torch.from_numpy(data)).float()
+    np.savez(folder / "resampled.npz", data=data[0], probabilities=torch.softmax(logits, 0).numpy())
 
 
 def shrink(file: Path, configuration: str) -> None:

@@ -142,6 +142,23 @@ def test_transforms_that_change_no_numbers_are_taken(tmp_path: Path) -> None:
     assert (plan.recipe.normalise.method, plan.recipe.output.activation) == ("none", "sigmoid")
 
 
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize(
+    ("name", "transform"), [("NormalizeIntensity", NormalizeIntensity), ("ScaleIntensity", ScaleIntensity)]
+)
+def test_several_channels_are_mapped_alike_or_apart(tmp_path: Path, name: str, transform: Any, apart: bool) -> None:
+    network = PLAIN | {"in_channels": 2}
+    data = np.stack([noise((16, 16, 16)), noise((16, 16, 16), seed=1) // 9 + 3])
+    described = {"_target_": f"{name}d", "channel_wise": apart}
+    bundle(tmp_path / "bundle", network, norm="INSTANCE", preprocessing=steps(described))
+    net = original(network, "INSTANCE").eval()
+    net.load_state_dict(torch.load(tmp_path / "bundle" / "models" / "model.pt"))
+    with torch.inference_mode():
+        image = torch.as_tensor(transform(channel_wise=apart)(data.astype(np.float32)))
+        expected = net(image[None])[0].numpy()
+    np.testing.assert_allclose(ran(planned(tmp_path, data)), expected, rtol=0, atol=1e-5 * np.ptp(expected))
+
+
 def test_what_follows_the_net_makes_classes_of_its_numbers(tmp_path: Path) -> None:
     after = steps({"_target_": "Activationsd", "softmax": True}, {"_target_": "AsDiscreted", "argmax": True})
     bundle(tmp_path / "bundle", UNET, postprocessing=after)

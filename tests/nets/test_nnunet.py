@@ -16,9 +16,12 @@ import torch
 from dynamic_network_architectures.architectures.unet import PlainConvUNet
 from inline import Inline
 from scipy.ndimage import gaussian_filter
+from skimage.transform import resize
 from volumes import noise, write_volume
 
+import volpipe as vp
 from volpipe.errors import PlanError, VolpipeError
+from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
@@ -42,15 +45,18 @@ def architecture(dims: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def original(dims: int, seed: int) -> torch.nn.Module:
+def original(dims: int, seed: int, channels: int = 1) -> torch.nn.Module:
     torch.manual_seed(seed)
     conv, norm = {3: (torch.nn.Conv3d, torch.nn.InstanceNorm3d), 2: (torch.nn.Conv2d, torch.nn.InstanceNorm2d)}[dims]
     built = {"conv_op": conv, "norm_op": norm, "nonlin": torch.nn.LeakyReLU}
-    net: torch.nn.Module = PlainConvUNet(1, num_classes=3, **(architecture(dims) | built), deep_supervision=False)
+    arguments = architecture(dims) | built
+    net: torch.nn.Module = PlainConvUNet(channels, num_classes=3, **arguments, deep_supervision=False)
     return net.eval()
 
 
-def results(folder: Path, dims: int = 3, *, folds: int = 2, flips: Any = (0, 2), **configuration: Any) -> Path:
+def results(
+    folder: Path, dims: int = 3, *, folds: int = 2, flips: Any = (0, 2), channels: int = 1, **configuration: Any
+) -> Path:
     """Write a results folder as nnU-Net's trainer does, numpy's numbers among the weights included."""
     name = "3d_fullres" if dims == 3 else "2d"
     own = {
@@ -64,12 +70,12 @@ def results(folder: Path, dims: int = 3, *, folds: int = 2, flips: Any = (0, 2),
     plans = {"configurations": {name: own | configuration}, "transpose_forward": [0, 1, 2]}
     folder.mkdir()
     (folder / "plans.json").write_text(json.dumps(plans))
-    labels = {"background": 0, "cell": 1, "wall": 2}
-    (folder / "dataset.json").write_text(json.dumps({"channel_names": {"0": "zscore"}, "labels": labels}))
+    labels, names = {"background": 0, "cell": 1, "wall": 2}, {str(i): "zscore" for i in range(channels)}
+    (folder / "dataset.json").write_text(json.dumps({"channel_names": names, "labels": labels}))
     for fold in range(folds):
         (folder / f"fold_{fold}").mkdir()
         content = {
-            "network_weights": original(dims, fold).state_dict(), "_best_ema": np.float64(0.5),
+            "network_weights": original(dims, fold, channels).state_dict(), "_best_ema": np.float64(0.5),
             "logging": {"train_losses": [np.float32(1.5)]}, "trainer_name": "nnUNetTrainer",
             "init_args": {"configuration": name, "fold": fold}, "inference_allowed_mirroring_axes": flips,
         }  # fmt: skip
@@ -89,12 +95,11 @@ def ran(plan: Plan) -> np.ndarray:
     return open_volume(plan.out).open()[...]
 
 
-def by_formulas(data: np.ndarray, dims: int, flips: tuple[int, ...]) -> np.ndarray:
+def by_formulas(image: np.ndarray, dims: int, flips: tuple[int, ...]) -> np.ndarray:
     """Return logits (c, z, y, x) as nnU-Net's `predict_logits_from_preprocessed_data` joins them, in float64."""
-    image = (data - data.mean()) / data.std()
     patch = ([1] if dims == 2 else []) + PATCH[dims]
     starts = []
-    for n, w in zip(data.shape, patch, strict=True):
+    for n, w in zip(image.shape, patch, strict=True):
         count = int(np.ceil((n - w) / (w * 0.5))) + 1 if w > 1 else n
         starts.append([int(np.round((n - w) / max(1, count - 1) * i)) for i in range(count)])
     spot = np.zeros(PATCH[dims])
@@ -105,7 +110,7 @@ def by_formulas(data: np.ndarray, dims: int, flips: tuple[int, ...]) -> np.ndarr
     weights = weights.reshape(patch)
     forms = [form for n in range(len(flips) + 1) for form in itertools.combinations(flips, n)]
     nets = [original(dims, fold) for fold in range(2)]
-    total, weight = np.zeros((3, *data.shape)), np.zeros(data.shape)
+    total, weight = np.zeros((3, *image.shape)), np.zeros(image.shape)
     for start in itertools.product(*starts):
         place = tuple(slice(a, a + w) for a, w in zip(start, patch, strict=True))
         window = torch.from_numpy(image[place].astype(np.float32))[None, None]
@@ -127,7 +132,7 @@ def _axes(forms: list[tuple[int, ...]]) -> list[list[int]]:
 def test_numbers_are_those_of_nnunet(tmp_path: Path, dims: int, flips: tuple[int, ...]) -> None:
     data = noise((23, 30, 41)) if dims == 3 else noise((5, 30, 41))
     results(tmp_path / "results", dims, flips=flips or None)
-    expected = by_formulas(data.astype(np.float64), dims, flips)
+    expected = by_formulas((data - data.mean()) / data.std(), dims, flips)
     classes = planned(tmp_path, data)
     assert (classes.is_classes, classes.lattice.placement, classes.out_dtype) == (True, "even", "uint8")
     assert np.mean(ran(classes) == expected.argmax(axis=0)) >= 0.999
@@ -163,10 +168,117 @@ def test_grey_levels_are_mapped_by_the_plans(tmp_path: Path, scheme: str, proper
     np.testing.assert_allclose(numbers, expected, rtol=0, atol=1e-5 * np.ptp(expected))
 
 
-def test_a_volume_of_other_voxels_is_refused(tmp_path: Path) -> None:
+def rescaled(x: np.ndarray) -> np.ndarray:
+    return (x - x.min()) / (x.max() - x.min())
+
+
+@pytest.mark.parametrize(
+    ("scheme", "mapped"), [("ZScore", lambda x: (x - x.mean()) / x.std()), ("RescaleTo01", rescaled)]
+)
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_each_channel_is_mapped_by_its_own_statistics(tmp_path: Path, scheme: str, mapped: Any, dtype: str) -> None:
+    schemes = [f"{scheme}Normalization"] * 2
+    results(tmp_path / "results", channels=2, folds=1, flips=None, normalization_schemes=schemes)
+    data = np.stack([noise((16, 16, 24), dtype), noise((16, 16, 24), dtype, seed=1) // 9 + 3])  # one window
+    with torch.inference_mode():
+        window = torch.from_numpy(np.stack([mapped(channel.astype(np.float64)) for channel in data]).astype(np.float32))
+        expected = original(3, 0, 2)(window[None])[0].numpy()
+    own = ["normalise.method=zscore"] if scheme == "ZScore" else []  # of all channels, if it were not the net's
+    plan = planned(tmp_path, data, "output.kind=image", *own)
+    np.testing.assert_allclose(ran(plan), expected, rtol=0, atol=1e-5 * np.ptp(expected))
+    checked = vp.verify(plan.out, recompute=1)
+    assert (checked.is_whole, len(checked.blocks)) == (True, 1)
+
+
+def smooth(shape: tuple[int, int, int]) -> np.ndarray:
+    """Return smooth noise that is saturated, in each slice, at 7 and 245, beyond which splines swing."""
+    field = gaussian_filter(noise(shape).astype(np.float64), 1)
+    return np.clip((field - field.mean()) / field.std() * 120 + 128, 7, 245).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("size", "spacing", "settings"),
+    [
+        ((8, 4, 5), (8, 8, 8), []),
+        ((9.5, 10, 12), (8, 8, 8), ["windows.block=[1,2,3]"]),
+        ((40, 6, 8), (30, 8, 8), ["windows.block=[1,2,1]"]),
+    ],
+)
+def test_volumes_of_other_voxels_are_resampled(tmp_path: Path, size: Any, spacing: Any, settings: list[str]) -> None:
+    """Data are normalised, then resampled by skimage as nnU-Net calls it, slice by slice where slices are thick."""
+    results(tmp_path / "results", spacing=spacing)
+    data = smooth((23, 52, 49))
+    apart = max(size) > 3 * min(size)
+    normalised = (data - data.mean()) / data.std()
+    sizes = [round(v / s * n) for v, s, n in zip(size, spacing, data.shape, strict=True)]
+    options = {"order": 3, "mode": "edge", "anti_aliasing": False}
+    if apart:
+        slices = np.stack([resize(each, sizes[1:], **options) for each in normalised])
+        nearest = ((np.arange(sizes[0]) + 0.5) * len(slices) / sizes[0]).astype(int)
+        image = slices[nearest]
+    else:
+        image = resize(normalised, sizes, **options)
+    plan = planned(tmp_path, data, f"input.voxel_size_nm={list(size)}", "output.kind=image", *settings)
+    assert plan.source.shape == tuple(sizes)
+    voxels = plan.source.volume().crop(Box.from_shape(plan.source.shape))[0].clip(data.min(), data.max())
+    np.testing.assert_allclose((voxels - data.mean()) / data.std(), image, rtol=0, atol=2e-6)
+    out = ran(plan)
+    expected = by_formulas(image, 3, (0, 2))
+    assert out.shape == expected.shape
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-4 * np.ptp(expected))
+    place = open_volume(plan.out)
+    assert place.voxel_size_nm == pytest.approx([v * n / m for v, n, m in zip(size, data.shape, sizes, strict=True)])
+    faces = [o - v / 2 for o, v in zip(place.origin_nm, place.voxel_size_nm or (), strict=True)]
+    assert faces == pytest.approx([-v / 2 for v in size])
+
+
+def test_a_region_of_another_grid_is_the_crop_of_the_whole(tmp_path: Path) -> None:
+    results(tmp_path / "results", folds=1, flips=None)
+    size, data = "input.voxel_size_nm=[8,4,5]", smooth((23, 52, 49))
+    whole = ran(planned(tmp_path, data, size))
+    (tmp_path / "part").mkdir()
+    (tmp_path / "results").rename(tmp_path / "part" / "results")
+    part = planned(tmp_path / "part", data, size, "input.roi='3:20,10:35,:'")  # in voxels of the volume, 0.5 in y
+    assert np.array_equal(ran(part), whole[3:20, 5:18])
+    assert vp.verify(part.out, recompute=2).is_whole
+
+
+def test_ct_is_clipped_before_it_is_resampled(tmp_path: Path) -> None:
+    folder = results(tmp_path / "results", folds=1, flips=None, normalization_schemes=["CTNormalization"])
+    plans = json.loads((folder / "plans.json").read_text())
+    ends = {"percentile_00_5": 60.0, "percentile_99_5": 190.0}
+    plans["foreground_intensity_properties_per_channel"] = {"0": {"mean": 100.0, "std": 40.0} | ends}
+    (folder / "plans.json").write_text(json.dumps(plans))
+    data = noise((16, 32, 38))
+    image = resize(
+        (data.astype(float).clip(60, 190) - 100) / 40, (16, 16, 24), order=3, mode="edge", anti_aliasing=False
+    )
+    out = ran(planned(tmp_path, data, "input.voxel_size_nm=[8,4,5]", "output.kind=image"))
+    with torch.inference_mode():
+        window = torch.from_numpy(image.astype(np.float32))
+        expected = original(3, 0)(window[None, None])[0].numpy()
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-5 * np.ptp(expected))
+
+
+def test_borders_of_zeros_are_told_of(tmp_path: Path) -> None:
     results(tmp_path / "results")
-    with pytest.raises(PlanError, match=r"trained on voxels of 8 × 8 × 8 \(z, y, x\), those of .* are 8 × 4 × 4 nm"):
-        planned(tmp_path, noise((16, 16, 24)), "input.voxel_size_nm=[8,4,4]")
+    data = np.maximum(noise((16, 20, 24)), 1)
+    assert not any("borders" in note for note in planned(tmp_path, data).warnings())
+    (tmp_path / "zeros").mkdir()
+    (tmp_path / "results").rename(tmp_path / "zeros" / "results")
+    data[:, -2:] = data[:1] = 0
+    (note,) = [note for note in planned(tmp_path / "zeros", data).warnings() if "borders" in note]
+    assert "is 0 on its faces z first, y last, as far as was looked" in note
+
+
+def test_a_volume_whose_voxels_are_far_from_the_training_is_refused(tmp_path: Path) -> None:
+    results(tmp_path / "results")
+    with pytest.raises(PlanError, match=r"trained on voxels of 8 × 8 × 8 \(z, y, x\), those of .* are 80 × 64 × 64 nm"):
+        planned(tmp_path, noise((16, 16, 24)), "input.voxel_size_nm=[80,64,64]")
+    with pytest.raises(PlanError, match=r"the voxel size of .* is unknown"):
+        write_volume(tmp_path / "in.n5", noise((16, 16, 24)))
+        recipe = load_recipe(None, ["net.name=nnunet:results"])
+        prepare(str(tmp_path / "in.n5"), recipe, tmp_path / "out.zarr", tmp_path)
     assert planned(tmp_path, noise((16, 16, 24)), "input.voxel_size_nm=[8000,8000,8000]").net.spacing == (8, 8, 8)
 
 
@@ -175,6 +287,10 @@ def test_a_volume_of_other_voxels_is_refused(tmp_path: Path) -> None:
     [
         ({"previous_stage": "3d_lowres"}, ".*second stage of nnU-Net's cascade"),
         ({"normalization_schemes": ["MyNormalization"]}, "its normalisation MyNormalization is not one of nnU-Net's"),
+        (
+            {"normalization_schemes": ["ZScoreNormalization", "CTNormalization"]},
+            "CTNormalization beside ZScoreNormalization in one volume is not done",
+        ),
         ({"use_mask_for_norm": [True]}, "use_mask_for_norm takes statistics over the voxels that are not zero"),
         (
             {"architecture": {"network_class_name": "os.system", "arch_kwargs": {}}},
@@ -219,3 +335,15 @@ def test_classes_are_those_of_nnunet_itself(tmp_path: Path, configuration: str) 
     (tmp_path / "results").symlink_to(next(tmp_path.glob(f"res/*/nnUNetTrainer__nnUNetPlans__{configuration}")))
     data, expected = np.load(tmp_path / "image.npy"), np.load(tmp_path / "classes.npy")
     assert np.mean(ran(planned(tmp_path, data)) == expected) >= 0.999
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "results").symlink_to(tmp_path / "results")
+    size = "input.voxel_size_nm=[8,11,6.5]"
+    probabilities = ["output.kind=image", "output.activation=softmax"]
+    plan = planned(tmp_path / "other", np.load(tmp_path / "coarse.npy"), size, *probabilities)
+    resampled, coarse = np.load(tmp_path / "resampled.npz"), np.load(tmp_path / "coarse.npy")
+    voxels = plan.source.volume().crop(Box.from_shape(plan.source.shape))[0].clip(coarse.min(), coarse.max())
+    np.testing.assert_allclose((voxels - coarse.mean()) / coarse.std(), resampled["data"], rtol=0, atol=1e-5)
+    numbers, expected = ran(plan), resampled["probabilities"]
+    assert np.mean(numbers.argmax(axis=0) == expected.argmax(axis=0)) >= 0.999
+    inner = (slice(None), *[slice(4, -4)] * 3)  # nearer to faces nnU-Net's weights have few digits of 16 bits
+    np.testing.assert_allclose(numbers[inner], expected[inner], rtol=0, atol=1e-3)

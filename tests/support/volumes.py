@@ -13,8 +13,9 @@ from volpipe.volumes.volume import ArraySpec, create_array, open_writer
 
 
 def write_volume(path: Path, data: np.ndarray, chunk: int = 16) -> Path:
-    """Write `data` (z, y, x) as an N5 volume."""
-    spec = ArraySpec(data.shape, data.dtype, tuple(min(chunk, n) for n in data.shape), codec="gzip")
+    """Write `data` (z, y, x), or (c, z, y, x), as an N5 volume."""
+    chunks, axes = tuple(min(chunk, n) for n in data.shape), ("c", "z", "y", "x")[-data.ndim :]
+    spec = ArraySpec(data.shape, data.dtype, chunks, axes=axes, codec="gzip")
     create_array(path, "raw", spec, "n5")
     open_writer(path, "raw").write(Box.from_shape(data.shape), data)
     return path

@@ -109,8 +109,12 @@ def _changed_fields(value: Any) -> dict[str, object]:  # Any: a dataclass
 
 
 def _dump(fields: object) -> str:
-    # Fractions, and numbers of numpy: whoever reads them knows their type.
-    return json.dumps(fields, separators=(",", ":"), default=str, ensure_ascii=False, allow_nan=False)
+    return json.dumps(fields, separators=(",", ":"), default=_plain, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: object) -> object:
+    """Return the fields of a dataclass; fractions and numbers of numpy as text: whoever reads them knows their type."""
+    return _changed_fields(value) if dataclasses.is_dataclass(value) else str(value)
 
 
 def _finite(value: object) -> object:

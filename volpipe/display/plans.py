@@ -46,7 +46,7 @@ def plan_summary(plan: Plan) -> Table:
     table.add_row("grey", grey_line(plan))
     table.add_row("output", f"{plan.out}")
     for array in plan.arrays:
-        channels = f"{count(array.net.out_channels, 'channel')} of " if array.net.out_channels > 1 else ""
+        channels = f"{count(array.num_channels, 'channel')} of " if array.num_channels > 1 else ""
         voxel, name = array.multiscale.voxel_size_nm, array.folder and f"{array.folder}: "
         table.add_row(
             "",
@@ -81,6 +81,8 @@ def grey_line(plan: Plan) -> str:
     else:
         low, high = choice.percentiles
         said = f"percentiles {low:g} … {high:g} of {dtype}, measured → -1 … 1"
+    if choice.per_channel and plan.source.num_channels > 1:
+        said += ", each channel for itself"
     if trained:
         return f"{said}; the net was trained with {trained[0]:g} … {trained[1]:g}"
     is_given = plan.recipe.normalise.method != "auto" or choice.low is not None or choice.mean is not None
@@ -98,10 +100,16 @@ def measured_line(plan: Plan, normalise: Affine, about: str = "") -> str:
     dtype = np.dtype(plan.source.dtype)
     if not needs_measuring(plan.recipe.normalise, dtype):
         return ""
-    shift, scale = normalise.shift, normalise.scale
-    if resolve_method(plan.recipe.normalise, dtype).method == "zscore":
-        return f"grey levels: mean {about}{shift:.6g}, deviation {about}{scale:.6g}"
-    return f"grey levels: {about}{shift - scale:.6g} … {shift + scale:.6g} of the volume → -1 … 1"
+    is_zscore = resolve_method(plan.recipe.normalise, dtype).method == "zscore"
+    maps = [
+        f"mean {about}{shift:.6g}, deviation {about}{scale:.6g}"
+        if is_zscore
+        else f"{about}{shift - scale:.6g} … {shift + scale:.6g} of the volume → -1 … 1"
+        for shift, scale in zip(*normalise.rows[:2], strict=True)
+    ]
+    if len(maps) == 1:
+        return f"grey levels: {maps[0]}"
+    return "grey levels: " + "; ".join(f"channel {number} {text}" for number, text in enumerate(maps))
 
 
 def plan_table(plan: Plan) -> Table:

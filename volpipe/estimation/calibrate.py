@@ -91,7 +91,8 @@ def sample(plan: Plan, volume: Volume) -> Sample:
         if number >= min(LEAST_CHUNKS, at_once) and time.perf_counter() > stop:
             return None
         with suppress(ChunkError):  # the run names it
-            return boxes[number].num_voxels, reader.read(boxes[number]).ravel()[:KEPT_VOXELS].copy()
+            voxels = reader.read(boxes[number]).reshape(plan.source.num_channels, -1)
+            return boxes[number].num_voxels, voxels[:, : KEPT_VOXELS // len(voxels)].copy()
         return None
 
     with ThreadPoolExecutor(min(READERS, at_once), "volpipe-sample") as pool:
@@ -100,7 +101,7 @@ def sample(plan: Plan, volume: Volume) -> Sample:
         return Sample(float(np.dtype(plan.source.dtype).itemsize * plan.source.num_channels), Affine())
     return Sample(
         (transferred().read - before) / sum(num_voxels for num_voxels, _ in chunks),
-        sampled_affine(plan.recipe.normalise, np.concatenate([values for _, values in chunks])),
+        sampled_affine(plan.recipe.normalise, np.concatenate([values for _, values in chunks], axis=1)),
     )
 
 
@@ -188,7 +189,7 @@ def _job(plan: Plan, normalise: Affine, path: Path) -> Job:
     create_output(own, {})
     Tensors(own, path).create()
     Tensors(_stored(own), path).create()
-    return Job(str(path), own.identity, normalise.shift, normalise.scale)
+    return Job(str(path), own.identity).of(normalise)
 
 
 def _whole(plan: Plan) -> Plan:

@@ -18,9 +18,10 @@ from volpipe.geometry.grid import triple
 from volpipe.inference.block_sum import MOST_WEIGHTS
 from volpipe.inference.output import shards_behind
 from volpipe.inference.plan import SUM_TYPE, Plan
-from volpipe.inference.windows import CACHE_BYTES, blocks_ahead, largest_input
+from volpipe.inference.windows import CACHE_BYTES, blocks_ahead, largest_input, seen_along
 from volpipe.nets.cache import known_speeds
 from volpipe.nets.facts import NetSpeeds
+from volpipe.volumes.resampling import REACH
 from volpipe.volumes.rolling_box import PIECE_VOXELS, pieces_at_once
 from volpipe.volumes.storage.growing import upload_bytes
 from volpipe.volumes.storage.requests import BYTES_AT_ONCE
@@ -122,12 +123,26 @@ def array_bytes(plan: Plan) -> int:
     box, cache = (largest_input(plan), CACHE_BYTES) if plan.mode == "streamed" else (0, 0)
     waiting = _window_bytes(plan)
     if plan.has_slabs:
-        return _slab_bytes(plan) + CACHE_BYTES + 4 * waiting + _moving_bytes(plan)
+        return _slab_bytes(plan) + CACHE_BYTES + 4 * waiting + _moving_bytes(plan) + _resampling_bytes(plan)
     source = math.prod(plan.source.shape) * channels * itemsize
     stored = (1 + blocks_ahead(plan)) * box * channels * itemsize + (min(cache, source) if any(plan.overlap) else 0)
+    stored += _resampling_bytes(plan)
     parts = 2 * max(p.num_voxels for p in plan.sum_parts) * out * 4 if plan.num_sums else 0
     sums = 2 * math.prod(plan.sum_shape) * out * 4 + (plan.blocks_behind - 1) * plan.sum_bytes
     return stored + sums + 4 * waiting + parts + _finishing_bytes(plan)
+
+
+def _resampling_bytes(plan: Plan) -> int:
+    """Return the bytes of the stored voxels from which those of a block are interpolated, and of layers between."""
+    grid = plan.source.resampling
+    if grid is None:
+        return 0
+    sides = [max(b - a for a, b in seen_along(plan, axis)) for axis in range(3)]
+    stored = [
+        min(n, math.ceil(a * step) + 2 * REACH) for a, step, n in zip(sides, grid.steps, grid.stored, strict=True)
+    ]
+    itemsize, layers = plan.source.num_channels * np.dtype(grid.dtype).itemsize, 2 * REACH + 2
+    return math.prod(stored) * itemsize + 8 * layers * max(sides[1], stored[1]) * max(sides[2], stored[2])
 
 
 def _window_bytes(plan: Plan) -> int:

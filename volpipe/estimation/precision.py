@@ -60,7 +60,7 @@ def measure_difference(
     torch.backends.cudnn.deterministic = True  # as workers have it
     window = _window(net)
     raw = Sample(window).raw(Box.from_shape(window))
-    affine = sampled_affine(normalise, raw)
+    affine = sampled_affine(normalise, raw[None])
     data = torch.from_numpy(affine.apply(np.repeat(raw[None, None], net.in_channels, axis=1))).to(device)
     module = build_net(choice, search_path).to(device)
     cut = tuple(slice(h * s, (w - h) * s) for w, h, s in zip(window, aligned_halo(net), net.scale, strict=True))

@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.geometry.grid import Box, triple
 from volpipe.nets.files import short_hash
 from volpipe.recipes.toml import leaves
 from volpipe.runs.provenance import read_provenance
 from volpipe.segmentation.output import RECIPE_KEY
+from volpipe.volumes.resampling import Resampling
 from volpipe.volumes.storage.paths import Location, locate
-from volpipe.volumes.volume import View, Volume, absolute, open_volume
+from volpipe.volumes.volume import View, Volume, absolute, open_volume, resampled
 
 MOST_MAKINGS = 16  # outputs of outputs that are looked at
 ABSENT = "–"
@@ -74,7 +77,8 @@ class Making:
         """
         source = self.said["input"]
         view = View(**source.get("view") or {})
-        return open_volume(source["path"], source["key"], view=view)
+        grid = TypeAdapter(Resampling | None).validate_python(source.get("resampling"))
+        return resampled(open_volume(source["path"], source["key"], view=view), grid)
 
     def input_box(self, box: Box) -> Box:
         """Return the voxels of the input that `box` of the output shows."""
@@ -103,7 +107,11 @@ class Making:
 
 
 def _pairs(values: Mapping[str, Any] | None) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in (values or {}).items())
+    return ", ".join(f"{name} {_numbers(value)}" for name, value in (values or {}).items())
+
+
+def _numbers(value: Any) -> str:  # Any: a number, or a list of those of each channel
+    return "(" + " ".join(map(_numbers, value)) + ")" if isinstance(value, list) else f"{value:g}"
 
 
 def _texts(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:  # Any: JSON

@@ -7,6 +7,7 @@ do not load torch. Not here: the constants (statistics), or anything that reads 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,14 +25,46 @@ LARGEST_WHOLE = 2**24  # up to which float32 has all whole numbers
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """One map for a whole volume: normalised = (value - shift) / scale. `scale` is above zero."""
+    """One map for a whole volume: normalised = (value - shift) / scale. `scale` is above zero.
 
-    shift: float = 0.0
-    scale: float = 1.0
+    Attributes:
+        shift, scale: one for all channels, or one for each.
+        ends: least and greatest value, for all channels or for each, to which values are clipped before; none where
+            they are not.
+    """
+
+    shift: float | tuple[float, ...] = 0.0
+    scale: float | tuple[float, ...] = 1.0
+    ends: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.shift) and np.isfinite(self.scale) and self.scale > 0):
+        if not (np.isfinite(self.shift).all() and np.isfinite(self.scale).all() and np.all(np.asarray(self.scale) > 0)):
             raise ValueError(f"normalisation needs a finite shift and a scale above 0, not {self.shift}, {self.scale}")
+
+    @classmethod
+    def of_channels(cls, maps: Sequence[Affine]) -> Affine:
+        """Return the map of several channels, each by its own of `maps`; of one channel that."""
+        if len(maps) == 1:
+            return maps[0]
+        ends = tuple(pair for each in maps for pair in each.ends)
+        return cls(tuple(float(each.shift) for each in maps), tuple(float(each.scale) for each in maps), ends)  # type: ignore[arg-type]  # of one channel each
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[float]]) -> Affine:
+        """Return the map that `rows` made."""
+        shift, scale = (row[0] if len(row) == 1 else tuple(row) for row in rows[:2])
+        return cls(shift, scale, tuple(zip(*rows[2:], strict=True)))
+
+    @property
+    def rows(self) -> tuple[tuple[float, ...], ...]:
+        """Shifts and scales, and least and greatest values where there are any."""
+        numbers = (each if isinstance(each, tuple) else (each,) for each in (self.shift, self.scale))
+        return (*numbers, *zip(*self.ends, strict=True))
+
+    @property
+    def as_json(self) -> dict[str, object]:
+        """What an output says of it."""
+        return {"shift": self.shift, "scale": self.scale} | ({"ends": self.ends} if self.ends else {})
 
     def apply(self, data: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return `data` of any type and shape, normalised, as float32; in `out`, if given.
@@ -46,7 +79,11 @@ class Affine:
         return normalised
 
     def normalise(self, data: Array) -> None:
-        """Change float32 `data` from the units of the volume to normalised values, in place."""
+        """Change float32 `data` (…, c, z, y, x) from the units of the volume to normalised values, in place."""
+        if self.ends:
+            low, high = (constant(data, row) for row in zip(*self.ends, strict=True))
+            library(data).maximum(data, low, out=data)
+            library(data).minimum(data, high, out=data)
         data -= constant(data, self.shift)
         data /= constant(data, self.scale)
 
@@ -76,12 +113,15 @@ def library(data: object) -> Any:  # Any: numpy or torch, whose functions of the
     return sys.modules["torch"] if is_tensor(data) else np
 
 
-def constant(data: Array, value: float) -> Array:
-    """Return `value` as a float32 of the kind of `data`, on its device.
+def constant(data: Array, value: float | tuple[float, ...]) -> Array:
+    """Return `value` as a float32 of the kind of `data`, on its device; one for each channel (c, 1, 1, 1).
 
     torch divides by a number of Python's on a GPU by multiplying with its inverse, which has other last bits.
     """
     place = {"device": data.device} if is_tensor(data) else {}
+    if isinstance(value, tuple):
+        row: Array = library(data).asarray(value, dtype=library(data).float32, **place)
+        return row.reshape(-1, 1, 1, 1)
     number: Array = library(data).full((), value, dtype=library(data).float32, **place)
     return number
 

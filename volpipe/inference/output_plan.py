@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, field_serializer
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, field_serializer, model_serializer
 
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Grid, Triple, triple
@@ -24,8 +24,9 @@ from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import differences
 from volpipe.volumes.formats.container import ARRAY_FORMATS
+from volpipe.volumes.resampling import Resampling
 from volpipe.volumes.storage.chunk_files import count_folders
-from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, Volume, open_volume
+from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, Volume, open_volume, resampled
 
 COMPARED = {"source", "net", "code_sha256", "search_path", "out"}  # fields that explain why sizes differ
 REASONS = {"net.weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
@@ -44,7 +45,7 @@ class Source(BaseModel):
     """The volume of a plan; shapes in voxels (z, y, x).
 
     `view` is the channel, time point, voxel size and origin that the recipe sets; the rest follows from it. `slices` is
-    the hash of their names when the plan was made (`Volume`).
+    the hash of their names when the plan was made (`Volume`). With a `resampling` all of this is of its grid.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -59,6 +60,13 @@ class Source(BaseModel):
     origin_nm: tuple[float, float, float]
     view: View = View()
     slices: str = ""
+    resampling: Resampling | None = None
+
+    @model_serializer(mode="wrap")
+    def _told(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Return all of it, without a resampling where there is none."""
+        tree: dict[str, object] = dump(self)
+        return tree if self.resampling is not None else {k: value for k, value in tree.items() if k != "resampling"}
 
     @field_serializer("view")
     def _chosen(self, view: View) -> dict[str, object]:
@@ -80,6 +88,7 @@ class Source(BaseModel):
             origin_nm=volume.origin_nm,
             view=volume.view,
             slices=volume.slices,
+            resampling=volume.resampling,
         )
 
     def volume(self) -> Volume:
@@ -88,12 +97,13 @@ class Source(BaseModel):
 
     def opened(self) -> Volume:
         """Return the volume, as it is now; what of it is not written is not read."""
-        return open_volume(self.path, self.key, view=self.view)
+        return resampled(open_volume(self.path, self.key, view=self.view), self.resampling)
 
     def as_planned(self) -> Volume:
         """Return the volume as it was planned, also where it has grown since; one that has shrunk cannot be opened."""
-        volume = open_volume(self.path, self.key, view=self.view, is_planned=True).as_it_is
-        return volume.as_it_was(self.shape, np.dtype(self.dtype), self.slices)
+        grid, volume = self.resampling, open_volume(self.path, self.key, view=self.view, is_planned=True).as_it_is
+        shape, dtype = (self.shape, self.dtype) if grid is None else (grid.stored, grid.dtype)
+        return resampled(volume.as_it_was(shape, np.dtype(dtype), self.slices), grid)
 
 
 STREAMED = ("zarr3",)  # formats whose shards are written layer by layer

@@ -111,8 +111,8 @@ def find_part(text: str, shape: tuple[int, ...]) -> Box:
 def _bounds(part: str, axis: int, volume: Volume) -> tuple[int, int]:
     size = volume.spatial_shape[axis]
     low, high = part.split(":")
-    start = _bound(low, axis, volume) if low.strip() else 0
-    stop = _bound(high, axis, volume) if high.strip() else size
+    start = math.floor(_bound(low, axis, volume)) if low.strip() else 0
+    stop = math.ceil(_bound(high, axis, volume)) if high.strip() else size
     if start >= size or stop > size:
         fits = f"{start if start < size else 0}:{min(stop, size)}"
         raise PlanError(f"roi, axis {AXES[axis]}: {start}:{stop} leaves the volume of {size} voxels; use {fits}, say")
@@ -123,12 +123,12 @@ def _bounds(part: str, axis: int, volume: Volume) -> tuple[int, int]:
     return start, stop
 
 
-def _bound(text: str, axis: int, volume: Volume) -> int:
-    """Return the voxel at which a bound lies: a number, or a length."""
+def _bound(text: str, axis: int, volume: Volume) -> float:
+    """Return the voxel at which a bound lies: a number, which counts stored voxels, or a length."""
     match = BOUND.fullmatch(text)
     number, unit = match.groups() if match else ("", "")
     if number and not unit:
-        return int(number)
+        return int(number) if volume.resampling is None else int(number) / volume.resampling.steps[axis]
     factor = nanometres(unit)
     if not number or factor is None:
         raise PlanError(

@@ -7,10 +7,11 @@ from a histogram of NUM_BINS evenly spaced bins between minimum and maximum, mad
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -34,7 +35,8 @@ LABELS = (
 class Statistics:
     """Statistics of voxels: number, sum, sum of squares, extremes, and counts per value or bin.
 
-    `counts` maps a value (8 bits) or a bin number (other types, second pass) to its voxels.
+    `counts` maps a value (8 bits) or a bin number (other types, second pass) to its voxels; `channels` are those of
+    each channel, where they are mapped apart.
     """
 
     num: int
@@ -43,6 +45,17 @@ class Statistics:
     low: float
     high: float
     counts: dict[int, int]
+    channels: tuple[Statistics, ...] = ()
+
+    @property
+    def each(self) -> tuple[Statistics, ...]:
+        """Those of each channel, or of all where these are mapped alike."""
+        return self.channels or (self,)
+
+    @property
+    def ends(self) -> tuple[tuple[float, float], ...]:
+        """Least and greatest value of each."""
+        return tuple((each.low, each.high) for each in self.each)
 
 
 def is_counted(dtype: np.dtype) -> bool:
@@ -117,8 +130,9 @@ def needs_histogram(choice: Normalise, dtype: np.dtype, statistics: Statistics |
     """Return whether `choice` needs the second pass, once the `statistics` of the first are known."""
     choice = resolve_method(choice, dtype)
     if choice.method == "bytes":
-        return statistics is None or (statistics.num > 0 and _fitting(choice, dtype, statistics) is None)
-    return choice.method == "percentile" and choice.low is None and not is_counted(dtype)
+        return statistics is None or any(s.num > 0 and _fitting(choice, dtype, s) is None for s in statistics.each)
+    is_inside = choice.percentiles != (0, 100)
+    return choice.method == "percentile" and choice.low is None and is_inside and not is_counted(dtype)
 
 
 def is_finite(data: np.ndarray) -> bool:
@@ -148,6 +162,16 @@ def measure(data: np.ndarray, bins: tuple[float, float] | None = None) -> Statis
     return Statistics(data.size, total, squares, float(data.min()), float(data.max()), counts)
 
 
+def measure_each(data: np.ndarray, bins: Sequence[tuple[float, float]] = ()) -> Statistics:
+    """Return the statistics of `data` (c, …), and those of each channel, whose histograms are between its own `bins`.
+
+    Raises:
+        PlanError: as `measure`.
+    """
+    channels = tuple(measure(voxels, ends) for voxels, ends in itertools.zip_longest(data, bins))
+    return replace(join(channels), channels=channels)
+
+
 def join(parts: Iterable[Statistics]) -> Statistics:
     """Return the statistics of all voxels of `parts`; their order and grouping do not matter."""
     parts = [p for p in parts if p.num]
@@ -161,15 +185,26 @@ def join(parts: Iterable[Statistics]) -> Statistics:
         min((p.low for p in parts), default=math.inf),
         max((p.high for p in parts), default=-math.inf),
         dict(sorted(counts.items())),
+        tuple(join(channel) for channel in zip(*(p.channels for p in parts), strict=True)),
     )
 
 
-def affine(choice: Normalise, dtype: np.dtype, statistics: Statistics | None) -> Affine:
+def affine(choice: Normalise, dtype: np.dtype, statistics: Statistics | None, *, interpolated: bool = False) -> Affine:
     """Return the map of grey levels of a volume of `dtype`; `statistics` may be None if `choice` needs none.
+
+    Voxels that are `interpolated` swing beyond those that they are made of, and are clipped to these where their ends
+    were measured.
 
     Raises:
         PlanError: the volume is constant, so that there is nothing to scale by.
     """
+    if statistics is not None:
+        mapped = Affine.of_channels([_affine(choice, dtype, each) for each in statistics.each])
+        return replace(mapped, ends=statistics.ends) if interpolated else mapped
+    return _affine(choice, dtype, None)
+
+
+def _affine(choice: Normalise, dtype: np.dtype, statistics: Statistics | None) -> Affine:
     choice = resolve_method(choice, dtype)
     if choice.method == "none":
         return Affine()
@@ -199,12 +234,15 @@ def affine(choice: Normalise, dtype: np.dtype, statistics: Statistics | None) ->
 
 
 def sampled_affine(choice: Normalise, voxels: np.ndarray) -> Affine:
-    """Return the map of a volume of which `voxels` are a sample; the identity where they are (nearly) alike.
+    """Return the map of a volume of which `voxels` (c, …) are a sample; the identity where they are (nearly) alike.
 
     NaN and infinity are left out: they may lie outside the selection.
     """
     if not needs_measuring(choice, voxels.dtype):
         return affine(choice, voxels.dtype, None)
+    if choice.per_channel and voxels.ndim > 1:
+        alike = choice.model_copy(update={"per_channel": False})
+        return Affine.of_channels([sampled_affine(alike, channel) for channel in voxels])
     voxels = voxels[np.isfinite(voxels)]
     if not voxels.size or voxels.min() == voxels.max():
         return Affine()
@@ -244,7 +282,8 @@ def mapping_notes(recipe: Recipe, sample: Sample) -> list[str]:
         known = affine(choice, dtype, None)
         is_plain = (known.shift, known.scale) == (0.0, 1.0)  # as they are, said another way
         far = FAR_DEVIATIONS if choice.method == "zscore" else FAR
-        notes += [] if is_plain else grey_notes(sample, known.shift, known.scale, _named(choice), far)
+        (shift,), (scale,) = known.rows
+        notes += [] if is_plain else grey_notes(sample, shift, scale, _named(choice), far)
     if trained is None or sample.is_constant:
         return notes
     if is_auto and choice.method == "range" and choice.low is None and trained != (0.0, 255.0):
@@ -284,7 +323,12 @@ def _percentile_note(sample: Sample, trained: tuple[float, float], choice: Norma
 
 
 def percentile(statistics: Statistics, percent: float, dtype: np.dtype) -> float:
-    """Return the value below or at which `percent` of the voxels lie: exact for counted types, to a bin otherwise."""
+    """Return the value below or at which `percent` of the voxels lie: exact for counted types, to a bin otherwise.
+
+    0 and 100 are the least and the greatest.
+    """
+    if percent in (0, 100):
+        return statistics.high if percent else statistics.low
     rank = percent / 100 * statistics.num
     total = 0
     for value, num in statistics.counts.items():

@@ -22,11 +22,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from volpipe.errors import PlanError, VolpipeError
+from volpipe.geometry.grid import triple
 from volpipe.nets.files import is_program, place_of
 from volpipe.nets.net_geometry import NetArray
 from volpipe.recipes.inference import NetChoice, Normalise, Output, Precision, Recipe, Windows
 from volpipe.resolve import default_recipe, nearest, shipped
-from volpipe.volumes.volume import Volume
+from volpipe.volumes.resampling import Order, Resampling
+from volpipe.volumes.storage.metadata import Lengths
+from volpipe.volumes.values import zero_faces
+from volpipe.volumes.volume import Volume, resampled
 
 Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
 Sides = tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
@@ -36,9 +40,37 @@ SHIPPED_WEIGHTS = "volpipe:"
 OF_THE_RUN = {"accept_tile_variance", "offsets", "trained_range", "trust_model", "untrained"}  # not of the net itself
 S = TypeVar("S", Windows, Output)
 UNITS = (1e-1, 1.0, 1e3, 1e6)  # nm in the units that makers count in: Å, nm, µm, mm
+RESAMPLED_UNITS = UNITS[1:]  # far enough apart that the sizes of a volume tell which is meant
+ANISOTROPIC = 3.0  # nnU-Net's threshold (nnunetv2 2.8, configuration.py)
+FARTHEST = 4.0  # times as long voxels, on the mean of the axes: beyond that another unit may be meant
 OPTIONAL = {"context", "margin", "output", "plane", "remainder"}  # which no hash of a net without them holds
 
 log = logging.getLogger(__name__)
+
+
+class Interpolation(BaseModel):
+    """How a net's maker resamples volumes of other voxels than those of the training.
+
+    Attributes:
+        order: of the spline: 0, the nearest voxel, 1, linear, or 3.
+        order_z: along the axis of the longest voxels, where that is interpolated apart.
+        apart: whether it is; None: where its voxels are more than ANISOTROPIC times as long as the shortest.
+        limits: to which voxels are clipped before, of each channel; none where they are not.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    order: Order = 3
+    order_z: Order = 0
+    apart: bool | None = None
+    limits: tuple[tuple[float, float] | None, ...] = ()
+
+    def orders(self, old: Lengths, new: Lengths) -> tuple[Order, Order, Order]:
+        """Return the order along each axis (z, y, x), from voxels of lengths `old` to `new`."""
+        longest = old if self.apart or max(old) > ANISOTROPIC * min(old) else new
+        is_apart = self.apart if self.apart is not None else max(longest) > ANISOTROPIC * min(longest)
+        axes = [axis for axis, length in enumerate(longest) if length == max(longest)]
+        return triple(self.order_z if is_apart and axes == [axis] else self.order for axis in range(3))
 
 
 class NetFacts(BaseModel):
@@ -65,6 +97,8 @@ class NetFacts(BaseModel):
         windows, output: keys of a recipe that the net's maker gives, taken where the recipe leaves them open.
         padding: of each channel, normalised: what windows hold outside a volume that is smaller; nothing for zeros.
         spacing: lengths of a voxel (z, y, x) that it was trained on, in some unit; 0 along an axis where any will do.
+        interpolation: how volumes of other voxels are resampled to these; None where they are refused.
+        crops_zeros: its maker's tools leave out borders of zeros before they measure grey levels and place windows.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -94,6 +128,8 @@ class NetFacts(BaseModel):
     output: Output | None = None
     padding: tuple[float, ...] = ()
     spacing: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
+    interpolation: Interpolation | None = None
+    crops_zeros: bool = False
 
     def of_array(self, array: NetArray) -> NetFacts:
         """Return the facts of one of the outputs that are joined."""
@@ -363,23 +399,64 @@ def check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
         )
 
 
+def on_trained_grid(volume: Volume, net: NetFacts) -> Volume:
+    """Return `volume` on the grid of voxels that the net was trained on, where its maker resamples others."""
+    size, how = volume.voxel_size_nm, net.interpolation
+    if how is None or size is None or volume.resampling is not None or _is_any(net) or _has_spacing(size, net):
+        return volume
+    assert net.spacing is not None
+    given = [(v, s) for v, s in zip(size, net.spacing, strict=True) if s]
+    mean = math.prod(v / s for v, s in given) ** (1 / len(given))
+    unit = min(RESAMPLED_UNITS, key=lambda unit: abs(math.log(mean / unit)))
+    if not 1 / FARTHEST <= mean / unit <= FARTHEST:
+        return volume
+    old = triple(v / unit for v in size)
+    new = triple(s or v for v, s in zip(old, net.spacing, strict=True))
+    shape = triple(max(1, round(a / b * n)) for a, b, n in zip(old, new, volume.spatial_shape, strict=True))
+    grid = Resampling(shape, volume.spatial_shape, volume.dtype.name, how.orders(old, new), how.limits)
+    return resampled(volume, grid)
+
+
+def border_notes(volume: Volume, net: NetFacts) -> list[str]:
+    """Return a sentence if faces of `volume` seem to be zeros, which the tools of the net's maker leave out."""
+    faces = zero_faces(volume) if net.crops_zeros else []
+    if not faces:
+        return []
+    return [
+        f"{volume} is 0 on its {'face' if len(faces) == 1 else 'faces'} {', '.join(faces)}, as far as was looked: the "
+        "tools of the net's maker cut off borders of zeros before they measure grey levels and place windows, which is "
+        "not done here; expect other numbers, or write the part within the borders as an array of its own"
+    ]
+
+
+def _is_any(net: NetFacts) -> bool:
+    """Return whether nothing is known of the voxels of the net's training."""
+    return net.spacing is None or not any(net.spacing)
+
+
+def _has_spacing(size: Lengths, net: NetFacts) -> bool:
+    """Return whether voxels of `size` are those of the net's training, in some unit."""
+    ratios = [v / s for v, s in zip(size, net.spacing or size, strict=True) if s]
+    return any(all(abs(ratio / unit - 1) <= SAME_SIZE for ratio in ratios) for unit in UNITS)
+
+
 def _check_spacing(volume: Volume, net: NetFacts) -> None:
-    """Refuse a volume of other voxels than the net was trained on, whose maker's tools would resample it."""
-    if net.spacing is None or not any(net.spacing):
+    """Refuse a volume of other voxels than the net was trained on, if it is not resampled as its maker's tools do."""
+    if _is_any(net) or volume.resampling is not None:
         return
-    size, spacing = volume.voxel_size_nm, net.spacing
+    size, spacing = volume.voxel_size_nm, net.spacing or (0.0, 0.0, 0.0)
     trained = " × ".join(f"{n:g}" if n else "any" for n in spacing)
     if size is None:
         raise PlanError(
             f"net {net.label} was trained on voxels of {trained} (z, y, x), and the voxel size of {volume} is unknown; "
             f"give it, such as --set input.voxel_size_nm={','.join(f'{n or 1:g}' for n in spacing)}"
         )
-    ratios = [v / s for v, s in zip(size, spacing, strict=True) if s]
-    if not any(all(abs(ratio / unit - 1) <= SAME_SIZE for ratio in ratios) for unit in UNITS):
+    if not _has_spacing(size, net) and on_trained_grid(volume, net) is volume:
+        far = "" if net.interpolation is None else f" where voxels are more than {FARTHEST:g} times as long or short"
         raise PlanError(
             f"net {net.label} was trained on voxels of {trained} (z, y, x), those of {volume} are "
             f"{' × '.join(f'{n:g}' for n in size)} nm: its maker's tools would resample the volume, which is not done "
-            "here; choose another input.level, or resample it before"
+            f"here{far}; choose another input.level, or resample it before"
         )
 
 
@@ -441,7 +518,7 @@ def with_normalisation(recipe: Recipe, facts: NetFacts) -> Recipe:
     if own == Normalise():
         log.info("net %s asks for normalise.method=%s", facts.label, needed.method)
         return recipe.model_copy(update={"normalise": needed})
-    if own == needed.model_copy(update={"eps": own.eps}):
+    if own == needed.model_copy(update={"eps": own.eps, "per_channel": own.per_channel}):
         return recipe.model_copy(update={"normalise": needed})
     numbers = "zscore" if own.mean is not None else "percentile" if own.low is not None else "auto"
     method = numbers if own.method == "auto" else own.method

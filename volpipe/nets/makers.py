@@ -46,7 +46,7 @@ class MadeNet(nn.Module):
 
     Args:
         nets: (n, c, z, y, x) or (n, c, y, x) each.
-        greys: what is done to each channel first.
+        greys: what is done to each channel first, or one for all.
         flips: axes of a window, counted from z or y, of whose mirrored forms the mean is taken.
 
     Attributes:
@@ -76,7 +76,8 @@ class MadeNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.greys:
-            x = torch.stack([grey(x[:, i]) for i, grey in enumerate(self.greys)], 1)
+            one, *others = self.greys
+            x = torch.stack([grey(x[:, i]) for i, grey in enumerate(self.greys)], 1) if others else one(x)
         total = sum(self._mirrored(net, x) for net in self.nets)
         assert isinstance(total, torch.Tensor)
         return total / len(self.nets) if len(self.nets) > 1 else total

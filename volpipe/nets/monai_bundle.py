@@ -322,7 +322,7 @@ def _grey(bundle: Bundle) -> tuple[Normalise, Grey]:
 def _scaled(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
     if given.get("factor") is not None:
         raise VolpipeError("ScaleIntensity by a factor is not done here")
-    return Normalise(method="percentile", percentiles=(0, 100)), _mapped(
+    return Normalise(method="percentile", percentiles=(0, 100), per_channel=_is_apart(given)), _mapped(
         -1, 1, given.get("minv", 0), given.get("maxv", 1)
     )
 
@@ -337,7 +337,7 @@ def _percentiles(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
         raise VolpipeError("ScaleIntensityRangePercentiles relative to a range is not done here")
     ends = float(given["lower"]), float(given["upper"])
     mapped = _mapped(-1, 1, *_ends(given))
-    return Normalise(method="percentile", percentiles=ends), mapped
+    return Normalise(method="percentile", percentiles=ends, per_channel=_is_apart(given)), mapped
 
 
 def _normalised(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
@@ -348,7 +348,7 @@ def _normalised(given: Mapping[str, Any]) -> tuple[Normalise, Grey]:
         )
     mean, std = given.get("subtrahend"), given.get("divisor")
     if mean is None and std is None:
-        return Normalise(method="zscore"), Grey()
+        return Normalise(method="zscore", per_channel=_is_apart(given)), Grey()
     if isinstance(mean, list) or isinstance(std, list):
         raise VolpipeError("NormalizeIntensity by numbers of each channel is not done here")
     return Normalise(method="none"), Grey(float(mean or 0), float(1 if std is None else std))
@@ -370,6 +370,10 @@ def _lengths(pixdim: Any) -> tuple[float, ...]:  # Any: JSON
     if not 0 < len(given) <= 3 or not all(isinstance(n, int | float) for n in given):
         raise VolpipeError(f"Spacing has the pixdim {pixdim!r}; {REMEDIES['Spacing']}")
     return tuple(max(0.0, float(n)) for n in (*given, 0, 0)[:3])
+
+
+def _is_apart(given: Mapping[str, Any]) -> bool:
+    return bool(given.get("channel_wise"))
 
 
 def _mapped(low: float, high: float, first: float, last: float, clip: object = False) -> Grey:

@@ -26,6 +26,7 @@ from volpipe.resolve import nearest
 
 ALLOWED = ("dynamic_network_architectures", "torch.nn")
 CHECKPOINTS = ("checkpoint_final.pth", "checkpoint_best.pth")
+RESAMPLED_BY = "resample_data_or_seg_to_shape"
 OPTIONS = ("folds", "checkpoint", "configuration", "mirror")
 NOT_THERE = (
     "give the folder that holds plans.json, dataset.json and fold_0, such as nnUNetTrainer__nnUNetPlans__3d_fullres"
@@ -205,9 +206,22 @@ def _built(results: Results) -> nn.Module:
         "output": Output(activation="sigmoid") if results.has_regions else Output(kind="classes"),
         # Ones are what files without a voxel size have.
         "spacing": spacing if set(spacing) - {0, 1} else None,
+        "interpolation": _interpolation(results, greys),
+        "crops_zeros": True,
     }
     net.is_flat, net.of_maker = results.is_flat, facts  # type: ignore[assignment]  # new ones
     return net
+
+
+def _interpolation(results: Results, greys: Sequence[Grey]) -> dict[str, object] | None:
+    """Return how volumes of other voxels are resampled (`facts.Interpolation`); None where it is not done here."""
+    own = results.configuration
+    given = {"order": 3, "order_z": 0, "force_separate_z": None} | (own.get("resampling_fn_data_kwargs") or {})
+    if own.get("resampling_fn_data", RESAMPLED_BY) != RESAMPLED_BY or {given["order"], given["order_z"]} - {0, 1, 3}:
+        return None
+    limits = tuple(None if grey.low is None or grey.high is None else (grey.low, grey.high) for grey in greys)
+    names = {"order": "order", "order_z": "order_z", "apart": "force_separate_z"}
+    return {name: given[key] for name, key in names.items()} | {"limits": limits}
 
 
 class _Turned(nn.Module):
@@ -286,15 +300,17 @@ def _greys(results: Results) -> tuple[Normalise, list[Grey]]:
         raise VolpipeError(
             "use_mask_for_norm takes statistics over the voxels that are not zero, which is not done here"
         )
-    if len(schemes) > 1 and not set(schemes) <= {"CTNormalization", "NoNormalization", "RGBTo01Normalization"}:
+    kinds, is_several = set(schemes), len(schemes) > 1
+    if kinds == {"ZScoreNormalization"}:
+        return Normalise(method="zscore", per_channel=is_several), []
+    if kinds <= {"RescaleTo01Normalization", "Rescale0_1Normalization"}:  # which is measured as -1 to 1
+        measured = Normalise(method="percentile", percentiles=(0, 100), per_channel=is_several)
+        return measured, [Grey(-1, 2)] * len(schemes)
+    if is_several and not kinds <= {"CTNormalization", "NoNormalization", "RGBTo01Normalization"}:
         raise VolpipeError(
-            f"{' and '.join(sorted(set(schemes)))} of {len(schemes)} channels, each by its own numbers, is not done "
-            "here; normalise them before, and name NoNormalization in plans.json"
+            f"{' beside '.join(sorted(kinds))} in one volume is not done here; normalise its channels before, and name "
+            "NoNormalization in plans.json"
         )
-    if schemes == ["ZScoreNormalization"]:
-        return Normalise(method="zscore"), []
-    if schemes in (["RescaleTo01Normalization"], ["Rescale0_1Normalization"]):  # which is measured as -1 to 1
-        return Normalise(method="percentile", percentiles=(0, 100)), [Grey(-1, 2)]
     return Normalise(method="none"), [_grey(name, results, i) for i, name in enumerate(schemes)]
 
 

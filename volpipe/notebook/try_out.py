@@ -37,7 +37,7 @@ from volpipe.runs.verify import compute_box
 from volpipe.tables import html_facts
 from volpipe.units import count, shape
 from volpipe.volumes.storage.metadata import Lengths
-from volpipe.volumes.volume import Volume, open_volume
+from volpipe.volumes.volume import Volume, open_volume, resampled
 from volpipe.workflow.prepare import check_opened, prepare_for
 
 MOST_MEASURED = 1 << 28  # bytes of a volume whose statistics are measured over all of it, as a run does
@@ -200,7 +200,7 @@ def plan_whole(recipe: Recipe, volume: str | Path | Volume) -> tuple[Plan, Volum
             f"net {plan.net.label} gives one voxel for {shape(plan.net.shrink)} of its input (z, y, x), and notebooks "
             "lay outputs beside their inputs voxel by voxel; run it by vp.run, and look at the output"
         )
-    return plan, source, notes
+    return plan, resampled(source, plan.source.resampling), notes
 
 
 def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
@@ -239,14 +239,15 @@ def normalisation(plan: Plan, source: Volume) -> tuple[Affine, list[str]]:
     num_bytes = math.prod(plan.source.shape) * plan.source.num_channels * dtype.itemsize
     if num_bytes <= MOST_MEASURED:
         boxes = [plan.lattice.core_box(block) for block in range(len(plan.blocks))]
-        statistics = join(measure(source.crop(box)) for box in boxes)
+        reader = source.open()
+        statistics = join(measure(reader.read_own(box)) for box in boxes)
         if needs_histogram(choice, dtype, statistics):
             ends = (statistics.low, statistics.high)
-            statistics = join(measure(source.crop(box), ends) for box in boxes)
+            statistics = join(measure(reader.read_own(box), ends) for box in boxes)
         return affine(choice, dtype, statistics), []
     numbers = np.random.default_rng(0).choice(len(plan.blocks), min(SAMPLED_BOXES, len(plan.blocks)), replace=False)
     parts = [_middle(plan.lattice.core_box(int(number))) for number in sorted(numbers)]
-    voxels = np.concatenate([source.crop(part).ravel() for part in parts])
+    voxels = np.concatenate([source.crop(part).reshape(plan.source.num_channels, -1) for part in parts], axis=1)
     mapped = sampled_affine(choice, voxels)
     note = (
         f"grey levels are normalised by {voxels.size:,} voxels from {len(numbers)} places, a run measures all "

@@ -223,6 +223,8 @@ class Normalise(Section):
     """The standard deviation, in grey levels, that becomes 1 with zscore; give it with mean."""
     percentiles: tuple[float, float] = (0.5, 99.5)
     """The two percentiles that become -1 and 1, where they are measured."""
+    per_channel: bool = False
+    """Whether each channel of a volume is measured, and mapped, for itself."""
     eps: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Added to a deviation, and to the distance of two percentiles, that are measured; packages of bioimage.io ask for
     it."""

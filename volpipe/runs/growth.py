@@ -137,7 +137,7 @@ def follow(work: Work, old: Work) -> Updated:
     taken = again.taken(work.plan) | {"factor": to_ranges(range(len(work.plan.blocks)))}
     if is_measured and normalise is None:
         taken |= dict.fromkeys(("measure", "histogram"), taken["factor"])
-    kept = (normalise.shift, normalise.scale) if is_measured and normalise is not None else ()
+    kept = normalise.rows if is_measured and normalise is not None else ()
     shapes = (" × ".join(map(str, each.plan.source.shape)) for each in (old, work))
     update = Updated(
         time.time(), len(again.changed), len(again.blocks), selection.num_blocks, taken, kept,

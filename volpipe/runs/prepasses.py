@@ -71,7 +71,7 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
 def _kept_normalisation(work: Work) -> Affine | None:
     """Return the normalisation that an update kept; None where there was none, or the last one had it measured anew."""
     updates = updates_in(work.folder.journal, work.kinds, work.plan.identity, with_due=False)
-    return Affine(*updates[-1][1].normalise) if updates and updates[-1][1].normalise else None
+    return Affine.from_rows(updates[-1][1].normalise) if updates and updates[-1][1].normalise else None
 
 
 def known_normalisation(work: Work) -> Affine | None:
@@ -89,7 +89,7 @@ def known_normalisation(work: Work) -> Affine | None:
         statistics = join(record.result for record in own if record.result is not None)
         if not needs_histogram(choice, dtype, statistics):
             break
-    return affine(choice, dtype, statistics)
+    return affine(choice, dtype, statistics, interpolated=work.plan.source.resampling is not None)
 
 
 def scan_stage(plan: Plan, feed: Feed | None = None) -> Stage:
@@ -191,6 +191,6 @@ def measured(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> St
             reach = f"{statistics.low:g} to {statistics.high:g}"
             sentence = "%s has %s voxels from %s, which are no grey levels of 8 bits: percentiles are taken"
             log.warning(sentence, plan.source.path, dtype, reach, extra=NOTICE)
-        job = dataclasses.replace(job, bins=(statistics.low, statistics.high))
+        job = dataclasses.replace(job, bins=statistics.ends)
         statistics = yield from statistics_of("histogram", job)
-    return affine(choice, dtype, statistics)
+    return affine(choice, dtype, statistics, interpolated=plan.source.resampling is not None)

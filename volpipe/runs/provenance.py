@@ -66,7 +66,7 @@ def origin(selection: Selection, normalise: Affine, fingerprint: str) -> dict[st
             "block": plan.block,
             "blend": plan.recipe.windows.blend,
         },
-        "normalise": {"shift": normalise.shift, "scale": normalise.scale},
+        "normalise": normalise.as_json,
         **versions(PACKAGES),
     }
 
@@ -282,7 +282,7 @@ class RunOrigin(Origin):
     recipe: Recipe
     net: dict[str, Any]  # Any: JSON
     windows: dict[str, Any] = Field(default_factory=dict)
-    normalise: dict[str, float]
+    normalise: Affine
     packages: dict[str, str] = Field(default_factory=dict)
     python: str = ""
 

@@ -283,7 +283,7 @@ class Update:
             return None
         update = Updated(
             time.time(), len(changed), len(again.blocks), chosen.num_blocks, taken,
-            (normalise.shift, normalise.scale) if is_measured and normalise is not None else (), why,
+            normalise.rows if is_measured and normalise is not None else (), why,
             plan.identity, plan.identity, cells=chosen.fingerprint,
         )  # fmt: skip
         is_none = others is None and not any(taken.values())

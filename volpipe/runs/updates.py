@@ -47,7 +47,7 @@ class Updated(TakesBack):
         computed: blocks to be computed again: those, and their neighbours that add to the same shards.
         blocks: of the run.
         taken: units by stage, as ranges such as "0-3,7"; SHARDS and so on, of shards; SEEN, the blocks that changed.
-        normalise: shift and scale that were measured of the volume as it was, and are kept; () where there are none.
+        normalise: rows of the map (`Affine`) that was measured of the volume as it was, and is kept; () where none was.
         why: what else there is to say of it, "" if nothing.
         before, plan: identities of the plan until then and from then on; others where the volume has grown.
         cells: fingerprint of the selection from then on; "" where all of the region is selected.
@@ -61,7 +61,7 @@ class Updated(TakesBack):
     computed: int
     blocks: int
     taken: dict[str, str] = field(default_factory=dict)
-    normalise: tuple[float, ...] = ()
+    normalise: tuple[tuple[float, ...], ...] = ()
     why: str = ""
     before: str = ""
     plan: str = ""

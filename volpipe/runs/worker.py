@@ -31,7 +31,7 @@ from volpipe.inference.plan import Plan, load_plan
 from volpipe.inference.scratch import PARTS, Tensors
 from volpipe.inference.selection import SELECTION_FILE, Selection, load_due, load_selection, scanned_boxes
 from volpipe.inference.selection import scan as scan_block
-from volpipe.inference.statistics import Statistics, is_finite, join
+from volpipe.inference.statistics import Statistics, is_finite, join, measure_each
 from volpipe.inference.statistics import measure as measure_voxels
 from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource, blocks_ahead, read_fingerprint
 from volpipe.runs.updates import SEEN, Number, Updated
@@ -53,8 +53,8 @@ class Job:
 
     Attributes:
         identity: of the plan in it.
-        shift, scale: the normalisation, once it is known.
-        bins: ends of the histogram of a second measuring pass, where there is one.
+        shift, scale, ends: the normalisation (`Affine`), once it is known.
+        bins: ends of the histogram, or of each channel's, of a second measuring pass; none of the first.
         cells: fingerprint of the wanted cells in the folder, once they are known; "" where all are wanted.
         due: fingerprint of the flags in the folder of the shards that are still to be written; "" where all are.
         session: what the folder's lock says while the driver that sends this holds it; "" asks for no such lock.
@@ -62,9 +62,10 @@ class Job:
 
     folder: str
     identity: str
-    shift: float = 0.0
-    scale: float = 1.0
-    bins: tuple[float, float] | None = None
+    shift: float | tuple[float, ...] = 0.0
+    scale: float | tuple[float, ...] = 1.0
+    ends: tuple[tuple[float, float], ...] = ()
+    bins: tuple[tuple[float, float], ...] = ()
     session: str = ""
     cells: str = ""
     due: str = ""
@@ -81,7 +82,11 @@ class Job:
 
     @property
     def normalise(self) -> Affine:
-        return Affine(self.shift, self.scale)
+        return Affine(self.shift, self.scale, self.ends)
+
+    def of(self, normalise: Affine) -> Job:
+        """Return this job, with its normalisation."""
+        return replace(self, shift=normalise.shift, scale=normalise.scale, ends=normalise.ends)
 
     @property
     def tensors(self) -> Tensors:
@@ -211,8 +216,13 @@ def measure(job: Job, units: Sequence[int]) -> Record[Statistics]:
         return join(part(box) for box in job.plan.lattice.core_box(block).layers(SLAB_VOXELS, READ_LAYERS))
 
     def part(box: Box) -> Statistics:
-        data = open_source(job).open().read(box)
-        return measure_voxels(data if is_finite(data) else _finite(job.selection, box, data), job.bins)
+        reader = open_source(job).open()
+        data = reader.read_own(box)
+        if job.plan.recipe.normalise.per_channel and len(data) > 1:
+            return measure_each(data, job.bins)
+        is_whole = is_finite(data) or reader.volume.resampling is not None  # a spline spreads NaN over all around
+        data = data if is_whole else _finite(job.selection, box, data)
+        return measure_voxels(data, job.bins[0] if job.bins else None)
 
     stage, beater = "histogram" if job.bins else "measure", job.beater(lambda block: job.plan.lattice.core_box(block))
     return work_each(stage, units, one, join, job.check_session, beater)

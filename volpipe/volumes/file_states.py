@@ -91,7 +91,7 @@ class FileStates:
         if self._layout is None:
             return ""
         shown = mirrored(box, self._volume.spatial_shape)
-        states = states_of(self._files(shown, self._layout.cell))
+        states = states_of(self._files(self._volume.stored_box(shown), self._layout.cell))
         if (states == UNTOLD).all(axis=-1).any():
             return ""
         if (states == ABSENT).all(axis=-1).any() and self._has_others():

@@ -144,7 +144,7 @@ def _places(volume: Volume, header: Header | None, root: Location) -> Callable[[
     chosen = {"c": int(volume.view.channel or 0), "t": volume.view.time or 0}
 
     def place(box: Box) -> list[int]:
-        start = chosen | dict(zip("zyx", box.start, strict=True))
+        start = chosen | dict(zip("zyx", volume.stored_box(box).start, strict=True))
         return [start.get(axis, 0) for axis in volume.axes]
 
     if "names" in header.known:  # a folder of slices

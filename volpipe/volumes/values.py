@@ -92,6 +92,20 @@ def take_sample(volume: Volume, within: Box | None = None, *, num_channels: int 
     return Sample(volume, tuple(boxes)) if boxes else None
 
 
+def zero_faces(volume: Volume) -> list[str]:
+    """Return the faces of `volume` that are zeros in a sample, such as "z first"; none that cannot be read."""
+    whole, reader, faces = Box.from_shape(volume.spatial_shape), volume.open(), list[str]()
+    for axis, name in enumerate("zyx"):
+        size = whole.shape[axis]
+        for side, at in (("first", 0), ("last", size - 1)):
+            try:
+                parts = (reader.read(part) for part in _spread(volume, whole.along(axis, at, at + 1)))
+                faces += [] if any(part.any() for part in parts) else [f"{name} {side}"]
+            except (VolpipeError, OSError) as error:
+                log.info("face %s %s of %s is not looked at: %s", name, side, volume, error)
+    return faces
+
+
 def _spread(volume: Volume, box: Box) -> Iterator[Box]:
     """Yield boxes of EDGE voxels at most, each in one chunk, the middle of `box` first; each once."""
     known = set[Box]()

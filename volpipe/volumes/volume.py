@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe.errors import RemoteError, SeveralVolumesError, VolumeError
-from volpipe.geometry.grid import Box, mirrored, mirrored_runs
+from volpipe.geometry.grid import Box, mirrored, mirrored_runs, triple
 from volpipe.geometry.indexing import bounds, plain_index
 from volpipe.resolve import nearest
 from volpipe.volumes import webknossos
@@ -49,6 +49,7 @@ from volpipe.volumes.formats.container import (
     why_several,
 )
 from volpipe.volumes.formats.ome import Dataset, level_keys
+from volpipe.volumes.resampling import Resampling, coarsened
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
 from volpipe.volumes.storage.chunk_files import describe_names
 from volpipe.volumes.storage.damage import naming
@@ -86,6 +87,7 @@ __all__ = [
     "list_arrays",
     "open_volume",
     "open_writer",
+    "resampled",
     "typed",
     "with_view",
 ]
@@ -125,7 +127,7 @@ class Volume:
         key: the array in it, "" where the path itself is the array.
         format: "n5", "zarr2", "zarr3", "precomputed", "hdf5", "tiff" or "picture" (a file, or slices), "mrc", "npy".
         shape: as stored, C order (that of N5 is reversed).
-        dtype: what is read, in native byte order; bool is read as uint8, 0 or 1.
+        dtype: what is read, in native byte order; bool is read as uint8, 0 or 1, interpolated voxels as float32.
         chunks: what is read and decoded at once, in stored axes.
         shards: what is written at once where that is more than a chunk, None otherwise.
         axes: of t, c, z, y, x, one per stored axis; other names as they are.
@@ -138,6 +140,7 @@ class Volume:
         channel_names: of all its channels, () where they have none.
         notes: what a user should know of it, a phrase each: a guess, or why a size is unknown.
         incomplete: what of it is written, where work of ours on it had not ended when it was opened; None where it had.
+        resampling: the grid to which voxels are interpolated as they are read, None where they are read as stored.
     """
 
     path: str
@@ -157,6 +160,7 @@ class Volume:
     channel_names: tuple[str, ...] = field(default=(), compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
     incomplete: Incomplete | None = field(default=None, compare=False)
+    resampling: Resampling | None = None
 
     def __str__(self) -> str:
         if "://" in self.path:
@@ -224,12 +228,18 @@ class Volume:
         Raises:
             VolumeError: the view has one channel or point in time, which stored axes do not leave out.
         """
+        self._check_as_stored()
         if self.view.channel is not None or self.view.time is not None:
             raise VolumeError(
                 f"{self}: slices are of all stored axes ({', '.join(self.axes)}), but one channel or point in time was "
                 "chosen; use crop(box) or dask(), or open it without the choice"
             )
         return self.open()[index]
+
+    def _check_as_stored(self) -> None:
+        """Refuse to slice what is stored of a volume that is interpolated as it is read."""
+        if self.resampling is not None:
+            raise VolumeError(f"{self} is read on another grid than it is stored; use crop(box)")
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
@@ -242,10 +252,11 @@ class Volume:
         The axis c is there if the array has one and the view chooses no channel.
 
         Raises:
-            VolumeError: an axis other than c, z, y and x has several entries.
+            VolumeError: an axis other than c, z, y and x has several entries, or voxels are interpolated.
         """
         import dask.array
 
+        self._check_as_stored()
         shape = Box.from_shape(self.spatial_shape)
         index = self.open().stored_index(shape)
         axes = [axis for axis in self.axes if axis in "czyx"]
@@ -299,13 +310,23 @@ class Volume:
 
     @property
     def spatial_shape(self) -> tuple[int, int, int]:
-        """Voxels (z, y, x); an axis that the array lacks has one."""
-        return self.spatial(self.shape)
+        """Voxels (z, y, x) of the grid on which it is read; an axis that the array lacks has one."""
+        return self.spatial(self.shape) if self.resampling is None else self.resampling.shape
 
     @property
     def spatial_chunks(self) -> tuple[int, int, int]:
-        """Voxels (z, y, x) of a chunk; an axis that the array lacks has one."""
-        return self.spatial(self.chunks)
+        """Voxels (z, y, x) of a chunk, about so many where they are interpolated; 1 of an axis that the array lacks."""
+        chunks, grid = self.spatial(self.chunks), self.resampling
+        return chunks if grid is None else coarsened(chunks, grid.steps)
+
+    @property
+    def stored_dtype(self) -> np.dtype:
+        """The type of the array, in native byte order; `dtype` unless voxels are interpolated."""
+        return self.dtype if self.resampling is None else np.dtype(self.resampling.dtype)
+
+    def stored_box(self, box: Box) -> Box:
+        """Return the stored voxels (z, y, x) from which those of `box` come."""
+        return box if self.resampling is None else self.resampling.seen(box)
 
     def length(self, axis: str) -> int:
         """Return the entries along `axis`, 1 of one that the array lacks."""
@@ -378,9 +399,10 @@ class Reader:
             raise VolumeError(f"no array at {folder} any more{silent}")
         if volume.slices:
             header = tiff_folder.as_it_was(header, volume.shape[0], volume.slices)
-        if header.dtype != volume.dtype or not _holds(volume.shape, header):
+        if header.dtype != volume.stored_dtype or not _holds(volume.shape, header):
             raise VolumeError(
-                f"{folder} was {volume.dtype} {volume.shape} and is now {header.dtype} {header.shape}; open it again"
+                f"{folder} was {volume.stored_dtype} {volume.shape} and is now {header.dtype} {header.shape}; open it "
+                "again"
             )
         self.volume = volume
         self.shape, self.dtype, self.ndim = volume.shape, volume.dtype, volume.ndim
@@ -415,7 +437,22 @@ class Reader:
         Raises:
             VolumeError: the box is empty or leaves the volume, a chunk is damaged, or the array has a time axis.
         """
-        return self._canonical(self._read(self.stored_index(box, num_channels)))
+        data = self._canonical(self._read(self.stored_index(box, num_channels)))
+        grid = self.volume.resampling
+        return data if grid is None else grid.interpolate(data, box)
+
+    def read_own(self, box: Box) -> np.ndarray:
+        """Return the voxels of `box` (z, y, x) as (c, z, y, x), of which statistics are taken: none is interpolated.
+
+        Of a volume on another grid these are the stored ones that lie in the box; there may be none.
+        """
+        grid = self.volume.resampling
+        if grid is None:
+            return self.read(box)
+        own = grid.own(box)
+        if own.is_empty:
+            return np.empty((self.volume.num_channels, *own.shape), self.dtype)
+        return self._canonical(self._read(self._index(own, None))).astype(self.dtype)
 
     def is_stored(self, box: Box) -> bool:
         """Return whether some chunk that `read_mirrored` needs for `box` (z, y, x) is stored; none is read.
@@ -430,10 +467,14 @@ class Reader:
             return array.is_stored(index) or (self._fetched is not None and self._fetched.is_elsewhere(index))
 
     def stored_index(self, box: Box, num_channels: int | None = None) -> tensorstore.Index:
-        """Return `box` (z, y, x), of all channels or of the first `num_channels`, as an index of the stored axes."""
+        """Return where `box` (z, y, x) is stored, of all channels or the first `num_channels`, in the stored axes."""
         volume, shape = self.volume, self.volume.spatial_shape
         if len(box.start) != 3 or box.is_empty or not Box.from_shape(shape).contains(box):
             raise VolumeError(f"{volume}: box {box} is empty or leaves the volume {shape} (z, y, x)")
+        return self._index(volume.stored_box(box), num_channels)
+
+    def _index(self, box: Box, num_channels: int | None) -> tensorstore.Index:
+        volume = self.volume
         index: list[slice | int] = []
         for axis, n in zip(volume.axes, volume.shape, strict=True):
             if axis in "zyx":
@@ -624,6 +665,36 @@ def with_view(volume: Volume, view: View) -> Volume:
         voxel_size_nm=view.voxel_size_nm or volume.voxel_size_nm,
         origin_nm=view.origin_nm or volume.origin_nm,
         notes=tuple(notes),
+    )
+
+
+def resampled(volume: Volume, grid: Resampling | None) -> Volume:
+    """Return `volume` as it is read on another `grid`, which lies where the volume does; itself without one.
+
+    Raises:
+        VolumeError: the grid is for a volume of another shape or type.
+    """
+    if grid is None:
+        return volume
+    if (volume.spatial_shape, volume.dtype.name) != (grid.stored, grid.dtype):
+        raise VolumeError(
+            f"{volume} is {volume.dtype} {volume.spatial_shape} (z, y, x), and was {grid.dtype} {grid.stored} when its "
+            "grid for the net was planned, of which all voxels depend on that; use --fresh to start over"
+        )
+    size, steps = volume.voxel_size_nm or (1.0, 1.0, 1.0), grid.steps
+    coarse = triple(s * n for s, n in zip(size, steps, strict=True))
+    places = zip(size, volume.origin_nm, steps, strict=True)
+    return replace(
+        volume,
+        resampling=grid,
+        dtype=np.dtype(np.float32),
+        voxel_size_nm=coarse,
+        origin_nm=triple(o + (n - 1) / 2 * s for s, o, n in places),
+        notes=(
+            *volume.notes,
+            f"resampled from voxels of {shown(size)} nm to {shown(coarse)} nm, those of the net's training; the output "
+            "lies on these",
+        ),
     )
 
 

@@ -201,10 +201,9 @@ class RunWork(OutputWork[Plan, Report]):
 
     def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
         """Yield random blocks that went through the net again; see `OutputWork`."""
-        normalise = read_origin(self.plan.out).normalise
-        affine, runner = Affine(normalise["shift"], normalise["scale"]), load_runner(self.plan)
+        normalise, runner = read_origin(self.plan.out).normalise, load_runner(self.plan)
         for array in self._selected().arrays:
-            yield from recompute(array, affine, runner, num_blocks, seed)
+            yield from recompute(array, normalise, runner, num_blocks, seed)
 
     def suspects(self) -> tuple[str, ...]:
         """Return what of net, input, packages and device is no longer as it was."""
@@ -330,6 +329,11 @@ class RunWork(OutputWork[Plan, Report]):
             self._create_output(chosen, normalise)
         store_identities(self.folder.inputs, self.inputs)
 
+    @property
+    def needs_all(self) -> bool:
+        """Whether it waits for all of its volume: the voxels of another grid are not those of shards."""
+        return self.plan.source.resampling is not None
+
     def announce(self) -> None:
         """Say what is about to run, and note in the log what a user should know of the volume; see `OutputWork`."""
         super().announce()
@@ -358,7 +362,7 @@ class RunWork(OutputWork[Plan, Report]):
         self._create_output(selection, normalise)
         schedule.open_readers()
         _, due = with_due(selection, self, folder)
-        job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale, due=due)
+        job = dataclasses.replace(job.of(normalise), due=due)
         if self.has_grown and not job.tensors.is_fitting:  # a kill kept those of before, which nothing rests on
             job.tensors.remove()
         job.tensors.create()

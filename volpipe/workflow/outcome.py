@@ -89,8 +89,9 @@ def _in_numbers(recipe: TrainRecipe, data: Data, search_path: str) -> Normalise:
     """Return the normalisation of the volume `data`, in numbers."""
     dtype = open_volume(resolve_address(data.path, search_path), data.key, level=data.level).dtype
     applied: Affine = affine(recipe.normalise, dtype, None)
+    (shift,), (scale,) = applied.rows
     if recipe.normalise.method == "none":
         return recipe.normalise
     if recipe.normalise.method == "zscore":
-        return Normalise(method="zscore", mean=applied.shift, std=applied.scale)
-    return Normalise(method="range", low=applied.shift - applied.scale, high=applied.shift + applied.scale)
+        return Normalise(method="zscore", mean=shift, std=scale)
+    return Normalise(method="range", low=shift - scale, high=shift + scale)

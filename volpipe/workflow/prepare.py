@@ -17,7 +17,15 @@ from volpipe.inference.output_plan import Source
 from volpipe.inference.plan import NetSizes, Plan, make_plan
 from volpipe.inference.roi import lay_mask
 from volpipe.inference.statistics import as_trained, mapping, mapping_notes
-from volpipe.nets.facts import NetFacts, check_thickness, check_trained, with_net_defaults, with_normalisation
+from volpipe.nets.facts import (
+    NetFacts,
+    border_notes,
+    check_thickness,
+    check_trained,
+    on_trained_grid,
+    with_net_defaults,
+    with_normalisation,
+)
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import ArrayInput, Normalise, Recipe
 from volpipe.runs.run_folder import RunFolder
@@ -68,6 +76,7 @@ def prepare_for(
     check_name(out)
     net = describe(recipe.net, str(search_path))
     check_trained(recipe.net, net)
+    volume = on_trained_grid(volume, net)
     target = paths.locate(out)
     begun = None if sizing.fresh else _begun_plan(target)
     is_same_type = begun is not None and begun.source.dtype == volume.dtype.name
@@ -92,7 +101,11 @@ def prepare_for(
         check_output(array)
     check_shapes(recipe.net, net, plan.window, str(search_path))
     check_geometry(recipe.net, net, plan.window, str(search_path))
-    notes = [] if sample is None else [*mapping_notes(recipe, sample), *_mask_notes(mask)]
+    notes = (
+        []
+        if sample is None
+        else [*mapping_notes(recipe, sample), *_mask_notes(mask), *border_notes(sample.volume, net)]
+    )
     return plan.changed(grey_notes=tuple(notes), mapping=mapping(recipe.normalise, volume.dtype))
 
 

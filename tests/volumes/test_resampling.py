@@ -1,0 +1,64 @@
+"""Volumes on another grid: the values are those of skimage over the whole, whatever boxes they are read in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from skimage.transform import resize
+from volumes import noise, write_volume
+
+from volpipe.errors import VolumeError
+from volpipe.geometry.grid import Box, triple
+from volpipe.volumes.file_states import read_known
+from volpipe.volumes.resampling import Order, Resampling
+from volpipe.volumes.volume import Volume, open_volume, resampled
+
+SHAPE = (34, 40, 47)
+
+
+def stored(folder: Path, shape: tuple[int, ...], orders: tuple[Order, Order, Order] = (3, 3, 3)) -> Volume:
+    return resampled(open_volume(folder / "in.n5"), Resampling(triple(shape), triple(SHAPE), "uint8", orders))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_volume(tmp_path_factory.mktemp("resampled") / "in.n5", noise(SHAPE)).parent
+
+
+@pytest.mark.parametrize("shape", [(17, 40, 31), (50, 61, 47), (12, 90, 20), (34, 40, 47), (1, 7, 200)])
+@pytest.mark.parametrize("order", [1, 3])
+def test_values_are_those_of_skimage_over_the_whole(folder: Path, shape: tuple[int, ...], order: Order) -> None:
+    voxels = stored(folder, shape, (order, order, order)).crop(Box.from_shape(shape))[0]
+    whole = noise(SHAPE).astype(np.float64)
+    expected = resize(whole, shape, order, mode="edge", anti_aliasing=False, preserve_range=True)
+    np.testing.assert_allclose(voxels, expected, rtol=0, atol=2e-5)
+
+
+@settings(max_examples=30)
+@given(st.data(), st.sampled_from([(17, 40, 31), (50, 61, 47)]), st.sampled_from([(3, 3, 3), (0, 3, 3), (0, 1, 0)]))
+def test_a_box_is_the_crop_of_the_whole(
+    folder: Path, data: st.DataObject, shape: tuple[int, ...], orders: tuple[Order, Order, Order]
+) -> None:
+    volume = stored(folder, shape, orders)
+    ends = [sorted(data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True))) for n in shape]
+    box = Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
+    whole = volume.crop(Box.from_shape(shape))
+    assert np.array_equal(volume.crop(box), whole[:, *box.slices])
+    assert np.array_equal(read_known(volume.open(), box.shift((-3, 0, 0)))[0][:, 3:], whole[:, *box.slices][:, :-3])
+
+
+@pytest.mark.parametrize("shape", [(17, 40, 31), (50, 61, 47)])
+def test_statistics_take_each_stored_voxel_once(folder: Path, shape: tuple[int, ...]) -> None:
+    parts = [stored(folder, shape).open().read_own(part) for part in Box.from_shape(shape).cut(0, 5, 0)]
+    assert np.array_equal(np.concatenate(parts, 1)[0], noise(SHAPE))
+
+
+def test_a_grid_is_of_one_shape_and_reads_boxes_alone(folder: Path) -> None:
+    with pytest.raises(VolumeError, match=r"is uint8 \(34, 40, 47\) .*, and was uint8 \(34, 40, 48\) when its grid"):
+        resampled(open_volume(folder / "in.n5"), Resampling((17, 20, 24), (34, 40, 48), "uint8"))
+    with pytest.raises(VolumeError, match="read on another grid than it is stored"):
+        stored(folder, (17, 40, 31))[0]
