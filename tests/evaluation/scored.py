@@ -11,9 +11,12 @@ from typing import Any
 from inline import perform
 
 from volpipe.errors import WorkerLost
-from volpipe.evaluation.driver import EvaluationResult, evaluate
-from volpipe.evaluation.evaluate import Evaluation, ImageScores, Scores
+from volpipe.evaluation.driver import EvaluationWork, finish
+from volpipe.evaluation.evaluate import Evaluation, Scores
+from volpipe.evaluation.image_scores import ImageScores
+from volpipe.evaluation.results import EvaluationResult
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.work import Options
 
 
 class Here:
@@ -45,7 +48,8 @@ class Here:
 
 def evaluated(evaluation: Evaluation, folder: Path, workers: Here | None = None, **options: Any) -> EvaluationResult:
     """Return how an evaluation ended whose folder is made in `folder`."""
-    return evaluate(evaluation, (workers or Here()).start, RunFolder(folder / "scores.run"), **options)
+    work = EvaluationWork(evaluation, RunFolder(folder / "scores.run"), Options(**options))
+    return finish(work, (workers or Here()).start)
 
 
 def scores_of(evaluation: Evaluation, folder: Path, workers: Here | None = None) -> Scores:

@@ -19,10 +19,8 @@ from volumes import noise
 
 import volpipe as vp
 from volpipe.errors import PlanError
-from volpipe.evaluation import compare as compare_module
+from volpipe.evaluation import subject
 from volpipe.evaluation.compare import plan_comparison
-from volpipe.evaluation.compare_driver import ComparisonResult, compare
-from volpipe.evaluation.compare_page import page_of
 from volpipe.evaluation.differences import (
     ImageDifference,
     LabelDifference,
@@ -31,8 +29,10 @@ from volpipe.evaluation.differences import (
     label_difference,
     matches,
 )
+from volpipe.evaluation.driver import ComparisonWork, finish
 from volpipe.evaluation.label_scores import overlaps
 from volpipe.evaluation.limits import Limit
+from volpipe.evaluation.results import ComparisonResult, page_of
 from volpipe.reporting.page import Picture
 from volpipe.runs.run_folder import RunFolder
 
@@ -43,7 +43,7 @@ SHAPE = (21, 40, 30)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in a folder of the test, in blocks of which a small volume has many."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compare_module, "BLOCK", (8, 16, 16))
+    monkeypatch.setattr(subject, "BLOCK", (8, 16, 16))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def compared(a: np.ndarray, b: np.ndarray, workers: Inline | None = None, **opti
         np.save(f"{name}.npy", data)
     limits = tuple(map(Limit.parse, options.pop("limits", ())))
     plan = plan_comparison("a.npy", "b.npy", **options)
-    return compare(plan, (workers or Inline()).start, RunFolder(Path("c.run")), limits=limits)
+    return finish(ComparisonWork(plan, RunFolder(Path("c.run")), limits=limits), (workers or Inline()).start)
 
 
 def of_images(result: ComparisonResult) -> ImageDifference:
@@ -85,7 +85,7 @@ def test_differences_are_those_of_numpy(dtype: str) -> None:
     b = changed(a)
     result = compared(a, b, data_range=300.0 if dtype == "float32" else None)
     gap, found = b.astype(np.float64) - a, of_images(result)
-    assert (found.sums.num_voxels, found.sums.num_differ) == (a.size, int((a != b).sum()))
+    assert (found.num_voxels, found.num_differ) == (a.size, int((a != b).sum()))
     assert found.largest == np.abs(gap).max()
     assert (found.mean, found.shift) == pytest.approx((np.abs(gap).mean(), gap.mean()))
     data_range = {"uint8": 255, "int16": 65535, "float32": 300}[dtype]
@@ -105,7 +105,7 @@ def test_the_boxes_that_differ_most_are_named_the_worst_first() -> None:
     assert all(f"<td>{box}</td>" in result._repr_html_() for box in boxes)
     part = compared(a, b, roi="2:21,:,:")
     assert part.differences is not None and str(part.differences.worst[0].box) == "18:21,32:40,16:30"
-    assert of_images(part).sums.num_voxels == 19 * 40 * 30
+    assert of_images(part).num_voxels == 19 * 40 * 30
 
 
 @pytest.mark.parametrize("num_channels", [3, 5])
@@ -115,12 +115,12 @@ def test_channels_are_compared_each_and_together(num_channels: int, tmp_path: Pa
     for name, data in (("a", a), ("b", b)):
         make(tmp_path / f"{name}.zarr", data)
     plan = plan_comparison("a.zarr", "b.zarr", data_range=10.0)
-    differences = compare(plan, Inline().start, RunFolder(tmp_path / "c.run")).differences
+    differences = finish(ComparisonWork(plan, RunFolder(tmp_path / "c.run")), Inline().start).differences
     assert differences is not None and len(differences.channels) == num_channels
     for channel, (one, other) in zip(differences.channels, zip(a, b, strict=True), strict=True):
         known = metrics.peak_signal_noise_ratio(one, other, data_range=10) if (one != other).any() else math.inf
         assert channel.psnr == pytest.approx(known)
-        assert channel.sums.num_differ == int((one != other).sum())
+        assert channel.num_differ == int((one != other).sum())
     assert isinstance(differences.together, ImageDifference)
     assert differences.together.psnr == pytest.approx(metrics.peak_signal_noise_ratio(a, b, data_range=10))
 
@@ -142,9 +142,9 @@ def test_what_is_no_number_is_counted_named_and_the_same_where_both_have_it() ->
     b[20, 39, 29] = 3.0
     a[12, 3, 3] = np.inf
     result = compared(a, b, data_range=1.0)
-    sums = of_images(result).sums
+    sums = of_images(result)
     assert (sums.num_nonfinite_a, sums.num_nonfinite_b, sums.num_unlike, sums.num_differ) == (5, 3, 3, 4)
-    assert (of_images(result).largest, of_images(result).sums.num) == (2.0, a.size - 5)
+    assert (of_images(result).largest, of_images(result).num) == (2.0, a.size - 5)
     assert result.differences is not None
     assert [str(box.box) for box in result.differences.worst] == [
         "0:8,0:16,0:16", "8:16,0:16,0:16", "16:21,32:40,16:30"

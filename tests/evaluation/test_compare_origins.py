@@ -14,12 +14,12 @@ from volumes import noise, windowed
 
 import volpipe as vp
 from volpipe.errors import PlanError
-from volpipe.evaluation import compare as compare_module
+from volpipe.evaluation import subject
 from volpipe.evaluation.compare import plan_comparison
-from volpipe.evaluation.compare_driver import ComparisonResult
 from volpipe.evaluation.differences import (
     LabelDifference,
 )
+from volpipe.evaluation.results import ComparisonResult
 
 COMPONENTS: dict[str, Any] = {
     "input": {"kind": "foreground"},
@@ -33,7 +33,7 @@ IDENTITY = ("net.name=identity", "output.levels=1", *windowed((8, 8, 8), (0, 0, 
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in a folder of the test, in blocks of which a small volume has many."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compare_module, "BLOCK", (8, 16, 16))
+    monkeypatch.setattr(subject, "BLOCK", (8, 16, 16))
 
 
 def of_labels(result: ComparisonResult) -> LabelDifference:

@@ -18,7 +18,7 @@ from scored import evaluated, image_scores_of, scores_of
 from skimage import metrics
 
 from volpipe.errors import RunError
-from volpipe.evaluation import evaluate as evaluate_module
+from volpipe.evaluation import subject
 from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.evaluation.image_scores import CUBE, crossing, image_sums, psnr, shell_correlation, shells, ssim
 from volpipe.evaluation.interpolate import interpolated
@@ -60,7 +60,7 @@ def test_image_scores_are_those_of_scikit_image_whatever_the_blocks(
     made, truth = pair
     found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
     for block in ((128, 128, 128), (16, 32, 9), (64, 64, 64)):
-        monkeypatch.setattr(evaluate_module, "BLOCK", block)
+        monkeypatch.setattr(subject, "BLOCK", block)
         scores = image_scores_of(found, tmp_path)
         assert scores["output"].psnr == pytest.approx(
             metrics.peak_signal_noise_ratio(truth, made, data_range=255), 1e-9

@@ -18,8 +18,8 @@ from volumes import noise
 
 import volpipe as vp
 from volpipe.errors import PlanError, RunStopped, WorkerLost
-from volpipe.evaluation import evaluate as evaluate_module
-from volpipe.evaluation.driver import evaluate
+from volpipe.evaluation import subject
+from volpipe.evaluation.driver import EvaluationWork, finish
 from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.geometry.grid import Box
 from volpipe.runs.run_folder import RunFolder
@@ -201,11 +201,11 @@ def test_where_nothing_is_tolerated_the_first_block_that_cannot_be_read_stops_it
 def test_scores_are_the_same_in_whatever_order_blocks_come_back(
     pair: tuple[np.ndarray, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate_module, "BLOCK", (16, 32, 9))
+    monkeypatch.setattr(subject, "BLOCK", (16, 32, 9))
     found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
     known = scores_of(found, tmp_path)
     for seed in (1, 2):
-        shuffled = evaluate(found, Inline(seed, slots=3).start, RunFolder(tmp_path / "scores.run"))
+        shuffled = finish(EvaluationWork(found, RunFolder(tmp_path / "scores.run")), Inline(seed, slots=3).start)
         assert shuffled.scores == known
 
 

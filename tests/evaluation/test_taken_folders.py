@@ -14,8 +14,8 @@ from volumes import noise, write_volume
 import volpipe as vp
 from volpipe.blockwise.loop import perform
 from volpipe.errors import RunError
-from volpipe.evaluation import compare_driver, driver
-from volpipe.evaluation import evaluate as evaluate_module
+from volpipe.evaluation import driver, subject
+from volpipe.evaluation.driver import EvaluationWork
 from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import lock
@@ -35,7 +35,7 @@ def ending_with(on_end: Callable[[RunFolder], object]) -> Iterator[None]:
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (driver, compare_driver, compare):
+        for module in (driver, compare):
             patch.setattr(module, "perform", perform_and_end)
         yield
 
@@ -43,14 +43,16 @@ def ending_with(on_end: Callable[[RunFolder], object]) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _volumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(evaluate_module, "BLOCK", (8, 8, 8))
+    monkeypatch.setattr(subject, "BLOCK", (8, 8, 8))
     for seed, name in enumerate(("one", "two", "truth")):
         write_volume(tmp_path / f"{name}.n5", noise(SHAPE, seed=seed))
 
 
 def score(name: str, site: Inline) -> float:
     """Return a score of the volume `name`; that of another one uses the same folder."""
-    result = driver.evaluate(plan_evaluation(f"{name}.n5", "truth.n5"), site.start, RunFolder(Path("scores.run")))
+    result = driver.finish(
+        EvaluationWork(plan_evaluation(f"{name}.n5", "truth.n5"), RunFolder(Path("scores.run"))), site.start
+    )
     assert result.scores is not None
     return float(result.scores["output"].psnr)  # type: ignore[index, union-attr]
 

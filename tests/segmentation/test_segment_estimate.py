@@ -23,7 +23,7 @@ from inline import Inline, Stopped, take_steps
 
 from volpipe.blockwise.journal import Record
 from volpipe.errors import RunStopped
-from volpipe.evaluation import estimate, evaluate
+from volpipe.evaluation import estimate, evaluate, subject
 from volpipe.geometry.grid import Box, Triple
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.work import Listener
@@ -388,14 +388,14 @@ def test_the_command_says_how_long_it_takes_before_it_begins_and_beside_what_it_
 def timed_score(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Box]]:
     """Let scoring a block take a second for every 1,000 voxels; what is scored, and where, is noted."""
     heard: list[tuple[str, Box]] = []
-    real = evaluate.score
+    real = subject.reduce_blocks
 
-    def score(found: evaluate.Evaluation, units: Sequence[int]) -> Record[evaluate.BlockScores]:
+    def score(found: evaluate.Evaluation, units: Sequence[int]) -> Record[subject.BlockSums]:
         boxes = [found.blocks.box(block) for block in units]
         heard.extend((found.output.path, box) for box in boxes)
         return with_seconds(real(found, units), sum(box.num_voxels for box in boxes) / 1000)
 
-    monkeypatch.setattr(estimate, "score", score)
+    monkeypatch.setattr(subject, "reduce_blocks", score)
     return heard
 
 

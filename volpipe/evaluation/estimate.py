@@ -10,11 +10,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Steps, each
 from volpipe.estimation.calibrate import MOST_WORKERS
-from volpipe.evaluation.evaluate import BLOCK, Evaluation, score
+from volpipe.evaluation.evaluate import Evaluation
 from volpipe.segmentation.estimate import elapsed
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage.paths import delete
@@ -45,10 +44,10 @@ def calibrate_evaluation(
     num_workers = max(1, workers.slots["cpu"])
     try:
         trial = _with_placeholders(evaluation, missing, folder)
-        middle = tuple(max(0, n // b - 1) // 2 for n, b in zip(trial.box.shape, BLOCK, strict=True))
+        middle = tuple(max(0, n // b - 1) // 2 for n, b in zip(trial.box.shape, trial.block, strict=True))
         block = trial.blocks.number(middle)  # a whole one if any
         num = min(num_workers, MOST_WORKERS)
-        records = yield from each("trial", "try_scoring", lambda number: ((trial, block), number), num)
+        records = yield from each("trial", "reduce", lambda number: (trial, [block]), num)
         seconds = [record.usage.seconds for record in records]
     finally:
         delete(folder)
@@ -65,9 +64,4 @@ def _with_placeholders(evaluation: Evaluation, missing: Collection[str], folder:
         output = evaluation.reference if evaluation.kind == "labels" else zeros_like(output, folder / "output")
     if given is not None and given.path in missing:
         given = zeros_like(given, folder / "given")
-    return dataclasses.replace(evaluation, output=output, given=given)
-
-
-def try_block(job: tuple[Evaluation, int], number: int) -> Record[object]:
-    """Score a block, for what that takes alone."""
-    return dataclasses.replace(score(job[0], [job[1]]), result=None)
+    return dataclasses.replace(evaluation, b=output, given=given)

@@ -1,6 +1,6 @@
-"""Scores of an image against a reference, and of labels against labels: sums over blocks, which add.
+"""Scores of an image against a reference: sums over blocks, which add.
 
-Not here: blocks, and reading them (evaluate). All arrays are (z, y, x). What a block returns is small, and
+Not here: blocks, and reading them (subject). All arrays are (z, y, x). What a block returns is small, and
 the sums of all blocks give what the whole volume would, but for the Fourier shell correlation, which is taken cube by
 cube: `shells` says how.
 """
@@ -18,11 +18,8 @@ REACH = WINDOW // 2
 K1, K2 = 0.01, 0.03  # Wang et al. 2004 (doi 10.1109/TIP.2003.819861)
 CUBE = 64  # voxels per axis of which the Fourier shell correlation is taken
 CONE = math.cos(math.radians(30.0))  # about the z axis, for the correlation along it
-THRESHOLDS = {"half": 0.5, "seventh": 1 / 7}
 
 Floats = np.ndarray  # float64
-
-
 PlainSums = tuple[int, float, int, float, list[list[list[float]]]]  # the fields of ImageSums
 
 
@@ -90,6 +87,42 @@ def psnr(sums: ErrorSums, data_range: float) -> float:
 def ssim(sums: ImageSums) -> float:
     """Return the mean structural similarity; not a number where no window fits."""
     return sums.similarity / sums.num_windows if sums.num_windows else math.nan
+
+
+def plain(value: object) -> object:
+    """Return a value for JSON, which has neither infinity nor NaN: None."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True)
+class ImageScores:
+    """Scores of a candidate against the reference; frequencies in cycles per voxel.
+
+    Attributes:
+        psnr: dB.
+        ssim: mean structural similarity.
+        half, seventh: frequency at which the Fourier shell correlation falls below 0.5, and below 1/7; None if never.
+        half_z, seventh_z: the same of directions within 30 degrees of z.
+        curve: the correlation of each shell; shell i is i / 64 cycles per voxel; () where no cube fits.
+    """
+
+    psnr: float
+    ssim: float
+    half: float | None = None
+    seventh: float | None = None
+    half_z: float | None = None
+    seventh_z: float | None = None
+    curve: tuple[float, ...] = ()
+
+    @classmethod
+    def from_sums(cls, sums: ImageSums, data_range: float) -> ImageScores:
+        scores = cls(psnr(sums, data_range), ssim(sums))
+        if not sums.spectra.any():
+            return scores
+        curves = [shell_correlation(part) for part in sums.spectra]
+        cuts = [crossing(curve, threshold) for curve in curves for threshold in (0.5, 1 / 7)]
+        half, seventh, half_z, seventh_z = cuts
+        return cls(scores.psnr, scores.ssim, half, seventh, half_z, seventh_z, tuple(map(float, curves[0])))
 
 
 # ---- structural similarity

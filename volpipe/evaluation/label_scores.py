@@ -1,6 +1,6 @@
 """Scores of labels against a reference, from the number of voxels that each pair of labels shares.
 
-Not here: reading voxels (evaluate). Tables of blocks add, so that no volume is ever in memory; a label means
+Not here: reading voxels (subject). Tables of blocks add, so that no volume is ever in memory; a label means
 the same in every block.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 IOU_THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
+MOST_PAIRS = 1 << 18  # in tables that wait to be added up
 
 
 Overlaps = np.ndarray  # (3, pairs), uint64: label in the reference, label in the output, and the voxels that have both
@@ -26,9 +27,19 @@ def overlaps(labels: np.ndarray, truth: np.ndarray) -> Overlaps:
 
 
 def total(tables: Iterable[Overlaps | PlainOverlaps]) -> Overlaps:
-    """Return the sum of tables."""
-    whole = np.concatenate([np.zeros((3, 0), np.uint64), *(np.array(table, np.uint64) for table in tables)], axis=1)
-    return _joined(whole[:2], whole[2])
+    """Return the sum of tables, of which no more than a few are kept."""
+    whole, waiting, num_pairs = np.zeros((3, 0), np.uint64), list[Overlaps](), 0
+
+    def added_up() -> Overlaps:
+        all_pairs = np.concatenate([whole, *waiting], axis=1)
+        return _joined(all_pairs[:2], all_pairs[2])
+
+    for table in tables:
+        waiting.append(np.array(table, np.uint64))
+        num_pairs += waiting[-1].shape[1]
+        if num_pairs > max(MOST_PAIRS, whole.shape[1]):
+            whole, waiting, num_pairs = added_up(), [], 0
+    return added_up()
 
 
 @dataclass(frozen=True)

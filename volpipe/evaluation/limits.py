@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 from volpipe.errors import PlanError
 from volpipe.evaluation.compare import Comparison, Differences
-from volpipe.evaluation.differences import ImageDifference, LabelDifference
+from volpipe.evaluation.differences import Difference
 from volpipe.resolve import nearest
-
-Difference = ImageDifference | LabelDifference
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class Limit:
 
     def _violation(self, difference: Difference) -> str | None:
         measure, value = self.measure, self.measure.value(difference)
-        unlike = difference.sums.num_unlike if isinstance(difference, ImageDifference) else 0
+        unlike = getattr(difference, "num_unlike", 0)  # labels have none
         if unlike and self.name != "differ":
             return (
                 f"{self}: {unlike:,} voxels are NaN or infinite in one output alone, which {measure.noun} cannot count"

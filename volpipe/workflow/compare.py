@@ -1,13 +1,13 @@
 """Outputs to compare, one with one or many with many: those of two batches, or of the stages of two flows.
 
-Not here: how two outputs are compared (evaluation.compare_driver). Of an output that is not complete nothing is
+Not here: how two outputs are compared (evaluation). Of an output that is not complete nothing is
 compared: what is not written yet reads as zeros.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,21 +16,20 @@ from typing import Any
 import volpipe
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
-from volpipe.blockwise.work import Ended, Steps, Together
+from volpipe.blockwise.work import Ended, Errand, Steps, Together
 from volpipe.errors import PlanError
 from volpipe.evaluation.compare import Comparison
-from volpipe.evaluation.compare_driver import ComparisonResult, ComparisonRow, ComparisonWork
-from volpipe.evaluation.compare_lines import ROW_COLUMNS
-from volpipe.evaluation.compare_page import MOST_SHOWN, page_of_many
+from volpipe.evaluation.driver import ComparisonWork
 from volpipe.evaluation.limits import Limit
+from volpipe.evaluation.results import MOST_SHOWN, ComparisonResult, ComparisonRow, page_of_many, row_sheet
 from volpipe.geometry.grid import Box
-from volpipe.reporting.page import Page
+from volpipe.reporting.page import Page, Sheet
 from volpipe.reporting.render import write_page
 from volpipe.runs.presence import Presence
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import check_present
-from volpipe.runs.work import SILENT, HeldWork, Listener, Options, check_kind
+from volpipe.runs.work import HeldWork, Options, check_kind
 from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import write_json
@@ -240,13 +239,7 @@ class ComparisonTable:
     @property
     def is_complete(self) -> bool:
         """Whether every output of both was compared."""
-        return (
-            bool(self.rows) and not self.only_a and not self.only_b and all(self._is_complete(row) for row in self.rows)
-        )
-
-    @staticmethod
-    def _is_complete(row: ComparisonRow) -> bool:
-        return row.result is not None and row.result.is_complete
+        return bool(self.rows) and not (self.only_a or self.only_b) and all(row.is_complete for row in self.rows)
 
     @property
     def violations(self) -> list[str]:
@@ -264,7 +257,12 @@ class ComparisonTable:
         return f"<ComparisonTable: A {self.a}, B {self.b}, {len(self.rows)} outputs>"
 
     def _repr_html_(self) -> str:
-        return html_table(ROW_COLUMNS, (row.line for row in self.rows))
+        return html_table(self.sheet.names, self.sheet.rows)
+
+    @property
+    def sheet(self) -> Sheet:
+        """A line of each row."""
+        return row_sheet(self.rows)
 
     def to_json(self) -> dict[str, object]:
         """Return the same as JSON values; infinity and NaN are None."""
@@ -302,32 +300,14 @@ class ComparisonTable:
 Plan = Callable[[str, str], Comparison]  # of two outputs
 
 
-@dataclass
-class PairWork:
-    """The comparison of one pair; it is planned when its turn comes."""
-
-    pair: Pair
-    plan: Plan
-    folder: RunFolder
-    options: Options
-    limits: tuple[Limit, ...]
-    listener: Listener = SILENT
-
-    @property
-    def name(self) -> str:
-        return self.pair.name
-
-    def steps(self) -> Steps[ComparisonResult]:
-        """Compare what is not compared yet, and return how both differ; limits that others have are left out."""
-        comparison = self.plan(self.pair.a, self.pair.b)
-        limits = tuple(limit for limit in self.limits if comparison.kind in limit.measure.kinds)
-        for limit in limits:
-            limit.check(comparison)
-        return (yield from ComparisonWork(comparison, self.folder, self.options, self.listener, limits).steps())
-
-
 class PairsWork(HeldWork[ComparisonTable]):
-    """The comparisons of many pairs, side by side on one pool; an error of one stops no other."""
+    """The comparisons of many pairs, side by side on one pool; an error of one stops no other.
+
+    Args:
+        plan: returns the comparison of two outputs.
+        limits: how much any two may differ; each counts for those that have it.
+        on_pair: called with the number of pairs that are done, and of all.
+    """
 
     def __init__(
         self, a: str, b: str, pairs: Pairs, plan: Plan, folder: RunFolder, options: Options,
@@ -356,26 +336,28 @@ class PairsWork(HeldWork[ComparisonTable]):
 
     def held_steps(self, name: str, presence: Presence) -> Steps[ComparisonTable]:
         """Compare what is not compared yet; see `HeldWork`."""
+        pairs = {pair.name: pair for pair in self.pairs.pairs}
 
         def keep(ended: Ended[Any]) -> None:  # Any: how two outputs differ
-            assert isinstance(ended.work, PairWork)
-            pair, result = ended.work.pair, ended.result
+            pair, result = pairs[ended.work.name], ended.result
             reason = result.open_reason if result is not None else str(ended.error)
             self.rows[pair.name] = ComparisonRow(pair.name, pair.a, pair.b, result, reason)
-            self.on_pair(len(self.rows), len(self.pairs.pairs))
+            self.on_pair(len(self.rows), len(pairs))
 
-        yield Together(self._works(), keep, at_once=AT_ONCE)
+        works = (Errand(pair.name, partial(self._steps, n, pair)) for n, pair in enumerate(pairs.values(), 1))
+        yield Together(works, keep, at_once=AT_ONCE)
         return self._table()
+
+    def _steps(self, number: int, pair: Pair) -> Steps[ComparisonResult]:
+        """Compare one pair, which is planned when its turn comes; limits that others have are left out."""
+        comparison, folder = self.plan(pair.a, pair.b), RunFolder(self.folder.path / f"{number:05}.run")
+        limits = [limit for limit in self.limits if comparison.kind in limit.measure.kinds]
+        return (yield from ComparisonWork(comparison, folder, self.options, limits=limits).steps())
 
     def _table(self) -> ComparisonTable:
         incomplete = [ComparisonRow(name, reason=why) for name, why in self.pairs.incomplete]
         rows = _most_first([*self.rows.values(), *incomplete])
         return ComparisonTable(self.a, self.b, rows, self.pairs.only_a, self.pairs.only_b, self.limits)
-
-    def _works(self) -> Iterator[PairWork]:
-        for number, pair in enumerate(self.pairs.pairs, 1):
-            folder = RunFolder(self.folder.path / f"{number:05}.run")
-            yield PairWork(pair, self.plan, folder, self.options, self.limits)
 
 
 def _most_first(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
@@ -388,35 +370,18 @@ def _most_first(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     return sorted(rows, key=key)  # of a kind, ranks are alike
 
 
-def compare_pairs(
-    a: str,
-    b: str,
-    pairs: Pairs,
-    plan: Plan,
-    start: Start,
-    folder: RunFolder,
-    *,
-    limits: tuple[Limit, ...] = (),
-    on_pair: Callable[[int, int], None] = lambda done, num: None,
-    on_end: Callable[[ComparisonTable], None] = lambda table: None,
-    **options: Any,
-) -> ComparisonTable:
-    """Compare all pairs on one pool, and return how they differ; `folder` goes when all is compared.
+def compare_pairs(work: PairsWork, start: Start, on_end: Callable[[ComparisonTable], object]) -> ComparisonTable:
+    """Compare all pairs on one pool, and return how they differ; the folder of `work` goes when all is compared.
 
     Args:
-        plan: returns the comparison of two outputs.
         start: starts the workers once, and stops them on every way out.
-        folder, options: as of `FolderWork`, for each pair.
-        limits: how much any two may differ; each counts for those that have it.
-        on_pair: called with the number of pairs that are done, and of all.
         on_end: called with the result before the folder goes.
 
     Raises:
         RunError: another driver is at work on it.
         SiteError: the site cannot be used.
     """
-    work = PairsWork(a, b, pairs, plan, folder, Options(**options), limits, on_pair)
-    table = perform(work, partial(start, folder.parsl))
+    table = perform(work, partial(start, work.folder.parsl))
     on_end(table)
     if all(row.result is None or row.result.is_complete for row in table.rows):
         work.remove()

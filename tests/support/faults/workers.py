@@ -35,8 +35,6 @@ def disturb(task):
     def disturbed(stage, units, outcomes, *rest):
         if multiprocessing.parent_process() is None or "FAULTS_FOLDER" not in os.environ:
             return work(stage, units, outcomes, *rest)
-        if stage == "evaluate":
-            sys.modules["volpipe.evaluation.evaluate"].BLOCK = (8, 8, 8)
         for accident in (killed, without_memory):
             if take(f"{accident.__name__}.{stage}"):
                 outcomes = accident(outcomes)
