@@ -14,20 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from volpipe.errors import PlanError
-from volpipe.evaluation import subject
-from volpipe.evaluation.differences import (
-    Difference,
-    ImageDifference,
-    LabelDifference,
-    Pairs,
-    by_number,
-    difference_sums,
-    label_difference,
-    matches,
-)
+from volpipe.evaluation import differences, subject
+from volpipe.evaluation.differences import Difference, ImageDifference, LabelDifference, Pairs
 from volpipe.evaluation.label_scores import total
 from volpipe.evaluation.origins import Making, check_same_input, makings_of
-from volpipe.evaluation.subject import BlockSums, Results, Subject, read_block, refuse_image, tables, type_range
+from volpipe.evaluation.subject import BlockSums, Results, Subject, read_block, tables
 from volpipe.geometry.grid import Box, triple
 from volpipe.inference.roi import find_roi
 from volpipe.units import count, shape
@@ -65,7 +56,8 @@ class Comparison(Subject):
     def image_sums(self, block: int, session: str) -> BlockSums:
         """Return the sums of each channel in a block."""
         a, b = (read_block(volume, self.own_box(block), session) for volume in (self.a, self.b))
-        return BlockSums(differences={block: [difference_sums(*pair).to_list() for pair in zip(a, b, strict=True)]})
+        channels = (differences.difference_sums(*pair).to_list() for pair in zip(a, b, strict=True))
+        return BlockSums(differences={block: list(channels)})
 
     def differences(self, results: Results) -> Differences | None:
         """Return what blocks gave, added up; None without any.
@@ -76,7 +68,7 @@ class Comparison(Subject):
         sums = _ImageSums(self, results) if self.kind == "image" else _LabelSums(self, results)
         num, num_differ, nonfinite = 0, 0, len(self.blocks)
 
-        def differing() -> Iterator[tuple[tuple[float, ...], int, Difference, np.ndarray]]:
+        def differing() -> Iterator[tuple[tuple[float, ...], int, WorstBox]]:
             nonlocal num, num_differ, nonfinite
             for block, difference, labels in sums.blocks():
                 num += 1
@@ -84,41 +76,27 @@ class Comparison(Subject):
                     nonfinite = min(nonfinite, block)
                 if difference.differ:
                     num_differ += 1
-                    yield difference.rank, -block, difference, labels
+                    yield difference.rank, -block, WorstBox(self.own_box(block), difference, labels)
 
         worst = heapq.nlargest(MOST_BOXES, differing(), key=lambda each: each[:2])  # of equal ones the first
         if not num:
             return None
-        pairs = sums.pairs
-        boxes = (
-            WorstBox(
-                -block, self.own_box(-block), difference,
-                None if pairs is None else pairs[:, np.isin(pairs[0], labels)],
-            )
-            for _, block, difference, labels in worst
-        )  # fmt: skip
+        boxes = tuple(box if sums.pairs is None else box.matched(sums.pairs) for _, _, box in worst)
         at = self.own_box(nonfinite) if nonfinite < len(self.blocks) else None
-        return Differences(sums.together, sums.channels, tuple(boxes), num, num_differ, at)
+        return Differences(sums.together, sums.channels, boxes, num, num_differ, at)
 
 
 def plan_comparison(
-    a: Volume | str,
-    b: Volume | str,
-    *,
-    labels: bool = False,
-    roi: str | None = None,
-    data_range: float | None = None,
-    any_input: bool = False,
-    incomplete: bool = False,
-) -> Comparison:
+    a: Volume | str, b: Volume | str, *, labels: bool = False, roi: str | None = None,
+    data_range: float | None = None, any_input: bool = False, incomplete: bool = False,
+) -> Comparison:  # fmt: skip
     """Return the comparison of the outputs `a` and `b`, checked against both.
 
     Args:
         a, b: the volumes, or their locations.
         labels: whether both hold labels, whatever they say of themselves; 0 is none.
         roi: box z0:z1,y0:y1,x0:x1 of both; all without it.
-        data_range: of images, the greatest value less the least that there may be; None for that of whole numbers of 8
-            and 16 bits, of others there is no PSNR.
+        data_range: as in Comparison; None for that of whole numbers of 8 and 16 bits, of others there is no PSNR.
         any_input: whether they may have been made of different inputs, or show different parts of it.
         incomplete: whether locations may be of outputs that are not complete, whose missing voxels are zeros.
 
@@ -143,11 +121,11 @@ def plan_comparison(
     box = find_roi(roi, first)
     for volume, makings in zip((first, second), made, strict=True):
         if kind == "labels" and not (makings and makings[0].kind == "labels"):
-            refuse_image(volume, box)
+            subject.refuse_image(volume, box)
     return Comparison(
         a=first, b=second, box=box, kind=kind, why=why, made_a=made[0], made_b=made[1], notes=tuple(notes),
-        data_range=data_range if data_range is not None or kind != "image" else type_range(first),
-        block=subject.BLOCK if first.num_channels <= MANY_CHANNELS else triple(edge // 2 for edge in subject.BLOCK),
+        data_range=subject.type_range(first) if data_range is None and kind == "image" else data_range,
+        block=triple(edge // (1 if first.num_channels <= MANY_CHANNELS else 2) for edge in subject.BLOCK),
     )  # fmt: skip
 
 
@@ -197,12 +175,16 @@ def _check_types(a: Volume, b: Volume, kind: str, why: str) -> None:
 
 @dataclass(frozen=True)
 class WorstBox:
-    """A box that differs, and its block: how much does; of labels also those that are matched in it."""
+    """A box that differs, and how much; of labels also those of A in it, and those that are matched."""
 
-    block: int
     box: Box
     difference: Difference
+    labels: np.ndarray = field(compare=False, repr=False)
     pairs: Pairs | None = field(default=None, compare=False, repr=False)
+
+    def matched(self, pairs: Pairs) -> WorstBox:
+        """Return the same with those of `pairs` that its labels have."""
+        return WorstBox(self.box, self.difference, self.labels, pairs[:, np.isin(pairs[0], self.labels)])
 
     def to_json(self) -> dict[str, object]:
         """Return the same as JSON values."""
@@ -228,11 +210,6 @@ class Differences:
     num_boxes_differ: int
     nonfinite_at: Box | None = None
 
-    @property
-    def is_same(self) -> bool:
-        """Whether no voxel differs; of labels, whether the objects are the same, whatever their numbers."""
-        return not self.together.num_differ
-
     def to_json(self) -> dict[str, object]:
         """Return the same as JSON values; infinity and NaN are None."""
         return {
@@ -257,19 +234,18 @@ class _ImageSums:
 
     def blocks(self) -> Iterator[tuple[int, ImageDifference, np.ndarray]]:
         """Yield block, and how it differs; it has no labels."""
-        data_range, labels = self._whole[0].data_range, np.zeros(0, np.uint64)
         for block, channels in (entry for part in self._results() for entry in part.differences.items()):
-            parts = [ImageDifference(*sums, data_range=data_range).exact() for sums in channels]
+            parts = [ImageDifference.exact(sums, self._whole[0].data_range) for sums in channels]
             self._whole = [whole + part for whole, part in zip(self._whole, parts, strict=True)]
-            yield block, sum(parts[1:], parts[0]).rounded(), labels
+            yield block, sum(parts[1:], parts[0]), np.zeros(0)
 
     @property
     def together(self) -> ImageDifference:
-        return sum(self._whole[1:], self._whole[0]).rounded()
+        return sum(self._whole[1:], self._whole[0])
 
     @property
     def channels(self) -> tuple[ImageDifference, ...]:
-        return tuple(channel.rounded() for channel in self._whole) if len(self._whole) > 1 else ()
+        return tuple(self._whole) if len(self._whole) > 1 else ()
 
 
 class _LabelSums:
@@ -278,15 +254,12 @@ class _LabelSums:
     channels = ()
 
     def __init__(self, comparison: Comparison, results: Results) -> None:
-        self._results, self._whole = results, total(table for _, table in tables(results))
-        self.pairs = matches(self._whole) if comparison.kind == "labels" else by_number(self._whole)
+        self._results, whole = results, total(table for _, table in tables(results))
+        self.pairs = differences.matches(whole) if comparison.kind == "labels" else differences.by_number(whole)
+        self.together = differences.label_difference(whole, self.pairs)
 
     def blocks(self) -> Iterator[tuple[int, LabelDifference, np.ndarray]]:
         """Yield block, how it differs, and its labels in A."""
         for block, entries in tables(self._results):
             table = np.array(entries, np.uint64)
-            yield block, label_difference(table, self.pairs), table[0]
-
-    @property
-    def together(self) -> LabelDifference:
-        return label_difference(self._whole, self.pairs)
+            yield block, differences.label_difference(table, self.pairs), table[0]

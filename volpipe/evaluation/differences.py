@@ -14,7 +14,6 @@ matches 0 alone::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -53,21 +52,17 @@ class ImageDifference(ErrorSums):
     greatest: float = 0.0
     data_range: float | None = None
 
+    @classmethod
+    def exact(cls, sums: PlainDifference, data_range: float | None) -> ImageDifference:
+        """Return a difference with fractions in place of floats, which add up to the same in any order."""
+        values: list[Any] = [  # Any: of each field
+            Fraction(value) if isinstance(value, float) and math.isfinite(value) else value for value in sums
+        ]
+        return replace(cls(*values), data_range=data_range)
+
     def __add__(self, other: ImageDifference) -> ImageDifference:
         sums: list[Any] = [a + b for a, b in zip(self.to_list(), other.to_list(), strict=True)]  # Any: of each field
-        sums[-1] = max(self.greatest, other.greatest)
-        return replace(ImageDifference(*sums), data_range=self.data_range)
-
-    def exact(self) -> ImageDifference:
-        """Return the same, with fractions in place of floats, which add up to the same in any order."""
-        return self._each(lambda value: Fraction(value) if math.isfinite(value) else value)
-
-    def rounded(self) -> ImageDifference:
-        """Return the same, with floats in place of fractions."""
-        return self._each(float)
-
-    def _each(self, convert: Callable[[Any], Any]) -> ImageDifference:  # Any: float or Fraction
-        return replace(self, **{name: convert(getattr(self, name)) for name in ("squares", "absolute", "signed")})
+        return replace(ImageDifference(*sums), greatest=max(self.greatest, other.greatest), data_range=self.data_range)
 
     def to_list(self) -> PlainDifference:
         """Return the sums as plain values, to travel as JSON."""
@@ -81,7 +76,6 @@ class ImageDifference(ErrorSums):
 
     @property
     def is_identical(self) -> bool:
-        """Whether every voxel is the same."""
         return not self.num_differ
 
     @property
@@ -92,17 +86,17 @@ class ImageDifference(ErrorSums):
     @property
     def mean(self) -> float:
         """Mean of |B - A|; not a number where no voxel has a number in both."""
-        return self.absolute / self.num if self.num else math.nan
+        return float(self.absolute) / self.num if self.num else math.nan
 
     @property
     def shift(self) -> float:
         """Mean of B - A."""
-        return self.signed / self.num if self.num else math.nan
+        return float(self.signed) / self.num if self.num else math.nan
 
     @property
     def largest(self) -> float:
         """Largest |B - A|."""
-        return self.greatest if self.num else math.nan
+        return float(self.greatest) if self.num else math.nan
 
     @property
     def psnr(self) -> float | None:
@@ -112,40 +106,33 @@ class ImageDifference(ErrorSums):
     @property
     def rank(self) -> tuple[float, ...]:
         """How much differs: what is NaN in one alone comes before any difference."""
-        squares = self.squares / self.num / (self.data_range or 1.0) ** 2 if self.num else 0.0
+        squares = float(self.squares) / self.num / (self.data_range or 1.0) ** 2 if self.num else 0.0
         return self.num_unlike, squares, self.differ
 
     def to_json(self) -> dict[str, object]:
         """Return the same as JSON values; infinity and NaN are None."""
         names = ("num_voxels", "num_differ", "differ", "mean", "shift", "largest", "psnr")
-        counts = {
-            "nonfinite_a": self.num_nonfinite_a, "nonfinite_b": self.num_nonfinite_b,
-            "nonfinite_in_one": self.num_unlike,
-        }  # fmt: skip
+        nonfinite = {"a": self.num_nonfinite_a, "b": self.num_nonfinite_b, "in_one": self.num_unlike}
+        counts = {f"nonfinite_{name}": num for name, num in nonfinite.items()}
         return {name: plain(getattr(self, name)) for name in names} | counts
 
 
 def difference_sums(a: np.ndarray, b: np.ndarray) -> ImageDifference:
     """Return the sums of a block, (z, y, x) of one type, or both of floating point."""
-    if a.dtype.kind != "f":
-        return _sums(a, b, num_differ=int(np.count_nonzero(a != b)))
-    finite_a, finite_b = np.isfinite(a), np.isfinite(b)
-    both = finite_a & finite_b
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    counts = {
-        "num_differ": int(a.size - np.count_nonzero(same)),
-        "num_unlike": int(np.count_nonzero(~both & ~same)),
-        "num_nonfinite_a": int(a.size - np.count_nonzero(finite_a)),
-        "num_nonfinite_b": int(b.size - np.count_nonzero(finite_b)),
-    }
-    return replace(_sums(a[both], b[both], **counts), num_voxels=a.size)
-
-
-def _sums(a: np.ndarray, b: np.ndarray, **counts: int) -> ImageDifference:
+    counts, num_voxels, same = {}, a.size, a == b
+    if a.dtype.kind == "f":
+        finite_a, finite_b = np.isfinite(a), np.isfinite(b)
+        both, same = finite_a & finite_b, same | (np.isnan(a) & np.isnan(b))
+        counts = {
+            "num_unlike": int(np.count_nonzero(~both & ~same)),
+            "num_nonfinite_a": int(num_voxels - np.count_nonzero(finite_a)),
+            "num_nonfinite_b": int(num_voxels - np.count_nonzero(finite_b)),
+        }
+        a, b = a[both], b[both]
     change = change_of(a, b)
     gap = np.abs(change)
     return ImageDifference(
-        a.size, float(np.square(change).sum()), a.size, **counts,
+        a.size, float(np.square(change).sum()), num_voxels, int(num_voxels - np.count_nonzero(same)), **counts,
         absolute=float(gap.sum()), signed=float(change.sum()), greatest=float(gap.max(initial=0.0)),
     )  # fmt: skip
 
@@ -196,7 +183,6 @@ class LabelDifference:
 
     @property
     def is_identical(self) -> bool:
-        """Whether every voxel has the same number."""
         return not self.num_renumbered
 
     @property
@@ -220,8 +206,7 @@ Difference = ImageDifference | LabelDifference
 def matches(table: Overlaps) -> Pairs:
     """Return the labels that are matched: each has the most voxels in the other, of several the lowest number.
 
-    Args:
-        table: label of A, label of B, and the voxels that have both; 0 matches 0 alone, where there is any.
+    `table` has a label of A, one of B, and the voxels that have both; 0 matches 0 alone, where there is any.
     """
     one, other, counts = table
     objects = (one != 0) & (other != 0)
@@ -233,7 +218,7 @@ def matches(table: Overlaps) -> Pairs:
 
 
 def by_number(table: Overlaps) -> Pairs:
-    """Return each label with itself, where the same number means the same in A and B; arguments as of `matches`."""
+    """Return each label with itself, where the same number means the same in A and B."""
     both = np.intersect1d(table[0], table[1])
     numbers = np.concatenate([np.zeros(1, np.uint64), both[both != 0]])
     return np.stack([numbers, numbers])
@@ -263,11 +248,8 @@ def label_difference(table: Overlaps, pairs: Pairs) -> LabelDifference:
         num_voxels=int(counts.sum()),
         num_differ=int(counts[unmatched(one, other, pairs)].sum()),
         num_renumbered=int(counts[one != other].sum()),
-        num_objects_a=int(np.unique(one[one != 0]).size),
-        num_objects_b=int(np.unique(other[other != 0]).size),
+        num_objects_a=int(np.unique(one[one != 0]).size), num_objects_b=int(np.unique(other[other != 0]).size),
         num_matched=pairs.shape[1] - 1,
         num_labelled=int(inside[2].sum()),
-        split=split,
-        merge=merge,
-        rand_error=adapted_rand_error(inside) if has_any else 0.0,
-    )
+        split=split, merge=merge, rand_error=adapted_rand_error(inside) if has_any else 0.0,
+    )  # fmt: skip

@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from volpipe.blockwise.feed import FedSchedule, Feed, fed
-from volpipe.blockwise.journal import Kinds, Record, read_results
+from volpipe.blockwise.journal import Kinds, read_results
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
@@ -28,7 +27,7 @@ from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.lines import summary
 from volpipe.evaluation.panels import evaluation_items
 from volpipe.evaluation.results import ComparisonResult, EvaluationResult, evaluation_parts
-from volpipe.evaluation.subject import RESULTS, BlockSums, Results, Subject
+from volpipe.evaluation.subject import RESULTS, BlockSums, Subject
 from volpipe.geometry.grid import Box, Grid
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.runs.pages import Parts, Taken
@@ -52,26 +51,18 @@ class BlockSchedule(FedSchedule):
         super().__init__(fed(stage, feed, subject.read_box), feed=feed)
 
     def box(self, stage: Stage, unit: int) -> Box:
-        """Return the voxels (z, y, x) that belong to block `unit`."""
         return self.subject.own_box(unit)
 
 
 class BlockWork(FolderWork[R], Generic[R, S]):
-    """Work on the blocks of a `subject`; what they gave is kept in the folder, so that the same work again goes on.
-
-    Other arguments as of `FolderWork`.
-    """
+    """Work on the blocks of a `subject`; what they gave is kept in the folder, so that the same work again goes on."""
 
     kinds: ClassVar[Kinds] = RESULTS
 
     def __init__(
-        self,
-        subject: S,
-        folder: RunFolder,
-        options: Options = PLAIN,
-        listener: Listener = SILENT,
+        self, subject: S, folder: RunFolder, options: Options = PLAIN, listener: Listener = SILENT,
         feed: Feed | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(folder, options, listener, feed)
         self.subject = subject
 
@@ -88,26 +79,27 @@ class BlockWork(FolderWork[R], Generic[R, S]):
     def report(self, **facts: Any) -> R:
         """Return how it ended, with what blocks gave; `facts` are those of a `WorkReport`."""
 
-    def results(self) -> Results:
-        """Return what reads the sums of all blocks."""
-        return partial(read_results, self.folder.journal, self.kinds, BlockSums)
+    def results(self) -> Iterator[BlockSums]:
+        """Yield the sums of all blocks that were looked at."""
+        return read_results(self.folder.journal, self.kinds, BlockSums)
 
     def grids(self) -> dict[str, Grid]:
-        """Return the blocks of the one stage; see `FolderWork`."""
+        """Return the blocks of the one stage."""
         return {self.subject.stage: self.subject.blocks}
 
     def sent(self) -> Subject:
         """Return what travels to workers with each task: what they need of the subject."""
         return replace(self.subject, notes=())
 
-    def described(self) -> dict[str, object]:
-        """Return what is looked at, as it is read back from a file."""
-        described: dict[str, object] = json.loads(json.dumps(self.subject.describe()))
-        return described
-
     def schedule(self) -> BlockSchedule:
         """Return the one stage."""
         return BlockSchedule(self.subject, self.feed)
+
+    @property
+    def _given(self) -> dict[str, object]:
+        """What the folder is known by, as it is read back from its file: without what changes by itself."""
+        described: dict[str, object] = json.loads(json.dumps(self.subject.describe()))
+        return {key: value for key, value in described.items() if key != FINGERPRINT}
 
     def claim(self) -> None:
         """Forget what was found in other volumes, or otherwise: it costs little, and is made again.
@@ -125,11 +117,6 @@ class BlockWork(FolderWork[R], Generic[R, S]):
             write_json(mark, self._given)
         store_identities(self.folder.inputs, states)
 
-    @property
-    def _given(self) -> dict[str, object]:
-        """What the folder is known by: the description without what changes by itself."""
-        return {key: value for key, value in self.described().items() if key != FINGERPRINT}
-
     def remove(self) -> None:
         """Delete the folder, when the workers have stopped, unless another command has taken it meanwhile."""
         self.folder.remove(self.subject.mark, self._given)
@@ -142,7 +129,7 @@ class BlockWork(FolderWork[R], Generic[R, S]):
         """Nothing else makes what is looked at."""
 
     def clear(self) -> None:
-        """Delete what is known of the blocks; see `FolderWork`."""
+        """Delete what is known of the blocks."""
         self.folder.clear()
 
     def _has_changed(self, now: Mapping[str, Identity]) -> bool:
@@ -161,10 +148,12 @@ class BlockWork(FolderWork[R], Generic[R, S]):
         began, schedule, sent = time.perf_counter(), self.replayed(), self.sent()
         self.listener.on_plan(self.subject, self.folder)
 
-        def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
-            return pool.submit("reduce", sent, list(units), session.name, str(self.folder.path))
-
-        phase = yield from session.finish(self.phase(session, schedule, submit))
+        folder = str(self.folder.path)
+        phase = yield from session.finish(
+            self.phase(
+                session, schedule, lambda stage, units: pool.submit("reduce", sent, list(units), session.name, folder)
+            )
+        )
         return self.report(
             missing=schedule.missing(phase.reasons), totals=session.totals,
             seconds=time.perf_counter() - began, first_task=session.first_task,
@@ -172,14 +161,7 @@ class BlockWork(FolderWork[R], Generic[R, S]):
 
 
 class EvaluationWork(BlockWork[EvaluationResult, Evaluation]):
-    """An evaluation, block by block.
-
-    Args:
-        subject: from `plan_evaluation`.
-        feed: the output, where other work is still writing it.
-        to: file of the scores, None where nobody wants one.
-        rest: as of `FolderWork`.
-    """
+    """An evaluation; its scores are written to the file `to`, if there is one."""
 
     def __init__(self, subject: Evaluation, *rest: Any, to: Location | None = None) -> None:
         super().__init__(subject, *rest)
@@ -190,7 +172,7 @@ class EvaluationWork(BlockWork[EvaluationResult, Evaluation]):
         return str(self.to or self.subject.output)
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
-        """Return slices of both volumes, once all is compared; see `FolderWork`."""
+        """Return slices of both volumes, once all is compared."""
 
         def compared() -> Sequence[Item]:
             if not (schedule.is_complete or self.is_complete):
@@ -200,14 +182,14 @@ class EvaluationWork(BlockWork[EvaluationResult, Evaluation]):
         return [Draft("Comparison", compared, "Comparison")]
 
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        """Return what is compared, and the scores once they are there; see `FolderWork`."""
+        """Return what is compared, and the scores once they are there."""
         tree = read_json(self.to) if self.to is not None else None
         if tree is None and is_complete:
-            tree = self.subject.describe_scores(self.subject.scores(self.results()))
-        return evaluation_parts(self.described(), tree)
+            tree = self.subject.describe_scores(self.subject.scores(self.results))
+        return evaluation_parts(self._given, tree)
 
     def witnesses(self) -> Sequence[Path]:
-        """Return the journal, and the file of the scores; see `HeldWork`."""
+        """Return the journal, and the file of the scores."""
         return [*super().witnesses(), *([self.to] if isinstance(self.to, Path) else [])]
 
     @property
@@ -224,7 +206,7 @@ class EvaluationWork(BlockWork[EvaluationResult, Evaluation]):
         """Whether the scores are there, and are those of this evaluation; without a file, whether every block is."""
         if self.to is None:
             return super().is_complete
-        scores, expected = read_json(self.to), self.described()
+        scores, expected = read_json(self.to), json.loads(json.dumps(self.subject.describe()))
         return scores is not None and {key: scores.get(key) for key in expected} == expected
 
     def check_source(self, source: FolderWork[Any], called: str) -> None:
@@ -235,41 +217,28 @@ class EvaluationWork(BlockWork[EvaluationResult, Evaluation]):
             self.folder.clear()
 
     def clear(self) -> None:
-        """Delete the scores; see `FolderWork`."""
+        """Delete the scores too."""
         if self.to is not None:
             delete_file(self.to)
         super().clear()
 
     def steps(self) -> Steps[EvaluationResult]:
-        """Score what is not scored yet, and return how that ended; see `FolderWork`.
-
-        Raises:
-            PlanError: the labels look like an image.
-        """
-        self.subject.check_labels()  # before anything is written; a flow has all of them by now
+        """Score what is not scored yet; images where labels are to be scored are refused before anything is written."""
+        self.subject.check_labels()  # a flow has all of them by now
         return (yield from super().steps())
 
     def report(self, **facts: Any) -> EvaluationResult:
         """Return how it ended, with the scores where no block is missing; they may stand in their file alone."""
         result = EvaluationResult(self.subject, self.folder.path, **facts)
         if result.is_complete and not (result.was_complete and self.to is not None):
-            result.scores = self.subject.scores(self.results())
+            result.scores = self.subject.scores(self.results)
             if self.to is not None:
                 write_json(self.to, self.subject.describe_scores(result.scores))
         return result
 
 
 class ComparisonWork(BlockWork[ComparisonResult, Comparison]):
-    """A comparison, block by block.
-
-    Args:
-        subject: from `plan_comparison`.
-        limits: how much both may differ.
-        rest: as of `FolderWork`.
-
-    Raises:
-        PlanError: a limit is of what they do not have.
-    """
+    """A comparison; a limit of what both do not have is refused."""
 
     def __init__(self, subject: Comparison, *rest: Any, limits: Sequence[Limit] = ()) -> None:
         super().__init__(subject, *rest)
@@ -286,24 +255,22 @@ class ComparisonWork(BlockWork[ComparisonResult, Comparison]):
         return replace(self.subject, made_a=(), made_b=(), notes=())
 
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        """Return what is compared, and how both differ as far as they are; see `FolderWork`."""
-        facts = {key: str(value) for key, value in self.described().items() if value is not None}
-        differences = self.subject.differences(self.results())
+        """Return what is compared, and how both differ as far as they are."""
+        facts = {key: str(value) for key, value in self._given.items() if value is not None}
+        differences = self.subject.differences(self.results)
         items = [Note(line) for line in summary(self.subject, differences, len(taken.missing))]
         return Parts(f"Comparison of {self.name}", "The comparison of two outputs.", facts, items)
 
     def report(self, **facts: Any) -> ComparisonResult:
         """Return how both differ, over the blocks that could be compared."""
-        differences = self.subject.differences(self.results())
+        differences = self.subject.differences(self.results)
         return ComparisonResult(self.subject, self.folder.path, **facts, differences=differences, limits=self.limits)
 
 
 def finish(work: BlockWork[R, Any], start: Start, on_end: Callable[[R], object] = lambda result: None) -> R:
     """Look at all blocks, and return how that ended; the folder of `work`, which holds what is done, goes when all is.
 
-    Args:
-        start: starts the workers in a folder for their files, and stops them on every way out.
-        on_end: called with the result before the folder goes: what it raises leaves it there.
+    `on_end` is called with the result before that: what it raises leaves the folder there.
 
     Raises:
         PlanError: labels look like an image.

@@ -16,17 +16,8 @@ from volpipe.evaluation.image_scores import ImageScores, ImageSums, plain
 from volpipe.evaluation.interpolate import METHODS, interpolated
 from volpipe.evaluation.label_scores import LabelScores, label_scores, total
 from volpipe.evaluation.origins import makings_of
-from volpipe.evaluation.subject import (
-    CACHE_BYTES,
-    BlockSums,
-    Results,
-    Subject,
-    read_block,
-    refuse_image,
-    tables,
-    type_range,
-)
-from volpipe.geometry.grid import Box, triple
+from volpipe.evaluation.subject import BlockSums, Results, Subject, read_block
+from volpipe.geometry.grid import Box, Triple, triple
 from volpipe.geometry.labels import Ignore, ignored, in_64_bits, reserved
 from volpipe.inference.intensity import to_dtype
 from volpipe.inference.roi import find_roi
@@ -65,12 +56,10 @@ class Evaluation(Subject):
         return self.a
 
     @property
-    def factors(self) -> tuple[int, ...]:
+    def factors(self) -> Triple:
         """Voxels of the output per voxel of its input; ones without an input."""
-        if self.given is None:
-            return (1, 1, 1)
-        shapes = zip(self.output.spatial_shape, self.given.spatial_shape, strict=True)
-        return tuple(fine // coarse for fine, coarse in shapes)
+        coarse = self.output.spatial_shape if self.given is None else self.given.spatial_shape
+        return triple(n // m for n, m in zip(self.output.spatial_shape, coarse, strict=True))
 
     @property
     def candidates(self) -> tuple[str, ...]:
@@ -88,41 +77,38 @@ class Evaluation(Subject):
         return {"output": self.output, "reference": self.reference, **given}
 
     def describe(self) -> dict[str, object]:
-        """Return everything that the scores depend on, as JSON values."""
+        """Return everything that the scores depend on, as JSON values: against another reference they are stale."""
         labels = {"ignore": self.ignore} if self.kind == "labels" else {}
-        # scores against another reference are stale
         return {"given": None, **super().describe(), **labels, FINGERPRINT: fingerprint(self.reference)}
 
     def image_sums(self, block: int, session: str) -> BlockSums:
-        """Return the sums of each candidate in a block.
-
-        Raises:
-            PlanError: a voxel is NaN or infinite.
-        """
+        """Return the sums of each candidate in a block."""
         box, sums = self.read_box(block), {}
         own = self.own_box(block).relative_to(box.start).slices
         truth = _finite(self.reference, read_block(self.reference, box, session)[0], box)
         for name in self.candidates:
-            data = _finite(self.output, voxels(self, name, box, session), box)
+            data = _finite(self.output, self.voxels(name, box, session), box)
             sums[name] = image_scores.image_sums(data, truth, own, self.data_range).to_list()
         return BlockSums(scores={block: sums})
+
+    def voxels(self, name: str, box: Box, session: str = "") -> np.ndarray:
+        """Return the voxels of a candidate in `box`; interpolations as the output stores them, rounded and clipped."""
+        if name == OUTPUT or self.given is None:
+            return np.asarray(read_block(self.output, box, session)[0])
+        coarse = self.given.open(cache_bytes=subject.CACHE_BYTES, session=session)
+        return to_dtype(interpolated(coarse, box, self.factors, name).astype(np.float32), self.output.dtype)
 
     def scores(self, results: Results) -> Scores:
         """Return the scores from the sums of all blocks, in order: floats add up to another sum in another."""
         if self.kind == "labels":
-            return self._label_scores(results)
+            dtypes = (self.reference.dtype, self.output.dtype)
+            left_out, no_objects = ([in_64_bits(n) for n in ignored(dtype, self.ignore)] for dtype in dtypes)
+            suspects = [in_64_bits(n) for dtype in {*dtypes} for n in reserved(dtype)]
+            return label_scores(total(table for _, table in subject.tables(results)), left_out, no_objects, suspects)
         totals = {name: ImageSums() for name in self.candidates}
-        for _, sums in sorted(BlockSums.joined([*results()]).scores.items()):
+        for _, sums in sorted(BlockSums.joined(results()).scores.items()):
             totals = {name: whole + ImageSums.from_list(sums[name]) for name, whole in totals.items()}
         return {name: ImageScores.from_sums(whole, self.data_range) for name, whole in totals.items()}
-
-    def _label_scores(self, results: Results) -> LabelScores:
-        truth, labels = self.reference.dtype, self.output.dtype
-        ignored_truth, no_objects = (
-            [in_64_bits(number) for number in ignored(dtype, self.ignore)] for dtype in (truth, labels)
-        )
-        suspects = [in_64_bits(number) for dtype in {truth, labels} for number in reserved(dtype)]
-        return label_scores(total(table for _, table in tables(results)), ignored_truth, no_objects, suspects)
 
     def describe_scores(self, scores: Scores) -> dict[str, object]:
         """Return `scores` and what they are of, as JSON values; infinity and NaN are None."""
@@ -132,21 +118,18 @@ class Evaluation(Subject):
 
     def label_notes(self, scores: Scores) -> list[str]:
         """Return which labels were not counted, or look as if they should not have been, in sentences."""
-        if isinstance(scores, dict):
-            return []
-        notes = []
-        if scores.num_ignored:
-            numbers = ", ".join(map(str, ignored(self.reference.dtype, self.ignore)))
+        notes, (truth, labels) = [], (self.reference, self.output)
+        if isinstance(scores, LabelScores) and scores.num_ignored:
             notes.append(
-                f"{count(scores.num_ignored, 'voxel')} of the reference {self.reference} left out: their label, one "
-                f"of {numbers}, means that nothing is known of them; --ignore none (ignore=()) counts them"
+                f"{count(scores.num_ignored, 'voxel')} of the reference {truth} left out: their label, one of "
+                f"{', '.join(map(str, ignored(truth.dtype, self.ignore)))}, means that nothing is known of them; "
+                "--ignore none (ignore=()) counts them"
             )
-        if scores.num_reserved:
-            numbers = ", ".join(map(str, reserved(self.reference.dtype) or reserved(self.output.dtype)))
+        if isinstance(scores, LabelScores) and scores.num_reserved:
+            numbers = ", ".join(map(str, reserved(truth.dtype) or reserved(labels.dtype)))
             notes.append(
-                f"{count(scores.num_reserved, 'object')} of {self.reference} and {self.output} with numbers "
-                f"by which data sets mean that nothing is known ({numbers}); name these to --ignore if they are no "
-                "objects"
+                f"{count(scores.num_reserved, 'object')} of {truth} and {labels} with numbers by which data sets mean "
+                f"that nothing is known ({numbers}); name these to --ignore if they are no objects"
             )
         return notes
 
@@ -156,24 +139,22 @@ class Evaluation(Subject):
         Raises:
             PlanError: naming the volume.
         """
-        if self.kind == "labels":
-            for volume in (self.output, self.reference):
-                refuse_image(volume, self.box)
+        for volume in (self.output, self.reference) if self.kind == "labels" else ():
+            subject.refuse_image(volume, self.box)
+
+
+def _finite(volume: Volume, data: np.ndarray, box: Box) -> np.ndarray:
+    """Return `data`, the voxels of `volume` in `box`; refuse NaN and infinity."""
+    if not np.isfinite(data).all():
+        raise PlanError(f"{volume} has NaN or infinite voxels in {box}, which no score takes; leave them out by --roi")
+    return data
 
 
 def plan_evaluation(
-    output: Volume | str,
-    reference: Volume | str,
-    given: Volume | str | None = None,
-    *,
-    roi: str | None = None,
-    margin: tuple[int, int, int] = (0, 0, 0),
-    kind: str = "image",
-    data_range: float | None = None,
-    ignore: Ignore = None,
-    any_place: bool = False,
-    incomplete: bool = False,
-) -> Evaluation:
+    output: Volume | str, reference: Volume | str, given: Volume | str | None = None, *, roi: str | None = None,
+    margin: Triple = (0, 0, 0), kind: str = "image", data_range: float | None = None, ignore: Ignore = None,
+    any_place: bool = False, incomplete: bool = False,
+) -> Evaluation:  # fmt: skip
     """Return the evaluation of the volume `output` against `reference`, checked against both.
 
     Args:
@@ -181,9 +162,7 @@ def plan_evaluation(
         given: the input of the output, to interpolate beside it.
         roi: box of the reference z0:z1,y0:y1,x0:x1; without it, the volumes must be of one shape.
         margin: voxels (z, y, x) to leave out at each face of the box.
-        kind: "image" or "labels".
-        data_range: as in Evaluation; None for that of the reference's type.
-        ignore: as in Evaluation.
+        kind, data_range, ignore: as in Evaluation; None for the range of the reference's type.
         any_place: whether voxel sizes and origins may say that the volumes lie elsewhere.
         incomplete: whether locations may be of outputs that are not complete, whose missing voxels are zeros.
 
@@ -193,8 +172,8 @@ def plan_evaluation(
             the output shows a part of its input, and the reference another.
     """
     view = View(incomplete=incomplete)
-    output, truth = _opened(output, view), _opened(reference, view)
-    source = None if given is None else _opened(given, view)
+    output, truth = (v if isinstance(v, Volume) else open_volume(v, view=view) for v in (output, reference))
+    source = given if given is None or isinstance(given, Volume) else open_volume(given, view=view)
     for volume in filter(None, (output, truth, source)):
         if volume.num_channels != 1:
             raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to score as an array")
@@ -219,14 +198,40 @@ def plan_evaluation(
     if source is not None:
         source.check_written()
     notes = [] if any_place else _check_places(evaluation)
-    for looked_at in (output, truth) if kind == "image" else ():
-        sample = take_sample(looked_at, box)
-        notes += [] if sample is None else labels_note(sample, "score with --labels")
+    samples = [take_sample(volume, box) for volume in (output, truth) if kind == "image"]
+    notes += [note for sample in filter(None, samples) for note in labels_note(sample, "score with --labels")]
     return replace(evaluation, notes=tuple(notes))
 
 
-def _opened(volume: Volume | str, view: View) -> Volume:
-    return volume if isinstance(volume, Volume) else open_volume(volume, view=view)
+def _range(kind: str, output: Volume, truth: Volume, data_range: float | None) -> float:
+    """Return the range of the values, after a look at the types of both."""
+    for volume in (output, truth):
+        if kind == "image" and data_range is None and volume.dtype.kind in "iu" and volume.dtype.itemsize > 2:
+            raise PlanError(
+                f"{volume} has {volume.dtype} voxels, as labels have, whose numbers are no grey levels; score labels "
+                "with --labels, or give --data-range if these are grey levels"
+            )
+        if kind == "labels" and volume.dtype.kind not in "iu":
+            raise PlanError(f"{volume} has {volume.dtype} voxels, labels are whole numbers; leave --labels out")
+    if data_range is not None and not 0 < data_range < math.inf:
+        raise PlanError(f"data_range {data_range:g} is no difference of two values; give a number above 0")
+    known = data_range or (1.0 if kind == "labels" else subject.type_range(truth))
+    if known is None:
+        raise PlanError(
+            f"the reference {truth} has {truth.dtype} voxels, whose range says nothing of its data; give --data-range, "
+            "the same for all that you compare"
+        )
+    return known
+
+
+def _check_factors(evaluation: Evaluation) -> None:
+    given, fine_shape = evaluation.given, evaluation.output.spatial_shape
+    for axis, fine, coarse in zip("zyx", fine_shape, given.spatial_shape, strict=True) if given else ():
+        if fine % coarse:
+            raise PlanError(
+                f"axis {axis}: the output has {fine} voxels and {given} has {coarse}, of which {fine} is no "
+                "whole multiple; give --given what the output was made from, or leave it out"
+            )
 
 
 def _check_places(evaluation: Evaluation) -> list[str]:
@@ -234,12 +239,11 @@ def _check_places(evaluation: Evaluation) -> list[str]:
 
     A coarser input may say of its first voxel where the first of the finer ones was: so much the volumes may be apart.
     """
-    output, factors = Paired("the output", evaluation.output), triple(evaluation.factors)
-    reference, advice = Paired("the reference", evaluation.reference), MEND
-    advice += ", or give --any-place (any_place=True) to score them voxel by voxel all the same"
-    notes = check_same_place(output, reference, advice, slack=factors)
-    if evaluation.given is not None and evaluation.given.voxel_size_nm is not None:
-        check_same_place(output, Paired("the input", evaluation.given), advice, factors=factors, slack=factors)
+    output, given, factors = Paired("the output", evaluation.output), evaluation.given, evaluation.factors
+    advice = f"{MEND}, or give --any-place (any_place=True) to score them voxel by voxel all the same"
+    notes = check_same_place(output, Paired("the reference", evaluation.reference), advice, slack=factors)
+    if given is not None and given.voxel_size_nm is not None:
+        check_same_place(output, Paired("the input", given), advice, factors=factors, slack=factors)
     return notes
 
 
@@ -257,54 +261,3 @@ def check_part(output: Volume, part: Box, truth: Volume) -> None:
         "elsewhere in the other; cut the reference likewise, by `volpipe run --set net.name=identity --roi "
         f"{part.scaled(factors)}`, and score against that, without --roi"
     )
-
-
-def _range(kind: str, output: Volume, truth: Volume, data_range: float | None) -> float:
-    """Return the range of the values, after a look at the types of both."""
-    for volume in (output, truth):
-        if kind == "image" and data_range is None and volume.dtype.kind in "iu" and volume.dtype.itemsize > 2:
-            raise PlanError(
-                f"{volume} has {volume.dtype} voxels, as labels have, whose numbers are no grey levels; score labels "
-                "with --labels, or give --data-range if these are grey levels"
-            )
-        if kind == "labels" and volume.dtype.kind not in "iu":
-            raise PlanError(f"{volume} has {volume.dtype} voxels, labels are whole numbers; leave --labels out")
-    if data_range is not None:
-        if not 0 < data_range < math.inf:
-            raise PlanError(f"data_range {data_range:g} is no difference of two values; give a number above 0")
-        return data_range
-    known = 1.0 if kind == "labels" else type_range(truth)
-    if known is None:
-        raise PlanError(
-            f"the reference {truth} has {truth.dtype} voxels, whose range says nothing of its data; give --data-range, "
-            "the same for all that you compare"
-        )
-    return known
-
-
-def _check_factors(evaluation: Evaluation) -> None:
-    if evaluation.given is None:
-        return
-    for axis, fine, coarse in zip("zyx", evaluation.output.spatial_shape, evaluation.given.spatial_shape, strict=True):
-        if fine % coarse:
-            raise PlanError(
-                f"axis {axis}: the output has {fine} voxels and {evaluation.given} has {coarse}, of which {fine} is no "
-                "whole multiple; give --given what the output was made from, or leave it out"
-            )
-
-
-def _finite(volume: Volume, data: np.ndarray, box: Box) -> np.ndarray:
-    """Return `data`, the voxels of `volume` in `box`; refuse NaN and infinity."""
-    if not np.isfinite(data).all():
-        raise PlanError(f"{volume} has NaN or infinite voxels in {box}, which no score takes; leave them out by --roi")
-    return data
-
-
-def voxels(evaluation: Evaluation, name: str, box: Box, session: str = "") -> np.ndarray:
-    """Return the voxels of a candidate in `box`; interpolations as the output stores them, rounded and clipped."""
-    if name == OUTPUT:
-        return np.asarray(read_block(evaluation.output, box, session)[0])
-    assert evaluation.given is not None
-    given = evaluation.given.open(cache_bytes=CACHE_BYTES, session=session)
-    finer = interpolated(given, box, evaluation.factors, name)
-    return to_dtype(finer.astype(np.float32), evaluation.output.dtype)

@@ -8,7 +8,6 @@ cube: `shells` says how.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,11 +24,7 @@ PlainSums = tuple[int, float, int, float, list[list[list[float]]]]  # the fields
 
 @dataclass(frozen=True)
 class ErrorSums:
-    """Sums of errors.
-
-    Attributes:
-        num, squares: voxels, and the sum of their squared errors.
-    """
+    """Sums of errors: the number of voxels, and the sum of their squared errors."""
 
     num: int = 0
     squares: float = 0.0
@@ -70,9 +65,16 @@ def image_sums(data: np.ndarray, truth: np.ndarray, own: tuple[slice, ...], data
         data_range: between the smallest and the largest possible value; the same for every block.
     """
     data, truth = data.astype(np.float64), truth.astype(np.float64)
-    similar = _own_windows(structural_similarity(data, truth, data_range), own, data.shape)
+    middles = tuple(  # windows whose middle is one of the block's own voxels
+        slice(max(0, part.start - REACH), max(0, min(part.stop, size - REACH) - REACH))
+        for part, size in zip(own, data.shape, strict=True)
+    )
+    similar = structural_similarity(data, truth, data_range)[middles]
     data, truth = data[own], truth[own]
-    spectra = sum((shells(data[cube], truth[cube]) for cube in cubes(data.shape)), ImageSums().spectra)
+    spectra = ImageSums().spectra
+    for index in np.ndindex(*(size // CUBE for size in data.shape)):  # the rest at the end of a block does not count
+        cube = tuple(slice(i * CUBE, (i + 1) * CUBE) for i in index)
+        spectra = spectra + shells(data[cube], truth[cube])
     squares = float(np.square(data - truth).sum())
     return ImageSums(truth.size, squares, similar.size, float(similar.sum()), spectra)
 
@@ -116,13 +118,13 @@ class ImageScores:
 
     @classmethod
     def from_sums(cls, sums: ImageSums, data_range: float) -> ImageScores:
+        """Return the scores that sums over all blocks have."""
         scores = cls(psnr(sums, data_range), ssim(sums))
         if not sums.spectra.any():
             return scores
-        curves = [shell_correlation(part) for part in sums.spectra]
-        cuts = [crossing(curve, threshold) for curve in curves for threshold in (0.5, 1 / 7)]
-        half, seventh, half_z, seventh_z = cuts
-        return cls(scores.psnr, scores.ssim, half, seventh, half_z, seventh_z, tuple(map(float, curves[0])))
+        everywhere, along_z = (shell_correlation(part) for part in sums.spectra)
+        half, seventh, half_z, seventh_z = (crossing(c, t) for c in (everywhere, along_z) for t in (0.5, 1 / 7))
+        return cls(scores.psnr, scores.ssim, half, seventh, half_z, seventh_z, tuple(map(float, everywhere)))
 
 
 # ---- structural similarity
@@ -156,23 +158,7 @@ def means(data: Floats) -> Floats:
     return data / WINDOW**3
 
 
-def _own_windows(similar: Floats, own: tuple[slice, ...], shape: tuple[int, ...]) -> Floats:
-    """Return the windows whose middle is one of the block's own voxels."""
-    middles = [
-        slice(max(0, part.start - REACH), max(0, min(part.stop, size - REACH) - REACH))
-        for part, size in zip(own, shape, strict=True)
-    ]
-    return similar[tuple(middles)]
-
-
 # ---- Fourier shell correlation
-
-
-def cubes(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Yield the cubes of CUBE voxels that lie side by side in a block; the rest at its end does not count."""
-    counts = [size // CUBE for size in shape]
-    for index in np.ndindex(*counts):
-        yield tuple(slice(i * CUBE, (i + 1) * CUBE) for i in index)
 
 
 def shells(data: Floats, truth: Floats) -> Floats:
@@ -183,18 +169,14 @@ def shells(data: Floats, truth: Floats) -> Floats:
     """
     fade = np.hanning(CUBE + 2)[1:-1]
     window = fade[:, None, None] * fade[:, None] * fade
-    spectra = [np.fft.fftn((part - part.mean()) * window) for part in (data, truth)]
-    parts = [(spectra[0] * spectra[1].conj()).real, np.abs(spectra[0]) ** 2, np.abs(spectra[1]) ** 2]
-    frequency = np.fft.fftfreq(CUBE)
+    one, other = (np.fft.fftn((part - part.mean()) * window) for part in (data, truth))
+    parts = [(one * other.conj()).real, np.abs(one) ** 2, np.abs(other) ** 2]
+    frequency, num_shells = np.fft.fftfreq(CUBE), CUBE // 2 + 1
     along_z = np.abs(frequency)[:, None, None]
     length = np.sqrt(along_z**2 + frequency[:, None] ** 2 + frequency**2)
     number = np.rint(length * CUBE).astype(int)
-    num_shells = CUBE // 2 + 1
-    sums = np.empty((2, 3, num_shells))
-    for i, inside in enumerate((number < num_shells, (number < num_shells) & (along_z >= CONE * length))):
-        for j, part in enumerate(parts):
-            sums[i, j] = np.bincount(number[inside], part[inside], num_shells)
-    return sums
+    inside = [number < num_shells, (number < num_shells) & (along_z >= CONE * length)]
+    return np.array([[np.bincount(number[each], part[each], num_shells) for part in parts] for each in inside])
 
 
 def shell_correlation(spectra: Floats) -> Floats:

@@ -6,7 +6,7 @@ Not here: the numbers (image_scores, label_scores, differences), or how tables l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from volpipe.evaluation.compare import Comparison, Differences
@@ -105,26 +105,29 @@ def _numbers(difference: Difference) -> dict[str, str]:
     }
 
 
-def channel_sheet(comparison: Comparison, differences: Differences) -> Sheet:
-    """Return a line of each channel, and one of all."""
+def difference_sheets(comparison: Comparison, differences: Differences) -> list[Sheet]:
+    """Return a line of each channel and one of all; and of each box that differs most, if any does."""
     known, together = comparison.a.channel_names, differences.together
     names = [f"channel {i}{f' {known[i]}' if i < len(known) else ''}" for i in range(len(differences.channels))]
-    lines = [_numbers(each) for each in (*differences.channels, together)]
+    names.append("together" if names else "all")
+    cells = [_numbers(each) for each in (*differences.channels, together)]
     if isinstance(together, LabelDifference):
         objects = {"objects of A": together.num_objects_a, "of B": together.num_objects_b}
         counts = objects | {"matched": together.num_matched}
-        lines[0] |= {"Rand error": f"{together.rand_error:.4f}"} | {name: f"{n:,}" for name, n in counts.items()}
-    rows = [(name, *line.values()) for name, line in zip([*names, "together" if names else "all"], lines, strict=True)]
-    return Sheet("How much differs", ("", *lines[0]), rows)
+        cells[0] |= {"Rand error": f"{together.rand_error:.4f}"} | {name: f"{n:,}" for name, n in counts.items()}
+    sheets = [_sheet("How much differs", "", names, cells)]
+    if differences.worst:
+        boxes, cells = (
+            [str(box.box) for box in differences.worst],
+            [_numbers(box.difference) for box in differences.worst],
+        )
+        sheets.append(_sheet("Boxes that differ most", "box z,y,x", boxes, cells))
+    return sheets
 
 
-def worst_sheet(differences: Differences) -> Sheet | None:
-    """Return a line of each box that differs most; None where none does."""
-    if not differences.worst:
-        return None
-    lines = [(str(box.box), _numbers(box.difference)) for box in differences.worst]
-    rows = [(box, *numbers.values()) for box, numbers in lines]
-    return Sheet("Boxes that differ most", ("box z,y,x", *lines[0][1]), rows)
+def _sheet(title: str, first: str, names: Sequence[str], cells: Sequence[Mapping[str, str]]) -> Sheet:
+    rows = [(name, *line.values()) for name, line in zip(names, cells, strict=True)]
+    return Sheet(title, (first, *cells[0]), rows)
 
 
 def row_line(name: str, kind: str, differences: Differences | None, remark: str) -> Line:

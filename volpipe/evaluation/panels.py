@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import numpy as np
 from volpipe.errors import VolpipeError
 from volpipe.evaluation.compare import Comparison, WorstBox
 from volpipe.evaluation.differences import Pairs, change_of, unmatched
-from volpipe.evaluation.evaluate import Evaluation, voxels
+from volpipe.evaluation.evaluate import Evaluation
 from volpipe.evaluation.origins import shared_input
 from volpipe.evaluation.pictures import panel
 from volpipe.evaluation.subject import read_block
@@ -33,21 +32,11 @@ PLANES = {"xz": 1, "xy": 0}  # and the axis that each is across
 MOST_CHUNK = 8 * 2**20  # bytes of a chunk, decoded, of which a report reads some
 SHOWN = ("nearest", "cubic", "output")
 RED, WHITE = (200, 30, 30), (255, 255, 255)
+NONE = "red: no match"
 Captioned = tuple[str, Image2D]
 
 
-@dataclass(frozen=True)
-class Plane:
-    """One slice of all candidates and the reference, and their errors, as images with their captions.
-
-    Attributes:
-        axis: that it is across.
-    """
-
-    axis: int
-    box: Box
-    images: list[Captioned]
-    errors: list[Captioned]
+Plane = tuple[int, Box, list[Captioned], list[Captioned]]  # axis that it is across, box, images, and their errors
 
 
 def draw(path: Path, evaluation: Evaluation) -> None:
@@ -56,9 +45,9 @@ def draw(path: Path, evaluation: Evaluation) -> None:
     Red is too bright and blue too dark, by up to the largest error that one voxel in a hundred exceeds.
     """
     images = []
-    for plane in _planes(evaluation):
-        images += [*plane.images, *plane.errors, ("", np.full_like(plane.images[0][1], 255))]
-    panel(path, images, columns=len(plane.images))
+    for _, _, shown, errors in _planes(evaluation):
+        images += [*shown, *errors, ("", np.full_like(shown[0][1], 255))]
+    panel(path, images, columns=len(shown))
 
 
 def evaluation_items(evaluation: Evaluation) -> Iterator[Item]:
@@ -74,11 +63,11 @@ def evaluation_items(evaluation: Evaluation) -> Iterator[Item]:
         yield Note("Errors are those against the reference: red is too bright, blue too dark.")
     size = evaluation.reference.voxel_size_nm
     voxel = size or (1.0, 1.0, 1.0)
-    for plane in _planes(evaluation):
-        lengths = [n * v for n, v in zip(plane.box.shape, voxel, strict=True)]
-        for title, image in [*plane.images, *plane.errors]:
-            file = frames.drawn(image, sides_of(lengths, plane.axis), min(voxel), is_known=size is not None)
-            yield Picture(title, str(plane.box), *file)
+    for axis, box, images, errors in _planes(evaluation):
+        lengths = [n * v for n, v in zip(box.shape, voxel, strict=True)]
+        for title, image in [*images, *errors]:
+            file = frames.drawn(image, sides_of(lengths, axis), min(voxel), is_known=size is not None)
+            yield Picture(title, str(box), *file)
 
 
 def _planes(evaluation: Evaluation) -> Iterator[Plane]:
@@ -86,17 +75,17 @@ def _planes(evaluation: Evaluation) -> Iterator[Plane]:
     for title, axis in PLANES.items():
         box = _slice(evaluation.box, axis)
         names = [name for name in SHOWN if name in evaluation.candidates]
-        slices = {name: voxels(evaluation, name, box).squeeze(axis) for name in names}
+        slices = {name: evaluation.voxels(name, box).squeeze(axis) for name in names}
         truth = slices["reference"] = read_block(evaluation.reference, box)[0].squeeze(axis)
         if evaluation.kind == "labels":
             images = [(f"{title} {name}", coloured(labels)) for name, labels in slices.items()]
-            yield Plane(axis, box, images, [])
+            yield axis, box, images, []
             continue
         limits = display_range(truth)
         errors = [slices[name].astype(np.float64) - truth for name in names]
         largest = max(float(np.percentile(np.abs(error), 99)) for error in errors) or 1.0
         images = [(f"{title} {name}", grey(data, limits)) for name, data in slices.items()]
-        yield Plane(axis, box, images, [(f"error, {largest:.3g} is full", diverge(error, largest)) for error in errors])
+        yield axis, box, images, [(f"error, {largest:.3g} is full", diverge(error, largest)) for error in errors]
 
 
 def _slice(box: Box, across: int) -> Box:
@@ -119,10 +108,11 @@ def worst_drafts(comparison: Comparison, boxes: Sequence[WorstBox], name: str = 
 def _worst_items(name: str, comparison: Comparison, worst: WorstBox) -> list[Item]:
     """Return the picture of the slice of a box that differs most: the input, A, B and their difference."""
     a, b = (read_block(volume, worst.box) for volume in (comparison.a, comparison.b))
-    amount = _squares(a, b) if worst.pairs is None else _is_other(a, b, worst.pairs)
+    pairs = worst.pairs
+    amount = _squares(a, b) if pairs is None else unmatched(a.astype(np.uint64), b.astype(np.uint64), pairs)
     channel, at = divmod(int(amount.sum(axis=(2, 3)).argmax()), amount.shape[1])
-    one, other = a[channel, at], b[channel, at]
-    images = _of_images(one, other) if worst.pairs is None else _of_labels(one, other, worst.pairs)
+    one, other, marked = a[channel, at], b[channel, at], amount[channel, at]
+    images = _of_images(one, other) if pairs is None else _of_labels(one, other, marked, pairs)
     (z, *start), (_, *stop) = worst.box.start, worst.box.stop
     source, remark = _input(comparison, Box((z + at, *start), (z + at + 1, *stop)), one.shape)
     data = io.BytesIO()
@@ -143,10 +133,6 @@ def _squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return result
 
 
-def _is_other(a: np.ndarray, b: np.ndarray, pairs: Pairs) -> np.ndarray:
-    return unmatched(a.astype(np.uint64), b.astype(np.uint64), pairs)
-
-
 def _of_images(a: np.ndarray, b: np.ndarray) -> list[Captioned]:
     limits = display_range(a, b)
     with np.errstate(invalid="ignore"):
@@ -159,19 +145,19 @@ def _of_images(a: np.ndarray, b: np.ndarray) -> list[Captioned]:
     ]
 
 
-def _of_labels(a: np.ndarray, b: np.ndarray, pairs: Pairs) -> list[Captioned]:
+def _of_labels(a: np.ndarray, b: np.ndarray, is_other: np.ndarray, pairs: Pairs) -> list[Captioned]:
     """Return labels (y, x) in colours, those of B in the colours of their matches; and where they are none."""
-    order = np.argsort(pairs[1])
     numbers, place = np.unique(b.astype(np.uint64), return_inverse=True)
-    at = np.minimum(np.searchsorted(pairs[1][order], numbers), len(order) - 1)
-    of_a = np.where(
-        pairs[1][order][at] == numbers, pairs[0][order][at], ~numbers
-    )  # without a match a colour of its own
-    marked = np.where(_is_other(a, b, pairs)[..., None], np.array(RED, np.uint8), np.array(WHITE, np.uint8))
+    matches = dict(zip(pairs[1].tolist(), pairs[0].tolist(), strict=True))
+    # without a match a colour of its own
+    colours = np.array(
+        [matches.get(number, np.iinfo(np.uint64).max - number) for number in numbers.tolist()], np.uint64
+    )
+    marked = np.where(is_other[..., None], np.array(RED, np.uint8), np.array(WHITE, np.uint8))
     return [
         ("A", coloured(a)),
-        ("B, matches in A's colours", coloured(of_a[place.reshape(b.shape)])),
-        ("red: no match", marked),
+        ("B, matches in A's colours", coloured(colours[place.reshape(b.shape)])),
+        (NONE, marked),
     ]
 
 

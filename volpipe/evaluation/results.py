@@ -5,26 +5,18 @@ Not here: the work (driver), sentences and tables (lines), pictures (panels), or
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import volpipe
 from volpipe.blockwise.failures import last_line
-from volpipe.evaluation.compare import Comparison, Differences
-from volpipe.evaluation.evaluate import FINGERPRINT, Evaluation, Scores
-from volpipe.evaluation.limits import Limit, violations
-from volpipe.evaluation.lines import (
-    ROW_COLUMNS,
-    channel_sheet,
-    row_line,
-    score_sheet,
-    stored_sheet,
-    summary,
-    worst_sheet,
-)
+from volpipe.evaluation import lines
+from volpipe.evaluation.compare import Comparison, Differences, WorstBox
+from volpipe.evaluation.evaluate import Evaluation, Scores
+from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.origins import differing
 from volpipe.evaluation.panels import draw, worst_drafts
 from volpipe.reporting.page import Facts, Item, Note, Page, Section, Sheet, sections_of
@@ -37,6 +29,7 @@ from volpipe.volumes.storage.metadata import write_json
 from volpipe.volumes.storage.paths import shown
 
 MOST_SHOWN = 6  # boxes with pictures
+VIOLATED = "Limit violated: {}"
 
 
 @dataclass(repr=False)
@@ -58,7 +51,7 @@ class EvaluationResult(WorkReport):
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""
-        numbers = {} if self.scores is None or isinstance(self.scores, dict) else dataclasses.asdict(self.scores)
+        numbers = {} if self.scores is None or isinstance(self.scores, dict) else asdict(self.scores)
         texts = {name.replace("_", " "): f"{n:,}" if isinstance(n, int) else f"{n:.4f}" for name, n in numbers.items()}
         return {"output": shown(self.plan.output), "reference": shown(self.plan.reference), **texts, **super().facts()}
 
@@ -66,7 +59,8 @@ class EvaluationResult(WorkReport):
         """Return a table of images, the best PSNR first, above how it ended."""
         if not isinstance(self.scores, dict):
             return super()._repr_html_()
-        return _html(score_sheet(self.scores, self.plan.output), "") + super()._repr_html_()
+        sheet = lines.score_sheet(self.scores, self.plan.output)
+        return html_table(sheet.names, sheet.rows, caption=sheet.caption) + super()._repr_html_()
 
     def to_json(self) -> dict[str, object]:
         """Return the scores and their volumes as JSON values; infinite numbers are None."""
@@ -95,12 +89,17 @@ class ComparisonResult(WorkReport):
     @property
     def is_same(self) -> bool:
         """Whether all was compared, and no voxel differs; of labels, whether the objects are the same."""
-        return self.is_complete and self.differences is not None and self.differences.is_same
+        return self.is_complete and self.differences is not None and not self.differences.together.num_differ
+
+    @property
+    def violated(self) -> dict[str, list[str]]:
+        """The limits, each with a sentence for each channel that violates it, and for all together."""
+        return {str(limit): limit.violations(self.differences) for limit in self.limits if self.differences is not None}
 
     @property
     def violations(self) -> list[str]:
         """A sentence for each limit that is violated."""
-        return [] if self.differences is None else violations(self.limits, self.differences)
+        return [sentence for sentences in self.violated.values() for sentence in sentences]
 
     @property
     def is_within(self) -> bool:
@@ -113,23 +112,25 @@ class ComparisonResult(WorkReport):
         return differing(self.plan.made_a, self.plan.made_b)
 
     @property
-    def made(self) -> Sheet | None:
-        """The same as a table; None where nothing is known that was."""
-        title, rows = "What both say of how they were made, where it differs", self.made_otherwise
-        return Sheet(title, ("", "A", "B"), rows) if rows else None
-
-    @property
     def summary(self) -> list[str]:
         """How they differ, in sentences."""
-        return summary(self.plan, self.differences, len(self.missing))
+        return lines.summary(self.plan, self.differences, len(self.missing))
 
     @property
     def sheets(self) -> list[Sheet]:
         """How much differs, and where most."""
-        if self.differences is None:
-            return []
-        worst = worst_sheet(self.differences)
-        return [channel_sheet(self.plan, self.differences), *([] if worst is None else [worst])]
+        return [] if self.differences is None else lines.difference_sheets(self.plan, self.differences)
+
+    @property
+    def worst(self) -> tuple[WorstBox, ...]:
+        """The boxes that differ most, the worst first."""
+        return () if self.differences is None else self.differences.worst
+
+    @property
+    def made(self) -> Sheet | None:
+        """A table of what was done otherwise; None where nothing is known that was."""
+        title, rows = "What both say of how they were made, where it differs", self.made_otherwise
+        return Sheet(title, ("", "A", "B"), rows) if rows else None
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""
@@ -138,20 +139,19 @@ class ComparisonResult(WorkReport):
     def _repr_html_(self) -> str:
         """Return tables of channels and of the boxes that differ most, above how it ended."""
         sheets = filter(None, [*self.sheets, self.made])
-        return "".join(_html(sheet, sheet.title) for sheet in sheets) + super()._repr_html_()
+        tables = [html_table(sheet.names, sheet.rows, caption=sheet.title) for sheet in sheets]
+        return "".join(tables) + super()._repr_html_()
 
     def to_json(self) -> dict[str, object]:
         """Return the same as JSON values; infinity and NaN are None."""
-        found = self.differences
-        violated = {} if found is None else {str(limit): list(limit.violations(found)) for limit in self.limits}
         return {
             "version": volpipe.__version__,
             **self.plan.describe(),
             "notes": list(self.plan.notes),
             "made_otherwise": [{"what": what, "a": a, "b": b} for what, a, b in self.made_otherwise],
             "missing": [{"box": str(part.box), "reason": part.reason} for part in self.missing],
-            "differences": None if found is None else found.to_json(),
-            "limits": {name: {"is_violated": bool(lines), "why": lines} for name, lines in violated.items()},
+            "differences": None if self.differences is None else self.differences.to_json(),
+            "limits": {name: {"is_violated": bool(why), "why": why} for name, why in self.violated.items()},
             "is_within": self.is_within,
         }
 
@@ -162,10 +162,6 @@ class ComparisonResult(WorkReport):
     def write_page(self, file: str | Path) -> None:
         """Write the page, with pictures of the boxes that differ most, to `file`, whole or not at all."""
         write_page(page_of(self), Path(file))
-
-
-def _html(sheet: Sheet, title: str) -> str:
-    return html_table(sheet.names, sheet.rows, caption=sheet.caption or title)
 
 
 @dataclass(frozen=True)
@@ -196,19 +192,13 @@ class ComparisonRow:
         differences = None if self.result is None else self.result.differences
         return () if differences is None else differences.together.rank
 
-
-def row_sheet(rows: Sequence[ComparisonRow]) -> Sheet:
-    """Return a line of each of many comparisons."""
-    lines = [
-        row_line(row.name, "", None, row.reason)
-        if row.result is None
-        else row_line(
-            row.name, row.result.plan.kind, row.result.differences,
-            "; ".join(filter(None, [row.reason, *row.result.violations])),
-        )
-        for row in rows
-    ]  # fmt: skip
-    return Sheet("Outputs, those that differ most first", ROW_COLUMNS, lines)
+    @property
+    def line(self) -> tuple[str, ...]:
+        """The cells of the row, in the columns of `lines.ROW_COLUMNS`."""
+        kind, found, violations = "", None, list[str]()
+        if self.result is not None:
+            kind, found, violations = self.result.plan.kind, self.result.differences, self.result.violations
+        return lines.row_line(self.name, kind, found, "; ".join(filter(None, [self.reason, *violations])))
 
 
 # ---- pages
@@ -216,25 +206,27 @@ def row_sheet(rows: Sequence[ComparisonRow]) -> Sheet:
 
 def evaluation_parts(described: Mapping[str, object], tree: Mapping[str, Any] | None) -> Parts:  # Any: JSON
     """Return what the report says of an evaluation: what was compared, and the `tree` of its scores if it is there."""
-    facts = {key: str(value) for key, value in described.items() if value is not None and key != FINGERPRINT}
+    facts = {key: str(value) for key, value in described.items() if value is not None}
     scores, notes = ((tree or {}).get(key) for key in ("scores", "notes"))
     items: list[Item] = [Note("There are no scores yet: they need all blocks.")]
     if isinstance(scores, Mapping) and scores:
-        items = [stored_sheet(scores)]
-    items += [Note(note, "warning") for note in notes or ()]
+        items = [lines.stored_sheet(scores)]
     title = f"Scores of {Path(str(described.get('output', ''))).name}"
-    return Parts(title, f"The evaluation against {described.get('reference')}.", facts, items)
+    return Parts(
+        title, f"The evaluation against {described.get('reference')}.", facts, [*items, *_warnings(notes or ())]
+    )
 
 
 def page_of(result: ComparisonResult) -> Page:
     """Return the page of one comparison."""
-    plan, differences = result.plan, result.differences
+    plan = result.plan
     facts = {"A": str(plan.a), "B": str(plan.b), "compared as": f"{plan.kind} ({plan.why})", "box": str(plan.box)}
-    items: list[Item] = [Facts("Outputs", {**facts, "result": result.summary}), *_violated(result.violations)]
-    items += [Note(note, "warning") for note in plan.notes]
-    sections = [Section("Comparison", [*items, *result.sheets]), Section("How they were made", [_made(result)])]
-    worst = () if differences is None else differences.worst[:MOST_SHOWN]
-    sections += sections_of(worst_drafts(plan, worst))
+    warnings = _warnings([*map(VIOLATED.format, result.violations), *plan.notes])
+    sections = [
+        Section("Comparison", [Facts("Outputs", {**facts, "result": result.summary}), *warnings, *result.sheets]),
+        Section("How they were made", [_made(result)]),
+        *sections_of(worst_drafts(plan, result.worst[:MOST_SHOWN])),
+    ]
     if result.missing:
         rows = [(str(part.box), last_line(part.reason)) for part in result.missing]
         sections.append(Section("Not compared", [Sheet("Boxes", ("box z,y,x", "reason"), rows)]))
@@ -244,37 +236,26 @@ def page_of(result: ComparisonResult) -> Page:
 
 
 def page_of_many(
-    a: str,
-    b: str,
-    rows: Sequence[ComparisonRow],
-    *,
-    only: tuple[Sequence[str], Sequence[str]],
-    violations: Sequence[str],
-    most: int = MOST_SHOWN,
-) -> Page:
+    places: tuple[str, str], rows: Sequence[ComparisonRow], only: tuple[Sequence[str], Sequence[str]],
+    violations: Sequence[str], most: int = MOST_SHOWN,
+) -> Page:  # fmt: skip
     """Return the page of many comparisons.
 
     Args:
-        a, b: the batches.
+        places: of both batches.
         only: names of what each of them has alone.
         violations: sentences on limits.
         most: outputs with a picture.
     """
     alone = {f"in {name} only": list(names) for name, names in zip("AB", only, strict=True) if names}
-    items: list[Item] = [Facts("Batches", {"A": a, "B": b, **alone}), *_violated(violations)]
-    items.append(row_sheet(rows))
-    sections = [Section("Comparison", items)]
+    facts = Facts("Batches", {"A": places[0], "B": places[1], **alone})
+    sections = [Section("Comparison", [facts, *_warnings(map(VIOLATED.format, violations)), row_sheet(rows)])]
     compared = [(row.name, row.result) for row in rows if row.result is not None and row.rank]
-    differing = [(name, result) for name, result in compared if not result.is_same]
-    if compared:
-        name, result = compared[0]
+    for name, result in compared[:1]:
         sections.append(Section("How they were made", [_made(result), Note(f"This is of {name}.")]))
-    sections += sections_of(
-        draft
-        for name, result in differing[:most]
-        if result.differences is not None
-        for draft in worst_drafts(result.plan, result.differences.worst[:1], f"{name}, ")
-    )
+    differing = [(name, result.plan, result.worst[:1]) for name, result in compared if not result.is_same]
+    drafts = (worst_drafts(plan, worst, f"{name}, ") for name, plan, worst in differing[:most])
+    sections += sections_of(chain.from_iterable(drafts))
     num_open = sum(not row.is_complete for row in rows)
     is_complete = not num_open and not alone
     state = "not all compared" if not is_complete else "limit violated" if violations else "within its limits"
@@ -282,14 +263,17 @@ def page_of_many(
     return Page("Comparison of many outputs", state, sections, is_complete and not violations, line)
 
 
-def _violated(sentences: Sequence[str]) -> list[Item]:
-    return [Note(f"Limit violated: {sentence}", "warning") for sentence in sentences]
+def row_sheet(rows: Sequence[ComparisonRow]) -> Sheet:
+    """Return a line of each of many comparisons."""
+    return Sheet("Outputs, those that differ most first", lines.ROW_COLUMNS, [row.line for row in rows])
+
+
+def _warnings(sentences: Iterable[str]) -> list[Item]:
+    return [Note(sentence, "warning") for sentence in sentences]
 
 
 def _made(result: ComparisonResult) -> Item:
     """Return what was done otherwise, or a sentence where nothing was."""
-    if result.made is not None:
-        return result.made
-    if result.plan.made_a and result.plan.made_b:
-        return Note("Both were made alike: by the same recipe, net, weights and versions.")
-    return Note("Neither says how it was made.")
+    is_known = result.plan.made_a and result.plan.made_b
+    alike = "Both were made alike: by the same recipe, net, weights and versions."
+    return result.made or Note(alike if is_known else "Neither says how it was made.")

@@ -44,7 +44,7 @@ class BlockSums:
     tables: dict[int, PlainOverlaps] = field(default_factory=dict)
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
+    def joined(cls, parts: Iterable[Self]) -> Self:
         """Return all `parts` as one."""
         whole = cls()
         for part in parts:
@@ -68,8 +68,7 @@ class Subject(ABC):
         data_range: of images, the greatest value less the least that there may be; None where nobody knows.
         block: voxels (z, y, x) that are read at once.
         notes: what a user should know of the volumes, in sentences.
-        stage: name of the stage, for messages.
-        mark: file in the folder of the work that says what is looked at.
+        stage, mark: name of the stage, and of the file in the folder of the work that says what is looked at.
     """
 
     a: Volume
@@ -95,15 +94,15 @@ class Subject(ABC):
         return self.own_box(block)
 
     @abstractmethod
-    def image_sums(self, block: int, session: str) -> BlockSums:
-        """Return the sums of a block of images."""
-
-    @abstractmethod
     def inputs(self) -> Mapping[str, Volume]:
         """Return what is read, by its names."""
 
-    def sums(self, block: int, session: str = "") -> BlockSums:
-        """Return what a block gives; `session` is of the driver."""
+    @abstractmethod
+    def image_sums(self, block: int, session: str) -> BlockSums:
+        """Return the sums of a block of images; `session` is of the driver."""
+
+    def sums(self, block: int, session: str) -> BlockSums:
+        """Return what a block gives."""
         if self.kind == "image":
             return self.image_sums(block, session)
         truth, labels = (read_block(volume, self.own_box(block), session)[0] for volume in (self.a, self.b))
@@ -111,24 +110,16 @@ class Subject(ABC):
 
     def describe(self) -> dict[str, object]:
         """Return everything that the results depend on, as JSON values."""
-        return {
-            **{name: str(volume) for name, volume in self.inputs().items()},
-            "kind": self.kind,
-            "box": str(self.box),
-            "data_range": self.data_range,
-            **({"incomplete": True} if self.a.view.incomplete or self.b.view.incomplete else {}),
-        }
+        places = {name: str(volume) for name, volume in self.inputs().items()}
+        is_incomplete = self.a.view.incomplete or self.b.view.incomplete
+        facts: dict[str, object] = {"kind": self.kind, "box": str(self.box), "data_range": self.data_range}
+        return {**places, **facts} | ({"incomplete": True} if is_incomplete else {})
 
 
 def reduce_blocks(
     subject: Subject, units: Sequence[int], session: str = "", run: str | None = None
 ) -> Record[BlockSums]:
-    """Return the sums of blocks `units`; on a worker.
-
-    Args:
-        session: of the driver.
-        run: folder of the work, where the worker's sign of life goes.
-    """
+    """Return the sums of blocks `units`, on a worker, whose sign of life goes to the folder `run`."""
     beater = Beater(None if run is None else Path(run), session, subject.own_box)
     return work_each(subject.stage, units, lambda block: subject.sums(block, session), BlockSums.joined, beater=beater)
 
@@ -144,11 +135,10 @@ def read_block(volume: Volume, box: Box, session: str = "") -> np.ndarray:
 
 
 def type_range(volume: Volume) -> float | None:
-    """Return the greatest value less the least of whole numbers of 8 and 16 bits; others say nothing of their data."""
+    """Return the greatest value less the least of whole numbers of 8 and 16 bits; other types say nothing of theirs."""
     if volume.dtype.kind not in "iu" or volume.dtype.itemsize > 2:
         return None
-    info = np.iinfo(volume.dtype)
-    return float(info.max) - float(info.min)
+    return float(np.iinfo(volume.dtype).max) - float(np.iinfo(volume.dtype).min)
 
 
 def refuse_image(volume: Volume, box: Box) -> None:

@@ -290,7 +290,7 @@ class ComparisonTable:
     def page(self, most: int = MOST_SHOWN) -> Page:
         """Return the page, with pictures of the `most` outputs that changed most."""
         only = (self.only_a, self.only_b)
-        return page_of_many(self.a, self.b, self.rows, only=only, violations=self.violations, most=most)
+        return page_of_many((self.a, self.b), self.rows, only, self.violations, most)
 
     def write_page(self, file: str | Path) -> None:
         """Write the page, with pictures of what changed most, to `file`, whole or not at all."""
@@ -351,7 +351,7 @@ class PairsWork(HeldWork[ComparisonTable]):
     def _steps(self, number: int, pair: Pair) -> Steps[ComparisonResult]:
         """Compare one pair, which is planned when its turn comes; limits that others have are left out."""
         comparison, folder = self.plan(pair.a, pair.b), RunFolder(self.folder.path / f"{number:05}.run")
-        limits = [limit for limit in self.limits if comparison.kind in limit.measure.kinds]
+        limits = [limit for limit in self.limits if limit.is_of(comparison.kind)]
         return (yield from ComparisonWork(comparison, folder, self.options, limits=limits).steps())
 
     def _table(self) -> ComparisonTable:
