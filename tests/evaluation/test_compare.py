@@ -32,7 +32,7 @@ from volpipe.evaluation.differences import (
 from volpipe.evaluation.driver import ComparisonWork, finish
 from volpipe.evaluation.label_scores import overlaps
 from volpipe.evaluation.limits import Limit
-from volpipe.evaluation.results import ComparisonResult, page_of
+from volpipe.evaluation.results import ComparisonResult
 from volpipe.reporting.page import Picture
 from volpipe.runs.run_folder import RunFolder
 
@@ -371,7 +371,7 @@ def test_the_command_prints_and_writes_and_its_exit_code_is_that_of_the_limits(g
 
 
 def pictures(result: ComparisonResult) -> list[Picture]:
-    return [item for section in page_of(result).sections for item in section.items if isinstance(item, Picture)]
+    return [item for section in result.page().sections for item in section.items if isinstance(item, Picture)]
 
 
 def panels(picture: Picture) -> list[np.ndarray]:

@@ -46,15 +46,12 @@ class Comparison(Subject):
     mark = "comparison.json"
 
     def inputs(self) -> dict[str, Volume]:
-        """Return both."""
         return {"a": self.a, "b": self.b}
 
     def describe(self) -> dict[str, object]:
-        """Return everything that the differences depend on, as JSON values."""
         return {**super().describe(), "block": self.block}
 
     def image_sums(self, block: int, session: str) -> BlockSums:
-        """Return the sums of each channel in a block."""
         a, b = (read_block(volume, self.own_box(block), session) for volume in (self.a, self.b))
         channels = (differences.difference_sums(*pair).to_list() for pair in zip(a, b, strict=True))
         return BlockSums(differences={block: list(channels)})

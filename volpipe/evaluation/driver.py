@@ -9,13 +9,15 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from volpipe.blockwise.feed import FedSchedule, Feed, fed
-from volpipe.blockwise.journal import Kinds, read_results
+from volpipe.blockwise.journal import Kinds, Record, read_results
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
@@ -84,7 +86,6 @@ class BlockWork(FolderWork[R], Generic[R, S]):
         return read_results(self.folder.journal, self.kinds, BlockSums)
 
     def grids(self) -> dict[str, Grid]:
-        """Return the blocks of the one stage."""
         return {self.subject.stage: self.subject.blocks}
 
     def sent(self) -> Subject:
@@ -92,7 +93,6 @@ class BlockWork(FolderWork[R], Generic[R, S]):
         return replace(self.subject, notes=())
 
     def schedule(self) -> BlockSchedule:
-        """Return the one stage."""
         return BlockSchedule(self.subject, self.feed)
 
     @property
@@ -102,11 +102,7 @@ class BlockWork(FolderWork[R], Generic[R, S]):
         return {key: value for key, value in described.items() if key != FINGERPRINT}
 
     def claim(self) -> None:
-        """Forget what was found in other volumes, or otherwise: it costs little, and is made again.
-
-        Raises:
-            RunError: the folder is that of other work.
-        """
+        """Forget what was found in other volumes, or otherwise: it costs little, and is made again."""
         self.check_free()
         inputs = self.subject.inputs()
         # what earlier work of ours writes stays as it is: of all but the reference
@@ -122,38 +118,32 @@ class BlockWork(FolderWork[R], Generic[R, S]):
         self.folder.remove(self.subject.mark, self._given)
 
     def check_free(self) -> None:
-        """Refuse a folder that other work made."""
         check_kind(self.folder, self.subject.mark)
 
     def check_source(self, source: FolderWork[Any], called: str) -> None:
         """Nothing else makes what is looked at."""
 
     def clear(self) -> None:
-        """Delete what is known of the blocks."""
         self.folder.clear()
 
     def _has_changed(self, now: Mapping[str, Identity]) -> bool:
         """Return whether volumes differ from those that were looked at, but for parts that could not be read."""
-        try:
+        before: Mapping[str, Identity] = {}
+        with suppress(RunError):  # damaged
             before = read_identities(self.folder.inputs) or {}
-        except RunError:  # damaged
-            return True
         return before.keys() != now.keys() or any(changes(before[name], state) for name, state in now.items())
 
     def session_steps(self, session: WorkSession) -> Steps[R]:
-        """Look at the blocks that are left, and add up what all gave."""
         if self.is_complete:
             return self.report(was_complete=True)
         pool: WorkerPool = yield POOL
         began, schedule, sent = time.perf_counter(), self.replayed(), self.sent()
         self.listener.on_plan(self.subject, self.folder)
 
-        folder = str(self.folder.path)
-        phase = yield from session.finish(
-            self.phase(
-                session, schedule, lambda stage, units: pool.submit("reduce", sent, list(units), session.name, folder)
-            )
-        )
+        def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
+            return pool.submit("reduce", sent, list(units), session.name, str(self.folder.path))
+
+        phase = yield from session.finish(self.phase(session, schedule, submit))
         return self.report(
             missing=schedule.missing(phase.reasons), totals=session.totals,
             seconds=time.perf_counter() - began, first_task=session.first_task,
@@ -172,8 +162,6 @@ class EvaluationWork(BlockWork[EvaluationResult, Evaluation]):
         return str(self.to or self.subject.output)
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
-        """Return slices of both volumes, once all is compared."""
-
         def compared() -> Sequence[Item]:
             if not (schedule.is_complete or self.is_complete):
                 return [Note("Slices are compared once all blocks are scored.")]
@@ -182,14 +170,12 @@ class EvaluationWork(BlockWork[EvaluationResult, Evaluation]):
         return [Draft("Comparison", compared, "Comparison")]
 
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        """Return what is compared, and the scores once they are there."""
         tree = read_json(self.to) if self.to is not None else None
         if tree is None and is_complete:
             tree = self.subject.describe_scores(self.subject.scores(self.results))
         return evaluation_parts(self._given, tree)
 
     def witnesses(self) -> Sequence[Path]:
-        """Return the journal, and the file of the scores."""
         return [*super().witnesses(), *([self.to] if isinstance(self.to, Path) else [])]
 
     @property
@@ -217,7 +203,6 @@ class EvaluationWork(BlockWork[EvaluationResult, Evaluation]):
             self.folder.clear()
 
     def clear(self) -> None:
-        """Delete the scores too."""
         if self.to is not None:
             delete_file(self.to)
         super().clear()
@@ -228,7 +213,7 @@ class EvaluationWork(BlockWork[EvaluationResult, Evaluation]):
         return (yield from super().steps())
 
     def report(self, **facts: Any) -> EvaluationResult:
-        """Return how it ended, with the scores where no block is missing; they may stand in their file alone."""
+        # of an evaluation that was complete, the scores may stand in their file alone
         result = EvaluationResult(self.subject, self.folder.path, **facts)
         if result.is_complete and not (result.was_complete and self.to is not None):
             result.scores = self.subject.scores(self.results)
@@ -255,14 +240,12 @@ class ComparisonWork(BlockWork[ComparisonResult, Comparison]):
         return replace(self.subject, made_a=(), made_b=(), notes=())
 
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        """Return what is compared, and how both differ as far as they are."""
         facts = {key: str(value) for key, value in self._given.items() if value is not None}
         differences = self.subject.differences(self.results)
         items = [Note(line) for line in summary(self.subject, differences, len(taken.missing))]
         return Parts(f"Comparison of {self.name}", "The comparison of two outputs.", facts, items)
 
     def report(self, **facts: Any) -> ComparisonResult:
-        """Return how both differ, over the blocks that could be compared."""
         differences = self.subject.differences(self.results)
         return ComparisonResult(self.subject, self.folder.path, **facts, differences=differences, limits=self.limits)
 

@@ -30,38 +30,27 @@ class ScoreTime:
 def calibrate_evaluation(
     evaluation: Evaluation, missing: Collection[str], workers: WorkerPool, folder: Path
 ) -> Steps[ScoreTime]:
-    """Return the forecast of `evaluation`, from a block that all workers score at the same time.
+    """Return the forecast of `evaluation`, from a block that all `workers` score at the same time.
 
-    Args:
-        evaluation: the volumes to compare.
-        missing: paths of its volumes that do not exist yet.
-        workers: of the site.
-        folder: for their placeholders; it is deleted.
+    Placeholders of volumes that are `missing`, by their paths, lie in `folder`, which is deleted.
 
     Raises:
         RunStopped: the block cannot be scored.
     """
-    num_workers = max(1, workers.slots["cpu"])
+    output, given, num_workers = evaluation.output, evaluation.given, max(1, workers.slots["cpu"])
+    is_guess = any(volume.path in missing for volume in (output, given) if volume is not None)
     try:
-        trial = _with_placeholders(evaluation, missing, folder)
+        if output.path in missing:
+            output = evaluation.reference if evaluation.kind == "labels" else zeros_like(output, folder / "output")
+        if given is not None and given.path in missing:
+            given = zeros_like(given, folder / "given")
+        trial = dataclasses.replace(evaluation, b=output, given=given)
         middle = tuple(max(0, n // b - 1) // 2 for n, b in zip(trial.box.shape, trial.block, strict=True))
         block = trial.blocks.number(middle)  # a whole one if any
         num = min(num_workers, MOST_WORKERS)
         records = yield from each("trial", "reduce", lambda number: (trial, [block]), num)
-        seconds = [record.usage.seconds for record in records]
     finally:
         delete(folder)
-    rate = sum(seconds) / len(seconds) / trial.blocks.box(block).num_voxels
-    whole = rate * evaluation.box.num_voxels
-    read = {volume.path for volume in (evaluation.output, evaluation.given) if volume is not None}
-    return ScoreTime(elapsed(whole, len(evaluation.blocks), num_workers), not read.isdisjoint(missing))
-
-
-def _with_placeholders(evaluation: Evaluation, missing: Collection[str], folder: Path) -> Evaluation:
-    """Return `evaluation` with placeholders for volumes that do not exist yet."""
-    output, given = evaluation.output, evaluation.given
-    if output.path in missing:
-        output = evaluation.reference if evaluation.kind == "labels" else zeros_like(output, folder / "output")
-    if given is not None and given.path in missing:
-        given = zeros_like(given, folder / "given")
-    return dataclasses.replace(evaluation, b=output, given=given)
+    seconds = sum(record.usage.seconds for record in records) / len(records)
+    whole = seconds / trial.blocks.box(block).num_voxels * evaluation.box.num_voxels
+    return ScoreTime(elapsed(whole, len(evaluation.blocks), num_workers), is_guess)

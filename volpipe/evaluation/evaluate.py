@@ -67,12 +67,10 @@ class Evaluation(Subject):
         return (OUTPUT, *METHODS) if max(self.factors) > 1 and self.kind == "image" else (OUTPUT,)
 
     def read_box(self, block: int) -> Box:
-        """Return the voxels of both volumes that are read to score `block`."""
         reach = image_scores.REACH if self.kind == "image" else 0
         return self.own_box(block).grown((reach,) * 3) & self.box
 
     def inputs(self) -> dict[str, Volume]:
-        """Return what is read, by its names."""
         given = {} if self.given is None else {"given": self.given}
         return {"output": self.output, "reference": self.reference, **given}
 
@@ -82,7 +80,6 @@ class Evaluation(Subject):
         return {"given": None, **super().describe(), **labels, FINGERPRINT: fingerprint(self.reference)}
 
     def image_sums(self, block: int, session: str) -> BlockSums:
-        """Return the sums of each candidate in a block."""
         box, sums = self.read_box(block), {}
         own = self.own_box(block).relative_to(box.start).slices
         truth = _finite(self.reference, read_block(self.reference, box, session)[0], box)
@@ -134,11 +131,7 @@ class Evaluation(Subject):
         return notes
 
     def check_labels(self) -> None:
-        """Refuse images where labels are to be scored.
-
-        Raises:
-            PlanError: naming the volume.
-        """
+        """Refuse images where labels are to be scored."""
         for volume in (self.output, self.reference) if self.kind == "labels" else ():
             subject.refuse_image(volume, self.box)
 

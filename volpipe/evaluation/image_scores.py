@@ -57,12 +57,9 @@ class ImageSums(ErrorSums):
 
 
 def image_sums(data: np.ndarray, truth: np.ndarray, own: tuple[slice, ...], data_range: float) -> ImageSums:
-    """Return the sums of a block.
+    """Return the sums of a block; `data` and `truth` have up to REACH voxels around its `own`: as many as exist.
 
-    Args:
-        data, truth: the block with up to REACH voxels around it: as many as exist.
-        own: the block's own voxels in them.
-        data_range: between the smallest and the largest possible value; the same for every block.
+    The `data_range` between the smallest and the largest possible value is the same for every block.
     """
     data, truth = data.astype(np.float64), truth.astype(np.float64)
     middles = tuple(  # windows whose middle is one of the block's own voxels

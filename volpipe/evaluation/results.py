@@ -5,6 +5,7 @@ Not here: the work (driver), sentences and tables (lines), pictures (panels), or
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -30,6 +31,26 @@ from volpipe.volumes.storage.paths import shown
 
 MOST_SHOWN = 6  # boxes with pictures
 VIOLATED = "Limit violated: {}"
+
+
+class Filed(ABC):
+    """What can be written to files, as JSON and as a page."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, object]:
+        """Return the same as JSON values; infinity and NaN are None."""
+
+    @abstractmethod
+    def page(self) -> Page:
+        """Return the page, with pictures of what differs most."""
+
+    def write_json(self, file: str | Path) -> None:
+        """Write what `to_json` returns to `file`, whole or not at all."""
+        write_json(Path(file), self.to_json())
+
+    def write_page(self, file: str | Path) -> None:
+        """Write the page, with pictures of what differs most, to `file`, whole or not at all."""
+        write_page(self.page(), Path(file))
 
 
 @dataclass(repr=False)
@@ -73,7 +94,7 @@ class EvaluationResult(WorkReport):
 
 
 @dataclass(repr=False)
-class ComparisonResult(WorkReport):
+class ComparisonResult(WorkReport, Filed):
     """How two outputs differ.
 
     Attributes:
@@ -143,7 +164,6 @@ class ComparisonResult(WorkReport):
         return "".join(tables) + super()._repr_html_()
 
     def to_json(self) -> dict[str, object]:
-        """Return the same as JSON values; infinity and NaN are None."""
         return {
             "version": volpipe.__version__,
             **self.plan.describe(),
@@ -155,13 +175,21 @@ class ComparisonResult(WorkReport):
             "is_within": self.is_within,
         }
 
-    def write_json(self, file: str | Path) -> None:
-        """Write what `to_json` returns to `file`, whole or not at all."""
-        write_json(Path(file), self.to_json())
-
-    def write_page(self, file: str | Path) -> None:
-        """Write the page, with pictures of the boxes that differ most, to `file`, whole or not at all."""
-        write_page(page_of(self), Path(file))
+    def page(self) -> Page:
+        plan, line = self.plan, self.summary[0]
+        facts = {"A": str(plan.a), "B": str(plan.b), "compared as": f"{plan.kind} ({plan.why})", "box": str(plan.box)}
+        warnings = _warnings([*map(VIOLATED.format, self.violations), *plan.notes])
+        sections = [
+            Section("Comparison", [Facts("Outputs", {**facts, "result": self.summary}), *warnings, *self.sheets]),
+            Section("How they were made", [_made(self)]),
+            *sections_of(worst_drafts(plan, self.worst[:MOST_SHOWN])),
+        ]
+        if self.missing:
+            rows = [(str(part.box), last_line(part.reason)) for part in self.missing]
+            sections.append(Section("Not compared", [Sheet("Boxes", ("box z,y,x", "reason"), rows)]))
+        state = "limit violated" if self.violations else "the same" if self.is_same else "they differ"
+        state = state if self.is_complete else "not whole"
+        return Page("Comparison of two outputs", state, sections, self.is_within, line)
 
 
 @dataclass(frozen=True)
@@ -215,24 +243,6 @@ def evaluation_parts(described: Mapping[str, object], tree: Mapping[str, Any] | 
     return Parts(
         title, f"The evaluation against {described.get('reference')}.", facts, [*items, *_warnings(notes or ())]
     )
-
-
-def page_of(result: ComparisonResult) -> Page:
-    """Return the page of one comparison."""
-    plan = result.plan
-    facts = {"A": str(plan.a), "B": str(plan.b), "compared as": f"{plan.kind} ({plan.why})", "box": str(plan.box)}
-    warnings = _warnings([*map(VIOLATED.format, result.violations), *plan.notes])
-    sections = [
-        Section("Comparison", [Facts("Outputs", {**facts, "result": result.summary}), *warnings, *result.sheets]),
-        Section("How they were made", [_made(result)]),
-        *sections_of(worst_drafts(plan, result.worst[:MOST_SHOWN])),
-    ]
-    if result.missing:
-        rows = [(str(part.box), last_line(part.reason)) for part in result.missing]
-        sections.append(Section("Not compared", [Sheet("Boxes", ("box z,y,x", "reason"), rows)]))
-    state = "limit violated" if result.violations else "the same" if result.is_same else "they differ"
-    state = state if result.is_complete else "not whole"
-    return Page("Comparison of two outputs", state, sections, result.is_within, result.summary[0])
 
 
 def page_of_many(

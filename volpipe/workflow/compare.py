@@ -21,10 +21,9 @@ from volpipe.errors import PlanError
 from volpipe.evaluation.compare import Comparison
 from volpipe.evaluation.driver import ComparisonWork
 from volpipe.evaluation.limits import Limit
-from volpipe.evaluation.results import MOST_SHOWN, ComparisonResult, ComparisonRow, page_of_many, row_sheet
+from volpipe.evaluation.results import MOST_SHOWN, ComparisonResult, ComparisonRow, Filed, page_of_many, row_sheet
 from volpipe.geometry.grid import Box
 from volpipe.reporting.page import Page, Sheet
-from volpipe.reporting.render import write_page
 from volpipe.runs.presence import Presence
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
@@ -218,7 +217,7 @@ def pair_name(a: str, b: str) -> str:
 
 
 @dataclass(repr=False)
-class ComparisonTable:
+class ComparisonTable(Filed):
     """How the outputs of two batches, or of the stages of two flows, differ.
 
     Attributes:
@@ -283,18 +282,10 @@ class ComparisonTable:
             "is_within": self.is_within,
         }
 
-    def write_json(self, file: str | Path) -> None:
-        """Write what `to_json` returns to `file`, whole or not at all."""
-        write_json(Path(file), self.to_json())
-
     def page(self, most: int = MOST_SHOWN) -> Page:
         """Return the page, with pictures of the `most` outputs that changed most."""
         only = (self.only_a, self.only_b)
         return page_of_many((self.a, self.b), self.rows, only, self.violations, most)
-
-    def write_page(self, file: str | Path) -> None:
-        """Write the page, with pictures of what changed most, to `file`, whole or not at all."""
-        write_page(self.page(), Path(file))
 
 
 Plan = Callable[[str, str], Comparison]  # of two outputs
