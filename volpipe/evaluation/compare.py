@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from volpipe.errors import PlanError
 from volpipe.evaluation import differences, subject
-from volpipe.evaluation.differences import Difference, ImageDifference, LabelDifference, Pairs
+from volpipe.evaluation.differences import Difference, ImageDifference, Pairs, label_difference
 from volpipe.evaluation.label_scores import total
 from volpipe.evaluation.origins import Making, check_same_input, makings_of
 from volpipe.evaluation.subject import BlockSums, Results, Subject, read_block, tables
@@ -62,25 +62,50 @@ class Comparison(Subject):
         Sums are exact until the end, so that neither the order of blocks nor that of workers changes a bit of them, and
         no more than the boxes that differ most is kept of many blocks.
         """
-        sums = _ImageSums(self, results) if self.kind == "image" else _LabelSums(self, results)
+        together, channels, pairs, blocks = (self._of_images if self.kind == "image" else self._of_labels)(results)
         num, num_differ, nonfinite = 0, 0, len(self.blocks)
-
-        def differing() -> Iterator[tuple[tuple[float, ...], int, WorstBox]]:
-            nonlocal num, num_differ, nonfinite
-            for block, difference, labels in sums.blocks():
-                num += 1
-                if isinstance(difference, ImageDifference) and difference.num_nonfinite:
-                    nonfinite = min(nonfinite, block)
-                if difference.differ:
-                    num_differ += 1
-                    yield difference.rank, -block, WorstBox(self.own_box(block), difference, labels)
-
-        worst = heapq.nlargest(MOST_BOXES, differing(), key=lambda each: each[:2])  # of equal ones the first
+        worst = list[tuple[tuple[float, ...], int, Difference, np.ndarray]]()
+        for block, difference, labels in blocks:
+            num += 1
+            if difference.num_nonfinite:
+                nonfinite = min(nonfinite, block)
+            if difference.differ:
+                num_differ += 1
+                heapq.heappush(worst, (difference.rank, -block, difference, labels))  # of equal ones the first
+                if len(worst) > MOST_BOXES:
+                    heapq.heappop(worst)
         if not num:
             return None
-        boxes = tuple(box if sums.pairs is None else box.matched(sums.pairs) for _, _, box in worst)
+        boxes = [WorstBox(self.own_box(-block), each) for _, block, each, _ in sorted(worst, reverse=True)]
+        if pairs is not None:
+            shown = np.concatenate([np.zeros(0, np.uint64), *(labels for *_, labels in worst)])
+            pairs = pairs[:, np.isin(pairs[0], shown)]
         at = self.own_box(nonfinite) if nonfinite < len(self.blocks) else None
-        return Differences(sums.together, sums.channels, boxes, num, num_differ, at)
+        return Differences(together, channels, tuple(boxes), num, num_differ, at, pairs)
+
+    def _of_images(self, results: Results) -> Sums:
+        def parts() -> Iterator[tuple[int, list[ImageDifference]]]:
+            for block, channels in (entry for part in results() for entry in part.differences.items()):
+                yield block, [ImageDifference.exact(sums, self.data_range) for sums in channels]
+
+        whole = [ImageDifference(data_range=self.data_range)] * self.a.num_channels
+        for _, each in parts():
+            whole = [one + other for one, other in zip(whole, each, strict=True)]
+        blocks = ((block, sum(each[1:], each[0]), np.zeros(0)) for block, each in parts())
+        return sum(whole[1:], whole[0]), tuple(whole) if len(whole) > 1 else (), None, blocks
+
+    def _of_labels(self, results: Results) -> Sums:
+        whole = total(table for _, table in tables(results))
+        pairs = differences.matches(whole) if self.kind == "labels" else differences.by_number(whole)
+        arrays = ((block, np.array(table, np.uint64)) for block, table in tables(results))
+        blocks = ((block, label_difference(table, pairs), table[0]) for block, table in arrays)
+        return label_difference(whole, pairs), (), pairs, blocks
+
+
+# Of all together, of each of several channels; labels that are matched; and by block how it differs, and labels of A.
+Sums = tuple[
+    Difference, tuple[ImageDifference, ...], Pairs | None, Iterable[tuple[int, Difference, np.ndarray]],
+]  # fmt: skip
 
 
 def plan_comparison(
@@ -172,16 +197,10 @@ def _check_types(a: Volume, b: Volume, kind: str, why: str) -> None:
 
 @dataclass(frozen=True)
 class WorstBox:
-    """A box that differs, and how much; of labels also those of A in it, and those that are matched."""
+    """A box that differs, and how much."""
 
     box: Box
     difference: Difference
-    labels: np.ndarray = field(compare=False, repr=False)
-    pairs: Pairs | None = field(default=None, compare=False, repr=False)
-
-    def matched(self, pairs: Pairs) -> WorstBox:
-        """Return the same with those of `pairs` that its labels have."""
-        return WorstBox(self.box, self.difference, self.labels, pairs[:, np.isin(pairs[0], self.labels)])
 
     def to_json(self) -> dict[str, object]:
         """Return the same as JSON values."""
@@ -198,6 +217,7 @@ class Differences:
         worst: boxes that differ most, the worst first; none that is the same.
         num_boxes, num_boxes_differ: that were compared, and of these those that differ.
         nonfinite_at: the first box with voxels that are NaN or infinite, None without.
+        pairs: of labels, those that are matched and are in a box of `worst`.
     """
 
     together: Difference
@@ -206,6 +226,7 @@ class Differences:
     num_boxes: int
     num_boxes_differ: int
     nonfinite_at: Box | None = None
+    pairs: Pairs | None = field(default=None, compare=False, repr=False)
 
     def to_json(self) -> dict[str, object]:
         """Return the same as JSON values; infinity and NaN are None."""
@@ -218,45 +239,3 @@ class Differences:
             "worst": [box.to_json() for box in self.worst],
             "nonfinite_first_in": None if self.nonfinite_at is None else str(self.nonfinite_at),
         }
-
-
-class _ImageSums:
-    """Sums of images, which grow while `blocks` is gone through."""
-
-    pairs = None
-
-    def __init__(self, comparison: Comparison, results: Results) -> None:
-        self._results = results
-        self._whole = [ImageDifference(data_range=comparison.data_range)] * comparison.a.num_channels
-
-    def blocks(self) -> Iterator[tuple[int, ImageDifference, np.ndarray]]:
-        """Yield block, and how it differs; it has no labels."""
-        for block, channels in (entry for part in self._results() for entry in part.differences.items()):
-            parts = [ImageDifference.exact(sums, self._whole[0].data_range) for sums in channels]
-            self._whole = [whole + part for whole, part in zip(self._whole, parts, strict=True)]
-            yield block, sum(parts[1:], parts[0]), np.zeros(0)
-
-    @property
-    def together(self) -> ImageDifference:
-        return sum(self._whole[1:], self._whole[0])
-
-    @property
-    def channels(self) -> tuple[ImageDifference, ...]:
-        return tuple(self._whole) if len(self._whole) > 1 else ()
-
-
-class _LabelSums:
-    """Tables of labels, added up, and the `pairs` of labels that are matched."""
-
-    channels = ()
-
-    def __init__(self, comparison: Comparison, results: Results) -> None:
-        self._results, whole = results, total(table for _, table in tables(results))
-        self.pairs = differences.matches(whole) if comparison.kind == "labels" else differences.by_number(whole)
-        self.together = differences.label_difference(whole, self.pairs)
-
-    def blocks(self) -> Iterator[tuple[int, LabelDifference, np.ndarray]]:
-        """Yield block, how it differs, and its labels in A."""
-        for block, entries in tables(self._results):
-            table = np.array(entries, np.uint64)
-            yield block, differences.label_difference(table, self.pairs), table[0]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, astuple, dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -175,6 +175,8 @@ class LabelDifference:
     split: float
     merge: float
     rand_error: float
+    num_unlike: ClassVar[int] = 0  # none is NaN or infinite
+    num_nonfinite: ClassVar[int] = 0
 
     @property
     def differ(self) -> float:

@@ -86,9 +86,10 @@ class Limit:
 
     def _violation(self, difference: Difference) -> str:
         (_, noun, unit), value = MEASURES[self.name], getattr(difference, self.name, None)
-        unlike = getattr(difference, "num_unlike", 0)  # labels have none
-        if unlike and self.name != "differ":
-            return f"{unlike:,} voxels are NaN or infinite in one output alone, which {noun} cannot count"
+        if difference.num_unlike and self.name != "differ":
+            return (
+                f"{difference.num_unlike:,} voxels are NaN or infinite in one output alone, which {noun} cannot count"
+            )
         if value is None or math.isnan(value):  # all of it is NaN alike: nothing differs
             return ""
         is_violated = value < self.value if self.name == "psnr" else value > self.value

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from volpipe.errors import VolpipeError
-from volpipe.evaluation.compare import Comparison, WorstBox
+from volpipe.evaluation.compare import Comparison, Differences
 from volpipe.evaluation.differences import Pairs, change_of, unmatched
 from volpipe.evaluation.evaluate import Evaluation
 from volpipe.evaluation.origins import shared_input
@@ -98,29 +98,29 @@ def _slice(box: Box, across: int) -> Box:
 # ---- boxes that differ most
 
 
-def worst_drafts(comparison: Comparison, boxes: Sequence[WorstBox], name: str = "") -> Iterator[Draft]:
-    """Yield the pictures of `boxes` of outputs that are called `name`, still to be made."""
-    for worst in boxes:
-        make = partial(_worst_items, name, comparison, worst)
-        yield Draft(f"{name}box {worst.box}", make, "Boxes that differ most")
+def worst_drafts(comparison: Comparison, differences: Differences, most: int, name: str = "") -> Iterator[Draft]:
+    """Yield the pictures of up to `most` boxes of outputs that are called `name`, still to be made."""
+    for worst in differences.worst[:most]:
+        title = f"{name}box {worst.box}"
+        make = partial(_worst_items, title, comparison, worst.box, differences.pairs)
+        yield Draft(title, make, "Boxes that differ most")
 
 
-def _worst_items(name: str, comparison: Comparison, worst: WorstBox) -> list[Item]:
+def _worst_items(title: str, comparison: Comparison, box: Box, pairs: Pairs | None) -> list[Item]:
     """Return the picture of the slice of a box that differs most: the input, A, B and their difference."""
-    a, b = (read_block(volume, worst.box) for volume in (comparison.a, comparison.b))
-    pairs = worst.pairs
+    a, b = (read_block(volume, box) for volume in (comparison.a, comparison.b))
     amount = _squares(a, b) if pairs is None else unmatched(a.astype(np.uint64), b.astype(np.uint64), pairs)
     channel, at = divmod(int(amount.sum(axis=(2, 3)).argmax()), amount.shape[1])
     one, other, marked = a[channel, at], b[channel, at], amount[channel, at]
     images = _of_images(one, other) if pairs is None else _of_labels(one, other, marked, pairs)
-    (z, *start), (_, *stop) = worst.box.start, worst.box.stop
+    (z, *start), (_, *stop) = box.start, box.stop
     source, remark = _input(comparison, Box((z + at, *start), (z + at + 1, *stop)), one.shape)
     data = io.BytesIO()
     panel(data, [*source, *images], columns=4)
     of = f", channel {channel}" if comparison.a.num_channels > 1 else ""
     place = f"xy at z {z + at}, y,x {Box(tuple(start), tuple(stop))}{of}"
     caption = f"{place}: the slice of the box that differs most{remark}"
-    return [Picture(f"{name}box {worst.box}", caption, data.getvalue(), is_wide=True)]
+    return [Picture(title, caption, data.getvalue(), is_wide=True)]
 
 
 def _squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -6,21 +6,20 @@ Not here: the work (driver), sentences and tables (lines), pictures (panels), or
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import volpipe
 from volpipe.blockwise.failures import last_line
 from volpipe.evaluation import lines
-from volpipe.evaluation.compare import Comparison, Differences, WorstBox
+from volpipe.evaluation.compare import Comparison, Differences
 from volpipe.evaluation.evaluate import Evaluation, Scores
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.origins import differing
 from volpipe.evaluation.panels import draw, worst_drafts
-from volpipe.reporting.page import Facts, Item, Note, Page, Section, Sheet, sections_of
+from volpipe.reporting.page import Draft, Facts, Item, Note, Page, Section, Sheet, sections_of
 from volpipe.reporting.render import write_page
 from volpipe.runs.pages import Parts
 from volpipe.runs.report import WorkReport
@@ -142,10 +141,10 @@ class ComparisonResult(WorkReport, Filed):
         """How much differs, and where most."""
         return [] if self.differences is None else lines.difference_sheets(self.plan, self.differences)
 
-    @property
-    def worst(self) -> tuple[WorstBox, ...]:
-        """The boxes that differ most, the worst first."""
-        return () if self.differences is None else self.differences.worst
+    def pictures(self, most: int = MOST_SHOWN, name: str = "") -> Iterator[Draft]:
+        """Yield the pictures of up to `most` of the boxes that differ most, of outputs that are called `name`."""
+        if self.differences is not None:
+            yield from worst_drafts(self.plan, self.differences, most, name)
 
     @property
     def made(self) -> Sheet | None:
@@ -182,7 +181,7 @@ class ComparisonResult(WorkReport, Filed):
         sections = [
             Section("Comparison", [Facts("Outputs", {**facts, "result": self.summary}), *warnings, *self.sheets]),
             Section("How they were made", [_made(self)]),
-            *sections_of(worst_drafts(plan, self.worst[:MOST_SHOWN])),
+            *sections_of(self.pictures()),
         ]
         if self.missing:
             rows = [(str(part.box), last_line(part.reason)) for part in self.missing]
@@ -263,9 +262,8 @@ def page_of_many(
     compared = [(row.name, row.result) for row in rows if row.result is not None and row.rank]
     for name, result in compared[:1]:
         sections.append(Section("How they were made", [_made(result), Note(f"This is of {name}.")]))
-    differing = [(name, result.plan, result.worst[:1]) for name, result in compared if not result.is_same]
-    drafts = (worst_drafts(plan, worst, f"{name}, ") for name, plan, worst in differing[:most])
-    sections += sections_of(chain.from_iterable(drafts))
+    differing = [(name, result) for name, result in compared if not result.is_same]
+    sections += sections_of(draft for name, result in differing[:most] for draft in result.pictures(1, f"{name}, "))
     num_open = sum(not row.is_complete for row in rows)
     is_complete = not num_open and not alone
     state = "not all compared" if not is_complete else "limit violated" if violations else "within its limits"
