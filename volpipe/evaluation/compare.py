@@ -128,7 +128,14 @@ def plan_comparison(
     """
     view = View(incomplete=incomplete)
     first, second = (each if isinstance(each, Volume) else open_volume(each, view=view) for each in (a, b))
-    _check_shapes(first, second)
+    shapes, channels = (
+        [shape(each.spatial_shape) for each in (first, second)],
+        (first.num_channels, second.num_channels),
+    )
+    for what, (one, other) in {"voxels (z, y, x)": shapes, "channels": channels}.items():
+        if one != other:
+            advice = "compare outputs of the same input by nets of one kind"
+            raise PlanError(f"A has {one} {what}, B {other}: {first} and {second}; {advice}")
     made = makings_of(first), makings_of(second)
     kind, why = _kind(first, second, made, labels=labels, is_grey=data_range is not None)
     _check_types(first, second, kind, why)
@@ -149,17 +156,6 @@ def plan_comparison(
         data_range=subject.type_range(first) if data_range is None and kind == "image" else data_range,
         block=triple(edge // (1 if first.num_channels <= MANY_CHANNELS else 2) for edge in subject.BLOCK),
     )  # fmt: skip
-
-
-def _check_shapes(a: Volume, b: Volume) -> None:
-    for what, one, other in (
-        ("voxels (z, y, x)", shape(a.spatial_shape), shape(b.spatial_shape)),
-        ("channels", a.num_channels, b.num_channels),
-    ):
-        if one != other:
-            raise PlanError(
-                f"A has {one} {what}, B {other}: {a} and {b}; compare outputs of the same input by nets of one kind"
-            )
 
 
 def _kind(

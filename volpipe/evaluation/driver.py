@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -108,7 +108,12 @@ class BlockWork(FolderWork[R], Generic[R, S]):
         # what earlier work of ours writes stays as it is: of all but the reference
         read = inputs if self.options.is_outside else {"reference": inputs["reference"]}
         mark, states = self.folder.path / self.subject.mark, {name: identify(each) for name, each in read.items()}
-        if self.options.fresh or read_json(mark) != self._given or self._has_changed(states):
+        before: Mapping[str, Identity] = {}
+        with suppress(RunError):  # damaged
+            before = read_identities(self.folder.inputs) or {}
+        # but for parts that could not be read
+        is_same = before.keys() == states.keys() and not any(changes(before[name], states[name]) for name in states)
+        if self.options.fresh or read_json(mark) != self._given or not is_same:
             self.clear()
             write_json(mark, self._given)
         store_identities(self.folder.inputs, states)
@@ -125,13 +130,6 @@ class BlockWork(FolderWork[R], Generic[R, S]):
 
     def clear(self) -> None:
         self.folder.clear()
-
-    def _has_changed(self, now: Mapping[str, Identity]) -> bool:
-        """Return whether volumes differ from those that were looked at, but for parts that could not be read."""
-        before: Mapping[str, Identity] = {}
-        with suppress(RunError):  # damaged
-            before = read_identities(self.folder.inputs) or {}
-        return before.keys() != now.keys() or any(changes(before[name], state) for name, state in now.items())
 
     def session_steps(self, session: WorkSession) -> Steps[R]:
         if self.is_complete:
@@ -162,12 +160,10 @@ class EvaluationWork(BlockWork[EvaluationResult, Evaluation]):
         return str(self.to or self.subject.output)
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
-        def compared() -> Sequence[Item]:
-            if not (schedule.is_complete or self.is_complete):
-                return [Note("Slices are compared once all blocks are scored.")]
-            return [*evaluation_items(self.subject)]
-
-        return [Draft("Comparison", compared, "Comparison")]
+        items: Iterable[Item] = [Note("Slices are compared once all blocks are scored.")]
+        if schedule.is_complete or self.is_complete:
+            items = evaluation_items(self.subject)
+        return [Draft("Comparison", lambda: list(items), "Comparison")]
 
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
         tree = read_json(self.to) if self.to is not None else None

@@ -155,14 +155,12 @@ def plan_evaluation(
         given: the input of the output, to interpolate beside it.
         roi: box of the reference z0:z1,y0:y1,x0:x1; without it, the volumes must be of one shape.
         margin: voxels (z, y, x) to leave out at each face of the box.
-        kind, data_range, ignore: as in Evaluation; None for the range of the reference's type.
         any_place: whether voxel sizes and origins may say that the volumes lie elsewhere.
         incomplete: whether locations may be of outputs that are not complete, whose missing voxels are zeros.
 
     Raises:
         VolumeError: a volume is not there, or not complete in the box.
-        PlanError: the volumes do not fit each other, or lie elsewhere, or the range of their values is not known; or
-            the output shows a part of its input, and the reference another.
+        PlanError: they do not fit each other, lie elsewhere, show other parts, or the range of values is not known.
     """
     view = View(incomplete=incomplete)
     output, truth = (v if isinstance(v, Volume) else open_volume(v, view=view) for v in (output, reference))
@@ -185,7 +183,12 @@ def plan_evaluation(
         a=truth, b=output, given=source, box=box, kind=kind, data_range=_range(kind, output, truth, data_range),
         block=subject.BLOCK, ignore=ignore,
     )  # fmt: skip
-    _check_factors(evaluation)
+    for axis, fine, coarse in zip("zyx", output.spatial_shape, source.spatial_shape, strict=True) if source else ():
+        if fine % coarse:
+            raise PlanError(
+                f"axis {axis}: the output has {fine} voxels and {source} has {coarse}, of which {fine} is no whole "
+                "multiple; give --given what the output was made from, or leave it out"
+            )
     output.check_written(box)
     truth.check_written(box)
     if source is not None:
@@ -215,16 +218,6 @@ def _range(kind: str, output: Volume, truth: Volume, data_range: float | None) -
             "the same for all that you compare"
         )
     return known
-
-
-def _check_factors(evaluation: Evaluation) -> None:
-    given, fine_shape = evaluation.given, evaluation.output.spatial_shape
-    for axis, fine, coarse in zip("zyx", fine_shape, given.spatial_shape, strict=True) if given else ():
-        if fine % coarse:
-            raise PlanError(
-                f"axis {axis}: the output has {fine} voxels and {given} has {coarse}, of which {fine} is no "
-                "whole multiple; give --given what the output was made from, or leave it out"
-            )
 
 
 def _check_places(evaluation: Evaluation) -> list[str]:

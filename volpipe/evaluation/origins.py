@@ -26,7 +26,6 @@ from volpipe.volumes.volume import View, Volume, absolute, open_volume
 
 MOST_MAKINGS = 16  # outputs of outputs that are looked at
 ABSENT = "–"
-Row = tuple[str, str, str]  # what it is, and what A and B have
 
 
 @dataclass(frozen=True)
@@ -169,12 +168,12 @@ def shared_input(made_a: Sequence[Making], made_b: Sequence[Making]) -> int | No
     return next((i for i in reversed(range(len(made_a))) if made_a[i].fingerprint in of_b), None)
 
 
-def differing(made_a: Sequence[Making], made_b: Sequence[Making]) -> list[Row]:
+def differing(made_a: Sequence[Making], made_b: Sequence[Making]) -> list[tuple[str, str, str]]:
     """Return what was done otherwise: what it is, and what A and B say; of what they were made of too, if not alike.
 
     Where one says nothing, all that the other says differs.
     """
-    rows: list[Row] = []
+    rows: list[tuple[str, str, str]] = []
     for depth, (one, other) in enumerate(zip_longest(made_a, made_b)):
         if one is not None and other is not None and one.place == other.place:
             break  # from here on both are the same

@@ -109,10 +109,15 @@ def worst_drafts(comparison: Comparison, differences: Differences, most: int, na
 def _worst_items(title: str, comparison: Comparison, box: Box, pairs: Pairs | None) -> list[Item]:
     """Return the picture of the slice of a box that differs most: the input, A, B and their difference."""
     a, b = (read_block(volume, box) for volume in (comparison.a, comparison.b))
-    amount = _squares(a, b) if pairs is None else unmatched(a.astype(np.uint64), b.astype(np.uint64), pairs)
+    if pairs is None:
+        with np.errstate(invalid="ignore"):  # of infinities
+            change = change_of(a, b)
+            amount = _squares(a, b, change)
+    else:
+        amount = change = unmatched(a.astype(np.uint64), b.astype(np.uint64), pairs)
     channel, at = divmod(int(amount.sum(axis=(2, 3)).argmax()), amount.shape[1])
-    one, other, marked = a[channel, at], b[channel, at], amount[channel, at]
-    images = _of_images(one, other) if pairs is None else _of_labels(one, other, marked, pairs)
+    one, other, changed = a[channel, at], b[channel, at], change[channel, at]
+    images = _of_images(one, other, changed) if pairs is None else _of_labels(one, other, changed, pairs)
     (z, *start), (_, *stop) = box.start, box.stop
     source, remark = _input(comparison, Box((z + at, *start), (z + at + 1, *stop)), one.shape)
     data = io.BytesIO()
@@ -123,21 +128,16 @@ def _worst_items(title: str, comparison: Comparison, box: Box, pairs: Pairs | No
     return [Picture(title, caption, data.getvalue(), is_wide=True)]
 
 
-def _squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _squares(a: np.ndarray, b: np.ndarray, change: np.ndarray) -> np.ndarray:
     """Return how much each voxel differs; what is NaN or infinite in one alone, more than all the rest."""
-    with np.errstate(invalid="ignore"):  # of infinities
-        amount = np.square(change_of(a, b))
+    amount, same = np.square(change), (a == b) | ((a != a) & (b != b))  # NaN is not itself
     finite = np.isfinite(amount)
-    same = (a == b) | ((a != a) & (b != b))  # NaN is not itself
     result: np.ndarray = np.where(finite, amount, np.where(same, 0.0, 1.0 + amount[finite].sum()))
     return result
 
 
-def _of_images(a: np.ndarray, b: np.ndarray) -> list[Captioned]:
-    limits = display_range(a, b)
-    with np.errstate(invalid="ignore"):
-        change = change_of(a, b)
-    full = display_change(change)
+def _of_images(a: np.ndarray, b: np.ndarray, change: np.ndarray) -> list[Captioned]:
+    limits, full = display_range(a, b), display_change(change)
     return [
         (f"A, {limits[0]:.4g} to {limits[1]:.4g}", shaded(a[None], limits)),
         ("B, same greys", shaded(b[None], limits)),
