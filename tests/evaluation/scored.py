@@ -19,7 +19,6 @@ from volpipe.evaluation.image_scores import ImageScores
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import ComparisonResult, EvaluationResult
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Options
 
 
 class Workers(Inline):
@@ -76,13 +75,12 @@ def cut_pair() -> tuple[Path, bytes]:
 
 
 def evaluated(
-    workers: Inline | None = None, *, names: tuple[str, str] = ("made.npy", "truth.npy"), tolerated: float = 0.1,
+    workers: Inline | None = None, *, names: tuple[str, str] = ("made.npy", "truth.npy"),
     block: tuple[int, int, int] = (128, 128, 128), **options: Any,
 ) -> EvaluationResult:  # fmt: skip
     """Return how the evaluation of two volumes here ended."""
     plan = replace(plan_evaluation(*names, **options), block=block)
-    work = EvaluationWork(plan, RunFolder(Path("scores.run")), Options(tolerated=tolerated))
-    return finish(work, (workers or Workers()).start)
+    return finish(EvaluationWork(plan, RunFolder(Path("scores.run"))), (workers or Workers()).start)
 
 
 def scores_of(*workers: Inline, **options: Any) -> Scores:

@@ -1,4 +1,4 @@
-"""Two outputs compared: numbers of numpy and scikit-image whatever the blocks and workers, and what is refused."""
+"""Two outputs compared: numbers of numpy and scikit-image whatever the blocks; how they were made; what is refused."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arrays import make
+from bucket import Bucket
 from command import Give, giver
-from inline import Inline
+from inline import Inline, Stopped
 from PIL import Image
 from scored import compared, label_pair, save
 from skimage import metrics
-from volumes import noise
+from volumes import noise, windowed
 
 import volpipe as vp
 from volpipe.errors import PlanError
@@ -274,17 +276,112 @@ def test_a_limit_of_one_channel_is_not_hidden_by_the_others() -> None:
     assert result.violations == ["channel 2: mean=2: the mean difference is 5"]
 
 
+# ---- how outputs were made
+
+COMPONENTS: dict[str, Any] = {
+    "input": {"kind": "foreground"},
+    "objects": {"method": "components"},
+    "output": {"block": [8, 8, 8], "chunk": [4, 4, 4], "levels": 0},
+}
+IDENTITY = ("net.name=identity", "output.levels=1", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
+RANGE = ("normalise.low=3", "normalise.high=190", "normalise.method=range")
+RAW = noise((16, 16, 16))
+
+
+def run(out: str, *settings: str, volume: str = "raw.zarr", data: np.ndarray = RAW) -> vp.Report:
+    """Return the report of a run over a volume, which is written before if it is not there."""
+    if not Path(volume).exists():
+        make(Path(volume).absolute(), data)
+    report = vp.run(volume, out=out, site=Inline(), settings=[*IDENTITY, *settings])
+    assert isinstance(report, vp.Report)
+    return report
+
+
+def outputs_compared(a: str, b: str | vp.Report, **options: Any) -> vp.ComparisonResult:
+    result = vp.compare(a, b, site=Inline(), **options)
+    assert isinstance(result, vp.ComparisonResult)
+    return result
+
+
+def test_what_was_done_otherwise_stands_beside_it() -> None:
+    run("a.zarr")
+    run("b.zarr", *RANGE)
+    rows = {what: (a, b) for what, a, b in outputs_compared("a.zarr", "b.zarr").made_otherwise}
+    assert rows["recipe normalise.low"] == ("–", "3.0")
+    assert rows["normalised by"][0] == "shift 127.5, scale 127.5"
+    assert set(rows) == {"normalised by", *(f"recipe normalise.{key}" for key in ("method", "low", "high"))}
+    alike = outputs_compared("a.zarr", run("again.zarr"))
+    assert (alike.made_otherwise, alike.is_same, alike.plan.why) == ([], True, "as their attributes say")
+    assert plan_comparison("a.zarr", "a.zarr").notes[0].startswith("A and B are the same volume")
+
+
+def test_outputs_of_different_inputs_are_refused_unless_they_are_asked_for() -> None:
+    run("of_raw.zarr")
+    run("of_other.zarr", volume="other.zarr", data=noise((16, 16, 16), seed=1))
+    with pytest.raises(PlanError, match=r"A was made of .*/raw\.zarr, B of .*/other\.zarr, .* or give --any-input"):
+        outputs_compared("of_raw.zarr", "of_other.zarr")
+    assert not outputs_compared("of_raw.zarr", "of_other.zarr", any_input=True).is_same
+    run("low.zarr", "input.roi=0:8,:,:")
+    run("high.zarr", "input.roi=8:16,:,:")
+    with pytest.raises(PlanError, match=r"A (shows the box 0:8|begins at)"):
+        outputs_compared("low.zarr", "high.zarr")
+    save(foreign=RAW)
+    assert outputs_compared("of_raw.zarr", "foreign.npy").plan.notes[0].startswith("B says nothing of its input")
+
+
+def test_labels_of_two_nets_have_one_input_through_what_they_were_made_of() -> None:
+    blocks = np.kron(noise((4, 4, 4)), np.ones((4, 4, 4), np.uint8))
+    for name, scale in (("old", "1.0"), ("new", "0.5")):
+        settings = ("normalise.method=zscore", "normalise.mean=0", f"normalise.std={scale}")
+        run(f"{name}.zarr", *settings, volume="blocks.zarr", data=blocks)
+        vp.segment(f"{name}.zarr", COMPONENTS, out=f"{name}_labels.zarr", site=Inline())
+    result = outputs_compared("old_labels.zarr", "new_labels.zarr")
+    assert result.plan.kind == "labels"
+    assert ("its input: recipe normalise.std", "1.0", "0.5") in result.made_otherwise
+    with pytest.raises(PlanError, match="A is labels of `volpipe segment`, B an image of a net"):
+        outputs_compared("old_labels.zarr", "new.zarr", any_input=True)
+
+
+def test_classes_of_a_net_are_compared_by_their_numbers() -> None:
+    classes = RAW % 3
+    for name, data in (("a", classes), ("b", np.array([0, 2, 1], np.uint8)[classes])):
+        run(f"{name}.zarr", "output.kind=labels", "normalise.method=none", volume=f"{name}_raw.zarr", data=data)
+    result = outputs_compared("a.zarr", "b.zarr", any_input=True, page="p.html")
+    assert (result.plan.kind, of_labels(result).voi) == ("classes", 0)
+    assert of_labels(result).num_differ == int((classes != 0).sum())
+    assert not result.is_same and result.summary[0].endswith("voxels have another class")
+
+
+def test_an_output_that_is_not_complete_is_refused() -> None:
+    run("a.zarr")
+    with pytest.raises(Stopped):
+        vp.run("raw.zarr", out="b.zarr", site=Inline(most_tasks=3), settings=IDENTITY)
+    with pytest.raises(PlanError, match=r"^B is not complete, its run is not done: b\.zarr; .* reads as zeros"):
+        outputs_compared("a.zarr", "b.zarr")
+
+
+def test_an_output_that_lost_a_file_is_refused() -> None:
+    run("a.zarr")
+    run("b.zarr")
+    Path("moved").mkdir()
+    for name in ("b.zarr", "b.zarr.run"):
+        Path(name).rename(f"moved/{name}")
+    assert outputs_compared("a.zarr", "moved/b.zarr").is_same
+    next(file for file in sorted(Path("moved/b.zarr/s0/c").rglob("*")) if file.is_file()).unlink()
+    with pytest.raises(vp.VolpipeError, match=r"moved/b\.zarr has lost files that its run wrote"):
+        outputs_compared("a.zarr", "moved/b.zarr")
+
+
+def test_outputs_in_a_bucket_are_compared(bucket: Bucket) -> None:
+    run("s3://cells/old/a.zarr")
+    Path("a.zarr.run").rename("kept.run")  # where both runs keep theirs
+    run("s3://cells/new/a.zarr", *RANGE)
+    result = outputs_compared("s3://cells/old/a.zarr", "s3://cells/new/a.zarr", page="p.html")
+    assert result.plan.why == "as their attributes say"
+    assert ("recipe normalise.low", "–", "3.0") in result.made_otherwise
+
+
 # ---- the command and the page
-
-
-def test_the_same_is_said_to_be_the_same(give: Give) -> None:
-    save(a=noise(SHAPE), b=noise(SHAPE))
-    ended = give("compare", "a.npy", "b.npy", "--config", "threads", "--limit", "differ=0", "--json", "c.json")
-    assert ended.code == 0, ended.err
-    assert "identical: 0 of 25,200 voxels differ" in ended.out and "infinite" in ended.out
-    tree = json.loads(Path("c.json").read_text())
-    assert (tree["differences"]["identical"], tree["differences"]["together"]["psnr"]) == (True, None)
-    assert sorted(path.name for path in Path().iterdir()) == ["a.npy", "b.npy", "c.json", "volpipe_a_b_compare.html"]
 
 
 def test_the_command_prints_and_writes_and_its_exit_code_is_that_of_the_limits(give: Give) -> None:
@@ -309,7 +406,12 @@ def test_the_command_prints_and_writes_and_its_exit_code_is_that_of_the_limits(g
     assert give(*base[:-1], "p.txt").err.startswith("volpipe: --page p.txt: an HTML page is written")
     assert sorted(path.name for path in Path().iterdir()) == ["a.npy", "b.npy", "c.json", "p.html"]
     assert give(*base, "--limit", "psnr=x").code == 2
-    assert sorted(path.name for path in Path().iterdir()) == ["a.npy", "b.npy", "c.json"]
+    save(b=a)
+    same = give("compare", "a.npy", "b.npy", "--config", "threads", "--limit", "differ=0", "--json", "c.json")
+    assert same.code == 0 and "identical: 0 of 25,200 voxels differ" in same.out and "infinite" in same.out
+    tree = json.loads(Path("c.json").read_text())
+    assert (tree["differences"]["identical"], tree["differences"]["together"]["psnr"]) == (True, None)
+    assert sorted(path.name for path in Path().iterdir()) == ["a.npy", "b.npy", "c.json", "volpipe_a_b_compare.html"]
 
 
 def pictures(result: ComparisonResult) -> list[Picture]:
