@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -21,8 +21,9 @@ from volpipe.blockwise.journal import Kinds, Record, read_results
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
-from volpipe.blockwise.work import POOL, Steps
+from volpipe.blockwise.work import POOL, Steps, each
 from volpipe.errors import RunError
+from volpipe.estimation.calibrate import MOST_WORKERS
 from volpipe.evaluation.compare import Comparison
 from volpipe.evaluation.evaluate import FINGERPRINT, Evaluation
 from volpipe.evaluation.limits import Limit
@@ -36,9 +37,11 @@ from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkSession, check_kind
+from volpipe.segmentation.estimate import elapsed
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
+from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage.metadata import read_json, write_json
-from volpipe.volumes.storage.paths import Location, delete_file, exists
+from volpipe.volumes.storage.paths import Location, delete, delete_file, exists
 
 R = TypeVar("R", bound=WorkReport)
 S = TypeVar("S", bound=Subject)
@@ -260,3 +263,43 @@ def finish(work: BlockWork[R, Any], start: Start, on_end: Callable[[R], object] 
     if result.is_complete:
         work.remove()
     return result
+
+
+# ---- forecast
+
+
+@dataclass(frozen=True)
+class ScoreTime:
+    """Forecast `seconds` of an evaluation, from first task to last; a guess where volumes do not exist yet."""
+
+    seconds: float
+    is_guess: bool
+
+
+def calibrate_evaluation(
+    evaluation: Evaluation, missing: Collection[str], workers: WorkerPool, folder: Path
+) -> Steps[ScoreTime]:
+    """Return the forecast of `evaluation`, from a block that all `workers` score at the same time.
+
+    Zeros in `folder`, which is deleted, stand in for volumes whose paths are `missing`, and the reference for labels.
+
+    Raises:
+        RunStopped: the block cannot be scored.
+    """
+    output, given, num_workers = evaluation.output, evaluation.given, max(1, workers.slots["cpu"])
+    is_guess = any(volume.path in missing for volume in (output, given) if volume is not None)
+    try:
+        if output.path in missing:
+            output = evaluation.reference if evaluation.kind == "labels" else zeros_like(output, folder / "output")
+        if given is not None and given.path in missing:
+            given = zeros_like(given, folder / "given")
+        trial = replace(evaluation, b=output, given=given)
+        middle = tuple(max(0, n // b - 1) // 2 for n, b in zip(trial.box.shape, trial.block, strict=True))
+        block = trial.blocks.number(middle)  # a whole one if any
+        num = min(num_workers, MOST_WORKERS)
+        records = yield from each("trial", "reduce", lambda number: (trial, [block]), num)
+    finally:
+        delete(folder)
+    seconds = sum(record.usage.seconds for record in records) / len(records)
+    whole = seconds / trial.blocks.box(block).num_voxels * evaluation.box.num_voxels
+    return ScoreTime(elapsed(whole, len(evaluation.blocks), num_workers), is_guess)

@@ -7,11 +7,11 @@ compared: what is not written yet reads as zeros.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import volpipe
 from volpipe.blockwise.loop import perform
@@ -36,6 +36,7 @@ from volpipe.volumes.volume import Volume, absolute
 from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
 from volpipe.workflow.entries import Entry, find_entries, find_work, is_done
 
+T = TypeVar("T")
 AT_ONCE = 8  # pairs at work at a time: the tail of one is filled by the next
 MOST_NAME = 60  # characters of a place in the name of a folder
 COMPARISONS_FILE = "comparisons.json"  # in the folder of many comparisons: what is compared
@@ -50,7 +51,7 @@ class Pair:
     b: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pairs:
     """Outputs of two batches or flows.
 
@@ -60,10 +61,28 @@ class Pairs:
         incomplete: names of what both have, and why it cannot be compared.
     """
 
-    pairs: tuple[Pair, ...] = ()
-    only_a: tuple[str, ...] = ()
-    only_b: tuple[str, ...] = ()
-    incomplete: tuple[tuple[str, str], ...] = ()
+    pairs: list[Pair] = field(default_factory=list)
+    only_a: list[str] = field(default_factory=list)
+    only_b: list[str] = field(default_factory=list)
+    incomplete: list[tuple[str, str]] = field(default_factory=list)
+
+    def shared(self, of_a: Mapping[str, T], of_b: Mapping[str, T], prefix: str = "") -> Iterator[tuple[str, T, T]]:
+        """Yield the name of what both have, in order, with that of A and of B; note what one has alone."""
+        self.only_a += [f"{prefix}{name}" for name in sorted(of_a.keys() - of_b.keys())]
+        self.only_b += [f"{prefix}{name}" for name in sorted(of_b.keys() - of_a.keys())]
+        return ((f"{prefix}{name}", of_a[name], of_b[name]) for name in sorted(of_a.keys() & of_b.keys()))
+
+    def add_stages(self, stages_a: Sequence[Entry], stages_b: Sequence[Entry], prefix: str = "") -> Pairs:
+        """Take the stages of one name that make a volume."""
+        of_a, of_b = ({e.name: e for e in stages if e.kind != "evaluate"} for stages in (stages_a, stages_b))
+        for name, a, b in self.shared(of_a, of_b, prefix):
+            lacking = [which for which, entry in (("A", a), ("B", b)) if not is_done(entry)]
+            if lacking:
+                verb = "is" if len(lacking) == 1 else "are"
+                self.incomplete.append((name, f"{' and '.join(lacking)} {verb} not complete"))
+            else:
+                self.pairs.append(Pair(name, a.out, b.out))
+        return self
 
 
 def find_pairs(a: str, b: str) -> Pairs | None:
@@ -80,7 +99,7 @@ def find_pairs(a: str, b: str) -> Pairs | None:
         return _of_batches(read_table(batches[0]) or [], read_table(batches[1]) or [])
     entries = [find_entries(place) if batch is None else None for place, batch in zip((a, b), batches, strict=True)]
     if entries[0] is not None and entries[1] is not None:
-        return _of_stages("", entries[0], entries[1])
+        return Pairs().add_stages(entries[0], entries[1])
     words = [
         "a batch" if batch is not None else "a folder of stages" if stages is not None else ""
         for batch, stages in zip(batches, entries, strict=True)
@@ -92,91 +111,35 @@ def find_pairs(a: str, b: str) -> Pairs | None:
 
 
 def _of_batches(rows_a: Sequence[DatasetRow], rows_b: Sequence[DatasetRow]) -> Pairs:
-    """Return the pairs of datasets with the same input, or else the same name of the output."""
-    named = _named(rows_a, rows_b)
-    if named is None:
+    """Return the pairs of datasets with the same input, or else the same recipe or name of the output."""
+    for i in range(3):
+        of_a, of_b = ({_names(row)[i]: row for row in rows} for rows in (rows_a, rows_b))
+        if len(of_a) == len(rows_a) and len(of_b) == len(rows_b):
+            break
+    else:
         raise PlanError(
             "datasets have no names of their own: several of a batch have the same volume, recipe and name of the "
             "output; compare their outputs one by one"
         )
-    of_a, of_b = named
-    result = Pairs()
-    for name in of_a.keys() & of_b.keys():
-        result = _joined(result, _of_rows(name, of_a[name], of_b[name]))
-    only = Pairs(only_a=tuple(sorted(of_a.keys() - of_b)), only_b=tuple(sorted(of_b.keys() - of_a)))
-    return _sorted(_joined(result, only))
-
-
-def _named(
-    rows_a: Sequence[DatasetRow], rows_b: Sequence[DatasetRow]
-) -> tuple[dict[str, DatasetRow], dict[str, DatasetRow]] | None:
-    """Return the datasets of both by names that tell them apart; None where there are none."""
-    for key in (_by_volume, _by_recipe, _by_output):
-        of_a, of_b = ({key(row): row for row in rows} for rows in (rows_a, rows_b))
-        if len(of_a) == len(rows_a) and len(of_b) == len(rows_b):
-            return of_a, of_b
-    return None
-
-
-def _by_volume(row: DatasetRow) -> str:
-    return str(paths.locate(row.volume))
-
-
-def _by_recipe(row: DatasetRow) -> str:
-    return f"{_by_volume(row)} ({row.recipe})"
-
-
-def _by_output(row: DatasetRow) -> str:
-    return f"{_by_volume(row)} ({paths.locate(row.out).name})"
-
-
-def _of_rows(name: str, a: DatasetRow, b: DatasetRow) -> Pairs:
-    reasons = [
-        f"{which} is not complete: {row.ended}{f', {row.reason}' if row.reason else ''}"
-        for which, row in (("A", a), ("B", b))
-        if not row.is_complete
-    ]
-    if reasons:
-        return Pairs(incomplete=((name, "; ".join(reasons)),))
-    entries = find_entries(a.out), find_entries(b.out)
-    if entries[0] is not None and entries[1] is not None:
-        return _of_stages(f"{name} ", entries[0], entries[1])
-    return Pairs((Pair(name, a.out, b.out),))
-
-
-def _of_stages(prefix: str, stages_a: Sequence[Entry], stages_b: Sequence[Entry]) -> Pairs:
-    """Return the pairs of the stages of one name that make a volume."""
-    of_a, of_b = ({e.name: e for e in stages if e.kind != "evaluate"} for stages in (stages_a, stages_b))
-    pairs, incomplete = list[Pair](), list[tuple[str, str]]()
-    for name in of_a.keys() & of_b.keys():
-        lacking = [which for which, entry in (("A", of_a[name]), ("B", of_b[name])) if not is_done(entry)]
-        if lacking:
-            incomplete.append((f"{prefix}{name}", f"{' and '.join(lacking)} {_is(lacking)} not complete"))
+    pairs = Pairs()
+    for name, a, b in pairs.shared(of_a, of_b):
+        rows = [(which, row) for which, row in (("A", a), ("B", b)) if not row.is_complete]
+        reasons = [
+            f"{which} is not complete: {', '.join(filter(None, [row.ended, row.reason]))}" for which, row in rows
+        ]
+        entries = None if reasons else find_entries(a.out), None if reasons else find_entries(b.out)
+        if reasons:
+            pairs.incomplete.append((name, "; ".join(reasons)))
+        elif entries[0] is not None and entries[1] is not None:
+            pairs.add_stages(entries[0], entries[1], f"{name} ")
         else:
-            pairs.append(Pair(f"{prefix}{name}", of_a[name].out, of_b[name].out))
-    only = [
-        tuple(f"{prefix}{name}" for name in one.keys() - other.keys()) for one, other in ((of_a, of_b), (of_b, of_a))
-    ]
-    return _sorted(Pairs(tuple(pairs), only[0], only[1], tuple(incomplete)))
+            pairs.pairs.append(Pair(name, a.out, b.out))
+    return pairs
 
 
-def _is(names: Sequence[str]) -> str:
-    return "is" if len(names) == 1 else "are"
-
-
-def _joined(one: Pairs, other: Pairs) -> Pairs:
-    return Pairs(
-        one.pairs + other.pairs, one.only_a + other.only_a, one.only_b + other.only_b,
-        one.incomplete + other.incomplete,
-    )  # fmt: skip
-
-
-def _sorted(pairs: Pairs) -> Pairs:
-    """Return `pairs` in the order of their names, whatever that of the sets they came from."""
-    return Pairs(
-        tuple(sorted(pairs.pairs, key=lambda pair: pair.name)), tuple(sorted(pairs.only_a)),
-        tuple(sorted(pairs.only_b)), tuple(sorted(pairs.incomplete)),
-    )  # fmt: skip
+def _names(row: DatasetRow) -> tuple[str, str, str]:
+    volume = str(paths.locate(row.volume))
+    return volume, f"{volume} ({row.recipe})", f"{volume} ({paths.locate(row.out).name})"
 
 
 def check_complete(name: str, output: str, volume: Volume, box: Box) -> None:
@@ -348,7 +311,8 @@ class PairsWork(HeldWork[ComparisonTable]):
     def _table(self) -> ComparisonTable:
         incomplete = [ComparisonRow(name, reason=why) for name, why in self.pairs.incomplete]
         rows = _most_first([*self.rows.values(), *incomplete])
-        return ComparisonTable(self.a, self.b, rows, self.pairs.only_a, self.pairs.only_b, self.limits)
+        only_a, only_b = tuple(sorted(self.pairs.only_a)), tuple(sorted(self.pairs.only_b))
+        return ComparisonTable(self.a, self.b, rows, only_a, only_b, self.limits)
 
 
 def _most_first(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
