@@ -5,8 +5,7 @@ Not here: the work (driver), sentences and tables (lines), pictures (panels), or
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,16 +31,11 @@ MOST_SHOWN = 6  # boxes with pictures
 VIOLATED = "Limit violated: {}"
 
 
-class Filed(ABC):
-    """What can be written to files, as JSON and as a page."""
+class Filed:
+    """A result that can be written to files, as JSON and as a page."""
 
-    @abstractmethod
-    def to_json(self) -> dict[str, object]:
-        """Return the same as JSON values; infinity and NaN are None."""
-
-    @abstractmethod
-    def page(self) -> Page:
-        """Return the page, with pictures of what differs most."""
+    to_json: Callable[[], dict[str, object]]
+    page: Callable[[], Page]
 
     def write_json(self, file: str | Path) -> None:
         """Write what `to_json` returns to `file`, whole or not at all."""
@@ -163,6 +157,7 @@ class ComparisonResult(WorkReport, Filed):
         return "".join(tables) + super()._repr_html_()
 
     def to_json(self) -> dict[str, object]:
+        """Return the same as JSON values; infinity and NaN are None."""
         return {
             "version": volpipe.__version__,
             **self.plan.describe(),
@@ -175,6 +170,7 @@ class ComparisonResult(WorkReport, Filed):
         }
 
     def page(self) -> Page:
+        """Return the page, with pictures of the boxes that differ most."""
         plan, line = self.plan, self.summary[0]
         facts = {"A": str(plan.a), "B": str(plan.b), "compared as": f"{plan.kind} ({plan.why})", "box": str(plan.box)}
         warnings = _warnings([*map(VIOLATED.format, self.violations), *plan.notes])
