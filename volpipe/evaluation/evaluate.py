@@ -56,6 +56,11 @@ class Evaluation(Subject):
         return self.a
 
     @property
+    def identity(self) -> str:
+        """Everything that the scores depend on, for times that are kept."""
+        return str(self.describe())
+
+    @property
     def factors(self) -> Triple:
         """Voxels of the output per voxel of its input; ones without an input."""
         coarse = self.output.spatial_shape if self.given is None else self.given.spatial_shape
