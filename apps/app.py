@@ -56,11 +56,8 @@ APPS = {
     "coarsen_labels": App("volpipe.segmentation.tasks:coarsen", "cpu"),
     "look_fragments": App("volpipe.segmentation.tasks:look", "cpu"),
     "try_segmentation": App("volpipe.segmentation.estimate:try_blocks", "cpu"),
-    # an evaluation: scores of blocks
-    "score": App("volpipe.evaluation.evaluate:score", "cpu"),
-    "try_scoring": App("volpipe.evaluation.estimate:try_block", "cpu"),
-    # a comparison of two outputs: differences of blocks
-    "compare": App("volpipe.evaluation.compare:compare_blocks", "cpu"),
+    # an evaluation, or a comparison of two outputs: scores or differences of blocks
+    "reduce": App("volpipe.evaluation.subject:reduce_blocks", "cpu"),
 }
 
 

@@ -10,9 +10,8 @@ from .api.training import sweep, train, tune
 from .api.volumes import convert, info, list_arrays, open, sample
 from .apps.site_check import check_site
 from .errors import BatchError, VolpipeError
-from .evaluation.compare_driver import ComparisonResult
-from .evaluation.driver import EvaluationResult
 from .evaluation.pictures import draw_comparison
+from .evaluation.results import ComparisonResult, EvaluationResult
 from .geometry.grid import Box
 from .inference.plan import Plan
 from .notebook.explore import Explorer

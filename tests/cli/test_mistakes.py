@@ -71,6 +71,7 @@ MISTAKES = [
     ("segment in.n5 -o no/l.zarr", "/no; make it first, or give --parents"),
     ("segment in.n5 --json no/x.json", "there is no folder no; make it first, or give --parents"),
     ("evaluate in.n5 in.n5 --json no/x.json", "there is no folder no; make it first, or give --parents"),
+    ("evaluate in.n5 in.n5 --json in.n5", "volpipe: --json in.n5: it is a folder"),
     ("evaluate in.n5 in.n5 --picture no/x.png", "there is no folder no; make it first, or give --parents"),
     ("evaluate in.n5 in.n5 --picture x.jpg", "a PNG is written; give a name that ends in .png"),
     ("convert in.n5 no/out.tif", "/no; make it first, or give --parents"),

@@ -1,63 +1,107 @@
-"""Evaluations in the process of a test."""
+"""Evaluations and comparisons in the process of a test, of arrays in the current folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from inline import perform
+import numpy as np
+from arrays import make
+from inline import Inline
 
 from volpipe.errors import WorkerLost
-from volpipe.evaluation.driver import EvaluationResult, evaluate
-from volpipe.evaluation.evaluate import Evaluation, ImageScores, Scores
+from volpipe.evaluation.compare import plan_comparison
+from volpipe.evaluation.driver import ComparisonWork, EvaluationWork, finish
+from volpipe.evaluation.evaluate import Scores, plan_evaluation
+from volpipe.evaluation.image_scores import ImageScores
+from volpipe.evaluation.limits import Limit
+from volpipe.evaluation.results import ComparisonResult, EvaluationResult
 from volpipe.runs.run_folder import RunFolder
 
 
-class Here:
-    """Workers for tests: what is sent is done at once; the first `lost` are lost on the way.
+class Workers(Inline):
+    """Workers that lose their first `lost` tasks and all of the block `broken`; `blocks` were sent to them."""
 
-    Attributes:
-        blocks: those that were sent, in this order, as often as they were.
-    """
-
-    def __init__(self, lost: int = 0) -> None:
-        self.slots = {"cpu": 1, "gpu": 1}
-        self.lost = lost
-        self.blocks: list[int] = []
+    def __init__(self, lost: int = 0, broken: int = -1, **options: Any) -> None:
+        super().__init__(**options)
+        self.lost, self.broken, self.blocks = lost, broken, list[int]()
 
     def submit(self, app: str, *arguments: Any) -> Future[Any]:
-        future: Future[Any] = Future()
         self.blocks += arguments[1]
         self.lost -= 1
-        if self.lost >= 0:
-            future.set_exception(WorkerLost("killed"))
-        else:
-            future.set_result(perform(app, *arguments))
+        if self.lost < 0 and self.broken not in arguments[1]:
+            return super().submit(app, *arguments)
+        future: Future[Any] = Future()
+        future.set_exception(WorkerLost("killed"))
         return future
 
-    @contextmanager
-    def start(self, folder: Path) -> Iterator[Here]:
-        yield self
+
+def save(**arrays: np.ndarray) -> None:
+    """Store arrays here, as NAME.npy."""
+    for name, data in arrays.items():
+        np.save(f"{name}.npy", data)
 
 
-def evaluated(evaluation: Evaluation, folder: Path, workers: Here | None = None, **options: Any) -> EvaluationResult:
-    """Return how an evaluation ended whose folder is made in `folder`."""
-    return evaluate(evaluation, (workers or Here()).start, RunFolder(folder / "scores.run"), **options)
+def smooth_pair() -> tuple[np.ndarray, np.ndarray]:
+    """Return a noisy volume and the smooth one that it was made of, (z, y, x), uint8: made.npy and truth.npy here."""
+    z, y, x = np.mgrid[:41, :150, :37]
+    truth = (127 + 80 * np.sin(z / 5 + y / 9) * np.cos(x / 4)).astype(np.uint8)
+    made = np.clip(truth + np.random.default_rng(1).normal(0, 12, truth.shape), 0, 255).astype(np.uint8)
+    save(made=made, truth=truth)
+    return made, truth
 
 
-def scores_of(evaluation: Evaluation, folder: Path, workers: Here | None = None) -> Scores:
-    """Return the scores of an evaluation that leaves nothing in `folder`."""
-    before = set(folder.iterdir())
-    result = evaluated(evaluation, folder, workers)
+def label_pair(counts: tuple[int, int, int], size: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels, and others that split, merge, miss and renumber them, (z, y, x)."""
+    rng = np.random.default_rng(2)
+    labels = np.kron(rng.integers(0, 9, counts), np.ones(size, int))
+    others = np.where(labels == 3, 4, labels) * 2
+    others[:9] += others[:9] > 0
+    others[rng.random(others.shape) < 0.1] = 0
+    return labels, others
+
+
+def cut_pair() -> tuple[Path, bytes]:
+    """Return a chunk file of made.zarr that was cut, so that block 1 of three cannot be read, and what it held."""
+    data = np.random.default_rng(7).integers(0, 256, (300, 30, 30)).astype(np.uint8)
+    for name, values in (("made", data), ("truth", data // 2)):
+        make(Path(f"{name}.zarr").absolute(), values, chunks=(32, 30, 30))
+    chunk = Path("made.zarr/c/5/0/0")
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[: len(whole) // 2])
+    return chunk, whole
+
+
+def evaluated(
+    workers: Inline | None = None, *, names: tuple[str, str] = ("made.npy", "truth.npy"),
+    block: tuple[int, int, int] = (128, 128, 128), **options: Any,
+) -> EvaluationResult:  # fmt: skip
+    """Return how the evaluation of two volumes here ended."""
+    plan = replace(plan_evaluation(*names, **options), block=block)
+    return finish(EvaluationWork(plan, RunFolder(Path("scores.run"))), (workers or Workers()).start)
+
+
+def scores_of(*workers: Inline, **options: Any) -> Scores:
+    """Return the scores of an evaluation that leaves nothing here."""
+    before = set(Path().iterdir())
+    result = evaluated(*workers, **options)
     assert result.scores is not None and result.missing == []
-    assert set(folder.iterdir()) == before
+    assert set(Path().iterdir()) == before
     return result.scores
 
 
-def image_scores_of(evaluation: Evaluation, folder: Path) -> dict[str, ImageScores]:
-    scores = scores_of(evaluation, folder)
+def image_scores_of(**options: Any) -> dict[str, ImageScores]:
+    scores = scores_of(**options)
     assert isinstance(scores, dict)
     return scores
+
+
+def compared(a: np.ndarray, b: np.ndarray, workers: Inline | None = None, **options: Any) -> ComparisonResult:
+    """Return how two arrays differ, (z, y, x) or (c, z, y, x)."""
+    for name, data in (("a", a), ("b", b)):
+        np.save(f"{name}.npy", data) if data.ndim == 3 else make(Path(f"{name}.zarr").absolute(), data)
+    suffix, limits = "npy" if a.ndim == 3 else "zarr", tuple(map(Limit.parse, options.pop("limits", ())))
+    plan = plan_comparison(f"a.{suffix}", f"b.{suffix}", **options)
+    return finish(ComparisonWork(plan, RunFolder(Path("c.run")), limits=limits), (workers or Inline()).start)

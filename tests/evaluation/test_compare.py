@@ -1,4 +1,4 @@
-"""Two outputs compared: numbers of numpy and scikit-image whatever the blocks and workers, and what is refused."""
+"""Two outputs compared: numbers of numpy and scikit-image whatever the blocks; how they were made; what is refused."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import make
+from bucket import Bucket
 from command import Give, giver
-from inline import Inline
+from inline import Inline, Stopped
 from PIL import Image
+from scored import compared, label_pair, save
 from skimage import metrics
-from volumes import noise
+from volumes import noise, windowed
 
 import volpipe as vp
 from volpipe.errors import PlanError
-from volpipe.evaluation import compare as compare_module
-from volpipe.evaluation.compare import plan_comparison
-from volpipe.evaluation.compare_driver import ComparisonResult, compare
-from volpipe.evaluation.compare_page import page_of
+from volpipe.evaluation import subject
+from volpipe.evaluation.compare import Differences, plan_comparison
 from volpipe.evaluation.differences import (
     ImageDifference,
     LabelDifference,
@@ -32,42 +32,37 @@ from volpipe.evaluation.differences import (
     matches,
 )
 from volpipe.evaluation.label_scores import overlaps
-from volpipe.evaluation.limits import Limit
+from volpipe.evaluation.results import ComparisonResult
 from volpipe.reporting.page import Picture
-from volpipe.runs.run_folder import RunFolder
 
 SHAPE = (21, 40, 30)
+A, B = (labels.astype(np.uint32) for labels in label_pair((4, 4, 5), (6, 7, 6)))
+BLOCKY = np.kron(noise((3, 5, 5), "uint32"), np.ones((7, 8, 6), "uint32"))
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in a folder of the test, in blocks of which a small volume has many."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compare_module, "BLOCK", (8, 16, 16))
-
-
-@pytest.fixture
 def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    """Return what gives a command in a folder of the test, where all works in small blocks."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subject, "BLOCK", (8, 16, 16))
     return giver(tmp_path, monkeypatch, capsys)
 
 
-def compared(a: np.ndarray, b: np.ndarray, workers: Inline | None = None, **options: Any) -> ComparisonResult:
-    """Return how two arrays differ, which are stored as a.npy and b.npy here."""
-    for name, data in (("a", a), ("b", b)):
-        np.save(f"{name}.npy", data)
-    limits = tuple(map(Limit.parse, options.pop("limits", ())))
-    plan = plan_comparison("a.npy", "b.npy", **options)
-    return compare(plan, (workers or Inline()).start, RunFolder(Path("c.run")), limits=limits)
+def found_in(result: ComparisonResult) -> Differences:
+    assert result.differences is not None
+    return result.differences
 
 
 def of_images(result: ComparisonResult) -> ImageDifference:
-    assert result.differences is not None and isinstance(result.differences.together, ImageDifference)
-    return result.differences.together
+    together = found_in(result).together
+    assert isinstance(together, ImageDifference)
+    return together
 
 
 def of_labels(result: ComparisonResult) -> LabelDifference:
-    assert result.differences is not None and isinstance(result.differences.together, LabelDifference)
-    return result.differences.together
+    together = found_in(result).together
+    assert isinstance(together, LabelDifference)
+    return together
 
 
 def changed(a: np.ndarray, seed: int = 1) -> np.ndarray:
@@ -79,16 +74,15 @@ def changed(a: np.ndarray, seed: int = 1) -> np.ndarray:
 # ---- images
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32"])
-def test_differences_are_those_of_numpy(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "data_range"), [("uint8", 255), ("int16", 65535), ("float32", 300)])
+def test_differences_are_those_of_numpy(dtype: str, data_range: int) -> None:
     a = noise(SHAPE, dtype)
     b = changed(a)
     result = compared(a, b, data_range=300.0 if dtype == "float32" else None)
     gap, found = b.astype(np.float64) - a, of_images(result)
-    assert (found.sums.num_voxels, found.sums.num_differ) == (a.size, int((a != b).sum()))
+    assert (found.num_voxels, found.num_differ) == (a.size, int((a != b).sum()))
     assert found.largest == np.abs(gap).max()
     assert (found.mean, found.shift) == pytest.approx((np.abs(gap).mean(), gap.mean()))
-    data_range = {"uint8": 255, "int16": 65535, "float32": 300}[dtype]
     assert found.psnr == pytest.approx(metrics.peak_signal_noise_ratio(a, b, data_range=data_range))
     assert not Path("c.run").exists()
 
@@ -98,39 +92,30 @@ def test_the_boxes_that_differ_most_are_named_the_worst_first() -> None:
     b = a.copy()
     b[3, 5, 7], b[20, 39, 29], b[10, 20, 20] = 9, 200, 40
     result = compared(a, b)
-    assert result.differences is not None
     boxes = ["16:21,32:40,16:30", "8:16,16:32,16:30", "0:8,0:16,0:16"]
-    assert [str(box.box) for box in result.differences.worst] == boxes
-    assert (result.differences.num_boxes, result.differences.num_boxes_differ) == (3 * 3 * 2, 3)
+    assert [str(box.box) for box in found_in(result).worst] == boxes
+    assert (found_in(result).num_boxes, found_in(result).num_boxes_differ) == (3 * 3 * 2, 3)
     assert all(f"<td>{box}</td>" in result._repr_html_() for box in boxes)
     part = compared(a, b, roi="2:21,:,:")
-    assert part.differences is not None and str(part.differences.worst[0].box) == "18:21,32:40,16:30"
-    assert of_images(part).sums.num_voxels == 19 * 40 * 30
+    assert str(found_in(part).worst[0].box) == "18:21,32:40,16:30"
+    assert of_images(part).num_voxels == 19 * 40 * 30
 
 
 @pytest.mark.parametrize("num_channels", [3, 5])
-def test_channels_are_compared_each_and_together(num_channels: int, tmp_path: Path) -> None:
+def test_channels_are_compared_each_and_together(num_channels: int) -> None:
     a = noise((num_channels, 10, 20, 18), "float32")
     b = np.stack([changed(part, seed) if seed else part for seed, part in enumerate(a)])
-    for name, data in (("a", a), ("b", b)):
-        make(tmp_path / f"{name}.zarr", data)
-    plan = plan_comparison("a.zarr", "b.zarr", data_range=10.0)
-    differences = compare(plan, Inline().start, RunFolder(tmp_path / "c.run")).differences
-    assert differences is not None and len(differences.channels) == num_channels
-    for channel, (one, other) in zip(differences.channels, zip(a, b, strict=True), strict=True):
+    result = compared(a, b, data_range=10.0)
+    for channel, one, other in zip(found_in(result).channels, a, b, strict=True):
         known = metrics.peak_signal_noise_ratio(one, other, data_range=10) if (one != other).any() else math.inf
-        assert channel.psnr == pytest.approx(known)
-        assert channel.sums.num_differ == int((one != other).sum())
-    assert isinstance(differences.together, ImageDifference)
-    assert differences.together.psnr == pytest.approx(metrics.peak_signal_noise_ratio(a, b, data_range=10))
+        assert (channel.psnr, channel.num_differ) == (pytest.approx(known), int((one != other).sum()))
+    assert of_images(result).psnr == pytest.approx(metrics.peak_signal_noise_ratio(a, b, data_range=10))
 
 
-@pytest.mark.parametrize("kind", ["float32", "uint32"])
-def test_numbers_are_the_same_whatever_the_workers_and_their_order(kind: str) -> None:
-    a = noise(SHAPE, kind) if kind == "float32" else np.kron(noise((3, 5, 5), "uint32"), np.ones((7, 8, 6), "uint32"))
-    b = changed(a)
+@pytest.mark.parametrize("a", [noise(SHAPE, "float32"), BLOCKY], ids=["float32", "uint32"])
+def test_numbers_are_the_same_whatever_the_workers_and_their_order(a: np.ndarray) -> None:
     pools = [Inline(), *(Inline(seed, slots=slots) for seed, slots in ((1, 1), (2, 3), (3, 4)))]
-    trees = [compared(a, b, pool).to_json() for pool in pools]
+    trees = [compared(a, changed(a), pool).to_json() for pool in pools]
     assert trees[1:] == trees[:1] * 3
 
 
@@ -139,16 +124,13 @@ def test_what_is_no_number_is_counted_named_and_the_same_where_both_have_it() ->
     b = a.copy()
     a[0, 0, :4] = np.nan, np.inf, -np.inf, np.nan
     b[0, 0, :4] = np.nan, np.inf, np.inf, 1.0
-    b[20, 39, 29] = 3.0
-    a[12, 3, 3] = np.inf
+    b[20, 39, 29], a[12, 3, 3] = 3.0, np.inf
     result = compared(a, b, data_range=1.0)
-    sums = of_images(result).sums
+    sums = of_images(result)
     assert (sums.num_nonfinite_a, sums.num_nonfinite_b, sums.num_unlike, sums.num_differ) == (5, 3, 3, 4)
-    assert (of_images(result).largest, of_images(result).sums.num) == (2.0, a.size - 5)
-    assert result.differences is not None
-    assert [str(box.box) for box in result.differences.worst] == [
-        "0:8,0:16,0:16", "8:16,0:16,0:16", "16:21,32:40,16:30"
-    ]  # fmt: skip
+    assert (sums.largest, sums.num) == (2.0, a.size - 5)
+    boxes = ["0:8,0:16,0:16", "8:16,0:16,0:16", "16:21,32:40,16:30"]
+    assert [str(box.box) for box in found_in(result).worst] == boxes
     assert any("5 voxels of A, 3 of B, first in 0:8,0:16,0:16; 3 are so in one" in line for line in result.summary)
     assert compared(a, a, data_range=1.0).is_same
 
@@ -163,49 +145,24 @@ def test_nan_in_one_alone_violates_every_limit_of_what_it_does_not_count_in() ->
     assert not result.is_within
 
 
-def test_whole_numbers_of_64_bits_differ_by_what_they_do() -> None:
-    extremes = np.array([0, 1, 2**63, 2**64 - 1, 2**64 - 2, 5], np.uint64)
+@pytest.mark.parametrize("dtype", [np.uint64, np.int64])
+def test_whole_numbers_of_64_bits_differ_by_what_they_do(dtype: type) -> None:
+    extremes = np.array([0, 1, 2**63, 2**64 - 1, 2**64 - 2, 5], np.uint64).view(dtype)
     a, b = (part.ravel() for part in np.meshgrid(extremes, extremes))
     known = [float(int(y) - int(x)) for x, y in zip(a, b, strict=True)]
     assert change_of(a, b).tolist() == known
-    assert difference_sums(a, b).largest == float(2**64 - 1)
-    assert change_of(a.view(np.int64), b.view(np.int64))[1] == float(
-        int(b.view(np.int64)[1]) - int(a.view(np.int64)[1])
-    )
-
-
-def test_the_same_is_said_to_be_the_same(give: Give) -> None:
-    np.save("a.npy", noise(SHAPE))
-    np.save("b.npy", noise(SHAPE))
-    ended = give("compare", "a.npy", "b.npy", "--config", "threads", "--limit", "differ=0", "--json", "c.json")
-    assert ended.code == 0, ended.err
-    assert "identical: 0 of 25,200 voxels differ" in ended.out and "infinite" in ended.out
-    tree = json.loads(Path("c.json").read_text())
-    assert (tree["differences"]["identical"], tree["differences"]["together"]["psnr"]) == (True, None)
-    assert sorted(path.name for path in Path().iterdir()) == ["a.npy", "b.npy", "c.json", "volpipe_a_b_compare.html"]
+    assert difference_sums(a, b).largest == max(map(abs, known))
 
 
 def test_without_a_range_there_is_no_psnr_and_no_limit_of_it() -> None:
     a = noise(SHAPE, "float32")
     result = compared(a, changed(a))
-    assert of_images(result).psnr is None
-    assert any("give --data-range" in line for line in result.summary)
+    assert of_images(result).psnr is None and any("give --data-range" in line for line in result.summary)
     with pytest.raises(PlanError, match=r"limit psnr=40: .* float32 voxels, .*give --data-range"):
         compared(a, a, limits=["psnr=40"])
 
 
 # ---- labels
-
-
-@pytest.fixture
-def labelled() -> tuple[np.ndarray, np.ndarray]:
-    """Labels, and others that split, merge, miss and renumber them, (z, y, x)."""
-    rng = np.random.default_rng(2)
-    a = np.kron(rng.integers(0, 9, (4, 4, 5)), np.ones((6, 7, 6), int)).astype(np.uint32)
-    b = np.where(a == 3, 4, a) * 2
-    b[:9] += b[:9] > 0
-    b[rng.random(b.shape) < 0.1] = 0
-    return a, b.astype(np.uint32)
 
 
 def best(labels: np.ndarray, others: np.ndarray, label: int) -> int:
@@ -214,40 +171,31 @@ def best(labels: np.ndarray, others: np.ndarray, label: int) -> int:
     return int(values[counts == counts.max()].min()) if len(values) else 0
 
 
-def test_labels_differ_where_they_are_no_best_match_and_voi_is_that_of_scikit_image(
-    labelled: tuple[np.ndarray, np.ndarray],
-) -> None:
-    a, b = labelled
-    result = compared(a, b)
-    found = of_labels(result)
-    pairs = {0: 0} | {
-        int(label): other
-        for label in np.unique(a[a != 0])
-        if (other := best(a, b, label)) and best(b, a, other) == label
-    }
-    same = np.vectorize(lambda one, other: pairs.get(int(one)) == int(other))(a, b)
+def test_labels_differ_where_they_are_no_best_match_and_voi_is_that_of_scikit_image() -> None:
+    result = compared(A, B)
+    found, objects, others = of_labels(result), np.unique(A[A != 0]), np.unique(B[B != 0])
+    back = {int(label): best(A, B, label) for label in objects}
+    pairs = {0: 0} | {one: other for one, other in back.items() if other and best(B, A, other) == one}
+    same = np.vectorize(lambda one, other: pairs.get(int(one)) == int(other))(A, B)
     assert found.num_differ == int((~same).sum()) > 0
-    assert found.num_matched == len(pairs) - 1
-    assert (found.num_objects_a, found.num_objects_b) == (len(np.unique(a[a != 0])), len(np.unique(b[b != 0])))
-    either = (a != 0) | (b != 0)
-    assert (found.split, found.merge) == pytest.approx(metrics.variation_of_information(a[either], b[either]))
-    assert found.rand_error == pytest.approx(metrics.adapted_rand_error(a[either] + 1, b[either] + 1)[0])
-    assert result.differences is not None
-    worst = result.differences.worst[0]
-    assert worst.difference.num_differ == int((~same[worst.box.slices]).sum())  # type: ignore[union-attr]
+    assert (found.num_matched, found.num_objects_a, found.num_objects_b) == (len(pairs) - 1, len(objects), len(others))
+    either = (A != 0) | (B != 0)
+    assert (found.split, found.merge) == pytest.approx(metrics.variation_of_information(A[either], B[either]))
+    assert found.rand_error == pytest.approx(metrics.adapted_rand_error(A[either] + 1, B[either] + 1)[0])
+    worst = found_in(result).worst[0]
+    assert worst.difference.num_differ == int((~same[worst.box.slices]).sum())
 
 
-def test_labels_that_have_other_numbers_alone_are_the_same_objects(labelled: tuple[np.ndarray, np.ndarray]) -> None:
-    a = labelled[0]
-    b = np.array([0, *np.random.default_rng(5).permutation(np.arange(1, 9)) * 7], np.uint32)[a]
-    result = compared(a, b, limits=["voi=0", "differ=0"])
+def test_labels_that_have_other_numbers_alone_are_the_same_objects() -> None:
+    b = np.array([0, *np.random.default_rng(5).permutation(np.arange(1, 9)) * 7], np.uint32)[A]
+    result = compared(A, b, limits=["voi=0", "differ=0"])
     assert result.is_same and result.is_within
     assert (of_labels(result).voi, of_labels(result).num_differ) == (0, 0)
-    moved = int((a != b).sum())
+    none, moved = f"0 of {A.size:,} voxels differ", int((b != A).sum())
     assert result.summary == [
-        f"the same objects, numbered otherwise: VOI 0, 0 of {a.size:,} voxels differ, and {moved:,} have another number"
-    ]
-    assert compared(a, a).summary == [f"identical: 0 of {a.size:,} voxels differ"]
+        f"the same objects, numbered otherwise: VOI 0, {none}, and {moved:,} have another number"
+    ]  # fmt: skip
+    assert compared(A, A).summary == [f"identical: {none}"]
 
 
 def test_objects_that_are_invented_or_lost_differ() -> None:
@@ -255,29 +203,28 @@ def test_objects_that_are_invented_or_lost_differ() -> None:
     a[:5] = 1
     b = a.copy()
     b[10:12, :20], b[10:12, 20:] = 2, 3
-    invented, lost = compared(a, b), compared(b, a)
-    assert of_labels(invented).num_differ == of_labels(lost).num_differ == 2 * 40 * 30
-    assert of_labels(invented).split == pytest.approx(of_labels(lost).merge)
-    assert of_labels(invented).voi > 0.1
+    invented, lost = of_labels(compared(a, b)), of_labels(compared(b, a))
+    assert invented.num_differ == lost.num_differ == 2 * 40 * 30
+    assert invented.split == pytest.approx(lost.merge) and invented.voi > 0.1
     assert of_labels(compared(a, np.zeros_like(a))).num_differ == 5 * 40 * 30  # which VOI does not see
     assert compared(np.zeros_like(a), np.zeros_like(a)).is_same
 
 
-def test_of_equal_overlaps_the_lowest_label_is_the_match() -> None:
-    a = np.repeat([1, 2], 8).reshape(2, 2, 4)
-    b = np.tile([6, 5], 8).reshape(2, 2, 4)
+def test_of_equal_overlaps_the_lowest_label_is_the_match_and_the_greatest_number_is_one_too() -> None:
+    a, b = np.repeat([1, 2], 8), np.tile([6, 5], 8)
     pairs = matches(overlaps(labels=b, truth=a))
     assert pairs.T.tolist() == [[0, 0], [1, 5]]
     assert label_difference(overlaps(labels=b, truth=a), pairs).num_differ == 12
+    most = np.where(b == 6, 2**64 - 1, 0).astype(np.uint64)
+    table = overlaps(labels=most, truth=b)  # 5 lies in nothing, and no number says so
+    assert label_difference(table, matches(table)).num_differ == 8
 
 
 # ---- what tells labels from images, and what is refused
 
 
 def test_a_type_too_wide_for_greys_is_one_of_labels_unless_a_range_is_given() -> None:
-    a = np.kron(noise((3, 5, 5), "uint32"), np.ones((7, 8, 6), "uint32"))
-    np.save("a.npy", a)
-    np.save("narrow.npy", (a % 200).astype(np.uint8))
+    save(a=BLOCKY, narrow=(BLOCKY % 200).astype(np.uint8))
     assert plan_comparison("a.npy", "a.npy").kind == "labels"
     assert plan_comparison("a.npy", "a.npy", data_range=9.0).kind == "image"
     assert plan_comparison("narrow.npy", "narrow.npy").kind == "image"
@@ -285,60 +232,153 @@ def test_a_type_too_wide_for_greys_is_one_of_labels_unless_a_range_is_given() ->
     assert plan_comparison("narrow.npy", "a.npy", labels=True).kind == "labels"  # numbers of any width
 
 
-def refusals() -> dict[str, tuple[dict[str, np.ndarray], dict[str, Any], str]]:
-    byte, wide = noise(SHAPE), np.zeros(SHAPE, np.uint32)
-    return {
-        "shape": ({"a": byte, "b": byte[1:]}, {}, r"A has 21 × 40 × 30 voxels \(z, y, x\), B 20 × 40 × 30"),
-        "type": ({"a": byte, "b": byte.astype(np.uint16)}, {}, "A has uint8 voxels, B uint16"),
-        "float": ({"a": byte, "b": byte.astype(np.float32)}, {}, "A has uint8 voxels, B float32"),
-        "labels": ({"a": byte.astype(np.float32), "b": wide}, {"labels": True}, "A has float32 voxels and 1 channel, "),
-        "image": ({"a": byte, "b": byte}, {"labels": True}, "looks like an image, not like labels"),
-        "range": ({"a": byte, "b": byte}, {"data_range": 0.0}, "0 is no difference of two values"),
-        "range of labels": ({"a": wide, "b": wide}, {"labels": True, "data_range": 1.0}, "labels have none"),
-        "roi": ({"a": byte, "b": byte}, {"roi": "5:22,:,:"}, "axis z: 5:22 leaves the volume of 21 voxels"),
-        "voi": ({"a": byte, "b": byte}, {"limits": ["voi=1"]}, r"compared as images .*, which have no voi; .* psnr"),
-        "psnr": ({"a": wide, "b": wide}, {"limits": ["psnr=1"]}, r"compared as labels .*, which have no psnr; .* voi"),
-    }
-
-
-@pytest.mark.parametrize("name", refusals())
-def test_what_cannot_be_compared_is_refused_with_both_values(name: str) -> None:
-    arrays, options, sentence = refusals()[name]
-    with pytest.raises(vp.VolpipeError, match=sentence):
-        compared(arrays["a"], arrays["b"], **options)
-    assert not Path("c.run").exists()
-
-
-def test_other_channels_are_refused(tmp_path: Path) -> None:
-    make(tmp_path / "a.zarr", noise((3, 4, 8, 8)))
-    make(tmp_path / "b.zarr", noise((2, 4, 8, 8)))
-    with pytest.raises(PlanError, match="A has 3 channels, B 2: "):
-        plan_comparison("a.zarr", "b.zarr")
+BYTE, WIDE = noise(SHAPE), np.zeros(SHAPE, np.uint32)
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("a", "b", "options", "sentence"),
     [
-        ("pnsr=40", r"there is none of 'pnsr' \(did you mean 'psnr'\?\); those are psnr, differ, mean, largest, voi"),
-        ("psnr", "write psnr=NUMBER, a number from 0 up"),
-        ("psnr=nan", "write psnr=NUMBER"),
-        ("differ=1.5", r"it is a share, from 0 to 1; write differ=0.01 for 1 %"),
+        (BYTE, BYTE[1:], {}, r"A has 21 × 40 × 30 voxels \(z, y, x\), B 20 × 40 × 30"),
+        (noise((3, 4, 8, 8)), noise((2, 4, 8, 8)), {}, "A has 3 channels, B 2: "),
+        (BYTE, BYTE.astype(np.uint16), {}, "A has uint8 voxels, B uint16"),
+        (BYTE, BYTE.astype(np.float32), {}, "A has uint8 voxels, B float32"),
+        (BYTE.astype(np.float32), WIDE, {"labels": True}, "A has float32 voxels and 1 channel, "),
+        (BYTE, BYTE, {"labels": True}, "looks like an image, not like labels"),
+        (BYTE, BYTE, {"data_range": 0.0}, "0 is no difference of two values"),
+        (WIDE, WIDE, {"labels": True, "data_range": 1.0}, "labels have none"),
+        (BYTE, BYTE, {"roi": "5:22,:,:"}, "axis z: 5:22 leaves the volume of 21 voxels"),
+        (BYTE, BYTE, {"limits": ["voi=1"]}, r"compared as images .*, which have no voi; .* psnr"),
+        (WIDE, WIDE, {"limits": ["psnr=1"]}, r"compared as labels .*, which have no psnr; .* voi"),
+        (
+            BYTE,
+            BYTE,
+            {"limits": ["pnsr=40"]},
+            r"'pnsr' \(did you mean 'psnr'\?\); those are psnr, differ, mean, largest",
+        ),
+        (BYTE, BYTE, {"limits": ["psnr"]}, "write psnr=NUMBER, a number from 0 up"),
+        (BYTE, BYTE, {"limits": ["psnr=nan"]}, "write psnr=NUMBER"),
+        (BYTE, BYTE, {"limits": ["differ=1.5"]}, r"it is a share, from 0 to 1; write differ=0.01 for 1 %"),
     ],
 )
-def test_a_limit_that_is_none_is_refused(text: str, sentence: str) -> None:
-    with pytest.raises(PlanError, match=sentence):
-        Limit.parse(text)
+def test_what_cannot_be_compared_is_refused_with_both_values(
+    a: np.ndarray, b: np.ndarray, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(vp.VolpipeError, match=sentence):
+        compared(a, b, **options)
+    assert not Path("c.run").exists()
 
 
-def test_a_limit_of_one_channel_is_not_hidden_by_the_others(tmp_path: Path) -> None:
+def test_a_limit_of_one_channel_is_not_hidden_by_the_others() -> None:
     a = np.zeros((4, 8, 8, 8), np.uint8)
     b = a.copy()
     b[2] = 5
-    make(tmp_path / "a.zarr", a)
-    make(tmp_path / "b.zarr", b)
-    result = vp.compare("a.zarr", "b.zarr", site=Inline(), limits=["mean=2", "largest=5", "psnr=30"])
-    assert isinstance(result, ComparisonResult)
+    result = compared(a, b, limits=["mean=2", "largest=5", "psnr=30"])
     assert result.violations == ["channel 2: mean=2: the mean difference is 5"]
+
+
+# ---- how outputs were made
+
+COMPONENTS: dict[str, Any] = {
+    "input": {"kind": "foreground"},
+    "objects": {"method": "components"},
+    "output": {"block": [8, 8, 8], "chunk": [4, 4, 4], "levels": 0},
+}
+IDENTITY = ("net.name=identity", "output.levels=1", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
+RANGE = ("normalise.low=3", "normalise.high=190", "normalise.method=range")
+RAW = noise((16, 16, 16))
+
+
+def run(out: str, *settings: str, volume: str = "raw.zarr", data: np.ndarray = RAW) -> vp.Report:
+    """Return the report of a run over a volume, which is written before if it is not there."""
+    if not Path(volume).exists():
+        make(Path(volume).absolute(), data)
+    report = vp.run(volume, out=out, site=Inline(), settings=[*IDENTITY, *settings])
+    assert isinstance(report, vp.Report)
+    return report
+
+
+def outputs_compared(a: str, b: str | vp.Report, **options: Any) -> vp.ComparisonResult:
+    result = vp.compare(a, b, site=Inline(), **options)
+    assert isinstance(result, vp.ComparisonResult)
+    return result
+
+
+def test_what_was_done_otherwise_stands_beside_it() -> None:
+    run("a.zarr")
+    run("b.zarr", *RANGE)
+    rows = {what: (a, b) for what, a, b in outputs_compared("a.zarr", "b.zarr").made_otherwise}
+    assert rows["recipe normalise.low"] == ("–", "3.0")
+    assert rows["normalised by"][0] == "shift 127.5, scale 127.5"
+    assert set(rows) == {"normalised by", *(f"recipe normalise.{key}" for key in ("method", "low", "high"))}
+    alike = outputs_compared("a.zarr", run("again.zarr"))
+    assert (alike.made_otherwise, alike.is_same, alike.plan.why) == ([], True, "as their attributes say")
+    assert plan_comparison("a.zarr", "a.zarr").notes[0].startswith("A and B are the same volume")
+
+
+def test_outputs_of_different_inputs_are_refused_unless_they_are_asked_for() -> None:
+    run("of_raw.zarr")
+    run("of_other.zarr", volume="other.zarr", data=noise((16, 16, 16), seed=1))
+    with pytest.raises(PlanError, match=r"A was made of .*/raw\.zarr, B of .*/other\.zarr, .* or give --any-input"):
+        outputs_compared("of_raw.zarr", "of_other.zarr")
+    assert not outputs_compared("of_raw.zarr", "of_other.zarr", any_input=True).is_same
+    run("low.zarr", "input.roi=0:8,:,:")
+    run("high.zarr", "input.roi=8:16,:,:")
+    with pytest.raises(PlanError, match=r"A (shows the box 0:8|begins at)"):
+        outputs_compared("low.zarr", "high.zarr")
+    save(foreign=RAW)
+    assert outputs_compared("of_raw.zarr", "foreign.npy").plan.notes[0].startswith("B says nothing of its input")
+
+
+def test_labels_of_two_nets_have_one_input_through_what_they_were_made_of() -> None:
+    blocks = np.kron(noise((4, 4, 4)), np.ones((4, 4, 4), np.uint8))
+    for name, scale in (("old", "1.0"), ("new", "0.5")):
+        settings = ("normalise.method=zscore", "normalise.mean=0", f"normalise.std={scale}")
+        run(f"{name}.zarr", *settings, volume="blocks.zarr", data=blocks)
+        vp.segment(f"{name}.zarr", COMPONENTS, out=f"{name}_labels.zarr", site=Inline())
+    result = outputs_compared("old_labels.zarr", "new_labels.zarr")
+    assert result.plan.kind == "labels"
+    assert ("its input: recipe normalise.std", "1.0", "0.5") in result.made_otherwise
+    with pytest.raises(PlanError, match="A is labels of `volpipe segment`, B an image of a net"):
+        outputs_compared("old_labels.zarr", "new.zarr", any_input=True)
+
+
+def test_classes_of_a_net_are_compared_by_their_numbers() -> None:
+    classes = RAW % 3
+    for name, data in (("a", classes), ("b", np.array([0, 2, 1], np.uint8)[classes])):
+        run(f"{name}.zarr", "output.kind=labels", "normalise.method=none", volume=f"{name}_raw.zarr", data=data)
+    result = outputs_compared("a.zarr", "b.zarr", any_input=True, page="p.html")
+    assert (result.plan.kind, of_labels(result).voi) == ("classes", 0)
+    assert of_labels(result).num_differ == int((classes != 0).sum())
+    assert not result.is_same and result.summary[0].endswith("voxels have another class")
+
+
+def test_an_output_that_is_not_complete_is_refused() -> None:
+    run("a.zarr")
+    with pytest.raises(Stopped):
+        vp.run("raw.zarr", out="b.zarr", site=Inline(most_tasks=3), settings=IDENTITY)
+    with pytest.raises(PlanError, match=r"^B is not complete, its run is not done: b\.zarr; .* reads as zeros"):
+        outputs_compared("a.zarr", "b.zarr")
+
+
+def test_an_output_that_lost_a_file_is_refused() -> None:
+    run("a.zarr")
+    run("b.zarr")
+    Path("moved").mkdir()
+    for name in ("b.zarr", "b.zarr.run"):
+        Path(name).rename(f"moved/{name}")
+    assert outputs_compared("a.zarr", "moved/b.zarr").is_same
+    next(file for file in sorted(Path("moved/b.zarr/s0/c").rglob("*")) if file.is_file()).unlink()
+    with pytest.raises(vp.VolpipeError, match=r"moved/b\.zarr has lost files that its run wrote"):
+        outputs_compared("a.zarr", "moved/b.zarr")
+
+
+def test_outputs_in_a_bucket_are_compared(bucket: Bucket) -> None:
+    run("s3://cells/old/a.zarr")
+    Path("a.zarr.run").rename("kept.run")  # where both runs keep theirs
+    run("s3://cells/new/a.zarr", *RANGE)
+    result = outputs_compared("s3://cells/old/a.zarr", "s3://cells/new/a.zarr", page="p.html")
+    assert result.plan.why == "as their attributes say"
+    assert ("recipe normalise.low", "–", "3.0") in result.made_otherwise
 
 
 # ---- the command and the page
@@ -347,8 +387,7 @@ def test_a_limit_of_one_channel_is_not_hidden_by_the_others(tmp_path: Path) -> N
 def test_the_command_prints_and_writes_and_its_exit_code_is_that_of_the_limits(give: Give) -> None:
     a = noise(SHAPE)
     b = np.where(np.arange(30) < 15, a, a ^ 3)
-    np.save("a.npy", a)
-    np.save("b.npy", b)
+    save(a=a, b=b)
     base = ("compare", "a.npy", "b.npy", "--config", "threads", "--page", "p.html")
     known = metrics.peak_signal_noise_ratio(a, b, data_range=255)
     ended = give(*base, "--json", "c.json", "--limit", "psnr=30", "--limit", "differ=0.6")
@@ -367,11 +406,16 @@ def test_the_command_prints_and_writes_and_its_exit_code_is_that_of_the_limits(g
     assert give(*base[:-1], "p.txt").err.startswith("volpipe: --page p.txt: an HTML page is written")
     assert sorted(path.name for path in Path().iterdir()) == ["a.npy", "b.npy", "c.json", "p.html"]
     assert give(*base, "--limit", "psnr=x").code == 2
-    assert sorted(path.name for path in Path().iterdir()) == ["a.npy", "b.npy", "c.json"]
+    save(b=a)
+    same = give("compare", "a.npy", "b.npy", "--config", "threads", "--limit", "differ=0", "--json", "c.json")
+    assert same.code == 0 and "identical: 0 of 25,200 voxels differ" in same.out and "infinite" in same.out
+    tree = json.loads(Path("c.json").read_text())
+    assert (tree["differences"]["identical"], tree["differences"]["together"]["psnr"]) == (True, None)
+    assert sorted(path.name for path in Path().iterdir()) == ["a.npy", "b.npy", "c.json", "volpipe_a_b_compare.html"]
 
 
 def pictures(result: ComparisonResult) -> list[Picture]:
-    return [item for section in page_of(result).sections for item in section.items if isinstance(item, Picture)]
+    return [item for section in result.page().sections for item in section.items if isinstance(item, Picture)]
 
 
 def panels(picture: Picture) -> list[np.ndarray]:
@@ -409,11 +453,9 @@ def test_the_page_marks_labels_that_have_no_match_and_gives_matches_one_colour()
 
 
 def test_names_on_the_page_are_text(tmp_path: Path) -> None:
-    place = tmp_path / "<script>alert(1)<"
-    place.mkdir()
-    np.save(place / "a.npy", noise(SHAPE))
-    np.save("b.npy", noise(SHAPE, seed=1))
-    vp.compare(place / "a.npy", "b.npy", site=Inline(), page="p.html")
+    (tmp_path / "<script>alert(1)<").mkdir()
+    save(**{"<script>alert(1)</a": noise(SHAPE), "b": noise(SHAPE, seed=1)})
+    vp.compare("<script>alert(1)</a.npy", "b.npy", site=Inline(), page="p.html")
     text = Path("p.html").read_text()
     assert "&lt;script&gt;alert(1)&lt;" in text and "<script>alert" not in text
     assert "http://" not in text.replace("http://www.w3.org", "")

@@ -21,9 +21,9 @@ from volumes import noise, windowed, write_volume
 import volpipe as vp
 from volpipe.api.outputs import find_page
 from volpipe.blockwise.stage import Stage
-from volpipe.evaluation.driver import evaluation_parts
 from volpipe.evaluation.evaluate import plan_evaluation
-from volpipe.evaluation.panels import comparison_items
+from volpipe.evaluation.panels import evaluation_items
+from volpipe.evaluation.results import evaluation_parts
 from volpipe.geometry.grid import Grid
 from volpipe.recipes.training import LOSSES
 from volpipe.reporting import histogram
@@ -123,7 +123,7 @@ def test_trials_are_charted_by_their_scores(tmp_path: Path) -> None:
 def test_an_evaluation_shows_what_it_compares(tmp_path: Path) -> None:
     data = noise((16, 20, 24))
     truth, output = write_volume(tmp_path / "t.n5", data), write_volume(tmp_path / "o.n5", np.roll(data, 1, axis=2))
-    shown = pictures([*comparison_items(plan_evaluation(f"{output}/raw", f"{truth}/raw"))])
+    shown = pictures([*evaluation_items(plan_evaluation(f"{output}/raw", f"{truth}/raw"))])
     image = shown["xy reference"][:-STRIP]
     zoom = image.shape[0] // 20
     expected = in_greys(data[7])
@@ -141,7 +141,7 @@ def test_labels_of_an_evaluation_are_coloured_alike(tmp_path: Path) -> None:
     labels = np.zeros((8, 8, 8), np.uint32)
     labels[:, :4], labels[:, 4:] = 7, 9
     volumes = [f"{write_volume(tmp_path / name, labels)}/raw" for name in ("a.n5", "b.n5")]
-    shown = pictures([*comparison_items(plan_evaluation(*volumes, kind="labels"))])
+    shown = pictures([*evaluation_items(plan_evaluation(*volumes, kind="labels"))])
     image = shown["xy output"][:-STRIP]
     assert {tuple(pixel) for row in image for pixel in row} == {tuple(c) for c in colours(np.array([7, 9]))}
     np.testing.assert_array_equal(shown["xy output"], shown["xy reference"])

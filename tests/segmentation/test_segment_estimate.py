@@ -23,7 +23,7 @@ from inline import Inline, Stopped, take_steps
 
 from volpipe.blockwise.journal import Record
 from volpipe.errors import RunStopped
-from volpipe.evaluation import estimate, evaluate
+from volpipe.evaluation import driver, evaluate, subject
 from volpipe.geometry.grid import Box, Triple
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.work import Listener
@@ -388,29 +388,27 @@ def test_the_command_says_how_long_it_takes_before_it_begins_and_beside_what_it_
 def timed_score(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Box]]:
     """Let scoring a block take a second for every 1,000 voxels; what is scored, and where, is noted."""
     heard: list[tuple[str, Box]] = []
-    real = evaluate.score
+    real = subject.reduce_blocks
 
-    def score(found: evaluate.Evaluation, units: Sequence[int]) -> Record[evaluate.BlockScores]:
+    def score(found: evaluate.Evaluation, units: Sequence[int]) -> Record[subject.BlockSums]:
         boxes = [found.blocks.box(block) for block in units]
         heard.extend((found.output.path, box) for box in boxes)
         return with_seconds(real(found, units), sum(box.num_voxels for box in boxes) / 1000)
 
-    monkeypatch.setattr(estimate, "score", score)
+    monkeypatch.setattr(subject, "reduce_blocks", score)
     return heard
 
 
-def score_time(
-    found: evaluate.Evaluation, missing: Collection[str], folder: Path, slots: int = 1
-) -> estimate.ScoreTime:
+def score_time(found: evaluate.Evaluation, missing: Collection[str], folder: Path, slots: int = 1) -> driver.ScoreTime:
     workers = Inline(slots=slots)
-    return take_steps(estimate.calibrate_evaluation(found, missing, workers, folder / "tried"), workers)
+    return take_steps(driver.calibrate_evaluation(found, missing, workers, folder / "tried"), workers)
 
 
 def test_an_evaluation_takes_as_long_as_its_blocks(tmp_path: Path, timed_score: list[tuple[str, Box]]) -> None:
     volume = make(tmp_path / "a.zarr", np.ones((20, 150, 300), np.uint8), chunks=(20, 64, 64))
     found = evaluate.plan_evaluation(volume, volume, None)
     time = score_time(found, {"of another stage"}, tmp_path)
-    assert time == estimate.ScoreTime(pytest.approx(20 * 150 * 300 / 1000), is_guess=False)
+    assert time == driver.ScoreTime(pytest.approx(20 * 150 * 300 / 1000), is_guess=False)
     assert [box.shape for _, box in timed_score] == [(20, 128, 128)]  # whole along y and x, where there is such a one
     four = score_time(found, (), tmp_path, 4)
     assert four.seconds == pytest.approx(time.seconds * 2 / 6)  # six blocks: two rounds
@@ -431,7 +429,7 @@ def test_an_evaluation_of_what_is_not_there_is_a_guess(
     with pytest.raises(RunStopped, match=r"^trial 0 failed: no array at .*/a any more"):
         score_time(found, (), tmp_path)
     time = score_time(found, {made.path, given.path}, tmp_path)
-    assert time == estimate.ScoreTime(pytest.approx(24 * 20 * 20 / 1000), is_guess=True)
+    assert time == driver.ScoreTime(pytest.approx(24 * 20 * 20 / 1000), is_guess=True)
     assert not (tmp_path / "tried").exists()
 
 

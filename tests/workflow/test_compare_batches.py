@@ -17,7 +17,7 @@ from volumes import noise, windowed, write_volume
 import volpipe as vp
 from volpipe.api import compare as compare_module
 from volpipe.errors import PlanError
-from volpipe.evaluation import compare as blocks_module
+from volpipe.evaluation import subject
 from volpipe.workflow.compare import ComparisonTable, pair_name
 
 SHAPE = (16, 16, 16)
@@ -59,7 +59,7 @@ class Counted(Inline):
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three volumes in `raw`, in the current folder; compared in blocks of which each has eight."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(blocks_module, "BLOCK", (8, 8, 8))
+    monkeypatch.setattr(subject, "BLOCK", (8, 8, 8))
     for number, name in enumerate("abc"):
         write_volume(
             tmp_path / "raw" / f"{name}.n5", np.kron(noise((4, 4, 4), seed=number), np.ones((4, 4, 4), "uint8"))

@@ -21,8 +21,7 @@ from works import BAD, CHUNK_FILE, WORKS, Kind, prepare
 
 from volpipe.blockwise import task as task_module
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.evaluation import compare as compare_module
-from volpipe.evaluation import evaluate as evaluate_module
+from volpipe.evaluation import subject
 from volpipe.geometry.grid import Box
 from volpipe.runs.presence import read_note
 from volpipe.runs.run_folder import RunFolder
@@ -57,8 +56,7 @@ def folder(place: Place) -> Path:
 
 @pytest.fixture
 def give(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
-    for module in (evaluate_module, compare_module):
-        monkeypatch.setattr(module, "BLOCK", (16, 16, 16))
+    monkeypatch.setattr(subject, "BLOCK", (16, 16, 16))
     return giver(folder, monkeypatch, capsys)
 
 
@@ -196,8 +194,7 @@ def test_on_a_disk_that_is_full_it_ends_with_a_sentence_and_goes_on_when_there_i
 ) -> None:
     """Attributes say where the input lies, so that it is made on the disk once before."""
     with small_disk(tmp_path / "disk", "size=8m"):
-        for module in (evaluate_module, compare_module):
-            monkeypatch.setattr(module, "BLOCK", (8, 8, 8))  # whose records fill what is left of a page
+        monkeypatch.setattr(subject, "BLOCK", (8, 8, 8))  # whose records fill what is left of a page
         place, filler = tmp_path / "disk", tmp_path / "disk" / "filler"
         prepare(place)
         give = giver(place, monkeypatch, capsys)

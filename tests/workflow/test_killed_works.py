@@ -13,17 +13,13 @@ from workers import happened, lay
 from works import WORKS, Kind, prepare
 
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.evaluation import compare as compare_module
-from volpipe.evaluation import evaluate as evaluate_module
+from volpipe.evaluation import subject
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
-# As the site of this machine; scores are taken in small blocks, and it is noticed soon that a driver is gone.
+# As the site of this machine; it is noticed soon that a driver is gone.
 SITE = """
 from volpipe.configs import local
-from volpipe.evaluation import compare, evaluate
-
-evaluate.BLOCK = compare.BLOCK = (8, 8, 8)
 
 def config(run_dir):
     made = local.config(run_dir)
@@ -40,8 +36,7 @@ def test_after_lost_workers_a_killed_driver_and_ctrl_c_the_bytes_are_those_of_on
 ) -> None:
     kind = WORKS[name]
     prepare(tmp_path)
-    for module in (evaluate_module, compare_module):
-        monkeypatch.setattr(module, "BLOCK", (8, 8, 8))
+    monkeypatch.setattr(subject, "BLOCK", (8, 8, 8))
     whole = giver(tmp_path, monkeypatch, capsys)(*kind.command())
     assert whole.code == 0, whole.err
     known = kind.fingerprints(tmp_path)

@@ -31,7 +31,7 @@ from volpipe.blockwise.usage import Usage
 from volpipe.display.plain import plain_console
 from volpipe.display.watching import follow, plain_line, view
 from volpipe.errors import RunError
-from volpipe.evaluation.driver import EVALUATION_FILE
+from volpipe.evaluation.evaluate import Evaluation
 from volpipe.runs import presence
 from volpipe.runs.presence import Driver, Note, StageNote
 from volpipe.runs.run_folder import RunFolder
@@ -377,7 +377,7 @@ def test_stages_of_a_flow_and_trials_have_a_line_each() -> None:
 def test_the_folder_of_an_evaluation_goes_when_it_is_complete(tmp_path: Path) -> None:
     folder = tmp_path / "volpipe_a_b_scores.run"
     folder.mkdir()
-    (folder / EVALUATION_FILE).touch()
+    (folder / Evaluation.mark).touch()
     observer = Observer(str(folder))
     with held(folder, "process 1 on here since 2026-11-22 10:00:00 (1)", RunError):
         assert (observer.look().kind, observer.look().state) == ("evaluation", "running")

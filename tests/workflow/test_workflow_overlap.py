@@ -14,7 +14,7 @@ from volumes import fingerprint, noise, write_volume
 
 from volpipe.blockwise.journal import read_records
 from volpipe.blockwise.loop import perform
-from volpipe.evaluation import evaluate as evaluate_module
+from volpipe.evaluation import subject
 from volpipe.recipes.workflow import find_flow
 from volpipe.runs import worker
 from volpipe.segmentation import tasks
@@ -25,7 +25,7 @@ from volpipe.workflow.stages import StagePlan
 SHAPE, EDGE = (64, 16, 16), 8
 COUNTS = tuple(n // EDGE for n in SHAPE)  # blocks of every stage, which are shards as well
 BLOCKS = [tuple(map(int, index)) for index in np.ndindex(COUNTS)]
-KINDS = (*worker.RESULTS, *tasks.RESULTS, *evaluate_module.RESULTS)
+KINDS = (*worker.RESULTS, *tasks.RESULTS, *subject.RESULTS)
 # Nets that see two voxels further than they tell, and take their time.
 NETS = """
 import time
@@ -85,7 +85,7 @@ Times = dict[int, tuple[float, float]]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where a volume lies, labels, and nets."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(evaluate_module, "BLOCK", (EDGE,) * 3)
+    monkeypatch.setattr(subject, "BLOCK", (EDGE,) * 3)
     coarse = np.random.default_rng(0).integers(0, 2, [n // 4 for n in SHAPE], np.uint8)
     write_volume(tmp_path / "in.n5", 200 * np.kron(coarse, np.ones((4, 4, 4), np.uint8)) + noise(SHAPE) // 8, chunk=8)
     write_volume(tmp_path / "truth.n5", np.repeat(np.arange(1, SHAPE[0] + 1, dtype=np.uint16), 16 * 16).reshape(SHAPE))

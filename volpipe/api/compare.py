@@ -14,15 +14,22 @@ from volpipe.api.arguments import site_of
 from volpipe.api.progress import progress_shown
 from volpipe.blockwise.phase import Show
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.evaluation import compare_driver
 from volpipe.evaluation.compare import Comparison, plan_comparison
-from volpipe.evaluation.compare_driver import ComparisonResult
+from volpipe.evaluation.driver import ComparisonWork, finish
 from volpipe.evaluation.limits import Limit
+from volpipe.evaluation.results import ComparisonResult
 from volpipe.monitoring.exposition import monitored
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Listener
+from volpipe.runs.work import Listener, Options
 from volpipe.segmentation.driver import SegmentationResult
-from volpipe.workflow.compare import ComparisonTable, check_complete, compare_pairs, find_pairs, pair_name
+from volpipe.workflow.compare import (
+    ComparisonTable,
+    PairsWork,
+    check_complete,
+    compare_pairs,
+    find_pairs,
+    pair_name,
+)
 from volpipe.workflow.driver import Report
 from volpipe.workflow.entries import location_of
 
@@ -78,21 +85,20 @@ def compare(
         VolpipeError, RunStopped: no volume is there, or the site cannot be used; too many blocks cannot be compared.
     """
     one, other = location_of(a, "a"), location_of(b, "b")
-    options: dict[str, Any] = {  # Any: as both kinds take them
-        "limits": tuple(dict.fromkeys(map(Limit.parse, limits))),
-        "on_end": partial(_write, json_file, page), "tolerated": tolerate,
-    }  # fmt: skip
-    pairs, (start, _) = find_pairs(one, other), site_of(site)
+    chosen, options = tuple(dict.fromkeys(map(Limit.parse, limits))), Options(tolerated=tolerate)
+    write, pairs, (start, _) = partial(_write, json_file, page), find_pairs(one, other), site_of(site)
     plan = partial(
         _planned, labels=labels, roi=roi, data_range=data_range, any_input=any_input, incomplete=incomplete
     )  # fmt: skip
     folder = RunFolder(Path.cwd() / f"{default_name(one, other)}{'' if pairs is None else '_all'}.run")
     with monitored(metrics, COMPARE):
         if pairs is not None:
-            return compare_pairs(one, other, pairs, plan, start, folder, on_pair=on_pair, **options)
+            return compare_pairs(PairsWork(one, other, pairs, plan, folder, options, chosen, on_pair), start, write)
         comparison = plan(one, other)
         with progress_shown(progress, on_progress) as show:
-            return compare_driver.compare(comparison, start, folder, listener=Listener(on_progress=show), **options)
+            return finish(
+                ComparisonWork(comparison, folder, options, Listener(on_progress=show), limits=chosen), start, write
+            )  # fmt: skip
 
 
 def _write(json_file: str | Path | None, page: str | Path | None, result: ComparisonResult | ComparisonTable) -> None:

@@ -5,6 +5,7 @@ Not here: the work (segmentation, evaluation), or printing (cli).
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,17 @@ from volpipe.api.progress import progress_shown
 from volpipe.blockwise.phase import Show
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunError, VolpipeError
-from volpipe.evaluation import driver as evaluation_driver
-from volpipe.evaluation.driver import EvaluationResult
+from volpipe.evaluation.driver import EvaluationWork, finish
 from volpipe.evaluation.evaluate import plan_evaluation
+from volpipe.evaluation.results import EvaluationResult
 from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import suffix_of, with_format
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.reporting.page import REPORT
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Listener
+from volpipe.runs.work import Listener, Options
 from volpipe.segmentation import driver as segmentation
 from volpipe.segmentation.driver import SegmentationResult, plan_segmentation
 from volpipe.segmentation.estimate import SegmentTimes
@@ -155,10 +157,14 @@ def evaluate(
     start, _ = site_of(site)
     name = "_".join(["volpipe", Path(output).stem, Path(reference).stem, "scores.run"])
     with monitored(metrics, "evaluate"), progress_shown(progress, on_progress) as show:
-        return evaluation_driver.evaluate(
-            evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=show), tolerated=tolerate,
-            report_file=None if report is None else Path(report),
-        )  # fmt: skip
+        options, listener = Options(tolerated=tolerate), Listener(on_progress=show)
+        work = EvaluationWork(evaluation, RunFolder(Path.cwd() / name), options, listener)
+
+        def keep_report(result: EvaluationResult) -> None:
+            if report is not None and (result.folder / REPORT).is_file():
+                shutil.copyfile(result.folder / REPORT, report)
+
+        return finish(work, start, keep_report)
 
 
 def _input_of(output: str) -> str | None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from volpipe.blockwise.stage import Schedule
 from volpipe.errors import RunError
-from volpipe.evaluation.driver import EVALUATION_FILE, evaluation_parts
+from volpipe.evaluation.evaluate import Evaluation
+from volpipe.evaluation.results import evaluation_parts
 from volpipe.reporting.page import REPORT, Page
 from volpipe.reporting.render import write_page
 from volpipe.runs.pages import Taken, page_of
@@ -199,7 +200,7 @@ def _page_of_run(output: str) -> tuple[Page, Path]:
     work = find_work(folder)
     if work is not None:
         return work.page(), folder.path
-    described = read_json(folder.path / EVALUATION_FILE)
+    described = read_json(folder.path / Evaluation.mark)
     if described is None:
         raise RunError(
             f"there is nothing to report of {output}: {folder.path} holds no plan; name the output of a run, a "

@@ -16,15 +16,14 @@ import typer
 
 import volpipe
 from volpipe.cli.options import Incomplete, Parents, Site, Strict, Tolerate, monitored, number
-from volpipe.display.comparisons import channel_table, made_table, row_table, worst_table
+from volpipe.display.comparisons import difference_tables, made_table, row_table, score_table
 from volpipe.display.console import INCOMPLETE, PLAIN_LINE_SECONDS, check_target, err, interruptible, out
 from volpipe.display.progress import showing
 from volpipe.display.reports import print_missing
-from volpipe.display.scores import score_table
 from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:
-    from volpipe.evaluation.compare_driver import ComparisonResult
+    from volpipe.evaluation.results import ComparisonResult
     from volpipe.workflow.compare import ComparisonTable
 
 DataRange = Annotated[
@@ -221,10 +220,8 @@ def _tell(result: ComparisonResult) -> None:
         out.print(made)
     elif plan.made_a and plan.made_b:
         out.print("made alike: by the same recipe, net, weights and versions")
-    if result.differences is not None:
-        out.print(channel_table(result))
-    if (worst := worst_table(result)) is not None:
-        out.print(worst)
+    for table in difference_tables(result):
+        out.print(table)
     for sentence in result.summary:
         out.print(sentence)
     print_missing(result)

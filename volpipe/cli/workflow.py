@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import volpipe
 from volpipe.cli import segment
+from volpipe.display.comparisons import score_table
 from volpipe.display.console import columns, err, out, tell_report
 from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.display.reports import print_missing
-from volpipe.display.scores import score_table
 from volpipe.errors import VolpipeError
 from volpipe.units import bounded, count, duration, size
 

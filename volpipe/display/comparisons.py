@@ -1,11 +1,10 @@
-"""What `volpipe compare` shows, as tables.
+"""What `volpipe evaluate` and `compare` show, as tables.
 
-Not here: printing, or what stands in them (evaluation.compare_lines).
+Not here: printing, or what stands in them (evaluation.lines).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -13,56 +12,50 @@ from rich.table import Table
 from volpipe.display.console import columns
 
 if TYPE_CHECKING:
-    from volpipe.evaluation.compare_driver import ComparisonResult
+    from volpipe.evaluation.evaluate import Scores
+    from volpipe.evaluation.results import ComparisonResult
+    from volpipe.reporting.page import Sheet
+    from volpipe.volumes.volume import Volume
     from volpipe.workflow.compare import ComparisonTable
 
 MOST_MADE = 40  # lines of what was done otherwise
 MOST_ROWS = 100  # of many comparisons
 
 
-def _table(names: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1, title: str = "") -> Table:
-    table = columns(*names, left=names[:left], fold=True)
+def _table(sheet: Sheet, *, left: int = 1, title: str = "", most: int | None = None) -> Table:
+    """Return the first `most` lines of a table, `left` columns of which are of text."""
+    names = sheet.names
+    table = columns(*names, left=names[:left], fold=True, caption=sheet.caption or None)
+    table.show_header = any(names)
     if title:
         table.title, table.title_justify = title, "left"
-    for line in lines:
-        table.add_row(*line)
+    for row in sheet.rows[:most]:
+        table.add_row(*map(str, row))
+    if most is not None and len(sheet.rows) > most:
+        table.caption = f"{len(sheet.rows) - most:,} more lines are in the JSON and on the page"
     return table
+
+
+def score_table(scores: Scores, volume: Volume) -> Table:
+    """Return the scores of each candidate, the best PSNR first, or of labels; `volume` knows the size of a voxel."""
+    from volpipe.evaluation.lines import score_sheet
+
+    return _table(score_sheet(scores, volume))
 
 
 def made_table(result: ComparisonResult) -> Table | None:
     """Return what was done otherwise of both; None where nothing is known that was."""
-    rows = result.made_otherwise
-    if not rows:
-        return None
-    table = _table(("", "A", "B"), rows[:MOST_MADE], left=3, title="how they were made, where that differs")
-    if len(rows) > MOST_MADE:
-        table.caption = f"{len(rows) - MOST_MADE:,} more lines are in the JSON and on the page"
-    return table
+    sheet = result.made
+    title = "how they were made, where that differs"
+    return None if sheet is None else _table(sheet, left=3, title=title, most=MOST_MADE)
 
 
-def channel_table(result: ComparisonResult) -> Table:
-    """Return how much differs of each channel and of all, or of labels; there is something that was compared."""
-    from volpipe.evaluation.compare_lines import CHANNEL_COLUMNS, channel_lines
-
-    assert result.differences is not None
-    return _table(CHANNEL_COLUMNS[result.plan.kind], channel_lines(result.plan, result.differences))
-
-
-def worst_table(result: ComparisonResult) -> Table | None:
-    """Return the boxes that differ most; None where none does."""
-    from volpipe.evaluation.compare_lines import WORST_COLUMNS, worst_lines
-
-    if result.differences is None or not result.differences.worst:
-        return None
-    return _table(WORST_COLUMNS[result.plan.kind], worst_lines(result.differences), title="boxes that differ most")
+def difference_tables(result: ComparisonResult) -> list[Table]:
+    """Return how much differs, and the boxes that differ most, as far as there are any."""
+    titles = ("", "boxes that differ most")
+    return [_table(sheet, title=title) for sheet, title in zip(result.sheets, titles, strict=False)]
 
 
 def row_table(table: ComparisonTable) -> Table:
     """Return a line for each of many comparisons, those that differ most first."""
-    from volpipe.evaluation.compare_lines import ROW_COLUMNS
-
-    lines = [row.line for row in table.rows]
-    shown = _table(ROW_COLUMNS, lines[:MOST_ROWS], left=2)
-    if len(lines) > MOST_ROWS:
-        shown.caption = f"{len(lines) - MOST_ROWS:,} more lines are in the JSON and on the page"
-    return shown
+    return _table(table.sheet, left=2, most=MOST_ROWS)

@@ -1,6 +1,6 @@
 """Differences of two outputs of one input: sums over blocks of images, and matches of labels; both add.
 
-Not here: blocks, and reading them (compare). What a block returns is small; the sums of all blocks are
+Not here: blocks, and reading them (subject, compare). What a block returns is small; the sums of all blocks are
 exact until the end, so that they are the same whatever worker did which, and in whatever order.
 
 Of labels A and B the numbers mean nothing, so that objects are matched first: a label of A and one of B are matched
@@ -13,32 +13,33 @@ matches 0 alone::
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from volpipe.evaluation.image_scores import ErrorSums, psnr
+from volpipe.evaluation.image_scores import ErrorSums, plain, psnr
 from volpipe.evaluation.label_scores import Overlaps, adapted_rand_error, variation_of_information
 
-PlainDifference = tuple[int, float, int, int, int, int, int, float, float, float]  # the fields of DifferenceSums
+PlainDifference = tuple[int, float, int, int, int, int, int, float, float, float]  # of an ImageDifference, its sums
 Pairs = np.ndarray  # (2, pairs), uint64: labels of A and of B that are matched, sorted by A
 
 
 @dataclass(frozen=True)
-class DifferenceSums(ErrorSums):
-    """Sums over voxels of two images; `num` and `squares` are of voxels that have a number in both.
+class ImageDifference(ErrorSums):
+    """Sums over voxels of two images, or of one channel of them, and what follows from these.
+
+    `num` and `squares` are of voxels that have a number in both.
 
     Attributes:
         num_voxels: all of them.
         num_differ: voxels that are not the same; two NaN are, and two infinities of one sign.
         num_unlike: of these, voxels that are NaN or infinite in one, and in the other are not, or otherwise.
         num_nonfinite_a, num_nonfinite_b: voxels that are NaN or infinite.
-        absolute, signed, largest: sum of |B - A|, sum of B - A, and the largest |B - A|.
+        absolute, signed, largest: sum of |B - A|, sum of B - A, and the largest |B - A|, 0 without any.
+        data_range: the greatest value less the least that there may be; None where nobody knows.
     """
 
     num_voxels: int = 0
@@ -48,52 +49,91 @@ class DifferenceSums(ErrorSums):
     num_nonfinite_b: int = 0
     absolute: float = 0.0
     signed: float = 0.0
-    largest: float = 0.0
+    greatest: float = 0.0
+    data_range: float | None = None
 
-    def __add__(self, other: DifferenceSums) -> DifferenceSums:
+    @classmethod
+    def exact(cls, sums: PlainDifference, data_range: float | None) -> ImageDifference:
+        """Return a difference with fractions in place of floats, which add up to the same in any order."""
+        values: list[Any] = [  # Any: of each field
+            Fraction(value) if isinstance(value, float) and math.isfinite(value) else value for value in sums
+        ]
+        return replace(cls(*values), data_range=data_range)
+
+    def __add__(self, other: ImageDifference) -> ImageDifference:
         sums: list[Any] = [a + b for a, b in zip(self.to_list(), other.to_list(), strict=True)]  # Any: of each field
-        return dataclasses.replace(DifferenceSums(*sums), largest=max(self.largest, other.largest))
-
-    def exact(self) -> DifferenceSums:
-        """Return the same, with fractions in place of floats, which add up to the same in any order."""
-        return self._each(lambda value: Fraction(value) if math.isfinite(value) else value)
-
-    def rounded(self) -> DifferenceSums:
-        """Return the same, with floats in place of fractions."""
-        return self._each(float)
-
-    def _each(self, convert: Callable[[Any], Any]) -> DifferenceSums:  # Any: float or Fraction
-        sums = {name: convert(getattr(self, name)) for name in ("squares", "absolute", "signed")}
-        return dataclasses.replace(self, **sums)
+        return replace(ImageDifference(*sums), greatest=max(self.greatest, other.greatest), data_range=self.data_range)
 
     def to_list(self) -> PlainDifference:
-        """Return plain values, to travel as JSON."""
-        values: PlainDifference = dataclasses.astuple(self)
+        """Return the sums as plain values, to travel as JSON."""
+        values: PlainDifference = astuple(self)[:-1]
         return values
 
+    @property
+    def differ(self) -> float:
+        """Share of voxels that differ, 0 to 1."""
+        return self.num_differ / self.num_voxels if self.num_voxels else 0.0
 
-def difference_sums(a: np.ndarray, b: np.ndarray) -> DifferenceSums:
+    @property
+    def is_identical(self) -> bool:
+        return not self.num_differ
+
+    @property
+    def num_nonfinite(self) -> int:
+        """Voxels that are NaN or infinite, of both together."""
+        return self.num_nonfinite_a + self.num_nonfinite_b
+
+    @property
+    def mean(self) -> float:
+        """Mean of |B - A|; not a number where no voxel has a number in both."""
+        return float(self.absolute) / self.num if self.num else math.nan
+
+    @property
+    def shift(self) -> float:
+        """Mean of B - A."""
+        return float(self.signed) / self.num if self.num else math.nan
+
+    @property
+    def largest(self) -> float:
+        """Largest |B - A|."""
+        return float(self.greatest) if self.num else math.nan
+
+    @property
+    def psnr(self) -> float | None:
+        """Peak signal-to-noise ratio of B against A in dB; None where the range is not known."""
+        return None if self.data_range is None else psnr(self, self.data_range)
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """How much differs: what is NaN in one alone comes before any difference."""
+        squares = float(self.squares) / self.num / (self.data_range or 1.0) ** 2 if self.num else 0.0
+        return self.num_unlike, squares, self.differ
+
+    def to_json(self) -> dict[str, object]:
+        """Return the same as JSON values; infinity and NaN are None."""
+        names = ("num_voxels", "num_differ", "differ", "mean", "shift", "largest", "psnr")
+        nonfinite = {"a": self.num_nonfinite_a, "b": self.num_nonfinite_b, "in_one": self.num_unlike}
+        counts = {f"nonfinite_{name}": num for name, num in nonfinite.items()}
+        return {name: plain(getattr(self, name)) for name in names} | counts
+
+
+def difference_sums(a: np.ndarray, b: np.ndarray) -> ImageDifference:
     """Return the sums of a block, (z, y, x) of one type, or both of floating point."""
-    if a.dtype.kind != "f":
-        return _sums(a, b, num_differ=int(np.count_nonzero(a != b)))
-    finite_a, finite_b = np.isfinite(a), np.isfinite(b)
-    both = finite_a & finite_b
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    counts = {
-        "num_differ": int(a.size - np.count_nonzero(same)),
-        "num_unlike": int(np.count_nonzero(~both & ~same)),
-        "num_nonfinite_a": int(a.size - np.count_nonzero(finite_a)),
-        "num_nonfinite_b": int(b.size - np.count_nonzero(finite_b)),
-    }
-    return dataclasses.replace(_sums(a[both], b[both], **counts), num_voxels=a.size)
-
-
-def _sums(a: np.ndarray, b: np.ndarray, **counts: int) -> DifferenceSums:
+    counts, num_voxels, same = {}, a.size, a == b
+    if a.dtype.kind == "f":
+        finite_a, finite_b = np.isfinite(a), np.isfinite(b)
+        both, same = finite_a & finite_b, same | (np.isnan(a) & np.isnan(b))
+        counts = {
+            "num_unlike": int(np.count_nonzero(~both & ~same)),
+            "num_nonfinite_a": int(num_voxels - np.count_nonzero(finite_a)),
+            "num_nonfinite_b": int(num_voxels - np.count_nonzero(finite_b)),
+        }
+        a, b = a[both], b[both]
     change = change_of(a, b)
     gap = np.abs(change)
-    return DifferenceSums(
-        a.size, float(np.square(change).sum()), a.size, **counts,
-        absolute=float(gap.sum()), signed=float(change.sum()), largest=float(gap.max(initial=0.0)),
+    return ImageDifference(
+        a.size, float(np.square(change).sum()), num_voxels, int(num_voxels - np.count_nonzero(same)), **counts,
+        absolute=float(gap.sum()), signed=float(change.sum()), greatest=float(gap.max(initial=0.0)),
     )  # fmt: skip
 
 
@@ -105,65 +145,6 @@ def change_of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.where(b >= a, gap, -gap)
     change: np.ndarray = b.astype(np.float64) - a.astype(np.float64)
     return change
-
-
-@dataclass(frozen=True)
-class ImageDifference:
-    """Two images, or one channel of them.
-
-    Attributes:
-        sums: of all voxels.
-        data_range: the greatest value less the least that there may be; None where nobody knows.
-    """
-
-    sums: DifferenceSums
-    data_range: float | None = None
-
-    @property
-    def differ(self) -> float:
-        """Share of voxels that differ, 0 to 1."""
-        return self.sums.num_differ / self.sums.num_voxels if self.sums.num_voxels else 0.0
-
-    @property
-    def mean(self) -> float:
-        """Mean of |B - A|; not a number where no voxel has a number in both."""
-        return self.sums.absolute / self.sums.num if self.sums.num else math.nan
-
-    @property
-    def shift(self) -> float:
-        """Mean of B - A."""
-        return self.sums.signed / self.sums.num if self.sums.num else math.nan
-
-    @property
-    def largest(self) -> float:
-        """Largest |B - A|."""
-        return self.sums.largest if self.sums.num else math.nan
-
-    @property
-    def psnr(self) -> float | None:
-        """Peak signal-to-noise ratio of B against A in dB; None where the range is not known."""
-        return None if self.data_range is None else psnr(self.sums, self.data_range)
-
-    @property
-    def rank(self) -> tuple[float, ...]:
-        """How much differs: what is NaN in one alone comes before any difference."""
-        sums, whole = self.sums, self.data_range or 1.0
-        return sums.num_unlike, sums.squares / sums.num / whole**2 if sums.num else 0.0, self.differ
-
-    def to_json(self) -> dict[str, object]:
-        """Return the same as JSON values; infinity and NaN are None."""
-        values = {
-            "num_voxels": self.sums.num_voxels, "num_differ": self.sums.num_differ, "differ": self.differ,
-            "mean": self.mean, "shift": self.shift, "largest": self.largest, "psnr": self.psnr,
-            "nonfinite_a": self.sums.num_nonfinite_a, "nonfinite_b": self.sums.num_nonfinite_b,
-            "nonfinite_in_one": self.sums.num_unlike,
-        }  # fmt: skip
-        return {name: plain(value) for name, value in values.items()}
-
-
-def plain(value: object) -> object:
-    """Return a value for JSON, which has neither infinity nor NaN: None."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # ---- labels
@@ -194,11 +175,17 @@ class LabelDifference:
     split: float
     merge: float
     rand_error: float
+    num_unlike: ClassVar[int] = 0  # none is NaN or infinite
+    num_nonfinite: ClassVar[int] = 0
 
     @property
     def differ(self) -> float:
         """Share of voxels that differ, 0 to 1."""
         return self.num_differ / self.num_voxels if self.num_voxels else 0.0
+
+    @property
+    def is_identical(self) -> bool:
+        return not self.num_renumbered
 
     @property
     def voi(self) -> float:
@@ -212,14 +199,16 @@ class LabelDifference:
 
     def to_json(self) -> dict[str, object]:
         """Return the same as JSON values."""
-        return {**dataclasses.asdict(self), "differ": self.differ, "voi": self.voi}
+        return {**asdict(self), "differ": self.differ, "voi": self.voi}
+
+
+Difference = ImageDifference | LabelDifference
 
 
 def matches(table: Overlaps) -> Pairs:
     """Return the labels that are matched: each has the most voxels in the other, of several the lowest number.
 
-    Args:
-        table: label of A, label of B, and the voxels that have both; 0 matches 0 alone, where there is any.
+    `table` has a label of A, one of B, and the voxels that have both; 0 matches 0 alone, where there is any.
     """
     one, other, counts = table
     objects = (one != 0) & (other != 0)
@@ -231,7 +220,7 @@ def matches(table: Overlaps) -> Pairs:
 
 
 def by_number(table: Overlaps) -> Pairs:
-    """Return each label with itself, where the same number means the same in A and B; arguments as of `matches`."""
+    """Return each label with itself, where the same number means the same in A and B."""
     both = np.intersect1d(table[0], table[1])
     numbers = np.concatenate([np.zeros(1, np.uint64), both[both != 0]])
     return np.stack([numbers, numbers])
@@ -244,11 +233,11 @@ def _best(labels: np.ndarray, others: np.ndarray, counts: np.ndarray) -> np.ndar
     return np.stack([labels[order][first], others[order][first]])
 
 
-def unmatched(table: Overlaps, pairs: Pairs) -> int:
-    """Return the number of voxels in `table` whose labels are not among `pairs`."""
-    place = np.minimum(np.searchsorted(pairs[0], table[0]), pairs.shape[1] - 1)
-    is_match = (pairs[0][place] == table[0]) & (pairs[1][place] == table[1])
-    return int(table[2][~is_match].sum())
+def unmatched(one: np.ndarray, other: np.ndarray, pairs: Pairs) -> np.ndarray:
+    """Return where labels of A and of B, uint64, are not among `pairs`."""
+    place = np.minimum(np.searchsorted(pairs[0], one), pairs.shape[1] - 1)
+    result: np.ndarray = (pairs[0][place] != one) | (pairs[1][place] != other)
+    return result
 
 
 def label_difference(table: Overlaps, pairs: Pairs) -> LabelDifference:
@@ -259,13 +248,10 @@ def label_difference(table: Overlaps, pairs: Pairs) -> LabelDifference:
     split, merge = variation_of_information(inside) if has_any else (0.0, 0.0)
     return LabelDifference(
         num_voxels=int(counts.sum()),
-        num_differ=unmatched(table, pairs),
+        num_differ=int(counts[unmatched(one, other, pairs)].sum()),
         num_renumbered=int(counts[one != other].sum()),
-        num_objects_a=int(np.unique(one[one != 0]).size),
-        num_objects_b=int(np.unique(other[other != 0]).size),
+        num_objects_a=int(np.unique(one[one != 0]).size), num_objects_b=int(np.unique(other[other != 0]).size),
         num_matched=pairs.shape[1] - 1,
         num_labelled=int(inside[2].sum()),
-        split=split,
-        merge=merge,
-        rand_error=adapted_rand_error(inside) if has_any else 0.0,
-    )
+        split=split, merge=merge, rand_error=adapted_rand_error(inside) if has_any else 0.0,
+    )  # fmt: skip

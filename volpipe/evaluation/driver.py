@@ -1,166 +1,186 @@
-"""The evaluation of an output as work: its blocks scored on workers, what they gave kept, and added up.
+"""An evaluation or a comparison as work: blocks looked at on workers, what they gave kept in a folder, and added up.
 
-Not here: what is compared, or how a block is scored (evaluate).
+Not here: what a block gives (subject), how it ended (results), or many pairs of outputs (workflow.compare).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from volpipe.blockwise.feed import Feed
-from volpipe.blockwise.journal import Kinds
+from volpipe.blockwise.feed import FedSchedule, Feed, fed
+from volpipe.blockwise.journal import Kinds, Record, read_results
 from volpipe.blockwise.loop import perform
-from volpipe.blockwise.pool import Start
-from volpipe.blockwise.stage import Schedule
-from volpipe.blockwise.work import Steps
-from volpipe.evaluation.block_work import BlockSchedule, BlockWork
-from volpipe.evaluation.evaluate import (
-    FINGERPRINT,
-    RESULTS,
-    SCORE_CAPTION,
-    SCORE_COLUMNS,
-    BlockScores,
-    Evaluation,
-    ImageScores,
-    Scores,
-    check_labels,
-    label_notes,
-    sum_scores,
-)
-from volpipe.evaluation.panels import comparison_items, draw
-from volpipe.reporting.page import REPORT, Draft, Item, Note, Sheet
+from volpipe.blockwise.pool import Start, WorkerPool
+from volpipe.blockwise.stage import Schedule, Stage
+from volpipe.blockwise.work import POOL, Steps, each
+from volpipe.errors import RunError
+from volpipe.estimation.calibrate import MOST_WORKERS
+from volpipe.evaluation.compare import Comparison
+from volpipe.evaluation.evaluate import FINGERPRINT, Evaluation
+from volpipe.evaluation.limits import Limit
+from volpipe.evaluation.lines import summary
+from volpipe.evaluation.panels import evaluation_items
+from volpipe.evaluation.results import ComparisonResult, EvaluationResult, evaluation_parts
+from volpipe.evaluation.subject import RESULTS, BlockSums, Subject
+from volpipe.geometry.grid import Box, Grid
+from volpipe.reporting.page import Draft, Item, Note
 from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkSession
-from volpipe.tables import html_table
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkSession, check_kind
+from volpipe.segmentation.estimate import elapsed
+from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
+from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage.metadata import read_json, write_json
-from volpipe.volumes.storage.paths import Location, delete_file, exists, shown
-from volpipe.volumes.volume import Volume
+from volpipe.volumes.storage.paths import Location, delete, delete_file, exists
 
-EVALUATION_FILE = "evaluation.json"  # in the folder of an evaluation: what is compared
-
-
-@dataclass(repr=False)
-class EvaluationResult(WorkReport):
-    """How an evaluation ended.
-
-    Attributes:
-        plan: the evaluation: volumes and box that were compared.
-        scores: of labels; or of an image and of interpolations of its input, by name. None where blocks are missing.
-    """
-
-    scores: Scores | None = None
-
-    @property
-    def notes(self) -> list[str]:
-        """What a user should know of the volumes and their labels, in sentences."""
-        found = [] if self.scores is None else label_notes(self.plan, self.scores)
-        return [*self.plan.notes, *found]
-
-    def facts(self) -> dict[str, object]:
-        """Return how it ended in numbers, for people."""
-        compared = {"output": shown(self.plan.output), "reference": shown(self.plan.reference)}
-        return {**compared, **self._label_scores(), **super().facts()}
-
-    def _label_scores(self) -> dict[str, object]:
-        if self.scores is None or isinstance(self.scores, dict):
-            return {}
-        return {
-            field.name.replace("_", " "): f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
-            for field in dataclasses.fields(self.scores)
-            if isinstance(value := getattr(self.scores, field.name), int | float)
-        }
-
-    def _repr_html_(self) -> str:
-        """Return a table of images, the best PSNR first, above how it ended; cuts are in cycles per voxel."""
-        if not isinstance(self.scores, dict):
-            return super()._repr_html_()
-        best_first = sorted(self.scores.items(), key=lambda item: -item[1].psnr)
-        rows = ((name, f"{each.psnr:.2f}", f"{each.ssim:.4f}", *_cuts(each)) for name, each in best_first)
-        return html_table(("", *SCORE_COLUMNS), rows, caption=SCORE_CAPTION) + super()._repr_html_()
-
-    def to_json(self) -> dict[str, object]:
-        """Return the scores and their volumes as JSON values; infinite numbers are None."""
-        assert self.scores is not None
-        scores: dict[str, object] = self.plan.describe_scores(self.scores)
-        return scores
-
-    def draw(self, path: str | Path) -> None:
-        """Write slices and errors of images to the PNG at `path`."""
-        draw(Path(path), self.plan)
+R = TypeVar("R", bound=WorkReport)
+S = TypeVar("S", bound=Subject)
 
 
-def _cuts(scores: ImageScores) -> list[str]:
-    """Return the frequencies at which the correlation with the reference ends, as far as there are any."""
-    if not scores.curve:
-        return ["too small"] * 4
-    cuts = (scores.half, scores.seventh, scores.half_z, scores.seventh_z)
-    return ["never" if cut is None else f"{cut:.3f}" for cut in cuts]
+class BlockSchedule(FedSchedule):
+    """One stage, whose units are blocks; `feed` is what other work still writes."""
+
+    def __init__(self, subject: Subject, feed: Feed | None = None) -> None:
+        self.subject = subject
+        stage = Stage(subject.stage, len(subject.blocks), doing="comparing voxels")
+        super().__init__(fed(stage, feed, subject.read_box), feed=feed)
+
+    def box(self, stage: Stage, unit: int) -> Box:
+        return self.subject.own_box(unit)
 
 
-class EvaluationWork(BlockWork[EvaluationResult]):
-    """An evaluation, block by block; what its blocks gave is kept in its folder.
-
-    Args:
-        evaluation: from `plan_evaluation`.
-        folder, options, listener: as of `FolderWork`.
-        feed: the output, where other work is still writing it.
-        to: file of the scores, None where nobody wants one.
-    """
+class BlockWork(FolderWork[R], Generic[R, S]):
+    """Work on the blocks of a `subject`; what they gave is kept in the folder, so that the same work again goes on."""
 
     kinds: ClassVar[Kinds] = RESULTS
-    mark, stage, app = EVALUATION_FILE, "evaluate", "score"
-    passing: ClassVar[tuple[str, ...]] = (FINGERPRINT,)
 
     def __init__(
-        self,
-        evaluation: Evaluation,
-        folder: RunFolder,
-        options: Options = PLAIN,
-        listener: Listener = SILENT,
+        self, subject: S, folder: RunFolder, options: Options = PLAIN, listener: Listener = SILENT,
         feed: Feed | None = None,
-        to: Location | None = None,
-    ) -> None:
-        super().__init__(evaluation, folder, options, listener, feed)
-        self.evaluation, self.to = evaluation, to
-        self.scores: Scores | None = None
+    ) -> None:  # fmt: skip
+        super().__init__(folder, options, listener, feed)
+        self.subject = subject
+
+    @property
+    def is_begun(self) -> bool:
+        return self.folder.journal.is_file()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every block was looked at."""
+        return self.is_begun and self.replayed().is_complete
+
+    @abstractmethod
+    def report(self, **facts: Any) -> R:
+        """Return how it ended, with what blocks gave; `facts` are those of a `WorkReport`."""
+
+    def results(self) -> Iterator[BlockSums]:
+        """Yield the sums of all blocks that were looked at."""
+        return read_results(self.folder.journal, self.kinds, BlockSums)
+
+    def grids(self) -> dict[str, Grid]:
+        return {self.subject.stage: self.subject.blocks}
+
+    def sent(self) -> Subject:
+        """Return what travels to workers with each task: what they need of the subject."""
+        return replace(self.subject, notes=())
+
+    def schedule(self) -> BlockSchedule:
+        return BlockSchedule(self.subject, self.feed)
+
+    @property
+    def _given(self) -> dict[str, object]:
+        """What the folder is known by, as it is read back from its file: without what changes by itself."""
+        described: dict[str, object] = json.loads(json.dumps(self.subject.describe()))
+        return {key: value for key, value in described.items() if key != FINGERPRINT}
+
+    def claim(self) -> None:
+        """Forget what was found in other volumes, or otherwise: it costs little, and is made again."""
+        self.check_free()
+        inputs = self.subject.inputs()
+        # what earlier work of ours writes stays as it is: of all but the reference
+        read = inputs if self.options.is_outside else {"reference": inputs["reference"]}
+        mark, states = self.folder.path / self.subject.mark, {name: identify(each) for name, each in read.items()}
+        before: Mapping[str, Identity] = {}
+        with suppress(RunError):  # damaged
+            before = read_identities(self.folder.inputs) or {}
+        # but for parts that could not be read
+        is_same = before.keys() == states.keys() and not any(changes(before[name], states[name]) for name in states)
+        if self.options.fresh or read_json(mark) != self._given or not is_same:
+            self.clear()
+            write_json(mark, self._given)
+        store_identities(self.folder.inputs, states)
+
+    def remove(self) -> None:
+        """Delete the folder, when the workers have stopped, unless another command has taken it meanwhile."""
+        self.folder.remove(self.subject.mark, self._given)
+
+    def check_free(self) -> None:
+        check_kind(self.folder, self.subject.mark)
+
+    def check_source(self, source: FolderWork[Any], called: str) -> None:
+        """Nothing else makes what is looked at."""
+
+    def clear(self) -> None:
+        self.folder.clear()
+
+    def session_steps(self, session: WorkSession) -> Steps[R]:
+        if self.is_complete:
+            return self.report(was_complete=True)
+        pool: WorkerPool = yield POOL
+        began, schedule, sent = time.perf_counter(), self.replayed(), self.sent()
+        self.listener.on_plan(self.subject, self.folder)
+
+        def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
+            return pool.submit("reduce", sent, list(units), session.name, str(self.folder.path))
+
+        phase = yield from session.finish(self.phase(session, schedule, submit))
+        return self.report(
+            missing=schedule.missing(phase.reasons), totals=session.totals,
+            seconds=time.perf_counter() - began, first_task=session.first_task,
+        )  # fmt: skip
+
+
+class EvaluationWork(BlockWork[EvaluationResult, Evaluation]):
+    """An evaluation; its scores are written to the file `to`, if there is one."""
+
+    def __init__(self, subject: Evaluation, *rest: Any, to: Location | None = None) -> None:
+        super().__init__(subject, *rest)
+        self.to = to
 
     @property
     def name(self) -> str:
-        return str(self.to or self.evaluation.output)
+        return str(self.to or self.subject.output)
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
-        """Return slices of both volumes, once all is compared; see `FolderWork`."""
-
-        def compared() -> Sequence[Item]:
-            if not (schedule.is_complete or self.is_complete):
-                return [Note("Slices are compared once all blocks are scored.")]
-            return [*comparison_items(self.evaluation)]
-
-        return [Draft("Comparison", compared, "Comparison")]
+        items: Iterable[Item] = [Note("Slices are compared once all blocks are scored.")]
+        if schedule.is_complete or self.is_complete:
+            items = evaluation_items(self.subject)
+        return [Draft("Comparison", lambda: list(items), "Comparison")]
 
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        """Return what is compared, and the scores once they are there; see `FolderWork`."""
         tree = read_json(self.to) if self.to is not None else None
-        if tree is None and self.scores is not None:
-            tree = self.evaluation.describe_scores(self.scores)
-        return evaluation_parts(self.described(), tree)
+        if tree is None and is_complete:
+            tree = self.subject.describe_scores(self.subject.scores(self.results))
+        return evaluation_parts(self._given, tree)
 
     def witnesses(self) -> Sequence[Path]:
-        """Return the journal, and the file of the scores; see `HeldWork`."""
         return [*super().witnesses(), *([self.to] if isinstance(self.to, Path) else [])]
 
     @property
     def needs_all(self) -> bool:
         """Whether it must wait for all of what it reads: labels are looked at first, interpolations need the input."""
-        return self.evaluation.kind == "labels" or len(self.evaluation.candidates) > 1
+        return self.subject.kind == "labels" or len(self.subject.candidates) > 1
 
     @property
     def is_begun(self) -> bool:
@@ -168,9 +188,10 @@ class EvaluationWork(BlockWork[EvaluationResult]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the scores are there, and are those of this evaluation."""
-        scores = None if self.to is None else read_json(self.to)
-        expected = self.described()
+        """Whether the scores are there, and are those of this evaluation; without a file, whether every block is."""
+        if self.to is None:
+            return super().is_complete
+        scores, expected = read_json(self.to), json.loads(json.dumps(self.subject.describe()))
         return scores is not None and {key: scores.get(key) for key in expected} == expected
 
     def check_source(self, source: FolderWork[Any], called: str) -> None:
@@ -181,82 +202,104 @@ class EvaluationWork(BlockWork[EvaluationResult]):
             self.folder.clear()
 
     def clear(self) -> None:
-        """Delete the scores; see `FolderWork`."""
         if self.to is not None:
             delete_file(self.to)
         super().clear()
 
-    def volumes(self) -> dict[str, Volume | None]:
-        """Return what it reads, but for what other work of ours writes, whose voxels stay."""
-        evaluation = self.evaluation
-        outside = {"output": evaluation.output, "given": evaluation.given} if self.options.is_outside else {}
-        return {"reference": evaluation.reference, **outside}
-
     def steps(self) -> Steps[EvaluationResult]:
-        """Score what is not scored yet, and return how that ended; see `FolderWork`.
-
-        Raises:
-            PlanError: the labels look like an image.
-        """
-        check_labels(self.evaluation)  # before anything is written; a flow has all of them by now
+        """Score what is not scored yet; images where labels are to be scored are refused before anything is written."""
+        self.subject.check_labels()  # a flow has all of them by now
         return (yield from super().steps())
 
-    def report(self, schedule: BlockSchedule | None, session: WorkSession, **facts: Any) -> EvaluationResult:
-        """Return how it ended, with the scores where no block is missing."""
-        report = EvaluationResult(self.evaluation, self.folder.path, **facts)
-        if schedule is not None and report.is_complete:
-            parts = BlockScores.joined(session.journal.results(BlockScores))
-            report.scores = self.scores = sum_scores(self.evaluation, parts)
+    def report(self, **facts: Any) -> EvaluationResult:
+        # of an evaluation that was complete, the scores may stand in their file alone
+        result = EvaluationResult(self.subject, self.folder.path, **facts)
+        if result.is_complete and not (result.was_complete and self.to is not None):
+            result.scores = self.subject.scores(self.results)
             if self.to is not None:
-                write_json(self.to, self.evaluation.describe_scores(report.scores))
-        return report
+                write_json(self.to, self.subject.describe_scores(result.scores))
+        return result
 
 
-def evaluation_parts(described: Mapping[str, object], tree: Mapping[str, Any] | None) -> Parts:  # Any: JSON
-    """Return what the report says of an evaluation: what was compared, and the `tree` of its scores if it is there."""
-    facts = {key: str(value) for key, value in described.items() if value is not None and key != FINGERPRINT}
-    scores, notes = ((tree or {}).get(key) for key in ("scores", "notes"))
-    items: list[Item] = [Note("There are no scores yet: they need all blocks.")]
-    if isinstance(scores, Mapping) and scores:
-        names = [
-            key for key, value in next(iter(scores.values())).items() if not isinstance(value, list | tuple | dict)
-        ]
-        rows = [(name, *(_score(entry.get(key)) for key in names)) for name, entry in scores.items()]
-        items = [Sheet("Scores", ("", *(name.replace("_", " ") for name in names)), rows)]
-    items += [Note(note, "warning") for note in notes or ()]
-    title = f"Scores of {Path(str(described.get('output', ''))).name}"
-    return Parts(title, f"The evaluation against {described.get('reference')}.", facts, items)
+class ComparisonWork(BlockWork[ComparisonResult, Comparison]):
+    """A comparison; a limit of what both do not have is refused."""
+
+    def __init__(self, subject: Comparison, *rest: Any, limits: Sequence[Limit] = ()) -> None:
+        super().__init__(subject, *rest)
+        self.limits = tuple(limits)
+        for limit in limits:
+            limit.check(subject)
+
+    @property
+    def name(self) -> str:
+        return f"{self.subject.a} and {self.subject.b}"
+
+    def sent(self) -> Comparison:
+        """Return the comparison without what both say of how they were made, which may be long."""
+        return replace(self.subject, made_a=(), made_b=(), notes=())
+
+    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
+        facts = {key: str(value) for key, value in self._given.items() if value is not None}
+        differences = self.subject.differences(self.results)
+        items = [Note(line) for line in summary(self.subject, differences, len(taken.missing))]
+        return Parts(f"Comparison of {self.name}", "The comparison of two outputs.", facts, items)
+
+    def report(self, **facts: Any) -> ComparisonResult:
+        differences = self.subject.differences(self.results)
+        return ComparisonResult(self.subject, self.folder.path, **facts, differences=differences, limits=self.limits)
 
 
-def _score(value: object) -> str:
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+def finish(work: BlockWork[R, Any], start: Start, on_end: Callable[[R], object] = lambda result: None) -> R:
+    """Look at all blocks, and return how that ended; the folder of `work`, which holds what is done, goes when all is.
 
-
-def evaluate(
-    evaluation: Evaluation,
-    start: Start,
-    folder: RunFolder,
-    *,
-    listener: Listener = SILENT,
-    report_file: Path | None = None,
-    **options: Any,
-) -> EvaluationResult:
-    """Score all blocks, and return how that ended; `folder`, which holds what is done, goes when all is.
-
-    Args:
-        evaluation: from `plan_evaluation`.
-        start: starts the workers in a folder for their files, and stops them on every way out.
-        folder, listener, options: as of `FolderWork`.
-        report_file: where the report is kept, which lies in `folder`; None where nobody wants it.
+    `on_end` is called with the result before that: what it raises leaves the folder there.
 
     Raises:
-        PlanError: the labels look like an image.
-        RunStopped: too many blocks cannot be scored.
+        PlanError: labels look like an image.
+        RunStopped: too many blocks cannot be looked at.
     """
-    work = EvaluationWork(evaluation, folder, Options(**options), listener)
-    report = perform(work, partial(start, folder.parsl))
-    if report_file is not None and (folder.path / REPORT).is_file():
-        shutil.copyfile(folder.path / REPORT, report_file)
-    if report.is_complete:
+    result = perform(work, partial(start, work.folder.parsl))
+    on_end(result)
+    if result.is_complete:
         work.remove()
-    return report
+    return result
+
+
+# ---- forecast
+
+
+@dataclass(frozen=True)
+class ScoreTime:
+    """Forecast `seconds` of an evaluation, from first task to last; a guess where volumes do not exist yet."""
+
+    seconds: float
+    is_guess: bool
+
+
+def calibrate_evaluation(
+    evaluation: Evaluation, missing: Collection[str], workers: WorkerPool, folder: Path
+) -> Steps[ScoreTime]:
+    """Return the forecast of `evaluation`, from a block that all `workers` score at the same time.
+
+    Zeros in `folder`, which is deleted, stand in for volumes whose paths are `missing`, and the reference for labels.
+
+    Raises:
+        RunStopped: the block cannot be scored.
+    """
+    output, given, num_workers = evaluation.output, evaluation.given, max(1, workers.slots["cpu"])
+    is_guess = any(volume.path in missing for volume in (output, given) if volume is not None)
+    try:
+        if output.path in missing:
+            output = evaluation.reference if evaluation.kind == "labels" else zeros_like(output, folder / "output")
+        if given is not None and given.path in missing:
+            given = zeros_like(given, folder / "given")
+        trial = replace(evaluation, b=output, given=given)
+        middle = tuple(max(0, n // b - 1) // 2 for n, b in zip(trial.box.shape, trial.block, strict=True))
+        block = trial.blocks.number(middle)  # a whole one if any
+        num = min(num_workers, MOST_WORKERS)
+        records = yield from each("trial", "reduce", lambda number: (trial, [block]), num)
+    finally:
+        delete(folder)
+    seconds = sum(record.usage.seconds for record in records) / len(records)
+    whole = seconds / trial.blocks.box(block).num_voxels * evaluation.box.num_voxels
+    return ScoreTime(elapsed(whole, len(evaluation.blocks), num_workers), is_guess)

@@ -1,6 +1,6 @@
-"""Scores of an image against a reference, and of labels against labels: sums over blocks, which add.
+"""Scores of an image against a reference: sums over blocks, which add.
 
-Not here: blocks, and reading them (evaluate). All arrays are (z, y, x). What a block returns is small, and
+Not here: blocks, and reading them (subject). All arrays are (z, y, x). What a block returns is small, and
 the sums of all blocks give what the whole volume would, but for the Fourier shell correlation, which is taken cube by
 cube: `shells` says how.
 """
@@ -8,7 +8,6 @@ cube: `shells` says how.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,21 +17,14 @@ REACH = WINDOW // 2
 K1, K2 = 0.01, 0.03  # Wang et al. 2004 (doi 10.1109/TIP.2003.819861)
 CUBE = 64  # voxels per axis of which the Fourier shell correlation is taken
 CONE = math.cos(math.radians(30.0))  # about the z axis, for the correlation along it
-THRESHOLDS = {"half": 0.5, "seventh": 1 / 7}
 
 Floats = np.ndarray  # float64
-
-
 PlainSums = tuple[int, float, int, float, list[list[list[float]]]]  # the fields of ImageSums
 
 
 @dataclass(frozen=True)
 class ErrorSums:
-    """Sums of errors.
-
-    Attributes:
-        num, squares: voxels, and the sum of their squared errors.
-    """
+    """Sums of errors: the number of voxels, and the sum of their squared errors."""
 
     num: int = 0
     squares: float = 0.0
@@ -65,17 +57,21 @@ class ImageSums(ErrorSums):
 
 
 def image_sums(data: np.ndarray, truth: np.ndarray, own: tuple[slice, ...], data_range: float) -> ImageSums:
-    """Return the sums of a block.
+    """Return the sums of a block; `data` and `truth` have up to REACH voxels around its `own`: as many as exist.
 
-    Args:
-        data, truth: the block with up to REACH voxels around it: as many as exist.
-        own: the block's own voxels in them.
-        data_range: between the smallest and the largest possible value; the same for every block.
+    The `data_range` between the smallest and the largest possible value is the same for every block.
     """
     data, truth = data.astype(np.float64), truth.astype(np.float64)
-    similar = _own_windows(structural_similarity(data, truth, data_range), own, data.shape)
+    middles = tuple(  # windows whose middle is one of the block's own voxels
+        slice(max(0, part.start - REACH), max(0, min(part.stop, size - REACH) - REACH))
+        for part, size in zip(own, data.shape, strict=True)
+    )
+    similar = structural_similarity(data, truth, data_range)[middles]
     data, truth = data[own], truth[own]
-    spectra = sum((shells(data[cube], truth[cube]) for cube in cubes(data.shape)), ImageSums().spectra)
+    spectra = ImageSums().spectra
+    for index in np.ndindex(*(size // CUBE for size in data.shape)):  # the rest at the end of a block does not count
+        cube = tuple(slice(i * CUBE, (i + 1) * CUBE) for i in index)
+        spectra = spectra + shells(data[cube], truth[cube])
     squares = float(np.square(data - truth).sum())
     return ImageSums(truth.size, squares, similar.size, float(similar.sum()), spectra)
 
@@ -90,6 +86,42 @@ def psnr(sums: ErrorSums, data_range: float) -> float:
 def ssim(sums: ImageSums) -> float:
     """Return the mean structural similarity; not a number where no window fits."""
     return sums.similarity / sums.num_windows if sums.num_windows else math.nan
+
+
+def plain(value: object) -> object:
+    """Return a value for JSON, which has neither infinity nor NaN: None."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True)
+class ImageScores:
+    """Scores of a candidate against the reference; frequencies in cycles per voxel.
+
+    Attributes:
+        psnr: dB.
+        ssim: mean structural similarity.
+        half, seventh: frequency at which the Fourier shell correlation falls below 0.5, and below 1/7; None if never.
+        half_z, seventh_z: the same of directions within 30 degrees of z.
+        curve: the correlation of each shell; shell i is i / 64 cycles per voxel; () where no cube fits.
+    """
+
+    psnr: float
+    ssim: float
+    half: float | None = None
+    seventh: float | None = None
+    half_z: float | None = None
+    seventh_z: float | None = None
+    curve: tuple[float, ...] = ()
+
+    @classmethod
+    def from_sums(cls, sums: ImageSums, data_range: float) -> ImageScores:
+        """Return the scores that sums over all blocks have."""
+        scores = cls(psnr(sums, data_range), ssim(sums))
+        if not sums.spectra.any():
+            return scores
+        everywhere, along_z = (shell_correlation(part) for part in sums.spectra)
+        half, seventh, half_z, seventh_z = (crossing(c, t) for c in (everywhere, along_z) for t in (0.5, 1 / 7))
+        return cls(scores.psnr, scores.ssim, half, seventh, half_z, seventh_z, tuple(map(float, everywhere)))
 
 
 # ---- structural similarity
@@ -123,23 +155,7 @@ def means(data: Floats) -> Floats:
     return data / WINDOW**3
 
 
-def _own_windows(similar: Floats, own: tuple[slice, ...], shape: tuple[int, ...]) -> Floats:
-    """Return the windows whose middle is one of the block's own voxels."""
-    middles = [
-        slice(max(0, part.start - REACH), max(0, min(part.stop, size - REACH) - REACH))
-        for part, size in zip(own, shape, strict=True)
-    ]
-    return similar[tuple(middles)]
-
-
 # ---- Fourier shell correlation
-
-
-def cubes(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Yield the cubes of CUBE voxels that lie side by side in a block; the rest at its end does not count."""
-    counts = [size // CUBE for size in shape]
-    for index in np.ndindex(*counts):
-        yield tuple(slice(i * CUBE, (i + 1) * CUBE) for i in index)
 
 
 def shells(data: Floats, truth: Floats) -> Floats:
@@ -150,18 +166,14 @@ def shells(data: Floats, truth: Floats) -> Floats:
     """
     fade = np.hanning(CUBE + 2)[1:-1]
     window = fade[:, None, None] * fade[:, None] * fade
-    spectra = [np.fft.fftn((part - part.mean()) * window) for part in (data, truth)]
-    parts = [(spectra[0] * spectra[1].conj()).real, np.abs(spectra[0]) ** 2, np.abs(spectra[1]) ** 2]
-    frequency = np.fft.fftfreq(CUBE)
+    one, other = (np.fft.fftn((part - part.mean()) * window) for part in (data, truth))
+    parts = [(one * other.conj()).real, np.abs(one) ** 2, np.abs(other) ** 2]
+    frequency, num_shells = np.fft.fftfreq(CUBE), CUBE // 2 + 1
     along_z = np.abs(frequency)[:, None, None]
     length = np.sqrt(along_z**2 + frequency[:, None] ** 2 + frequency**2)
     number = np.rint(length * CUBE).astype(int)
-    num_shells = CUBE // 2 + 1
-    sums = np.empty((2, 3, num_shells))
-    for i, inside in enumerate((number < num_shells, (number < num_shells) & (along_z >= CONE * length))):
-        for j, part in enumerate(parts):
-            sums[i, j] = np.bincount(number[inside], part[inside], num_shells)
-    return sums
+    inside = [number < num_shells, (number < num_shells) & (along_z >= CONE * length)]
+    return np.array([[np.bincount(number[each], part[each], num_shells) for part in parts] for each in inside])
 
 
 def shell_correlation(spectra: Floats) -> Floats:

@@ -20,13 +20,9 @@ POLE = np.sqrt(3.0) - 2.0  # Unser et al. 1993 (doi 10.1109/78.193220)
 
 
 def interpolated(reader: Reader, box: Box, factors: tuple[int, ...], method: str) -> np.ndarray:
-    """Return the voxels of `box` (z, y, x) of the finer grid, float64, from a volume of one channel.
+    """Return the voxels of `box` (z, y, x) of the finer grid, float64, from the reader of a volume of one channel.
 
-    Args:
-        reader: of the coarser volume.
-        box: in voxels of the finer grid.
-        factors: finer voxels per coarse one (z, y, x).
-        method: "nearest", "linear" or "cubic", a B-spline that goes through the voxels.
+    `factors` are finer voxels per coarse one; "cubic" is a B-spline that goes through the voxels.
     """
     reach = {"nearest": 0, "linear": 1, "cubic": REACH + 2}[method]
     reaches = [reach if factor > 1 else 0 for factor in factors]
@@ -63,12 +59,6 @@ def weights(method: str, place: float, reach: int) -> np.ndarray:
     # Of the B-spline that is one at voxel 0 and zero at all others, by its coefficients -6 p / (1 - p²) p^|k|.
     inner = np.arange(-REACH, REACH + 1)
     coefficients = -6 * POLE / (1 - POLE**2) * POLE ** np.abs(inner)
-    splines = _spline(place - (voxels[:, None] + inner))
+    d = np.abs(place - (voxels[:, None] + inner))
+    splines = np.where(d < 1, 2 / 3 - d**2 + d**3 / 2, np.maximum(0.0, 2 - d) ** 3 / 6)
     return np.asarray(splines @ coefficients)
-
-
-def _spline(distance: np.ndarray) -> np.ndarray:
-    """Return the cubic B-spline."""
-    d = np.abs(distance)
-    near, far = 2 / 3 - d**2 + d**3 / 2, np.maximum(0.0, 2 - d) ** 3 / 6
-    return np.asarray(np.where(d < 1, near, far))

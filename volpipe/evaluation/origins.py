@@ -9,7 +9,8 @@ another one, and that of another: labels of affinities, these of a volume::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -17,18 +18,17 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from volpipe.errors import PlanError, RunError, VolpipeError
-from volpipe.geometry.grid import Box, triple
+from volpipe.geometry.grid import Box, Triple
 from volpipe.nets.files import short_hash
 from volpipe.recipes.toml import leaves
 from volpipe.runs.provenance import read_provenance
 from volpipe.segmentation.output import RECIPE_KEY
 from volpipe.volumes.resampling import Resampling
-from volpipe.volumes.storage.paths import Location, locate
+from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import View, Volume, absolute, open_volume, resampled
 
 MOST_MAKINGS = 16  # outputs of outputs that are looked at
 ABSENT = "–"
-Row = tuple[str, str, str]  # what it is, and what A and B have
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,12 @@ class Making:
     """What an output says of how it was made.
 
     Attributes:
-        place: of the output.
-        shape: of it (z, y, x).
+        place, shape: of the output; voxels (z, y, x).
         said: its attributes under "volpipe", and under "run" those of its run.
     """
 
     place: str
-    shape: tuple[int, int, int]
+    shape: Triple
     said: Mapping[str, Any]  # Any: JSON
 
     @property
@@ -83,43 +82,36 @@ class Making:
     def input_box(self, box: Box) -> Box:
         """Return the voxels of the input that `box` of the output shows."""
         roi = self.roi
-        factors = triple(max(1, n // m) for n, m in zip(self.shape, roi.shape, strict=True))
-        start = (a // f + r for a, f, r in zip(box.start, factors, roi.start, strict=True))
-        stop = (-(-b // f) + r for b, f, r in zip(box.stop, factors, roi.start, strict=True))
-        return Box(tuple(start), tuple(stop))
+        factors = [max(1, n // m) for n, m in zip(self.shape, roi.shape, strict=True)]
+        start = tuple(a // f for a, f in zip(box.start, factors, strict=True))
+        return Box(start, tuple(-(-b // f) for b, f in zip(box.stop, factors, strict=True))).shift(roi.start)
 
     def facts(self) -> dict[str, str]:
         """Return everything that may differ of how an output was made, as texts."""
-        said, run = self.said, self.said.get("run") or {}
-        net = said.get("net") or {}
+        said, net = self.said, self.said.get("net") or {}
         values = {
             "made by": "volpipe segment" if self.kind == "labels" else "volpipe run",
             "net": net.get("label"),
             "weights SHA-256": net and short_hash(str(net.get("weights_sha256") or "")),
             "code of the net SHA-256": net and short_hash(str(net.get("code_sha256") or "")),
             "input": self.input,
-            "normalised by": _pairs(said.get("normalise")),
-            "recipe": dict(leaves(said.get("recipe") or said.get(RECIPE_KEY) or {})),
-            "version": {"volpipe": said.get("version"), "python": said.get("python"), **(said.get("packages") or {})},
-            "devices": ", ".join(run.get("devices") or []),
+            "normalised by": ", ".join(
+                f"{name} {_numbers(value)}" for name, value in (said.get("normalise") or {}).items()
+            ),
+            **_named("recipe", dict(leaves(said.get("recipe") or said.get(RECIPE_KEY) or {}))),
+            **_named("version", {"volpipe": said.get("version"), "python": said.get("python")}),
+            **_named("version", said.get("packages") or {}),
+            "devices": ", ".join(_of(said, "run", "devices") or []),
         }
-        return dict(_texts(values))
+        return {name: str(value) for name, value in values.items() if value not in (None, "", {})}
 
 
-def _pairs(values: Mapping[str, Any] | None) -> str:
-    return ", ".join(f"{name} {_numbers(value)}" for name, value in (values or {}).items())
+def _named(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
+    return {f"{prefix} {name}": value for name, value in values.items()}
 
 
 def _numbers(value: Any) -> str:  # Any: a number, or a list of those of each channel
     return "(" + " ".join(map(_numbers, value)) + ")" if isinstance(value, list) else f"{value:g}"
-
-
-def _texts(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:  # Any: JSON
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _texts(value, f"{prefix}{name} ")
-        elif value not in (None, ""):
-            yield f"{prefix}{name}", str(value)
 
 
 def _of(tree: Any, *keys: str) -> Any:  # Any: JSON
@@ -133,10 +125,7 @@ def makings_of(volume: Volume) -> tuple[Making, ...]:
     """Return how `volume` was made, and what it was made of, itself first; () where it says nothing."""
     makings: list[Making] = []
     current: Volume | None = volume
-    while current is not None and len(makings) < MOST_MAKINGS:
-        making = _making(current)
-        if making is None:
-            break
+    while current is not None and len(makings) < MOST_MAKINGS and (making := _making(current)) is not None:
         makings.append(making)
         try:
             current = making.open_input() if making.input else None
@@ -147,25 +136,17 @@ def makings_of(volume: Volume) -> tuple[Making, ...]:
 
 def _making(volume: Volume) -> Making | None:
     """Return how a volume was made, by the innermost group around it that says so; of a copy, how the original was."""
-    for place in _groups(volume):
-        try:
-            said = read_provenance(place)
-        except RunError:  # inside an HDF5 file
-            continue
-        if _of(said, "copied_from", "bin") == [1, 1, 1] and isinstance(said.get("made"), dict):
-            said = said["made"] | {"run": said["run"]}
-        if "input" in said and ("recipe" in said or RECIPE_KEY in said):
-            return Making(str(place), volume.spatial_shape, said)
-    return None
-
-
-def _groups(volume: Volume) -> Iterator[Location]:
-    """Yield the array's own folder and those around it, up to the container."""
     place, container = volume.folder, absolute(volume.path)
-    yield place
-    while place != container and place.parent != place:
+    while True:
+        with suppress(RunError):  # inside an HDF5 file
+            said = read_provenance(place)
+            if _of(said, "copied_from", "bin") == [1, 1, 1] and isinstance(said.get("made"), dict):
+                said = said["made"] | {"run": said["run"]}
+            if "input" in said and ("recipe" in said or RECIPE_KEY in said):
+                return Making(str(place), volume.spatial_shape, said)
+        if place in (container, place.parent):
+            return None
         place = place.parent
-        yield place
 
 
 def check_same_input(a: Volume, b: Volume, made_a: Sequence[Making], made_b: Sequence[Making]) -> list[str]:
@@ -198,18 +179,16 @@ def shared_input(made_a: Sequence[Making], made_b: Sequence[Making]) -> int | No
     return next((i for i in reversed(range(len(made_a))) if made_a[i].fingerprint in of_b), None)
 
 
-def differing(made_a: Sequence[Making], made_b: Sequence[Making]) -> list[Row]:
+def differing(made_a: Sequence[Making], made_b: Sequence[Making]) -> list[tuple[str, str, str]]:
     """Return what was done otherwise: what it is, and what A and B say; of what they were made of too, if not alike.
 
     Where one says nothing, all that the other says differs.
     """
-    rows: list[Row] = []
+    rows: list[tuple[str, str, str]] = []
     for depth, (one, other) in enumerate(zip_longest(made_a, made_b)):
         if one is not None and other is not None and one.place == other.place:
             break  # from here on both are the same
-        prefix = "its input: " * depth
         of_a, of_b = ({} if making is None else making.facts() for making in (one, other))
-        names = list(dict.fromkeys([*of_a, *of_b]))
-        pairs = ((f"{prefix}{name}", of_a.get(name, ABSENT), of_b.get(name, ABSENT)) for name in names)
-        rows += [row for row in pairs if row[1] != row[2]]
+        pairs = ((name, of_a.get(name, ABSENT), of_b.get(name, ABSENT)) for name in dict.fromkeys([*of_a, *of_b]))
+        rows += [(f"{'its input: ' * depth}{name}", a, b) for name, a, b in pairs if a != b]
     return rows

@@ -44,23 +44,22 @@ def panel(path: Path | BinaryIO, images: Sequence[tuple[str, Image2D]], *, colum
     from PIL import Image, ImageDraw, ImageFont
 
     for caption, image in images:
-        _refuse_unpaintable(caption, image)
+        if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
+            actual = f"{image.dtype} of shape {image.shape}"
+            raise VolumeError(f"image {caption!r} is {actual}; give uint8 of shape (y, x) or (y, x, 3)")
     tallest, widest = (max(image.shape[axis] for _, image in images) for axis in (0, 1))
     zoom = max(1, min(-(-MIN_WIDTH // widest), MAX_HEIGHT // tallest))
-    shown = [image.repeat(zoom, axis=0).repeat(zoom, axis=1) for _, image in images]
-    rows = [shown[i : i + columns] for i in range(0, len(shown), columns)]
-    heights = [max(image.shape[0] for image in row) for row in rows]
-    width = max(MIN_WIDTH, *(image.shape[1] for image in shown))
-    total_width = MARGIN + min(columns, len(shown)) * (width + MARGIN)
-    total_height = MARGIN + sum(CAPTION + MARGIN + h for h in heights)
-    canvas = Image.new("RGB", (total_width, total_height), "white")
+    tops = [MARGIN]
+    for i in range(0, len(images), columns):
+        tops.append(tops[-1] + CAPTION + MARGIN + zoom * max(image.shape[0] for _, image in images[i : i + columns]))
+    width = MARGIN + max(MIN_WIDTH, zoom * widest)
+    canvas = Image.new("RGB", (MARGIN + min(columns, len(images)) * width, tops[-1]), "white")
     draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(FONT_SIZE)
-    for i, image in enumerate(shown):
-        row, column = divmod(i, columns)
-        left = MARGIN + column * (width + MARGIN)
-        top = MARGIN + sum(CAPTION + MARGIN + h for h in heights[:row])
-        draw.text((left, top), images[i][0], fill="black", font=font)
-        canvas.paste(Image.fromarray(image).convert("RGB"), (left, top + CAPTION))
+    for i, (caption, image) in enumerate(images):
+        left, top = MARGIN + i % columns * width, tops[i // columns]
+        draw.text((left, top), caption, fill="black", font=font)
+        enlarged = image.repeat(zoom, axis=0).repeat(zoom, axis=1)
+        canvas.paste(Image.fromarray(enlarged).convert("RGB"), (left, top + CAPTION))
     canvas.save(path, format="PNG")
 
 
@@ -82,12 +81,9 @@ def curve(points: Sequence[tuple[float, float]]) -> Image2D:
 
 
 def draw_comparison(
-    path: str | Path,
-    before: Volume | np.ndarray,
-    after: Volume | np.ndarray,
-    *,
+    path: str | Path, before: Volume | np.ndarray, after: Volume | np.ndarray, *,
     titles: tuple[str, str] = ("input", "output"),
-) -> None:
+) -> None:  # fmt: skip
     """Write a PNG of two volumes and their difference: the middle xy slice, and below it the middle xz slice.
 
     Args:
@@ -100,13 +96,23 @@ def draw_comparison(
     Raises:
         VolumeError: the shapes do not fit each other, or a value of `after` is not finite.
     """
-    after = np.asarray(after)
+    after, before = np.asarray(after), np.asarray(before)
     if not np.isfinite(after).all():
         raise VolumeError(f"{titles[1]} holds values that are not finite, which have no grey; mend them first")
-    before = _repeat_to(np.asarray(before), after.shape)
-    limits = _limits(before, after)
+    if before.ndim not in (2, 3) or before.ndim != after.ndim:
+        raise VolumeError(f"cannot compare {before.shape} with {after.shape}; give both (z, y, x) or both (y, x)")
+    for dim, (axis, small, large) in enumerate(zip("zyx"[-after.ndim :], before.shape, after.shape, strict=True)):
+        if large % small:
+            raise VolumeError(f"output {large} is not a multiple of input {small} on axis {axis}; crop one")
+        before = before.repeat(large // small, axis=dim)
+    is_bytes = before.dtype == after.dtype == np.uint8
+    limits = (
+        (0.0, 255.0) if is_bytes else (float(min(before.min(), after.min())), float(max(before.max(), after.max())))
+    )
+    z, y, all_of = after.shape[0] // 2, after.shape[1] // 2, slice(None)
+    places = {f"xy at z {z}": (z, all_of, all_of), f"xz at y {y}": (all_of, y, all_of)}
     images: list[tuple[str, Image2D]] = []
-    for place, index in _middle_slices(after.shape):
+    for place, index in places.items() if after.ndim == 3 else [("xy", (all_of, all_of))]:
         old, new = before[index], after[index]
         change = new.astype(np.float64) - old
         largest = float(np.abs(change).max())
@@ -115,35 +121,3 @@ def draw_comparison(
         images.append((f"{titles[1]}, {place}, same greys", grey(new, limits)))
         images.append((f"difference: {scale}", diverge(change, largest)))
     panel(Path(path), images)
-
-
-def _middle_slices(shape: tuple[int, ...]) -> list[tuple[str, tuple[int | slice, ...]]]:
-    """Return the names and indices of the slices to show of an array (y, x) or (z, y, x)."""
-    if len(shape) == 2:
-        return [("xy", (slice(None), slice(None)))]
-    z, y = shape[0] // 2, shape[1] // 2
-    return [(f"xy at z {z}", (z, slice(None), slice(None))), (f"xz at y {y}", (slice(None), y, slice(None)))]
-
-
-def _repeat_to(before: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return `before` with its voxels repeated until it has `shape`."""
-    if before.ndim not in (2, 3) or before.ndim != len(shape):
-        raise VolumeError(f"cannot compare {before.shape} with {shape}; give both (z, y, x) or both (y, x)")
-    for dim, (axis, small, large) in enumerate(zip("zyx"[-len(shape) :], before.shape, shape, strict=True)):
-        if large % small:
-            raise VolumeError(f"output {large} is not a multiple of input {small} on axis {axis}; crop one")
-        before = before.repeat(large // small, axis=dim)
-    return before
-
-
-def _limits(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
-    """Return the values of black and white: 0 and 255 for bytes, else the extremes of both arrays."""
-    if before.dtype == after.dtype == np.uint8:
-        return 0.0, 255.0
-    return float(min(before.min(), after.min())), float(max(before.max(), after.max()))
-
-
-def _refuse_unpaintable(caption: str, image: Image2D) -> None:
-    if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
-        actual = f"{image.dtype} of shape {image.shape}"
-        raise VolumeError(f"image {caption!r} is {actual}; give uint8 of shape (y, x) or (y, x, 3)")

@@ -1,36 +1,34 @@
 """Outputs to compare, one with one or many with many: those of two batches, or of the stages of two flows.
 
-Not here: how two outputs are compared (evaluation.compare_driver). Of an output that is not complete nothing is
+Not here: how two outputs are compared (evaluation). Of an output that is not complete nothing is
 compared: what is not written yet reads as zeros.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import volpipe
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
-from volpipe.blockwise.work import Ended, Steps, Together
+from volpipe.blockwise.work import Ended, Errand, Steps, Together
 from volpipe.errors import PlanError
 from volpipe.evaluation.compare import Comparison
-from volpipe.evaluation.compare_driver import ComparisonResult, ComparisonRow, ComparisonWork
-from volpipe.evaluation.compare_lines import ROW_COLUMNS
-from volpipe.evaluation.compare_page import MOST_SHOWN, page_of_many
+from volpipe.evaluation.driver import ComparisonWork
 from volpipe.evaluation.limits import Limit
+from volpipe.evaluation.results import MOST_SHOWN, ComparisonResult, ComparisonRow, Filed, page_of_many, row_sheet
 from volpipe.geometry.grid import Box
-from volpipe.reporting.page import Page
-from volpipe.reporting.render import write_page
+from volpipe.reporting.page import Page, Sheet
 from volpipe.runs.presence import Presence
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import check_present
-from volpipe.runs.work import SILENT, HeldWork, Listener, Options, check_kind
+from volpipe.runs.work import HeldWork, Options, check_kind
 from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import write_json
@@ -38,6 +36,7 @@ from volpipe.volumes.volume import Volume, absolute
 from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
 from volpipe.workflow.entries import Entry, find_entries, find_work, is_done
 
+T = TypeVar("T")
 AT_ONCE = 8  # pairs at work at a time: the tail of one is filled by the next
 MOST_NAME = 60  # characters of a place in the name of a folder
 COMPARISONS_FILE = "comparisons.json"  # in the folder of many comparisons: what is compared
@@ -52,7 +51,7 @@ class Pair:
     b: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pairs:
     """Outputs of two batches or flows.
 
@@ -62,10 +61,28 @@ class Pairs:
         incomplete: names of what both have, and why it cannot be compared.
     """
 
-    pairs: tuple[Pair, ...] = ()
-    only_a: tuple[str, ...] = ()
-    only_b: tuple[str, ...] = ()
-    incomplete: tuple[tuple[str, str], ...] = ()
+    pairs: list[Pair] = field(default_factory=list)
+    only_a: list[str] = field(default_factory=list)
+    only_b: list[str] = field(default_factory=list)
+    incomplete: list[tuple[str, str]] = field(default_factory=list)
+
+    def shared(self, of_a: Mapping[str, T], of_b: Mapping[str, T], prefix: str = "") -> Iterator[tuple[str, T, T]]:
+        """Yield the name of what both have, in order, with that of A and of B; note what one has alone."""
+        self.only_a += [f"{prefix}{name}" for name in sorted(of_a.keys() - of_b.keys())]
+        self.only_b += [f"{prefix}{name}" for name in sorted(of_b.keys() - of_a.keys())]
+        return ((f"{prefix}{name}", of_a[name], of_b[name]) for name in sorted(of_a.keys() & of_b.keys()))
+
+    def add_stages(self, stages_a: Sequence[Entry], stages_b: Sequence[Entry], prefix: str = "") -> Pairs:
+        """Take the stages of one name that make a volume."""
+        of_a, of_b = ({e.name: e for e in stages if e.kind != "evaluate"} for stages in (stages_a, stages_b))
+        for name, a, b in self.shared(of_a, of_b, prefix):
+            lacking = [which for which, entry in (("A", a), ("B", b)) if not is_done(entry)]
+            if lacking:
+                verb = "is" if len(lacking) == 1 else "are"
+                self.incomplete.append((name, f"{' and '.join(lacking)} {verb} not complete"))
+            else:
+                self.pairs.append(Pair(name, a.out, b.out))
+        return self
 
 
 def find_pairs(a: str, b: str) -> Pairs | None:
@@ -82,7 +99,7 @@ def find_pairs(a: str, b: str) -> Pairs | None:
         return _of_batches(read_table(batches[0]) or [], read_table(batches[1]) or [])
     entries = [find_entries(place) if batch is None else None for place, batch in zip((a, b), batches, strict=True)]
     if entries[0] is not None and entries[1] is not None:
-        return _of_stages("", entries[0], entries[1])
+        return Pairs().add_stages(entries[0], entries[1])
     words = [
         "a batch" if batch is not None else "a folder of stages" if stages is not None else ""
         for batch, stages in zip(batches, entries, strict=True)
@@ -94,91 +111,35 @@ def find_pairs(a: str, b: str) -> Pairs | None:
 
 
 def _of_batches(rows_a: Sequence[DatasetRow], rows_b: Sequence[DatasetRow]) -> Pairs:
-    """Return the pairs of datasets with the same input, or else the same name of the output."""
-    named = _named(rows_a, rows_b)
-    if named is None:
+    """Return the pairs of datasets with the same input, or else the same recipe or name of the output."""
+    for i in range(3):
+        of_a, of_b = ({_names(row)[i]: row for row in rows} for rows in (rows_a, rows_b))
+        if len(of_a) == len(rows_a) and len(of_b) == len(rows_b):
+            break
+    else:
         raise PlanError(
             "datasets have no names of their own: several of a batch have the same volume, recipe and name of the "
             "output; compare their outputs one by one"
         )
-    of_a, of_b = named
-    result = Pairs()
-    for name in of_a.keys() & of_b.keys():
-        result = _joined(result, _of_rows(name, of_a[name], of_b[name]))
-    only = Pairs(only_a=tuple(sorted(of_a.keys() - of_b)), only_b=tuple(sorted(of_b.keys() - of_a)))
-    return _sorted(_joined(result, only))
-
-
-def _named(
-    rows_a: Sequence[DatasetRow], rows_b: Sequence[DatasetRow]
-) -> tuple[dict[str, DatasetRow], dict[str, DatasetRow]] | None:
-    """Return the datasets of both by names that tell them apart; None where there are none."""
-    for key in (_by_volume, _by_recipe, _by_output):
-        of_a, of_b = ({key(row): row for row in rows} for rows in (rows_a, rows_b))
-        if len(of_a) == len(rows_a) and len(of_b) == len(rows_b):
-            return of_a, of_b
-    return None
-
-
-def _by_volume(row: DatasetRow) -> str:
-    return str(paths.locate(row.volume))
-
-
-def _by_recipe(row: DatasetRow) -> str:
-    return f"{_by_volume(row)} ({row.recipe})"
-
-
-def _by_output(row: DatasetRow) -> str:
-    return f"{_by_volume(row)} ({paths.locate(row.out).name})"
-
-
-def _of_rows(name: str, a: DatasetRow, b: DatasetRow) -> Pairs:
-    reasons = [
-        f"{which} is not complete: {row.ended}{f', {row.reason}' if row.reason else ''}"
-        for which, row in (("A", a), ("B", b))
-        if not row.is_complete
-    ]
-    if reasons:
-        return Pairs(incomplete=((name, "; ".join(reasons)),))
-    entries = find_entries(a.out), find_entries(b.out)
-    if entries[0] is not None and entries[1] is not None:
-        return _of_stages(f"{name} ", entries[0], entries[1])
-    return Pairs((Pair(name, a.out, b.out),))
-
-
-def _of_stages(prefix: str, stages_a: Sequence[Entry], stages_b: Sequence[Entry]) -> Pairs:
-    """Return the pairs of the stages of one name that make a volume."""
-    of_a, of_b = ({e.name: e for e in stages if e.kind != "evaluate"} for stages in (stages_a, stages_b))
-    pairs, incomplete = list[Pair](), list[tuple[str, str]]()
-    for name in of_a.keys() & of_b.keys():
-        lacking = [which for which, entry in (("A", of_a[name]), ("B", of_b[name])) if not is_done(entry)]
-        if lacking:
-            incomplete.append((f"{prefix}{name}", f"{' and '.join(lacking)} {_is(lacking)} not complete"))
+    pairs = Pairs()
+    for name, a, b in pairs.shared(of_a, of_b):
+        rows = [(which, row) for which, row in (("A", a), ("B", b)) if not row.is_complete]
+        reasons = [
+            f"{which} is not complete: {', '.join(filter(None, [row.ended, row.reason]))}" for which, row in rows
+        ]
+        entries = None if reasons else find_entries(a.out), None if reasons else find_entries(b.out)
+        if reasons:
+            pairs.incomplete.append((name, "; ".join(reasons)))
+        elif entries[0] is not None and entries[1] is not None:
+            pairs.add_stages(entries[0], entries[1], f"{name} ")
         else:
-            pairs.append(Pair(f"{prefix}{name}", of_a[name].out, of_b[name].out))
-    only = [
-        tuple(f"{prefix}{name}" for name in one.keys() - other.keys()) for one, other in ((of_a, of_b), (of_b, of_a))
-    ]
-    return _sorted(Pairs(tuple(pairs), only[0], only[1], tuple(incomplete)))
+            pairs.pairs.append(Pair(name, a.out, b.out))
+    return pairs
 
 
-def _is(names: Sequence[str]) -> str:
-    return "is" if len(names) == 1 else "are"
-
-
-def _joined(one: Pairs, other: Pairs) -> Pairs:
-    return Pairs(
-        one.pairs + other.pairs, one.only_a + other.only_a, one.only_b + other.only_b,
-        one.incomplete + other.incomplete,
-    )  # fmt: skip
-
-
-def _sorted(pairs: Pairs) -> Pairs:
-    """Return `pairs` in the order of their names, whatever that of the sets they came from."""
-    return Pairs(
-        tuple(sorted(pairs.pairs, key=lambda pair: pair.name)), tuple(sorted(pairs.only_a)),
-        tuple(sorted(pairs.only_b)), tuple(sorted(pairs.incomplete)),
-    )  # fmt: skip
+def _names(row: DatasetRow) -> tuple[str, str, str]:
+    volume = str(paths.locate(row.volume))
+    return volume, f"{volume} ({row.recipe})", f"{volume} ({paths.locate(row.out).name})"
 
 
 def check_complete(name: str, output: str, volume: Volume, box: Box) -> None:
@@ -219,7 +180,7 @@ def pair_name(a: str, b: str) -> str:
 
 
 @dataclass(repr=False)
-class ComparisonTable:
+class ComparisonTable(Filed):
     """How the outputs of two batches, or of the stages of two flows, differ.
 
     Attributes:
@@ -240,13 +201,7 @@ class ComparisonTable:
     @property
     def is_complete(self) -> bool:
         """Whether every output of both was compared."""
-        return (
-            bool(self.rows) and not self.only_a and not self.only_b and all(self._is_complete(row) for row in self.rows)
-        )
-
-    @staticmethod
-    def _is_complete(row: ComparisonRow) -> bool:
-        return row.result is not None and row.result.is_complete
+        return bool(self.rows) and not (self.only_a or self.only_b) and all(row.is_complete for row in self.rows)
 
     @property
     def violations(self) -> list[str]:
@@ -264,7 +219,12 @@ class ComparisonTable:
         return f"<ComparisonTable: A {self.a}, B {self.b}, {len(self.rows)} outputs>"
 
     def _repr_html_(self) -> str:
-        return html_table(ROW_COLUMNS, (row.line for row in self.rows))
+        return html_table(self.sheet.names, self.sheet.rows)
+
+    @property
+    def sheet(self) -> Sheet:
+        """A line of each row."""
+        return row_sheet(self.rows)
 
     def to_json(self) -> dict[str, object]:
         """Return the same as JSON values; infinity and NaN are None."""
@@ -285,49 +245,23 @@ class ComparisonTable:
             "is_within": self.is_within,
         }
 
-    def write_json(self, file: str | Path) -> None:
-        """Write what `to_json` returns to `file`, whole or not at all."""
-        write_json(Path(file), self.to_json())
-
     def page(self, most: int = MOST_SHOWN) -> Page:
         """Return the page, with pictures of the `most` outputs that changed most."""
         only = (self.only_a, self.only_b)
-        return page_of_many(self.a, self.b, self.rows, only=only, violations=self.violations, most=most)
-
-    def write_page(self, file: str | Path) -> None:
-        """Write the page, with pictures of what changed most, to `file`, whole or not at all."""
-        write_page(self.page(), Path(file))
+        return page_of_many((self.a, self.b), self.rows, only, self.violations, most)
 
 
 Plan = Callable[[str, str], Comparison]  # of two outputs
 
 
-@dataclass
-class PairWork:
-    """The comparison of one pair; it is planned when its turn comes."""
-
-    pair: Pair
-    plan: Plan
-    folder: RunFolder
-    options: Options
-    limits: tuple[Limit, ...]
-    listener: Listener = SILENT
-
-    @property
-    def name(self) -> str:
-        return self.pair.name
-
-    def steps(self) -> Steps[ComparisonResult]:
-        """Compare what is not compared yet, and return how both differ; limits that others have are left out."""
-        comparison = self.plan(self.pair.a, self.pair.b)
-        limits = tuple(limit for limit in self.limits if comparison.kind in limit.measure.kinds)
-        for limit in limits:
-            limit.check(comparison)
-        return (yield from ComparisonWork(comparison, self.folder, self.options, self.listener, limits).steps())
-
-
 class PairsWork(HeldWork[ComparisonTable]):
-    """The comparisons of many pairs, side by side on one pool; an error of one stops no other."""
+    """The comparisons of many pairs, side by side on one pool; an error of one stops no other.
+
+    Args:
+        plan: returns the comparison of two outputs.
+        limits: how much any two may differ; each counts for those that have it.
+        on_pair: called with the number of pairs that are done, and of all.
+    """
 
     def __init__(
         self, a: str, b: str, pairs: Pairs, plan: Plan, folder: RunFolder, options: Options,
@@ -356,26 +290,29 @@ class PairsWork(HeldWork[ComparisonTable]):
 
     def held_steps(self, name: str, presence: Presence) -> Steps[ComparisonTable]:
         """Compare what is not compared yet; see `HeldWork`."""
+        pairs = {pair.name: pair for pair in self.pairs.pairs}
 
         def keep(ended: Ended[Any]) -> None:  # Any: how two outputs differ
-            assert isinstance(ended.work, PairWork)
-            pair, result = ended.work.pair, ended.result
+            pair, result = pairs[ended.work.name], ended.result
             reason = result.open_reason if result is not None else str(ended.error)
             self.rows[pair.name] = ComparisonRow(pair.name, pair.a, pair.b, result, reason)
-            self.on_pair(len(self.rows), len(self.pairs.pairs))
+            self.on_pair(len(self.rows), len(pairs))
 
-        yield Together(self._works(), keep, at_once=AT_ONCE)
+        works = (Errand(pair.name, partial(self._steps, n, pair)) for n, pair in enumerate(pairs.values(), 1))
+        yield Together(works, keep, at_once=AT_ONCE)
         return self._table()
+
+    def _steps(self, number: int, pair: Pair) -> Steps[ComparisonResult]:
+        """Compare one pair, which is planned when its turn comes; limits that others have are left out."""
+        comparison, folder = self.plan(pair.a, pair.b), RunFolder(self.folder.path / f"{number:05}.run")
+        limits = [limit for limit in self.limits if limit.is_of(comparison.kind)]
+        return (yield from ComparisonWork(comparison, folder, self.options, limits=limits).steps())
 
     def _table(self) -> ComparisonTable:
         incomplete = [ComparisonRow(name, reason=why) for name, why in self.pairs.incomplete]
         rows = _most_first([*self.rows.values(), *incomplete])
-        return ComparisonTable(self.a, self.b, rows, self.pairs.only_a, self.pairs.only_b, self.limits)
-
-    def _works(self) -> Iterator[PairWork]:
-        for number, pair in enumerate(self.pairs.pairs, 1):
-            folder = RunFolder(self.folder.path / f"{number:05}.run")
-            yield PairWork(pair, self.plan, folder, self.options, self.limits)
+        only_a, only_b = tuple(sorted(self.pairs.only_a)), tuple(sorted(self.pairs.only_b))
+        return ComparisonTable(self.a, self.b, rows, only_a, only_b, self.limits)
 
 
 def _most_first(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
@@ -388,35 +325,18 @@ def _most_first(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     return sorted(rows, key=key)  # of a kind, ranks are alike
 
 
-def compare_pairs(
-    a: str,
-    b: str,
-    pairs: Pairs,
-    plan: Plan,
-    start: Start,
-    folder: RunFolder,
-    *,
-    limits: tuple[Limit, ...] = (),
-    on_pair: Callable[[int, int], None] = lambda done, num: None,
-    on_end: Callable[[ComparisonTable], None] = lambda table: None,
-    **options: Any,
-) -> ComparisonTable:
-    """Compare all pairs on one pool, and return how they differ; `folder` goes when all is compared.
+def compare_pairs(work: PairsWork, start: Start, on_end: Callable[[ComparisonTable], object]) -> ComparisonTable:
+    """Compare all pairs on one pool, and return how they differ; the folder of `work` goes when all is compared.
 
     Args:
-        plan: returns the comparison of two outputs.
         start: starts the workers once, and stops them on every way out.
-        folder, options: as of `FolderWork`, for each pair.
-        limits: how much any two may differ; each counts for those that have it.
-        on_pair: called with the number of pairs that are done, and of all.
         on_end: called with the result before the folder goes.
 
     Raises:
         RunError: another driver is at work on it.
         SiteError: the site cannot be used.
     """
-    work = PairsWork(a, b, pairs, plan, folder, Options(**options), limits, on_pair)
-    table = perform(work, partial(start, folder.parsl))
+    table = perform(work, partial(start, work.folder.parsl))
     on_end(table)
     if all(row.result is None or row.result.is_complete for row in table.rows):
         work.remove()

@@ -18,7 +18,7 @@ from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.work import POOL, Errand, Steps
 from volpipe.estimation.limits import check_room, disk_limits, warn_of_room
-from volpipe.evaluation.estimate import ScoreTime
+from volpipe.evaluation.driver import ScoreTime
 from volpipe.recipes.workflow import named
 from volpipe.segmentation.estimate import SegmentTimes
 from volpipe.volumes.storage.metadata import write_json

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
 from volpipe.errors import RemoteError, RunError, VolpipeError
-from volpipe.evaluation.driver import EVALUATION_FILE
+from volpipe.evaluation.evaluate import Evaluation
 from volpipe.geometry.grid import Triple, triple
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import SELECTION_FILE, Selection
@@ -287,7 +287,7 @@ class Observer:
         driver, account = self._driver(folder.path, folder.journal), self._account(folder)
         if account is not None:
             return _of_work(account, driver)
-        if (folder.path / EVALUATION_FILE).is_file():
+        if (folder.path / Evaluation.mark).is_file():
             self._is_evaluation = True
             return Status("evaluation", self.output, False, driver, _noted(driver), folder=folder.path)
         if self._is_evaluation:  # its folder goes when all is scored

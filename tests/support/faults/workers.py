@@ -4,39 +4,42 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Python imports it before all else, from a folder on PYTHONPATH; `disturb` is called with a module once that is loaded.
+# Python imports it before all else, from a folder on PYTHONPATH; `disturb` is called with a module once that is loaded,
+# and functions in MORE with others, by their names.
 HOOK = """
 import importlib.abc, importlib.util, sys
 
 class Hook(importlib.abc.MetaPathFinder):
+    def __init__(self, name, function):
+        self.name, self.function = name, function
     def find_spec(self, name, path, target=None):
-        if name != MODULE:
+        if name != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         load = spec.loader.exec_module
         def exec_module(module):
             load(module)
-            disturb(module)
+            self.function(module)
         spec.loader.exec_module = exec_module
         return spec
 
-sys.meta_path.insert(0, Hook())
+for name, function in {MODULE: disturb, **globals().get("MORE", {})}.items():
+    sys.meta_path.insert(0, Hook(name, function))
 """
 # In worker processes, tasks of volpipe meet the accidents that lie in FAULTS, a folder. Each file `accident.stage`
-# there happens to one task of that stage alone: whoever removes it has it.
+# there happens to one task of that stage alone: whoever removes it has it. Scores are taken in small blocks.
 ACCIDENTS = """
 import multiprocessing, os, pathlib, sys, time
 
 FAULTS = pathlib.Path(os.environ.get("FAULTS_FOLDER", "."))
+MORE = {"volpipe.evaluation.subject": lambda subject: setattr(subject, "BLOCK", (8, 8, 8))}
 
 def disturb(task):
     work = task.work
     def disturbed(stage, units, outcomes, *rest):
         if multiprocessing.parent_process() is None or "FAULTS_FOLDER" not in os.environ:
             return work(stage, units, outcomes, *rest)
-        if stage == "evaluate":
-            sys.modules["volpipe.evaluation.evaluate"].BLOCK = (8, 8, 8)
         for accident in (killed, without_memory):
             if take(f"{accident.__name__}.{stage}"):
                 outcomes = accident(outcomes)

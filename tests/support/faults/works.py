@@ -11,7 +11,7 @@ from command import set_each
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.blockwise.journal import Record, read_records
-from volpipe.evaluation import compare, evaluate
+from volpipe.evaluation.subject import RESULTS
 from volpipe.geometry.grid import Box
 from volpipe.runs import worker
 from volpipe.segmentation import tasks
@@ -20,7 +20,7 @@ SHAPE = (16, 32, 48)
 CHUNK = 16
 BAD = Box((0, 16, 32), (16, 32, 48))  # the chunk that CHUNK_FILE holds, x first as N5 has it
 CHUNK_FILE = Path("in.n5/raw/2/1/0")
-KINDS = (*worker.RESULTS, *tasks.RESULTS, *evaluate.RESULTS, *compare.RESULTS)
+KINDS = (*worker.RESULTS, *tasks.RESULTS, *RESULTS)
 LABELS = ("input.kind=foreground", "objects.method=components", "objects.threshold=0.5")
 SIZES = ("output.block=[8,8,8]", "output.chunk=[4,4,4]", "output.levels=1")
 FLOW = """

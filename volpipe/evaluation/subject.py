@@ -1,0 +1,155 @@
+"""Two volumes that are held against each other, block by block on workers; what blocks give adds up.
+
+Not here: what is made of the sums (evaluate, compare), or the work in its folder (driver). No process holds more than a
+block of both, with a margin for SSIM and interpolation; a block gives a few numbers, or the table of its labels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+
+from volpipe.blockwise.heartbeat import Beater
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.task import work_each
+from volpipe.errors import PlanError
+from volpipe.evaluation.differences import PlainDifference
+from volpipe.evaluation.image_scores import CUBE, PlainSums
+from volpipe.evaluation.label_scores import PlainOverlaps, overlaps
+from volpipe.geometry.grid import Box, Grid, Triple
+from volpipe.volumes.values import image_share, take_sample
+from volpipe.volumes.volume import Volume
+
+BLOCK = (2 * CUBE,) * 3  # voxels: whole cubes of the Fourier shell correlation
+CACHE_BYTES = 1 << 27
+
+
+@dataclass(frozen=True)
+class BlockSums:
+    """Sums of blocks by their numbers, as plain values.
+
+    Attributes:
+        scores: of images, those of each candidate by its name.
+        differences: of images, those of each channel.
+        tables: of labels, the voxels that each pair of them has.
+    """
+
+    scores: dict[int, dict[str, PlainSums]] = field(default_factory=dict)
+    differences: dict[int, list[PlainDifference]] = field(default_factory=dict)
+    tables: dict[int, PlainOverlaps] = field(default_factory=dict)
+
+    @classmethod
+    def joined(cls, parts: Iterable[Self]) -> Self:
+        """Return all `parts` as one."""
+        whole = cls()
+        for part in parts:
+            for name, entries in vars(whole).items():
+                entries |= vars(part)[name]
+        return whole
+
+
+RESULTS = (BlockSums,)
+Results = Callable[[], Iterable[BlockSums]]  # of all blocks, in any order, as often as it is called
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject(ABC):
+    """Two volumes, and the box in which voxels of one are held against those of the other.
+
+    Attributes:
+        a, b: the volumes, B being judged by A: the reference and the output.
+        box: the part, in voxels (z, y, x) of both.
+        kind: "image", "labels" of objects, whose numbers mean nothing, or "classes", whose numbers do.
+        data_range: of images, the greatest value less the least that there may be; None where nobody knows.
+        block: voxels (z, y, x) that are read at once.
+        notes: what a user should know of the volumes, in sentences.
+        stage, mark: name of the stage, and of the file in the folder of the work that says what is looked at.
+    """
+
+    a: Volume
+    b: Volume
+    box: Box
+    kind: str
+    data_range: float | None
+    block: Triple
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    stage: ClassVar[str]
+    mark: ClassVar[str]
+
+    @property
+    def blocks(self) -> Grid:
+        return Grid(self.box.shape, self.block)
+
+    def own_box(self, block: int) -> Box:
+        """Return the voxels of both volumes that belong to `block`."""
+        return self.blocks.box(block).shift(self.box.start)
+
+    def read_box(self, block: int) -> Box:
+        """Return the voxels of both volumes that are read for `block`."""
+        return self.own_box(block)
+
+    @abstractmethod
+    def inputs(self) -> Mapping[str, Volume]:
+        """Return what is read, by its names."""
+
+    @abstractmethod
+    def image_sums(self, block: int, session: str) -> BlockSums:
+        """Return the sums of a block of images; `session` is of the driver."""
+
+    def sums(self, block: int, session: str) -> BlockSums:
+        """Return what a block gives."""
+        if self.kind == "image":
+            return self.image_sums(block, session)
+        truth, labels = (read_block(volume, self.own_box(block), session)[0] for volume in (self.a, self.b))
+        return BlockSums(tables={block: overlaps(labels, truth).tolist()})
+
+    def describe(self) -> dict[str, object]:
+        """Return everything that the results depend on, as JSON values."""
+        places = {name: str(volume) for name, volume in self.inputs().items()}
+        is_incomplete = self.a.view.incomplete or self.b.view.incomplete
+        facts: dict[str, object] = {"kind": self.kind, "box": str(self.box), "data_range": self.data_range}
+        return {**places, **facts} | ({"incomplete": True} if is_incomplete else {})
+
+
+def reduce_blocks(
+    subject: Subject, units: Sequence[int], session: str = "", run: str | None = None
+) -> Record[BlockSums]:
+    """Return the sums of blocks `units`, on a worker, whose sign of life goes to the folder `run`."""
+    beater = Beater(None if run is None else Path(run), session, subject.own_box)
+    return work_each(subject.stage, units, lambda block: subject.sums(block, session), BlockSums.joined, beater=beater)
+
+
+def tables(results: Results) -> Iterator[tuple[int, PlainOverlaps]]:
+    """Yield block and table of labels of all blocks."""
+    return (entry for part in results() for entry in part.tables.items())
+
+
+def read_block(volume: Volume, box: Box, session: str = "") -> np.ndarray:
+    """Return the voxels (c, z, y, x) of `volume` in `box`, as they are in this session."""
+    return np.asarray(volume.open(cache_bytes=CACHE_BYTES, session=session).read(box))
+
+
+def type_range(volume: Volume) -> float | None:
+    """Return the greatest value less the least of whole numbers of 8 and 16 bits; other types say nothing of theirs."""
+    if volume.dtype.kind not in "iu" or volume.dtype.itemsize > 2:
+        return None
+    return float(np.iinfo(volume.dtype).max) - float(np.iinfo(volume.dtype).min)
+
+
+def refuse_image(volume: Volume, box: Box) -> None:
+    """Refuse an image, by a sample of `box`: voxels of an object are like their neighbours, grey levels seldom.
+
+    Raises:
+        PlanError: naming the volume.
+    """
+    sample = take_sample(volume, box)
+    if sample is not None and (share := image_share(sample)) is not None:
+        raise PlanError(
+            f"{volume} looks like an image, not like labels: of neighbouring voxels in {box} only {share:.0%} are "
+            "alike, by a sample, and within objects all are; leave --labels out, or name the labels"
+        )
