@@ -17,7 +17,7 @@ from volumes import noise, write_volume
 
 from volpipe.errors import VolpipeError
 from volpipe.estimation import net_speeds, window_search
-from volpipe.estimation.halo_search import halo_errors
+from volpipe.estimation.halo_search import halo_errors, real_window
 from volpipe.estimation.net_speeds import arithmetics_here, processor
 from volpipe.estimation.window_search import windows_to_try
 from volpipe.models.unet3d import unet3d
@@ -26,7 +26,7 @@ from volpipe.nets.facts import FLOAT32, NetSpeeds, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import describe
 from volpipe.nets.net_geometry import Geometry
 from volpipe.nets.receptive_field import measure_geometry
-from volpipe.recipes.inference import NetChoice
+from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.volumes.volume import open_volume
 
 SOME = (
@@ -237,6 +237,38 @@ def test_the_error_of_a_halo_is_the_difference_of_tile_and_whole() -> None:
     assert rows[0, 0, 0].largest == pytest.approx(difference.max(), rel=1e-5)
     assert rows[0, 0, 0].rms == pytest.approx(np.sqrt((difference.astype(np.float64) ** 2).mean()), rel=1e-5)
     assert rows[0, 0, 0].largest > rows[4, 4, 4].largest > rows[10, 10, 10].largest
+
+
+PADDED_SOMEWHERE = {
+    "valid": lambda: nn.Sequential(nn.Conv3d(1, 2, 3), nn.Conv3d(2, 1, 5, padding=2)),
+    "strided": lambda: nn.Sequential(nn.Conv3d(1, 2, 3, padding=1), nn.Conv3d(2, 1, (3, 2, 2), (1, 2, 2), (1, 0, 0))),
+    "of 4 k + 2": lambda: nn.Sequential(
+        nn.Conv3d(1, 2, 3),
+        nn.AvgPool3d(2),
+        nn.Conv3d(2, 2, 3),
+        nn.AvgPool3d(2),
+        nn.Upsample(scale_factor=4),
+        nn.Conv3d(2, 1, 3, padding=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PADDED_SOMEWHERE)
+def test_halos_are_tried_on_windows_that_the_net_takes(kind: str) -> None:
+    """A net of convolutions is the same function everywhere: its exact halo leaves nothing, none leaves something."""
+    torch.manual_seed(5)
+    net = PADDED_SOMEWHERE[kind]()
+    found = measure_geometry(PADDED_SOMEWHERE[kind])
+    voxels = real_window(load_recipe(None, []), 1, found, (16, 16, 16))
+
+    def run(windows: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            out: np.ndarray = net(torch.from_numpy(windows)).numpy()
+        return out
+
+    rows = list(halo_errors(run, voxels, found, (16, 16, 16)))
+    assert (rows[0].halo, found.remainder) == (found.margin, (2, 2, 2) if kind == "of 4 k + 2" else (0, 0, 0))
+    assert rows[-1].halo == found.aligned_halo() and rows[-1].largest < 1e-5 < 0.01 < rows[0].largest
 
 
 def test_field_and_halo_follow_from_both_sides() -> None:
