@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -237,6 +238,33 @@ def test_the_error_of_a_halo_is_the_difference_of_tile_and_whole() -> None:
     assert rows[0, 0, 0].largest == pytest.approx(difference.max(), rel=1e-5)
     assert rows[0, 0, 0].rms == pytest.approx(np.sqrt((difference.astype(np.float64) ** 2).mean()), rel=1e-5)
     assert rows[0, 0, 0].largest > rows[4, 4, 4].largest > rows[10, 10, 10].largest
+
+
+def wide() -> nn.Module:
+    """Return a net of valid convolutions that takes large windows alone."""
+    return nn.Sequential(nn.Conv3d(1, 1, 21), nn.AvgPool3d(2), nn.Upsample(scale_factor=2), nn.Conv3d(1, 1, 15))
+
+
+@pytest.mark.parametrize(
+    ("build", "num_slopes", "num_large"),
+    [(lambda: unet3d(features=(1, 2, 2)), 6, 0), (wide, 0, 2)],
+    ids=["padded", "valid"],
+)
+def test_a_net_is_measured_by_few_windows(build: Callable[[], nn.Module], num_slopes: int, num_large: int) -> None:
+    """Two with a gradient for each axis, whatever the stride; of valid convolutions two that are large."""
+    seen = list[tuple[bool, int]]()
+
+    def size_of(window: torch.Tensor) -> int:
+        return 0 if window.is_meta else window.numel()
+
+    def counted() -> nn.Module:
+        net = build()
+        net.register_forward_pre_hook(lambda net, given: seen.append((given[0].requires_grad, size_of(given[0]))))
+        return net
+
+    measure_geometry(counted)
+    assert sum(has_slope for has_slope, _ in seen) == num_slopes
+    assert sum(size > 32**3 for _, size in seen) == num_large
 
 
 PADDED_SOMEWHERE = {
