@@ -123,9 +123,10 @@ WHY = (
 
 
 WINDOWS = f"{WHY}; processor time of both, that of the run in tasks that read, run the net and write"
+OWN = ("net.untrained=true", "net.intensity=same")
 KINDS = {
-    "valid": ("convolutions without padding", (f"net.name={kinds.__file__}:valid", "net.untrained=true"), None),
-    "2d": ("slices", (f"net.name={kinds.__file__}:slices", "net.untrained=true"), None),
+    "valid": ("convolutions without padding", (f"net.name={kinds.__file__}:valid", *OWN), None),
+    "2d": ("slices", (f"net.name={kinds.__file__}:slices", *OWN), None),
     "edge": ("gaussian windows at the edge", ("windows.placement=edge", "windows.blend=gaussian"), DEFAULT_RECIPE),
 }
 ROWS = [
