@@ -44,7 +44,9 @@ class Session:
         """By what a plan takes its sizes: on a GPU as for a user, on cores the net's own."""
         return Sizing(self.executors.capacity) if report.gpu() else UNSIZED
 
-    def run(self, location: str, *settings: str, sizing: Sizing = UNSIZED, recipe: Path = DEFAULT_RECIPE) -> float:
+    def run(
+        self, location: str, *settings: str, sizing: Sizing = UNSIZED, recipe: Path | None = DEFAULT_RECIPE
+    ) -> float:
         """Return the seconds that a run of `recipe` with `settings` takes, from plan to complete output."""
         out = self.folder / "out.zarr"
         remove(out)

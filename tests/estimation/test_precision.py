@@ -42,6 +42,41 @@ def test_the_difference_is_counted_in_the_grey_levels_of_an_output(tmp_path: Pat
     assert measured.relative == pytest.approx(abs(added) / 2, rel=0.3)  # of about the whole range
 
 
+SIZED = """
+import torch
+
+class Sized(torch.nn.Module):
+    scale, stride, halo, margin, out_channels = {scale}, (2, 2, 2), (6, 6, 6), ({margin},) * 3, 1
+
+    def forward(self, x):
+        added = 0.01 if torch.is_autocast_enabled("cpu") else 0.0
+        x = x + added
+        x[..., :6] += 9 * added
+        x[..., -6:] += 9 * added
+        return {output}
+
+def net():
+    return Sized()
+"""
+
+
+@pytest.mark.parametrize(
+    ("scale", "margin", "output"),
+    [
+        ((1, 1, 1), 4, "x[..., 4:-4, 4:-4, 4:-4]"),
+        ((0.5, 0.5, 0.5), 0, "torch.nn.functional.avg_pool3d(x, 2)"),
+        ((0.5, 1, 0.5), 4, "torch.nn.functional.avg_pool3d(x[..., 4:-4, 4:-4, 4:-4], (2, 1, 2))"),
+    ],
+)
+def test_only_voxels_inside_the_halo_count_of_valid_and_of_coarser_outputs(
+    tmp_path: Path, scale: tuple[float, ...], margin: int, output: str
+) -> None:
+    (tmp_path / "mine.py").write_text(SIZED.format(scale=(1, 1, 1), margin=margin, output=output))
+    choice = NetChoice(name="mine.py:net", scale=scale)
+    measured = measure_difference(choice, Normalise(), describe(choice, str(tmp_path)), str(tmp_path))
+    assert measured.relative == pytest.approx(0.005, rel=0.5)
+
+
 @pytest.mark.parametrize("intensity", ["same", "unit", "raw"])
 def test_a_difference_is_that_of_the_voxels_that_a_run_would_store(intensity: str) -> None:
     rng = np.random.default_rng(0)

@@ -20,7 +20,7 @@ from volumes import fingerprint, noise, windowed, write_volume
 from volpipe.estimation.memory import cuda_bytes, memory_bytes
 from volpipe.geometry import block_shape
 from volpipe.geometry.blend import FAMILIES
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Triple
 from volpipe.inference.infer import infer
 from volpipe.inference.output import create_output, write_voxels
 from volpipe.inference.plan import Plan
@@ -325,10 +325,53 @@ def test_a_worker_takes_no_more_for_a_long_block_of_sums_than_planned(
     job = job_of(plan, tmp_path)
     block = max(n for n in range(len(plan.blocks)) if not plan.sum_box(n).is_empty)
     assert plan.sum_box(block).num_voxels * 4 > 300 << 20
-    command = [sys.executable, "-c", MEASURED, job.folder, job.identity, str(block)]
-    peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
+    peak = peak_of(job, block)
     assert job.tensors.sum_file(block, 0).stat().st_size > 0
     assert peak < memory_bytes(plan, None) < (800 << 20) + cuda_bytes()
+
+
+def peak_of(job: Job, block: int) -> int:
+    """Return the highest memory of a worker that infers `block`, in bytes."""
+    command = [sys.executable, "-c", MEASURED, job.folder, job.identity, str(block)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
+
+
+# Nets that take next to no memory of their own: what a plan knows of a worker is the rest.
+LIGHT = """
+import torch
+class Valid(torch.nn.Module):
+    stride, halo, margin, remainder = (8, 8, 8), (61, 61, 61), (61, 61, 61), (2, 2, 2)
+    scale, out_channels = (1, 1, 1), 1
+    def forward(self, x):
+        return x[..., 61:-61, 61:-61, 61:-61]
+class Slices(torch.nn.Module):
+    is_flat, stride, halo, scale, out_channels = True, (8, 8), (0, 16, 16), (1, 1), 1
+    def forward(self, x):
+        return x * 0.5
+"""
+VALID, SLICES = ["net.name=light.py:Valid"], ["net.name=light.py:Slices"]
+EDGE = ["net.name=identity", "windows.placement=edge", "windows.blend=gaussian"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "window", "overlap", "count"),
+    [
+        (VALID, (178, 178, 178), (122, 122, 122), 3),
+        (SLICES, (64, 256, 256), (0, 32, 32), 1),
+        (EDGE, (160, 160, 160), (80, 80, 80), 2),
+    ],
+    ids=["valid", "slices", "edge"],
+)
+def test_a_worker_takes_no_more_for_a_net_of_any_kind_than_planned(
+    tmp_path: Path, chosen: list[str], window: Triple, overlap: Triple, count: int
+) -> None:
+    (tmp_path / "light.py").write_text(LIGHT)
+    create_array(tmp_path / "in.n5", "raw", ArraySpec((400, 400, 400), np.dtype("uint8"), (64, 64, 64)), "n5")
+    division = [f"windows.shape={list(window)}", f"windows.overlap={list(overlap)}", f"windows.block={[count] * 3}"]
+    plan = planned(tmp_path, tmp_path / "in.n5", "out.zarr", *chosen, *division, "output.levels=0")
+    create_output(plan, {})
+    peak = peak_of(job_of(plan, tmp_path), 0)
+    assert peak < memory_bytes(plan, None) < 2 * peak
 
 
 @pytest.mark.parametrize("is_ascending", [True, False])

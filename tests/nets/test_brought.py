@@ -397,9 +397,10 @@ def test_the_command_prints_what_a_net_takes_and_gives(
     assert ended.code == 0, ended.err
     words = " ".join(ended.out.split())
     assert "1 → 2 channels it is a net of volumes a window (1, 32, 32, 32) gives (2, 28, 13, 13); it takes" in words
-    assert "windows of any, 2 k, 2 k voxels" in words
+    assert "windows of 5, 6, 7, … along z; 8, 10, 12, … along y; 8, 10, 12, … along x (voxels)" in words
+    assert "halo 2 × 3 × 3 keeps errors below 0.0039" in words
     assert "scale 1 1/2 1/2" in words and "margin 2 3 3 2 × 3 × 3" in words
     ended = give("net", "brought.py:unet2d", "--no-costs", *set_each("net.output=ctr.hmp", "net.plane=zy"))
     words = " ".join(ended.out.split())
-    assert "it is a net of slices (zy)" in words
+    assert "it is a net of slices (zy)" in words and "it takes windows of multiples of " in words
     assert "it gives 4 outputs: sem_logits (3, " in words and "; ctr.hmp is taken" in words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from volumes import noise, write_volume
 
 from volpipe.errors import VolpipeError
 from volpipe.estimation import net_speeds, window_search
-from volpipe.estimation.halo_search import halo_errors
+from volpipe.estimation.halo_search import halo_errors, real_window
 from volpipe.estimation.net_speeds import arithmetics_here, processor
 from volpipe.estimation.window_search import windows_to_try
 from volpipe.models.unet3d import unet3d
@@ -26,7 +27,7 @@ from volpipe.nets.facts import FLOAT32, NetSpeeds, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import describe
 from volpipe.nets.net_geometry import Geometry
 from volpipe.nets.receptive_field import measure_geometry
-from volpipe.recipes.inference import NetChoice
+from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.volumes.volume import open_volume
 
 SOME = (
@@ -237,6 +238,65 @@ def test_the_error_of_a_halo_is_the_difference_of_tile_and_whole() -> None:
     assert rows[0, 0, 0].largest == pytest.approx(difference.max(), rel=1e-5)
     assert rows[0, 0, 0].rms == pytest.approx(np.sqrt((difference.astype(np.float64) ** 2).mean()), rel=1e-5)
     assert rows[0, 0, 0].largest > rows[4, 4, 4].largest > rows[10, 10, 10].largest
+
+
+def wide() -> nn.Module:
+    """Return a net of valid convolutions that takes large windows alone."""
+    return nn.Sequential(nn.Conv3d(1, 1, 21), nn.AvgPool3d(2), nn.Upsample(scale_factor=2), nn.Conv3d(1, 1, 15))
+
+
+@pytest.mark.parametrize(
+    ("build", "num_slopes", "num_large"),
+    [(lambda: unet3d(features=(1, 2, 2)), 6, 0), (wide, 0, 2)],
+    ids=["padded", "valid"],
+)
+def test_a_net_is_measured_by_few_windows(build: Callable[[], nn.Module], num_slopes: int, num_large: int) -> None:
+    """Two with a gradient for each axis, whatever the stride; of valid convolutions two that are large."""
+    seen = list[tuple[bool, int]]()
+
+    def size_of(window: torch.Tensor) -> int:
+        return 0 if window.is_meta else window.numel()
+
+    def counted() -> nn.Module:
+        net = build()
+        net.register_forward_pre_hook(lambda net, given: seen.append((given[0].requires_grad, size_of(given[0]))))
+        return net
+
+    measure_geometry(counted)
+    assert sum(has_slope for has_slope, _ in seen) == num_slopes
+    assert sum(size > 32**3 for _, size in seen) == num_large
+
+
+PADDED_SOMEWHERE = {
+    "valid": lambda: nn.Sequential(nn.Conv3d(1, 2, 3), nn.Conv3d(2, 1, 5, padding=2)),
+    "strided": lambda: nn.Sequential(nn.Conv3d(1, 2, 3, padding=1), nn.Conv3d(2, 1, (3, 2, 2), (1, 2, 2), (1, 0, 0))),
+    "of 4 k + 2": lambda: nn.Sequential(
+        nn.Conv3d(1, 2, 3),
+        nn.AvgPool3d(2),
+        nn.Conv3d(2, 2, 3),
+        nn.AvgPool3d(2),
+        nn.Upsample(scale_factor=4),
+        nn.Conv3d(2, 1, 3, padding=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PADDED_SOMEWHERE)
+def test_halos_are_tried_on_windows_that_the_net_takes(kind: str) -> None:
+    """A net of convolutions is the same function everywhere: its exact halo leaves nothing, none leaves something."""
+    torch.manual_seed(5)
+    net = PADDED_SOMEWHERE[kind]()
+    found = measure_geometry(PADDED_SOMEWHERE[kind])
+    voxels = real_window(load_recipe(None, []), 1, found, (16, 16, 16))
+
+    def run(windows: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            out: np.ndarray = net(torch.from_numpy(windows)).numpy()
+        return out
+
+    rows = list(halo_errors(run, voxels, found, (16, 16, 16)))
+    assert (rows[0].halo, found.remainder) == (found.margin, (2, 2, 2) if kind == "of 4 k + 2" else (0, 0, 0))
+    assert rows[-1].halo == found.aligned_halo() and rows[-1].largest < 1e-5 < 0.01 < rows[0].largest
 
 
 def test_field_and_halo_follow_from_both_sides() -> None:

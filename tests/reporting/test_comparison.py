@@ -118,6 +118,32 @@ def test_a_finer_output_is_compared_by_its_means(tmp_path: Path) -> None:
     assert "z 22, y 0:24, x 0:28" in [item.caption for item in items if isinstance(item, Picture)]
 
 
+def test_a_coarser_output_is_compared_by_means_of_the_input(tmp_path: Path) -> None:
+    """Along x the last voxel of the output has one of the input, and neither is shown."""
+    data = noise((12, 24, 28), "float32")
+    (tmp_path / "net.py").write_text(
+        "import torch\nclass Mean(torch.nn.AvgPool3d):\n    intensity = 'same'\n"
+        "def build():\n    return Mean((1, 2, 3))\n"
+    )
+    plan = plan_of(
+        tmp_path, data, "net.name=net.py:build", "normalise.method=none", "windows.shape=[6,12,12]",
+        "output.dtype=float32", voxel=(),
+    )  # fmt: skip
+    execute(plan, Inline().start)
+    items = drawn(plan, "Slices")
+    shown = pictures(items)
+    inputs, outputs = (voxels(shown[f"{title}, xy"], (24, 27)) for title in ("Input", "Output"))
+    data = data[:, :, :27]
+    means = data[6].reshape(12, 2, 9, 3).mean(axis=(1, 3))
+    seen = [data[6], data[:, 12:14], data[:, :, 15:18]]  # as thick as a voxel of the output
+    low, high = np.percentile(np.concatenate([part.ravel() for part in seen]), (0.5, 99.5))
+    np.testing.assert_allclose(inputs, greys(data[6], low, high), atol=1)
+    np.testing.assert_allclose(outputs, greys(means, low, high).repeat(2, axis=0).repeat(3, axis=1), atol=1)
+    assert "output less input, of which the mean of 1 × 2 × 3 voxels is taken: " in notes(items)
+    changes = [item.caption for item in items if isinstance(item, Picture) and "Difference" in item.title]
+    assert all(float(caption.split()[1].rstrip(",")) == pytest.approx(0, abs=1e-6) for caption in changes)
+
+
 def test_voxels_that_are_no_cubes_are_shown_in_their_proportions(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, ramp((10, 40, 60)), *SAME, voxel=(30, 10, 10))
     execute(plan, Inline().start)

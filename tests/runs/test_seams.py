@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from at_once import Together
 from command import Give, giver, set_each
-from plans import planned, volume
+from plans import facts, planned, volume
 from volumes import noise, windowed, write_volume
 
 import volpipe as vp
@@ -70,10 +70,15 @@ def test_a_net_that_changes_nothing_has_no_seams(tmp_path: Path, give: Give, ble
     assert all(0.9 < value < 1.1 for value in scores(tmp_path / "out.zarr").values())
 
 
-def test_a_score_is_the_ratio_of_mean_squares(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 3 at faces and of 1 elsewhere: 9 by 1, but for what rounding adds to both."""
-    plan = planned("net.name=identity", "windows.shape=[10,10,10]", "windows.overlap=0", "windows.block=[1,1,1]")
-    along = np.cumsum([0, *(3 if i % 10 == 0 else 1 for i in range(1, 40))]).astype(np.uint8)
+@pytest.mark.parametrize("shrink", [1, 4])
+def test_a_score_is_the_ratio_of_mean_squares(monkeypatch: pytest.MonkeyPatch, shrink: int) -> None:
+    """Steps of 3 at faces and of 1 next to them: 9 by 1, but for what rounding adds to both."""
+    units, size = (shrink,) * 3, 10 * shrink
+    plan = planned(
+        "net.name=identity", f"windows.shape={[size] * 3}", "windows.overlap=0", "windows.block=[1,1,1]",
+        of=volume((40 * shrink,) * 3), net=facts(stride=units, shrink=units),
+    )  # fmt: skip
+    along = np.cumsum([0, *(3 if i % 10 in (0, 4, 6) else 1 for i in range(1, 40))]).astype(np.uint8)
     data = np.broadcast_to(along[:, None, None], (40, 40, 40))
     monkeypatch.setattr("volpipe.inference.output.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
     found = {score.axis: score.value for score in seam_scores(plan, seam_squares(Selection(plan)))}

@@ -44,7 +44,7 @@ class NetReport:
     def __repr__(self) -> str:
         facts = self.facts
         lines = [
-            f"<NetReport of {facts.label}: {count(facts.num_parameters, 'parameter')}, scale {facts.scale}, "
+            f"<NetReport of {facts.label}: {count(facts.num_parameters, 'parameter')}, scale {_words(facts)}, "
             f"stride {facts.stride}, halo {facts.halo}>",
             f"cannot be measured: {self.problem}" if self.problem else "",
             *self.untruths,

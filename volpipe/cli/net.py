@@ -81,8 +81,7 @@ def net(
         err.print(f"its geometry cannot be measured: {report.problem}")
         raise typer.Exit(UNTRUE)
     out.print(_geometry_table(facts, geometry))
-    changes_size = any(geometry.margin) or max(geometry.shrink) > 1
-    is_plain = not any(facts.fixed) and not changes_size and not geometry.whole_window
+    is_plain = not any(facts.fixed) and not geometry.whole_window
     halo = _halos(report.recipe, facts, geometry, volume, error) if is_plain else geometry.halo
     if config is not None:
         _times(report.recipe, facts, config, wait)
@@ -109,7 +108,7 @@ def _describe(report: NetReport) -> None:
         window, output = geometry.least
         out.print(
             f"a window ({facts.in_channels}, {', '.join(map(str, window))}) gives ({geometry.out_channels}, "
-            f"{', '.join(map(str, output))}); it takes windows of {_lengths(facts)} voxels",
+            f"{', '.join(map(str, output))}); it takes {_sizes(facts)}",
         )
     if facts.outputs:
         taken = f"; {report.recipe.net.output} is taken" if report.recipe.net.output is not None else ""
@@ -120,13 +119,23 @@ def _describe(report: NetReport) -> None:
         out.print(f"looks at whole windows: {geometry.whole_window}")
 
 
-def _lengths(facts: NetFacts) -> str:
-    """Return the lengths of windows that a net takes, along z, y, x."""
-    axes = zip(facts.fixed, facts.remainder, facts.stride, strict=True)
-    return ", ".join(
-        str(only) if only else f"{rest} + {stride} k" if rest else f"{stride} k" if stride > 1 else "any"
-        for only, rest, stride in axes
-    )
+def _sizes(facts: NetFacts) -> str:
+    """Return which windows a net takes, along z, y, x."""
+    if not any((*facts.fixed, *facts.margin, *facts.remainder)):
+        return (
+            f"windows of multiples of {shape(facts.stride)} voxels" if max(facts.stride) > 1 else "windows of any size"
+        )
+    axes = zip(facts.fixed, facts.margin, facts.remainder, facts.stride, strict=True)
+    lengths = [str(only) if only else _ascending(2 * margin + 1, rest, stride) for only, margin, rest, stride in axes]
+    if len(set(lengths)) == 1:
+        return f"windows of {lengths[0]} voxels along each axis"
+    return f"windows of {'; '.join(f'{each} along {axis}' for axis, each in zip('zyx', lengths, strict=True))} (voxels)"
+
+
+def _ascending(least: int, rest: int, stride: int) -> str:
+    """Return the first three of the lengths rest + k * stride that are no less than `least`, and dots."""
+    first = least + (rest - least) % stride
+    return ", ".join(map(str, (first, first + stride, first + 2 * stride, "…")))
 
 
 def _geometry_table(facts: NetFacts, found: Geometry) -> Table:
@@ -152,6 +161,7 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
 
     from volpipe.estimation.halo_search import CORE, halo_errors, real_window
     from volpipe.geometry.grid import align_up, triple
+    from volpipe.inference.tiling import around_core
     from volpipe.nets.load import build_net
 
     core = triple(align_up(CORE, stride) for stride in found.stride)
@@ -169,7 +179,7 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
 
     table, enough = columns("halo", "largest error", "rms", "computed / kept"), None
     for row in halo_errors(run, voxels, found, core):
-        kept = math.prod(max(0, w - 2 * h) for w, h in zip(facts.window, row.halo, strict=True))
+        kept = math.prod(max(0, w - sum(s)) for w, *s in zip(facts.window, *around_core(found, row.halo), strict=True))
         ratio = f"{math.prod(facts.window) / kept:.2f}" if kept else "no room"
         table.add_row(shape(row.halo), f"{row.largest:.2g}", f"{row.rms:.2g}", ratio)
         enough = row.halo if enough is None and row.largest <= error else enough

@@ -291,7 +291,8 @@ def _sized(plan: Plan, volume: Volume, seconds_per_voxel: float) -> Plan | None:
         block[longest] = -(-block[longest] // 2)
     if (window, tuple(block)) == (plan.window, plan.block):
         return None
-    core = [n * (w - o) * f for n, w, o, f in zip(block, window, plan.overlap, plan.net.scale, strict=True)]
+    sizes = zip(block, window, plan.overlap, plan.net.shrink, plan.net.scale, strict=True)
+    core = [n * (w - o) // u * f for n, w, o, u, f in sizes]
     chunk = "auto" if any(n % c for n, c in zip(core, plan.chunk, strict=True)) else plan.chunk  # it decides the bytes
     choice = {"shape": window, "overlap": plan.overlap, "block": tuple(block)}
     update = {

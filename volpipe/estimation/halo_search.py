@@ -13,6 +13,7 @@ import numpy as np
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Triple, triple
 from volpipe.inference.statistics import sampled_affine
+from volpipe.inference.tiling import around_core
 from volpipe.nets.net_geometry import Geometry
 from volpipe.recipes.inference import Recipe
 from volpipe.synthetic.volume import Sample
@@ -36,25 +37,28 @@ class HaloError:
 def halo_errors(
     net: Callable[[np.ndarray], np.ndarray], voxels: np.ndarray, geometry: Geometry, core: Triple
 ) -> Iterator[HaloError]:
-    """Yield the errors of halos from none to the exact one, ascending.
+    """Yield the errors of halos from none, or the margin, to the exact one, ascending.
 
     Args:
         net: (1, c, z, y, x) -> (1, C, z', y', x'), float32.
-        voxels: (c, z, y, x), normalised: `core` with the exact halo, in whole strides, around it.
+        voxels: (c, z, y, x), normalised: `core` with the exact halo around it, as `real_window` has them.
         core: the tile without its halo, in whole strides.
     """
     exact = geometry.aligned_halo()
-    whole = _middle(net(voxels[None])[0], exact, core, geometry.scale)
+    whole = _middle(net(voxels[None])[0], exact, core, geometry)
     for halo in dict.fromkeys(map(geometry.aligned_halo, HALO_SHARES)):
-        cut = tuple(slice(e - h, e + c + h) for e, h, c in zip(exact, halo, core, strict=True))
-        tile = _middle(net(np.ascontiguousarray(voxels[:, *cut])[None])[0], halo, core, geometry.scale)
+        sides = zip(exact, *around_core(geometry, halo), core, strict=True)
+        cut = tuple(slice(e - before, e + c + after) for e, before, after, c in sides)
+        is_whole = halo == exact
+        tile = whole if is_whole else _middle(net(np.ascontiguousarray(voxels[:, *cut])[None])[0], halo, core, geometry)
         difference = np.abs(tile.astype(np.float64) - whole)
         yield HaloError(halo, float(difference.max()), float(np.sqrt(np.square(difference).mean())))
 
 
-def _middle(out: np.ndarray, halo: Triple, core: Triple, scale: Triple) -> np.ndarray:
+def _middle(out: np.ndarray, halo: Triple, core: Triple, geometry: Geometry) -> np.ndarray:
     """Return the core's part of an output (c, z, y, x)."""
-    return out[:, *(slice(h * s, (h + c) * s) for h, c, s in zip(halo, core, scale, strict=True))]
+    sides = zip(halo, core, geometry.margin, geometry.ratios, strict=True)
+    return out[:, *(slice(ratio.out(h - m), ratio.out(h - m + c)) for h, c, m, ratio in sides)]
 
 
 def real_window(
@@ -67,8 +71,8 @@ def real_window(
     Raises:
         VolpipeError: the volume cannot be read, or has not the net's channels.
     """
-    halo = geometry.aligned_halo()
-    shape = triple(c + 2 * h for c, h in zip(core, halo, strict=True))
+    around = around_core(geometry, geometry.aligned_halo())
+    shape = triple(map(sum, zip(core, *around, strict=True)))
     if location is None:
         raw = Sample(shape, seed=SEED).raw(Box.from_shape(shape))
         voxels = np.repeat(raw[None], in_channels, axis=0)

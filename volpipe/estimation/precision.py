@@ -17,7 +17,7 @@ from volpipe.inference.intensity import Affine, to_dtype, unit_scale
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import autocast, take_precision
 from volpipe.inference.statistics import sampled_affine
-from volpipe.inference.tiling import aligned_halo
+from volpipe.inference.tiling import around_core
 from volpipe.nets.facts import Difference, NetFacts
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import NetChoice, Normalise, Precision
@@ -41,8 +41,14 @@ def difference_key(precision: Precision, normalise: Normalise, net: NetFacts, pr
 
 def _window(net: NetFacts) -> tuple[int, int, int]:
     """Return the window (z, y, x): a core with the halo around it, or the only size that the net takes."""
-    sizes = zip(net.fixed, net.stride, aligned_halo(net), strict=True)
-    return triple(only or align_up(CORE, stride) + 2 * halo for only, stride, halo in sizes)
+    sizes = zip(net.fixed, net.stride, *around_core(net, net.halo), strict=True)
+    return triple(only or align_up(CORE, stride) + before + after for only, stride, before, after in sizes)
+
+
+def _core(net: NetFacts) -> tuple[slice, ...]:
+    """Return the part of the net's output (z, y, x) for `_window` that is that of the whole."""
+    sizes = zip(_window(net), net.margin, net.scale, net.shrink, *around_core(net, net.halo), strict=True)
+    return tuple(slice((b - m) * s // u, (w - a - m) * s // u) for w, m, s, u, b, a in sizes)
 
 
 def measure_difference(
@@ -63,12 +69,12 @@ def measure_difference(
     affine = sampled_affine(normalise, raw[None])
     data = torch.from_numpy(affine.apply(np.repeat(raw[None, None], net.in_channels, axis=1))).to(device)
     module = build_net(choice, search_path).to(device)
-    cut = tuple(slice(h * s, (w - h) * s) for w, h, s in zip(window, aligned_halo(net), net.scale, strict=True))
+    core = _core(net)
 
     def output(precision: str) -> np.ndarray:
         take_precision(precision)
         with torch.inference_mode(), autocast(device, precision):
-            result: np.ndarray = module(data).float().cpu().numpy()[0][:, *cut]
+            result: np.ndarray = module(data).float().cpu().numpy()[0][:, *core]
         return result
 
     return difference(output("float32"), output(precision), net, normalise, affine)

@@ -22,7 +22,7 @@ from volpipe.blockwise.usage import peak_bytes
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.inference.runner import autocast, take_precision
-from volpipe.inference.tiling import own_window
+from volpipe.inference.tiling import around_core, own_window
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net
 from volpipe.nets.net_geometry import is_shortage
@@ -70,12 +70,12 @@ def windows_to_try(facts: NetFacts, halo: Triple, *, on_gpu: bool = False) -> li
     Along an axis of a fixed size they have that size.
     """
     windows = []
+    around = [sum(sides) for sides in zip(*around_core(facts, halo), strict=True)]
     for growth in (*GROWTHS, LARGEST_ON_GPU) if on_gpu else GROWTHS:
-        grown = []
-        for size, stride, outside, rest in zip(own_window(facts), facts.stride, halo, facts.remainder, strict=True):
-            edge = align_up(outside, stride)
-            length = align_up(max(round(growth * (size - 2 * edge)), stride), stride) + 2 * edge
-            grown.append(rest + align_up(length - rest, stride))
+        grown = [
+            align_up(max(round(growth * (size - outside)), stride), stride) + outside
+            for size, stride, outside in zip(own_window(facts), facts.stride, around, strict=True)
+        ]
         windows.append(triple(only or size for only, size in zip(facts.fixed, grown, strict=True)))
     return list(dict.fromkeys(windows))
 
@@ -136,9 +136,7 @@ def _costs(
     on_gpu = torch.cuda.is_available()
     batches = GPU_BATCHES if on_gpu else (1,)
     for window in windows_to_try(facts, halo, on_gpu=on_gpu):
-        kept = 1
-        for size, h, stride in zip(window, halo, facts.stride, strict=True):
-            kept *= size - 2 * align_up(h, stride)
+        kept = math.prod(size - sum(sides) for size, *sides in zip(window, *around_core(facts, halo), strict=True))
         for channels_last, batch in itertools.product(layouts, batches):
             try:
                 result = attempt((batch, facts.in_channels, *window), channels_last)

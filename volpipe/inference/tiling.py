@@ -9,6 +9,7 @@ from volpipe.errors import PlanError
 from volpipe.geometry.block_shape import CHUNK_TARGET
 from volpipe.geometry.grid import Triple, align_up, divisor_near, triple
 from volpipe.nets.facts import NetFacts
+from volpipe.nets.net_geometry import Geometry
 from volpipe.recipes.inference import Output, Windows
 from volpipe.volumes.formats.precomputed import even_chunk
 
@@ -77,13 +78,22 @@ def losses(net: NetFacts) -> tuple[Triple, Triple]:
 
     That output is cut to whole strides where the windows that a net takes leave a rest.
     """
-    sizes = zip(net.margin, net.remainder, net.stride, strict=True)
-    return net.margin, triple(m + (r - 2 * m) % s for m, r, s in sizes)
+    return around_core(net, net.margin)
+
+
+def around_core(net: NetFacts | Geometry, halo: Triple) -> tuple[Triple, Triple]:
+    """Return the voxels of a window before and after its core, for a `halo` of which all but the margin is in strides.
+
+    The first output voxel of the core is the one at (before - margin) * scale // shrink.
+    """
+    sizes = list(zip(halo, net.margin, net.remainder, net.stride, strict=True))
+    before = triple(m + align_up(max(0, h - m), s) for h, m, _, s in sizes)
+    return before, triple(b + (r - 2 * m) % s for b, (_, m, r, s) in zip(before, sizes, strict=True))
 
 
 def aligned_halo(net: NetFacts) -> Triple:
     """Return the halo of `net`, of which what lies within its margin is in whole strides."""
-    return triple(m + align_up(max(0, h - m), s) for h, m, s in zip(net.halo, net.margin, net.stride, strict=True))
+    return around_core(net, net.halo)[0]
 
 
 def _check_fixed(window: Triple, net: NetFacts) -> None:

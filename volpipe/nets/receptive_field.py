@@ -302,36 +302,32 @@ class Probe:
         return strides, reaches
 
     def agree(self, axes: Sequence[int], strides: Sequence[int], inner: Sequence[int]) -> bool:
-        """Return whether windows that differ by a stride along `axes`, in place or in size, give the same voxels.
+        """Return whether a window gives the same voxels as a larger one that begins and ends a stride further out.
+
+        That is along `axes`. Of a net that takes no larger one, the other is as large, and lies a stride before it.
 
         Args:
             inner: output voxels to leave out at each face.
         """
-        shifts = [self.ratios[axis].out(strides[axis]) for axis in range(3)]
-        outputs = [2 * n + 1 + (2 * shifts[axis] + 1 if axis in axes else 0) for axis, n in enumerate(inner)]
+        is_fixed = any(self.sizes[axis] for axis in axes)  # it takes no larger window
+        shifts = [self.ratios[axis].out(strides[axis]) if axis in axes else 0 for axis in range(3)]
+        outputs = [2 * n + 1 + shift for n, shift in zip(inner, shifts, strict=True)]  # of every phase of the stride
         window = [
             only or own.window(output, stride)
             for only, own, output, stride in zip(self.sizes, self.axes, outputs, strides, strict=True)
         ]
-        larger = [n + strides[axis] if axis in axes else n for axis, n in enumerate(window)]
+        places = [strides[axis] if axis in axes else 0 for axis in range(3)]
+        larger = [n + (1 if is_fixed else 2) * place for n, place in zip(window, places, strict=True)]
         line = _noise((1, self.in_channels, *larger))
         for axis in axes:
             line = line * _noise((1, 1, *(n if i == axis else 1 for i, n in enumerate(larger))))
-            end = line.narrow(2 + axis, window[axis], strides[axis])
+            end = line.narrow(2 + axis, larger[axis] - strides[axis], strides[axis])
             end.mul_(6).sub_(2)  # the largest and the smallest values are not in all windows
-        first = run_net(self.mixed, _cut(line, [0] * 3, window))
-        places = [strides[axis] if axis in axes else 0 for axis in range(3)]
+        first = run_net(self.mixed, _cut(line, [0] * 3, window if is_fixed else larger))
         moved = run_net(self.mixed, _cut(line, places, window))
-        size = first.shape[2:]
-        kept = [n - (shifts[axis] if axis in axes else 0) - 2 * inner[axis] for axis, n in enumerate(size)]
-        start = [inner[axis] + (shifts[axis] if axis in axes else 0) for axis in range(3)]
-        if min(kept) < 1 or not _is_near(_cut(first, start, kept), _cut(moved, inner, kept)):
-            return False
-        if any(self.sizes[axis] for axis in axes):
-            return True  # it takes no larger one
-        whole = run_net(self.mixed, line)
-        core = [n - 2 * inner[axis] for axis, n in enumerate(size)]
-        return _is_near(_cut(whole, inner, core), _cut(first, inner, core))
+        start = [n + shift for n, shift in zip(inner, shifts, strict=True)]
+        kept = [n - 2 * i - is_fixed * shift for n, i, shift in zip(moved.shape[2:], inner, shifts, strict=True)]
+        return min(kept) > 0 and _is_near(_cut(first, start, kept), _cut(moved, inner, kept))
 
     def _stride(self, axis: int) -> int:
         """Return the least stride along `axis` by which windows agree, away from their faces."""
@@ -655,7 +651,8 @@ def _reach(
         shape = [own or n for own, n in zip(sizes, _thin(strides, ratios), strict=True)]
         shape[axis] = only or 2 * middle + stride
         places = range(ratio.out(middle), ratio.out(middle + stride))
-        first, last = _acting(net, (in_channels, *shape), axis, places)
+        slopes = Slopes(net, (in_channels, *shape), axis)
+        first, last = slopes.acting(places)
         if first > 0 and last < shape[axis] - 1:
             before, after = 0, 0
             # All places together see at least as far as each: most need no draw of their own after the outer ones.
@@ -663,7 +660,7 @@ def _reach(
                 voxel = ratio.back(place)
                 end = voxel + ratio.shrink - 1
                 if voxel - first > before or last - end > after:
-                    own = _acting(net, (in_channels, *shape), axis, range(place, place + 1))
+                    own = slopes.acting(range(place, place + 1))
                     before, after = max(before, voxel - own[0]), max(after, own[1] - end)
             return before, after
         if only:
@@ -672,39 +669,57 @@ def _reach(
     raise far_reach(axis)
 
 
-def _acting(net: Net, shape: tuple[int, ...], axis: int, places: range) -> tuple[int, int]:
-    """Return the first and the last input voxel along `axis` that acts on output voxels at `places` there."""
-    import torch
+@dataclass
+class Slopes:
+    """The slopes of outputs of `net` for random windows (c, z, y, x), each of which is computed once."""
 
-    acts = np.zeros(shape[1 + axis], bool)
-    ends: tuple[int, int] | None = None
-    for _ in range(DRAWS):
-        window = torch.rand((1, *shape), dtype=torch.float64, requires_grad=True)
-        try:
-            with torch.enable_grad(), _mean_pools():
-                out = net(window).narrow(2 + axis, places.start, len(places))
-                if not out.requires_grad:
-                    raise UnmeasurableError(*NO_GRADIENT)
-                # Outputs that sum to nothing, such as corrections that keep a mean, must not cancel.
-                (slope,) = torch.autograd.grad((out * torch.rand_like(out)).sum(), window)
-        except UnmeasurableError:
-            raise
-        except Exception as error:  # whatever the net's code makes of it, and code without a gradient
+    net: Net
+    shape: tuple[int, ...]
+    axis: int
+    _draws: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def acting(self, places: range) -> tuple[int, int]:
+        """Return the first and the last input voxel along the axis that acts on output voxels at `places` there."""
+        acts = np.zeros(self.shape[1 + self.axis], bool)
+        ends: tuple[int, int] | None = None
+        for number in range(DRAWS):
+            try:
+                slope = self._slope(number, places)
+            except UnmeasurableError:
+                raise
+            except Exception as error:  # whatever the net's code makes of it, and code without a gradient
+                raise UnmeasurableError(
+                    f"no gradient comes through it: {reason(error)}",
+                    f"compute its output without detach(), no_grad() and numpy; or {KEYS}",
+                ) from error
+            acts |= (slope[0] != 0).movedim(1 + self.axis, 0).flatten(1).any(dim=1).numpy()
+            (inputs,) = np.nonzero(acts)
+            old, ends = ends, (int(inputs[0]), int(inputs[-1])) if len(inputs) else None
+            if ends is not None and ends == old:
+                break
+        if ends is None:
             raise UnmeasurableError(
-                f"no gradient comes through it: {reason(error)}",
-                f"compute its output without detach(), no_grad() and numpy; or {KEYS}",
-            ) from error
-        acts |= (slope[0] != 0).movedim(1 + axis, 0).flatten(1).any(dim=1).numpy()
-        (inputs,) = np.nonzero(acts)
-        old, ends = ends, (int(inputs[0]), int(inputs[-1])) if len(inputs) else None
-        if ends is not None and ends == old:
-            break
-    if ends is None:
-        raise UnmeasurableError(
-            f"no input voxel acts on output voxel {places.start} along axis {'zyx'[axis]}",
-            f"return numbers from before a threshold, argmax or rounding, which hide it; or {KEYS}",
-        )
-    return ends
+                f"no input voxel acts on output voxel {places.start} along axis {'zyx'[self.axis]}",
+                f"return numbers from before a threshold, argmax or rounding, which hide it; or {KEYS}",
+            )
+        return ends
+
+    def _slope(self, number: int, places: range) -> torch.Tensor:
+        """Return the slope (1, c, z, y, x), at one of the windows, of the sum of outputs at `places`."""
+        import torch
+
+        if number == len(self._draws):
+            window = torch.rand((1, *self.shape), dtype=torch.float64, requires_grad=True)
+            with torch.enable_grad(), _mean_pools():
+                self._draws.append((window, self.net(window)))
+        window, whole = self._draws[number]
+        with torch.enable_grad():
+            out = whole.narrow(2 + self.axis, places.start, len(places))
+            if not out.requires_grad:
+                raise UnmeasurableError(*NO_GRADIENT)
+            # Outputs that sum to nothing, such as corrections that keep a mean, must not cancel.
+            (slope,) = torch.autograd.grad((out * torch.rand_like(out)).sum(), window, retain_graph=True)
+        return slope
 
 
 def _mean_pools() -> contextlib.AbstractContextManager[Any]:

@@ -7,7 +7,7 @@ net's code allows that.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -262,12 +262,11 @@ def _axis_sizes(shapes: Shapes, base: Triple, axis: int, ratio: Ratio) -> AxisSi
     for step in STRIDES:
         if step % ratio.shrink:
             continue
-        classes = [
-            _steady_loss((loss(size + k * step) for k in range(3)), size) for size in range(length, length + step)
-        ]
-        steady = [(lost % min(2, ratio.shrink), lost, size % step != 0, size) for lost, size in filter(None, classes)]
-        if steady:
-            _, lost, _, size = min(steady)
+        losses = ((loss(size), size) for size in range(length, length + step))
+        classes = [(lost % min(2, ratio.shrink), lost, n % step != 0, n) for lost, n in losses if lost is not None]
+        for _, lost, _, size in sorted(classes):
+            if any(loss(size + k * step) != lost for k in (1, 2)):
+                continue
             margin, uneven = _halves(lost, axis, size, (shapes.of(_with(base, axis, size)) or base)[axis], ratio)
             return AxisSizes(ratio, margin, size % step, step, _shortest(loss, lost, size, step), uneven)
     raise UnmeasurableError(
@@ -275,16 +274,6 @@ def _axis_sizes(shapes: Shapes, base: Triple, axis: int, ratio: Ratio) -> AxisSi
         f"up to {STRIDES[-1]}",
         "set net.scale, net.margin, net.remainder, net.stride and net.halo",
     )
-
-
-def _steady_loss(losses: Iterable[int | None], size: int) -> tuple[int, int] | None:
-    """Return the loss of windows of a size and of two longer ones, if they are alike, and the size."""
-    first: int | None = None
-    for lost in losses:
-        if lost is None or (first is not None and lost != first):
-            return None
-        first = lost
-    return None if first is None else (first, size)
 
 
 def _shortest(loss: Callable[[int], int | None], lost: int, size: int, step: int) -> int:

@@ -12,7 +12,7 @@ import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import add, sub
+from operator import add, mul, sub
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ from volpipe.nets.cache import remembering
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
 from volpipe.notebook.pictures import DrawnInPanels, Panel
 from volpipe.notebook.slices import error_panel, first_channel, grey_panel, slices_of
-from volpipe.notebook.try_out import computed, loaded, normalisation, plan_whole
+from volpipe.notebook.try_out import computed, loaded, normalisation, plan_whole, whole_voxels
 from volpipe.recipes.inference import Recipe
 from volpipe.reporting.shades import display_range
 from volpipe.tables import html_table, text_table
@@ -71,7 +71,7 @@ class Blends(DrawnInPanels):
     """Ways to join windows over the same box of a volume, and the whole that they are compared with.
 
     Attributes:
-        box: of the volume, in its voxels.
+        box: of the volume, in its voxels; out_box: of the output of a run over the whole volume, in voxels of that.
         whole: (c, z, y, x), float32: the net's output for the box and its halo in one window.
         blends: in the order that they were tried.
         voxel_size_nm: of a voxel of the output, (z, y, x), or None.
@@ -80,6 +80,7 @@ class Blends(DrawnInPanels):
 
     net: str
     box: Box
+    out_box: Box
     whole: np.ndarray
     blends: tuple[Blend, ...]
     voxel_size_nm: Lengths | None
@@ -110,8 +111,7 @@ class Blends(DrawnInPanels):
         """Yield slices of the whole and of the errors of each blend, which have one scale of colours."""
         whole = first_channel(self.whole)
         limits, largest = display_range(whole), max(blend.largest for blend in self.blends)
-        scale = tuple(n // b for n, b in zip(whole.shape, self.box.shape, strict=True))
-        for part in slices_of(whole.shape, self.box.scaled(scale).start):
+        for part in slices_of(whole.shape, self.out_box.start):
             nm = part.nm(self.voxel_size_nm)
             about = f"whole\n{part.name}, {limits[0]:.4g} to {limits[1]:.4g}"
             row = [grey_panel(about, whole[part.index], limits, nm)]
@@ -148,7 +148,8 @@ def blends(
             change = output.astype(np.float64) - whole
             largest, rmse = float(np.abs(change).max()), float(np.sqrt(np.square(change).mean()))
             tried.append(Blend(each.recipe.windows.blend, output, each.window, each.overlap, rmse, largest))
-    return Blends(plan.net.label, box, whole, tuple(tried), plan.multiscale.voxel_size_nm, (*notes, *more))
+    made = plan.in_output(plan.coarse(box))
+    return Blends(plan.net.label, box, made, whole, tuple(tried), plan.multiscale.voxel_size_nm, (*notes, *more))
 
 
 def whole_of(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box: Box) -> np.ndarray:
@@ -177,9 +178,10 @@ def _with_blend(recipe: Recipe, family: Family) -> Recipe:
 
 def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
     """Return the box: without `at` around a corner where windows meet, without `size` half as large as a window."""
-    whole, stride = plan.source.shape, plan.lattice.stride
+    whole, stride = plan.source.shape, triple(map(mul, plan.lattice.stride, plan.net.shrink))
     middle = checked_at(at, whole)
     if at is None:
         middle = triple(min(n - 1, round(m / s) * s) for m, s, n in zip(middle, stride, whole, strict=True))
     sizes = tuple(max(1, w // 2) for w in plan.window) if size is None else checked_size(size, whole)
-    return box_around(middle, triple(min(s, n) for s, n in zip(sizes, whole, strict=True)), whole)
+    box = box_around(middle, triple(min(s, n) for s, n in zip(sizes, whole, strict=True)), whole)
+    return whole_voxels(plan, box)

@@ -200,7 +200,8 @@ def _report_image(report: Report | SegmentationResult) -> Image:
     if isinstance(report, SegmentationResult):
         return image if image.unit == "nm" else _in_voxels(image, whole)
     image = replace(image, is_part=not report.plan.is_whole)
-    return image if image.unit == "nm" else _in_voxels(image, whole, report.plan.roi_box.start, report.plan.net.scale)
+    net, start = report.plan.net, report.plan.roi_box.start
+    return image if image.unit == "nm" else _in_voxels(image, whole, start, divided(net.shrink, net.scale))
 
 
 def _try_out_image(result: TryOut) -> Image:
@@ -209,12 +210,11 @@ def _try_out_image(result: TryOut) -> Image:
     image = replace(image, is_part=result.box.shape != result.volume_shape)
     if result.out_voxel_size_nm is not None:
         return replace(image, unit="nm", voxel=result.out_voxel_size_nm, origin=result.out_origin_nm)
-    return _in_voxels(image, result.volume_shape, result.box.start, result.facts.scale)
+    return _in_voxels(image, result.volume_shape, result.box.start, result.out_voxel)
 
 
-def _in_voxels(image: Image, whole: Triple, start: Shape = (0, 0, 0), scale: Triple = (1, 1, 1)) -> Image:
-    """Return `image` in voxels of a volume of shape `whole`: from voxel `start` on, `scale` as fine."""
-    voxel = divided((1.0, 1.0, 1.0), scale)
+def _in_voxels(image: Image, whole: Triple, start: Shape = (0, 0, 0), voxel: Lengths = (1.0, 1.0, 1.0)) -> Image:
+    """Return `image` in voxels of a volume of shape `whole`: from voxel `start` on, a `voxel` as large."""
     origin = triple(a + (v - 1) / 2 for a, v in zip(start, voxel, strict=True))
     return replace(image, unit="voxels", voxel=voxel, origin=origin, volume_shape=whole)
 

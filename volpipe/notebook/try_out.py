@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import mul
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ class TryFacts:
         memory_bytes: highest memory of this process meanwhile, notebook included; of a GPU what torch held there; None
             where it is unknown.
         num_windows: that the net saw.
-        window, overlap, halo, scale, blend: as of a run.
+        window, overlap, halo, scale, shrink, blend: as of a run.
         notes: sentences on what a run would do otherwise; () where it writes the same bytes.
     """
 
@@ -69,6 +70,7 @@ class TryFacts:
     overlap: Triple
     halo: Triple
     scale: Triple
+    shrink: Triple
     blend: str
     normalise: Affine
     notes: tuple[str, ...] = ()
@@ -110,25 +112,32 @@ class TryOut(DrawnInPanels):
         )
 
     @property
+    def out_voxel(self) -> Lengths:
+        """Size of a voxel of `output`, (z, y, x), in voxels of the volume."""
+        return divided(self.facts.shrink, self.facts.scale)
+
+    @property
     def out_voxel_size_nm(self) -> Lengths | None:
         """Size of a voxel of `output`, (z, y, x); None where it is unknown."""
-        return None if self.voxel_size_nm is None else divided(self.voxel_size_nm, self.facts.scale)
+        size = self.voxel_size_nm
+        return None if size is None else triple(n * v for n, v in zip(size, self.out_voxel, strict=True))
 
     @property
     def out_origin_nm(self) -> Lengths:
         """Centre of the first voxel of `output`, (z, y, x)."""
         voxel = self.voxel_size_nm or (0.0, 0.0, 0.0)
-        places = zip(self.origin_nm, self.facts.scale, voxel, strict=True)
-        return triple(o + (1 / s - 1) / 2 * v for o, s, v in places)
+        places = zip(self.origin_nm, self.out_voxel, voxel, strict=True)
+        return triple(o + (n - 1) / 2 * v for o, n, v in places)
 
     def panels(self) -> Iterator[list[Panel]]:
-        """Yield slices of input and output, pairs of the same size, in voxels of the output."""
-        before, after = repeated(first_channel(self.input), self.facts.scale), first_channel(self.output)
+        """Yield slices of input and output, pairs of the same size: the coarser voxels are repeated."""
+        before = repeated(first_channel(self.input), self.facts.scale)
+        after = repeated(first_channel(self.output), self.facts.shrink)[Box.from_shape(before.shape).slices]
         shown = display_range(before)
         greys = shown if self.has_same_greys else display_range(after)
         same = "same greys" if self.has_same_greys else f"{greys[0]:.4g} to {greys[1]:.4g}"
-        for part in slices_of(after.shape, self.out_box.start):
-            nm = part.nm(self.out_voxel_size_nm)
+        for part in slices_of(after.shape, self.box.scaled(self.facts.scale).start):
+            nm = part.nm(None if self.voxel_size_nm is None else divided(self.voxel_size_nm, self.facts.scale))
             about = f"input{channel_note(self.input)}\n{part.name}, {shown[0]:.4g} to {shown[1]:.4g}"
             result = f"output of {self.facts.net}{channel_note(self.output)}\n{part.name}, {same}"
             yield [
@@ -144,7 +153,7 @@ class TryOut(DrawnInPanels):
             "output": f"{self.output.shape} {self.output.dtype}, box {self.out_box}",
             "windows": f"{facts.num_windows:,} of {facts.window}, overlap {facts.overlap}, {facts.blend}",
             "halo": facts.halo,
-            "scale": facts.scale,
+            "scale": divided(facts.scale, facts.shrink) if max(facts.shrink) > 1 else facts.scale,
             "time": f"{facts.seconds:.2g} s, of them {facts.net_seconds:.2g} s in the net, on {facts.device}",
             "memory": memory,
         }
@@ -168,13 +177,13 @@ def try_out(
     facts = TryFacts(
         plan.net.label, name, time.perf_counter() - started, net_seconds, num_bytes,
         Selection(part_of(plan, box)).num_windows, plan.window, plan.overlap, plan.net.halo, plan.net.scale,
-        plan.recipe.windows.blend, normalise, (*notes, *more),
+        plan.net.shrink, plan.recipe.windows.blend, normalise, (*notes, *more),
     )  # fmt: skip
     voxel, origin = plan.source.voxel_size_nm, plan.source.origin_nm
     place = triple(o + a * v for o, a, v in zip(origin, box.start, voxel or (0.0, 0.0, 0.0), strict=True))
     return TryOut(
-        squeezed(source.crop(box)), squeezed(output), box, plan.source.shape, box.scaled(plan.net.scale), facts, voxel,
-        place, plan.intensity == "same",
+        squeezed(source.crop(box)), squeezed(output), box, plan.source.shape, plan.in_output(plan.coarse(box)), facts,
+        voxel, place, plan.intensity == "same",
     )  # fmt: skip
 
 
@@ -195,23 +204,23 @@ def plan_whole(recipe: Recipe, volume: str | Path | Volume) -> tuple[Plan, Volum
     out = str(Path(tempfile.gettempdir(), f"volpipe-{uuid.uuid4().hex}.zarr"))  # which nobody writes
     plan = prepare_for(source, whole, out, Path.cwd())
     check_window(plan)
-    if max(plan.net.shrink) > 1:
-        raise PlanError(
-            f"net {plan.net.label} gives one voxel for {shape(plan.net.shrink)} of its input (z, y, x), and notebooks "
-            "lay outputs beside their inputs voxel by voxel; run it by vp.run, and look at the output"
-        )
     return plan, resampled(source, plan.source.resampling), notes
 
 
 def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
     """Return the box: without `at` in the middle of a window's core, which few windows reach."""
-    shape, stride = plan.source.shape, plan.lattice.stride
+    shape, stride = plan.source.shape, triple(map(mul, plan.lattice.stride, plan.net.shrink))
     corner = tuple(a // s * s for a, s in zip(checked_at(at, shape), stride, strict=True))
     core = Box.from_shape(stride).shift(corner) & Box.from_shape(shape)
     if size is None:
         return core
     middle = tuple((a + b) // 2 for a, b in zip(core.start, core.stop, strict=True)) if at is None else at
-    return box_around(checked_at(middle, shape), checked_size(size, shape), shape)
+    return whole_voxels(plan, box_around(checked_at(middle, shape), checked_size(size, shape), shape))
+
+
+def whole_voxels(plan: Plan, box: Box) -> Box:
+    """Return `box` of the volume, larger where a voxel of a coarser output reaches out of it."""
+    return plan.coarse(box).scaled(plan.net.shrink) & Box.from_shape(plan.source.shape)
 
 
 def part_of(plan: Plan, box: Box) -> Plan:
@@ -295,7 +304,7 @@ def _device_bytes(device: str) -> int:
     return torch.cuda.max_memory_allocated() if device == "cuda" else 0
 
 
-def divided(lengths: Lengths, factor: Triple) -> Lengths:
+def divided(lengths: Lengths | Triple, factor: Triple) -> Lengths:
     return triple(length / f for length, f in zip(lengths, factor, strict=True))
 
 

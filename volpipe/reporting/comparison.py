@@ -5,6 +5,8 @@ Not here: reading (slices), or drawing (frames). Slices meet in one voxel of the
     input     |-------|-------|-------|      one voxel here
     output    |---|---|---|---|---|---|      is `scale` there: the input is shown enlarged, and from the mean of the
     difference|-------|-------|-------|      output's voxels in each of the input's that one is taken
+
+A coarser output is enlarged itself, and the mean of the input's voxels in each of its own is taken.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Subject:
         region: of the input, which the output shows.
         at: the voxel of the input in which the slices meet.
         scale: voxels of the output per voxel of the input.
+        shrink: voxels of the input per voxel of the output, where that is coarser.
         is_alike: whether both have the same grey levels, so that their difference says something.
         is_missing: tells of a level of the output and a shard of that whether it is still to be written.
         is_lost: tells of one whether it was written, and its files are gone.
@@ -61,6 +64,7 @@ class Subject:
     region: Box
     at: Index
     scale: Triple = (1, 1, 1)
+    shrink: Triple = (1, 1, 1)
     is_alike: bool = True
     is_missing: Callable[[int, int], bool] = lambda level, shard: False
     is_lost: Callable[[int, int], bool] = lambda level, shard: False
@@ -69,7 +73,12 @@ class Subject:
     def voxel(self) -> Lengths:
         """Lengths of a voxel of the output, in nm where they are known."""
         size = self.plan.multiscale.voxel_size_nm
-        return size if size is not None else triple(1 / s for s in self.scale)
+        return size if size is not None else triple(u / s for s, u in zip(self.scale, self.shrink, strict=True))
+
+    @property
+    def input_voxel(self) -> Lengths:
+        """Lengths of a voxel of the input, in the unit of `voxel`."""
+        return triple(v * s / u for v, s, u in zip(self.voxel, self.scale, self.shrink, strict=True))
 
     @property
     def is_sized(self) -> bool:
@@ -79,7 +88,7 @@ class Subject:
     @property
     def pixel(self) -> float:
         """The length that a pixel shows before pictures are enlarged."""
-        return min(self.voxel)
+        return min(*self.voxel, *self.input_voxel)
 
     @cached_property
     def sights(self) -> tuple[dict[str, Sight], list[Item]]:
@@ -105,11 +114,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Plane:
-    """One slice of both, in voxels of the output: those of the input are repeated.
+    """One slice of both, whose box is in voxels of the output: the coarser voxels are repeated.
 
     Attributes:
         source, output: of a volume that cannot be read None.
-        change: output less input, (z, y, x), in voxels of the input; NaN where one of them is not known.
+        change: output less input, (z, y, x), in the coarser voxels; NaN where one of them is not known.
     """
 
     name: str
@@ -147,20 +156,22 @@ def _given(subject: Subject, box: Box) -> tuple[Box, Index]:
 
 def outer(subject: Subject, box: Box) -> tuple[Box, Index]:
     """Return the voxels of the output that show `box` of the input, and the one in which slices meet."""
-    voxel = voxel_at(subject.at).relative_to(subject.region.start).scaled(subject.scale)
-    at = tuple((a + b) // 2 for a, b in zip(voxel.start, voxel.stop, strict=True))
-    return box.relative_to(subject.region.start).scaled(subject.scale), at
+
+    def shown(part: Box) -> Box:
+        return inside(part.relative_to(subject.region.start), subject.shrink).scaled(subject.scale)
+
+    voxel = shown(voxel_at(subject.at))
+    return shown(box), tuple((a + b) // 2 for a, b in zip(voxel.start, voxel.stop, strict=True))
 
 
 def _inner(subject: Subject, box: Box) -> Box:
     """Return the voxels of the input of which `box` of the output shows all."""
-    return inside(box, subject.scale).shift(subject.region.start)
+    return inside(box, subject.scale).scaled(subject.shrink).shift(subject.region.start) & subject.region
 
 
 def field_of(subject: Subject, sights: dict[str, Sight]) -> Box:
     """Return the part of the input that is shown."""
-    voxel = triple(v * s for v, s in zip(subject.voxel, subject.scale, strict=True))
-    field = part_around(subject.region, subject.at, voxel, subject.pixel, EDGE)
+    field = part_around(subject.region, subject.at, subject.input_voxel, subject.pixel, EDGE)
     if "input" in sights:
         field = sights["input"].within_reach(field, subject.at)
     if "output" in sights:
@@ -183,8 +194,8 @@ def _planes(subject: Subject, sights: dict[str, Sight]) -> Iterator[Plane]:
         if output is not None:
             shown, at = outer(subject, box)
             box = _inner(subject, output.affordable(shown, axis, at))
-        given = None if source is None else source.read(box)
         shown, _ = outer(subject, box)
+        given = None if source is None else source.read(_inner(subject, shown))
         result = None if output is None else output.read(shown)
         yield Plane(name, shown, given, result, _change(subject, given, result))
 
@@ -193,10 +204,17 @@ def _change(subject: Subject, source: Patch | None, output: Patch | None) -> np.
     """Return output less input of the first channel, (z, y, x), NaN where one is not known; None without both."""
     if source is None or output is None or not subject.is_alike:
         return None
-    known = averaged(output.is_known.astype(np.float64), subject.scale) == 1
+    # The input has less than the voxels of a coarser one where it is thinner than that.
+    shrink = triple(map(min, subject.shrink, source.box.shape))
+    known = [
+        averaged(patch.is_known.astype(np.float64), factor) == 1
+        for patch, factor in ((output, subject.scale), (source, shrink))
+    ]
     with np.errstate(invalid="ignore"):  # of infinities
-        change = averaged(output.data[0].astype(np.float64), subject.scale) - source.data[0]
-    return np.where(known & source.is_known, change, np.nan)
+        change = averaged(output.data[0].astype(np.float64), subject.scale) - averaged(
+            source.data[0].astype(np.float64), shrink
+        )
+    return np.where(known[0] & known[1], change, np.nan)
 
 
 @dataclass(frozen=True)
@@ -224,10 +242,12 @@ class Drawing:
 
     def _objects(self, plane: Plane, output: Patch) -> Image2D:
         """Return labels in colours, over the input where that is known."""
-        labels, below = flat(output.data[0], plane.axis), None
+        labels, known, below = flat(output.data[0], plane.axis), flat(output.is_known, plane.axis), None
         if plane.source is not None:
-            below = frames.resized(self._image(plane, plane.source, "input"), labels.shape)
-        return frames.hatched(coloured(labels, below), flat(output.is_known, plane.axis))
+            image = self._image(plane, plane.source, "input")
+            down, across = map(max, labels.shape, image.shape[:2])
+            labels, known, below = (frames.resized(each, (down, across)) for each in (labels, known, image))
+        return frames.hatched(coloured(labels, below), known)
 
     def _difference(self, plane: Plane, change: np.ndarray) -> Picture:
         image = flat(change, plane.axis)
@@ -281,12 +301,14 @@ class Drawing:
         if subject.plan.num_channels > 1 and is_shown["output"]:
             sentences.append(_channels(subject.plan))
         if any(plane.change is not None for plane in self.planes):
-            mean = " × ".join(map(str, subject.scale))
-            averaged = f", of which the mean of {mean} voxels is taken," if max(subject.scale) > 1 else ""
+            output, source = (
+                f", of which the mean of {' × '.join(map(str, factor))} voxels is taken" if max(factor) > 1 else ""
+                for factor in (subject.scale, subject.shrink)
+            )
             colours = (
                 f"red is brighter and blue darker, full at {self.largest:.3g}" if self.largest else "there is none"
             )
-            sentences.append(f"The difference is output{averaged} less input: {colours}.")
+            sentences.append(f"The difference is output{output}{output and ','} less input{source}: {colours}.")
         return " ".join(sentences)
 
 

@@ -154,12 +154,11 @@ def _outputs(subject: Subject, field: Box, most_bytes: int) -> Iterator[Whole]:
 
 def _inputs(subject: Subject, volume: Volume, field: Box) -> Iterator[Whole]:
     """Yield the levels of the input, the finest first."""
-    voxel = [v * s for v, s in zip(subject.voxel, subject.scale, strict=True)]
     for number, level in enumerate(levels_of(volume)):
         ratios = tuple(n / m for n, m in zip(volume.spatial_shape, level.spatial_shape, strict=True))
         region = _coarser(subject.region, ratios) & Box.from_shape(level.spatial_shape)
         at = tuple(min(int(a / r), b - 1) for a, r, b in zip(subject.at, ratios, region.stop, strict=True))
-        size = tuple(v * r for v, r in zip(voxel, ratios, strict=True))
+        size = tuple(v * r for v, r in zip(subject.input_voxel, ratios, strict=True))
         yield Whole("input", number, Sight(level, most_bytes=MOST_BYTES), region, at, _coarser(field, ratios), size)
 
 

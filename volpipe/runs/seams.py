@@ -5,7 +5,7 @@ Not here: who is told (cli, provenance). Per axis, from voxels as stored, a samp
     -- a b | c d --      across (c - b)², inside (b - a)² and (d - c)², one step of the net's own grid from the face
 
 Nets that pool and upsample differ by their grid's phase, so that inside is taken in the phase of the face: a step is
-the net's stride times its scale, one voxel for most. A score is the ratio of the means, 1 where no face can be seen.
+the net's stride in voxels of the output, one for most. A score is the ratio of the means, 1 where no face can be seen.
 The same ratio at places beside the faces says how far from 1 the tissue alone takes it: much in a small volume, where a
 score is that of one or two planes.
 """
@@ -230,7 +230,7 @@ def _profile(plan: Plan, squares: Squares) -> Profile:
 def _squares(selection: Selection, axis: int, rng: np.random.Generator, most_samples: int) -> Squares:
     """Return the sums over `most_samples` faces across `axis`, which may be the same ones."""
     plan = selection.plan
-    step = plan.net.stride[axis] * plan.net.scale[axis]
+    step = plan.net.stride[axis] // plan.net.shrink[axis] * plan.net.scale[axis]
     reach = step + max(0, min(MOST_REACH, plan.lattice.stride[axis] * plan.net.scale[axis] - step - 1))
     faces = [face for face in _faces(plan, axis) if step < face < plan.out_shape[axis] - step]
     chosen = [int(face) for face in rng.choice(faces, size=most_samples)] if faces else []

@@ -40,7 +40,7 @@ from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import needs_measuring
 from volpipe.reporting.comparison import Subject
 from volpipe.reporting.page import Draft, Item, Note
-from volpipe.reporting.slices import middle_of_done
+from volpipe.reporting.slices import middle_of_done, voxel_at
 from volpipe.runs.growth import follow, grids_of, grown_plan
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.pages import Taken, findings_facts
@@ -237,14 +237,14 @@ class RunWork(OutputWork[Plan, Report]):
         return [item for part in parts for item in profile_items(*part)]
 
     def subject(self, array: Plan, schedule: Schedule) -> Subject | None:
-        """Return an array and its input for pictures; see `OutputWork`. None of a coarser output."""
+        """Return an array and its input for pictures; see `OutputWork`."""
         plan = array
-        if not isinstance(schedule, RunSchedule) or max(plan.net.shrink) > 1:
+        if not isinstance(schedule, RunSchedule):
             return None
-        middle = middle_of_done(plan.blocks, schedule.infer.done)
+        middle = voxel_at(middle_of_done(plan.blocks, schedule.infer.done)).scaled(plan.net.shrink).start
         at = zip(middle, plan.roi_box.start, plan.roi_box.stop, strict=True)
         return Subject(
-            plan, plan.roi_box, tuple(min(max(m, a), b - 1) for m, a, b in at), plan.net.scale,
+            plan, plan.roi_box, tuple(min(max(m, a), b - 1) for m, a, b in at), plan.net.scale, plan.net.shrink,
             is_alike=plan.intensity == "same" and plan.num_channels == plan.source.num_channels == 1,
             is_missing=schedule.is_missing,
         )  # fmt: skip

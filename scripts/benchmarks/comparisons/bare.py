@@ -6,7 +6,8 @@ On a GPU both have the sizes that a user gets, over a volume that is worth one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import inputs, report
+from benchmarks.comparisons import kinds
 from benchmarks.comparisons.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, Session, session
+from volpipe.blockwise.usage import Usage
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.workflow.prepare import prepare
@@ -49,18 +52,35 @@ def loop(plan_json: str, num_threads: int) -> Callable[[Take], None]:
     return work
 
 
-def measure_net(setting: Setting, repeats: int, *, precision: str = "float32") -> Iterator[Outcome]:
-    """As many processes, threads each and windows per call as the run has; on a GPU, with the share that it waits."""
-    settings = (f"infer.precision={precision}",)
-    location = inputs.volume(setting, setting.cube(_edge()))
+def measure_net(
+    setting: Setting,
+    repeats: int,
+    *,
+    settings: Sequence[str] = (),
+    recipe: Path | None = DEFAULT_RECIPE,
+    is_whole: bool = True,
+) -> Iterator[Outcome]:
+    """As many processes, threads each and windows per call as the run has; on a GPU, with the share that it waits.
+
+    Of a run that is not taken as a whole, and of the loop, processor time counts, of the tasks that run the net; on a
+    GPU the time that it computes.
+    """
+    location, on_gpu = inputs.volume(setting, setting.cube(_edge())), report.gpu() is not None
+    clock = None if is_whole else time.perf_counter if on_gpu else time.process_time
     with session(setting) as running:
         workers, sizing = running.executors.slots["gpu"], running.sizing
         threads = max(1, len(os.sched_getaffinity(0)) // workers)
-        recipe = load_recipe(DEFAULT_RECIPE, settings)
-        plan = prepare(location, recipe, setting.scratch / "out.zarr", Path.cwd(), sizing)
-        with peers(workers, loop, plan.model_dump_json(), threads) as go:
-            for outcome in compared(repeats, lambda: running.run(location, *settings, sizing=sizing), go, "bare loop"):
-                waits = {"share idle": idle_share(running).value} if report.gpu() else {}
+        plan = prepare(location, load_recipe(recipe, settings), setting.scratch / "out.zarr", Path.cwd(), sizing)
+        with peers(workers, loop, plan.model_dump_json(), threads, clock=clock) as go:
+
+            def run() -> float:
+                seconds = running.run(location, *settings, sizing=sizing, recipe=recipe)
+                if is_whole:
+                    return seconds
+                return sum(usage.device_seconds if on_gpu else usage.cpu_seconds for usage in _usages(running))
+
+            for outcome in compared(repeats, run, go, "bare loop"):
+                waits = {"share idle": idle_share(running).value} if on_gpu else {}
                 yield replace(outcome, sides=outcome.sides | waits)
 
 
@@ -77,14 +97,19 @@ def _edge() -> int:
     return EDGE_ON_GPU if report.gpu() else EDGE
 
 
-def idle_share(running: Session) -> Outcome:
-    """Return the share of the last run's inference in which its net did not compute."""
+def _usages(running: Session) -> list[Usage]:
+    """Return what the tasks of the last run used that ran the net."""
     assert running.report is not None
     from volpipe.blockwise.journal import read_records
     from volpipe.runs.worker import RESULTS
 
     records = read_records(running.report.folder / "journal.jsonl", RESULTS)
-    usages = [record.usage for record in records if record.stage == "infer"]
+    return [record.usage for record in records if record.stage == "infer"]
+
+
+def idle_share(running: Session) -> Outcome:
+    """Return the share of the last run's inference in which its net did not compute."""
+    usages = _usages(running)
     span = max(u.started + u.seconds for u in usages) - min(u.started for u in usages)
     computing = sum(u.device_seconds for u in usages)
     workers = len({(u.host, u.pid) for u in usages})
@@ -95,7 +120,29 @@ WHY = (
     "default recipe (unet3d) over 256³ uint8, on a GPU 2048³; workers up on both sides; the bare loop has as many "
     "processes, threads and windows per call, allocates memory as the workers do, and its windows stay there"
 )
-ROWS = [Row("net", "run / bare loop of the same net", 1.15, 1.05, measure_net, why=WHY)]
+
+
+WINDOWS = f"{WHY}; processor time of both, that of the run in tasks that read, run the net and write"
+OWN = ("net.untrained=true", "net.intensity=same")
+KINDS = {
+    "valid": ("convolutions without padding", (f"net.name={kinds.__file__}:valid", *OWN), None),
+    "2d": ("slices", (f"net.name={kinds.__file__}:slices", *OWN), None),
+    "edge": ("gaussian windows at the edge", ("windows.placement=edge", "windows.blend=gaussian"), DEFAULT_RECIPE),
+}
+ROWS = [
+    Row("net", "run / bare loop of the same net", 1.15, 1.05, measure_net, why=WHY),
+    *(
+        Row(
+            name,
+            f"tasks of the net / bare loop of the same net, {what}",
+            1.15,
+            1.05,
+            partial(measure_net, settings=settings, recipe=recipe, is_whole=False),
+            why=WINDOWS,
+        )
+        for name, (what, settings, recipe) in KINDS.items()
+    ),
+]
 ON_GPU = [
     *(
         Row(
@@ -103,7 +150,7 @@ ON_GPU = [
             f"run / bare loop of the same net, {precision}",
             1.15,
             1.05,
-            partial(measure_net, precision=precision),
+            partial(measure_net, settings=(f"infer.precision={precision}",)),
             why=WHY,
         )
         for precision in ("tf32", "bfloat16")
