@@ -96,6 +96,7 @@ def _work(pipe: object, folder: str) -> None:
     main.work(pipe, folder)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_crash_hang_and_memory_are_seen_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "HANG_SECONDS", 15.0)
 
