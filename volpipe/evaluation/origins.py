@@ -23,9 +23,10 @@ from volpipe.nets.files import short_hash
 from volpipe.recipes.toml import leaves
 from volpipe.runs.provenance import read_provenance
 from volpipe.segmentation.output import RECIPE_KEY
+from volpipe.volumes.on_grid import resampled
 from volpipe.volumes.resampling import Resampling
 from volpipe.volumes.storage.paths import locate
-from volpipe.volumes.volume import View, Volume, absolute, open_volume, resampled
+from volpipe.volumes.volume import View, Volume, absolute, open_volume
 
 MOST_MAKINGS = 16  # outputs of outputs that are looked at
 ABSENT = "–"

@@ -24,9 +24,10 @@ from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import differences
 from volpipe.volumes.formats.container import ARRAY_FORMATS
+from volpipe.volumes.on_grid import resampled
 from volpipe.volumes.resampling import Resampling
 from volpipe.volumes.storage.chunk_files import count_folders
-from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, Volume, open_volume, resampled
+from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, Volume, open_volume
 
 COMPARED = {"source", "net", "code_sha256", "search_path", "out"}  # fields that explain why sizes differ
 REASONS = {"net.weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}

@@ -27,10 +27,11 @@ from volpipe.nets.files import is_program, place_of
 from volpipe.nets.net_geometry import NetArray
 from volpipe.recipes.inference import NetChoice, Normalise, Output, Precision, Recipe, Windows
 from volpipe.resolve import default_recipe, nearest, shipped
+from volpipe.volumes.on_grid import resampled
 from volpipe.volumes.resampling import Order, Resampling
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.values import zero_faces
-from volpipe.volumes.volume import Volume, resampled
+from volpipe.volumes.volume import Volume
 
 Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
 Sides = tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]

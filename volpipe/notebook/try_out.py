@@ -37,8 +37,9 @@ from volpipe.reporting.shades import display_range
 from volpipe.runs.verify import compute_box
 from volpipe.tables import html_facts
 from volpipe.units import count, shape
+from volpipe.volumes.on_grid import resampled
 from volpipe.volumes.storage.metadata import Lengths
-from volpipe.volumes.volume import Volume, open_volume, resampled
+from volpipe.volumes.volume import Volume, open_volume
 from volpipe.workflow.prepare import check_opened, prepare_for
 
 MOST_MEASURED = 1 << 28  # bytes of a volume whose statistics are measured over all of it, as a run does

@@ -1,6 +1,6 @@
 """Volumes on another grid: the stored voxels from which its voxels are interpolated, and their values.
 
-Not here: the grid that a net was trained on (nets.facts), or what reads stored voxels (reader). Voxel i of the grid
+Not here: the grid that a net was trained on (nets.facts), or what reads stored voxels (volume). Voxel i of the grid
 lies at p = (i + 0.5) * stored / shape - 0.5 of the stored ones, whose outermost are repeated beyond the faces::
 
     stored   |---0---|---1---|---2---|---3---|        a cubic spline through all of them, of which p sees REACH to

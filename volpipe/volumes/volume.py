@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe.errors import RemoteError, SeveralVolumesError, VolumeError
-from volpipe.geometry.grid import Box, mirrored, mirrored_runs, triple
+from volpipe.geometry.grid import Box, mirrored, mirrored_runs
 from volpipe.geometry.indexing import bounds, plain_index
 from volpipe.resolve import nearest
 from volpipe.volumes import webknossos
@@ -74,23 +74,9 @@ if TYPE_CHECKING:
     from volpipe import Explorer
 
 __all__ = [
-    "ArraySpec",
-    "Level",
-    "Multiscale",
-    "Reader",
-    "View",
-    "Volume",
-    "Writer",
-    "absolute",
-    "create_array",
-    "create_multiscale",
-    "list_arrays",
-    "open_volume",
-    "open_writer",
-    "resampled",
-    "typed",
-    "with_view",
-]
+    "ArraySpec", "Level", "Multiscale", "Reader", "View", "Volume", "Writer", "absolute", "create_array",
+    "create_multiscale", "list_arrays", "open_volume", "open_writer", "typed", "with_view",
+]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -665,36 +651,6 @@ def with_view(volume: Volume, view: View) -> Volume:
         voxel_size_nm=view.voxel_size_nm or volume.voxel_size_nm,
         origin_nm=view.origin_nm or volume.origin_nm,
         notes=tuple(notes),
-    )
-
-
-def resampled(volume: Volume, grid: Resampling | None) -> Volume:
-    """Return `volume` as it is read on another `grid`, which lies where the volume does; itself without one.
-
-    Raises:
-        VolumeError: the grid is for a volume of another shape or type.
-    """
-    if grid is None:
-        return volume
-    if (volume.spatial_shape, volume.dtype.name) != (grid.stored, grid.dtype):
-        raise VolumeError(
-            f"{volume} is {volume.dtype} {volume.spatial_shape} (z, y, x), and was {grid.dtype} {grid.stored} when its "
-            "grid for the net was planned, of which all voxels depend on that; use --fresh to start over"
-        )
-    size, steps = volume.voxel_size_nm or (1.0, 1.0, 1.0), grid.steps
-    coarse = triple(s * n for s, n in zip(size, steps, strict=True))
-    places = zip(size, volume.origin_nm, steps, strict=True)
-    return replace(
-        volume,
-        resampling=grid,
-        dtype=np.dtype(np.float32),
-        voxel_size_nm=coarse,
-        origin_nm=triple(o + (n - 1) / 2 * s for s, o, n in places),
-        notes=(
-            *volume.notes,
-            f"resampled from voxels of {shown(size)} nm to {shown(coarse)} nm, those of the net's training; the output "
-            "lies on these",
-        ),
     )
 
 
