@@ -176,6 +176,7 @@ def test_a_worker_that_lacks_nothing_is_well_and_only_one_block_starts(trial: Tr
     assert list((trial.folder / "out").iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_starter")
 @pytest.mark.parametrize(
@@ -285,6 +286,7 @@ def test_another_volume_at_the_same_path_is_named(trial: Trial) -> None:
     assert f"cpu: {volume}:raw has other voxels on " in sentence
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("logs", "said"),

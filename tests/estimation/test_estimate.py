@@ -286,6 +286,7 @@ def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(
     assert report.most_scratch_bytes > 0 or (blend, mode) == ("crop", "streamed")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("bundle", [1, pytest.param(4, marks=pytest.mark.long), 16])  # blocks
 def test_scratch_is_never_above_what_was_planned_for_it(

@@ -88,6 +88,7 @@ def test_slabs_make_the_bytes_of_whole_blocks(
         assert hashes[0] == hashes[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("blend", ["crop", "hann"])
 @pytest.mark.parametrize("roi", ["5:62,11:47,3:64", "8:64,16:48,:"], ids=["anywhere", "at a window"])
 def test_a_region_of_large_blocks_is_the_crop_of_the_whole(

@@ -61,6 +61,7 @@ def test_the_command_makes_finer_slices_of_the_right_size_at_the_right_place(
     np.testing.assert_allclose(means, data, atol=0.51)  # but for the rounding of each slice
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -308,6 +308,7 @@ def rows_of(ended: Ended, first: str) -> list[list[str]]:
     return [line.split() for line in ended.out.splitlines() if line.startswith(first)]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_command_prints_what_was_measured_and_the_window_to_choose(
     tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch

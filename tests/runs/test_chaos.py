@@ -21,6 +21,7 @@ def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 KINDS = ("worker", "frozen worker", "manager", "driver", "frozen driver", "TERM")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds", [KINDS, pytest.param((*KINDS, "worker", "worker", "manager", "worker"), marks=pytest.mark.long)], ids=len
@@ -49,6 +50,7 @@ def test_faults_below_cost_time_or_blocks_and_no_bytes(tmp_path: Path, undisturb
     assert "Input/output error" in log or "No space left on device" in log
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds",

@@ -94,6 +94,7 @@ def test_the_command_refuses_a_net_that_is_a_file_in_one_sentence(folder: Path, 
     assert not (folder / "t").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(AS_FILES)[:4])
 def test_what_is_refused_runs_and_could_not_have_been_trained(folder: Path, name: str) -> None:
     write_net(folder, name)

@@ -230,6 +230,7 @@ def test_objects_of_a_segmentation_are_listed_with_their_voxels_and_boxes(browse
         wait_until(lambda: (browser.picture()[100:700, 200:1100] != empty).any(-1).mean() > 0.02, 20)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("scheme", "format"),
     [

@@ -209,6 +209,7 @@ def caches(node: Path) -> list[Path]:
     return list(node.glob("volpipe-*"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["worker", pytest.param("pool", marks=pytest.mark.long), "driver", "all"])
 def test_nothing_stays_on_a_node_whatever_is_killed(tmp_path: Path, what: str) -> None:

@@ -14,8 +14,9 @@ from volumes import noise, write_volume
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, triple
 from volpipe.volumes.file_states import read_known
+from volpipe.volumes.on_grid import resampled
 from volpipe.volumes.resampling import Order, Resampling
-from volpipe.volumes.volume import Volume, open_volume, resampled
+from volpipe.volumes.volume import Volume, open_volume
 
 SHAPE = (34, 40, 47)
 

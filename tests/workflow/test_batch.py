@@ -124,6 +124,7 @@ def _no_output(folder: Path) -> tuple[str, ...]:
     return ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "state", "why"),
     [

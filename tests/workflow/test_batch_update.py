@@ -67,6 +67,7 @@ def test_an_update_computes_what_has_changed_in_each_dataset_and_says_how_much(t
     assert (line["changed_blocks"], line["computed_blocks"]) == ("0", "0")
 
 
+@pytest.mark.long
 def test_an_update_of_stages_computes_what_rests_on_what_has_changed(tmp_path: Path) -> None:
     """One is as it was, one has another voxel, one has grown; each has a net and labels."""
     (tmp_path / "flow.toml").write_text(LABELLED)

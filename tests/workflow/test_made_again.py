@@ -91,6 +91,7 @@ def test_a_batch_that_is_killed_at_any_deletion_goes_on_to_the_bytes_of_a_fresh_
     assert len(results) > 20 / step and all(result == undisturbed for result in results)
 
 
+@pytest.mark.long
 @STEPS
 def test_a_fresh_run_that_is_killed_at_any_deletion_goes_on_without_the_option(step: int) -> None:
     def run(site: Inline | None = None, **options: Any) -> None:

@@ -203,6 +203,7 @@ def test_fresh_deletes_what_all_stages_left_in_a_bucket_and_no_run_of_another(bu
     assert {key: data for key, data in bucket.files.items() if not key.startswith("out/")} == others
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("one", "two"), [("s3://cells/a/out", "s3://cells/b/out"), ("s3://cells", "s3://cells/out")])
 def test_flows_into_two_places_know_nothing_of_each_other(bucket: Bucket, folder: Path, one: str, two: str) -> None:
     first, second = planned(folder, out=one), planned(folder, "chances.normalise.method=none", out=two)

@@ -293,6 +293,7 @@ HOPELESS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "what", [pytest.param(what, marks=[] if what in ("image", "nowhere") else [pytest.mark.long]) for what in HOPELESS]
 )

@@ -415,6 +415,7 @@ def test_jobs_that_slurm_refuses_end_the_run_in_its_words(place: Path, slurm: Sl
     assert json.loads((slow.run / "plan.json").read_text())["mode"] == "streamed"
 
 
+@pytest.mark.long
 def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm) -> None:
     slow = disturbed(place / "stopped", slurm, press_ctrl_c)
     ended = slow.finish()

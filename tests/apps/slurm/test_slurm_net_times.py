@@ -107,6 +107,7 @@ def test_a_site_whose_gpus_cannot_be_had_is_refused(
     check_gone(slow, slurm)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("init", "wait", "said"),
     [
