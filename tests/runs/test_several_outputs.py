@@ -37,6 +37,10 @@ def heads():
     torch.manual_seed(3)
     return Heads()
 
+def single():
+    torch.manual_seed(5)
+    return nn.Conv3d(1, 2, 3, padding=1)
+
 def slices():
     torch.manual_seed(4)
     first, ends = nn.Conv2d(1, 3, 3, padding=1), (nn.Conv2d(3, 2, 1), nn.Conv2d(3, 1, 2, stride=2))
@@ -130,6 +134,12 @@ def test_slices_have_arrays_named_by_their_numbers(folder: Path) -> None:
     run("all.zarr", "net.name=nets.py:slices", "windows.shape=[1,16,16]", "net.output=all")
     assert voxels("all.zarr/output_0").shape == (2, *SHAPE)
     assert voxels("all.zarr/output_1").shape == (21, 23, 19)
+
+
+def test_all_of_a_net_of_one_output_are_that_output(folder: Path) -> None:
+    run("all.zarr", "net.name=nets.py:single", "net.output=all")
+    run("own.zarr", "net.name=nets.py:single")
+    assert np.array_equal(voxels("all.zarr"), voxels("own.zarr"))
 
 
 def test_a_part_an_update_and_a_lost_file_are_of_all_arrays(folder: Path) -> None:

@@ -162,13 +162,13 @@ class Adapter(nn.Module):
         return tuple(_described(values)) if len(values) > 1 else ()
 
     def arrays(self, windows: torch.Tensor) -> tuple[NetArray, ...]:
-        """Return the outputs for `windows` that are joined in one; none of a net of which one is taken."""
+        """Return the outputs for `windows` that are joined in one; none where there is one, or one is taken."""
         if self.taken != ALL:
             return ()
         arrays = joined_arrays(self._outputs(windows))
         if len(self.planes) > 1 and any(max(array.coarser) > 1 for array in arrays):
             raise OutputError("outputs of slices have different grids in several planes", "set net.plane to one plane")
-        return arrays
+        return arrays if len(arrays) > 1 else ()
 
     def _outputs(self, windows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the outputs (n, C, z', y', x') for `windows` by name, of slices in the first of the planes."""
