@@ -16,15 +16,16 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Index, cells
 from volpipe.volumes import checksums
+from volpipe.volumes.formats import n5
 from volpipe.volumes.formats.container import absolute, once, read_header
-from volpipe.volumes.storage import damage, object_store, tensorstore
+from volpipe.volumes.storage import damage, object_store, paths, tensorstore
 from volpipe.volumes.storage.chunk_files import ABSENT, CHECKSUM_BYTES, ChunkFiles
 from volpipe.volumes.storage.damage import naming
 from volpipe.volumes.storage.fetched_array import FetchedArray, can_fetch
 from volpipe.volumes.storage.growing import GrowingFile, open_growing
 from volpipe.volumes.storage.metadata import check_aligned
 from volpipe.volumes.storage.paths import Location
-from volpipe.volumes.storage.requests import each, room
+from volpipe.volumes.storage.requests import each, in_turn, room
 
 # Of chunks of a shard that are encoded at a time, where one row of them is less: bytes, about, and chunks for each
 # thread, since the last one keeps all waiting.
@@ -72,7 +73,7 @@ class Writer:
 
         Those on a disk are read back. A bucket's server checks what it is sent, so that they are of that.
         """
-        if not self._is_put:
+        if isinstance(self.header.folder, Path) or not self._is_put:
             self.write(box, data)
             return checksums.take(self.header, box)
         self._check(box, data)
@@ -88,25 +89,28 @@ class Writer:
 
     @property
     def _is_put(self) -> bool:
-        """Whether files are made in memory, and each is written by one request."""
+        """Whether files are made in memory, and each is written whole, into a bucket by one request."""
         is_named = bool(ChunkFiles(self.header).name((0,) * len(self.shape)))
-        return isinstance(self.header.folder, object_store.Remote) and is_named
+        return is_named and (isinstance(self.header.folder, object_store.Remote) or n5.is_gzip(self.header))
 
     def _put(self, box: Box, data: np.ndarray) -> list[int]:
-        units = cells(box, self.header.write_unit)
-        return each([partial(self._put_file, box, data, unit) for unit in units])
+        works = [partial(self._put_file, box, data, unit) for unit in cells(box, self.header.write_unit)]
+        is_remote = isinstance(self.header.folder, object_store.Remote)
+        return each(works) if is_remote else in_turn(works, tensorstore.num_threads())
 
     def _put_file(self, box: Box, data: np.ndarray, unit: Index) -> int:
         header, starts = self.header, zip(unit, self.header.write_unit, strict=True)
         own = box & Box((0,) * len(unit), header.write_unit).shift(tuple(i * n for i, n in starts))
         name, part = ChunkFiles(header).name(unit), data[own.relative_to(box.start).slices]
         with self._at_once, naming(header.folder, own, header.folder):
-            content = tensorstore.ArrayInMemory(header, write=True).encode(own.slices, part, name)
-            assert isinstance(header.folder, object_store.Remote)
+            made = n5.as_raw(header) if n5.is_gzip(header) else header
+            content = tensorstore.ArrayInMemory(made, write=True).encode(own.slices, part, name)
+            store = object_store if isinstance(header.folder, object_store.Remote) else paths
             if content is None:
-                object_store.delete_file(header.folder / name)
+                store.delete_file(header.folder / name)
                 return checksums.ABSENT
-            object_store.write(header.folder / name, content)
+            content = content if made is header else n5.gzipped(header, content)
+            store.write(header.folder / name, content)
         tensorstore.count(written=len(content))
         return checksums.of_bytes(content)
 

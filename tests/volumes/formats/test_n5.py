@@ -202,3 +202,23 @@ def test_missing_chunks_are_fill(tmp_path: Path, format: str, fill: int) -> None
     expected = np.full((9, 9), fill, np.int16)
     expected[4:8, 4:8] = 3
     np.testing.assert_array_equal(open_volume(tmp_path / "a").open()[...], expected)
+
+
+def gzipped_blocks(container: Path, data: np.ndarray, chunks: tuple[int, ...]) -> dict[str, bytes]:
+    """Write an array, and return the content of its files of blocks by name."""
+    create_array(container, "x", ArraySpec(data.shape, data.dtype, chunks, codec="gzip"), "n5")
+    open_writer(container, "x").write(Box.from_shape(data.shape), data)
+    files = [file for file in (container / "x").rglob("*") if file.is_file() and file.name.isdecimal()]
+    return {str(file.relative_to(container)): file.read_bytes() for file in files}
+
+
+def test_the_bytes_of_a_block_depend_on_no_block_that_was_written_before(tmp_path: Path) -> None:
+    """A compressor that is used again may keep something of larger blocks: tensorstore's does."""
+    rng = np.random.default_rng(0)
+    slopes = np.arange(128)[:, None, None]
+    data = (rng.integers(0, 40, (50, 70, 33)) + slopes[:50]).astype(np.uint16)
+    large = (rng.integers(0, 40, (128, 128, 128)) + slopes).astype(np.uint8)
+    first = gzipped_blocks(tmp_path / "first.n5", data, (17, 32, 32))
+    gzipped_blocks(tmp_path / "large.n5", large, (64, 64, 64))
+    assert gzipped_blocks(tmp_path / "again.n5", data, (17, 32, 32)) == first
+    np.testing.assert_array_equal(z5py.N5File(str(tmp_path / "again.n5"))["x"][:], data)

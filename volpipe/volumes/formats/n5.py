@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,30 @@ def _sizes(multiscale: Multiscale) -> Tree:
 def _whole(factors: Sequence[float]) -> list[int] | None:
     """Return `factors` as integers, as N5's dialects require; None if they are not whole."""
     return [int(f) for f in factors] if all(f == int(f) for f in factors) else None
+
+
+def is_gzip(header: Header) -> bool:
+    """Return whether the blocks of an array are compressed by gzip."""
+    compression = header.known.get("compression") if header.format == "n5" else None
+    return isinstance(compression, Mapping) and compression["type"] == "gzip" and not compression.get("useZlib")
+
+
+def as_raw(header: Header) -> Header:
+    """Return the header of the same array of blocks that are not compressed."""
+    return replace(header, known={**header.known, "compression": {"type": "raw"}})
+
+
+def gzipped(header: Header, block: bytes) -> bytes:
+    """Return a raw `block` as an array of gzip has it: its first bytes, which give its shape, and the rest compressed.
+
+    What tensorstore's zlib makes of the same voxels depends on the blocks that it has compressed before, where a block
+    has about 32 KiB (0.1.86, 2026-11-28); libdeflate keeps nothing of these.
+    """
+    import imagecodecs
+
+    start = 4 + 4 * len(header.shape)
+    level = header.known["compression"].get("level", -1)
+    return block[:start] + bytes(imagecodecs.gzip_encode(block[start:], None if level < 0 else level))
 
 
 def write_chunks(path: str, key: str, start: tuple[int, ...], data: np.ndarray) -> None:
