@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MOST = {
     "apps": (3_380, 153_000),
     "scripts": (6_790, 289_000),
-    "tests": (61_300, 2_780_000),
-    "volpipe": (70_360, 3_133_000),
+    "tests": (61_330, 2_781_000),
+    "volpipe": (70_380, 3_135_000),
     "volpipe/api": (1_990, 89_000),
     "volpipe/blockwise": (3_160, 125_000),
     "volpipe/cli": (3_240, 134_000),
@@ -33,7 +33,7 @@ MOST = {
     "volpipe/synthetic": (750, 35_000),
     "volpipe/training": (3_770, 168_000),
     "volpipe/viewer": (1_990, 86_000),
-    "volpipe/volumes": (14_300, 636_000),
+    "volpipe/volumes": (14_330, 638_000),
     "volpipe/workflow": (4_380, 196_000),
 }
 TEXT = {"docs": 262_000, "CHANGELOG.md": 7_000}
