@@ -37,6 +37,7 @@ class Cuda:
 
 
 def test_a_net_task_has_the_mean_of_its_samples_and_the_most_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_until(lambda: not any(thread.name == "volpipe-gpu" for thread in threading.enumerate()), 20)  # of other tests
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=(cuda := Cuda())))
     with measured("infer") as meter:
         wait_until(lambda: cuda.num_asked >= 2, 20)
