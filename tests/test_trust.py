@@ -139,6 +139,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_not_run(tmp_path: Path, nam
     assert (tmp_path / "ran").exists()  # it would have
 
 
+@pytest.mark.long
 def test_the_command_line_trusts_a_model_when_told_to(
     tmp_path: Path,
     give: Give,

@@ -149,6 +149,7 @@ def test_of_a_pool_no_file_stays_in_memory_or_in_the_folder_for_what_is_temporar
     assert said and not any("leaked" in file.read_text() for file in said)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_pools_start_anew")
 def test_workers_that_run_no_nets_have_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

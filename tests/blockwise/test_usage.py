@@ -74,6 +74,7 @@ def build():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("site", ["threads", pytest.param("local", marks=pytest.mark.long)])
 @pytest.mark.usefixtures("_pools_start_anew")
 def test_a_net_of_ones_own_takes_no_more_memory_than_its_plan_says(tmp_path: Path, site: str) -> None:

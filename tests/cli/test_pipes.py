@@ -38,6 +38,7 @@ def test_a_list_whose_reader_goes_away_ends_quietly(tmp_path: Path, arguments: t
     assert bool(first) == bool(lines)
 
 
+@pytest.mark.long
 def test_a_run_whose_reader_goes_away_works_on_to_its_end(tmp_path: Path) -> None:
     write_volume(tmp_path / "in.n5", noise((16, 16, 16)))
     command = ("run", *THREADS, *IDENTITY, "-o", "out.zarr", "in.n5")

@@ -164,6 +164,7 @@ def test_large_windows_are_tried_as_they_are_where_none_is_stored(
     assert rates.window_bytes == 4 * 32**3
 
 
+@pytest.mark.long
 def test_a_window_that_takes_too_long_leaves_the_time_unknown_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

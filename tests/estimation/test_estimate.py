@@ -311,6 +311,7 @@ def test_scratch_is_never_above_what_was_planned_for_it(
     assert 0 < max(inodes) <= found.scratch_files + found.scratch_folders
 
 
+@pytest.mark.long
 def test_tasks_side_by_side_report_together_what_they_wrote(tmp_path: Path) -> None:
     written = []
     for slots in (1, 3):
@@ -356,6 +357,7 @@ def test_planned_files_and_folders_are_those_that_a_run_writes(tmp_path: Path, o
     assert found.output_folders == sum(file.is_dir() for file in written)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["stored", "streamed"])
 def test_without_a_rehearsal_bytes_are_bounds_and_nothing_is_run_or_written(tmp_path: Path, mode: str) -> None:
     plan = made(tmp_path, "hann", mode)

@@ -209,6 +209,7 @@ def test_grey_levels_of_8_bits_in_another_type_are_seen_as_those_of_8_bits(
     assert f"which are taken for grey levels of 8 bits: 0 … {top} of {dtype} → -1 … 1, as 0 … 255 of uint8" in printed
 
 
+@pytest.mark.long
 def test_a_voxel_beyond_8_bits_that_no_sample_has_gives_percentiles_to_all(tmp_path: Path, give: Give) -> None:
     shape = (16, 128, 128)
     data = Sample(shape, 3).raw(Box.from_shape(shape)).astype(np.uint16)

@@ -118,6 +118,7 @@ def check_means(plan: Plan) -> None:
         assert np.array_equal(read(plan, level), np.rint(means).astype(plan.dtype))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format_", FORMATS)
 def test_an_enlarged_volume_is_what_other_libraries_read(tmp_path: Path, format_: str) -> None:
     data = noise()

@@ -99,6 +99,7 @@ FIELD = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("function", "name", "mode", "overlap", "shape"), FIELD)
 def test_numbers_of_nets_of_the_field_are_those_of_monai(
     tmp_path: Path, function: str, name: str, mode: str, overlap: float, shape: tuple[int, ...]

@@ -266,6 +266,7 @@ def several_blocks(blend: str, net: str = "shift") -> list[str]:
     return [f"net.name={net}", "output.chunk=[16,16,16]", *windowed((12, 20, 22), (4, 4, 6), (4, 1, 2), blend)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("blend", "num_slabs"), [("crop", 2), ("hann", 5)])
 @pytest.mark.parametrize("most_tasks", [2, pytest.param(4, marks=pytest.mark.long), 7])
 @pytest.mark.parametrize("start", [0, 5])

@@ -80,6 +80,7 @@ def output(bucket: Bucket) -> dict[str, bytes]:
     return {key: data for key, data in files.items() if "/c/" in key}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [CROP, HANN, BARS], ids=["crop", "hann", "bars"])
 @pytest.mark.parametrize("most_tasks", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_run_into_a_bucket_has_the_bytes_of_one_onto_a_disk_also_if_it_is_interrupted(

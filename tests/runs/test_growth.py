@@ -63,6 +63,7 @@ def test_the_output_of_a_grown_volume_is_that_of_a_fresh_run(
         assert_fresh(plan)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["n5", "shards", "slices"])
 def test_only_new_blocks_and_the_one_at_the_old_face_are_computed(tmp_path: Path, kind: str) -> None:
     """Three blocks, the last of which is cut; then five."""

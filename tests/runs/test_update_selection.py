@@ -46,6 +46,7 @@ def rewritten(folder: Path, name: str, data: np.ndarray) -> None:
     shutil.rmtree(new)
 
 
+@pytest.mark.long
 @examples(3, 8)
 @given(
     divisions(), st.sampled_from(["stored", "streamed"]), st.sampled_from(["0", "missing", "mask", "both"]),

@@ -74,6 +74,7 @@ def majority(fine: np.ndarray, step: Sequence[int]) -> np.ndarray:
 # ---- voxels
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shape", "voxel", "levels", "steps"),
     [

@@ -269,6 +269,7 @@ def test_what_cannot_be_updated_is_refused(source: Path) -> None:
         made(source, SMALL, update=False)
 
 
+@pytest.mark.long
 def test_the_command_says_what_it_does_and_status_how_much_it_would(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,6 +108,7 @@ def threads_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]
     yield ran
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("labels", "cpu", "gpu"),
     [

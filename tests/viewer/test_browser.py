@@ -89,6 +89,7 @@ def test_every_voxel_of_a_slice_is_drawn_in_its_place(browser: Browser, tmp_path
         np.testing.assert_allclose(grey(browser), in_greys(data)[Z], atol=1)
 
 
+@pytest.mark.long
 def test_a_file_that_no_browser_reads_is_drawn_by_our_reader(browser: Browser, tmp_path: Path) -> None:
     data = noise(SHAPE)
     np.save(tmp_path / "a.npy", data)
@@ -154,6 +155,7 @@ def test_sharded_precomputed_of_ours_is_drawn_in_its_place(browser: Browser, tmp
             np.testing.assert_allclose(grey(browser), in_greys(data)[Z], atol=1)
 
 
+@pytest.mark.long
 def test_input_output_and_difference_stand_side_by_side(browser: Browser, tmp_path: Path) -> None:
     before, after = noise(SHAPE), noise(SHAPE, seed=1)
     first = write_group(tmp_path / "raw.n5", before, "n5")
@@ -168,6 +170,7 @@ def test_input_output_and_difference_stand_side_by_side(browser: Browser, tmp_pa
         np.testing.assert_allclose(colours(browser, 2), np.stack([red, np.minimum(red, blue), blue], -1), atol=2)
 
 
+@pytest.mark.long
 def test_sixteen_bits_are_stretched_alike_in_input_and_output(browser: Browser, tmp_path: Path) -> None:
     before = (noise(SHAPE, "uint16").astype(int) // 100 + 1000).astype(np.uint16)
     first = write_group(tmp_path / "raw.n5", before, "n5")
@@ -208,6 +211,7 @@ def test_each_object_has_a_colour_of_its_own(browser: Browser, tmp_path: Path, d
         assert len(set.union(*seen.values())) == 4
 
 
+@pytest.mark.long
 def test_objects_of_a_segmentation_are_listed_with_their_voxels_and_boxes(browser: Browser, tmp_path: Path) -> None:
     foreground = np.zeros(SHAPE, np.float32)
     foreground[2:9, 3:20, 5:30], foreground[4:6, 25:35, 5:30] = 1, 1

@@ -235,6 +235,7 @@ def test_every_codec(tmp_path: Path, format: str, codec: str) -> None:
     assert np.array_equal(voxels(made)[0], data)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_number_of_workers_does_not_change_a_byte(
     tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
@@ -398,6 +399,7 @@ def test_sizes_are_one_number_or_three() -> None:
             parse_sizes(text, "--chunk")
 
 
+@pytest.mark.long
 def test_the_command_copies_and_says_what_it_made(tmp_path: Path) -> None:
     data = noise((20, 30, 40))
     make(tmp_path / "a.n5", data)

@@ -106,6 +106,7 @@ def test_a_killed_copy_goes_on_to_the_same_bytes(tmp_path: Path, format: str, wo
     assert not work.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format", ["n5", pytest.param("zarr2", marks=pytest.mark.long), "ome-zarr-0.5"])
 def test_a_killed_copy_into_a_bucket_goes_on_to_the_same_bytes(bucket: Bucket, tmp_path: Path, format: str) -> None:
     source = make(tmp_path / "a.n5")
@@ -308,6 +309,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["b.mrc", "b.tif", "b.h5", "b.n5"])
 def test_memory_is_a_few_boxes_whatever_the_volume(tmp_path: Path, name: str) -> None:
     shape = (60, 1000, 2000)  # a plane is less than a box, also where bytes are stored as uint16

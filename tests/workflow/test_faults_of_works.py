@@ -129,6 +129,7 @@ def test_what_a_flow_lacks_after_a_damaged_chunk_is_named_in_every_stage_and_the
     assert (np.abs(made[~inside].astype(int) - given[~inside]) < 64).all()
 
 
+@pytest.mark.long
 @ALL
 def test_strict_stops_at_the_first_that_fails(folder: Path, give: Give, kind: Kind, whole: dict[str, str]) -> None:
     file = folder / CHUNK_FILE
@@ -236,6 +237,7 @@ def test_ctrl_c_lets_tasks_finish_and_the_same_command_goes_on(
     assert len(after) == len(set(after))  # nothing was done twice
 
 
+@pytest.mark.long
 @ALL
 def test_a_second_driver_is_refused_by_the_name_of_the_first(
     folder: Path, give: Give, kind: Kind, whole: dict[str, str]

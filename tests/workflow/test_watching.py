@@ -108,6 +108,7 @@ def counts_in(watcher: Path) -> list[int]:
     return [int(number) for number in re.findall(r"infer (\d+)/12", (watcher / "out.txt").read_text())]
 
 
+@pytest.mark.long
 def test_a_run_is_followed_from_other_processes_to_its_end(tmp_path: Path, give: Give, watcher: Path) -> None:
     take(tmp_path, 0.25)
     driver = begin(tmp_path, *RUN)

@@ -203,6 +203,7 @@ def test_what_stages_took_stands_beside_what_the_plan_said_before(
     )
 
 
+@pytest.mark.long
 def test_a_stage_that_goes_on_is_not_set_beside_the_plan_of_all_of_it(
     tmp_path: Path, truth: np.ndarray, give: Give
 ) -> None:

@@ -115,6 +115,7 @@ def delete(cluster: Cluster, name: str) -> None:
     cluster.delete_pod(name, grace=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("harm", "state", "sentence", "code"),
     [

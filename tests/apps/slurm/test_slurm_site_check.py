@@ -44,6 +44,7 @@ def check_site(
     return ended.code, sentences(ended)
 
 
+@pytest.mark.long
 def test_a_check_of_a_site_on_slurm_finds_nothing_where_all_is_well(place: Path, slurm: Slurm) -> None:
     code, named = check_site(place / "well", slurm)
     assert (code, named) == (0, ["note: gpu: its site asks for no GPU, so nets run on CPUs there"])

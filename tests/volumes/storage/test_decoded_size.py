@@ -114,6 +114,7 @@ def grown(path: Path, what: str = "chunks") -> tuple[int, str]:
     return int(number), said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_a_bomb_takes_no_more_memory_than_its_chunk(tmp_path: Path, case: str) -> None:
     files, name, codec = CASES[case]

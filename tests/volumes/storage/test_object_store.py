@@ -333,6 +333,7 @@ def test_a_server_that_is_not_there_is_told_soon(bucket: Bucket, scheme: str) ->
         assert time.perf_counter() - started < 10
 
 
+@pytest.mark.long
 def test_a_server_that_fails_under_way_is_told_soon(bucket: Bucket) -> None:
     make("s3://cells/a.zarr")
     reader = open_volume("s3://cells/a.zarr").open()
