@@ -307,7 +307,6 @@ print(next(int(line.split()[1]) for line in open("/proc/self/status") if line.st
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("overlap", "blend", "roi"),
     [(32, "hann", ":,:,:"), (0, "crop", "5:,:,7:")],

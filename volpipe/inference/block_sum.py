@@ -62,9 +62,6 @@ class BlockSum:
     several windows, or one that other blocks add to, is float32 until it is written. Nothing asks the device for values
     while the sum grows, so that a GPU never waits for it. With a `slab`, it is of that part of the block alone, and
     starts with what the slab `before` left of its own; `box` is what no later slab adds to.
-
-    Attributes:
-        arrays: the sums of the arrays of the output; where there are several, nothing else is held.
     """
 
     selection: Selection
@@ -75,7 +72,7 @@ class BlockSum:
     is_last: bool = True  # of its block
     before: InitVar[BlockSum | None] = None
     box: Box = field(init=False)
-    arrays: tuple[BlockSum, ...] = field(init=False, repr=False)
+    _parts: tuple[BlockSum, ...] = field(default=(), init=False, repr=False)  # of several arrays; no other sum is held
     _reached: Box = field(init=False, repr=False)
     _total: torch.Tensor = field(init=False, repr=False)
     _tally: Tally = field(default_factory=Tally)
@@ -87,13 +84,19 @@ class BlockSum:
     def plan(self) -> Plan:
         return self.selection.plan
 
+    @property
+    def arrays(self) -> tuple[BlockSum, ...]:
+        """The sums of the arrays of the output; it keeps none of itself, or its memory would stay until garbage is
+        collected.
+        """
+        return self._parts or (self,)
+
     def __post_init__(self, before: BlockSum | None) -> None:
         selections = self.selection.arrays
         if len(selections) > 1:
-            earlier = [None] * len(selections) if before is None else before.arrays
-            self.arrays = tuple(map(self._of_array, selections, earlier))
+            earlier = [None] * len(selections) if before is None else before._parts
+            self._parts = tuple(map(self._of_array, selections, earlier))
             return
-        self.arrays = (self,)
         whole, slab = self.plan.sum_box(self.block), self.slab
         self._reached, self.box = (whole, whole) if slab is None else (slab.reached, slab.made)
         self._total = self._begun()
@@ -137,8 +140,8 @@ class BlockSum:
         import torch
 
         plan = self.plan
-        if len(self.arrays) > 1:
-            for array in self.arrays:
+        if self._parts:
+            for array in self._parts:
                 array.add(number, out)
             return
         for own in plan.net.arrays:

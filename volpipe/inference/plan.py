@@ -209,14 +209,18 @@ class Plan(OutputPlan):
     def num_channels(self) -> int:
         return 1 if self.is_classes else self.net.out_channels
 
-    @cached_property
+    @property
     def arrays(self) -> tuple[Plan, ...]:
         """The plans of the arrays of the output: this one, or one for each of the net's outputs, if all are taken.
 
         These have the same windows, and by number the same blocks, shards and levels; grid, channels and type of their
         voxels are their own.
         """
-        return (self,) if len(self.net.arrays) < 2 else tuple(map(self._of_array, self.net.arrays))
+        return self._parts or (self,)
+
+    @cached_property
+    def _parts(self) -> tuple[Plan, ...]:
+        return () if len(self.net.arrays) < 2 else tuple(map(self._of_array, self.net.arrays))
 
     @property
     def folder(self) -> str:

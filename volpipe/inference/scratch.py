@@ -56,8 +56,12 @@ class Tensors:
         self.source_path = folder / ("tensors.n5" if plan.recipe.tensors.format == "n5" else "tensors.zarr")
         self.sums_path = folder / "tensors.zarr"
         self.sums_key = f"tensors/{plan.net.label}/0"
-        # Of the arrays of the output, each with its sums.
-        self.arrays = (self,) if len(plan.arrays) == 1 else tuple(Tensors(each, folder) for each in plan.arrays)
+        self._parts = () if len(plan.arrays) == 1 else tuple(Tensors(each, folder) for each in plan.arrays)
+
+    @property
+    def arrays(self) -> tuple[Tensors, ...]:
+        """Those of the arrays of the output, each with its sums."""
+        return self._parts or (self,)
 
     def create(self) -> None:
         """Write the metadata of the arrays that the plan uses; data that is already there stays."""

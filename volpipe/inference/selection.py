@@ -50,11 +50,16 @@ class Selection:
     cells: np.ndarray | None = None
     due: np.ndarray | None = None
 
-    @cached_property
+    @property
     def arrays(self) -> tuple[Selection, ...]:
         """The selected part of each array of the output."""
+        return self._parts or (self,)
+
+    @cached_property
+    def _parts(self) -> tuple[Selection, ...]:
+        """Those of several arrays; of one it would keep itself, and its cells, until garbage is collected."""
         plans = self.plan.arrays
-        return (self,) if len(plans) == 1 else tuple(replace(self, plan=plan) for plan in plans)
+        return () if len(plans) == 1 else tuple(replace(self, plan=plan) for plan in plans)
 
     @property
     def is_everything(self) -> bool:
