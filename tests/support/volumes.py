@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.runs.provenance import RUN_KEY
-from volpipe.volumes.volume import ArraySpec, create_array, open_writer
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 
 def write_volume(path: Path, data: np.ndarray, chunk: int = 16) -> Path:
@@ -48,3 +49,18 @@ def windowed(
         f"windows.blend={blend}",
         f"windows.placement={placement}",
     ]
+
+
+def outcomes_of_damage(file: Path, size: int, times: int) -> set[str]:
+    """Return what came of reading `file` with one of its first `size` bytes changed: "read" or "refused"."""
+    whole, rng, outcomes = file.read_bytes(), np.random.default_rng(0), set[str]()
+    for place in rng.integers(size, size=times).tolist():
+        broken = bytearray(whole)
+        broken[place] ^= int(rng.integers(1, 256))
+        file.write_bytes(broken)
+        try:
+            open_volume(file).open()[...]
+            outcomes.add("read")
+        except VolumeError:
+            outcomes.add("refused")
+    return outcomes

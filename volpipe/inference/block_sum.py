@@ -108,9 +108,9 @@ class BlockSum:
 
     def _of_array(self, selection: Selection, before: BlockSum | None) -> BlockSum:
         """Return the sum of one of several arrays, whose slabs have the same windows."""
-        numbers = None if self.slab is None else self.slab.numbers
-        slabs = [] if numbers is None else selection.slabs(self.block)
-        slab = next((each for each in slabs if each.numbers == numbers), None)
+        slab = self.slab
+        if slab is not None:
+            (slab,) = (each for each in selection.slabs(self.block) if each.numbers == slab.numbers)
         return BlockSum(selection, self.normalise, self.block, self.bus, slab, self.is_last, before)
 
     def _begun(self) -> torch.Tensor:
