@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 BATCHES_AHEAD = 2
 READERS = 4  # threads that read windows for a GPU; a CPU has better things to do
 HELD_SHARE = 0.5  # of a GPU's free memory that volumes may take, beside activations
-READ_EVERY = 20  # steps of a GPU after which their losses are read: to read one makes the GPU wait
+READ_EVERY = 20  # steps of a GPU
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 DEFAULT_THREADS = torch.get_num_threads()  # an earlier training of this worker may have set another number
@@ -141,10 +141,11 @@ def train(
     if group.is_rank_zero:
         logs = open_log(folder, state.step)
     with contextlib.closing(batches), logs as write:  # type: ignore[type-var]
-        train_log = TrainLog(recipe, facts, sampler, folder, check, group, write)
+        read_every = 1 if state.device == "cpu" else READ_EVERY
+        train_log = TrainLog(recipe, facts, sampler, folder, check, group, write, read_every)
         while state.step < recipe.train.steps:
             entry = take_step(state, recipe, facts.scale, batches, group)
-            if train_log.add(state, entry):
+            if train_log.write(state, entry):
                 log.info("asked to stop after step %d", state.step)
                 return state.step
     if group.is_rank_zero:
@@ -163,13 +164,14 @@ class TrainLog:
     check: Callable[[], None]
     group: RankGroup
     write_entry: Write
+    read_every: int = 1  # steps; of a GPU more, for to read a number makes it wait
     waiting: list[Entry] = field(default_factory=list)  # of steps whose numbers are not read yet
 
     @cached_property
     def held_out(self) -> list[HeldOut]:
         return prepare_held_out(self.sampler, self.folder)
 
-    def add(self, state: TrainState, entry: Entry) -> bool:
+    def write(self, state: TrainState, entry: Entry) -> bool:
         """Log `entry` and, at their intervals, scores and a checkpoint; return whether the training stops here.
 
         Raises:
@@ -183,26 +185,26 @@ class TrainLog:
             _is_at(step, every, choice.steps) for every in (choice.validate_every, choice.predict_every)
         )
         if not pauses:
-            if state.device == "cpu" or len(self.waiting) == READ_EVERY:
-                self._write(self._read(state.device))
+            if len(self.waiting) >= self.read_every:
+                self._log(self._read())
             return False
-        stops, entries = 0, self._read(state.device)
+        stops, entries = 0, self._read()
         if self.group.is_rank_zero:
-            self._write([*entries[:-1], {**entries[-1], **self.scores(state)}])
+            self._log([*entries[:-1], {**entries[-1], **self.scores(state)}])
             stops = int((self.folder / STOP).exists() and step < choice.steps)
             if saves or stops:
                 self.check()
                 save_checkpoint(self.folder / CHECKPOINTS, step, state.state_dict(), choice.keep)
         return bool(self.group.from_rank_zero(f"stop at {step}", stops))
 
-    def _write(self, entries: Sequence[Mapping[str, float]]) -> None:
+    def _log(self, entries: Sequence[Mapping[str, float]]) -> None:
         for entry in entries:
             self.write_entry(entry)
 
-    def _read(self, device: str) -> list[dict[str, float]]:
+    def _read(self) -> list[dict[str, float]]:
         """Return the waiting entries in numbers, means over the ranks; the only wait for a GPU beside checkpoints."""
         tensors = [value.detach() for entry in self.waiting for value in entry.values() if isinstance(value, Tensor)]
-        numbers = torch.stack([tensor.to(device, torch.float32) for tensor in tensors])
+        numbers = torch.stack([tensor.float() for tensor in tensors])
         self.group.average([numbers])
         read = iter(numbers.tolist())
         entries = [
@@ -210,8 +212,10 @@ class TrainLog:
             for entry in self.waiting
         ]
         self.waiting.clear()
-        for entry in entries:
-            check_finite(entry, self.recipe.train)
+        for number, entry in enumerate(entries):
+            if trouble := not_finite(entry, self.recipe.train):
+                self._log(entries[:number])
+                raise RunError(trouble)
         return entries
 
     def scores(self, state: TrainState) -> dict[str, float]:
@@ -229,19 +233,16 @@ def _is_at(step: int, every: int, last: int) -> bool:
     return every > 0 and (step % every == 0 or step == last)
 
 
-def check_finite(entry: Mapping[str, float], choice: Steps) -> None:
-    """Refuse a step whose loss or gradient is not finite.
-
-    Raises:
-        RunError: with the step, and what to change.
-    """
+def not_finite(entry: Mapping[str, float], choice: Steps) -> str | None:
+    """Return which number of a step is not finite, and what to change; None where all are."""
     is_scaled = choice.precision == "float16"  # whose scaler leaves out steps of infinite gradients
     for what, value in (("loss", entry["loss"]), ("gradient's norm", 0.0 if is_scaled else entry["norm"])):
         if not math.isfinite(value):
-            raise RunError(
+            return (
                 f"step {entry['step']}: the {what} is {value}; give a smaller train.learning_rate or train.clip, or "
                 "precision float32"
             )
+    return None
 
 
 def take_step(

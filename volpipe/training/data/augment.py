@@ -204,7 +204,8 @@ def coarser(data: Tensor, kind: str, scale: Triple) -> Tensor:
 
 def _coarser(data: Tensor, axis: int, factor: int, kind: str) -> Tensor:
     if kind == "bin":
-        return data.unflatten(axis, (-1, factor)).mean(axis + 1)
+        shape = (*data.shape[:axis], -1, factor, *data.shape[axis + 1 :])
+        return data.reshape(shape).mean(axis + 1)
     before = (slice(None),) * axis
     if kind == "subsample":  # of an even factor no voxel lies in the middle: the one after it
         return data[(*before, slice(factor // 2, None, factor))]
