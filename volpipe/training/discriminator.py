@@ -62,9 +62,10 @@ class Discriminator:
         """Add the discriminator's gradient, times `share`, and return its loss."""
         real = self.net(self._conditioned(truth, inputs, scale))
         fake = self.net(self._conditioned(outputs.detach(), inputs, scale))
-        loss: Tensor = 0.5 * ((real - 1).square().mean() + fake.square().mean())
+        loss = 0.5 * ((real - 1).square().mean() + fake.square().mean())
         (loss * share).backward()
-        return loss.detach()
+        detached: Tensor = loss.detach()
+        return detached
 
     def update(self) -> None:
         """Update the discriminator by its gradient."""

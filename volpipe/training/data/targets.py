@@ -49,10 +49,10 @@ def tensor_targets(labels: Tensor, offsets: Sequence[Offset], unknown: Sequence[
         there = tuple(slice(max(0, o), min(n, n + o)) for o, n in zip(offset, labels.shape[1:], strict=True))
         if any(part.start >= part.stop for part in here):
             continue
-        near = ((labels[:, *here] == labels[:, *there]) & filled[(slice(None), *here)]).to(torch.int8)
+        near = ((labels[:, *here] == labels[:, *there]) & filled[:, *here]).to(torch.int8)
         if known is not None:
             near.masked_fill_(~(known[:, *here] & known[:, *there]), UNKNOWN)
-        made[:, channel, *here] = near
+        made[:, channel][:, *here] = near
     return made
 
 
