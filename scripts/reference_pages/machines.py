@@ -76,6 +76,7 @@ LOG = {
     "output": "of the work, once it has begun: an output, or the folder of a batch or a training",
     "dataset": "of a batch",
     "trial": "of a sweep or a search, its number",
+    "pair": "of a comparison of many outputs",
     "flow_stage": "of a recipe of stages",
     "stage": "of a unit that failed",
     "traceback": "of an error, in one string",

@@ -15,7 +15,7 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.usage import Usage
-from volpipe.blockwise.work import POOL, Errand, Steps
+from volpipe.blockwise.work import POOL, Steps, Work
 from volpipe.errors import TaskLost
 
 
@@ -68,4 +68,4 @@ class Looped:
             yield POOL
             yield self.phase
 
-        perform(Errand("test", steps), lambda: nullcontext(SimpleNamespace(slots=self.slots)))  # type: ignore[arg-type]
+        perform(Work("test", steps), lambda: nullcontext(SimpleNamespace(slots=self.slots)))  # type: ignore[arg-type]

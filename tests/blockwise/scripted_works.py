@@ -21,7 +21,6 @@ from volpipe.blockwise.work import (
     POOL,
     RELEASED,
     Ended,
-    Errand,
     Steps,
     Together,
     Work,
@@ -144,7 +143,7 @@ class Part:
         return self.num
 
 
-def perform_all(pool: Pool, works: Iterable[Work[Any]], **options: Any) -> dict[str, Ended[Any]]:
+def perform_all(pool: Pool, works: Iterable[Work[Any] | Part], **options: Any) -> dict[str, Ended[Any]]:
     """Do `works` together, and return how each ended by its name, in the order in which they did."""
     ended: dict[str, Ended[Any]] = {}
 
@@ -152,7 +151,7 @@ def perform_all(pool: Pool, works: Iterable[Work[Any]], **options: Any) -> dict[
         ended[one.work.name] = one
 
     def steps() -> Steps[None]:
-        yield Together(works, on_end, **options)
+        yield Together((Work(work.name, work.steps) for work in works), on_end, **options)
 
-    perform(Errand("all", steps), pool.start)
+    perform(Work("all", steps), pool.start)
     return ended

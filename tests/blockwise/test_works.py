@@ -19,7 +19,6 @@ from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.work import (
-    Errand,
     Observer,
     Steps,
     Together,
@@ -94,7 +93,7 @@ def test_a_work_waits_until_another_has_come_as_far() -> None:
         order.append(f"after {len(first.marked)}")
         return "so far"
 
-    ended = perform_all(pool, [Errand("second", steps), first])
+    ended = perform_all(pool, [Work("second", steps), first])
     assert ended["second"].result == "so far"
     begun, after, ended_then = order
     assert (begun, ended_then) == ("+first", "-first")
@@ -134,7 +133,7 @@ def test_a_folder_that_cannot_be_made_is_the_failure_of_its_own_work(tmp_path: P
 def test_an_error_of_ours_while_the_works_are_listed_ends_what_is_open() -> None:
     pool, first = Pool(), Part("first", Pool())
 
-    def works() -> Iterator[Work[Any]]:
+    def works() -> Iterator[Part]:
         first.pool = pool
         yield first
         yield Part("second", pool)
@@ -191,7 +190,7 @@ def test_works_that_wait_for_each_other_are_an_error_and_no_hang() -> None:
             raise
 
     with pytest.raises(RuntimeError, match=r"works wait for each other: \['all', 'left', 'right'\]"):
-        perform_all(pool, [Errand("left", waiting), Part("done", pool), Errand("right", waiting)])
+        perform_all(pool, [Work("left", waiting), Part("done", pool), Work("right", waiting)])
     assert len(seen) == 2
     assert not pool.is_open
 
@@ -244,7 +243,7 @@ def test_a_line_goes_to_the_log_of_its_own_work_and_of_those_that_it_belongs_to(
             yield Together(works, lambda ended: log.info("%s is over", ended.work.name))
             log.info("all end")
 
-    perform(Errand("all", steps), pool.start)
+    perform(Work("all", steps), pool.start)
     lines = {work.name: (tmp_path / work.name / "log").read_text() for work in works}
     for name, text in lines.items():
         assert f"{name} begins" in text

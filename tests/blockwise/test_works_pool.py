@@ -11,12 +11,7 @@ from volpipe.blockwise import loop as loop_module
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.phase import Progress
-from volpipe.blockwise.work import (
-    Errand,
-    Pause,
-    Steps,
-    Until,
-)
+from volpipe.blockwise.work import Steps, Until, Work
 from volpipe.errors import RunError
 
 
@@ -36,10 +31,10 @@ def test_workers_are_started_by_the_first_work_that_asks_and_only_then() -> None
         yield Until(lambda: True)
         return "nothing to do"
 
-    ended = perform_all(pool, [Errand(f"idle {n}", idle) for n in range(3)])
+    ended = perform_all(pool, [Work(f"idle {n}", idle) for n in range(3)])
     assert [one.result for one in ended.values()] == ["nothing to do"] * 3
     assert pool.num_starts == 0
-    perform_all(pool, [Errand("idle", idle), *(Part(f"w{n}", pool) for n in range(5))])
+    perform_all(pool, [Work("idle", idle), *(Part(f"w{n}", pool) for n in range(5))])
     assert pool.num_starts == 1
     assert at_start == [0, 0, 0, 0]
 
@@ -64,7 +59,7 @@ def test_workers_stay_while_a_work_may_still_ask_for_them() -> None:
         order.append(f"open {pool.is_open}")
         yield from Part("late", pool, 3).steps()
 
-    perform_all(pool, [first, Errand("late", late)])
+    perform_all(pool, [first, Work("late", late)])
     assert order == ["+first", "-first", "open True"]
     assert pool.num_starts == 1
 
@@ -81,9 +76,9 @@ def test_a_pause_has_no_workers_and_later_steps_get_others() -> None:
             part = Part(f"part {number}", pool)
             yield from part.steps()
             done.append(len(part.marked))
-            yield Pause(is_over)
+            yield Until(is_over, is_pause=True)
 
-    perform(Errand("all", steps), pool.start)
+    perform(Work("all", steps), pool.start)
     assert done == [8] * 3
     assert open_then == [False] * 12
     assert pool.num_starts == 3
@@ -116,10 +111,10 @@ def test_a_pause_waits_for_tasks_that_are_under_way() -> None:
         except RunError:
             pool.show = show  # type: ignore[method-assign]
         assert pool.is_open and pool._in_flight
-        yield Pause(is_over)
+        yield Until(is_over, is_pause=True)
         assert not pool.is_open and not pool._in_flight
 
-    perform(Errand("all", failing), pool.start)
+    perform(Work("all", failing), pool.start)
     assert left[0] > 0
 
 
@@ -132,11 +127,11 @@ def test_an_interrupt_ends_a_pause_at_once() -> None:
 
     def steps() -> Steps[None]:
         try:
-            yield Pause(is_over)
+            yield Until(is_over, is_pause=True)
         except KeyboardInterrupt as error:
             seen.append(error)
             raise
 
     with pytest.raises(KeyboardInterrupt):
-        perform(Errand("all", steps), pool.start)
+        perform(Work("all", steps), pool.start)
     assert len(seen) == 1

@@ -13,7 +13,7 @@ from inline import Inline
 
 from volpipe.errors import WorkerLost
 from volpipe.evaluation.compare import plan_comparison
-from volpipe.evaluation.driver import ComparisonWork, EvaluationWork, finish
+from volpipe.evaluation.driver import comparison_work, evaluation_work, finish
 from volpipe.evaluation.evaluate import Scores, plan_evaluation
 from volpipe.evaluation.image_scores import ImageScores
 from volpipe.evaluation.limits import Limit
@@ -80,7 +80,7 @@ def evaluated(
 ) -> EvaluationResult:  # fmt: skip
     """Return how the evaluation of two volumes here ended."""
     plan = replace(plan_evaluation(*names, **options), block=block)
-    return finish(EvaluationWork(plan, RunFolder(Path("scores.run"))), (workers or Workers()).start)
+    return finish(evaluation_work(plan, RunFolder(Path("scores.run"))), (workers or Workers()).start)
 
 
 def scores_of(*workers: Inline, **options: Any) -> Scores:
@@ -104,4 +104,4 @@ def compared(a: np.ndarray, b: np.ndarray, workers: Inline | None = None, **opti
         np.save(f"{name}.npy", data) if data.ndim == 3 else make(Path(f"{name}.zarr").absolute(), data)
     suffix, limits = "npy" if a.ndim == 3 else "zarr", tuple(map(Limit.parse, options.pop("limits", ())))
     plan = plan_comparison(f"a.{suffix}", f"b.{suffix}", **options)
-    return finish(ComparisonWork(plan, RunFolder(Path("c.run")), limits=limits), (workers or Inline()).start)
+    return finish(comparison_work(plan, RunFolder(Path("c.run")), limits=limits), (workers or Inline()).start)

@@ -11,7 +11,7 @@ from cards import card, checked_facts
 from command import giver
 from inline import Inline
 
-from volpipe.evaluation.driver import EvaluationWork, finish
+from volpipe.evaluation.driver import evaluation_work, finish
 from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
@@ -83,7 +83,7 @@ def test_on_tissue_that_they_never_saw_they_beat_the_cubic_spline(
     found = plan_evaluation(
         plan.out, str(tmp_path / "truth.tif"), given=str(tmp_path / "given.tif"), margin=(2 * factor, 8, 8)
     )
-    scored = finish(EvaluationWork(found, RunFolder(tmp_path / "scores.run")), Inline().start).scores
+    scored = finish(evaluation_work(found, RunFolder(tmp_path / "scores.run")), Inline().start).scores
     assert isinstance(scored, dict)
     assert scored["output"].psnr > scored["cubic"].psnr + least
     assert scored["output"].ssim > scored["cubic"].ssim

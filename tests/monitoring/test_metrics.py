@@ -8,7 +8,6 @@ import shutil
 import threading
 from collections import Counter, defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,15 +25,14 @@ from volpipe.blockwise.journal import Record, Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
 from volpipe.blockwise.usage import Usage
+from volpipe.blockwise.work import Work
 from volpipe.cli.k8s import WATCHED
 from volpipe.errors import RunStopped
 from volpipe.monitoring import exposition
 from volpipe.monitoring.metrics import MOST_FLOW_STAGES, OTHER, Metrics
-from volpipe.reporting.page import Page
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import HeldWork
-from volpipe.training.driver import newest_step
-from volpipe.workflow.execute import StageWork
+from volpipe.training.task import newest_step
 
 SHAPE = (16, 16, 24)
 NUM_BLOCKS = 12
@@ -238,7 +236,7 @@ def test_a_batch_counts_datasets_and_adds_up_their_stages(here: Path) -> None:
 
 def test_phases_and_works_of_one_stage_are_added_up_their_gpus_too() -> None:
     metrics, usage = Metrics("run"), Usage(seconds=4, device_seconds=3, device_percent=50, device_used_bytes=7)
-    metrics.begin((), [Held()])
+    metrics.begin((), [held("b.batch")])
     for seconds in (10.0, 20.0):  # two phases of a work, and then another work
         for number in range(2):
             progress = Progress([stage := Stage("infer", 4)], 0.0, num_voxels=100, seconds_left=seconds)
@@ -247,7 +245,7 @@ def test_phases_and_works_of_one_stage_are_added_up_their_gpus_too() -> None:
             progress.totals = {"infer": Totals()}
             progress.totals["infer"].add(Record("infer", (number,), usage=usage))
             progress.retries["infer"] = 1
-            metrics.move((0,) if seconds == 20 else (), [Held()] * (2 if seconds == 20 else 1), progress)
+            metrics.move((0,) if seconds == 20 else (), [held("b.batch")] * (2 if seconds == 20 else 1), progress)
     found = samples(generate_latest(registry_of(metrics)).decode())
     assert found["volpipe_remaining_seconds"] == {labelled(): 10}
     for name, value in {
@@ -264,9 +262,7 @@ def test_phases_and_works_of_one_stage_are_added_up_their_gpus_too() -> None:
 
 def test_names_that_are_no_text_are_labels_all_the_same() -> None:
     metrics = Metrics("run", 'a "recipe"\n')
-    held = Held()
-    held.folder = RunFolder(Path('a "b"\n\udcff.zarr'))
-    metrics.begin((), [held])
+    metrics.begin((), [held('a "b"\n\udcff.zarr')])
     text = generate_latest(registry_of(metrics)).decode()
     assert 'output="a \\"b\\"\\n\\\\udcff.zarr"' in text and samples(text)["volpipe_info"]
 
@@ -277,29 +273,22 @@ def registry_of(metrics: Metrics) -> CollectorRegistry:
     return registry
 
 
-class Held(HeldWork[None]):
-    """Work with many others, none of which is done."""
+def held(folder: str) -> HeldWork[None]:
+    """Return work with many others, none of which is done."""
 
-    folder = RunFolder(Path("b.batch"))
-
-    def claim(self) -> None:
+    def fail(*arguments: object) -> Any:
         raise AssertionError
 
-    def page(self, *, with_pictures: bool = True) -> Page:
-        raise AssertionError
-
-    def held_steps(self, name: str, presence: object) -> Any:
-        raise AssertionError
+    return HeldWork("batch", RunFolder(Path(folder)), fail, fail, fail)
 
 
 def test_ten_thousand_datasets_make_no_more_series_than_one() -> None:
     def count(num_datasets: int, num_recipes: int) -> int:
-        metrics, batch = Metrics("batch"), Held()
+        metrics, batch = Metrics("batch"), held("b.batch")
         metrics.begin((), [batch])
         for number in range(num_datasets):
-            stage = StageWork.__new__(StageWork)
-            stage.name = f"stage {number % num_recipes}"
-            works: list[Any] = [batch, SimpleNamespace(name=f"{number}.n5"), stage]
+            stage = Work(f"stage {number % num_recipes}", batch.steps, "flow_stage")
+            works = [batch, Work(f"{number}.n5", batch.steps, "dataset"), stage]
             progress = Progress([Stage("infer", 4)], 0.0)
             progress.totals = {"infer": Totals()}
             metrics.move((number, 0), works, progress)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -30,7 +29,6 @@ from volpipe.reporting import render
 from volpipe.reporting.page import REPORT, Chart, Draft, Facts, Item, Note, Sheet
 from volpipe.runs.pages import log_notes
 from volpipe.runs.presence import COMMAND
-from volpipe.runs.work import HeldWork
 from volpipe.units import brief, size
 from volpipe.workflow.driver import RunWork
 
@@ -441,23 +439,6 @@ def test_an_evaluation_leaves_its_report_where_it_is_asked_for(
         if isinstance(score, float):
             assert f">{score:.4f}</td>" in text
     assert ">complete</span>" in text and not list(place.glob("volpipe_*_scores.run"))
-
-
-def test_every_work_has_a_page() -> None:
-    import volpipe.evaluation.driver
-    import volpipe.training.search.optuna
-    import volpipe.workflow.batch
-    import volpipe.workflow.execute  # noqa: F401
-
-    def kinds(kind: type) -> Iterator[type]:
-        for sub in kind.__subclasses__():
-            yield sub
-            yield from kinds(sub)
-
-    names = {kind.__name__ for kind in kinds(HeldWork) if not getattr(kind, "__abstractmethods__", None)}
-    assert names >= {"RunWork", "SegmentWork", "EvaluationWork", "FlowWork", "TrainingWork", "SweepWork", "TuneWork",
-                     "BatchWork"}  # fmt: skip
-    assert logging.getLogger("volpipe.runs.work")
 
 
 def test_warnings_of_a_log_are_told_once_with_the_end_of_a_traceback(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from volpipe.apps.app import perform as run_app
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.loop import perform as perform_work
 from volpipe.blockwise.pool import Capacity, WorkerPool
-from volpipe.blockwise.work import Errand, Steps
+from volpipe.blockwise.work import Steps, Work
 
 R = TypeVar("R")
 
@@ -27,7 +27,7 @@ def perform(app: str, *arguments: Any) -> Record[Any]:
 
 def take_steps(steps: Steps[R], pool: WorkerPool) -> R:
     """Return the result of work that is one generator of steps, on a pool that is started."""
-    return perform_work(Errand("errand", lambda: steps), lambda: nullcontext(pool))
+    return perform_work(Work("errand", lambda: steps), lambda: nullcontext(pool))
 
 
 class Stopped(BaseException):

@@ -28,11 +28,11 @@ from volpipe.recipes.training import WEIGHTS, TrainRecipe, load_training
 from volpipe.training import distributed
 from volpipe.training.checkpoints import checkpoints
 from volpipe.training.distributed import RENDEZVOUS, PeerLost, RankGroup, join_ranks
-from volpipe.training.driver import joined, newest_step, run_training
+from volpipe.training.driver import joined, run_training
 from volpipe.training.logs import last_step
 from volpipe.training.loop import train
 from volpipe.training.rank_info import ABANDONED, RankInfo
-from volpipe.training.task import RankResult
+from volpipe.training.task import RankResult, newest_step
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 

@@ -150,7 +150,7 @@ def test_a_search_logs_each_trial_and_why_one_failed(folder: Path) -> None:
     rate = next(row for row in rows if row.number == 0).values["train.learning_rate"]
     assert f"trial 000 begins: train.learning_rate = {rate}" in lines
     assert any(line.startswith("trial 001 failed: the training stops after step 0: WorkerLost") for line in lines)
-    assert lines[-1] == "1 of 2 trials are done; the first of the table is 000"
+    assert lines[-1] == "1 of 2 trials are done"
 
 
 def test_folders_of_trials_in_which_only_a_log_is_are_taken_and_others_are_not(folder: Path) -> None:

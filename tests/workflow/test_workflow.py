@@ -310,43 +310,6 @@ def test_a_changed_first_stage_is_refused_before_a_later_one_is_touched(folder: 
         run(flow_plan(folder, TWO, "first.net.options={ scale = 2, add = 0.5 }"))
 
 
-def test_what_later_stages_have_read_is_not_made_again_behind_their_backs(folder: Path) -> None:
-    plan = flow_plan(folder, TWO)
-    run(plan)
-    for path in (plan.stages[0].out, plan.stages[0].folder.path):
-        path.rename(folder / f"away_{path.name}")
-    with pytest.raises(
-        RunError, match=r"^stage first: it is not complete, but stage second, which needs it, was begun"
-    ):
-        run(plan)
-
-
-def test_a_stage_that_is_taken_away_is_made_again_with_what_needs_it_and_no_other(folder: Path) -> None:
-    write_volume(folder / "truth.n5", noise(SHAPE).repeat(2, axis=0))
-    run(flow_plan(folder, SCORED))
-    before = (folder / "out" / "scores.json").read_text()
-    for name in ("second.zarr", "second.zarr.run"):
-        shutil.rmtree(folder / "out" / name)
-    stopped = flow_plan(folder, SCORED, "second.net.options={ add = 0.5 }")
-    with pytest.raises(Stopped):
-        execute_flow(stopped, Counted(most_tasks=1).start)
-    assert not (folder / "out" / "scores.json").exists()  # of another output than there will be
-    report = run(stopped)
-    assert [done.report.was_complete for done in report.stages] == [True, False, False]
-    assert (folder / "out" / "scores.json").read_text() != before
-
-
-def test_an_input_that_was_changed_by_others_is_refused(folder: Path) -> None:
-    plan = flow_plan(folder, TWO)
-    only_first = FlowPlan(plan.source, plan.volume, plan.out, plan.stages[:1])
-    run(only_first)
-    file = plan.stages[0].out / "s0" / "zarr.json"
-    told = json.loads(file.read_text())
-    file.write_text(json.dumps(told | {"shape": [8, 24, 16]}))
-    with pytest.raises(RunError, match=r"^stage second: its input .* is uint8 \(8, 24, 16\) and was to be"):
-        run(plan)
-
-
 def test_an_evaluation_is_done_again_where_it_was_changed_and_left_alone_otherwise(folder: Path) -> None:
     write_volume(folder / "truth.n5", noise(SHAPE).repeat(2, axis=0))
     plan = flow_plan(folder, SCORED)
@@ -430,21 +393,6 @@ def test_a_later_stage_that_no_worker_can_hold_is_refused_before_the_first_begin
     with pytest.raises(PlanError, match=r"^stage second: a worker needs .* GiB of memory and has "):
         execute_flow(plan, counted.start, listener=listener)
     assert not (folder / "out" / "first.zarr").exists()
-
-
-def test_outputs_in_the_way_are_refused_before_the_first_stage_begins(folder: Path) -> None:
-    plan = flow_plan(folder, TWO)
-    (folder / "out" / "second.zarr").mkdir(parents=True)
-    for fresh in (False, True):
-        with pytest.raises(RunError, match=r"^stage second: .*second.zarr exists and no run in .* made it"):
-            run(plan, fresh=fresh)
-    assert not (folder / "out" / "first.zarr").exists()
-
-
-def test_an_output_may_not_lie_where_the_volume_or_a_reference_does(folder: Path) -> None:
-    write_volume(folder / "out" / "second.zarr", noise(SHAPE).repeat(2, axis=0))
-    with pytest.raises(PlanError, match=r"^stage second: the output .* would overwrite the reference"):
-        flow_plan(folder, SCORED.replace("truth.n5", "out/second.zarr"))
 
 
 def test_a_folder_with_another_run_is_refused(folder: Path) -> None:

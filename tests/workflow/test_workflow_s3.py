@@ -1,4 +1,4 @@
-"""Recipes of several stages whose outputs go to a bucket, over a real server on loopback."""
+"""Recipes of several stages whose outputs go to a bucket, over a real server on loopback, or to a disk alike."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from volpipe.recipes.workflow import find_flow
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.quota import Quota
 from volpipe.workflow.cost import forecast_flow
 from volpipe.workflow.driver import execute
 from volpipe.workflow.entries import find_entries, is_done
-from volpipe.workflow.execute import FlowListener, FlowReport, FlowWork, execute_flow
+from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow, flow_work
 from volpipe.workflow.plan import FlowPlan, plan_flow
 from volpipe.workflow.prepare import prepare
 from volpipe.workflow.stages import StagePlan
@@ -67,6 +68,7 @@ kind = "evaluate"
 input = "chances"
 reference = "in.n5"
 """
+PLACES = pytest.mark.parametrize("out", [OUT, "out"], ids=["bucket", "disk"])
 VOLUMES, SCORES = ("chances.zarr", "objects.zarr", "coarse.zarr"), ("scores.json", "same.json")
 
 
@@ -178,7 +180,7 @@ def test_a_status_says_what_the_journal_knows_where_the_bucket_cannot_be_asked(b
 def test_a_stage_that_is_not_begun_is_not_taken_for_a_run_of_another(bucket: Bucket, folder: Path) -> None:
     recipe = load_recipe(None, ["net.name=identity"])
     execute(prepare("in.n5", recipe, "objects.zarr", folder), Inline().start)  # its run: objects.zarr.run, here
-    work = FlowWork(planned(folder))
+    work = flow_work(planned(folder))
     with work.folder.locked():
         work.claim()
     with pytest.raises(RunError, match="holds no plan"):
@@ -221,60 +223,78 @@ def test_flows_into_two_places_know_nothing_of_each_other(bucket: Bucket, folder
         assert kept is not None and kept.model_dump() == plan.stages[0].plan.model_dump()  # notes are not kept
 
 
-def test_a_stage_that_is_taken_away_from_a_bucket_is_made_again_with_its_scores(bucket: Bucket, folder: Path) -> None:
-    run(planned(folder))
-    for key in [key for key in bucket.files if key.startswith("out/objects.zarr/")]:
-        del bucket.files[key]
-    shutil.rmtree(folder / "cells_out.run" / "objects.zarr.run")
-    bucket.files["out/scores.json"] = bucket.files["out/scores.json"].replace(b"split", b"spilt")
-    stopped = planned(folder, "objects.objects.min_voxels=2")
+def take_away(plan: FlowPlan, number: int) -> None:
+    """Delete the output of a stage, and the run that made it."""
+    paths.delete(plan.stages[number].out)
+    shutil.rmtree(plan.stages[number].folder.path)
+
+
+def text_of(file: Location) -> str:
+    return (paths.read(file, 1 << 20) or b"").decode()
+
+
+@PLACES
+def test_a_stage_that_is_taken_away_is_made_again_with_its_scores_and_no_other(
+    bucket: Bucket, folder: Path, out: str
+) -> None:
+    plan = planned(folder, out=out)
+    run(plan)
+    take_away(plan, 1)
+    scores = plan.stages[2].out
+    paths.write(scores, text_of(scores).replace("split", "spilt").encode())
+    stopped = planned(folder, "objects.objects.min_voxels=2", out=out)
     with pytest.raises(Stopped):
         run(stopped, 1)
-    assert "out/scores.json" not in bucket.files  # of another output than there will be
+    assert not paths.exists(scores)  # of another output than there will be
     report = run(stopped)
     assert [done.stage.name for done in report.stages if not done.report.was_complete] == ["objects", "scores"]
-    assert b"split" in bucket.files["out/scores.json"]
+    assert "split" in text_of(scores)
 
 
-def test_what_later_stages_have_read_from_a_bucket_is_not_made_again(bucket: Bucket, folder: Path) -> None:
-    run(planned(folder))
-    for key in [key for key in bucket.files if key.startswith("out/chances.zarr/")]:
-        del bucket.files[key]
-    shutil.rmtree(folder / "cells_out.run" / "chances.zarr.run")
-    with pytest.raises(RunError, match=r"^stage chances: it is not complete, but stage objects, which needs it, was"):
-        run(planned(folder))
-
-
-def test_an_input_in_a_bucket_that_was_changed_by_others_is_refused(bucket: Bucket, folder: Path) -> None:
-    plan = planned(folder)
-    run(FlowPlan(plan.source, plan.volume, plan.out, plan.stages[:1]))
-    told = json.loads(bucket.files["out/chances.zarr/s0/zarr.json"])
-    bucket.files["out/chances.zarr/s0/zarr.json"] = json.dumps(told | {"shape": [8, 24, 16]}).encode()
-    with pytest.raises(RunError, match=r"^stage objects: its input s3://cells/out/chances.zarr/s0.* is uint8 \(8, 24"):
+@PLACES
+def test_what_later_stages_have_read_is_not_made_again_behind_their_backs(
+    bucket: Bucket, folder: Path, out: str
+) -> None:
+    plan = planned(folder, out=out)
+    run(plan)
+    take_away(plan, 0)
+    with pytest.raises(RunError, match=r"^stage chances: it is not complete, but stage objects, which needs it, was b"):
         run(plan)
 
 
-def test_outputs_of_others_in_a_bucket_are_refused_before_the_first_stage(bucket: Bucket, folder: Path) -> None:
-    bucket.files["out/objects.zarr/zarr.json"] = b"{}"
+@PLACES
+def test_an_input_that_was_changed_by_others_is_refused(bucket: Bucket, folder: Path, out: str) -> None:
+    plan = planned(folder, out=out)
+    run(FlowPlan(plan.source, plan.volume, plan.out, plan.stages[:1]))
+    file = plan.stages[0].out / "s0" / "zarr.json"
+    paths.write(file, json.dumps(json.loads(text_of(file)) | {"shape": [8, 24, 16]}).encode())
+    with pytest.raises(RunError, match=r"^stage objects: its input .*out/chances.zarr.* is uint8 \(8, 24, 16\)"):
+        run(plan)
+
+
+@PLACES
+def test_outputs_of_others_are_refused_before_the_first_stage(bucket: Bucket, folder: Path, out: str) -> None:
+    plan = planned(folder, out=out)
+    if isinstance(plan.stages[1].out, Path):
+        plan.stages[1].out.mkdir(parents=True)
+    paths.write(plan.stages[1].out / "zarr.json", b"{}")
     for fresh in (False, True):
-        workers = Inline()
         with pytest.raises(
-            RunError, match=r"^stage objects: s3://cells/out/objects.zarr.* exists and no segmentation in .* made"
+            RunError, match=r"^stage objects: .*out/objects.zarr.* exists and no segmentation in .* made"
         ):
-            execute_flow(planned(folder), workers.start, fresh=fresh)
-        assert workers.num_tasks == 0
-    assert [key for key in bucket.files if key.startswith("out/")] == ["out/objects.zarr/zarr.json"]
+            run(plan, 0, fresh=fresh)
+    assert not paths.exists(plan.stages[0].out)
 
 
-def test_outputs_in_a_bucket_may_not_lie_where_the_volume_does(bucket: Bucket, folder: Path) -> None:
+@PLACES
+def test_an_output_may_not_lie_where_the_volume_or_a_reference_does(bucket: Bucket, folder: Path, out: str) -> None:
     recipe = load_recipe(None, ["net.name=identity"])
-    execute(prepare("in.n5", recipe, f"{OUT}/objects.zarr", folder), Inline().start)
-    flow = find_flow(folder / "flow.toml")
+    execute(prepare("in.n5", recipe, f"{out}/objects.zarr", folder), Inline().start)
+    flow = find_flow(folder / "flow.toml", [f"scores.reference={out}/objects.zarr"])
     assert flow is not None
-    with pytest.raises(
-        PlanError, match=r"^stage objects: the output s3://cells/out/objects.zarr.* would overwrite the v"
-    ):
-        plan_flow(flow, f"{OUT}/objects.zarr", OUT, folder)
+    for volume, what in ((f"{out}/objects.zarr", "volume"), ("in.n5", "reference")):
+        with pytest.raises(PlanError, match=rf"^stage objects: the output .*objects.zarr.* would overwrite the {what}"):
+            plan_flow(flow, volume, out, folder)
 
 
 def test_room_on_a_disk_says_nothing_of_a_bucket(bucket: Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from volpipe.api.progress import progress_shown
 from volpipe.blockwise.phase import Show
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.evaluation.compare import Comparison, plan_comparison
-from volpipe.evaluation.driver import ComparisonWork, finish
+from volpipe.evaluation.driver import comparison_work, finish
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import ComparisonResult
 from volpipe.monitoring.exposition import monitored
@@ -24,11 +24,11 @@ from volpipe.runs.work import Listener, Options
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.workflow.compare import (
     ComparisonTable,
-    PairsWork,
     check_complete,
     compare_pairs,
     find_pairs,
     pair_name,
+    pairs_work,
 )
 from volpipe.workflow.driver import Report
 from volpipe.workflow.entries import location_of
@@ -93,11 +93,12 @@ def compare(
     folder = RunFolder(Path.cwd() / f"{default_name(one, other)}{'' if pairs is None else '_all'}.run")
     with monitored(metrics, COMPARE):
         if pairs is not None:
-            return compare_pairs(PairsWork(one, other, pairs, plan, folder, options, chosen, on_pair), start, write)
+            table = pairs.table(one, other, chosen)
+            return compare_pairs(pairs_work(table, pairs, plan, folder, options, on_pair), start, write)
         comparison = plan(one, other)
         with progress_shown(progress, on_progress) as show:
             return finish(
-                ComparisonWork(comparison, folder, options, Listener(on_progress=show), limits=chosen), start, write
+                comparison_work(comparison, folder, options, Listener(on_progress=show), limits=chosen), start, write
             )  # fmt: skip
 
 

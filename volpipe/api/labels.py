@@ -15,7 +15,7 @@ from volpipe.api.progress import progress_shown
 from volpipe.blockwise.phase import Show
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunError, VolpipeError
-from volpipe.evaluation.driver import EvaluationWork, finish
+from volpipe.evaluation.driver import evaluation_work, finish
 from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.evaluation.results import EvaluationResult
 from volpipe.geometry.labels import Ignore
@@ -158,7 +158,7 @@ def evaluate(
     name = "_".join(["volpipe", Path(output).stem, Path(reference).stem, "scores.run"])
     with monitored(metrics, "evaluate"), progress_shown(progress, on_progress) as show:
         options, listener = Options(tolerated=tolerate), Listener(on_progress=show)
-        work = EvaluationWork(evaluation, RunFolder(Path.cwd() / name), options, listener)
+        work = evaluation_work(evaluation, RunFolder(Path.cwd() / name), options, listener)
 
         def keep_report(result: EvaluationResult) -> None:
             if report is not None and (result.folder / REPORT).is_file():

@@ -20,7 +20,7 @@ from volpipe.runs.provenance import Origin, command_of, read_origin, to_toml
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import Difference, Recomputed, Verdict
 from volpipe.segmentation.output import read_label_origin
-from volpipe.training.driver import TrainingWork
+from volpipe.training.pages import training_page
 from volpipe.training.search.grid import SWEEP_FILE
 from volpipe.training.search.optuna import STUDY
 from volpipe.training.search.pages import trials_page
@@ -187,9 +187,8 @@ def find_page(output: str) -> tuple[Page, Path]:
         stages = RunFolder(Path(output).absolute()) if is_folder else RunFolder.for_stages(paths.locate(output))
         return flow_page(stages, output.removesuffix(".run") if is_folder else output), stages.path
     folder = RunFolder(Path(output).absolute())
-    training = Training.load(folder.path)
-    if training is not None:
-        return TrainingWork(folder=folder, training=training).page(), folder.path
+    if Training.load(folder.path) is not None:
+        return training_page(folder), folder.path
     if any((folder.path / name).is_file() for name in (SWEEP_FILE, STUDY)):
         return trials_page(folder), folder.path
     return _page_of_run(output)

@@ -29,7 +29,6 @@ from volpipe.blockwise.work import (
     RELEASED,
     Ended,
     Observer,
-    Pause,
     Place,
     Step,
     Steps,
@@ -89,6 +88,7 @@ class _Node:
     coming: Work[Any] | None = None
     num_begun: int = 0
     num_open: int = 0
+    began: float = field(default_factory=time.monotonic)
     is_idle: bool = False
     is_released: bool = False
 
@@ -163,7 +163,7 @@ class _Loop:
             self._release()
         if not self._nodes or (not INTERRUPTS.is_asked and self._step()):
             return
-        is_pausing = any(isinstance(node.step, Pause) for node in self._nodes)
+        is_pausing = any(_pauses(node.step) for node in self._nodes)
         if not self._in_flight.total() and not INTERRUPTS.is_asked and not is_pausing:
             raise RuntimeError(f"works wait for each other: {[node.work.name for node in self._nodes]}")
         try:
@@ -189,10 +189,8 @@ class _Loop:
         """Return whether `node` has what it waits for, or waits for nothing."""
         if isinstance(step, Phase):
             return node.is_idle
-        if isinstance(step, Until):
-            return step.condition()
-        if isinstance(step, Pause):  # what is under way was sent by a look that failed, and may write yet
-            return step.condition() and not self._in_flight.total()
+        if isinstance(step, Until):  # in a pause, what is under way was sent by a look that failed, and may write yet
+            return step.condition() and not (step.is_pause and self._in_flight.total())
         return not isinstance(step, Together) or (node.coming is None and not node.num_open)
 
     def _by_turn(self) -> list[_Node]:
@@ -253,20 +251,19 @@ class _Loop:
             with speaking(node.place):
                 step = go_on()
         except StopIteration as end:
-            self._end(node, Ended(node.work, end.value))
+            self._end(node, Ended(node.work, end.value, seconds=time.monotonic() - node.began))
         except SiteError as error:
             self._nodes.remove(node)
             self._tell_end(node, None, error)
             raise
-        except VolpipeError as error:
-            self._end(node, Ended(node.work, error=error))
-        except OSError as error:  # before it has a log: a folder that cannot be made, say
-            self._end(node, Ended(node.work, error=_described(error)))
+        except (VolpipeError, OSError) as error:  # before it has a log: a folder that cannot be made, say
+            described = error if isinstance(error, VolpipeError) else _described(error)
+            self._end(node, Ended(node.work, error=described, seconds=time.monotonic() - node.began))
         else:
             self._wait_for(node, step)
 
     def _wait_for(self, node: _Node, step: Step) -> None:
-        node.step, node.is_idle, node.is_released = step, False, step is RELEASED or isinstance(step, Pause)
+        node.step, node.is_idle, node.is_released = step, False, step is RELEASED or _pauses(step)
         if isinstance(step, Phase):
             step.begin(self._started().slots, self._reported)
         elif isinstance(step, Together):
@@ -391,6 +388,10 @@ class _Loop:
                 error = raised if node.parent is None else error
             self._tell_end(node, None, error)
         return error
+
+
+def _pauses(step: Step | None) -> bool:
+    return isinstance(step, Until) and step.is_pause
 
 
 def _described(error: OSError) -> RunError:

@@ -1,4 +1,5 @@
-"""Stages: units of work of one kind, a flag for each, and how many of them make a task; schedules of several stages.
+"""Stages: units of work of one kind, a flag for each, and how many of them make a task; schedules of several stages;
+and volumes that one work writes while stages of another read them.
 
 Not here: what the stages of one kind of work wait for (runs, segmentation), or how tasks are sent (phase).
 """
@@ -13,7 +14,7 @@ from itertools import islice
 import numpy as np
 
 from volpipe.blockwise.failures import Missing, message_of
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Grid, mirrored
 
 NEEDS_FAILED = "needs a part that failed"
 # A task's aim: far above what its begin and end take, 2 ms, or the half second that a GPU waits (H100, 2026-11-27), and
@@ -47,6 +48,8 @@ class Stage:
         num_workers: that a task takes, all at the same time.
         forgives: asked at each failure of a unit, whether it came further than at the one before, so that earlier ones
             count no more; None where units begin anew.
+        box: returns what a unit stands for, in voxels (z, y, x) of the output; None for work without one.
+        feed: the volume that its units read, where other work is still writing it.
     """
 
     name: str
@@ -68,6 +71,8 @@ class Stage:
     num_workers: int = 1
     forgives: Callable[[int], bool] | None = None
     doing: str = ""
+    box: Callable[[int], Box] | None = None
+    feed: Feed | None = None
     _scan: Iterator[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -171,6 +176,60 @@ def bundle_size(pace: float, row: int = 0, num_workers: int = 1) -> int:
     return max(1, min(int(size), LARGEST_BUNDLE))
 
 
+@dataclass
+class Feed:
+    """A level of an array of an output, "" of the only one, that one work writes while another reads it: its shards.
+
+    Attributes:
+        is_open: whether its metadata are there, so that it can be opened.
+        is_closed: whether no shard will be added any more.
+    """
+
+    level: int
+    array: str = ""
+    is_open: bool = False
+    is_closed: bool = False
+    _shards: Grid | None = None
+    _written: set[int] = field(default_factory=set)
+    _waiting: defaultdict[int, list[tuple[Stage, int]]] = field(default_factory=lambda: defaultdict(list))
+
+    def open(self, shards: Grid, written: Iterable[int]) -> None:
+        """Let readers begin: the metadata of the level are there, and of its `shards` those that are `written`."""
+        self._shards, self._written, self.is_open = shards, set(written), True
+
+    def add(self, shard: int) -> None:
+        """Take note of a shard that was written, and offer the units that waited for it."""
+        self._written.add(shard)
+        for stage, unit in self._waiting.pop(shard, ()):
+            stage.offer(unit)
+
+    def lacks(self, stage: Stage, unit: int, box: Box) -> bool:
+        """Return whether voxels of `box` (z, y, x) are still to be written; `unit` is then offered to `stage` later.
+
+        Outside of the volume its voxels are mirrored.
+        """
+        assert self._shards is not None
+        for shard in self._shards.touching(mirrored(box, self._shards.shape)):
+            if shard not in self._written:
+                self._waiting[shard].append((stage, unit))
+                return True
+        return False
+
+
+def fed(stage: Stage, feed: Feed | None, box: Callable[[int], Box]) -> Stage:
+    """Return `stage`, whose units wait for the `box` of `feed` that each reads, if there is one, beside all else."""
+    if feed is None:
+        return stage
+    own, stage.feed = stage.waits, feed
+
+    def waits(unit: int) -> bool:
+        return (own is not None and own(unit)) or feed.lacks(stage, unit, box(unit))
+
+    stage.waits = waits
+    stage.look_again()
+    return stage
+
+
 class Schedule:
     """Stages, and which of their units may start now; of a single stage, units wait for nothing.
 
@@ -192,8 +251,8 @@ class Schedule:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether other work may still release units that cannot start yet."""
-        return False
+        """Whether voxels are still to be written that a unit needs."""
+        return any(s.feed is not None and not s.feed.is_closed and s.num_left for s in self.stages)
 
     def resume(self, done: Iterable[Unit]) -> None:
         """Mark what an earlier session finished; to be called before anything is taken."""
@@ -218,11 +277,17 @@ class Schedule:
 
     def box(self, stage: Stage, unit: int) -> Box:
         """Return the box (z, y, x) that `unit` stands for, in voxels of the output; of work without one, the unit."""
-        return Box((unit, 0, 0), (unit + 1, 1, 1))
+        return Box((unit, 0, 0), (unit + 1, 1, 1)) if stage.box is None else stage.box(unit)
+
+    def starved(self) -> Iterator[tuple[Stage, int]]:
+        """Yield the units of which a part of the volume was never written."""
+        for stage in self.stages:
+            if stage.feed is not None and stage.feed.is_closed and stage.num_left:
+                yield from ((stage, unit) for unit in range(stage.size) if stage.has(unit) and not stage.taken[unit])
 
     def kept_back(self) -> Iterator[tuple[Stage, int]]:
-        """Yield the units that cannot be done because one that they need failed."""
-        return iter(())
+        """Yield the units that cannot be done because something that they need was not made."""
+        return self.starved()
 
     def missing(self, reasons: Mapping[tuple[str, int], str]) -> list[Missing]:
         """Return the units that failed, each with the sentence of its reason, and those that wait for them in vain."""

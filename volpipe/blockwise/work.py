@@ -6,9 +6,8 @@ a segmentation, an evaluation, a training, a rehearsal, or many of them together
     pool = yield POOL             a pool, started for the first work that asks
     yield phase                   the units of its stages are done on workers
     yield Together(works, …)      other works are done side by side
-    yield Until(condition)        other work has come as far
+    yield Until(condition)        other work has come as far, or time has passed
     yield RELEASED                workers are needed no more
-    yield Pause(condition)        time has passed, without workers
     return report
 
 Observers hear of all that the loop does, whatever the work: metrics, logs, notifications.
@@ -24,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from volpipe.blockwise.failures import message_of
 from volpipe.blockwise.journal import Record
@@ -34,7 +33,6 @@ from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.errors import RunStopped, VolpipeError
 
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
 
 class Need(Enum):
@@ -49,11 +47,12 @@ POOL, RELEASED = Need.POOL, Need.RELEASED
 
 @dataclass(frozen=True)
 class Ended(Generic[R]):
-    """How one of several works ended: with its result, or with the error that stopped it."""
+    """How one of several works ended: with its result, or with the error that stopped it; it was open for `seconds`."""
 
     work: Work[R]
     result: R | None = None
     error: VolpipeError | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,49 +75,36 @@ class Together:
 
 @dataclass(frozen=True)
 class Until:
-    """A step that is over when the condition holds."""
+    """A step that is over when the condition holds.
 
-    condition: Callable[[], bool]
-
-
-@dataclass(frozen=True)
-class Pause:
-    """A step that is over when the condition holds, which time brings about, or somebody outside.
-
-    Workers are stopped meanwhile, once what they do has come back; who needs some later asks for a pool again.
+    Attributes:
+        is_pause: whether time brings that about, or somebody outside, and no other work. Workers are stopped meanwhile,
+            once what they do has come back; who needs some later asks for a pool again.
     """
 
     condition: Callable[[], bool]
+    is_pause: bool = False
 
 
-Step = Need | Until | Pause | Phase | Together
+Step = Need | Until | Phase | Together
 Steps = Generator[Step, Any, R]
 
 
-class Work(Protocol[R_co]):
+@dataclass(eq=False)
+class Work(Generic[R]):
     """Something to be done on a pool.
 
     Attributes:
         name: in messages, and in tables of several works.
+        steps: yields what is needed next, and returns the result; raises `VolpipeError` where it cannot be done.
+        kind: what it is, such as "flow_stage", as the log calls it where it is one of several.
+        number: that of its row, where it is one of several in a table.
     """
-
-    @property
-    def name(self) -> str: ...
-
-    def steps(self) -> Steps[R_co]:
-        """Yield what is needed next, and return the result.
-
-        Raises:
-            VolpipeError: it cannot be done.
-        """
-
-
-@dataclass(frozen=True)
-class Errand(Generic[R]):
-    """Work that is one function."""
 
     name: str
     steps: Callable[[], Steps[R]]
+    kind: str = ""
+    number: int = 0
 
 
 Place = tuple[int, ...]  # of a work: that of the work that it belongs to, and its number among its siblings

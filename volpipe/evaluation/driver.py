@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import json
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from volpipe.blockwise.feed import FedSchedule, Feed, fed
 from volpipe.blockwise.journal import Kinds, Record, read_results
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Schedule, Stage
+from volpipe.blockwise.stage import Feed, Schedule, Stage, fed
 from volpipe.blockwise.work import POOL, Steps, each
 from volpipe.errors import RunError
 from volpipe.estimation.calibrate import MOST_WORKERS
@@ -31,7 +29,7 @@ from volpipe.evaluation.lines import summary
 from volpipe.evaluation.panels import evaluation_items
 from volpipe.evaluation.results import ComparisonResult, EvaluationResult, evaluation_parts
 from volpipe.evaluation.subject import RESULTS, BlockSums, Subject
-from volpipe.geometry.grid import Box, Grid
+from volpipe.geometry.grid import Grid
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
@@ -44,45 +42,47 @@ from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.paths import Location, delete, delete_file, exists
 
 R = TypeVar("R", bound=WorkReport)
-S = TypeVar("S", bound=Subject)
 
 
-class BlockSchedule(FedSchedule):
-    """One stage, whose units are blocks; `feed` is what other work still writes."""
+class BlockWork(FolderWork[R]):
+    """Work on the blocks of a `subject`; what they gave is kept in the folder, so that the same work again goes on.
 
-    def __init__(self, subject: Subject, feed: Feed | None = None) -> None:
-        self.subject = subject
-        stage = Stage(subject.stage, len(subject.blocks), doing="comparing voxels")
-        super().__init__(fed(stage, feed, subject.read_box), feed=feed)
-
-    def box(self, stage: Stage, unit: int) -> Box:
-        return self.subject.own_box(unit)
-
-
-class BlockWork(FolderWork[R], Generic[R, S]):
-    """Work on the blocks of a `subject`; what they gave is kept in the folder, so that the same work again goes on."""
+    Attributes:
+        close: returns how it ended, from the facts of a `WorkReport`.
+        parts_of: returns what its page says, from what its journal has, and whether it is complete.
+        check: refuses volumes that do not suit, before anything is written; None where the plan has done so.
+        slices: returns the pictures of its page; None where it has none.
+        to: a file for the scores, by which the work is known where it is one of several; None without.
+    """
 
     kinds: ClassVar[Kinds] = RESULTS
+    close: Callable[..., R]
+    parts_of: Callable[[Taken, bool], Parts]
+    check: Callable[[], None] | None = None
+    slices: Callable[[], Iterable[Item]] | None = None
 
     def __init__(
-        self, subject: S, folder: RunFolder, options: Options = PLAIN, listener: Listener = SILENT,
-        feed: Feed | None = None,
+        self, subject: Subject, folder: RunFolder, options: Options = PLAIN, listener: Listener = SILENT,
+        feed: Feed | None = None, *, to: Location | None = None,
     ) -> None:  # fmt: skip
         super().__init__(folder, options, listener, feed)
-        self.subject = subject
+        self.subject, self.to = subject, to
+
+    @property
+    def needs_all(self) -> bool:
+        return self.subject.needs_all
 
     @property
     def is_begun(self) -> bool:
-        return self.folder.journal.is_file()
+        return self.folder.journal.is_file() or (self.to is not None and exists(self.to))
 
     @property
     def is_complete(self) -> bool:
-        """Whether every block was looked at."""
-        return self.is_begun and self.replayed().is_complete
-
-    @abstractmethod
-    def report(self, **facts: Any) -> R:
-        """Return how it ended, with what blocks gave; `facts` are those of a `WorkReport`."""
+        """Whether the scores are there, and are those of this subject; without a file, whether every block is."""
+        if self.to is None:
+            return self.is_begun and self.replayed().is_complete
+        scores, expected = read_json(self.to), json.loads(json.dumps(self.subject.describe()))
+        return scores is not None and {key: scores.get(key) for key in expected} == expected
 
     def results(self) -> Iterator[BlockSums]:
         """Yield the sums of all blocks that were looked at."""
@@ -91,15 +91,13 @@ class BlockWork(FolderWork[R], Generic[R, S]):
     def grids(self) -> dict[str, Grid]:
         return {self.subject.stage: self.subject.blocks}
 
-    def sent(self) -> Subject:
-        """Return what travels to workers with each task: what they need of the subject."""
-        return replace(self.subject, notes=())
-
-    def schedule(self) -> BlockSchedule:
-        return BlockSchedule(self.subject, self.feed)
+    def schedule(self) -> Schedule:
+        subject = self.subject
+        stage = Stage(subject.stage, len(subject.blocks), doing="comparing voxels", box=subject.own_box)
+        return Schedule(fed(stage, self.feed, subject.read_box))
 
     @property
-    def _given(self) -> dict[str, object]:
+    def given(self) -> dict[str, object]:
         """What the folder is known by, as it is read back from its file: without what changes by itself."""
         described: dict[str, object] = json.loads(json.dumps(self.subject.describe()))
         return {key: value for key, value in described.items() if key != FINGERPRINT}
@@ -116,83 +114,17 @@ class BlockWork(FolderWork[R], Generic[R, S]):
             before = read_identities(self.folder.inputs) or {}
         # but for parts that could not be read
         is_same = before.keys() == states.keys() and not any(changes(before[name], states[name]) for name in states)
-        if self.options.fresh or read_json(mark) != self._given or not is_same:
+        if self.options.fresh or read_json(mark) != self.given or not is_same:
             self.clear()
-            write_json(mark, self._given)
+            write_json(mark, self.given)
         store_identities(self.folder.inputs, states)
 
     def remove(self) -> None:
         """Delete the folder, when the workers have stopped, unless another command has taken it meanwhile."""
-        self.folder.remove(self.subject.mark, self._given)
+        self.folder.remove(self.subject.mark, self.given)
 
     def check_free(self) -> None:
         check_kind(self.folder, self.subject.mark)
-
-    def check_source(self, source: FolderWork[Any], called: str) -> None:
-        """Nothing else makes what is looked at."""
-
-    def clear(self) -> None:
-        self.folder.clear()
-
-    def session_steps(self, session: WorkSession) -> Steps[R]:
-        if self.is_complete:
-            return self.report(was_complete=True)
-        pool: WorkerPool = yield POOL
-        began, schedule, sent = time.perf_counter(), self.replayed(), self.sent()
-        self.listener.on_plan(self.subject, self.folder)
-
-        def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
-            return pool.submit("reduce", sent, list(units), session.name, str(self.folder.path))
-
-        phase = yield from session.finish(self.phase(session, schedule, submit))
-        return self.report(
-            missing=schedule.missing(phase.reasons), totals=session.totals,
-            seconds=time.perf_counter() - began, first_task=session.first_task,
-        )  # fmt: skip
-
-
-class EvaluationWork(BlockWork[EvaluationResult, Evaluation]):
-    """An evaluation; its scores are written to the file `to`, if there is one."""
-
-    def __init__(self, subject: Evaluation, *rest: Any, to: Location | None = None) -> None:
-        super().__init__(subject, *rest)
-        self.to = to
-
-    @property
-    def name(self) -> str:
-        return str(self.to or self.subject.output)
-
-    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
-        items: Iterable[Item] = [Note("Slices are compared once all blocks are scored.")]
-        if schedule.is_complete or self.is_complete:
-            items = evaluation_items(self.subject)
-        return [Draft("Comparison", lambda: list(items), "Comparison")]
-
-    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        tree = read_json(self.to) if self.to is not None else None
-        if tree is None and is_complete:
-            tree = self.subject.describe_scores(self.subject.scores(self.results))
-        return evaluation_parts(self._given, tree)
-
-    def witnesses(self) -> Sequence[Path]:
-        return [*super().witnesses(), *([self.to] if isinstance(self.to, Path) else [])]
-
-    @property
-    def needs_all(self) -> bool:
-        """Whether it must wait for all of what it reads: labels are looked at first, interpolations need the input."""
-        return self.subject.kind == "labels" or len(self.subject.candidates) > 1
-
-    @property
-    def is_begun(self) -> bool:
-        return super().is_begun or (self.to is not None and exists(self.to))
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the scores are there, and are those of this evaluation; without a file, whether every block is."""
-        if self.to is None:
-            return super().is_complete
-        scores, expected = read_json(self.to), json.loads(json.dumps(self.subject.describe()))
-        return scores is not None and {key: scores.get(key) for key in expected} == expected
 
     def check_source(self, source: FolderWork[Any], called: str) -> None:
         """Forget the scores of an output that is made anew, and of one that is not complete the whole."""
@@ -204,52 +136,96 @@ class EvaluationWork(BlockWork[EvaluationResult, Evaluation]):
     def clear(self) -> None:
         if self.to is not None:
             delete_file(self.to)
-        super().clear()
+        self.folder.clear()
 
-    def steps(self) -> Steps[EvaluationResult]:
-        """Score what is not scored yet; images where labels are to be scored are refused before anything is written."""
-        self.subject.check_labels()  # a flow has all of them by now
-        return (yield from super().steps())
+    def witnesses(self) -> Sequence[Path]:
+        return [*super().witnesses(), *([self.to] if isinstance(self.to, Path) else [])]
 
-    def report(self, **facts: Any) -> EvaluationResult:
-        # of an evaluation that was complete, the scores may stand in their file alone
-        result = EvaluationResult(self.subject, self.folder.path, **facts)
-        if result.is_complete and not (result.was_complete and self.to is not None):
-            result.scores = self.subject.scores(self.results)
-            if self.to is not None:
-                write_json(self.to, self.subject.describe_scores(result.scores))
-        return result
-
-
-class ComparisonWork(BlockWork[ComparisonResult, Comparison]):
-    """A comparison; a limit of what both do not have is refused."""
-
-    def __init__(self, subject: Comparison, *rest: Any, limits: Sequence[Limit] = ()) -> None:
-        super().__init__(subject, *rest)
-        self.limits = tuple(limits)
-        for limit in limits:
-            limit.check(subject)
-
-    @property
-    def name(self) -> str:
-        return f"{self.subject.a} and {self.subject.b}"
-
-    def sent(self) -> Comparison:
-        """Return the comparison without what both say of how they were made, which may be long."""
-        return replace(self.subject, made_a=(), made_b=(), notes=())
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
+        if self.slices is None:
+            return []
+        items: Iterable[Item] = [Note("Slices are compared once all blocks are scored.")]
+        if schedule.is_complete or self.is_complete:
+            items = self.slices()
+        return [Draft("Comparison", lambda: list(items), "Comparison")]
 
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        facts = {key: str(value) for key, value in self._given.items() if value is not None}
-        differences = self.subject.differences(self.results)
-        items = [Note(line) for line in summary(self.subject, differences, len(taken.missing))]
-        return Parts(f"Comparison of {self.name}", "The comparison of two outputs.", facts, items)
+        return self.parts_of(taken, is_complete)
 
-    def report(self, **facts: Any) -> ComparisonResult:
-        differences = self.subject.differences(self.results)
-        return ComparisonResult(self.subject, self.folder.path, **facts, differences=differences, limits=self.limits)
+    def steps(self) -> Steps[R]:
+        """Look at what is left, at volumes that suit: a flow has all of them by now."""
+        if self.check is not None:
+            self.check()
+        return (yield from super().steps())
+
+    def session_steps(self, session: WorkSession) -> Steps[R]:
+        if self.is_complete:
+            return self.close(was_complete=True)
+        pool: WorkerPool = yield POOL
+        began, schedule, sent = time.perf_counter(), self.replayed(), self.subject.sent()
+        self.listener.on_plan(self.subject, self.folder)
+
+        def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
+            return pool.submit("reduce", sent, list(units), session.name, str(self.folder.path))
+
+        phase = yield from session.finish(self.phase(session, schedule, submit))
+        return self.close(
+            missing=schedule.missing(phase.reasons), totals=session.totals,
+            seconds=time.perf_counter() - began, first_task=session.first_task,
+        )  # fmt: skip
 
 
-def finish(work: BlockWork[R, Any], start: Start, on_end: Callable[[R], object] = lambda result: None) -> R:
+def evaluation_work(
+    evaluation: Evaluation, folder: RunFolder, *rest: Any, to: Location | None = None
+) -> BlockWork[EvaluationResult]:
+    """Return the work of `evaluation`; its scores are written to the file `to`, if there is one."""
+    work = BlockWork[EvaluationResult](evaluation, folder, *rest, to=to)
+
+    def close(**facts: Any) -> EvaluationResult:  # Any: of a `WorkReport`
+        result = EvaluationResult(evaluation, folder.path, **facts)
+        # of an evaluation that was complete, the scores may stand in their file alone
+        if result.is_complete and not (result.was_complete and to is not None):
+            result.scores = evaluation.scores(work.results)
+            if to is not None:
+                write_json(to, evaluation.describe_scores(result.scores))
+        return result
+
+    def parts_of(taken: Taken, is_complete: bool) -> Parts:
+        tree = read_json(to) if to is not None else None
+        if tree is None and is_complete:
+            tree = evaluation.describe_scores(evaluation.scores(work.results))
+        return evaluation_parts(work.given, tree)
+
+    work.name = str(to or evaluation.output)
+    work.close, work.parts_of = close, parts_of
+    work.check, work.slices = evaluation.check_labels, partial(evaluation_items, evaluation)
+    return work
+
+
+def comparison_work(
+    comparison: Comparison, folder: RunFolder, *rest: Any, limits: Sequence[Limit] = ()
+) -> BlockWork[ComparisonResult]:
+    """Return the work of `comparison`; a limit of what both do not have is refused."""
+    work = BlockWork[ComparisonResult](comparison, folder, *rest)
+    for limit in limits:
+        limit.check(comparison)
+
+    def close(**facts: Any) -> ComparisonResult:  # Any: of a `WorkReport`
+        differences = comparison.differences(work.results)
+        return ComparisonResult(comparison, folder.path, **facts, differences=differences, limits=tuple(limits))
+
+    def parts_of(taken: Taken, is_complete: bool) -> Parts:
+        facts = {key: str(value) for key, value in work.given.items() if value is not None}
+        differences = comparison.differences(work.results)
+        items = [Note(line) for line in summary(comparison, differences, len(taken.missing))]
+        return Parts(f"Comparison of {work.name}", "The comparison of two outputs.", facts, items)
+
+    work.name = f"{comparison.a} and {comparison.b}"
+    work.close, work.parts_of = close, parts_of
+    return work
+
+
+def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lambda result: None) -> R:
     """Look at all blocks, and return how that ended; the folder of `work`, which holds what is done, goes when all is.
 
     `on_end` is called with the result before that: what it raises leaves the folder there.

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from volpipe.blockwise.work import Observer, Place, Works
+from volpipe.blockwise.work import Observer, Place, Work, Works
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.reporting.page import REPORT
 from volpipe.runs.report import WorkReport
 from volpipe.runs.work import HeldWork
 from volpipe.training.driver import TrainingResult
-from volpipe.training.search.optuna import TuneWork
 from volpipe.training.search.trials import TrialResult
 from volpipe.workflow.batch_table import BatchReport
 from volpipe.workflow.execute import FlowReport
@@ -52,7 +51,9 @@ def ending_of(result: object, work: object = None) -> Ending:
     if isinstance(result, TrainingResult):
         return _ending(not result.was_stopped, None, f'a file "stop" ended it after {result.steps:,} steps')
     if isinstance(result, Sequence) and all(isinstance(entry, TrialResult) for entry in result):
-        whole = ("done", "pruned") if isinstance(work, TuneWork) else ("done",)  # others were asked to stop
+        whole = (
+            ("done", "pruned") if isinstance(work, Work) and work.kind == "tune" else ("done",)
+        )  # others were asked to stop
         open_ones = [trial.reason for trial in result if trial.state not in whole]
         return _of_many(open_ones, len(result), "trainings")
     return Ending("complete")

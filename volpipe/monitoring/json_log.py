@@ -15,8 +15,6 @@ from typing import Any, TextIO
 from volpipe.blockwise.logs import LogFile, speaker
 from volpipe.blockwise.work import Observer, Place, Works
 from volpipe.syntax import traceback_of
-from volpipe.workflow.batch import DatasetWork
-from volpipe.workflow.execute import StageWork
 
 EXTRA = ("stage", "state", "exit_code", "seconds")  # of a record, as far as whoever logs gives them
 LEVELS = (
@@ -36,8 +34,7 @@ class WorkNames(Observer):
         """Take note of a work's names."""
         names = {"output": works[0].name}
         for work in works[1:]:
-            key = {DatasetWork: "dataset", StageWork: "flow_stage"}.get(type(work), "trial")
-            names[key] = work.name
+            names[work.kind] = work.name
         self._names[place] = names
 
     def end(self, place: Place, works: Works, result: object, error: BaseException | None) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,13 +21,6 @@ from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Place, Works
 from volpipe.monitoring.ending import State, Witness
-from volpipe.training.driver import TrainingWork
-from volpipe.training.logs import last_step
-from volpipe.training.search.grid import SweepWork
-from volpipe.training.search.optuna import TuneWork
-from volpipe.workflow.batch import BatchWork
-from volpipe.workflow.execute import StageWork
-from volpipe.workflow.follow import FollowWork
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -185,13 +177,13 @@ class Metrics(Witness):
             if place not in self._open:
                 flow_stage = self._flow_stage(works)
                 self._open[place] = _Account(flow_stage)
-                if len(works) == 1 or (len(works) == 2 and isinstance(works[1], StageWork) and flow_stage != OTHER):
+                if len(works) == 1 or (len(works) == 2 and works[1].kind == "flow_stage" and flow_stage != OTHER):
                     self._own.add(place)
             self._open[place].follow(progress)
 
     def _flow_stage(self, works: Works) -> str:
         """Return the name of the stage of a flow that is the last of `works`, "" where it is none."""
-        name = next((work.name for work in works if isinstance(work, StageWork)), "")
+        name = next((work.name for work in works if work.kind == "flow_stage"), "")
         if name in self._flow_stages or not name:
             return name
         if len(self._flow_stages) >= MOST_FLOW_STAGES:
@@ -239,7 +231,7 @@ class Metrics(Witness):
             family.add_metric([self.output], value)
             yield family
 
-    def _by_state(self, name: str, text: str, counts: dict[str, float]) -> Iterator[Metric]:
+    def _by_state(self, name: str, text: str, counts: Mapping[str, float]) -> Iterator[Metric]:
         from prometheus_client.core import GaugeMetricFamily
 
         family = GaugeMetricFamily(f"volpipe_{name}", text, labels=["output", "state"])
@@ -253,7 +245,7 @@ class Metrics(Witness):
 
         info = {"version": volpipe.__version__, "command": self.command, "recipe": self.recipe, "output": self.output}
         yield InfoMetricFamily("volpipe", "The work: version, command, recipe and output.", value=info)
-        is_waiting = self.state == "running" and isinstance(self.work, FollowWork) and self.work.waits
+        is_waiting = self.state == "running" and self.work is not None and self.work.waits
         now = "waiting" if is_waiting else self.state
         states: dict[str, float] = {state: state == now for state in STATES}
         yield from self._by_state("state", "1 for the state that the work is in, 0 for all others.", states)
@@ -341,22 +333,6 @@ class Metrics(Witness):
 
     def _of_parts(self) -> Iterator[Metric]:
         """Yield how many datasets, trainings or steps there are, by state."""
-        work = self.work
-        if isinstance(work, BatchWork) and (table := getattr(work, "table", None)) is not None:
-            counts: Counter[str] = Counter(row.ended for row in list(table.rows))
-            yield from self._by_state("datasets", "Datasets of a batch by state.", dict(counts))
-        if isinstance(work, SweepWork | TuneWork):
-            yield from self._by_state("trials", "Trainings of a sweep or a search by state.", _trials(work))
-        if isinstance(work, TrainingWork):
-            done = last_step(work.folder.path)
-            steps: dict[str, float] = {"done": done, "left": max(0, work.training.recipe.train.steps - done)}
-            yield from self._by_state("training_steps", "Steps of a training by state, all sessions.", steps)
-
-
-def _trials(work: SweepWork | TuneWork) -> dict[str, float]:
-    """Return how many trials are in which state; of a search, those that ended in this session."""
-    running = len(work.running)
-    if isinstance(work, TuneWork):
-        return {**Counter(list(work.states)), "running": running}
-    states = Counter(result.state for result in list(work.results.values()))
-    return {**states, "waiting": max(0, states["waiting"] - running), "running": running}
+        counts = None if self.work is None else self.work.counts
+        for name, text, by_state in () if counts is None else counts():
+            yield from self._by_state(name, text, by_state)

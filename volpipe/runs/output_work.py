@@ -16,10 +16,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.journal import Attempt, Journal, Record, read_records
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.stage import Schedule, Unit
+from volpipe.blockwise.stage import Feed, Schedule, Unit
 from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box
@@ -95,7 +94,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         folder: RunFolder | None = None,
     ) -> None:
         super().__init__(folder or RunFolder.from_output(paths.locate(plan.out)), options, listener, feed)
-        self.plan = plan
+        self.plan, self.name = plan, plan.out
         self.inputs: dict[str, Identity] = {}
         self.is_comparing = False  # with its input, so that an update that is due counts no more
 
@@ -114,10 +113,6 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def remedy(self) -> str:
         """What to do where the input has changed, in a sentence's second half."""
         return f"`volpipe status --changes` counts the blocks, `{self.goes_on} --update` computes what rests on them"
-
-    @property
-    def name(self) -> str:
-        return self.plan.out
 
     @property
     def can_update(self) -> bool:

@@ -24,7 +24,7 @@ from volpipe.inference.plan import Plan
 from volpipe.reporting.block_map import BlockMap
 from volpipe.reporting.page import REPORT, Draft, Facts, Item, Note, Page, Section, Sheet, filled, sections_of
 from volpipe.reporting.tally import Tally
-from volpipe.reporting.tasks import StageState, damage_note, moment, slowest_sheet, task_sections
+from volpipe.reporting.tasks import StageState, damage_note, moment, task_sections
 from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.provenance import read_provenance, sessions_of, settings_of
@@ -135,21 +135,26 @@ def page_of(folder: RunFolder, taken: Taken, parts: Parts, *, is_complete: bool)
     facts = {**parts.facts, **times_facts(tally, len(taken.sites)), **command_facts(folder.path, stand.driver)}
     if taken.sites:
         facts["site"] = ", ".join(dict.fromkeys(site for site, _ in taken.sites))
-    damage, slowest = damage_note(tally), slowest_sheet(tally, taken.box)
-    summary: list[Item] = [Facts("", facts), *missing_items(taken.missing, stand.driver)]
-    summary += [*([damage] if damage else []), *parts.summary]
+    summary = [Facts("", facts), *missing_items(taken.missing, stand.driver), *parts.summary]
     tasks = task_sections(tally, taken.stages, taken.box, taken.sites)
-    warnings = log_notes(folder.log)
-    sections = [
-        Section("Summary", summary),
-        *sections_of(parts.pictures),
-        *tasks,
-        *([Section("Slowest tasks", [slowest])] if slowest is not None else []),
-        *([Section("Warnings in the log", warnings)] if warnings else []),
-        *([Section("Recipe and origin", parts.origin)] if parts.origin else []),
-    ]
+    sections = work_sections(folder, tally, summary, parts.pictures, tasks)
+    if parts.origin:
+        sections.append(Section("Recipe and origin", parts.origin))
     line = " ".join(filter(None, (parts.what, stand.sentence)))
     return Page(parts.title, stand.state, sections, stand.is_well, line)
+
+
+def work_sections(
+    folder: RunFolder, tally: Tally, summary: Sequence[Item], pictures: Sequence[Draft], tasks: Sequence[Section]
+) -> list[Section]:
+    """Return the sections that each report has: summary, pictures, `tasks` of the `tally`, and warnings in the log."""
+    damage, warnings = damage_note(tally), log_notes(folder.log)
+    return [
+        Section("Summary", [*summary, *([damage] if damage else [])]),
+        *sections_of(pictures),
+        *tasks,
+        *([Section("Warnings in the log", warnings)] if warnings else []),
+    ]
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from volpipe.blockwise.failures import message_of
-from volpipe.blockwise.feed import FedSchedule, Feed, fed
 from volpipe.blockwise.journal import Journal, read_results
 from volpipe.blockwise.phase import Phase
 from volpipe.blockwise.pool import Submit, WorkerPool
-from volpipe.blockwise.stage import Schedule, Stage
+from volpipe.blockwise.stage import Feed, Schedule, Stage, fed
 from volpipe.blockwise.work import POOL, Steps
 from volpipe.errors import NOTICE, PlanError, RunError, RunStopped
 from volpipe.inference.intensity import Affine
@@ -53,7 +52,7 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
     Raises:
         RunStopped: some of it cannot be done, without which nothing else can.
     """
-    schedule = FedSchedule(stage, feed=work.feed)
+    schedule = Schedule(stage)
     records = journal.records() if journal.path == work.folder.scan else work.records()
     schedule.resume(unit for record in records for unit in record.units)
     phase = yield from session.finish(Phase(schedule, submit, journal, session.show))

@@ -16,8 +16,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from volpipe.blockwise.feed import FedSchedule, Feed, fed
-from volpipe.blockwise.stage import Stage
+from volpipe.blockwise.stage import Feed, Schedule, Stage, fed
 from volpipe.geometry.grid import Box
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.inference.plan import Plan
@@ -26,13 +25,12 @@ from volpipe.inference.selection import Selection
 P = TypeVar("P", bound=OutputPlan)
 
 
-class OutputSchedule(FedSchedule, Generic[P]):
+class OutputSchedule(Schedule, Generic[P]):
     """The stages that make an output: those of its voxels, which write the shards of level 0, and a stage per level.
 
     Args:
         stages: that make level 0, in the order in which they get a turn.
         due: by level, a flag for each shard, whether it is written in the end; None where all of the level are.
-        feed: the volume, where other work is still writing it.
         readers: of the output's levels, where other work reads them meanwhile.
     """
 
@@ -41,7 +39,6 @@ class OutputSchedule(FedSchedule, Generic[P]):
         plan: P,
         stages: Sequence[Stage],
         due: Sequence[np.ndarray | None],
-        feed: Feed | None,
         readers: Sequence[Feed],
     ) -> None:
         self.plan, self.due, self.readers = plan, due, readers
@@ -55,7 +52,7 @@ class OutputSchedule(FedSchedule, Generic[P]):
             )
             for i in range(1, len(plan.factors))
         ]
-        super().__init__(*reversed(self.pyramid), *stages, feed=feed)
+        super().__init__(*reversed(self.pyramid), *stages)
 
     def open_readers(self) -> None:
         """Let other work read the output, whose metadata are there now."""
@@ -109,12 +106,13 @@ class OutputSchedule(FedSchedule, Generic[P]):
 
 
 class RunSchedule(OutputSchedule[Plan]):
-    """The stages of a run and what releases what; `plan`, `feed` and `readers` are as of `OutputSchedule`.
+    """The stages of a run and what releases what; `plan` and `readers` are as of `OutputSchedule`.
 
     Args:
         selection: what of it is selected; all of its region where it is not given.
         keep_tensors: whether window tensors and block tensors stay.
         most_waiting: blocks of windows that may wait for the net at a time, beside those that it failed on.
+        feed: the volume, where other work is still writing it.
     """
 
     def __init__(
@@ -159,17 +157,12 @@ class RunSchedule(OutputSchedule[Plan]):
         self._num_outside = 0  # blocks, not seen by the net, that this session leaves alone
         fed(self.factor if stored else self.infer, feed, selection.input_box)
         stages = (self.reassemble, *self.discards.values(), self.infer, self.factor)
-        super().__init__(plan, stages, due, feed, readers)
+        super().__init__(plan, stages, due, readers)
 
     @property
     def shown(self) -> list[Stage]:
         """The stages that have units, in the order of a voxel's life."""
         return [s for s in (self.factor, self.infer, self.reassemble, *self.pyramid) if s.num_units]
-
-    @property
-    def fed_stages(self) -> list[Stage]:
-        """The stage that reads the volume."""
-        return [self.factor if self.plan.mode == "stored" else self.infer]
 
     def resume_many(self, done: Iterable[Mapping[str, list[int]]]) -> None:
         """Mark what an earlier session finished; see `Schedule`."""

@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from volpipe.blockwise.failures import Missing
-from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.heartbeat import listening
 from volpipe.blockwise.journal import Attempt, Journal, JournalReader, Kinds, Record, Totals, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
 from volpipe.blockwise.pool import Submit
-from volpipe.blockwise.stage import Schedule, Unit
-from volpipe.blockwise.work import Steps
+from volpipe.blockwise.stage import Feed, Schedule, Unit
+from volpipe.blockwise.work import Steps, Work
 from volpipe.errors import NOTICE, RunError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.reporting.block_map import BlockMap, slowest_maps
@@ -181,31 +180,41 @@ def is_counted(record: Record[Any]) -> bool:  # Any: one of its journal's kinds
     return bool(record.done or record.usage.seconds) and not isinstance(record.result, Attempt)
 
 
-class HeldWork(ABC, Generic[R]):
-    """Work with a folder of its own, that holds its log and lock."""
+Counts = tuple[str, str, Mapping[str, float]]  # of parts by state: a name, a sentence, and how many
 
-    folder: RunFolder
 
-    @property
-    def name(self) -> str:
-        """The folder, or the output."""
-        return str(self.folder.path)
+class HeldWork(Work[R]):
+    """Work with a folder of its own, that holds its log and lock; what a kind of work does, it gives as functions.
 
-    @abstractmethod
-    def claim(self) -> None:
-        """Make sure that folder and output are this work's to write, emptied if the user asked for a fresh start.
+    Args:
+        kind: what it is, such as "batch".
+        claim: makes sure that folder and output are this work's to write, emptied if the user asked for a fresh start;
+            it raises `RunError` where they are not.
+        held_steps: does what is not done yet as the session of that name, which holds the folder.
+        page: returns the report of the work, as it stands in its folder; with `with_pictures=False` without pictures.
+        name: the output; the folder where it is not given.
+        witnesses: the files that grow when something is done; none where the report is always made anew.
+        counts: returns how many datasets, trainings or steps there are, for metrics; None of other work.
 
-        Raises:
-            RunError: they are not.
-        """
+    Attributes:
+        waits: whether nothing is done at the moment, until what it reads changes.
+    """
 
-    @abstractmethod
-    def page(self, *, with_pictures: bool = True) -> Page:
-        """Return the report of the work, as it stands in its folder."""
+    claim: Callable[[], None]
+    held_steps: Callable[[str, Presence], Steps[R]]
+    page: Callable[..., Page]
+    witnesses: Callable[[], Sequence[Path]]
+    counts: Callable[[], Sequence[Counts]] | None = None
+    waits = False
 
-    def witnesses(self) -> Sequence[Path]:
-        """Return the files that grow when something is done; none where the report is always made anew."""
-        return ()
+    def __init__(
+        self, kind: str, folder: RunFolder, claim: Callable[[], None],
+        held_steps: Callable[[str, Presence], Steps[R]], page: Callable[..., Page], *, name: str = "",
+        witnesses: Sequence[Path] = (), counts: Callable[[], Sequence[Counts]] | None = None,
+    ) -> None:  # fmt: skip
+        self.kind, self.folder, self.name = kind, folder, name or str(folder.path)
+        self.claim, self.held_steps, self.page, self.counts = claim, held_steps, page, counts
+        self.witnesses = lambda: witnesses
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
@@ -221,8 +230,8 @@ class HeldWork(ABC, Generic[R]):
             if self._write_report(reason=reason_of(error)):
                 error.add_note(f"report: {self.folder.path / REPORT}")
             raise
-        except BaseException:  # interrupted
-            if (paths.size(self.folder.journal) or 0) <= QUICK_BYTES:
+        except BaseException:  # interrupted; during a wait there is a report, with pictures
+            if not self.waits and (paths.size(self.folder.journal) or 0) <= QUICK_BYTES:
                 self._write_report(with_pictures=False)
             raise
         if not (was_current and before == list(map(paths.size, self.witnesses()))):
@@ -240,10 +249,6 @@ class HeldWork(ABC, Generic[R]):
             return False
         return True
 
-    @abstractmethod
-    def held_steps(self, name: str, presence: Presence) -> Steps[R]:
-        """Do what is not done yet as the session `name`, which holds the folder, and return how that ended."""
-
     def steps(self) -> Steps[R]:
         """Do what is missing, and return how that ended.
 
@@ -259,7 +264,7 @@ class HeldWork(ABC, Generic[R]):
                 return (yield from self.held_steps(name, presence))
 
 
-class FolderWork(HeldWork[R]):
+class FolderWork(HeldWork[R], ABC):
     """Work whose folder holds its journal as well.
 
     Args:
@@ -275,9 +280,19 @@ class FolderWork(HeldWork[R]):
     kinds: ClassVar[Kinds]
 
     def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
-        self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
+        self.folder, self.name, self.options, self.listener, self.feed = (
+            folder,
+            str(folder.path),
+            options,
+            listener,
+            feed,
+        )
         self.readers, self.was_begun, self._is_noted = list[Feed](), False, False
         self.before_change: Callable[[], None] = lambda: None
+
+    @abstractmethod
+    def claim(self) -> None:
+        """Make sure that folder and output are this work's to write; see `HeldWork`."""
 
     def grids(self) -> Mapping[str, Grid]:
         """Return the stages whose units are the cells of a grid, for the map of blocks."""

@@ -24,11 +24,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from volpipe.blockwise.failures import Missing
-from volpipe.blockwise.feed import Feed, fed
 from volpipe.blockwise.journal import Journal, Kinds, Record, read_results
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Schedule, Stage
+from volpipe.blockwise.stage import Feed, Schedule, Stage, fed
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation.limits import GIB, check_access, check_apart, disk_limits, warn_of_room
@@ -85,7 +84,7 @@ log = logging.getLogger(__name__)
 
 
 class SegmentSchedule(OutputSchedule[SegmentPlan]):
-    """The stages of a segmentation, and what releases what; arguments as of `OutputSchedule`."""
+    """The stages of a segmentation, and what releases what; `feed` is the volume, where other work writes it."""
 
     def __init__(self, plan: SegmentPlan, feed: Feed | None = None, readers: Sequence[Feed] = ()) -> None:
         num_blocks = len(plan.blocks)
@@ -100,12 +99,7 @@ class SegmentSchedule(OutputSchedule[SegmentPlan]):
         self.graph = Stage("graph", 1, waits=lambda unit: not _is_done(self.name), doing=joining)
         self.paint = Stage("paint", num_blocks, waits=lambda block: not self.graph.num_done, doing="writing labels")
         stages = (self.paint, self.graph, self.name, self.number, self.solve, self.edges, self.pieces)
-        super().__init__(plan, stages, [None] * len(plan.factors), feed, readers)
-
-    @property
-    def fed_stages(self) -> list[Stage]:
-        """The stage that reads the volume first."""
-        return [self.pieces]
+        super().__init__(plan, stages, [None] * len(plan.factors), readers)
 
     def finish(self, stage: Stage, unit: int) -> None:
         """Mark `unit` done and offer what waited for it."""

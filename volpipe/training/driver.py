@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import volpipe
 from volpipe.blockwise.failures import last_line, message_of
@@ -33,19 +33,18 @@ from volpipe.nets.files import PACKAGE, is_program, kind_of
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.toml import Section
-from volpipe.recipes.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe
-from volpipe.reporting.page import REPORT, Draft, Page
+from volpipe.recipes.training import LOSSES, STOP, WEIGHTS, TrainRecipe
+from volpipe.reporting.page import REPORT
 from volpipe.runs.presence import FILE as NOTE_FILE
 from volpipe.runs.presence import Presence, StageNote
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import HeldWork
+from volpipe.runs.work import Counts, HeldWork
 from volpipe.tables import html_facts
 from volpipe.training.data.volumes import check_data, open_inputs
 from volpipe.training.logs import last_step
 from volpipe.training.pages import training_page
-from volpipe.training.pictures import curves, held_out_pictures
 from volpipe.training.rank_info import ABANDONED, RankInfo
-from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training
+from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training, newest_step
 from volpipe.units import count
 from volpipe.volumes.identity import check_same_inputs, identify, store_identities
 from volpipe.volumes.storage.paths import shown
@@ -55,7 +54,6 @@ log = logging.getLogger(__name__)
 # files where no training has begun
 BOOKKEEPING = ("lock", "parsl", "volpipe.log", "inputs.json", NOTE_FILE, REPORT, SIGNS)
 
-R = TypeVar("R")
 OnStep = Callable[[int], None]
 Task = Future[Record[RankResult]]  # of a rank, or of all of an attempt
 
@@ -126,7 +124,7 @@ def run_training(
     if fresh or not is_complete(folder.path, recipe):  # a complete training needs no volume
         check_data(recipe, describe(recipe.net, str(search_path)), str(search_path))
     training = Training.begin(recipe, search_path)
-    work = TrainingWork(folder=folder, training=training, fresh=fresh, same_input=same_input, on_step=on_step)
+    work = training_work(folder, training, fresh=fresh, same_input=same_input, on_step=on_step)
     return perform(work, partial(start, folder.parsl))
 
 
@@ -134,11 +132,6 @@ def log_beginning(folder: RunFolder, command: str, recipe: Section) -> None:
     """Log which version begins which `command` in `folder`, and by what recipe."""
     log.info("volpipe %s %s begins in %s", volpipe.__version__, command, folder.path)
     log.info("recipe: %s", recipe.model_dump_json(exclude_defaults=True))
-
-
-def newest_step(folder: Path) -> int:
-    """Return the step of the newest checkpoint in `folder`, 0 without any."""
-    return max((int(path.stem) for path in (folder / CHECKPOINTS).glob("[0-9]*.pt")), default=0)
 
 
 def is_complete(folder: Path, recipe: TrainRecipe) -> bool:
@@ -150,142 +143,131 @@ class TrainingFailed(RunStopped):
     """One training cannot go on; others may."""
 
 
-@dataclass(kw_only=True)
-class LearningWork(HeldWork[R]):
-    """One training or many, in a folder of their own, known by a `file`; a fresh start deletes its contents."""
+def claim_folder(folder: RunFolder, file: str, *, fresh: bool) -> None:
+    """Clear the folder of one training or many if the user asked for a fresh start, and refuse one with other files.
 
-    folder: RunFolder
-    fresh: bool = False
-    file: ClassVar[str]
+    Args:
+        file: by which it is known.
 
-    def claim(self) -> None:
-        """Clear the folder if the user asked for a fresh start, and refuse one that holds other files.
-
-        Raises:
-            RunError: with one of the files.
-        """
-        path = self.folder.path
-        if self.fresh:
-            self.folder.clear()
-        others = [entry.name for entry in path.iterdir() if entry.name not in BOOKKEEPING]
-        if others and not (path / self.file).is_file():
-            raise RunError(
-                f"{path} holds {others[0]} and no {self.file}; choose another --out, or use --fresh to delete it"
-            )
+    Raises:
+        RunError: with one of the files.
+    """
+    path = folder.path
+    if fresh:
+        folder.clear()
+    others = [entry.name for entry in path.iterdir() if entry.name not in BOOKKEEPING]
+    if others and not (path / file).is_file():
+        raise RunError(f"{path} holds {others[0]} and no {file}; choose another --out, or use --fresh to delete it")
 
 
-@dataclass(kw_only=True)
-class TrainingWork(LearningWork[TrainingResult]):
-    """A training; attributes as the arguments of `run_training`."""
+def training_work(
+    folder: RunFolder, training: Training, *, fresh: bool = False, same_input: bool = False,
+    on_step: OnStep = lambda step: None,
+) -> HeldWork[TrainingResult]:  # fmt: skip
+    """Return the work of `training`; arguments as of `run_training`."""
 
-    training: Training
-    same_input: bool = False
-    on_step: OnStep = lambda step: None
-    file = TRAINING_FILE
+    def counts() -> Sequence[Counts]:
+        done = last_step(folder.path)
+        steps = {"done": done, "left": max(0, training.recipe.train.steps - done)}
+        return [("training_steps", "Steps of a training by state, all sessions.", steps)]
 
-    def page(self, *, with_pictures: bool = True) -> Page:
-        """Return the report of the training; see `HeldWork`."""
-        pictures = self.pictures() if with_pictures else ()
-        return training_page(self.folder, newest_step(self.folder.path), pictures)
+    return HeldWork(
+        "training", folder,
+        partial(_claim, folder, training, fresh=fresh, same_input=same_input),
+        partial(_held_steps, folder, training, on_step),
+        partial(training_page, folder),
+        witnesses=[folder.path / LOSSES, folder.journal],
+        counts=counts,
+    )  # fmt: skip
 
-    def witnesses(self) -> Sequence[Path]:
-        """Return the log of losses, and the journal of attempts; see `HeldWork`."""
-        return [self.folder.path / LOSSES, self.folder.journal]
 
-    def claim(self) -> None:
-        """Refuse the folder of another recipe's training as well, or of other volumes; clear one without a checkpoint.
+def _claim(folder: RunFolder, training: Training, *, fresh: bool, same_input: bool) -> None:
+    """Refuse the folder of another recipe's training as well, or of other volumes; clear one without a checkpoint.
 
-        Raises:
-            RecipeError: with the keys that differ, or the net whose code does.
-            RunError: with what differs of a volume.
-        """
-        super().claim()
-        old, step = Training.load(self.folder.path), newest_step(self.folder.path)
-        if old is not None and step:
-            old.check_same(self.training, step)
-        elif old is not None and old.recipe != self.training.recipe:
-            self.folder.clear()
-        if not is_complete(self.folder.path, self.training.recipe):
-            self._know_inputs(is_begun=bool(old is not None and step))
+    Raises:
+        RecipeError: with the keys that differ, or the net whose code does.
+        RunError: with what differs of a volume.
+    """
+    claim_folder(folder, TRAINING_FILE, fresh=fresh)
+    old, step = Training.load(folder.path), newest_step(folder.path)
+    if old is not None and step:
+        old.check_same(training, step)
+    elif old is not None and old.recipe != training.recipe:
+        folder.clear()
+    if is_complete(folder.path, training.recipe):
+        return
+    is_begun, file = bool(old is not None and step), folder.inputs
+    inputs = {what: identify(each) for what, each in open_inputs(training.recipe, training.search_path).items()}
+    if is_begun:
+        check_same_inputs(file, inputs, accept=same_input, work="training")
+    if not is_begun or same_input or not file.is_file():
+        store_identities(file, inputs)
 
-    def _know_inputs(self, *, is_begun: bool) -> None:
-        """Note the identities of the volumes; those of a training that is begun must be as then."""
-        file, training = self.folder.inputs, self.training
-        inputs = {what: identify(each) for what, each in open_inputs(training.recipe, training.search_path).items()}
-        if is_begun:
-            check_same_inputs(file, inputs, accept=self.same_input, work="training")
-        if not is_begun or self.same_input or not file.is_file():
-            store_identities(file, inputs)
 
-    def held_steps(self, name: str, presence: Presence) -> Steps[TrainingResult]:
-        """Take the steps that are left, and return how that ended."""
-        recipe, folder = self.training.recipe, self.folder.path
-        log_beginning(self.folder, "train", recipe)
-        if is_complete(folder, recipe):
-            log.info("nothing to do: all %d steps are taken", newest_step(folder))
-            return TrainingResult(folder / WEIGHTS, newest_step(folder), was_complete=True)
+def _held_steps(
+    folder: RunFolder, training: Training, on_step: OnStep, session: str, presence: Presence
+) -> Steps[TrainingResult]:
+    """Take the steps that are left, and return how that ended."""
+    recipe, path = training.recipe, folder.path
+    log_beginning(folder, "train", recipe)
+    if is_complete(path, recipe):
+        log.info("nothing to do: all %d steps are taken", newest_step(path))
+        return TrainingResult(path / WEIGHTS, newest_step(path), was_complete=True)
 
-        def tell(step: int) -> None:
-            self.on_step(step)
-            presence.tell({STAGE: StageNote(step, recipe.train.steps)})
+    def show(step: int) -> None:
+        on_step(step)
+        presence.tell({STAGE: StageNote(step, recipe.train.steps)})
 
-        yield from self.trained(name, tell)
-        yield RELEASED
-        stopped = not is_complete(folder, recipe)
-        log.info("%s after step %d", "stopped, as was asked," if stopped else "done", newest_step(folder))
-        return TrainingResult(folder / WEIGHTS, newest_step(folder), was_stopped=stopped)
+    yield from trained(path, training, session, show)
+    yield RELEASED
+    stopped = not is_complete(path, recipe)
+    log.info("%s after step %d", "stopped, as was asked," if stopped else "done", newest_step(path))
+    return TrainingResult(path / WEIGHTS, newest_step(path), was_stopped=stopped)
 
-    def pictures(self) -> Sequence[Draft]:
-        """Return losses and scores over the steps, and predictions of held-out windows, for its report."""
-        folder, recipe = self.folder.path, self.training.recipe
-        return [
-            Draft("Losses and scores", lambda: [*curves(folder)], "Losses and scores"),
-            Draft("Held-out windows", lambda: [*held_out_pictures(folder, recipe)], "Held-out windows"),
-        ]
 
-    def trained(self, session: str, tell: OnStep = lambda step: None) -> Steps[None]:
-        """Take the steps that are left, unless a file "stop" ends them before.
+def trained(folder: Path, training: Training, session: str, on_step: OnStep) -> Steps[None]:
+    """Take the steps that are left, unless a file "stop" ends them before.
 
-        Args:
-            session: content of the folder's lock, while this driver holds it.
-            tell: called now and then with the number of steps taken.
+    Args:
+        session: content of the folder's lock, while this driver holds it.
+        on_step: called now and then with the number of steps taken.
 
-        Raises:
-            SiteError: fewer workers than ranks.
-            TrainingFailed: the attempts fail again and again after the same checkpoint.
-        """
-        pool: WorkerPool = yield POOL
-        folder, ranks = self.folder.path, self.training.recipe.train.ranks
-        check_slots(self.training.recipe, pool.slots)
-        (folder / STOP).unlink(missing_ok=True)
-        (folder / WEIGHTS).unlink(missing_ok=True)  # of fewer steps: they would pass for the last
-        self.training.store(folder)
-        attempts = _Attempts(folder, ranks, pool, session)
+    Raises:
+        SiteError: fewer workers than ranks.
+        TrainingFailed: the attempts fail again and again after the same checkpoint.
+    """
+    pool: WorkerPool = yield POOL
+    ranks = training.recipe.train.ranks
+    check_slots(training.recipe, pool.slots)
+    (folder / STOP).unlink(missing_ok=True)
+    (folder / WEIGHTS).unlink(missing_ok=True)  # of fewer steps: they would pass for the last
+    training.store(folder)
+    attempts = _Attempts(folder, ranks, pool, session)
 
-        def show(progress: Progress) -> None:
-            if INTERRUPTS.is_asked:  # what is under way ends at its next checkpoint, not in hours
-                (folder / STOP).touch()
-            tell(last_step(folder))
+    def show(progress: Progress) -> None:
+        if INTERRUPTS.is_asked:  # what is under way ends at its next checkpoint, not in hours
+            (folder / STOP).touch()
+        on_step(last_step(folder))
 
-        stage = Stage(
-            STAGE,
-            1,
-            label="gpu",
-            marked=False,
-            most=1,
-            num_workers=ranks,
-            forgives=attempts.came_further,
-            doing="training",
-        )
-        phase = Phase(Schedule(stage), attempts.submit, show=show, tolerated=0, on_record=attempts.note)
-        try:
-            yield phase
-        except RunStopped as error:
-            if not (stage.failed or error.detail):  # not by the training, but by the site
-                raise
-            reason = error.detail or phase.reasons[STAGE, 0]
-            sentence = f"the training stops after step {newest_step(folder)}: {message_of(reason)}"
-            raise TrainingFailed(sentence, error.detail) from error
+    stage = Stage(
+        STAGE,
+        1,
+        label="gpu",
+        marked=False,
+        most=1,
+        num_workers=ranks,
+        forgives=attempts.came_further,
+        doing="training",
+    )
+    phase = Phase(Schedule(stage), attempts.submit, show=show, tolerated=0, on_record=attempts.note)
+    try:
+        yield phase
+    except RunStopped as error:
+        if not (stage.failed or error.detail):  # not by the training, but by the site
+            raise
+        reason = error.detail or phase.reasons[STAGE, 0]
+        sentence = f"the training stops after step {newest_step(folder)}: {message_of(reason)}"
+        raise TrainingFailed(sentence, error.detail) from error
 
 
 @dataclass

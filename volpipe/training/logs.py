@@ -24,6 +24,7 @@ EVENT_FILE = "events.out.tfevents.0.volpipe"
 MASK = 0xA282EAD8  # of TensorFlow's checksums
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 VERSION = b"brain.Event:2"
+SCORES = ("psnr", "auc")  # keys of a validation, of images and of affinities; higher is better
 PACE_BYTES, PACE_SECONDS = 1 << 16, 120.0  # of the end of the log, by which the speed is told
 
 Write = Callable[[Mapping[str, float]], None]  # of an entry
@@ -71,6 +72,14 @@ def sampled_log(folder: Path, most: int, accepts: Callable[[bytes], bool]) -> It
                 continue
             with contextlib.suppress(ValueError):
                 yield json.loads(line)
+
+
+def read_scores(folder: Path) -> list[tuple[int, float]]:
+    """Return step and score of each validation of a training, as far as its log can be read."""
+    names = [f'"{name}"'.encode() for name in SCORES]
+    entries = sampled_log(folder, 1, lambda line: any(name in line for name in names))
+    scores = ((entry["step"], next((entry[name] for name in SCORES if name in entry), None)) for entry in entries)
+    return [(int(step), score) for step, score in scores if score is not None]
 
 
 def last_step(folder: Path) -> int:

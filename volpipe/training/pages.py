@@ -1,6 +1,6 @@
 """The report of a training: how far it is, its losses and scores in numbers, its recipe, and what its tasks took.
 
-Not here: curves and pictures of samples (the work's own `pictures`), or the reports of many (training.search).
+Not here: its curves and pictures of samples (pictures), or the reports of many (training.search).
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from volpipe.runs.pages import Parts, Taken, page_of
 from volpipe.runs.provenance import toml
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.logs import read_log
-from volpipe.training.task import STAGE, Training
+from volpipe.training.pictures import curves, held_out_pictures
+from volpipe.training.task import STAGE, Training, newest_step
 from volpipe.units import brief
 
 SHOWN = ("loss", "psnr", "ssim", "auc")
 HIGHER = ("psnr", "ssim", "auc")  # is better
 
 
-def training_page(folder: RunFolder, newest_step: int, pictures: Sequence[Draft] = ()) -> Page:
-    """Return the report of the training in `folder`, whose newest checkpoint is of that step.
+def training_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
+    """Return the report of the training in `folder`; of its pictures, those of losses, scores and held-out windows.
 
     Raises:
         RunError: there is no training.
@@ -34,23 +35,27 @@ def training_page(folder: RunFolder, newest_step: int, pictures: Sequence[Draft]
     training = Training.load(folder.path)
     if training is None:
         raise RunError(f"{folder.path} holds no training")
-    recipe, entries = training.recipe, _entries(folder.path)
+    recipe, entries, newest = training.recipe, _entries(folder.path), newest_step(folder.path)
     stage = Stage(STAGE, recipe.train.ranks, marked=False)
     taken = Taken.read(folder, Schedule(stage), [folder.journal])
-    done = max([newest_step, *(int(entry["step"]) for entry in entries[-1:])])
+    done = max([newest, *(int(entry["step"]) for entry in entries[-1:])])
     facts: dict[str, str | Sequence[str]] = {
         "net": f"{recipe.net.name}" + (f", {toml(recipe.net.options)}" if recipe.net.options else ""),
         "data": [f"{data.path}" for data in recipe.data],
-        "steps": f"{done:,} of {recipe.train.steps:,}; newest checkpoint after step {newest_step:,}",
+        "steps": f"{done:,} of {recipe.train.steps:,}; newest checkpoint after step {newest:,}",
         "time of steps": brief(sum(float(entry.get("seconds", 0.0)) for entry in entries)),
     }
     weights = folder.path / WEIGHTS
     if weights.is_file():
         facts["weights"] = str(weights)
-    is_complete = weights.is_file() and newest_step >= recipe.train.steps
+    is_complete = weights.is_file() and newest >= recipe.train.steps
     origin: list[Item] = [Facts("Recipe: what differs from the defaults", changed_keys(recipe))]
     what = f"The training of {recipe.net.name}."
-    parts = Parts(folder.path.name, what, facts, _scores(entries), pictures, origin)
+    pictures = [
+        Draft("Losses and scores", lambda: [*curves(folder.path)], "Losses and scores"),
+        Draft("Held-out windows", lambda: [*held_out_pictures(folder.path, recipe)], "Held-out windows"),
+    ]
+    parts = Parts(folder.path.name, what, facts, _scores(entries), pictures if with_pictures else (), origin)
     return page_of(folder, taken, parts, is_complete=is_complete)
 
 

@@ -26,7 +26,7 @@ OTHERS = ("step", "time", "seconds", "waited", "rate", "norm", *SCORES)  # what 
 MOST_WINDOWS, MOST_BYTES = 4, 16 * 2**20  # of windows that are shown, decoded
 EDGE = 240  # pixels of a window, about
 
-Points = dict[str, list[tuple[float, float]]]  # step and value, by series
+Points = Mapping[str, Sequence[tuple[float, float]]]  # step and value, by series
 
 
 def curves(folder: Path) -> Iterator[Item]:

@@ -15,7 +15,7 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import Outcomes, work
 from volpipe.errors import RecipeError, RunError
 from volpipe.nets.files import code_hash
-from volpipe.recipes.training import TrainRecipe, check_same
+from volpipe.recipes.training import CHECKPOINTS, TrainRecipe, check_same
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.data.volumes import check_unchanged
 from volpipe.training.rank_info import RankInfo
@@ -77,6 +77,11 @@ class Training(BaseModel):
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
             raise RunError(f"{path} is damaged, or another version wrote it; use --fresh to start over") from error
+
+
+def newest_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint in the training's `folder`, 0 without any."""
+    return max((int(path.stem) for path in (folder / CHECKPOINTS).glob("[0-9]*.pt")), default=0)
 
 
 @dataclass(frozen=True)

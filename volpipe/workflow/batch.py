@@ -8,6 +8,7 @@ plan, which is made again when its turn comes.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,18 +18,17 @@ from typing import Any
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.phase import TOLERATED_SHARE, Progress
 from volpipe.blockwise.pool import Start
-from volpipe.blockwise.work import Ended, Steps, Together
+from volpipe.blockwise.work import Ended, Steps, Together, Work
 from volpipe.errors import BatchError, RunError, VolpipeError
 from volpipe.estimation.limits import disk_limits, of_quota, room_warning
 from volpipe.inference.plan import Plan
 from volpipe.nets.cache import remembering
 from volpipe.recipes.batch import Dataset, Mistake
 from volpipe.recipes.workflow import VOLUME
-from volpipe.reporting.page import Page
 from volpipe.runs.growth import grown_plan
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import HeldWork, Listener, Options
+from volpipe.runs.work import Counts, HeldWork, Listener, Options
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.units import sizes
 from volpipe.volumes.storage import paths
@@ -377,40 +377,54 @@ def execute_batch(
         SiteError: the site cannot be used.
     """
     check_changed(plan, options)
-    work = BatchWork(plan, prepare, options, listener)
+    batch = _Batch(plan, prepare, options, listener)
     with remembering():
-        return perform(work, partial(start, plan.folder.parsl))
+        return perform(batch.work(), partial(start, plan.folder.parsl))
 
 
-class BatchWork(HeldWork[BatchReport]):
-    """The datasets of a plan that are not complete, side by side; arguments as of `execute_batch`."""
+@dataclass
+class _Batch:
+    """The datasets of a plan, and the table of how they end; attributes as the arguments of `execute_batch`."""
 
-    def __init__(self, plan: BatchPlan, prepare: Prepare, options: BatchOptions, listener: BatchListener) -> None:
-        self.plan, self.prepare, self.options, self.listener = plan, prepare, options, listener
-        self.folder = plan.folder
+    plan: BatchPlan
+    prepare: Prepare
+    options: BatchOptions
+    listener: BatchListener
 
-    def page(self, *, with_pictures: bool = True) -> Page:
-        """Return the report of all datasets; see `HeldWork`."""
-        return batch_page(self.folder, with_pictures=with_pictures)
+    def __post_init__(self) -> None:
+        self.table = Table(self.plan.folder.path, self.plan.rows)  # until the folder is held
 
-    def claim(self) -> None:
+    def work(self) -> HeldWork[BatchReport]:
+        """Return the work of the datasets that are not complete, side by side."""
+        folder = self.plan.folder
+        page = partial(batch_page, folder)
+        return HeldWork("batch", folder, self._claim, self._held_steps, page, counts=self._counts)
+
+    def _claim(self) -> None:
         """Write the table, as it is before anything runs."""
         rows = [_set_aside(row, self.options) for row in _with_times(self.plan)]
-        self.table = Table(self.folder.path, rows)
+        self.table = Table(self.plan.folder.path, rows)
         self.table.store()
 
-    def held_steps(self, name: str, presence: Presence) -> Steps[BatchReport]:
+    def _counts(self) -> Sequence[Counts]:
+        return [("datasets", "Datasets of a batch by state.", Counter(row.ended for row in list(self.table.rows)))]
+
+    def _held_steps(self, name: str, presence: Presence) -> Steps[BatchReport]:
         """Run the datasets that are left."""
         began, table = time.monotonic(), self.table
 
         def keep(ended: Ended[Any]) -> None:  # Any: why a dataset is not complete
-            dataset = ended.work
-            assert isinstance(dataset, DatasetWork)
-            table.set(dataset.number, dataset.row_after(ended))
-            self.listener.on_end(dataset.number, table.rows[dataset.number])
+            number = ended.work.number
+            changes = ended.result or {"ended": "failed", "reason": str(ended.error)}
+            table.set(number, replace(table.rows[number], wall_seconds=ended.seconds, **changes))
+            self.listener.on_end(number, table.rows[number])
             presence.tell({"datasets": table.note}, table.note.done / table.note.all)
 
-        left = (DatasetWork(self, number) for number, row in enumerate(table.rows) if row.ended == "waiting")
+        left = (
+            Work(row.volume, partial(self._steps, number), "dataset", number)
+            for number, row in enumerate(table.rows)
+            if row.ended == "waiting"
+        )
         for number, row in enumerate(table.rows):
             if row.ended == "failed":
                 self.listener.on_end(number, row)
@@ -423,55 +437,37 @@ class BatchWork(HeldWork[BatchReport]):
             table.store()
             for number in stopped:
                 self.listener.on_end(number, table.rows[number])
-        return BatchReport(table.rows, self.folder.path, time.monotonic() - began, self.plan.notes)
+        return BatchReport(table.rows, self.plan.folder.path, time.monotonic() - began, self.plan.notes)
 
-
-class DatasetWork:
-    """One dataset of a batch; its plan is made when its turn comes, and not kept."""
-
-    def __init__(self, batch: BatchWork, number: int) -> None:
-        self.batch, self.number, self.began = batch, number, time.monotonic()
-        self.row = batch.table.rows[number]
-        self.name = self.row.volume
-
-    def steps(self) -> Steps[dict[str, Any]]:  # Any: values of a row
-        """Do what is left, and return what the dataset's row says of that."""
-        batch, self.began = self.batch, time.monotonic()
-        batch.table.set(self.number, replace(self.row, ended="running"))
-        batch.listener.on_begin(self.number, batch.table.rows[self.number])
-        plan = _planned_again(batch.plan, self.number, batch.prepare)
-        updates = batch.options.updates and (self.row.state == "input changed" or self.row.state not in CHANGED)
+    def _steps(self, number: int) -> Steps[dict[str, Any]]:  # Any: values of a row
+        """Do what is left of a dataset, and return what its row says of that; its plan is made anew, and not kept."""
+        row, asked = self.table.rows[number], self.options
+        self.table.set(number, replace(row, ended="running"))
+        self.listener.on_begin(number, self.table.rows[number])
+        plan = _planned_again(self.plan, number, self.prepare)
+        updates = asked.updates and (row.state == "input changed" or row.state not in CHANGED)
         if updates:
             plan = grown_flow(plan) if isinstance(plan, FlowPlan) else grown_plan(plan) or plan
         options = Options(
-            fresh=batch.options.fresh or (self.row.state in CHANGED and not updates), site=batch.options.site,
-            tolerated=batch.options.tolerated, same_input=batch.options.same_input, update=updates,
+            fresh=asked.fresh or (row.state in CHANGED and not updates), site=asked.site,
+            tolerated=asked.tolerated, same_input=asked.same_input, update=updates,
         )  # fmt: skip
-        report = yield from work_for(plan, options, self._listener).steps()
+
+        def listener(stage: str) -> Listener:
+            return Listener(on_progress=partial(self.listener.on_progress, number, stage))
+
+        report = yield from work_for(plan, options, listener).steps()
         ended = "incomplete" if report.open_reason else "unchanged" if updates and report.was_complete else "done"
-        return {
-            "ended": ended,
-            "reason": report.open_reason,
-            **findings(plan),
-            **(self._changes(report) if updates else {}),
-        }
+        changes = _changes(report) if updates and row.state != "new" else {}  # nobody updates what was not there
+        return {"ended": ended, "reason": report.open_reason, **findings(plan), **changes}
 
-    def _changes(self, report: Report | FlowReport) -> dict[str, int]:
-        """Return what the row says of an update; nothing of an output that was not there before."""
-        if self.row.state == "new":
-            return {}
-        reports = [stage.report for stage in report.stages] if isinstance(report, FlowReport) else [report]
-        found = (update for each in reports if isinstance(each, Report | SegmentationResult) for update in each.updates)
-        computed = (each.totals[name].units for each in reports for name in COMPUTING if name in each.totals)
-        return {"changed_blocks": sum(update.changed for update in found), "computed_blocks": sum(computed)}
 
-    def _listener(self, stage: str) -> Listener:
-        return Listener(on_progress=partial(self.batch.listener.on_progress, self.number, stage))
-
-    def row_after(self, ended: Ended[Any]) -> DatasetRow:
-        """Return the row of the dataset, which `ended` so."""
-        changes = ended.result or {"ended": "failed", "reason": str(ended.error)}
-        return replace(self.row, wall_seconds=time.monotonic() - self.began, **changes)
+def _changes(report: Report | FlowReport) -> dict[str, int]:
+    """Return what the row of a dataset says of its update."""
+    reports = [stage.report for stage in report.stages] if isinstance(report, FlowReport) else [report]
+    updates = (update for each in reports if isinstance(each, Report | SegmentationResult) for update in each.updates)
+    computed = (each.totals[name].units for each in reports for name in COMPUTING if name in each.totals)
+    return {"changed_blocks": sum(update.changed for update in updates), "computed_blocks": sum(computed)}
 
 
 def _with_times(plan: BatchPlan) -> list[DatasetRow]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import volpipe
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
-from volpipe.blockwise.work import Ended, Errand, Steps, Together
+from volpipe.blockwise.work import Ended, Steps, Together, Work
 from volpipe.errors import PlanError
 from volpipe.evaluation.compare import Comparison
-from volpipe.evaluation.driver import ComparisonWork
+from volpipe.evaluation.driver import comparison_work
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import MOST_SHOWN, ComparisonResult, ComparisonRow, Filed, page_of_many, row_sheet
 from volpipe.geometry.grid import Box
@@ -83,6 +83,11 @@ class Pairs:
             else:
                 self.pairs.append(Pair(name, a.out, b.out))
         return self
+
+    def table(self, a: str, b: str, limits: tuple[Limit, ...]) -> ComparisonTable:
+        """Return the table of both, `a` and `b`, in which nothing is compared yet."""
+        incomplete = [ComparisonRow(name, reason=why) for name, why in self.incomplete]
+        return ComparisonTable(a, b, incomplete, tuple(sorted(self.only_a)), tuple(sorted(self.only_b)), limits)
 
 
 def find_pairs(a: str, b: str) -> Pairs | None:
@@ -199,6 +204,11 @@ class ComparisonTable(Filed):
     limits: tuple[Limit, ...] = ()
 
     @property
+    def given(self) -> dict[str, str]:
+        """What the folder of the comparisons is known by."""
+        return {"a": self.a, "b": self.b}
+
+    @property
     def is_complete(self) -> bool:
         """Whether every output of both was compared."""
         return bool(self.rows) and not (self.only_a or self.only_b) and all(row.is_complete for row in self.rows)
@@ -254,65 +264,44 @@ class ComparisonTable(Filed):
 Plan = Callable[[str, str], Comparison]  # of two outputs
 
 
-class PairsWork(HeldWork[ComparisonTable]):
-    """The comparisons of many pairs, side by side on one pool; an error of one stops no other.
+def pairs_work(
+    table: ComparisonTable, pairs: Pairs, plan: Plan, folder: RunFolder, options: Options,
+    on_pair: Callable[[int, int], None],
+) -> HeldWork[ComparisonTable]:  # fmt: skip
+    """Return the work of comparing many pairs, side by side on one pool; an error of one stops no other.
 
     Args:
+        table: gets a row for each pair; of its limits each counts for those that have it.
         plan: returns the comparison of two outputs.
-        limits: how much any two may differ; each counts for those that have it.
         on_pair: called with the number of pairs that are done, and of all.
     """
+    num = len(pairs.pairs)
 
-    def __init__(
-        self, a: str, b: str, pairs: Pairs, plan: Plan, folder: RunFolder, options: Options,
-        limits: tuple[Limit, ...], on_pair: Callable[[int, int], None],
-    ) -> None:  # fmt: skip
-        self.a, self.b, self.pairs, self.plan, self.folder = a, b, pairs, plan, folder
-        self.options, self.limits, self.on_pair = options, limits, on_pair
-        self.rows: dict[str, ComparisonRow] = {}
+    def page(*, with_pictures: bool = True) -> Page:
+        return replace(table, rows=_most_first(table.rows)).page(MOST_SHOWN if with_pictures else 0)
 
-    def page(self, *, with_pictures: bool = True) -> Page:
-        """Return the page of what is compared so far; see `HeldWork`."""
-        return self._table().page(MOST_SHOWN if with_pictures else 0)
+    def claim() -> None:
+        check_kind(folder, COMPARISONS_FILE)
+        write_json(folder.path / COMPARISONS_FILE, table.given)
 
-    def claim(self) -> None:
-        """Refuse a folder of other work."""
-        check_kind(self.folder, COMPARISONS_FILE)
-        write_json(self.folder.path / COMPARISONS_FILE, self._given)
+    def keep(ended: Ended[Any]) -> None:  # Any: how two outputs differ
+        pair, result = pairs.pairs[ended.work.number], ended.result
+        reason = result.open_reason if result is not None else str(ended.error)
+        table.rows.append(ComparisonRow(pair.name, pair.a, pair.b, result, reason))
+        on_pair(len(table.rows) - len(pairs.incomplete), num)
 
-    @property
-    def _given(self) -> dict[str, str]:
-        return {"a": self.a, "b": self.b}
-
-    def remove(self) -> None:
-        """Delete the folder, when the workers have stopped, unless another command has taken it meanwhile."""
-        self.folder.remove(COMPARISONS_FILE, self._given)
-
-    def held_steps(self, name: str, presence: Presence) -> Steps[ComparisonTable]:
-        """Compare what is not compared yet; see `HeldWork`."""
-        pairs = {pair.name: pair for pair in self.pairs.pairs}
-
-        def keep(ended: Ended[Any]) -> None:  # Any: how two outputs differ
-            pair, result = pairs[ended.work.name], ended.result
-            reason = result.open_reason if result is not None else str(ended.error)
-            self.rows[pair.name] = ComparisonRow(pair.name, pair.a, pair.b, result, reason)
-            self.on_pair(len(self.rows), len(pairs))
-
-        works = (Errand(pair.name, partial(self._steps, n, pair)) for n, pair in enumerate(pairs.values(), 1))
-        yield Together(works, keep, at_once=AT_ONCE)
-        return self._table()
-
-    def _steps(self, number: int, pair: Pair) -> Steps[ComparisonResult]:
+    def compared(number: int, pair: Pair) -> Steps[ComparisonResult]:
         """Compare one pair, which is planned when its turn comes; limits that others have are left out."""
-        comparison, folder = self.plan(pair.a, pair.b), RunFolder(self.folder.path / f"{number:05}.run")
-        limits = [limit for limit in self.limits if limit.is_of(comparison.kind)]
-        return (yield from ComparisonWork(comparison, folder, self.options, limits=limits).steps())
+        comparison, own = plan(pair.a, pair.b), RunFolder(folder.path / f"{number + 1:05}.run")
+        limits = [limit for limit in table.limits if limit.is_of(comparison.kind)]
+        return (yield from comparison_work(comparison, own, options, limits=limits).steps())
 
-    def _table(self) -> ComparisonTable:
-        incomplete = [ComparisonRow(name, reason=why) for name, why in self.pairs.incomplete]
-        rows = _most_first([*self.rows.values(), *incomplete])
-        only_a, only_b = tuple(sorted(self.pairs.only_a)), tuple(sorted(self.pairs.only_b))
-        return ComparisonTable(self.a, self.b, rows, only_a, only_b, self.limits)
+    def steps(name: str, presence: Presence) -> Steps[ComparisonTable]:
+        works = (Work(pair.name, partial(compared, n, pair), "pair", n) for n, pair in enumerate(pairs.pairs))
+        yield Together(works, keep, at_once=AT_ONCE)
+        return replace(table, rows=_most_first(table.rows))
+
+    return HeldWork("compare", folder, claim, steps, page)
 
 
 def _most_first(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
@@ -325,7 +314,9 @@ def _most_first(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     return sorted(rows, key=key)  # of a kind, ranks are alike
 
 
-def compare_pairs(work: PairsWork, start: Start, on_end: Callable[[ComparisonTable], object]) -> ComparisonTable:
+def compare_pairs(
+    work: HeldWork[ComparisonTable], start: Start, on_end: Callable[[ComparisonTable], object]
+) -> ComparisonTable:
     """Compare all pairs on one pool, and return how they differ; the folder of `work` goes when all is compared.
 
     Args:
@@ -339,5 +330,5 @@ def compare_pairs(work: PairsWork, start: Start, on_end: Callable[[ComparisonTab
     table = perform(work, partial(start, work.folder.parsl))
     on_end(table)
     if all(row.result is None or row.result.is_complete for row in table.rows):
-        work.remove()
+        work.folder.remove(COMPARISONS_FILE, table.given)
     return table

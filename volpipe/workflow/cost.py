@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.work import POOL, Errand, Steps
+from volpipe.blockwise.work import POOL, Steps, Work
 from volpipe.estimation.limits import check_room, disk_limits, warn_of_room
 from volpipe.evaluation.driver import ScoreTime
 from volpipe.recipes.workflow import named
@@ -157,7 +157,7 @@ def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
             write_json(plan.folder.path / TIMES_FILE, times.model_dump(mode="json"))
             return result
 
-    return perform(Errand("plan", steps), partial(start, plan.folder.parsl))
+    return perform(Work("plan", steps), partial(start, plan.folder.parsl))
 
 
 def known_times(plan: FlowPlan, num_workers: int) -> dict[str, StageTimes]:

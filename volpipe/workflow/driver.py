@@ -25,7 +25,7 @@ from volpipe.blockwise.pace import Prospect
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.usage import peak_bytes
-from volpipe.blockwise.work import POOL, Errand, Steps
+from volpipe.blockwise.work import POOL, Steps, Work
 from volpipe.errors import PlanError, RunError
 from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.estimate import Estimate
@@ -493,7 +493,7 @@ def preview(plan: Plan, start: Start | None, on_try: OnTry = lambda seconds, mos
             pool = yield POOL
             return (yield from forecast_calibrated(plan, folder, pool, on_try=on_try))
 
-    return perform(Errand("plan", steps), partial(start, folder.parsl))
+    return perform(Work("plan", steps), partial(start, folder.parsl))
 
 
 def _findings(report: Report) -> dict[str, object]:

@@ -15,18 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until
+from volpipe.blockwise.stage import Feed
+from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until, Work
 from volpipe.errors import RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
-from volpipe.reporting.page import Page
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
-from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, Options
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, HeldWork, Listener, Options
 from volpipe.tables import html_table
 from volpipe.units import duration, size
 from volpipe.volumes.storage.metadata import write_json
@@ -113,130 +112,119 @@ class FlowListener:
 QUIET = FlowListener()
 
 
-class StageWork:
-    """The work of a stage, begun when what it reads, by the stage `maker`, has begun to be written."""
-
-    def __init__(
-        self,
-        stage: StagePlan,
-        options: Options,
-        listener: FlowListener,
-        source: Feed | None = None,
-        maker: StagePlan | None = None,
-    ) -> None:
-        self.name, self.stage, self.listener, self.source, self.maker = stage.name, stage, listener, source, maker
-        options = dataclasses.replace(_of_stage(options, stage), fresh=False, is_outside=stage.reads == VOLUME)
-        self.work = stage.work(options, listener.of_stage(stage), source)
-
-    @property
-    def is_compared(self) -> bool:
-        """Whether it was begun, and is compared with what it reads, which must be there and stay for that."""
-        work = self.work
-        return isinstance(work, OutputWork) and work.is_begun and (bool(work.options.update) or work.is_due)
-
-    def steps(self) -> Steps[StageReport | None]:
-        """Do the work and return how it ended; None where what it reads was never begun."""
-        try:
-            with named(self.stage.name):
-                source = self.source
-                if source is not None:
-                    needs_all, is_compared = self.work.needs_all, self.is_compared
-                    yield Until(lambda: source.is_closed or (source.is_open and not needs_all and not is_compared))
-                    if not source.is_open or (is_compared and self.maker is not None and not self.maker.is_complete):
-                        return None
-                    _check_given(self.stage)
-                self.listener.on_stage(self.stage)
-                began = time.monotonic()
-                report = yield from self.work.steps()
-            return StageReport(self.stage, report, time.monotonic() - began, not self.work.was_begun)
-        finally:
-            for reader in self.work.readers:
-                reader.is_closed = True
-
-
-class FlowWork(HeldWork[FlowReport]):
-    """The stages of a plan that are not complete, side by side.
+def flow_work(plan: FlowPlan, options: Options = PLAIN, listener: FlowListener = QUIET) -> HeldWork[FlowReport]:
+    """Return the work of the stages of `plan` that are not complete, side by side.
 
     Of the options, which are for every stage, `fresh` deletes the outputs of all and the runs that made them.
     """
+    out = str(plan.out)
+    steps, page = partial(_held_steps, plan, options, listener), partial(flow_page, plan.folder, out)
+    return HeldWork("flow", plan.folder, partial(_claim, plan, options), steps, page, name=out)
 
-    def __init__(self, plan: FlowPlan, options: Options = PLAIN, listener: FlowListener = QUIET) -> None:
-        self.plan, self.options, self.listener, self.folder = plan, options, listener, plan.folder
 
-    @property
-    def name(self) -> str:
-        return str(self.plan.out)
+def _held_steps(
+    plan: FlowPlan, options: Options, listener: FlowListener, name: str, presence: Presence
+) -> Steps[FlowReport]:
+    """Do what is not done yet, and return how that ended; see `HeldWork`."""
+    began, ended = time.monotonic(), dict[str, Ended[StageReport | None]]()
 
-    def page(self, *, with_pictures: bool = True) -> Page:
-        """Return the report of all stages; see `HeldWork`."""
-        return flow_page(self.folder, str(self.plan.out), with_pictures=with_pictures)
+    def on_end(of_stage: Ended[Any]) -> None:  # Any: how a stage ended, None where it was not begun
+        ended[of_stage.work.name] = of_stage
+        if of_stage.result is not None:
+            listener.on_end(of_stage.result)
 
-    def held_steps(self, name: str, presence: Presence) -> Steps[FlowReport]:
-        """Do what is not done yet, and return how that ended; see `HeldWork`."""
-        plan, began, ended = self.plan, time.monotonic(), dict[str, Ended[StageReport | None]]()
+    if not all(stage.is_complete for stage in plan.stages):
+        listener.on_workers((yield POOL))
+    works = _works(plan, options, listener)
+    yield Together(works, on_end, at_once=len(works), latest_first=True)
+    errors = [ended[stage.name].error for stage in plan.stages]
+    for error in filter(None, errors):
+        raise error
+    results = [ended[stage.name].result for stage in plan.stages]
+    return FlowReport(plan, [each for each in results if each is not None], time.monotonic() - began)
 
-        def on_end(of_stage: Ended[Any]) -> None:  # Any: how a stage ended, None where it was not begun
-            ended[of_stage.work.name] = of_stage
-            if of_stage.result is not None:
-                self.listener.on_end(of_stage.result)
 
-        if not all(stage.is_complete for stage in plan.stages):
-            self.listener.on_workers((yield POOL))
-        works = self._works()
-        yield Together(works, on_end, at_once=len(works), latest_first=True)
-        errors = [ended[stage.name].error for stage in plan.stages]
-        for error in filter(None, errors):
-            raise error
-        results = [ended[stage.name].result for stage in plan.stages]
-        return FlowReport(plan, [each for each in results if each is not None], time.monotonic() - began)
+def _works(plan: FlowPlan, options: Options, listener: FlowListener) -> list[Work[StageReport | None]]:
+    """Return the work of each stage, which feeds those that read its output."""
+    makers, works = dict[str, tuple[StagePlan, FolderWork[Any]]](), list[Work[StageReport | None]]()
+    for stage in plan.stages:
+        feed, maker = None, None
+        if stage.reads != VOLUME:
+            feed, (maker, source) = Feed(stage.level, stage.array), makers[stage.reads]
+            source.readers.append(feed)
+        own = dataclasses.replace(_of_stage(options, stage), fresh=False, is_outside=maker is None)
+        work = stage.work(own, listener.of_stage(stage), feed)
+        work.before_change = partial(_await_change, plan, options, stage.name)
+        makers[stage.name] = stage, work
+        works.append(Work(stage.name, partial(_stage_steps, stage, work, listener, maker), "flow_stage"))
+    return works
 
-    def _works(self) -> list[StageWork]:
-        """Return the work of each stage, which feeds those that read its output."""
-        works: dict[str, StageWork] = {}
-        for stage in self.plan.stages:
-            feed, maker = None, None
-            if stage.reads != VOLUME:
-                feed, maker = Feed(stage.level, stage.array), works[stage.reads].stage
-                works[stage.reads].work.readers.append(feed)
-            works[stage.name] = StageWork(stage, self.options, self.listener, feed, maker)
-            works[stage.name].work.before_change = partial(self._await_change, stage.name)
-        return list(works.values())
 
-    def _await_change(self, name: str) -> None:
-        """Note in stages that rest on the stage `name` that what they read is about to change."""
-        for later in self.plan.after(name):
-            work = later.work(self.options)
-            with named(later.name):
-                if isinstance(work, OutputWork) and work.is_begun:
-                    work.await_change()
-                elif work.is_begun:
-                    with later.folder.locked():
-                        work.clear()
+def _stage_steps(
+    stage: StagePlan, work: FolderWork[Any], listener: FlowListener, maker: StagePlan | None
+) -> Steps[StageReport | None]:
+    """Do the work of a stage, begun when what it reads, by the stage `maker`, has begun to be written.
 
-    def claim(self) -> None:
-        """Make sure that what is there is of this flow, and that no stage is older than what it read."""
-        plan = self.plan
-        _check_out(plan)
-        if self.options.fresh:
-            _clear(plan)
-        _check_measuring(plan, self.options)
-        for stage in plan.stages:
-            with named(stage.name):
-                if isinstance(work := stage.work(_of_stage(self.options, stage)), OutputWork):
-                    work.check_update()
-                if not (self.options.update and stage.is_grown):
-                    _check_same(stage)
-                for later in plan.after(stage.name):
-                    later.work().check_source(stage.work(), later.name)
-        for stage in plan.stages:
-            if isinstance(stage.out, Remote) and stage.makes_volume:
-                stage.folder.path.mkdir(mode=0o750, exist_ok=True)  # else `RunFolder.find` would give that of another
-        if isinstance(plan.out, Path):
-            plan.out.mkdir(parents=True, exist_ok=True)
-        entries = [
-            Entry(name=s.name, kind=s.kind, out=str(s.out), folder=str(s.folder.path)).model_dump() for s in plan.stages
-        ]
-        write_json(plan.folder.path / FLOW_FILE, {"recipe": plan.source, "volume": plan.volume, "stages": entries})
+    Return how it ended; None where what it reads was never begun.
+    """
+    try:
+        with named(stage.name):
+            source = work.feed
+            if source is not None:
+                needs_all, is_compared = work.needs_all, _is_compared(work)
+                yield Until(lambda: source.is_closed or (source.is_open and not needs_all and not is_compared))
+                if not source.is_open or (is_compared and maker is not None and not maker.is_complete):
+                    return None
+                _check_given(stage)
+            listener.on_stage(stage)
+            began = time.monotonic()
+            report = yield from work.steps()
+        return StageReport(stage, report, time.monotonic() - began, not work.was_begun)
+    finally:
+        for reader in work.readers:
+            reader.is_closed = True
+
+
+def _is_compared(work: FolderWork[Any]) -> bool:
+    """Return whether a stage was begun, and is compared with what it reads, which must be there and stay for that."""
+    return isinstance(work, OutputWork) and work.is_begun and (bool(work.options.update) or work.is_due)
+
+
+def _await_change(plan: FlowPlan, options: Options, name: str) -> None:
+    """Note in stages that rest on the stage `name` that what they read is about to change."""
+    for later in plan.after(name):
+        work = later.work(options)
+        with named(later.name):
+            if isinstance(work, OutputWork) and work.is_begun:
+                work.await_change()
+            elif work.is_begun:
+                with later.folder.locked():
+                    work.clear()
+
+
+def _claim(plan: FlowPlan, options: Options) -> None:
+    """Make sure that what is there is of this flow, and that no stage is older than what it read."""
+    _check_out(plan)
+    if options.fresh:
+        _clear(plan)
+    _check_measuring(plan, options)
+    for stage in plan.stages:
+        with named(stage.name):
+            if isinstance(work := stage.work(_of_stage(options, stage)), OutputWork):
+                work.check_update()
+            if not (options.update and stage.is_grown):
+                _check_same(stage)
+            for later in plan.after(stage.name):
+                later.work().check_source(stage.work(), later.name)
+    for stage in plan.stages:
+        if isinstance(stage.out, Remote) and stage.makes_volume:
+            stage.folder.path.mkdir(mode=0o750, exist_ok=True)  # else `RunFolder.find` would give that of another
+    if isinstance(plan.out, Path):
+        plan.out.mkdir(parents=True, exist_ok=True)
+    entries = [
+        Entry(name=s.name, kind=s.kind, out=str(s.out), folder=str(s.folder.path)).model_dump() for s in plan.stages
+    ]
+    write_json(plan.folder.path / FLOW_FILE, {"recipe": plan.source, "volume": plan.volume, "stages": entries})
 
 
 def execute_flow(plan: FlowPlan, start: Start, *, listener: FlowListener = QUIET, **options: Any) -> FlowReport:
@@ -254,15 +242,15 @@ def execute_flow(plan: FlowPlan, start: Start, *, listener: FlowListener = QUIET
     asked = Options(**options)
     if asked.update:
         plan = grown_flow(plan)
-    return perform(FlowWork(plan, asked, listener), partial(start, plan.folder.parsl))
+    return perform(flow_work(plan, asked, listener), partial(start, plan.folder.parsl))
 
 
 def work_for(
     plan: Plan | FlowPlan, options: Options = PLAIN, listener: Callable[[str], Listener] = lambda stage: SILENT
-) -> RunWork | FlowWork:
+) -> RunWork | HeldWork[FlowReport]:
     """Return the work of `plan`; `listener` gives whom to tell of the stage of that name, of a run alone ""."""
     if isinstance(plan, FlowPlan):
-        return FlowWork(plan, options, FlowListener(of_stage=lambda stage: listener(stage.name)))
+        return flow_work(plan, options, FlowListener(of_stage=lambda stage: listener(stage.name)))
     return RunWork(plan, options, listener(""))
 
 

@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
-from volpipe.blockwise.work import Pause, Steps
+from volpipe.blockwise.work import Steps, Until
 from volpipe.errors import RunError, VolpipeError
 from volpipe.inference.plan import Plan
 from volpipe.reporting.page import Page
@@ -64,8 +63,39 @@ class Look(Generic[R]):
         return self.report.open_reason
 
 
-class FollowWork(HeldWork[R]):
-    """Work that is done, and then an update of it again and again.
+@dataclass
+class _Failures:
+    """Looks that failed one after the other, and those of them that failed alike, by the same `sentence`."""
+
+    num: int = 0
+    num_alike: int = 0
+    sentence: str = ""
+
+    def count(self, look: Look[Any], seconds: float) -> None:
+        """Count a look, which is followed by another after `seconds`."""
+        if not look.reason or (isinstance(look.report, Report) and look.report.updates):
+            self.num, self.num_alike, self.sentence = 0, 0, ""
+            return
+        self.num += 1
+        self.num_alike = self.num_alike + 1 if look.reason == self.sentence else 1
+        self.sentence = look.reason
+        log.warning(
+            "look %d at the volume: %s; it is tried again in %s (the same for the %d. time of %d)",
+            look.number, look.reason, duration(seconds), self.num_alike, MOST_ALIKE,
+        )  # fmt: skip
+
+    @property
+    def are_too_many(self) -> bool:
+        return self.num_alike >= MOST_ALIKE or self.num >= MOST_FAILED
+
+
+def follow_work(
+    first: HeldWork[R],
+    again: Callable[[HeldWork[R]], HeldWork[R]],
+    seconds: float,
+    on_look: Callable[[Look[R]], None] = lambda look: None,
+) -> HeldWork[R]:
+    """Return work that is done, and then an update of it again and again.
 
     It ends by a signal, as any work does, or after the look that follows on a file STOP in its folder.
 
@@ -74,84 +104,29 @@ class FollowWork(HeldWork[R]):
         again: returns its update, for the volume as it is at that moment; it is given the work of the look before.
         seconds: from the end of a look to the next one.
         on_look: called after each look.
-
-    Attributes:
-        waits: whether nothing is done at the moment.
     """
+    latest, folder = first, first.folder
+    stop = folder.path / STOP
 
-    def __init__(
-        self,
-        first: HeldWork[R],
-        again: Callable[[HeldWork[R]], HeldWork[R]],
-        seconds: float,
-        on_look: Callable[[Look[R]], None] = lambda look: None,
-    ) -> None:
-        self.work, self.again, self.seconds, self.on_look = first, again, seconds, on_look
-        self.folder, self.waits = first.folder, False
-        self._num_failed, self._num_alike, self._sentence = 0, 0, ""
+    def page(*, with_pictures: bool = True) -> Page:
+        return latest.page(with_pictures=with_pictures)
 
-    @property
-    def name(self) -> str:
-        return self.work.name
-
-    def claim(self) -> None:
-        """Make sure that folder and output are the first work's to write; see `HeldWork`."""
-        self.work.claim()
-
-    def page(self, *, with_pictures: bool = True) -> Page:
-        """Return the report of the work; see `HeldWork`."""
-        return self.work.page(with_pictures=with_pictures)
-
-    def held_steps(self, name: str, presence: Presence) -> Steps[R]:
-        """Do the work, and its updates, until somebody asks to stop; return how the last look ended.
-
-        Raises:
-            VolpipeError: the first look failed by it, or the last of too many, or another driver holds the folder.
-        """
-        is_last = self._is_asked_to_stop  # before each look, which then sees all that was written until that moment
-        look: Look[R] = Look(0, (yield from self._steps_of(self.work, name, presence)))
-        while True:
-            self._count(look)
-            self.on_look(look)
-            is_given_up = self._num_alike >= MOST_ALIKE or self._num_failed >= MOST_FAILED
-            if look.report is not None and (is_last or is_given_up):
-                if is_last:
-                    self._stop.unlink(missing_ok=True)
-                return look.report
-            if look.error is not None and is_given_up:
-                raise look.error
-            yield from self._wait(presence)
-            check_holder(self.folder.path, name)
-            is_last = self._is_asked_to_stop
-            look = yield from self._look(look.number + 1, name, presence)
-
-    @property
-    def _stop(self) -> Path:
-        return self.folder.path / STOP
-
-    @property
-    def _is_asked_to_stop(self) -> bool:
-        return self._stop.exists()
-
-    def _steps_of(self, work: HeldWork[R], name: str, presence: Presence) -> Steps[R]:
+    def done(work: HeldWork[R], name: str, presence: Presence) -> Steps[R]:
         """Do the work of a look, and write its report, which says that the volume is followed."""
         with work.reporting():
             report = yield from work.held_steps(name, presence)
-            presence.wait(time.time() + self.seconds)
+            presence.wait(time.time() + seconds)
         return report
 
-    def _write_report(self, *, with_pictures: bool = True, reason: str = "") -> bool:
-        """Write the report, unless somebody interrupts a wait: there is one, with pictures."""
-        return (with_pictures or not self.waits) and super()._write_report(with_pictures=with_pictures, reason=reason)
-
-    def _look(self, number: int, name: str, presence: Presence) -> Steps[Look[R]]:
+    def look_again(number: int, name: str, presence: Presence) -> Steps[Look[R]]:
         """Look at the volume as it is now, and do what that asks for."""
+        nonlocal latest
         presence.tell({})
         try:
-            work = self.again(self.work)
+            work = again(latest)
             work.claim()
-            self.work = work
-            return Look(number, (yield from self._steps_of(work, name, presence)))
+            latest = work
+            return Look(number, (yield from done(work, name, presence)))
         except VolpipeError as error:
             return Look(number, None, error)
         except OSError as error:
@@ -159,30 +134,43 @@ class FollowWork(HeldWork[R]):
             described.__cause__ = error
             return Look(number, None, described)
 
-    def _wait(self, presence: Presence) -> Steps[None]:
+    def wait(presence: Presence) -> Steps[None]:
         """Let time pass without workers; a file STOP ends that early."""
-        end, until = time.monotonic() + self.seconds, time.time() + self.seconds
+        end, until = time.monotonic() + seconds, time.time() + seconds
 
         def is_over() -> bool:
             presence.wait(until)
-            return time.monotonic() >= end or self._is_asked_to_stop
+            return time.monotonic() >= end or stop.exists()
 
-        self.waits = True
-        yield Pause(is_over)
-        self.waits = False
+        held.waits = True
+        yield Until(is_over, is_pause=True)
+        held.waits = False
 
-    def _count(self, look: Look[R]) -> None:
-        """Count looks that failed one after the other, and those that failed alike, and did nothing else."""
-        if not look.reason or (isinstance(look.report, Report) and look.report.updates):
-            self._num_failed, self._num_alike, self._sentence = 0, 0, ""
-            return
-        self._num_failed += 1
-        self._num_alike = self._num_alike + 1 if look.reason == self._sentence else 1
-        self._sentence = look.reason
-        log.warning(
-            "look %d at the volume: %s; it is tried again in %s (the same for the %d. time of %d)",
-            look.number, look.reason, duration(self.seconds), self._num_alike, MOST_ALIKE,
-        )  # fmt: skip
+    def steps(name: str, presence: Presence) -> Steps[R]:
+        """Do the work, and its updates, until somebody asks to stop; return how the last look ended.
+
+        Raises:
+            VolpipeError: the first look failed by it, or the last of too many, or another driver holds the folder.
+        """
+        failures = _Failures()
+        is_last = stop.exists()  # before each look, which then sees all that was written until that moment
+        look: Look[R] = Look(0, (yield from done(first, name, presence)))
+        while True:
+            failures.count(look, seconds)
+            on_look(look)
+            if look.report is not None and (is_last or failures.are_too_many):
+                if is_last:
+                    stop.unlink(missing_ok=True)
+                return look.report
+            if look.error is not None and failures.are_too_many:
+                raise look.error
+            yield from wait(presence)
+            check_holder(folder.path, name)
+            is_last = stop.exists()
+            look = yield from look_again(look.number + 1, name, presence)
+
+    held = HeldWork[R]("follow", folder, first.claim, steps, page, name=first.name)
+    return held
 
 
 def execute_following(
@@ -204,7 +192,7 @@ def execute_following(
     if asked.only is not None:
         raise RunError("--follow takes all that changes in the volume, and --only leaves some out; give one of them")
     first = RunWork(grown_plan(plan) or plan, asked, listener)
-    work = FollowWork(first, updated_again, seconds, listener.on_look)
+    work = follow_work(first, updated_again, seconds, listener.on_look)
     return perform(work, partial(start, work.folder.parsl))
 
 

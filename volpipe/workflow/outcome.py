@@ -17,8 +17,7 @@ from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import WEIGHTS, Data, TrainRecipe
 from volpipe.runs.provenance import settings_of
 from volpipe.training.data.volumes import resolve_address
-from volpipe.training.logs import read_log
-from volpipe.training.search.trials import SCORES
+from volpipe.training.logs import SCORES, read_log
 from volpipe.volumes.volume import open_volume
 
 CURVE, RUN_RECIPE = "curve.png", "run.toml"  # in a training's folder

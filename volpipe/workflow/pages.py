@@ -25,17 +25,16 @@ from volpipe.reporting.page import (
     Sheet,
     filled,
     reason_of,
-    sections_of,
 )
 from volpipe.reporting.tally import Tally
-from volpipe.reporting.tasks import StageState, damage_note, slowest_sheet, task_sections
+from volpipe.reporting.tasks import task_sections
 from volpipe.runs.pages import (
     Taken,
     command_facts,
-    log_notes,
     missing_items,
     standing,
     times_facts,
+    work_sections,
 )
 from volpipe.runs.planned import Planned
 from volpipe.runs.run_folder import RunFolder
@@ -95,30 +94,15 @@ def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Pag
         for name, state in part.taken.stages.items()
     }
     pictures = stage_pictures(entries) if with_pictures else ()
-    sections = _sections(folder, tally, summary, pictures, stages, parts)
-    line = " ".join(filter(None, (f"A recipe of {count(len(parts), 'stage')}.", stand.sentence)))
-    return Page(Path(out).name, stand.state, sections, stand.is_well, line)
-
-
-def _sections(
-    folder: RunFolder, tally: Tally, summary: list[Item], pictures: Sequence[Draft],
-    stages: dict[str, StageState] | None = None, parts: Sequence[_StagePart] = (),
-) -> list[Section]:  # fmt: skip
-    """Return the sections of several works together."""
 
     def box(stage: str, unit: int) -> str | None:
         name, _, own = stage.partition(": ")
         taken = next((part.taken for part in parts if part.entry.name == name), None)
         return None if taken is None else taken.box(own, unit)
 
-    damage, slowest, warnings = damage_note(tally), slowest_sheet(tally, box), log_notes(folder.log)
-    return [
-        Section("Summary", [*summary, *([damage] if damage else [])]),
-        *sections_of(pictures),
-        *task_sections(tally, stages, box),
-        *([Section("Slowest tasks", [slowest])] if slowest is not None else []),
-        *([Section("Warnings in the log", warnings)] if warnings else []),
-    ]
+    sections = work_sections(folder, tally, summary, pictures, task_sections(tally, stages, box))
+    line = " ".join(filter(None, (f"A recipe of {count(len(parts), 'stage')}.", stand.sentence)))
+    return Page(Path(out).name, stand.state, sections, stand.is_well, line)
 
 
 def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
@@ -192,7 +176,7 @@ def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     if num_read < len(rows):
         summary.append(Note(f"Timeline and tables of tasks are of the first {num_read:,} datasets: all are too many."))
     datasets = Section("Datasets", [dataset_sheet(folder.path, rows, thumbnails(rows) if with_pictures else {})])
-    first, *others = _sections(folder, tally, summary, ())
+    first, *others = work_sections(folder, tally, summary, (), task_sections(tally))
     line = " ".join(filter(None, (f"A batch of {count(len(rows), 'dataset')}.", stand.sentence)))
     return Page(folder.path.name, stand.state, [first, datasets, *others], stand.is_well, line)
 

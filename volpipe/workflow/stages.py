@@ -15,16 +15,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.stage import Feed
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError
 from volpipe.estimation.calibrate import TooSlowError, calibrate
 from volpipe.estimation.estimate import Estimate, estimate, timed_alone
 from volpipe.estimation.forecast import UNKNOWN_SLOTS, Forecast, PendingInput, forecast, forecast_calibrated
 from volpipe.estimation.rates import load_rates
-from volpipe.evaluation.driver import EvaluationWork, ScoreTime, calibrate_evaluation
+from volpipe.evaluation.driver import BlockWork, ScoreTime, calibrate_evaluation, evaluation_work
 from volpipe.evaluation.evaluate import Evaluation
+from volpipe.evaluation.results import EvaluationResult
 from volpipe.inference.output import planned_volume
 from volpipe.inference.plan import Plan
 from volpipe.inference.statistics import needs_measuring
@@ -304,9 +305,11 @@ class ScoreStage(StagePlan):
     num_blocks = 0
     plan: Evaluation
 
-    def work(self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> EvaluationWork:
+    def work(
+        self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
+    ) -> BlockWork[EvaluationResult]:
         """Return the evaluation; see `StagePlan`."""
-        return EvaluationWork(self.plan, self.folder, options, listener, feed, to=self.out)
+        return evaluation_work(self.plan, self.folder, options, listener, feed, to=self.out)
 
     def warnings(self) -> list[str]:
         """Return what a user should know of the volumes."""

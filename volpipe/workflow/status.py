@@ -5,7 +5,6 @@ Not here: printing (cli.app). Nothing is written and no lock is taken for longer
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,13 +29,12 @@ from volpipe.runs.work import JournalAccount, file_mark
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.segmentation.update import compare as compare_segmentation
-from volpipe.training.driver import newest_step
 from volpipe.training.logs import TrainingPace, read_pace
 from volpipe.training.search.grid import SWEEP_FILE
 from volpipe.training.search.optuna import STUDY
-from volpipe.training.search.trials import TABLE as TRIALS_TABLE
+from volpipe.training.search.pages import read_table as read_trials
 from volpipe.training.search.trials import UNFINISHED
-from volpipe.training.task import TRAINING_FILE, Training
+from volpipe.training.task import TRAINING_FILE, Training, newest_step
 from volpipe.units import count
 from volpipe.volumes.formats.container import mark_in, read_attributes
 from volpipe.volumes.storage import paths
@@ -347,10 +345,7 @@ class Observer:
             if path.is_dir() and (part := self._of_training(path)) is not None
         )
         driver = self._driver(folder, folder / "volpipe.log")
-        try:
-            rows = json.loads((folder / f"{TRIALS_TABLE}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # it is written at the end of a session
-            rows = []
+        rows = read_trials(folder)
         is_ended = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
         done = {f"{row['trial']:03}" for row in rows if row["state"] == "done"}
         is_complete = is_ended and not (folder / UNFINISHED).exists()

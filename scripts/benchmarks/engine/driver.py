@@ -39,7 +39,7 @@ def drive(folder: Path, side: int) -> dict[str, float]:
     from volpipe.blockwise.loop import perform
     from volpipe.blockwise.phase import Phase
     from volpipe.blockwise.usage import peak_bytes
-    from volpipe.blockwise.work import POOL, Errand, Steps
+    from volpipe.blockwise.work import POOL, Steps, Work
     from volpipe.recipes.inference import load_recipe
     from volpipe.runs.schedule import RunSchedule
     from volpipe.volumes.volume import ArraySpec, create_array
@@ -69,7 +69,7 @@ def drive(folder: Path, side: int) -> dict[str, float]:
 
         submit("infer", [0]).result()
         started, cpu = time.perf_counter(), time.process_time()
-        perform(Errand("bench", steps), lambda: nullcontext(executors))
+        perform(Work("bench", steps), lambda: nullcontext(executors))
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
         assert schedule.is_complete
     tasks = sum(totals.tasks for totals in phase.progress.totals.values())

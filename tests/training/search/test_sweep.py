@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from command import begin, finish, giver, processes_in, set_each, wait_until
+from command import begin, finish, giver, processes_in, wait_until
 from trainings import Threads, losses_in, make_folder
 
-import volpipe as vp
 from volpipe.blockwise.heartbeat import FOLDER as SIGNS
-from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.errors import RecipeError, RunError, SiteError
 from volpipe.recipes.training import WEIGHTS, load_training
 from volpipe.runs.run_folder import RunFolder
@@ -135,16 +132,6 @@ def test_what_is_done_is_left_alone_and_new_values_get_the_next_numbers(folder: 
     assert workers.sent == ["000", "001", "002", "003"]
 
 
-def test_a_sweep_that_grew_is_not_complete_before_its_new_trials_are(folder: Path) -> None:
-    """Whatever ends the driver meanwhile: its table is that of the session before."""
-    complete: list[bool] = []
-    swept(folder, Threads(2))
-    recipe = (folder / "recipe.toml").read_text()
-    (folder / "recipe.toml").write_text(recipe.replace("[4, 6]", "[4, 5]"))
-    swept(folder, Threads(1), on_end=lambda result: complete.append(vp.status(folder / "s").is_complete))
-    assert [*complete, vp.status(folder / "s").is_complete] == [False, False, True]
-
-
 def test_a_trial_that_fails_stops_no_other_and_is_named(folder: Path) -> None:
     text = (folder / "recipe.toml").read_text()
     (folder / "recipe.toml").write_text(
@@ -160,16 +147,6 @@ def test_a_trial_that_fails_stops_no_other_and_is_named(folder: Path) -> None:
     ]
     with (folder / "s" / "table.csv").open() as file:
         assert [line["steps"] for line in csv.DictReader(file)] == ["6", "0"]
-
-
-def test_a_trial_whose_worker_is_lost_goes_on_and_one_that_is_lost_twice_is_reported(folder: Path) -> None:
-    workers = Threads(2, victim="001", lose=1)
-    assert [row.state for row in swept(folder, workers)] == ["done"] * 4
-    assert workers.sent.count("001") == 2
-    workers = Threads(2, victim="002", lose=2)
-    rows = swept(folder, workers, fresh=True)
-    assert [row.state for row in rows] == ["done", "done", "failed", "done"]
-    assert rows[2].reason == "the training stops after step 0: WorkerLost: the worker was killed"
 
 
 def test_trainings_of_several_ranks_share_the_workers_with_those_of_one(folder: Path) -> None:
@@ -260,29 +237,3 @@ def test_the_command_sweeps_on_processes_of_this_machine_one_of_which_is_killed(
         name = f"{row.number:03}"
         assert losses_in(folder / "recipe.sweep" / name) == losses_in(folder / "s" / name)
     wait_until(lambda: not processes_in(folder), 30)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_sweep_that_is_told_to_stop_goes_on_to_the_same_bytes(folder: Path) -> None:
-    """By TERM to the driver alone, as Kubernetes and Slurm give it, in the middle of two trainings."""
-    settings = ("train.steps=600", "train.checkpoint_every=5")
-    rows = swept(folder, Threads(2), *settings)
-    command = ("sweep", "recipe.toml", *set_each(*settings))
-    process = begin(folder, *command, VOLPIPE_WORKERS="2")
-    wait_until(lambda: last_step(folder / "recipe.sweep" / "001") > 7, 120)
-    process.send_signal(signal.SIGTERM)
-    ended = finish(folder, process, 60)
-    assert ended.code == INTERRUPTED, ended.err
-    assert (
-        ended.err.splitlines()[-1]
-        == "volpipe: interrupted; run the same command again to continue from the newest checkpoints"
-    )
-    wait_until(lambda: not processes_in(folder), 30)
-    assert not list((folder / "recipe.sweep").glob(f"*/{WEIGHTS}"))  # so that there was something left of each
-    ended = finish(folder, begin(folder, *command, VOLPIPE_WORKERS="2"), 200)
-    assert ended.code == 0, ended.err
-    for row in rows:
-        whole, cut = (folder / name / f"{row.number:03}" for name in ("s", "recipe.sweep"))
-        assert losses_in(cut) == losses_in(whole)
-        assert (cut / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()

@@ -13,11 +13,9 @@ from typing import Any
 import optuna
 import psutil
 import pytest
-from command import begin, finish, giver, processes_in, set_each, wait_until
+from command import begin, finish, giver, processes_in, wait_until
 from trainings import Threads, losses_in, make_folder
 
-import volpipe as vp
-from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.recipes.training import LOSSES, STOP, WEIGHTS, load_training
 from volpipe.training.checkpoints import checkpoints
@@ -192,29 +190,9 @@ def test_a_trial_that_is_to_be_pruned_stops_in_order_and_its_worker_takes_the_ne
     assert not (folder / "t" / "001" / WEIGHTS).exists()
 
 
-def test_a_trial_whose_workers_are_lost_is_reported_and_stops_no_other(folder: Path) -> None:
-    rows = tuned(folder, Threads(1, victim="001", lose=2))
-    states = {row.number: row.state for row in rows}
-    assert states == {0: "done", 1: "failed", 2: "done", 3: "done"}
-    assert rows[-1].reason == "the training stops after step 0: WorkerLost: the worker was killed"
-
-
 def test_where_the_first_trials_all_fail_the_search_stops(folder: Path) -> None:
     with pytest.raises(RunStopped, match=r"the first 3 trials all fail, .* longer than the volume"):
         tuned(folder, Threads(1), "net.options.factor=16")
-
-
-def test_a_search_that_grew_and_was_interrupted_is_not_complete(folder: Path) -> None:
-    def interrupt(result: TrialResult) -> None:
-        raise KeyboardInterrupt
-
-    tuned(folder, Threads(1), "tune.trials=1")
-    assert vp.status(folder / "t").state == "complete"
-    with pytest.raises(KeyboardInterrupt):
-        tuned(folder, Threads(1), "tune.trials=3", on_end=interrupt)
-    assert vp.status(folder / "t").state == "interrupted"
-    tuned(folder, Threads(1), "tune.trials=3")
-    assert vp.status(folder / "t").state == "complete"
 
 
 def test_trials_of_a_driver_that_died_go_on_in_their_folders_and_count_once(folder: Path) -> None:
@@ -265,28 +243,3 @@ def test_killed_with_its_workers_a_search_goes_on_where_it_was(
         assert [
             json.loads(line)["step"] for line in (folder / "recipe.tune" / name / LOSSES).read_text().splitlines()
         ] == [*range(1, 61)]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_search_that_is_told_to_stop_goes_on_to_the_same_bytes(folder: Path) -> None:
-    """By TERM to the driver alone, as Kubernetes and Slurm give it, in the middle of the only two trials."""
-    settings = ("train.steps=300", "train.validate_every=50", "tune.trials=2", "train.checkpoint_every=5")
-    command = ("tune", "recipe.toml", *set_each(*settings))
-    process = begin(folder, *command, VOLPIPE_WORKERS="2")
-    wait_until(lambda: last_step(folder / "recipe.tune" / "001") > 7, 120)
-    process.send_signal(signal.SIGTERM)
-    ended = finish(folder, process, 60)
-    assert ended.code == INTERRUPTED, ended.err
-    assert (
-        ended.err.splitlines()[-1]
-        == "volpipe: interrupted; run the same command again to continue from the newest checkpoints"
-    )
-    wait_until(lambda: not processes_in(folder), 30)
-    assert not list((folder / "recipe.tune").glob(f"*/{WEIGHTS}"))  # so that there was something left of each
-    ended = finish(folder, begin(folder, *command, VOLPIPE_WORKERS="2"), 200)
-    assert ended.code == 0, ended.err
-    for row in tuned(folder, Threads(2), *settings):  # the same seed draws the same values
-        whole, cut = (folder / name / f"{row.number:03}" for name in ("t", "recipe.tune"))
-        assert losses_in(cut) == losses_in(whole)
-        assert (cut / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()

@@ -12,8 +12,8 @@ from trainings import Threads, losses_in, make_folder
 
 from volpipe.blockwise import loop
 from volpipe.recipes.training import LOSSES, STOP, WEIGHTS
+from volpipe.training.logs import read_scores
 from volpipe.training.loop import TrainLog, TrainState
-from volpipe.training.search import trials
 from volpipe.training.search.optuna import Study, load_tuning, run_tuning
 from volpipe.training.search.trials import Trial
 
@@ -48,7 +48,7 @@ def _in_step(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, write = Study.watch, TrainLog.write
 
     def watching(study: Study, trial: Trial) -> None:
-        scores = trials.read_scores(study.folder / trial.name)
+        scores = read_scores(study.folder / trial.name)
         if scores and scores[-1][0] > written.get(trial.name, 0):
             return
         watch(study, trial)

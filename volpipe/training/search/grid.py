@@ -8,33 +8,30 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
-from volpipe.blockwise.work import Steps
 from volpipe.errors import RecipeError, RunError
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.toml import load_tree, typed
 from volpipe.recipes.training import VARIED, TrainRecipe
 from volpipe.resolve import recipe_name
-from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training.driver import check_trainable, is_complete, log_beginning
+from volpipe.training.driver import check_trainable, is_complete
 from volpipe.training.search.trials import (
     OnEnd,
     Trial,
     TrialResult,
-    TrialsWork,
+    Trials,
     Values,
     check_folders,
     entries,
     result_of,
-    store_table,
     with_overrides,
 )
 from volpipe.volumes.storage.paths import atomic_write
@@ -128,41 +125,40 @@ def run_sweep(
     """
     for recipe in sweep.recipes:
         check_trainable(recipe.net)
-    work = SweepWork(sweep=sweep, folder=RunFolder(out.absolute()), search_path=search_path, fresh=fresh, on_end=on_end)
-    return perform(work, partial(start, work.folder.parsl))
+    folder = RunFolder(out.absolute())
+    trials = Trials(
+        kind="sweep", file=SWEEP_FILE, folder=folder, recipes=sweep.recipes,
+        open=partial(Grid, sweep, folder.path, search_path), search_path=search_path, fresh=fresh, on_end=on_end,
+    )  # fmt: skip
+    return perform(trials.work(), partial(start, folder.parsl))
 
 
-@dataclass(kw_only=True)
-class SweepWork(TrialsWork):
-    """A sweep; attributes as the arguments of `run_sweep`, and the results by number."""
+class Grid:
+    """The trials of a sweep, numbered as its `folder` has them, each of which is trained to its end; see `Source`.
 
-    sweep: Sweep
-    results: dict[int, TrialResult] = field(default_factory=dict)
-    file = SWEEP_FILE
+    Raises:
+        RecipeError: a trial's folder holds a training by another recipe.
+    """
 
-    def held_steps(self, name: str, presence: Presence) -> Steps[list[TrialResult]]:
-        """Train what is not complete, and return the results of all."""
-        log_beginning(self.folder, "sweep", self.sweep.recipes[0])
-        folder = self.folder.path
-        trials = _number(folder, self.sweep)
-        check_folders(trials, folder, self.search_path)
-        rest = [trial for trial in trials if not is_complete(folder / trial.name, trial.recipe)]
-        for trial in trials:
-            state = "waiting" if trial in rest else "done"
-            self.results[trial.number] = result_of(trial, folder / trial.name, state)
-        log.info("%d trials, of which %d are done", len(trials), len(trials) - len(rest))
-        if rest:
-            try:
-                yield from self.side_by_side(rest, [trial.recipe for trial in rest])
-            finally:
-                store_table(list(self.results.values()), folder)
-        rows = list(self.results.values())
-        log.info("%d of %d trials are done", sum(row.state == "done" for row in rows), len(rows))
-        return rows
+    def __init__(self, sweep: Sweep, folder: Path, search_path: Path) -> None:
+        trials = _number(folder, sweep)
+        check_folders(trials, folder, search_path)
+        self.left = [trial for trial in trials if not is_complete(folder / trial.name, trial.recipe)]
+        states = ("waiting" if trial in self.left else "done" for trial in trials)
+        self.known = [result_of(t, folder / t.name, state) for t, state in zip(trials, states, strict=True)]
+        log.info("%d trials, of which %d are done", len(trials), len(trials) - len(self.left))
+
+    def trials(self) -> Iterator[Trial]:
+        return iter(self.left)
+
+    def watch(self, trial: Trial) -> None:
+        """Let it go on."""
 
     def keep(self, result: TrialResult) -> None:
-        """Take note of a result, for the table."""
-        self.results[result.number] = result
+        """The table has it."""
+
+    def ordered(self, rows: Sequence[TrialResult]) -> list[TrialResult]:
+        return list(rows)
 
 
 def _number(folder: Path, sweep: Sweep) -> list[Trial]:

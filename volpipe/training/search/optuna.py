@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,26 +18,23 @@ from pydantic import Field, model_validator
 
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
-from volpipe.blockwise.work import Steps
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.recipes.toml import Section, differences, load_tree, typed
 from volpipe.recipes.training import STOP, VARIED, TrainRecipe
 from volpipe.resolve import recipe_name
-from volpipe.runs.presence import Presence
 from volpipe.runs.provenance import to_toml
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training.driver import check_trainable, log_beginning
+from volpipe.training.driver import check_trainable
+from volpipe.training.logs import read_scores
 from volpipe.training.search.trials import (
     OnEnd,
     Trial,
     TrialResult,
-    TrialsWork,
+    Trials,
     Values,
     entries,
     format_values,
-    read_scores,
     result_of,
-    store_table,
     with_overrides,
 )
 from volpipe.volumes.storage.paths import atomic_write
@@ -192,48 +189,16 @@ def run_tuning(
     for key, values in tuning.search.ranges.items():
         for value in values.ends:
             check_trainable(tuning.recipe_with({key: value}).net)
-    work = TuneWork(
-        tuning=tuning, folder=RunFolder(out.absolute()), search_path=search_path, fresh=fresh, on_end=on_end
-    )
-    return perform(work, partial(start, work.folder.parsl))
-
-
-@dataclass(kw_only=True)
-class TuneWork(TrialsWork):
-    """A search; attributes as the arguments of `run_tuning`, and the states of trials in the order of their ends."""
-
-    tuning: Tuning
-    states: list[str] = field(default_factory=list)
-    study: Study = field(init=False)
-    file = STUDY
-
-    def held_steps(self, name: str, presence: Presence) -> Steps[list[TrialResult]]:
-        """Train until there are as many trials as were asked for, and return the results of all."""
-        log_beginning(self.folder, "tune", self.tuning.recipe)
-        log.info("search: %s", self.tuning.search.model_dump_json(exclude_defaults=True))
-        self.study = Study(self.tuning, self.folder.path)
-        if self.study.has_more:
-            yield from self.side_by_side(self.study.trials(), [self.tuning.recipe], self._watch)
-        results = self.study.results()
-        store_table(results, self.folder.path)
-        done = sum(result.state == "done" for result in results)
-        log.info("%d of %d trials are done; the first of the table is %03d", done, len(results), results[0].number)
-        return results
-
-    def keep(self, result: TrialResult) -> None:
-        """Store a result, and stop the search where its first trials all fail."""
-        self.study.tell(result)
-        self.states.append(result.state)
-        if self.states == ["failed"] * FAILURES_TO_STOP:
-            raise RunStopped(f"the first {FAILURES_TO_STOP} trials all fail, so the search stops: {result.reason}")
-
-    def _watch(self) -> None:
-        for trial in self.running.values():
-            self.study.watch(trial)
+    folder = RunFolder(out.absolute())
+    trials = Trials(
+        kind="tune", file=STUDY, folder=folder, recipes=[tuning.recipe], open=partial(Study, tuning, folder.path),
+        search_path=search_path, fresh=fresh, on_end=on_end,
+    )  # fmt: skip
+    return perform(trials.work(), partial(start, folder.parsl))
 
 
 class Study:
-    """The trials of a tuning, in Optuna's storage in `folder`.
+    """The trials of a tuning, in Optuna's storage in `folder`; see `Source`.
 
     Args:
         folder: the search's folder, locked by this driver.
@@ -241,6 +206,8 @@ class Study:
     Raises:
         RecipeError: the folder holds a search of another recipe, or of other ranges.
     """
+
+    known: Sequence[TrialResult] = ()
 
     def __init__(self, tuning: Tuning, folder: Path) -> None:
         import optuna
@@ -251,22 +218,22 @@ class Study:
         self._check_same()
         self._asked: dict[str, optuna.Trial] = {}
         self._reported: dict[str, set[int]] = {}
+        self._ended: list[str] = []  # states, in the order of their ends
+        log.info("search: %s", tuning.search.model_dump_json(exclude_defaults=True))
         for trial in self._study.get_trials(states=[optuna.trial.TrialState.RUNNING]):  # of a driver that died
             self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
             self._study.enqueue_trial(trial.params, {FOLDER: _folder_of(trial)})
 
-    @property
-    def has_more(self) -> bool:
-        """Whether trials remain to begin: new ones, or ones that died."""
+    def trials(self) -> Iterator[Trial]:
+        """Yield trials as they are asked for, until there are all: new ones, and ones that died."""
         from optuna.trial import TrialState
 
-        trials = self._study.get_trials(deepcopy=False)
-        waiting = any(trial.state == TrialState.WAITING for trial in trials)
-        return waiting or len({_folder_of(trial) for trial in trials}) < self.tuning.search.trials
+        def has_more() -> bool:
+            trials = self._study.get_trials(deepcopy=False)
+            waiting = any(trial.state == TrialState.WAITING for trial in trials)
+            return waiting or len({_folder_of(trial) for trial in trials}) < self.tuning.search.trials
 
-    def trials(self) -> Iterator[Trial]:
-        """Yield trials as they are asked for, until there are all."""
-        while self.has_more:
+        while has_more():
             yield self.ask()
 
     def ask(self) -> Trial:
@@ -293,8 +260,12 @@ class Study:
             self._asked[name].report(score, step)
         return bool(new)
 
-    def tell(self, result: TrialResult) -> None:
-        """Store the result of a trial, and the recipe of the best so far in best.toml."""
+    def keep(self, result: TrialResult) -> None:
+        """Store a result, and the recipe of the best so far in best.toml.
+
+        Raises:
+            RunStopped: the first trials all failed.
+        """
         from optuna.trial import TrialState
 
         self._report(f"{result.number:03}")
@@ -307,9 +278,12 @@ class Study:
         else:
             self._study.tell(trial, result.score)
             self._store_best()
+        self._ended.append(result.state)
+        if self._ended == ["failed"] * FAILURES_TO_STOP:
+            raise RunStopped(f"the first {FAILURES_TO_STOP} trials all fail, so the search stops: {result.reason}")
 
-    def results(self) -> list[TrialResult]:
-        """Return the results of all trials, the best first, then by number."""
+    def ordered(self, rows: Sequence[TrialResult]) -> list[TrialResult]:
+        """Return the results of all trials, of earlier sessions too, the best first, then by number."""
         from optuna.trial import TrialState
 
         states = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}

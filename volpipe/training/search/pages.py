@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from volpipe.recipes.training import LOSSES
-from volpipe.reporting.page import REPORT, Facts, Item, Link, Note, Page, Section, Sheet, sections_of
+from volpipe.reporting.page import REPORT, Facts, Item, Link, Note, Page, Section, Sheet
 from volpipe.reporting.tally import Tally
-from volpipe.reporting.tasks import damage_note, task_sections
-from volpipe.runs.pages import command_facts, log_notes, standing, times_facts
+from volpipe.reporting.tasks import task_sections
+from volpipe.runs.pages import command_facts, standing, times_facts, work_sections
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training.driver import newest_step
 from volpipe.training.search.pictures import trial_pictures
-from volpipe.training.task import Training
+from volpipe.training.task import Training, newest_step
 from volpipe.units import brief, count
 
-TABLE = "table.json"
+TABLE = "table.json"  # in a folder of trials, with the same as table.csv
 FIXED = ("trial", "steps", "loss", "score", "seconds", "state", "reason")
 MOST_JOURNALS = 200  # of trials whose tasks are shown together
 
@@ -41,26 +40,26 @@ def trials_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
         **times_facts(tally, 1),
         **command_facts(path, stand.driver),
     }
-    damage, warnings = damage_note(tally), log_notes(folder.log)
     table: list[Item] = [_sheet(path, rows)] if rows else [Note("No trial has begun.")]
-    sections = [
-        Section("Summary", [Facts("", facts), *([damage] if damage else [])]),
-        Section("Trials", table),
-        *sections_of(trial_pictures(path) if with_pictures else ()),
-        *task_sections(tally),
-        *([Section("Warnings in the log", warnings)] if warnings else []),
-    ]
+    pictures = trial_pictures(path) if with_pictures else ()
+    first, *others = work_sections(folder, tally, [Facts("", facts)], pictures, task_sections(tally))
+    sections = [first, Section("Trials", table), *others]
     line = " ".join(filter(None, (f"{count(len(rows), 'training')} side by side.", stand.sentence)))
     return Page(path.name, stand.state, sections, stand.is_well, line)
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:  # Any: JSON
-    """Return the table that a session left, and those trials that only their folders know."""
+def read_table(path: Path) -> list[dict[str, Any]]:  # Any: JSON
+    """Return the rows of the table that a session left in the folder of trials; none before the first has ended."""
     try:
         rows = json.loads((path / TABLE).read_text(encoding="utf-8"))
-        rows = [row for row in rows if isinstance(row, dict) and "trial" in row]
-    except (OSError, ValueError, TypeError):  # it is written at the end of a session
-        rows = []
+        return [row for row in rows if isinstance(row, dict) and "trial" in row]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:  # Any: JSON
+    """Return the table that a session left, and those trials that only their folders know."""
+    rows = read_table(path)
     known = {str(row["trial"]).zfill(3) for row in rows}
     folders = sorted(entry for entry in path.glob("[0-9]*") if entry.is_dir() and entry.name not in known)
     return rows + [_row_of(entry) for entry in folders if Training.load(entry) is not None]

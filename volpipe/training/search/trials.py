@@ -9,32 +9,39 @@ import copy
 import csv
 import json
 import logging
-from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from volpipe.blockwise.heartbeat import listening
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Steps, Together
+from volpipe.blockwise.work import POOL, RELEASED, Ended, Steps, Together, Work
 from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.training import TrainRecipe
-from volpipe.reporting.page import Page
-from volpipe.runs.presence import StageNote, present
+from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training.driver import LearningWork, TrainingFailed, TrainingWork, check_slots, is_complete, newest_step
-from volpipe.training.logs import read_log
-from volpipe.training.search.pages import trials_page
-from volpipe.training.task import STAGE, Training
+from volpipe.runs.work import Counts, HeldWork
+from volpipe.training.driver import (
+    TrainingFailed,
+    check_slots,
+    claim_folder,
+    is_complete,
+    log_beginning,
+    trained,
+    training_work,
+)
+from volpipe.training.logs import read_log, read_scores
+from volpipe.training.search.pages import TABLE, trials_page
+from volpipe.training.task import STAGE, Training, newest_step
 
 log = logging.getLogger(__name__)
 
-TABLE = "table"  # in a folder of trials: table.json and table.csv
 UNFINISHED = "unfinished"  # a file there, from when trials begin until the table has them
-SCORES = ("psnr", "auc")  # log keys of a validation, of images and of affinities; higher is better
 
 Values = dict[str, Any]  # Any: TOML values, by the keys of a recipe such as train.learning_rate
 
@@ -123,12 +130,6 @@ def format_values(values: Mapping[str, Any]) -> str:  # Any: TOML values
     return ", ".join(f"{key} = {value}" for key, value in values.items())
 
 
-def read_scores(folder: Path) -> list[tuple[int, float]]:
-    """Return step and score of each validation in the log of the training in `folder`."""
-    entries = read_log(folder, lambda line: any(f'"{name}"' in line for name in SCORES))
-    return [(int(entry["step"]), next(entry[name] for name in SCORES if name in entry)) for entry in entries]
-
-
 def result_of(trial: Trial, folder: Path, state: str, reason: str = "") -> TrialResult:
     """Return the result of `trial` from its training's log in `folder`."""
     entries = read_log(folder)
@@ -153,12 +154,11 @@ def store_table(rows: Sequence[TrialResult], folder: Path) -> None:
         | {name: getattr(row, name) for name in ("steps", "loss", "score", "seconds", "state", "reason")}
         for row in rows
     ]
-    (folder / f"{TABLE}.json").write_text(json.dumps(table, indent=1), encoding="utf-8")
-    with (folder / f"{TABLE}.csv").open("w", encoding="utf-8", newline="") as file:
+    (folder / TABLE).write_text(json.dumps(table, indent=1), encoding="utf-8")
+    with (folder / TABLE).with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(table[0]) if table else ["trial"])
         writer.writeheader()
         writer.writerows(table)
-    (folder / UNFINISHED).unlink(missing_ok=True)
 
 
 def check_folders(trials: Iterable[Trial], folder: Path, search_path: Path) -> None:
@@ -177,59 +177,119 @@ def check_folders(trials: Iterable[Trial], folder: Path, search_path: Path) -> N
             raise RecipeError(f"{folder / trial.name}: {error}") from error
 
 
+class Source(Protocol):
+    """Where trials come from, with their values: a list (grid), or Optuna (optuna).
+
+    Attributes:
+        known: results of trials, as they are when it begins.
+    """
+
+    known: Sequence[TrialResult]
+
+    def trials(self) -> Iterator[Trial]:
+        """Yield the trials to begin, or to go on with, as they are asked for."""
+
+    def watch(self, trial: Trial) -> None:
+        """Look at the scores of a trial under way, and stop one that lags behind."""
+
+    def keep(self, result: TrialResult) -> None:
+        """Take note of a result; what this raises stops the others."""
+
+    def ordered(self, rows: Sequence[TrialResult]) -> list[TrialResult]:
+        """Return the results of all trials in the order of their table; `rows` are those that are known by now."""
+
+
 @dataclass(kw_only=True)
-class TrialsWork(LearningWork[list[TrialResult]]):
+class Trials:
     """Trials, each in a folder of its own in that of them all.
 
     Attributes:
+        kind: "sweep" or "tune".
+        file: by which the folder is known.
+        recipes: of the trials, as far as ranks go; the first is logged.
+        open: opens the source of trials in the folder, which is held.
         search_path: folder that the recipes' relative names count from.
+        fresh: whether to delete the folder's contents, and start over.
         on_end: called with the result of each trial as it ends.
+        rows: the results that are known, by number.
         running: trials that are being trained, by name.
     """
 
+    kind: str
+    file: str
+    folder: RunFolder
+    recipes: Sequence[TrainRecipe]
+    open: Callable[[], Source]
     search_path: Path
+    fresh: bool
     on_end: OnEnd
+    rows: dict[int, TrialResult] = field(default_factory=dict)
     running: dict[str, Trial] = field(default_factory=dict)
 
-    def page(self, *, with_pictures: bool = True) -> Page:
-        """Return the report of the trials; see `HeldWork`."""
-        return trials_page(self.folder, with_pictures=with_pictures)
+    def work(self) -> HeldWork[list[TrialResult]]:
+        """Return the work of all trials."""
+        claim = partial(claim_folder, self.folder, self.file, fresh=self.fresh)
+        page = partial(trials_page, self.folder)
+        return HeldWork(self.kind, self.folder, claim, self._held_steps, page, counts=self._counts)
 
-    @abstractmethod
-    def keep(self, result: TrialResult) -> None:
-        """Take note of the result of a trial; what this raises stops the others."""
+    def _counts(self) -> Sequence[Counts]:
+        states = Counter(row.state for row in list(self.rows.values()))
+        running = {"waiting": max(0, states["waiting"] - len(self.running)), "running": len(self.running)}
+        return [("trials", "Trainings of a sweep or a search by state.", {**states, **running})]
 
-    def side_by_side(
-        self, trials: Iterable[Trial], recipes: Sequence[TrainRecipe], on_tick: Callable[[], None] = lambda: None
-    ) -> Steps[None]:
-        """Train `trials`, of these `recipes` as far as ranks go; the next is asked for when the workers have room.
+    def _held_steps(self, name: str, presence: Presence) -> Steps[list[TrialResult]]:
+        """Train what is not complete, and return the results of all."""
+        log_beginning(self.folder, self.kind, self.recipes[0])
+        source, folder = self.open(), self.folder.path
+        self.rows = {row.number: row for row in source.known}
+        trials = source.trials()
+        first = next(trials, None)
+        try:
+            if first is not None:
+                yield from self._side_by_side(source, chain([first], trials))
+        finally:
+            rows = source.ordered(list(self.rows.values()))
+            store_table(rows, folder)
+        (folder / UNFINISHED).unlink(missing_ok=True)
+        log.info("%d of %d trials are done", sum(row.state == "done" for row in rows), len(rows))
+        return rows
+
+    def _side_by_side(self, source: Source, trials: Iterable[Trial]) -> Steps[None]:
+        """Train `trials` of `source`; the next is asked for when the workers have room.
 
         Raises:
             SiteError: a training has more ranks than the site has workers.
             VolpipeError: a trial's folder is another driver's, or holds other files.
         """
         pool: WorkerPool = yield POOL
-        for recipe in recipes:
+        for recipe in self.recipes:
             check_slots(recipe, pool.slots)
         (self.folder.path / UNFINISHED).touch()
-        works = (Errand(trial.name, partial(self._trial, trial)) for trial in trials)
-        at_once = pool.slots["gpu"] // min(recipe.train.ranks for recipe in recipes)
-        yield Together(works, self._end, at_once=at_once, on_tick=on_tick)
+        works = (Work(trial.name, partial(self._trial, trial), "trial") for trial in trials)
+        at_once = pool.slots["gpu"] // min(recipe.train.ranks for recipe in self.recipes)
+
+        def watch() -> None:
+            for trial in self.running.values():
+                source.watch(trial)
+
+        yield Together(works, partial(self._end, source), at_once=at_once, on_tick=watch)
         yield RELEASED
 
     def _trial(self, trial: Trial) -> Steps[None]:
         """Begin or resume the training of `trial`."""
         training = Training.begin(trial.recipe, self.search_path)
-        work = TrainingWork(folder=RunFolder(self.folder.path / trial.name), training=training, same_input=True)
+        work = training_work(RunFolder(self.folder.path / trial.name), training, same_input=True)
         with work.folder.locked() as session, listening(work.folder.path):
             work.claim()
             log.info("trial %s begins: %s", trial.name, format_values(trial.values))
             self.running[trial.name] = trial
             steps = trial.recipe.train.steps
             with work.reporting(), present(work.folder.path, session) as presence:
-                yield from work.trained(session, lambda step: presence.tell({STAGE: StageNote(step, steps)}))
+                yield from trained(
+                    work.folder.path, training, session, lambda step: presence.tell({STAGE: StageNote(step, steps)})
+                )
 
-    def _end(self, ended: Ended[None]) -> None:
+    def _end(self, source: Source, ended: Ended[None]) -> None:
         """Hand on how a trial ended."""
         name, error = ended.work.name, ended.error
         if error is not None and not isinstance(error, TrainingFailed):
@@ -242,4 +302,5 @@ class TrialsWork(LearningWork[list[TrialResult]]):
         row = result_of(trial, folder, state, str(error or ""))
         log.info("trial %s ended: %s after step %d, loss %s, score %s", name, state, row.steps, row.loss, row.score)
         self.on_end(row)
-        self.keep(row)
+        self.rows[row.number] = row
+        source.keep(row)
