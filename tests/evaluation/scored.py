@@ -22,16 +22,15 @@ from volpipe.runs.run_folder import RunFolder
 
 
 class Workers(Inline):
-    """Workers that lose their first `lost` tasks and all of the block `broken`; `blocks` were sent to them."""
+    """Workers that lose all tasks of the block `broken`; `blocks` were sent to them."""
 
-    def __init__(self, lost: int = 0, broken: int = -1, **options: Any) -> None:
+    def __init__(self, broken: int = -1, **options: Any) -> None:
         super().__init__(**options)
-        self.lost, self.broken, self.blocks = lost, broken, list[int]()
+        self.broken, self.blocks = broken, list[int]()
 
     def submit(self, app: str, *arguments: Any) -> Future[Any]:
         self.blocks += arguments[1]
-        self.lost -= 1
-        if self.lost < 0 and self.broken not in arguments[1]:
+        if self.broken not in arguments[1]:
             return super().submit(app, *arguments)
         future: Future[Any] = Future()
         future.set_exception(WorkerLost("killed"))
@@ -63,15 +62,13 @@ def label_pair(counts: tuple[int, int, int], size: tuple[int, int, int]) -> tupl
     return labels, others
 
 
-def cut_pair() -> tuple[Path, bytes]:
-    """Return a chunk file of made.zarr that was cut, so that block 1 of three cannot be read, and what it held."""
+def cut_pair() -> None:
+    """Store made.zarr, in which a chunk file is cut, so that block 1 of three cannot be read, and truth.zarr."""
     data = np.random.default_rng(7).integers(0, 256, (300, 30, 30)).astype(np.uint8)
     for name, values in (("made", data), ("truth", data // 2)):
         make(Path(f"{name}.zarr").absolute(), values, chunks=(32, 30, 30))
     chunk = Path("made.zarr/c/5/0/0")
-    whole = chunk.read_bytes()
-    chunk.write_bytes(whole[: len(whole) // 2])
-    return chunk, whole
+    chunk.write_bytes(chunk.read_bytes()[:-99])
 
 
 def evaluated(

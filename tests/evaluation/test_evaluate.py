@@ -24,7 +24,6 @@ from volpipe.blockwise.loop import perform
 from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.evaluation import driver, subject
 from volpipe.evaluation.evaluate import plan_evaluation
-from volpipe.geometry.grid import Box
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import lock
 from volpipe.workflow import compare
@@ -110,26 +109,6 @@ def test_what_is_no_number_stops_it_wherever_it_is(name: str) -> None:
 
 
 # ---- blocks that are lost
-
-
-def test_a_lost_worker_costs_its_blocks() -> None:
-    smooth_pair()
-    losing = Workers(lost=2)
-    assert scores_of(losing) == scores_of()
-    assert sorted(losing.blocks) == [0, 0, 1, 1]
-
-
-def test_a_block_that_cannot_be_read_is_set_aside_and_scored_by_the_same_call(tmp_path: Path) -> None:
-    chunk, whole = cut_pair()
-    first, again = Workers(), Workers()
-    result = evaluated(first, names=CUT)
-    (missing,) = result.missing
-    assert (result.scores, missing.stage, missing.unit) == (None, "evaluate", 1)
-    assert str(tmp_path / "made.zarr") in missing.reason and missing.box == Box((128, 0, 0), (256, 30, 30))
-    chunk.write_bytes(whole)
-    scores = evaluated(again, names=CUT).scores
-    assert again.blocks == [1] and scores == scores_of(names=CUT)
-    assert not Path("scores.run").exists()
 
 
 @pytest.mark.parametrize("seed", [1, 2])

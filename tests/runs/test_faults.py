@@ -140,20 +140,6 @@ def test_stored_windows_of_damaged_input_cost_the_same_boxes(tmp_path: Path, giv
     assert np.array_equal(voxels_so_far(tmp_path), np.where(covered([BAD]), 0, noise(SHAPE)))
 
 
-def test_a_strict_run_stops_at_a_damaged_chunk(tmp_path: Path, give: Give) -> None:
-    file = chunk_file(tmp_path)
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-9])
-    ended = run(give, CROP, "--strict")
-    assert ended.code == 1
-    assert re.search(r"^volpipe: running the net \(infer \d+\) failed, so the work stops: ", ended.err.splitlines()[-1])
-    assert str(file) in ended.err.splitlines()[-1]
-    assert give("status", "out.zarr").code == 1
-    file.write_bytes(whole)
-    assert run(give, CROP).code == 0
-    assert np.array_equal(voxels(tmp_path), noise(SHAPE))
-
-
 @pytest.mark.parametrize("settings", [("normalise.method=zscore",), ("input.empty=0",)], ids=["measured", "scanned"])
 def test_what_all_blocks_need_is_not_guessed_from_the_others(
     tmp_path: Path, give: Give, settings: tuple[str, ...]

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from volpipe.volumes.storage.tensorstore import TensorStoreArray
 from volpipe.volumes.volume import View, open_volume
 
 ALL = pytest.mark.parametrize("kind", WORKS.values(), ids=WORKS)
+LATE = partial(pytest.param, marks=pytest.mark.long)
 
 
 @dataclass
@@ -129,8 +131,7 @@ def test_what_a_flow_lacks_after_a_damaged_chunk_is_named_in_every_stage_and_the
     assert (np.abs(made[~inside].astype(int) - given[~inside]) < 64).all()
 
 
-@pytest.mark.long
-@ALL
+@pytest.mark.parametrize("kind", [WORKS[name] if name == "run" else LATE(WORKS[name]) for name in WORKS], ids=WORKS)
 def test_strict_stops_at_the_first_that_fails(folder: Path, give: Give, kind: Kind, whole: dict[str, str]) -> None:
     file = folder / CHUNK_FILE
     good = file.read_bytes()

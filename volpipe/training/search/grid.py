@@ -145,7 +145,9 @@ class Grid:
         check_folders(trials, folder, search_path)
         self.left = [trial for trial in trials if not is_complete(folder / trial.name, trial.recipe)]
         states = ("waiting" if trial in self.left else "done" for trial in trials)
-        self.known = [result_of(t, folder / t.name, state) for t, state in zip(trials, states, strict=True)]
+        self.known: Sequence[TrialResult] = [
+            result_of(trial, folder / trial.name, state) for trial, state in zip(trials, states, strict=True)
+        ]
         log.info("%d trials, of which %d are done", len(trials), len(trials) - len(self.left))
 
     def trials(self) -> Iterator[Trial]:
