@@ -32,6 +32,7 @@ class Workers:
     tasks: list[tuple[str, list[int]]] = field(default_factory=list)
     in_flight: list[tuple[Future[Record[Any]], str, list[int]]] = field(default_factory=list)
     most_in_flight: Counter[str] = field(default_factory=Counter)
+    most: int = 0
     num_shows: int = 0
 
     def submit(self, stage: str, units: Sequence[int]) -> Future[Record[Any]]:
@@ -39,11 +40,15 @@ class Workers:
         self.tasks.append((stage, list(units)))
         self.in_flight.append((future, stage, list(units)))
         self.most_in_flight[stage] = max(self.most_in_flight[stage], sum(s == stage for _, s, _ in self.in_flight))
+        self.most = max(self.most, len(self.in_flight))
         return future
 
     def show(self, progress: Progress) -> None:
         self.num_shows += 1
         assert +progress.running == Counter(stage for _, stage, _ in self.in_flight)
+        self.finish_one()
+
+    def finish_one(self) -> None:
         if self.in_flight:
             future, stage, units = self.in_flight.pop(self.random.randrange(len(self.in_flight)))
             try:

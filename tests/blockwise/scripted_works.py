@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from scripted_workers import Workers
 
 from volpipe.blockwise.journal import Journal, Record
 from volpipe.blockwise.logs import logging_to
@@ -31,28 +32,28 @@ log = logging.getLogger("volpipe.test_works")
 
 
 @dataclass
-class Pool:
-    """Workers of all works, which finish one of the tasks in flight, at random, whenever somebody is shown progress.
+class Pool(Workers):
+    """Workers of all works, which are started and stopped; units of works in `bad` all fail.
 
     Attributes:
         num_slots: tasks at a time.
-        bad: works whose units all fail.
         shared: whether "cpu" and "gpu" are the same workers.
-        tasks: work and units of each, as they came.
-        most_in_flight: of all works together.
         num_starts: how often it was started; `is_open` from then until it is stopped.
     """
 
     num_slots: int = 2
     bad: tuple[str, ...] = ()
-    tasks: list[tuple[str, list[int]]] = field(default_factory=list)
-    most_in_flight: int = 0
+    shared: bool = True
+    refusal: Exception | None = None
     num_starts: int = 0
     is_open: bool = False
-    refusal: Exception | None = None
-    shared: bool = True
-    dice: random.Random = field(default_factory=lambda: random.Random(0))
-    _in_flight: list[tuple[Future[Record[Any]], str, list[int]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.work = self._done
+
+    def _done(self, work: str, units: Sequence[int]) -> Record[Any]:
+        failed = tuple((unit, "Traceback\nValueError: no good") for unit in units) if work in self.bad else ()
+        return Record("part", () if failed else tuple(units), failed, usage=Usage(seconds=0.001))
 
     @property
     def slots(self) -> dict[str, int]:
@@ -69,19 +70,12 @@ class Pool:
         finally:
             self.is_open = False
 
-    def submit(self, work: str, units: Sequence[int]) -> Future[Record[Any]]:
+    def submit(self, stage: str, units: Sequence[int]) -> Future[Record[Any]]:
         assert self.is_open
-        future: Future[Record[Any]] = Future()
-        self.tasks.append((work, list(units)))
-        self._in_flight.append((future, work, list(units)))
-        self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
-        return future
+        return super().submit(stage, units)
 
     def show(self, progress: Progress) -> None:
-        if self._in_flight:
-            future, work, units = self._in_flight.pop(self.dice.randrange(len(self._in_flight)))
-            failed = tuple((unit, "Traceback\nValueError: no good") for unit in units) if work in self.bad else ()
-            future.set_result(Record("part", () if failed else tuple(units), failed, usage=Usage(seconds=0.001)))
+        self.finish_one()
 
 
 @dataclass

@@ -62,14 +62,14 @@ def test_no_more_works_are_open_than_may_be_and_all_come_to_their_ends(at_once: 
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_tasks_in_flight_are_bounded_over_all_works_together(slots: int) -> None:
-    pool = Pool(slots)
+    pool = Pool(num_slots=slots)
     perform_all(pool, [Part(f"w{n}", pool, 30) for n in range(7)])
-    assert pool.most_in_flight == 2 * slots
+    assert pool.most == 2 * slots
     assert len(pool.tasks) == 7 * 30
 
 
 def test_works_are_opened_as_there_is_room_for_their_tasks_not_all_at_the_start() -> None:
-    pool, events = Pool(1), list[str]()
+    pool, events = Pool(num_slots=1), list[str]()
     perform_all(pool, (Part(f"w{n}", pool, 50, events=events) for n in range(20)))
     open_works = [sum(1 if e[0] == "+" else -1 for e in events[: n + 1]) for n in range(len(events))]
     assert max(open_works) <= 3
@@ -77,7 +77,7 @@ def test_works_are_opened_as_there_is_room_for_their_tasks_not_all_at_the_start(
 
 def test_tasks_of_earlier_works_go_first_or_those_of_later_ones_where_that_is_asked() -> None:
     for latest_first in (False, True):
-        pool = Pool(2)
+        pool = Pool(num_slots=2)
         gate = [Part(f"w{n}", pool, 40) for n in range(3)]
         perform_all(pool, gate, latest_first=latest_first)
         last = {name: max(n for n, (work, _) in enumerate(pool.tasks) if work == name) for name in ("w0", "w1")}
@@ -199,7 +199,7 @@ def test_works_that_wait_for_each_other_are_an_error_and_no_hang() -> None:
 
 
 def test_an_interrupt_reaches_every_open_work_which_leaves_its_folder_as_interrupted(tmp_path: Path) -> None:
-    pool = Pool(2)
+    pool = Pool(num_slots=2)
     works = [Part(f"w{n}", pool, 9, tmp_path / f"w{n}") for n in range(40)]
     show = pool.show
 

@@ -51,7 +51,7 @@ def test_workers_are_stopped_before_the_last_steps_of_the_last_work(num: int, at
 
 
 def test_workers_stay_while_a_work_may_still_ask_for_them() -> None:
-    pool, order = Pool(1), list[str]()
+    pool, order = Pool(num_slots=1), list[str]()
     first = Part("first", pool, 3, events=order)
 
     def late() -> Steps[None]:
@@ -86,10 +86,10 @@ def test_a_pause_has_no_workers_and_later_steps_get_others() -> None:
 
 def test_a_pause_waits_for_tasks_that_are_under_way() -> None:
     """Those of a phase that failed, which would otherwise write while the next ones do."""
-    pool, left = Pool(2), list[int]()
+    pool, left = Pool(num_slots=2), list[int]()
 
     def is_over() -> bool:
-        left.append(len(pool._in_flight))
+        left.append(len(pool.in_flight))
         if len(left) % 3 == 0 and left[-1]:
             pool.show(None)  # type: ignore[arg-type]  # another one comes back
         return True
@@ -110,9 +110,9 @@ def test_a_pause_waits_for_tasks_that_are_under_way() -> None:
             yield from part.steps()
         except RunError:
             pool.show = show  # type: ignore[method-assign]
-        assert pool.is_open and pool._in_flight
+        assert pool.is_open and pool.in_flight
         yield Until(is_over, is_pause=True)
-        assert not pool.is_open and not pool._in_flight
+        assert not pool.is_open and not pool.in_flight
 
     perform(Work("all", failing), pool.start)
     assert left[0] > 0

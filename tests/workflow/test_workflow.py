@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inline import Inline, Stopped
+from inline import Inline
 from volumes import fingerprint, noise, write_volume
 
-from volpipe.blockwise import phase
 from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.estimation import limits
 from volpipe.recipes.inference import load_recipe
@@ -24,7 +23,6 @@ from volpipe.runs.provenance import read_origin
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
 from volpipe.workflow.driver import execute
-from volpipe.workflow.entries import find_entries, is_done
 from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
 from volpipe.workflow.plan import FlowPlan, plan_flow
 from volpipe.workflow.prepare import prepare
@@ -187,31 +185,6 @@ def test_one_site_is_started_for_all_stages_and_none_where_nothing_is_left(folde
     assert execute_flow(plan, counted.start).is_complete
     assert execute_flow(plan, again.start).was_complete
     assert (counted.num_starts, again.num_starts) == (1, 0)
-
-
-def test_a_flow_stopped_in_its_second_stage_goes_on_to_the_same_bytes_and_leaves_the_first_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(phase, "bundle_size", lambda *arguments: 1)  # however long the first tasks take
-    plan = flow_plan(folder, TWO)
-    run(plan)
-    whole = fingerprint(plan.out / "second.zarr")
-    num_tasks = sum(stage.folder.journal.read_text().count("\n") for stage in plan.stages)
-
-    def state() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in (plan.out / "first.zarr" / "s0").rglob("*")}
-
-    with pytest.raises(Stopped):
-        execute_flow(plan, Counted(most_tasks=num_tasks - 2).start, fresh=True)
-    (standing,) = (is_done(entry) for entry in find_entries(plan.out) or [] if entry.name == "second")
-    assert not standing
-    before = state()
-    report = run(plan)
-    assert report.is_complete
-    assert [stage.report.was_complete for stage in report.stages] == [True, False]
-    assert report.stages[1].report.totals["infer"].units < len(plan.stages[1].plan.blocks)
-    assert fingerprint(plan.out / "second.zarr") == whole
-    assert state() == before
 
 
 def test_totals_are_the_sums_and_files_are_as_many_as_are_written(folder: Path) -> None:

@@ -47,7 +47,8 @@ R = TypeVar("R", bound=WorkReport)
 class BlockWork(FolderWork[R]):
     """Work on the blocks of a `subject`; what they gave is kept in the folder, so that the same work again goes on.
 
-    Attributes:
+    Args:
+        name: as of `HeldWork`.
         close: returns how it ended, from the facts of a `WorkReport`.
         parts_of: returns what its page says, from what its journal has, and whether it is complete.
         check: refuses volumes that do not suit, before anything is written; None where the plan has done so.
@@ -56,17 +57,16 @@ class BlockWork(FolderWork[R]):
     """
 
     kinds: ClassVar[Kinds] = RESULTS
-    close: Callable[..., R]
-    parts_of: Callable[[Taken, bool], Parts]
-    check: Callable[[], None] | None = None
-    slices: Callable[[], Iterable[Item]] | None = None
 
     def __init__(
-        self, subject: Subject, folder: RunFolder, options: Options = PLAIN, listener: Listener = SILENT,
-        feed: Feed | None = None, *, to: Location | None = None,
+        self, subject: Subject, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None, *,
+        name: str, close: Callable[..., R], parts_of: Callable[[Taken, bool], Parts],
+        check: Callable[[], None] | None = None, slices: Callable[[], Iterable[Item]] | None = None,
+        to: Location | None = None,
     ) -> None:  # fmt: skip
         super().__init__(folder, options, listener, feed)
-        self.subject, self.to = subject, to
+        self.subject, self.name, self.to = subject, name, to
+        self.close, self.parts_of, self.check, self.slices = close, parts_of, check, slices
 
     @property
     def needs_all(self) -> bool:
@@ -84,10 +84,6 @@ class BlockWork(FolderWork[R]):
         scores, expected = read_json(self.to), json.loads(json.dumps(self.subject.describe()))
         return scores is not None and {key: scores.get(key) for key in expected} == expected
 
-    def results(self) -> Iterator[BlockSums]:
-        """Yield the sums of all blocks that were looked at."""
-        return read_results(self.folder.journal, self.kinds, BlockSums)
-
     def grids(self) -> dict[str, Grid]:
         return {self.subject.stage: self.subject.blocks}
 
@@ -95,12 +91,6 @@ class BlockWork(FolderWork[R]):
         subject = self.subject
         stage = Stage(subject.stage, len(subject.blocks), doing="comparing voxels", box=subject.own_box)
         return Schedule(fed(stage, self.feed, subject.read_box))
-
-    @property
-    def given(self) -> dict[str, object]:
-        """What the folder is known by, as it is read back from its file: without what changes by itself."""
-        described: dict[str, object] = json.loads(json.dumps(self.subject.describe()))
-        return {key: value for key, value in described.items() if key != FINGERPRINT}
 
     def claim(self) -> None:
         """Forget what was found in other volumes, or otherwise: it costs little, and is made again."""
@@ -114,14 +104,14 @@ class BlockWork(FolderWork[R]):
             before = read_identities(self.folder.inputs) or {}
         # but for parts that could not be read
         is_same = before.keys() == states.keys() and not any(changes(before[name], states[name]) for name in states)
-        if self.options.fresh or read_json(mark) != self.given or not is_same:
+        if self.options.fresh or read_json(mark) != _described(self.subject) or not is_same:
             self.clear()
-            write_json(mark, self.given)
+            write_json(mark, _described(self.subject))
         store_identities(self.folder.inputs, states)
 
     def remove(self) -> None:
         """Delete the folder, when the workers have stopped, unless another command has taken it meanwhile."""
-        self.folder.remove(self.subject.mark, self.given)
+        self.folder.remove(self.subject.mark, _described(self.subject))
 
     def check_free(self) -> None:
         check_kind(self.folder, self.subject.mark)
@@ -175,17 +165,29 @@ class BlockWork(FolderWork[R]):
         )  # fmt: skip
 
 
+def _results(folder: RunFolder) -> Iterator[BlockSums]:
+    """Yield the sums of all blocks that were looked at."""
+    return read_results(folder.journal, RESULTS, BlockSums)
+
+
+def _described(subject: Subject) -> dict[str, object]:
+    """Return what a folder is known by, as it is read back from its file: without what changes by itself."""
+    described: dict[str, object] = json.loads(json.dumps(subject.describe()))
+    return {key: value for key, value in described.items() if key != FINGERPRINT}
+
+
 def evaluation_work(
-    evaluation: Evaluation, folder: RunFolder, *rest: Any, to: Location | None = None
-) -> BlockWork[EvaluationResult]:
+    evaluation: Evaluation, folder: RunFolder, options: Options = PLAIN, listener: Listener = SILENT,
+    feed: Feed | None = None, *, to: Location | None = None,
+) -> BlockWork[EvaluationResult]:  # fmt: skip
     """Return the work of `evaluation`; its scores are written to the file `to`, if there is one."""
-    work = BlockWork[EvaluationResult](evaluation, folder, *rest, to=to)
+    results = partial(_results, folder)
 
     def close(**facts: Any) -> EvaluationResult:  # Any: of a `WorkReport`
         result = EvaluationResult(evaluation, folder.path, **facts)
         # of an evaluation that was complete, the scores may stand in their file alone
         if result.is_complete and not (result.was_complete and to is not None):
-            result.scores = evaluation.scores(work.results)
+            result.scores = evaluation.scores(results)
             if to is not None:
                 write_json(to, evaluation.describe_scores(result.scores))
         return result
@@ -193,36 +195,34 @@ def evaluation_work(
     def parts_of(taken: Taken, is_complete: bool) -> Parts:
         tree = read_json(to) if to is not None else None
         if tree is None and is_complete:
-            tree = evaluation.describe_scores(evaluation.scores(work.results))
-        return evaluation_parts(work.given, tree)
+            tree = evaluation.describe_scores(evaluation.scores(results))
+        return evaluation_parts(_described(evaluation), tree)
 
-    work.name = str(to or evaluation.output)
-    work.close, work.parts_of = close, parts_of
-    work.check, work.slices = evaluation.check_labels, partial(evaluation_items, evaluation)
-    return work
+    return BlockWork(
+        evaluation, folder, options, listener, feed, name=str(to or evaluation.output), close=close, parts_of=parts_of,
+        check=evaluation.check_labels, slices=partial(evaluation_items, evaluation), to=to,
+    )  # fmt: skip
 
 
 def comparison_work(
-    comparison: Comparison, folder: RunFolder, *rest: Any, limits: Sequence[Limit] = ()
-) -> BlockWork[ComparisonResult]:
+    comparison: Comparison, folder: RunFolder, options: Options = PLAIN, listener: Listener = SILENT, *,
+    limits: Sequence[Limit] = (),
+) -> BlockWork[ComparisonResult]:  # fmt: skip
     """Return the work of `comparison`; a limit of what both do not have is refused."""
-    work = BlockWork[ComparisonResult](comparison, folder, *rest)
+    name, results = f"{comparison.a} and {comparison.b}", partial(_results, folder)
     for limit in limits:
         limit.check(comparison)
 
     def close(**facts: Any) -> ComparisonResult:  # Any: of a `WorkReport`
-        differences = comparison.differences(work.results)
+        differences = comparison.differences(results)
         return ComparisonResult(comparison, folder.path, **facts, differences=differences, limits=tuple(limits))
 
     def parts_of(taken: Taken, is_complete: bool) -> Parts:
-        facts = {key: str(value) for key, value in work.given.items() if value is not None}
-        differences = comparison.differences(work.results)
-        items = [Note(line) for line in summary(comparison, differences, len(taken.missing))]
-        return Parts(f"Comparison of {work.name}", "The comparison of two outputs.", facts, items)
+        facts = {key: str(value) for key, value in _described(comparison).items() if value is not None}
+        items = [Note(line) for line in summary(comparison, comparison.differences(results), len(taken.missing))]
+        return Parts(f"Comparison of {name}", "The comparison of two outputs.", facts, items)
 
-    work.name = f"{comparison.a} and {comparison.b}"
-    work.close, work.parts_of = close, parts_of
-    return work
+    return BlockWork(comparison, folder, options, listener, None, name=name, close=close, parts_of=parts_of)
 
 
 def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lambda result: None) -> R:

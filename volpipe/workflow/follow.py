@@ -63,70 +63,74 @@ class Look(Generic[R]):
         return self.report.open_reason
 
 
-@dataclass
-class _Failures:
-    """Looks that failed one after the other, and those of them that failed alike, by the same `sentence`."""
+class _Looks(Generic[R]):
+    """Looks at a volume, one after the other; each is the work of the first, or an update of it.
 
-    num: int = 0
-    num_alike: int = 0
-    sentence: str = ""
-
-    def count(self, look: Look[Any], seconds: float) -> None:
-        """Count a look, which is followed by another after `seconds`."""
-        if not look.reason or (isinstance(look.report, Report) and look.report.updates):
-            self.num, self.num_alike, self.sentence = 0, 0, ""
-            return
-        self.num += 1
-        self.num_alike = self.num_alike + 1 if look.reason == self.sentence else 1
-        self.sentence = look.reason
-        log.warning(
-            "look %d at the volume: %s; it is tried again in %s (the same for the %d. time of %d)",
-            look.number, look.reason, duration(seconds), self.num_alike, MOST_ALIKE,
-        )  # fmt: skip
-
-    @property
-    def are_too_many(self) -> bool:
-        return self.num_alike >= MOST_ALIKE or self.num >= MOST_FAILED
-
-
-def follow_work(
-    first: HeldWork[R],
-    again: Callable[[HeldWork[R]], HeldWork[R]],
-    seconds: float,
-    on_look: Callable[[Look[R]], None] = lambda look: None,
-) -> HeldWork[R]:
-    """Return work that is done, and then an update of it again and again.
-
-    It ends by a signal, as any work does, or after the look that follows on a file STOP in its folder.
+    They end by a signal, as any work does, or after the look that follows on a file STOP in the folder.
 
     Args:
         first: the work at the beginning, which may go on with what was begun.
         again: returns its update, for the volume as it is at that moment; it is given the work of the look before.
         seconds: from the end of a look to the next one.
         on_look: called after each look.
+
+    Attributes:
+        work: of all looks together.
     """
-    latest, folder = first, first.folder
-    stop = folder.path / STOP
 
-    def page(*, with_pictures: bool = True) -> Page:
-        return latest.page(with_pictures=with_pictures)
+    def __init__(
+        self,
+        first: HeldWork[R],
+        again: Callable[[HeldWork[R]], HeldWork[R]],
+        seconds: float,
+        on_look: Callable[[Look[R]], None],
+    ) -> None:
+        self.latest, self.again, self.seconds, self.on_look = first, again, seconds, on_look
+        self.stop = first.folder.path / STOP
+        self.work = HeldWork[R]("follow", first.folder, first.claim, self._steps, self._page, name=first.name)
+        self._num_failed, self._num_alike, self._sentence = 0, 0, ""
 
-    def done(work: HeldWork[R], name: str, presence: Presence) -> Steps[R]:
+    def _page(self, *, with_pictures: bool = True) -> Page:
+        return self.latest.page(with_pictures=with_pictures)
+
+    def _steps(self, name: str, presence: Presence) -> Steps[R]:
+        """Do the work, and its updates, until somebody asks to stop; return how the last look ended.
+
+        Raises:
+            VolpipeError: the first look failed by it, or the last of too many, or another driver holds the folder.
+        """
+        is_last = self.stop.exists()  # before each look, which then sees all that was written until that moment
+        look: Look[R] = Look(0, (yield from self._done(self.latest, name, presence)))
+        while True:
+            self._count(look)
+            self.on_look(look)
+            is_given_up = self._num_alike >= MOST_ALIKE or self._num_failed >= MOST_FAILED
+            if look.report is not None and (is_last or is_given_up):
+                if is_last:
+                    self.stop.unlink(missing_ok=True)
+                return look.report
+            if look.error is not None and is_given_up:
+                raise look.error
+            yield from self._wait(presence)
+            check_holder(self.work.folder.path, name)
+            is_last = self.stop.exists()
+            look = yield from self._look(look.number + 1, name, presence)
+
+    def _done(self, work: HeldWork[R], name: str, presence: Presence) -> Steps[R]:
         """Do the work of a look, and write its report, which says that the volume is followed."""
         with work.reporting():
             report = yield from work.held_steps(name, presence)
-            presence.wait(time.time() + seconds)
+            presence.wait(time.time() + self.seconds)
         return report
 
-    def look_again(number: int, name: str, presence: Presence) -> Steps[Look[R]]:
+    def _look(self, number: int, name: str, presence: Presence) -> Steps[Look[R]]:
         """Look at the volume as it is now, and do what that asks for."""
-        nonlocal latest
         presence.tell({})
         try:
-            work = again(latest)
+            work = self.again(self.latest)
             work.claim()
-            latest = work
-            return Look(number, (yield from done(work, name, presence)))
+            self.latest = work
+            return Look(number, (yield from self._done(work, name, presence)))
         except VolpipeError as error:
             return Look(number, None, error)
         except OSError as error:
@@ -134,43 +138,30 @@ def follow_work(
             described.__cause__ = error
             return Look(number, None, described)
 
-    def wait(presence: Presence) -> Steps[None]:
+    def _wait(self, presence: Presence) -> Steps[None]:
         """Let time pass without workers; a file STOP ends that early."""
-        end, until = time.monotonic() + seconds, time.time() + seconds
+        end, until = time.monotonic() + self.seconds, time.time() + self.seconds
 
         def is_over() -> bool:
             presence.wait(until)
-            return time.monotonic() >= end or stop.exists()
+            return time.monotonic() >= end or self.stop.exists()
 
-        held.waits = True
+        self.work.waits = True
         yield Until(is_over, is_pause=True)
-        held.waits = False
+        self.work.waits = False
 
-    def steps(name: str, presence: Presence) -> Steps[R]:
-        """Do the work, and its updates, until somebody asks to stop; return how the last look ended.
-
-        Raises:
-            VolpipeError: the first look failed by it, or the last of too many, or another driver holds the folder.
-        """
-        failures = _Failures()
-        is_last = stop.exists()  # before each look, which then sees all that was written until that moment
-        look: Look[R] = Look(0, (yield from done(first, name, presence)))
-        while True:
-            failures.count(look, seconds)
-            on_look(look)
-            if look.report is not None and (is_last or failures.are_too_many):
-                if is_last:
-                    stop.unlink(missing_ok=True)
-                return look.report
-            if look.error is not None and failures.are_too_many:
-                raise look.error
-            yield from wait(presence)
-            check_holder(folder.path, name)
-            is_last = stop.exists()
-            look = yield from look_again(look.number + 1, name, presence)
-
-    held = HeldWork[R]("follow", folder, first.claim, steps, page, name=first.name)
-    return held
+    def _count(self, look: Look[R]) -> None:
+        """Count looks that failed one after the other, and those that failed alike, and did nothing else."""
+        if not look.reason or (isinstance(look.report, Report) and look.report.updates):
+            self._num_failed, self._num_alike, self._sentence = 0, 0, ""
+            return
+        self._num_failed += 1
+        self._num_alike = self._num_alike + 1 if look.reason == self._sentence else 1
+        self._sentence = look.reason
+        log.warning(
+            "look %d at the volume: %s; it is tried again in %s (the same for the %d. time of %d)",
+            look.number, look.reason, duration(self.seconds), self._num_alike, MOST_ALIKE,
+        )  # fmt: skip
 
 
 def execute_following(
@@ -192,7 +183,7 @@ def execute_following(
     if asked.only is not None:
         raise RunError("--follow takes all that changes in the volume, and --only leaves some out; give one of them")
     first = RunWork(grown_plan(plan) or plan, asked, listener)
-    work = follow_work(first, updated_again, seconds, listener.on_look)
+    work = _Looks(first, updated_again, seconds, listener.on_look).work
     return perform(work, partial(start, work.folder.parsl))
 
 
