@@ -72,7 +72,7 @@ class Stage:
     forgives: Callable[[int], bool] | None = None
     doing: str = ""
     box: Callable[[int], Box] | None = None
-    feed: Feed | None = None
+    feed: Feed | None = field(default=None, repr=False)
     _scan: Iterator[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -75,11 +75,15 @@ def sampled_log(folder: Path, most: int, accepts: Callable[[bytes], bool]) -> It
 
 
 def read_scores(folder: Path) -> list[tuple[int, float]]:
-    """Return step and score of each validation of a training, as far as its log can be read."""
-    names = [f'"{name}"'.encode() for name in SCORES]
-    entries = sampled_log(folder, 1, lambda line: any(name in line for name in names))
-    scores = ((entry["step"], next((entry[name] for name in SCORES if name in entry), None)) for entry in entries)
-    return [(int(step), score) for step, score in scores if score is not None]
+    """Return step and score of each validation in the log of a training; lines that are damaged are left out."""
+    path, scores = folder / LOSSES, list[tuple[int, float]]()
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        name = next((name for name in SCORES if f'"{name}"'.encode() in line), None)
+        if name is not None:
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                scores.append((int(entry["step"]), entry[name]))
+    return scores
 
 
 def last_step(folder: Path) -> int:
