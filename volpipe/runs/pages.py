@@ -118,6 +118,7 @@ class Parts:
         summary: further items of it.
         pictures: drafts of pictures and charts.
         origin: items of recipe, versions and origin.
+        sections: further ones, after the summary.
     """
 
     title: str
@@ -126,35 +127,45 @@ class Parts:
     summary: Sequence[Item] = ()
     pictures: Sequence[Draft] = ()
     origin: Sequence[Item] = ()
+    sections: Sequence[Section] = ()
 
 
 def page_of(folder: RunFolder, taken: Taken, parts: Parts, *, is_complete: bool) -> Page:
     """Return the page of work with a journal of tasks."""
-    tally = taken.tally
-    stand = standing(folder.path, folder.journal, is_complete=is_complete, num_missing=len(taken.missing))
-    facts = {**parts.facts, **times_facts(tally, len(taken.sites)), **command_facts(folder.path, stand.driver)}
-    if taken.sites:
-        facts["site"] = ", ".join(dict.fromkeys(site for site, _ in taken.sites))
-    summary = [Facts("", facts), *missing_items(taken.missing, stand.driver), *parts.summary]
-    tasks = task_sections(tally, taken.stages, taken.box, taken.sites)
-    sections = work_sections(folder, tally, summary, parts.pictures, tasks)
-    if parts.origin:
-        sections.append(Section("Recipe and origin", parts.origin))
-    line = " ".join(filter(None, (parts.what, stand.sentence)))
-    return Page(parts.title, stand.state, sections, stand.is_well, line)
+    tasks = task_sections(taken.tally, taken.stages, taken.box, taken.sites)
+    return work_page(
+        folder, parts, taken.tally, tasks, is_complete=is_complete, missing=taken.missing, sites=taken.sites,
+        signs=folder.journal,
+    )  # fmt: skip
 
 
-def work_sections(
-    folder: RunFolder, tally: Tally, summary: Sequence[Item], pictures: Sequence[Draft], tasks: Sequence[Section]
-) -> list[Section]:
-    """Return the sections that each report has: summary, pictures, `tasks` of the `tally`, and warnings in the log."""
+def work_page(
+    folder: RunFolder, parts: Parts, tally: Tally, tasks: Sequence[Section], *, is_complete: bool,
+    missing: Sequence[Missing] = (), sites: Sequence[tuple[str, float]] = (), signs: Path | None = None,
+) -> Page:  # fmt: skip
+    """Return the page of work of any kind: how it stands and by which command, its `parts`, tasks, and its warnings.
+
+    Args:
+        tally: of its tasks, of which `tasks` are the sections.
+        sites: site and beginning of each session, where they are known.
+        signs: a file that grows while it is done; its log where that is not given.
+    """
+    stand = standing(folder.path, signs or folder.log, is_complete=is_complete, num_missing=len(missing))
+    facts = {**parts.facts, **times_facts(tally, len(sites)), **command_facts(folder.path, stand.driver)}
+    if sites:
+        facts["site"] = ", ".join(dict.fromkeys(site for site, _ in sites))
     damage, warnings = damage_note(tally), log_notes(folder.log)
-    return [
-        Section("Summary", [*summary, *([damage] if damage else [])]),
-        *sections_of(pictures),
+    summary = [Facts("", facts), *missing_items(missing, stand.driver), *([damage] if damage else []), *parts.summary]
+    sections = [
+        Section("Summary", summary),
+        *parts.sections,
+        *sections_of(parts.pictures),
         *tasks,
         *([Section("Warnings in the log", warnings)] if warnings else []),
+        *([Section("Recipe and origin", parts.origin)] if parts.origin else []),
     ]
+    line = " ".join(filter(None, (parts.what, stand.sentence)))
+    return Page(parts.title, stand.state, sections, stand.is_well, line)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from volpipe.errors import RunError, VolpipeError
 from volpipe.reporting.page import (
     REPORT,
     Draft,
-    Facts,
     Item,
     Link,
     Note,
@@ -28,14 +27,7 @@ from volpipe.reporting.page import (
 )
 from volpipe.reporting.tally import Tally
 from volpipe.reporting.tasks import task_sections
-from volpipe.runs.pages import (
-    Taken,
-    command_facts,
-    missing_items,
-    standing,
-    times_facts,
-    work_sections,
-)
+from volpipe.runs.pages import Parts, Taken, work_page
 from volpipe.runs.planned import Planned
 from volpipe.runs.run_folder import RunFolder
 from volpipe.units import bounded, brief, count, size
@@ -80,12 +72,9 @@ def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Pag
         if part.taken is not None
         for each in part.taken.missing
     ]
-    is_complete = all(part.is_complete for part in parts)
-    stand = standing(folder.path, folder.log, is_complete=is_complete, num_missing=len(missing))
     tree = read_json(folder.path / FLOW_FILE) or {}
     facts = {"input": str(tree.get("volume", "")), "recipe": str(tree.get("recipe", "")), "outputs in": out}
-    facts |= {**times_facts(tally, 1), **command_facts(folder.path, stand.driver)}
-    summary: list[Item] = [Facts("", facts), *missing_items(missing, stand.driver), _stage_sheet(folder.path, parts)]
+    summary: list[Item] = [_stage_sheet(folder.path, parts)]
     summary += [Note(f"Stage {part.entry.name}: {part.problem}", "warning") for part in parts if part.problem]
     stages = {
         f"{part.entry.name}: {name}": state
@@ -100,9 +89,11 @@ def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Pag
         taken = next((part.taken for part in parts if part.entry.name == name), None)
         return None if taken is None else taken.box(own, unit)
 
-    sections = work_sections(folder, tally, summary, pictures, task_sections(tally, stages, box))
-    line = " ".join(filter(None, (f"A recipe of {count(len(parts), 'stage')}.", stand.sentence)))
-    return Page(Path(out).name, stand.state, sections, stand.is_well, line)
+    what, is_complete = f"A recipe of {count(len(parts), 'stage')}.", all(part.is_complete for part in parts)
+    own = Parts(Path(out).name, what, facts, summary, pictures=pictures)
+    return work_page(
+        folder, own, tally, task_sections(tally, stages, box), is_complete=is_complete, missing=missing
+    )  # fmt: skip
 
 
 def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
@@ -163,22 +154,18 @@ def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     rows = read_table(folder.path)
     if rows is None:
         raise RunError(f"{folder.path} holds no batch")
-    is_complete = all(row.is_complete for row in rows)
-    stand = standing(folder.path, folder.log, is_complete=is_complete)
     tally, num_read = _tally_of(rows)
     done = sum(row.is_complete for row in rows)
     facts = {"datasets": f"{len(rows):,}, {done:,} of them complete"}
     facts |= {"recipe": rows[0].recipe} if len({row.recipe for row in rows}) == 1 else {}
     taken = f"read {size(sum(r.read_bytes for r in rows))}, written {size(sum(r.written_bytes for r in rows))}"
     facts |= {"planned": _planned(rows), "taken": taken}
-    facts |= {**times_facts(tally, 1), **command_facts(folder.path, stand.driver)}
-    summary: list[Item] = [Facts("", facts)]
+    summary = list[Item]()
     if num_read < len(rows):
         summary.append(Note(f"Timeline and tables of tasks are of the first {num_read:,} datasets: all are too many."))
     datasets = Section("Datasets", [dataset_sheet(folder.path, rows, thumbnails(rows) if with_pictures else {})])
-    first, *others = work_sections(folder, tally, summary, (), task_sections(tally))
-    line = " ".join(filter(None, (f"A batch of {count(len(rows), 'dataset')}.", stand.sentence)))
-    return Page(folder.path.name, stand.state, [first, datasets, *others], stand.is_well, line)
+    parts = Parts(folder.path.name, f"A batch of {count(len(rows), 'dataset')}.", facts, summary, sections=[datasets])
+    return work_page(folder, parts, tally, task_sections(tally), is_complete=done == len(rows))
 
 
 def _planned(rows: Sequence[DatasetRow]) -> str:

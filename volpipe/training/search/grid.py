@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.training.driver import check_trainable, is_complete
 from volpipe.training.search.trials import (
     OnEnd,
+    Source,
     Trial,
     TrialResult,
     Trials,
@@ -127,40 +128,25 @@ def run_sweep(
         check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
     trials = Trials(
-        kind="sweep", file=SWEEP_FILE, folder=folder, recipes=sweep.recipes,
-        open=partial(Grid, sweep, folder.path, search_path), search_path=search_path, fresh=fresh, on_end=on_end,
+        kind="sweep", file=SWEEP_FILE, folder=folder, recipe=sweep.recipes[0],
+        open=partial(_open, sweep, folder.path, search_path), search_path=search_path, fresh=fresh, on_end=on_end,
     )  # fmt: skip
     return perform(trials.work(), partial(start, folder.parsl))
 
 
-class Grid:
-    """The trials of a sweep, numbered as its `folder` has them, each of which is trained to its end; see `Source`.
+def _open(sweep: Sweep, folder: Path, search_path: Path) -> Source:
+    """Return the trials of `sweep`, numbered as its `folder` has them, each of which is trained to its end.
 
     Raises:
         RecipeError: a trial's folder holds a training by another recipe.
     """
-
-    def __init__(self, sweep: Sweep, folder: Path, search_path: Path) -> None:
-        trials = _number(folder, sweep)
-        check_folders(trials, folder, search_path)
-        self.left = [trial for trial in trials if not is_complete(folder / trial.name, trial.recipe)]
-        states = ("waiting" if trial in self.left else "done" for trial in trials)
-        self.known: Sequence[TrialResult] = [
-            result_of(trial, folder / trial.name, state) for trial, state in zip(trials, states, strict=True)
-        ]
-        log.info("%d trials, of which %d are done", len(trials), len(trials) - len(self.left))
-
-    def trials(self) -> Iterator[Trial]:
-        return iter(self.left)
-
-    def watch(self, trial: Trial) -> None:
-        """Let it go on."""
-
-    def keep(self, result: TrialResult) -> None:
-        """The table has it."""
-
-    def ordered(self, rows: Sequence[TrialResult]) -> list[TrialResult]:
-        return list(rows)
+    trials = _number(folder, sweep)
+    check_folders(trials, folder, search_path)
+    left = [trial for trial in trials if not is_complete(folder / trial.name, trial.recipe)]
+    log.info("%d trials, of which %d are done", len(trials), len(trials) - len(left))
+    states = ("waiting" if trial in left else "done" for trial in trials)
+    known = [result_of(trial, folder / trial.name, state) for trial, state in zip(trials, states, strict=True)]
+    return Source(iter(left), [trial.recipe for trial in left], known)
 
 
 def _number(folder: Path, sweep: Sweep) -> list[Trial]:

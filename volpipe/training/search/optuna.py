@@ -28,6 +28,7 @@ from volpipe.training.driver import check_trainable
 from volpipe.training.logs import read_scores
 from volpipe.training.search.trials import (
     OnEnd,
+    Source,
     Trial,
     TrialResult,
     Trials,
@@ -191,14 +192,14 @@ def run_tuning(
             check_trainable(tuning.recipe_with({key: value}).net)
     folder = RunFolder(out.absolute())
     trials = Trials(
-        kind="tune", file=STUDY, folder=folder, recipes=[tuning.recipe], open=partial(Study, tuning, folder.path),
+        kind="tune", file=STUDY, folder=folder, recipe=tuning.recipe, open=lambda: Study(tuning, folder.path).source,
         search_path=search_path, fresh=fresh, on_end=on_end,
     )  # fmt: skip
     return perform(trials.work(), partial(start, folder.parsl))
 
 
 class Study:
-    """The trials of a tuning, in Optuna's storage in `folder`; see `Source`.
+    """The trials of a tuning, in Optuna's storage in `folder`.
 
     Args:
         folder: the search's folder, locked by this driver.
@@ -206,8 +207,6 @@ class Study:
     Raises:
         RecipeError: the folder holds a search of another recipe, or of other ranges.
     """
-
-    known: Sequence[TrialResult] = ()
 
     def __init__(self, tuning: Tuning, folder: Path) -> None:
         import optuna
@@ -224,7 +223,7 @@ class Study:
             self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
             self._study.enqueue_trial(trial.params, {FOLDER: _folder_of(trial)})
 
-    def trials(self) -> Iterator[Trial]:
+    def _trials(self) -> Iterator[Trial]:
         """Yield trials as they are asked for, until there are all: new ones, and ones that died."""
         from optuna.trial import TrialState
 
@@ -282,7 +281,12 @@ class Study:
         if self._ended == ["failed"] * FAILURES_TO_STOP:
             raise RunStopped(f"the first {FAILURES_TO_STOP} trials all fail, so the search stops: {result.reason}")
 
-    def ordered(self, rows: Sequence[TrialResult]) -> list[TrialResult]:
+    @property
+    def source(self) -> Source:
+        """The trials, as they are asked for, until there are all."""
+        return Source(self._trials(), [self.tuning.recipe], (), self.watch, self.keep, lambda rows: self.results())
+
+    def results(self) -> list[TrialResult]:
         """Return the results of all trials, of earlier sessions too, the best first, then by number."""
         from optuna.trial import TrialState
 

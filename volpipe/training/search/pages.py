@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from volpipe.recipes.training import LOSSES
-from volpipe.reporting.page import REPORT, Facts, Item, Link, Note, Page, Section, Sheet
+from volpipe.reporting.page import REPORT, Link, Note, Page, Section, Sheet
 from volpipe.reporting.tally import Tally
 from volpipe.reporting.tasks import task_sections
-from volpipe.runs.pages import command_facts, standing, times_facts, work_sections
+from volpipe.runs.pages import Parts, work_page
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.search.pictures import trial_pictures
 from volpipe.training.task import Training, newest_step
@@ -31,21 +31,17 @@ def trials_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     rows = _rows(path)
     done = sum(row["state"] == "done" for row in rows)
     is_complete = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
-    stand = standing(path, folder.log, is_complete=is_complete)
     tally, names = Tally(), [str(row["trial"]).zfill(3) for row in rows]
     for name in names[:MOST_JOURNALS]:
         tally.read(path / name / folder.journal.name, prefix=f"{name} ")
-    facts = {
-        "trials": f"{len(rows):,}, {done:,} of them done",
-        **times_facts(tally, 1),
-        **command_facts(path, stand.driver),
-    }
-    table: list[Item] = [_sheet(path, rows)] if rows else [Note("No trial has begun.")]
-    pictures = trial_pictures(path) if with_pictures else ()
-    first, *others = work_sections(folder, tally, [Facts("", facts)], pictures, task_sections(tally))
-    sections = [first, Section("Trials", table), *others]
-    line = " ".join(filter(None, (f"{count(len(rows), 'training')} side by side.", stand.sentence)))
-    return Page(path.name, stand.state, sections, stand.is_well, line)
+    parts = Parts(
+        path.name,
+        f"{count(len(rows), 'training')} side by side.",
+        {"trials": f"{len(rows):,}, {done:,} of them done"},
+        sections=[Section("Trials", [_sheet(path, rows) if rows else Note("No trial has begun.")])],
+        pictures=trial_pictures(path) if with_pictures else (),
+    )
+    return work_page(folder, parts, tally, task_sections(tally), is_complete=is_complete)
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:  # Any: JSON

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from volpipe.blockwise.heartbeat import listening
 from volpipe.blockwise.pool import WorkerPool
@@ -177,26 +177,25 @@ def check_folders(trials: Iterable[Trial], folder: Path, search_path: Path) -> N
             raise RecipeError(f"{folder / trial.name}: {error}") from error
 
 
-class Source(Protocol):
-    """Where trials come from, with their values: a list (grid), or Optuna (optuna).
+@dataclass(frozen=True)
+class Source:
+    """Where trials come from, with their values; without functions, a list of them.
 
     Attributes:
-        known: results of trials, as they are when it begins.
+        trials: to begin, or to go on with, as they are asked for.
+        recipes: of these, as far as ranks go.
+        known: results, as they are when it begins.
+        watch: looks at the scores of a trial under way, and stops one that lags behind.
+        keep: takes note of a result; what it raises stops the others.
+        ordered: returns the results of all trials in the order of their table, from those that are known by now.
     """
 
-    known: Sequence[TrialResult]
-
-    def trials(self) -> Iterator[Trial]:
-        """Yield the trials to begin, or to go on with, as they are asked for."""
-
-    def watch(self, trial: Trial) -> None:
-        """Look at the scores of a trial under way, and stop one that lags behind."""
-
-    def keep(self, result: TrialResult) -> None:
-        """Take note of a result; what this raises stops the others."""
-
-    def ordered(self, rows: Sequence[TrialResult]) -> list[TrialResult]:
-        """Return the results of all trials in the order of their table; `rows` are those that are known by now."""
+    trials: Iterator[Trial]
+    recipes: Sequence[TrainRecipe]
+    known: Sequence[TrialResult] = ()
+    watch: Callable[[Trial], None] = lambda trial: None
+    keep: Callable[[TrialResult], None] = lambda result: None
+    ordered: Callable[[list[TrialResult]], list[TrialResult]] = lambda rows: rows
 
 
 @dataclass(kw_only=True)
@@ -206,7 +205,7 @@ class Trials:
     Attributes:
         kind: "sweep" or "tune".
         file: by which the folder is known.
-        recipes: of the trials, as far as ranks go; the first is logged.
+        recipe: the first of all, for the log.
         open: opens the source of trials in the folder, which is held.
         search_path: folder that the recipes' relative names count from.
         fresh: whether to delete the folder's contents, and start over.
@@ -218,7 +217,7 @@ class Trials:
     kind: str
     file: str
     folder: RunFolder
-    recipes: Sequence[TrainRecipe]
+    recipe: TrainRecipe
     open: Callable[[], Source]
     search_path: Path
     fresh: bool
@@ -239,14 +238,13 @@ class Trials:
 
     def _held_steps(self, name: str, presence: Presence) -> Steps[list[TrialResult]]:
         """Train what is not complete, and return the results of all."""
-        log_beginning(self.folder, self.kind, self.recipes[0])
+        log_beginning(self.folder, self.kind, self.recipe)
         source, folder = self.open(), self.folder.path
         self.rows = {row.number: row for row in source.known}
-        trials = source.trials()
-        first = next(trials, None)
+        first = next(source.trials, None)
         try:
             if first is not None:
-                yield from self._side_by_side(source, chain([first], trials))
+                yield from self._side_by_side(source, chain([first], source.trials))
         finally:
             rows = source.ordered(list(self.rows.values()))
             store_table(rows, folder)
@@ -262,11 +260,11 @@ class Trials:
             VolpipeError: a trial's folder is another driver's, or holds other files.
         """
         pool: WorkerPool = yield POOL
-        for recipe in self.recipes:
+        for recipe in source.recipes:
             check_slots(recipe, pool.slots)
         (self.folder.path / UNFINISHED).touch()
         works = (Work(trial.name, partial(self._trial, trial), "trial") for trial in trials)
-        at_once = pool.slots["gpu"] // min(recipe.train.ranks for recipe in self.recipes)
+        at_once = pool.slots["gpu"] // min(recipe.train.ranks for recipe in source.recipes)
 
         def watch() -> None:
             for trial in self.running.values():
