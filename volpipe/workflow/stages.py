@@ -198,7 +198,6 @@ class RunStage(StagePlan):
 
     @property
     def grown(self) -> Plan | None:
-        """Its plan, grown; see `StagePlan`."""
         return grown_plan(self.plan)
 
     @property
@@ -219,7 +218,7 @@ class RunStage(StagePlan):
             yield open_volume(mask.path, mask.key), "mask"
 
     def needs(self) -> tuple[ResourceNeeds, float | None]:
-        """Return what the run needs, and its seconds on a worker like those that tried blocks; see `StagePlan`."""
+        """Return what the run needs, and its seconds on a worker like those that tried blocks."""
         rates = load_rates(self.folder, self.plan, None)
         result = estimate(self.plan, self.given, _voxel_bytes(self.given), UNKNOWN_SLOTS, rates)
         return ResourceNeeds.from_estimate(result), result.seconds
@@ -227,7 +226,6 @@ class RunStage(StagePlan):
     def cost_steps(
         self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
     ) -> Steps[StageCost]:
-        """Return the forecast of the run; see `StagePlan`."""
         pending, share_left = self.pending_input(earlier), 0.0 if self.is_complete else 1.0
         if pool is None or trials is None or not share_left:
             return StageCost.from_forecast(self, forecast(self.plan, self.folder, pool, pending=pending), share_left)
@@ -274,17 +272,15 @@ class LabelStage(StagePlan):
 
     @property
     def grown(self) -> SegmentPlan | None:
-        """Its plan, grown; see `StagePlan`."""
         return grown_from(self.plan, self.folder)
 
     def needs(self) -> tuple[ResourceNeeds, float | None]:
-        """Return what the segmentation needs; see `StagePlan`."""
         return ResourceNeeds.from_labels(self.plan, _voxel_bytes(self.given)), None
 
     def cost_steps(
         self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
     ) -> Steps[StageCost]:
-        """Return the needs of the segmentation, and its times where blocks are tried; see `StagePlan`."""
+        """Return the needs of the segmentation, and its times where blocks are tried."""
         pending, times = self.pending_input(earlier), None
         if pool is not None:
             check_memory(self.plan, pool.worker_bytes)  # before the stages that come first
@@ -308,7 +304,6 @@ class ScoreStage(StagePlan):
     def work(
         self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
     ) -> BlockWork[EvaluationResult]:
-        """Return the evaluation; see `StagePlan`."""
         return evaluation_work(self.plan, self.folder, options, listener, feed, to=self.out)
 
     def warnings(self) -> list[str]:
@@ -326,7 +321,7 @@ class ScoreStage(StagePlan):
     def cost_steps(
         self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
     ) -> Steps[StageCost]:
-        """Return the time of the evaluation, where blocks are tried; see `StagePlan`."""
+        """Return the time of the evaluation, where blocks are tried."""
         if pool is None or trials is None:
             return StageCost(self)
         missing = {str(cost.stage.out) for cost in earlier if not cost.stage.is_complete}
