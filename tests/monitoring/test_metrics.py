@@ -279,7 +279,7 @@ def held(folder: str) -> HeldWork[None]:
     def fail(*arguments: object) -> Any:
         raise AssertionError
 
-    return HeldWork("batch", RunFolder(Path(folder)), fail, fail, fail)
+    return HeldWork("batch", RunFolder(Path(folder)), claim=fail, held_steps=fail, page=fail)
 
 
 def test_ten_thousand_datasets_make_no_more_series_than_one() -> None:

@@ -208,8 +208,8 @@ class HeldWork(Work[R]):
     waits = False
 
     def __init__(
-        self, kind: str, folder: RunFolder, claim: Callable[[], None],
-        held_steps: Callable[[str, Presence], Steps[R]], page: Callable[..., Page], *, name: str = "",
+        self, kind: str, folder: RunFolder, *, claim: Callable[[], None],
+        held_steps: Callable[[str, Presence], Steps[R]], page: Callable[..., Page], name: str = "",
         witnesses: Sequence[Path] = (), counts: Callable[[], Sequence[Counts]] | None = None,
     ) -> None:  # fmt: skip
         self.kind, self.folder, self.name = kind, folder, name or str(folder.path)

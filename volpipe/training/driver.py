@@ -173,9 +173,9 @@ def training_work(
 
     return HeldWork(
         "training", folder,
-        partial(_claim, folder, training, fresh=fresh, same_input=same_input),
-        partial(_held_steps, folder, training, on_step),
-        partial(training_page, folder),
+        claim=partial(_claim, folder, training, fresh=fresh, same_input=same_input),
+        held_steps=partial(_held_steps, folder, training, on_step),
+        page=partial(training_page, folder),
         witnesses=[folder.path / LOSSES, folder.journal],
         counts=counts,
     )  # fmt: skip

@@ -397,8 +397,10 @@ class _Batch:
     def work(self) -> HeldWork[BatchReport]:
         """Return the work of the datasets that are not complete, side by side."""
         folder = self.plan.folder
-        page = partial(batch_page, folder)
-        return HeldWork("batch", folder, self._claim, self._held_steps, page, counts=self._counts)
+        return HeldWork(
+            "batch", folder, claim=self._claim, held_steps=self._held_steps, page=partial(batch_page, folder),
+            counts=self._counts,
+        )  # fmt: skip
 
     def _claim(self) -> None:
         """Write the table, as it is before anything runs."""

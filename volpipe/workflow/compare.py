@@ -301,7 +301,7 @@ def pairs_work(
         yield Together(works, keep, at_once=AT_ONCE)
         return replace(table, rows=_most_first(table.rows))
 
-    return HeldWork("compare", folder, claim, steps, page)
+    return HeldWork("compare", folder, claim=claim, held_steps=steps, page=page)
 
 
 def _most_first(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:

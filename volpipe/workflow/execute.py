@@ -118,8 +118,10 @@ def flow_work(plan: FlowPlan, options: Options = PLAIN, listener: FlowListener =
     Of the options, which are for every stage, `fresh` deletes the outputs of all and the runs that made them.
     """
     out = str(plan.out)
-    steps, page = partial(_held_steps, plan, options, listener), partial(flow_page, plan.folder, out)
-    return HeldWork("flow", plan.folder, partial(_claim, plan, options), steps, page, name=out)
+    return HeldWork(
+        "flow", plan.folder, claim=partial(_claim, plan, options), page=partial(flow_page, plan.folder, out), name=out,
+        held_steps=partial(_held_steps, plan, options, listener),
+    )  # fmt: skip
 
 
 def _held_steps(

@@ -87,7 +87,9 @@ class _Looks(Generic[R]):
     ) -> None:
         self.latest, self.again, self.seconds, self.on_look = first, again, seconds, on_look
         self.stop = first.folder.path / STOP
-        self.work = HeldWork[R]("follow", first.folder, first.claim, self._steps, self._page, name=first.name)
+        self.work = HeldWork[R](
+            "follow", first.folder, claim=first.claim, held_steps=self._steps, page=self._page, name=first.name
+        )
         self._num_failed, self._num_alike, self._sentence = 0, 0, ""
 
     def _page(self, *, with_pictures: bool = True) -> Page:

@@ -227,9 +227,10 @@ class Trials:
 
     def work(self) -> HeldWork[list[TrialResult]]:
         """Return the work of all trials."""
-        claim = partial(claim_folder, self.folder, self.file, fresh=self.fresh)
-        page = partial(trials_page, self.folder)
-        return HeldWork(self.kind, self.folder, claim, self._held_steps, page, counts=self._counts)
+        return HeldWork(
+            self.kind, self.folder, claim=partial(claim_folder, self.folder, self.file, fresh=self.fresh),
+            held_steps=self._held_steps, page=partial(trials_page, self.folder), counts=self._counts,
+        )  # fmt: skip
 
     def _counts(self) -> Sequence[Counts]:
         states = Counter(row.state for row in list(self.rows.values()))
