@@ -26,11 +26,10 @@ from volpipe.blockwise.journal import Record
 from volpipe.errors import RunStopped, SiteError, WorkerLost
 from volpipe.recipes.training import WEIGHTS, TrainRecipe, load_training
 from volpipe.training import distributed
-from volpipe.training.checkpoints import checkpoints
 from volpipe.training.distributed import RENDEZVOUS, PeerLost, RankGroup, join_ranks
 from volpipe.training.driver import joined, run_training
 from volpipe.training.logs import last_step
-from volpipe.training.loop import train
+from volpipe.training.loop import checkpoints, train
 from volpipe.training.rank_info import ABANDONED, RankInfo
 from volpipe.training.task import RankResult, newest_step
 

@@ -26,10 +26,17 @@ from volpipe.models.superres import superres
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import LOSSES, WEIGHTS, Steps, TrainRecipe, check_same, load_training
 from volpipe.training import loop
-from volpipe.training.checkpoints import checkpoints, load_checkpoint, save_checkpoint
 from volpipe.training.driver import TrainingResult, run_training
 from volpipe.training.logs import last_step
-from volpipe.training.loop import SINGLE_RANK, TrainLog, TrainState, train
+from volpipe.training.loop import (
+    SINGLE_RANK,
+    TrainLog,
+    TrainState,
+    checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    train,
+)
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.volume import open_volume
 

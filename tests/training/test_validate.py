@@ -23,10 +23,9 @@ from volpipe.nets.load import describe
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import EVENTS, LOSSES, WEIGHTS, TrainRecipe, load_training
 from volpipe.resolve import shipped_recipe
-from volpipe.training.checkpoints import checkpoints, load_checkpoint
 from volpipe.training.data.samples import Sampler
 from volpipe.training.logs import EVENT_FILE, read_log
-from volpipe.training.loop import train
+from volpipe.training.loop import checkpoints, load_checkpoint, train
 from volpipe.training.validate import INPUTS, NUM_WINDOWS, middle, prepare_held_out, validate
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.outcome import RUN_RECIPE, run_command

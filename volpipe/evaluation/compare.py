@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,10 +44,6 @@ class Comparison(Subject):
     made_b: tuple[Making, ...] = ()
     stage = "compare"
     mark = "comparison.json"
-
-    def sent(self) -> Comparison:
-        """Return it without what both say of how they were made, which may be long; see `Subject`."""
-        return replace(self, made_a=(), made_b=(), notes=())
 
     def inputs(self) -> dict[str, Volume]:
         return {"a": self.a, "b": self.b}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -49,6 +49,7 @@ class BlockWork(FolderWork[R]):
 
     Args:
         name: as of `HeldWork`.
+        sent: what travels to workers of the subject with each task: what they need.
         close: returns how it ended, from the facts of a `WorkReport`.
         parts_of: returns what its page says, from what its journal has, and whether it is complete.
         check: refuses volumes that do not suit, before anything is written; None where the plan has done so.
@@ -60,17 +61,19 @@ class BlockWork(FolderWork[R]):
 
     def __init__(
         self, subject: Subject, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None, *,
-        name: str, close: Callable[..., R], parts_of: Callable[[Taken, bool], Parts],
+        name: str, sent: Subject, close: Callable[..., R], parts_of: Callable[[Taken, bool], Parts],
         check: Callable[[], None] | None = None, slices: Callable[[], Iterable[Item]] | None = None,
         to: Location | None = None,
     ) -> None:  # fmt: skip
         super().__init__(folder, options, listener, feed)
         self.subject, self.name, self.to = subject, name, to
-        self.close, self.parts_of, self.check, self.slices = close, parts_of, check, slices
+        self.sent, self.close, self.parts_of, self.check, self.slices = sent, close, parts_of, check, slices
 
     @property
     def needs_all(self) -> bool:
-        return self.subject.needs_all
+        """Whether it must wait for all of what it reads: labels are looked at first, interpolations need the input."""
+        subject = self.subject
+        return isinstance(subject, Evaluation) and (subject.kind == "labels" or len(subject.candidates) > 1)
 
     @property
     def is_begun(self) -> bool:
@@ -152,22 +155,17 @@ class BlockWork(FolderWork[R]):
         if self.is_complete:
             return self.close(was_complete=True)
         pool: WorkerPool = yield POOL
-        began, schedule, sent = time.perf_counter(), self.replayed(), self.subject.sent()
+        began, schedule = time.perf_counter(), self.replayed()
         self.listener.on_plan(self.subject, self.folder)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
-            return pool.submit("reduce", sent, list(units), session.name, str(self.folder.path))
+            return pool.submit("reduce", self.sent, list(units), session.name, str(self.folder.path))
 
         phase = yield from session.finish(self.phase(session, schedule, submit))
         return self.close(
             missing=schedule.missing(phase.reasons), totals=session.totals,
             seconds=time.perf_counter() - began, first_task=session.first_task,
         )  # fmt: skip
-
-
-def _results(folder: RunFolder) -> Iterator[BlockSums]:
-    """Yield the sums of all blocks that were looked at."""
-    return read_results(folder.journal, RESULTS, BlockSums)
 
 
 def _described(subject: Subject) -> dict[str, object]:
@@ -181,7 +179,7 @@ def evaluation_work(
     feed: Feed | None = None, *, to: Location | None = None,
 ) -> BlockWork[EvaluationResult]:  # fmt: skip
     """Return the work of `evaluation`; its scores are written to the file `to`, if there is one."""
-    results = partial(_results, folder)
+    results = partial(read_results, folder.journal, RESULTS, BlockSums)
 
     def close(**facts: Any) -> EvaluationResult:  # Any: of a `WorkReport`
         result = EvaluationResult(evaluation, folder.path, **facts)
@@ -199,8 +197,9 @@ def evaluation_work(
         return evaluation_parts(_described(evaluation), tree)
 
     return BlockWork(
-        evaluation, folder, options, listener, feed, name=str(to or evaluation.output), close=close, parts_of=parts_of,
-        check=evaluation.check_labels, slices=partial(evaluation_items, evaluation), to=to,
+        evaluation, folder, options, listener, feed, name=str(to or evaluation.output), to=to,
+        sent=replace(evaluation, notes=()), close=close, parts_of=parts_of, check=evaluation.check_labels,
+        slices=partial(evaluation_items, evaluation),
     )  # fmt: skip
 
 
@@ -209,7 +208,7 @@ def comparison_work(
     limits: Sequence[Limit] = (),
 ) -> BlockWork[ComparisonResult]:  # fmt: skip
     """Return the work of `comparison`; a limit of what both do not have is refused."""
-    name, results = f"{comparison.a} and {comparison.b}", partial(_results, folder)
+    name, results = f"{comparison.a} and {comparison.b}", partial(read_results, folder.journal, RESULTS, BlockSums)
     for limit in limits:
         limit.check(comparison)
 
@@ -222,7 +221,8 @@ def comparison_work(
         items = [Note(line) for line in summary(comparison, comparison.differences(results), len(taken.missing))]
         return Parts(f"Comparison of {name}", "The comparison of two outputs.", facts, items)
 
-    return BlockWork(comparison, folder, options, listener, None, name=name, close=close, parts_of=parts_of)
+    sent = replace(comparison, made_a=(), made_b=(), notes=())  # how both were made may be long
+    return BlockWork(comparison, folder, options, listener, None, name=name, sent=sent, close=close, parts_of=parts_of)
 
 
 def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lambda result: None) -> R:

@@ -71,11 +71,6 @@ class Evaluation(Subject):
         """Names to score: the output, and interpolations where it has more voxels than its input."""
         return (OUTPUT, *METHODS) if max(self.factors) > 1 and self.kind == "image" else (OUTPUT,)
 
-    @property
-    def needs_all(self) -> bool:
-        """Whether it must wait for all voxels: labels are looked at first, interpolations need the input."""
-        return self.kind == "labels" or len(self.candidates) > 1
-
     def read_box(self, block: int) -> Box:
         reach = image_scores.REACH if self.kind == "image" else 0
         return self.own_box(block).grown((reach,) * 3) & self.box

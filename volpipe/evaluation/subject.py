@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -92,15 +92,6 @@ class Subject(ABC):
     def read_box(self, block: int) -> Box:
         """Return the voxels of both volumes that are read for `block`."""
         return self.own_box(block)
-
-    @property
-    def needs_all(self) -> bool:
-        """Whether all voxels must be there before the first block is looked at, where other work is writing them."""
-        return False
-
-    def sent(self) -> Self:
-        """Return what travels to workers with each task: what they need of it."""
-        return replace(self, notes=())
 
     @abstractmethod
     def inputs(self) -> Mapping[str, Volume]:

@@ -1,6 +1,6 @@
 """Weights from safetensors and torch's checkpoints: the part of a file that fits a net.
 
-Not here: the nets (load), or the checkpoints of our own trainings (checkpoints). Files are data: ``weights_only=True``.
+Not here: the nets (load), or the checkpoints of our own trainings (training). Files are data: ``weights_only=True``.
 """
 
 from __future__ import annotations

@@ -134,28 +134,22 @@ def page_of(folder: RunFolder, taken: Taken, parts: Parts, *, is_complete: bool)
     """Return the page of work with a journal of tasks."""
     tasks = task_sections(taken.tally, taken.stages, taken.box, taken.sites)
     return work_page(
-        folder, parts, taken.tally, tasks, is_complete=is_complete, missing=taken.missing, sites=taken.sites,
-        signs=folder.journal,
-    )  # fmt: skip
+        folder, parts, taken.tally, tasks, is_complete=is_complete, missing=taken.missing, sites=taken.sites
+    )
 
 
 def work_page(
     folder: RunFolder, parts: Parts, tally: Tally, tasks: Sequence[Section], *, is_complete: bool,
-    missing: Sequence[Missing] = (), sites: Sequence[tuple[str, float]] = (), signs: Path | None = None,
+    missing: Sequence[Missing] = (), sites: Sequence[tuple[str, float]] = (),
 ) -> Page:  # fmt: skip
-    """Return the page of work of any kind: how it stands and by which command, its `parts`, tasks, and its warnings.
-
-    Args:
-        tally: of its tasks, of which `tasks` are the sections.
-        sites: site and beginning of each session, where they are known.
-        signs: a file that grows while it is done; its log where that is not given.
-    """
-    stand = standing(folder.path, signs or folder.log, is_complete=is_complete, num_missing=len(missing))
-    facts = {**parts.facts, **times_facts(tally, len(sites)), **command_facts(folder.path, stand.driver)}
+    """Return the page of any work: how it stands, its command, its `parts`, `tasks` of the `tally`, and warnings."""
+    driver = find_driver(folder.path, folder.journal if folder.journal.is_file() else folder.log)
+    state, is_well, sentence = _standing(driver, is_complete=is_complete, num_missing=len(missing))
+    facts = {**parts.facts, **times_facts(tally, len(sites)), **command_facts(folder.path, driver)}
     if sites:
         facts["site"] = ", ".join(dict.fromkeys(site for site, _ in sites))
     damage, warnings = damage_note(tally), log_notes(folder.log)
-    summary = [Facts("", facts), *missing_items(missing, stand.driver), *([damage] if damage else []), *parts.summary]
+    summary = [Facts("", facts), *missing_items(missing, driver), *([damage] if damage else []), *parts.summary]
     sections = [
         Section("Summary", summary),
         *parts.sections,
@@ -164,35 +158,26 @@ def work_page(
         *([Section("Warnings in the log", warnings)] if warnings else []),
         *([Section("Recipe and origin", parts.origin)] if parts.origin else []),
     ]
-    line = " ".join(filter(None, (parts.what, stand.sentence)))
-    return Page(parts.title, stand.state, sections, stand.is_well, line)
+    return Page(parts.title, state, sections, is_well, " ".join(filter(None, (parts.what, sentence))))
 
 
-@dataclass(frozen=True)
-class Standing:
-    """How work stands: in a few words, whether that is how it should be, and in a sentence."""
+def _standing(driver: Driver, *, is_complete: bool, num_missing: int) -> tuple[str, bool, str]:
+    """Return how work stands in a few words, whether that is how it should be, and it in a sentence.
 
-    state: str
-    is_well: bool
-    sentence: str
-    driver: Driver
-
-
-def standing(folder: Path, journal: Path, *, is_complete: bool, num_missing: int = 0) -> Standing:
-    """Return how the work in `folder` stands; a driver that has said that it leaves is at work no more."""
-    driver = find_driver(folder, journal)
+    A driver that has said that it leaves is at work no more.
+    """
     note = driver.note
     if driver.waits and is_complete:
         followed = f"{driver.name} follows its volume: this page is of the last look that found something."
-        return Standing("complete", True, followed, driver)
+        return "complete", True, followed
     if driver.is_at_work and (note is None or not note.ended):
         part = "" if note is None or note.part is None else f", {note.part:.0%} done"
-        return Standing(f"running{part}", True, f"{driver.name} is at work.", driver)
+        return f"running{part}", True, f"{driver.name} is at work."
     if is_complete:
-        return Standing("complete", True, "", driver)
+        return "complete", True, ""
     again = "Run the same command again to continue."
     if num_missing:
-        return Standing(f"{count(num_missing, 'part')} missing", False, again, driver)
+        return f"{count(num_missing, 'part')} missing", False, again
     ended = note.ended if note is not None else driver.state
     words = {
         "interrupted": ("interrupted", "It was interrupted, and nobody works on it."),
@@ -202,7 +187,7 @@ def standing(folder: Path, journal: Path, *, is_complete: bool, num_missing: int
         "": ("interrupted", "It was killed, or lost its machine."),
     }
     state, sentence = words.get(ended, ("not complete", "Nobody works on it."))
-    return Standing(state, False, f"{sentence} {again}", driver)
+    return state, False, f"{sentence} {again}"
 
 
 def command_facts(folder: Path, driver: Driver) -> dict[str, str]:

@@ -184,26 +184,20 @@ Counts = tuple[str, str, Mapping[str, float]]  # of parts by state: a name, a se
 
 
 class HeldWork(Work[R]):
-    """Work with a folder of its own, that holds its log and lock; what a kind of work does, it gives as functions.
+    """Work with a folder of its own, that holds its log and lock; each kind of it gives its functions.
 
     Args:
-        kind: what it is, such as "batch".
-        claim: makes sure that folder and output are this work's to write, emptied if the user asked for a fresh start;
-            it raises `RunError` where they are not.
+        claim: makes sure that folder and output are its to write, emptied for a fresh start; else it raises `RunError`.
         held_steps: does what is not done yet as the session of that name, which holds the folder.
-        page: returns the report of the work, as it stands in its folder; with `with_pictures=False` without pictures.
+        page: returns the report, as the work stands in its folder, `with_pictures` or without.
         name: the output; the folder where it is not given.
-        witnesses: the files that grow when something is done; none where the report is always made anew.
-        counts: returns how many datasets, trainings or steps there are, for metrics; None of other work.
+        witnesses: files that grow when something is done; none where the report is always made anew.
+        counts: returns how many parts there are.
 
     Attributes:
-        waits: whether nothing is done at the moment, until what it reads changes.
+        waits: whether nothing is done until what it reads changes.
     """
 
-    claim: Callable[[], None]
-    held_steps: Callable[[str, Presence], Steps[R]]
-    page: Callable[..., Page]
-    witnesses: Callable[[], Sequence[Path]]
     counts: Callable[[], Sequence[Counts]] | None = None
     waits = False
 
@@ -214,7 +208,7 @@ class HeldWork(Work[R]):
     ) -> None:  # fmt: skip
         self.kind, self.folder, self.name = kind, folder, name or str(folder.path)
         self.claim, self.held_steps, self.page, self.counts = claim, held_steps, page, counts
-        self.witnesses = lambda: witnesses
+        self.witnesses: Callable[[], Sequence[Path]] = lambda: witnesses
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
@@ -290,10 +284,6 @@ class FolderWork(HeldWork[R], ABC):
         self.readers, self.was_begun, self._is_noted = list[Feed](), False, False
         self.before_change: Callable[[], None] = lambda: None
 
-    @abstractmethod
-    def claim(self) -> None:
-        """Make sure that folder and output are this work's to write; see `HeldWork`."""
-
     def grids(self) -> Mapping[str, Grid]:
         """Return the stages whose units are the cells of a grid, for the map of blocks."""
         return {}
@@ -358,7 +348,6 @@ class FolderWork(HeldWork[R], ABC):
         """Do what is not done yet, and return how that ended."""
 
     def held_steps(self, name: str, presence: Presence) -> Steps[R]:
-        """Do what is not done yet with the journal open; see `HeldWork`."""
         self.was_begun = self.is_begun
         with Journal(self.folder.journal, self.kinds) as journal:
             return (yield from self.session_steps(WorkSession(self, name, presence, journal)))
@@ -393,7 +382,6 @@ class FolderWork(HeldWork[R], ABC):
         return JournalAccount(self).look()
 
     def witnesses(self) -> Sequence[Path]:
-        """Return the journals; see `HeldWork`."""
         return [self.folder.journal, self.folder.sessions]
 
     @property
@@ -419,7 +407,6 @@ class FolderWork(HeldWork[R], ABC):
         return None
 
     def page(self, *, with_pictures: bool = True) -> Page:
-        """Return the report of the work; see `HeldWork`."""
         maps = {stage: BlockMap(stage, grid) for stage, grid in self.grids().items()}
         taken = self.taken(maps=maps)
         is_complete = self.is_all(taken)

@@ -1,6 +1,6 @@
 """The training loop: a net takes the steps of its recipe, one after another, from its newest checkpoint on.
 
-Not here: the samples (samples), or the task that a worker runs (task). A step depends on the recipe, the checkpoint
+Not here: samples (data.samples), or the task of a worker (task). A step depends on the recipe, the checkpoint
 before it and its own number alone, so that a killed training reaches the same losses.
 """
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from volpipe.errors import RunError
@@ -29,7 +30,6 @@ from volpipe.geometry.grid import Triple
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net, describe
 from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe
-from volpipe.training.checkpoints import checkpoint_at, checkpoints, load_checkpoint, save_checkpoint, save_weights
 from volpipe.training.data.augment import Loaded, Pair, PairMaker
 from volpipe.training.data.samples import Sampler
 from volpipe.training.discriminator import Discriminator
@@ -38,6 +38,7 @@ from volpipe.training.logs import Write, open_log
 from volpipe.training.losses import consistency, cropped, loss_terms
 from volpipe.training.optimizer import Adam
 from volpipe.training.validate import HeldOut, predict, prepare_held_out, validate
+from volpipe.volumes.storage.paths import atomic_write, whole_file
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ BATCHES_AHEAD = 2
 READERS = 4  # threads that read windows for a GPU; a CPU has better things to do
 HELD_SHARE = 0.5  # of a GPU's free memory that volumes may take, beside activations
 READ_EVERY = 20  # steps of a GPU
+SUFFIX = ".pt"  # of a checkpoint
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 DEFAULT_THREADS = torch.get_num_threads()  # an earlier training of this worker may have set another number
@@ -357,3 +359,48 @@ def _resume(state: TrainState, folder: Path, group: RankGroup) -> None:
     adversary = [] if state.discriminator is None else [state.discriminator.net]
     for net in (state.net, state.average, *adversary):
         group.broadcast(list(net.state_dict().values()))  # not every net draws the same weights each time
+
+
+# ---- checkpoints: tensors, numbers and text, which load with weights_only=True
+
+
+def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:  # Any: tensors and numbers
+    """Write `state` after `step` steps into `folder`, delete all but the newest `keep`, and return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = checkpoint_at(folder, step)
+    with whole_file(path) as partial:
+        torch.save(dict(state), partial)
+    for old in checkpoints(folder)[:-keep]:
+        old.unlink()
+    return path
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:  # Any: tensors and numbers
+    """Return the state in the checkpoint at `path`.
+
+    Raises:
+        RunError: the file is damaged, or holds other objects than tensors, numbers and text.
+    """
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds
+        raise RunError(
+            f"checkpoint {path} cannot be read ({type(error).__name__}: {error}); "
+            "delete it to continue from the one before"
+        ) from error
+    return state
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in `folder`, oldest first; each is named by the number of steps before it."""
+    return sorted(folder.glob(f"[0-9]*{SUFFIX}"))
+
+
+def checkpoint_at(folder: Path, step: int) -> Path:
+    """Return the path of the checkpoint after `step` steps in `folder`; it need not exist."""
+    return folder / f"{step:09}{SUFFIX}"
+
+
+def save_weights(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write `tensors` to `path` as safetensors, whole or not at all."""
+    atomic_write(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))

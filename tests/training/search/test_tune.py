@@ -18,9 +18,8 @@ from trainings import Threads, losses_in, make_folder
 
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.recipes.training import LOSSES, STOP, WEIGHTS, load_training
-from volpipe.training.checkpoints import checkpoints
 from volpipe.training.logs import last_step
-from volpipe.training.loop import train
+from volpipe.training.loop import checkpoints, train
 from volpipe.training.search import optuna as optuna_module
 from volpipe.training.search.optuna import BEST, STUDY, Range, Study, load_tuning, run_tuning
 from volpipe.training.search.trials import OnEnd, TrialResult
