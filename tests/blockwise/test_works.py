@@ -17,6 +17,7 @@ from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
+from volpipe.blockwise.notes import DRIVER, read_note
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.work import (
     Errand,
@@ -28,7 +29,6 @@ from volpipe.blockwise.work import (
     observing,
 )
 from volpipe.errors import PlanError, RunError, RunStopped, SiteError, VolpipeError
-from volpipe.runs.presence import read_note
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +157,7 @@ def test_an_error_of_the_site_ends_all_works_and_each_is_told(tmp_path: Path) ->
     for work in begun:
         assert isinstance(work.seen, SiteError)
         assert work.folder is not None
-        note = read_note(work.folder)
+        note = read_note(work.folder / DRIVER)
         assert note is not None and note.ended == "stopped"
         assert "the queue is closed" in (work.folder / "log").read_text()
 
@@ -212,7 +212,7 @@ def test_an_interrupt_reaches_every_open_work_which_leaves_its_folder_as_interru
     pool.show = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         perform_all(pool, works)
-    states = {work.name: None if work.folder is None else read_note(work.folder) for work in works}
+    states = {work.name: None if work.folder is None else read_note(work.folder / DRIVER) for work in works}
     ended = {name: note.ended for name, note in states.items() if note is not None}
     open_works = [work for work in works if isinstance(work.seen, KeyboardInterrupt)]
     assert open_works

@@ -13,9 +13,9 @@ import pytest
 from command import THREADS, Give, begin, finish, giver, set_each, wait_until
 from volumes import noise, windowed, write_volume
 
+from volpipe.blockwise.notes import DRIVER, Note, StageNote
 from volpipe.errors import RunError
-from volpipe.runs import presence
-from volpipe.runs.presence import Note, Presence, StageNote, find_driver, present
+from volpipe.runs.presence import Presence, find_driver, present
 from volpipe.volumes.storage.lock import held
 
 SHAPE = (16, 24, 16)
@@ -46,7 +46,7 @@ def test_a_run_that_is_alive_says_so_and_one_that_was_stopped_how_it_goes_on(tmp
     missing = give("status", "out.zarr")
     assert (missing.code, "no run of out.zarr was started" in missing.err) == (2, True)
     process = begin(tmp_path, *RUN)
-    note = tmp_path / "out.zarr.run" / presence.FILE
+    note = tmp_path / "out.zarr.run" / DRIVER
 
     def at_work() -> bool:
         return note.is_file() and json.loads(note.read_text())["stages"].get("infer", {}).get("in_flight", 0) > 0
@@ -96,13 +96,13 @@ def session(host: str, pid: int = 12) -> str:
 def test_a_driver_on_another_machine_whose_lock_cannot_be_seen_is_known_by_its_last_sign(tmp_path: Path) -> None:
     with held(tmp_path, session("node7"), RunError):
         pass  # the lock is free as seen from here, as on a file system that keeps locks to itself
-    there = Presence(tmp_path / presence.FILE, Note(session("node7")))
+    there = Presence(tmp_path / DRIVER, Note(session("node7")))
     there.tell({"infer": StageNote(3, 8, 2)}, 0.4, 60.0)
     driver = find_driver(tmp_path, tmp_path / "journal.jsonl")
     assert (driver.state, driver.host, driver.is_at_work) == ("unseen", "node7", True)
     assert driver.note is not None and driver.note.stages["infer"] == StageNote(3, 8, 2)
-    old = json.loads((tmp_path / presence.FILE).read_text()) | {"at": time.time() - 3600}
-    (tmp_path / presence.FILE).write_text(json.dumps(old))
+    old = json.loads((tmp_path / DRIVER).read_text()) | {"at": time.time() - 3600}
+    (tmp_path / DRIVER).write_text(json.dumps(old))
     driver = find_driver(tmp_path, tmp_path / "journal.jsonl")
     assert (driver.state, driver.is_at_work) == ("unseen", False)
     assert driver.silent_seconds == pytest.approx(3600, abs=5)

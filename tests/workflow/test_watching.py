@@ -27,13 +27,13 @@ from volumes import noise, windowed, write_volume
 
 from volpipe.blockwise import journal
 from volpipe.blockwise.journal import JournalReader, Record, Totals
+from volpipe.blockwise.notes import DRIVER, Note, StageNote, write_note
 from volpipe.blockwise.usage import Usage
 from volpipe.display.plain import plain_console
 from volpipe.display.watching import follow, plain_line, view
 from volpipe.errors import RunError
 from volpipe.evaluation.evaluate import Evaluation
-from volpipe.runs import presence
-from volpipe.runs.presence import Driver, Note, StageNote
+from volpipe.runs.presence import Driver
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import JournalAccount
 from volpipe.runs.worker import Inferred
@@ -99,7 +99,7 @@ def watcher(tmp_path: Path) -> Iterator[Path]:
 
 
 def is_at_work(folder: Path) -> bool:
-    note = folder / "out.zarr.run" / presence.FILE
+    note = folder / "out.zarr.run" / DRIVER
     return note.is_file() and json.loads(note.read_text())["stages"].get("infer", {}).get("in_flight", 0) > 0
 
 
@@ -266,7 +266,7 @@ def test_a_driver_whose_clock_is_wrong_is_known_by_new_signs(
     def look() -> Status:
         if time.monotonic() - first < 0.8:  # it lives so long
             note = Note(session, at=time.time() + skew, stages={"infer": StageNote(2, 12, 1)})
-            (folder / presence.FILE).write_text(json.dumps(presence.asdict(note)))
+            write_note(folder / DRIVER, note)
         status = observer.look()
         states.append((time.monotonic() - first, status.state))
         return status
@@ -292,7 +292,7 @@ def test_what_is_damaged_is_said_in_a_sentence(
     done: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     give, folder = giver(done, monkeypatch, capsys), done / "out.zarr.run"
-    (folder / presence.FILE).write_text('{"session": "proc')  # half written
+    (folder / DRIVER).write_text('{"session": "proc')  # half written
     assert give("status", "--watch", "out.zarr").code == 0
     journal = (folder / "journal.jsonl").read_text()
     for wrong in ("no JSON\n", '{"stage":"infer","done":[0],"result":"Other"}\n', '{"volume": "foreign"}\n'):

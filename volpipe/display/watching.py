@@ -24,7 +24,7 @@ from volpipe.display.reports import waiting_line
 from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:
-    from volpipe.runs.presence import StageNote
+    from volpipe.blockwise.notes import StageNote
     from volpipe.training.logs import TrainingPace
     from volpipe.workflow.status import Status
 
