@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from volpipe.display.console import INCOMPLETE, REFUSED, Notices
 from volpipe.errors import NOTICE, VolpipeError
-from volpipe.monitoring.targets import STANDARD_ERROR, Address, Port, check_file, parse_address, parse_target
+from volpipe.monitoring.exposition import Port, check_file, parse_target
 from volpipe.runs.presence import COMMAND
 
 if TYPE_CHECKING:
     from volpipe.monitoring.ending import Ending, State, Witness
+    from volpipe.monitoring.notify import Address
 
 log = logging.getLogger(__name__)
 
+STANDARD_ERROR = "-"  # as a target of the log
 INTERRUPTED_BY = "interrupted; run the same command again to continue"
 
 
@@ -56,6 +58,8 @@ class Watch:
         """
         self.command = command
         if url is not None:
+            from volpipe.monitoring.notify import parse_address
+
             self.address = parse_address(url)
         if metrics is None and log_json is None and url is None:
             return ""
