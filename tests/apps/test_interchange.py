@@ -32,8 +32,7 @@ from parsl.executors.high_throughput import probe
 from volpipe.apps import pool
 from volpipe.apps.htex import executor as executor_module
 from volpipe.apps.htex.executor import ResilientExecutor, translate_error
-from volpipe.apps.htex.lean_imports import PACKAGES
-from volpipe.apps.htex.processes import INTERCHANGE, WORKER, WORKERS, probe_apart, with_port
+from volpipe.apps.htex.processes import INTERCHANGE, PACKAGES, WORKER, WORKERS, probe_apart, with_port
 from volpipe.apps.htex.watch import Watch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, WorkerLost
 
@@ -263,12 +262,6 @@ def test_a_pool_looks_for_its_interchange_by_another_name(monkeypatch: pytest.Mo
         assert probe.probe_addresses(context, {url}, timeout_ms=10_000, identity=b"mine") == url
         answering.join()
     assert names == [b"mine-probe"]
-
-
-def test_a_pool_registers_without_the_packages_that_are_installed_here(
-    kernel: DataFlowKernel, executor: ResilientExecutor
-) -> None:
-    assert [*executor.connected_managers_packages().values()] == [{}]
 
 
 def test_a_pool_waits_for_its_port_as_long_as_there_is_a_driver(tmp_path: Path) -> None:
