@@ -16,7 +16,6 @@ import pytest
 from command import wait_until
 from conftest import ROOT
 
-from volpipe.blockwise.gpu import GpuSample
 from volpipe.blockwise.notes import (
     IDLE_SECONDS,
     OVER,
@@ -34,6 +33,7 @@ from volpipe.blockwise.notes import (
     write_note,
 )
 from volpipe.blockwise.task import Making, work_behind, work_each
+from volpipe.blockwise.usage import GpuSample
 
 HERE = f"process 1 on {socket.gethostname()} since 2026-11-23 10:00:00 (1)"
 AWAY = "process 1 on elsewhere since 2026-11-23 10:00:00 (1)"
@@ -71,7 +71,7 @@ def test_what_is_no_note_is_none(content: bytes, tmp_path: Path) -> None:
 def test_a_task_says_what_it_does_where_notes_are_kept_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("volpipe.blockwise.notes.sample_gpu", lambda: GpuSample(87.0, 5))
+    monkeypatch.setattr("volpipe.blockwise.usage.sample_gpu", lambda: GpuSample(87.0, 5))
     before, seen = writing(), list[Note]()
 
     def one(unit: int) -> None:

@@ -22,7 +22,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from volpipe.blockwise.gpu import sample_gpu
 from volpipe.volumes.storage.paths import partial_of, whole_file
 
 DRIVER, WORKERS, OVER = "progress.json", "beats", "over"  # in a run's folder, and in that of its workers
@@ -273,6 +272,8 @@ class WorkerNotes:
 
     def _note(self, run: _Run) -> Note:
         import psutil
+
+        from volpipe.blockwise.usage import sample_gpu  # numpy, which the command line does without
 
         gpu = sample_gpu()
         return Note(

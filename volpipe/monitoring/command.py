@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from volpipe.display.console import INCOMPLETE, REFUSED, Notices
 from volpipe.errors import NOTICE, VolpipeError
-from volpipe.monitoring.exposition import Port, check_file, parse_target
+from volpipe.monitoring.exposition import check_file, monitored
 from volpipe.runs.presence import COMMAND
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ class Watch:
         self._stack.enter_context(observing(self.witness))
         if log_json is not None:
             self._stack.enter_context(self._logging(log_json))
-        if metrics is None:
-            return ""
-        return self._stack.enter_context(_measured(parse_target(metrics), command, recipe))
+        return self._stack.enter_context(monitored(metrics, command, recipe))
 
     @contextmanager
     def _logging(self, target: str) -> Iterator[None]:
@@ -187,13 +185,3 @@ def watched() -> Iterator[Watch]:
             sys.exit(1)
         raise
     watch.close(0)
-
-
-@contextmanager
-def _measured(target: Port | Path, command: str, recipe: object) -> Iterator[str]:
-    """Let metrics be read at `target` meanwhile, and give their address."""
-    from volpipe.monitoring.exposition import exposed, name_of
-    from volpipe.monitoring.metrics import Metrics
-
-    with exposed(target, Metrics(command, name_of(recipe))) as place:
-        yield place

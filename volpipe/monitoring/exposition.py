@@ -95,38 +95,34 @@ def check_file(option: str, path: Path) -> Path:
 
 
 @contextmanager
-def exposed(target: Port | Path, metrics: Metrics) -> Iterator[str]:
+def monitored(target: str | int | Path | None, command: str, recipe: object = None) -> Iterator[str]:
     """Let the metrics of what this thread performs meanwhile be read at `target`, and give their address.
 
-    Nothing of it stays open.
+    Nothing of it stays open. Arguments as of `Metrics`, and:
+
+    Args:
+        target: as a user names it; None: nowhere, and the address is "".
 
     Raises:
-        VolpipeError: the port is taken, or the file cannot be written.
+        VolpipeError: it is none, the port is taken, or the file cannot be written.
     """
+    if target is None:
+        yield ""
+        return
+    place = parse_target(str(target))
     from prometheus_client import CollectorRegistry
 
     from volpipe.blockwise.work import observing
-
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    publisher = _served if isinstance(target, Port) else _written
-    with publisher(target, registry) as place, _asking(metrics), observing(metrics):  # type: ignore[arg-type]
-        yield place
-
-
-@contextmanager
-def monitored(target: str | int | Path | None, command: str, recipe: object = None) -> Iterator[None]:
-    """Let metrics be read meanwhile at `target`, as a user names it; None: nowhere. Arguments as of `Metrics`."""
-    if target is None:
-        yield
-        return
     from volpipe.monitoring.metrics import Metrics  # knows works of every kind: most of what a run would import
 
-    with exposed(parse_target(str(target)), Metrics(command, name_of(recipe))):
-        yield
+    registry, metrics = CollectorRegistry(), Metrics(command, _name_of(recipe))
+    registry.register(metrics)  # type: ignore[arg-type]
+    publisher = _served if isinstance(place, Port) else _written
+    with publisher(place, registry) as address, _asking(metrics), observing(metrics):  # type: ignore[arg-type]
+        yield address
 
 
-def name_of(recipe: object) -> str:
+def _name_of(recipe: object) -> str:
     """Return the name of a recipe that is given by one, "" of any other."""
     return Path(recipe).stem if isinstance(recipe, str | Path) else ""
 

@@ -42,6 +42,7 @@ STATES: tuple[State, ...] = (
 MOST_FLOW_STAGES = 64  # labels of stages of flows: a batch may have a recipe for each of its datasets
 OTHER = "other"  # that of all beyond
 Values = Mapping[str, float]  # by state
+Sources = dict[tuple[str, ...], object]  # what has the values of metrics, by their labels
 
 # Name, kind and text of each metric, and the attribute that has its value, or those by state; None or {} has none.
 OF_WORK = (
@@ -263,12 +264,14 @@ class Metrics(Witness):
 
         info = {"version": volpipe.__version__, "command": self.command, "recipe": self.recipe, "output": self.output}
         yield InfoMetricFamily("volpipe", "The work: version, command, recipe and output.", value=info)
-        flow_stages = self._sums()
-        yield from _filled(OF_WORK, {(self.output,): self}, ["output"])
-        rows = {(self.output, of, stage): row for of, sums in flow_stages.items() for stage, row in sums.rows.items()}
-        yield from _filled(OF_STAGE, rows, ["output", "flow_stage", "stage"])
-        accounts = {(self.output, of): sums for of, sums in flow_stages.items()}
-        yield from _filled(OF_FLOW_STAGE, accounts, ["output", "flow_stage"])
+        works, stages, flow_stages = Sources(), Sources(), Sources()
+        works[self.output,] = self
+        for name, sums in self._sums().items():
+            flow_stages[self.output, name] = sums
+            stages.update({(self.output, name, stage): row for stage, row in sums.rows.items()})
+        yield from _filled(OF_WORK, works, ["output"])
+        yield from _filled(OF_STAGE, stages, ["output", "flow_stage", "stage"])
+        yield from _filled(OF_FLOW_STAGE, flow_stages, ["output", "flow_stage"])
 
     def _sums(self) -> dict[str, _Account]:
         """Return the numbers of all works, ended or not, by stage of a flow."""
@@ -291,7 +294,7 @@ class Metrics(Witness):
 
     @property
     def memory_bytes(self) -> float:
-        return psutil.Process().memory_info().rss
+        return float(psutil.Process().memory_info().rss)
 
     @property
     def cpu_seconds(self) -> float:
@@ -327,9 +330,7 @@ class Metrics(Witness):
         return {"done": done, "left": max(0, self.work.training.recipe.train.steps - done)}
 
 
-def _filled(
-    table: Sequence[tuple[str, str, str, str]], sources: Mapping[tuple[str, ...], object], labels: Sequence[str]
-) -> Iterator[Metric]:
+def _filled(table: Sequence[tuple[str, str, str, str]], sources: Sources, labels: Sequence[str]) -> Iterator[Metric]:
     """Yield the metrics of a table with their values of all `sources`, which are given by their `labels`."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
