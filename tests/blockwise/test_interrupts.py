@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scripted_workers import Looped, Workers
+from scripted import Looped, Workers
 
 from volpipe.blockwise import loop as loop_module
 from volpipe.blockwise.interrupts import INTERRUPTS, Interrupts
