@@ -186,7 +186,6 @@ class _Run:
     due: float
     tasks: list[Reporter] = field(default_factory=list)
     latest: float = 0.0  # note
-    pause: float = 0.0
 
     def look(self) -> None:
         """Dismiss the tasks if the driver was asked to stop."""
@@ -194,36 +193,31 @@ class _Run:
             for task in self.tasks:
                 task.is_dismissed = True
 
-    def plan_next(self, now: float) -> None:
-        """Take note of a note that is written now: ever more time passes until the next, where there are no tasks."""
-        self.latest = now
-        self.pause = self.every if self.tasks else min(IDLE_SECONDS, 2 * max(self.pause, self.every))
-        self.due = now + self.pause
-
 
 class WorkerNotes:
     """The notes of a process, written by a thread while there are runs whose drivers keep notes.
 
     Args:
         seconds, away_seconds: between two notes, on the driver's machine and elsewhere.
+        idle_seconds: the same while there is no task.
     """
 
-    def __init__(self, seconds: float = SECONDS, away_seconds: float = AWAY_SECONDS) -> None:
-        self.seconds, self.away_seconds = seconds, away_seconds
+    def __init__(
+        self, seconds: float = SECONDS, away_seconds: float = AWAY_SECONDS, idle_seconds: float = IDLE_SECONDS
+    ) -> None:
+        self.seconds, self.away_seconds, self.idle_seconds = seconds, away_seconds, idle_seconds
         self._changed = threading.Condition()
         self._runs: dict[Path, _Run] = {}
-        self._without: set[tuple[Path, str]] = set()  # runs and sessions that keep no notes
         self._thread: threading.Thread | None = None
         self._sampled, self._cpu, self._percent = 0.0, 0.0, 0.0
 
     def start(self, run: Path, task: Reporter) -> bool:
         """Tell of `task`, which is of `run`, from now on; return whether notes are kept."""
         with self._changed:
-            of_run = self._runs.get(run)
-            if of_run is None and not self._is_kept(run, task.session):
-                return False
-            now = time.monotonic()
+            of_run, now = self._runs.get(run), time.monotonic()
             if of_run is None:
+                if not (run / WORKERS).is_dir():
+                    return False
                 is_here = f" on {socket.gethostname()} since " in task.session
                 every = self.seconds if is_here else self.away_seconds
                 of_run = self._runs[run] = _Run(run / WORKERS, task.session, every, now + self.seconds)
@@ -238,11 +232,6 @@ class WorkerNotes:
                 self._thread.start()
             self._changed.notify()
         return True
-
-    def _is_kept(self, run: Path, session: str) -> bool:
-        if (run, session) not in self._without and not (run / WORKERS).is_dir():
-            self._without.add((run, session))
-        return (run, session) not in self._without
 
     def end(self, run: Path, task: Reporter) -> None:
         """Tell no more of `task`; the file stays until the driver deletes it."""
@@ -259,7 +248,7 @@ class WorkerNotes:
                 now = time.monotonic()
                 due = [run for run in self._runs.values() if run.due <= now]
                 for run in due:
-                    run.plan_next(now)
+                    run.latest, run.due = now, now + self._pause(run)
                 if not due:
                     self._changed.wait(min(run.due for run in self._runs.values()) - now)
             for run in due:
@@ -270,6 +259,9 @@ class WorkerNotes:
                     if is_gone and not run.folder.is_dir():  # a new driver may have made it again
                         del self._runs[run.folder.parent]
 
+    def _pause(self, run: _Run) -> float:
+        return run.every if run.tasks else self.idle_seconds
+
     def _note(self, run: _Run) -> Note:
         import psutil
 
@@ -277,7 +269,7 @@ class WorkerNotes:
 
         gpu = sample_gpu()
         return Note(
-            run.session, socket.gethostname(), os.getpid(), time.time(), every=run.pause,
+            run.session, socket.gethostname(), os.getpid(), time.time(), every=self._pause(run),
             cpu_percent=self._cpu_percent(), memory_bytes=int(psutil.Process().memory_info().rss),
             device_percent=None if gpu is None else gpu.percent,
             device_used_bytes=None if gpu is None else gpu.used_bytes,

@@ -116,7 +116,7 @@ def monitored(target: str | int | Path | None, command: str, recipe: object = No
     from volpipe.monitoring.metrics import Metrics  # knows works of every kind: most of what a run would import
 
     registry, metrics = CollectorRegistry(), Metrics(command, _name_of(recipe))
-    registry.register(metrics)  # type: ignore[arg-type]
+    registry.register(metrics)
     publisher = _served if isinstance(place, Port) else _written
     with publisher(place, registry) as address, _asking(metrics), observing(metrics):  # type: ignore[arg-type]
         yield address

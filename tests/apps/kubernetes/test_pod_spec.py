@@ -212,7 +212,8 @@ def test_term_ends_a_command_at_once_that_the_shell_waits_for() -> None:
     assert time.monotonic() - began < 5
 
 
-ONE = [{"name": "a", "image": "b"}]
+ONE: list[Json] = [{"name": "a", "image": "b"}]
+EMPTY, TOO_MUCH = {"name": "v"}, {"limits": {"memory": "1Gi"}, "requests": {"memory": "1500Mi"}}
 WRONG = [
     ({"spec": {"containers": ONE, "hostname": "a.b"}}, "spec.hostname: Invalid value: 'a.b'"),
     ({"spec": {"containers": ONE, "hostname": "a" * 64}}, "spec.hostname: Invalid value: 'aaaa"),
@@ -225,33 +226,15 @@ WRONG = [
     ({"spec": {"containers": []}}, "spec.containers: Required value"),
     ({"spec": {"containers": [{"name": "a"}]}}, "spec.containers.image: Required value"),
     ({"spec": {"containers": [{"image": "a"}]}}, "name"),
-    ({"spec": {"containers": [{"name": "a", "image": "b"}], "restartPolicyy": "Never"}}, 'unknown field "spec.restart'),
+    ({"spec": {"containers": ONE, "restartPolicyy": "Never"}}, 'unknown field "spec.restart'),
     ({"spec": {"containers": [{"name": "a", "image": 3}]}}, "valid string"),
     (
-        {"spec": {"containers": [{"name": "a", "image": "b", "volumeMounts": [{"name": "v", "mountPath": "/"}]}]}},
+        {"spec": {"containers": [ONE[0] | {"volumeMounts": [EMPTY | {"mountPath": "/"}]}]}},
         "volumeMounts.name: Not found: 'v'",
     ),
+    ({"spec": {"containers": ONE, "volumes": [EMPTY | {"emptyDir": {}}] * 2}}, "spec.volumes: Duplicate value"),
     (
-        {
-            "spec": {
-                "containers": [{"name": "a", "image": "b"}],
-                "volumes": [{"name": "v", "emptyDir": {}}, {"name": "v", "emptyDir": {}}],
-            }
-        },
-        "spec.volumes: Duplicate value",
-    ),
-    (
-        {
-            "spec": {
-                "containers": [
-                    {
-                        "name": "a",
-                        "image": "b",
-                        "resources": {"limits": {"memory": "1Gi"}, "requests": {"memory": "1500Mi"}},
-                    }
-                ]
-            }
-        },
+        {"spec": {"containers": [ONE[0] | {"resources": TOO_MUCH}]}},
         "requests[memory]: Invalid value: '1500Mi': must be less than or equal to limit 1Gi",
     ),
 ]
