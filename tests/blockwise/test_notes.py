@@ -60,7 +60,7 @@ def test_a_note_comes_back_as_it_was(note: Note, tmp_path: Path) -> None:
     assert read_note(tmp_path / "n") == note
 
 
-@pytest.mark.parametrize("content", [b"", b'{"session": "proc', b'{"tasks": 3}', b"[]", b"\xff\x00"])
+@pytest.mark.parametrize("content", [b"", b'{"session": "proc', b'{"tasks": 3}', b"{}", b"[]", b"\xff\x00"])
 def test_what_is_no_note_is_none(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "n").write_bytes(content)
     assert read_note(tmp_path / "n") is None

@@ -28,6 +28,7 @@ DRIVER, WORKERS, OVER = "progress.json", "beats", "over"  # in a run's folder, a
 SECONDS = 0.5  # between two notes of a worker on the driver's machine
 AWAY_SECONDS = 5.0  # of others: the folder is on a shared file system then, which has few of such requests to spare
 IDLE_SECONDS = 30.0  # of a worker that has no task
+REMOVALS = 3  # attempts: NFS keeps a file that a worker has open until it is closed
 LEAST_SAMPLE = 0.2  # seconds, below which a share of a processor says nothing
 
 
@@ -81,7 +82,7 @@ class Note:
         tasks: none where it waits for one; several where tasks share a process.
     """
 
-    session: str = ""
+    session: str
     host: str = ""
     pid: int = 0
     at: float = 0.0
@@ -162,7 +163,12 @@ def keeping_notes(run: Path) -> Iterator[None]:
 def _remove(folder: Path) -> None:
     """Delete the folder at once, to which workers may still write."""
     with suppress(OSError):
-        shutil.rmtree(folder.rename(partial_of(folder)), ignore_errors=True)
+        removed = folder.rename(partial_of(folder))
+        for _ in range(REMOVALS):
+            shutil.rmtree(removed, ignore_errors=True)
+            if not removed.exists():
+                return
+            time.sleep(0.1)
 
 
 def dismiss(run: Path) -> None:
