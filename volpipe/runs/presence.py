@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from volpipe.blockwise.notes import DRIVER, Note, StageNote, read_note, write_note
+from volpipe.blockwise.notes import DRIVER, Note, StageNote, keeping_notes, read_note, write_note
 from volpipe.volumes.storage.lock import find_holder
 
 SECONDS = 2.0  # between two writings, at least
@@ -96,12 +96,16 @@ class Presence:
 
 @contextmanager
 def present(folder: Path, session: str) -> Iterator[Presence]:
-    """Give the presence of the driver that holds `folder` as `session`; at the end it says how that went."""
+    """Give the presence of the driver that holds `folder` as `session`; at the end it says how that went.
+
+    Notes of workers are kept meanwhile.
+    """
     note = Note(session, socket.gethostname(), os.getpid(), command=COMMAND.line, folder=str(Path.cwd()))
     presence = Presence(folder / DRIVER, note)
     presence.tell({})
     try:
-        yield presence
+        with keeping_notes(folder):
+            yield presence
     except KeyboardInterrupt:
         presence.leave("interrupted")
         raise

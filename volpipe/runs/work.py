@@ -18,7 +18,7 @@ from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.journal import Attempt, Journal, JournalReader, Kinds, Record, Totals, read_records
 from volpipe.blockwise.logs import logging_to
-from volpipe.blockwise.notes import StageNote, keeping_notes
+from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
 from volpipe.blockwise.pool import Submit
 from volpipe.blockwise.stage import Schedule, Unit
@@ -255,7 +255,7 @@ class HeldWork(ABC, Generic[R]):
             self.claim()
             path = self.folder.path
             log_file, reports = logging_to(self.folder.log), self.reporting()
-            with log_file, reports, present(path, name) as presence, keeping_notes(path):
+            with log_file, reports, present(path, name) as presence:
                 return (yield from self.held_steps(name, presence))
 
 

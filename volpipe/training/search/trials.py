@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from volpipe.blockwise.notes import StageNote, keeping_notes
+from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Steps, Together
 from volpipe.errors import RecipeError
@@ -221,7 +221,7 @@ class TrialsWork(LearningWork[list[TrialResult]]):
         """Begin or resume the training of `trial`."""
         training = Training.begin(trial.recipe, self.search_path)
         work = TrainingWork(folder=RunFolder(self.folder.path / trial.name), training=training, same_input=True)
-        with work.folder.locked() as session, keeping_notes(work.folder.path):
+        with work.folder.locked() as session:
             work.claim()
             log.info("trial %s begins: %s", trial.name, format_values(trial.values))
             self.running[trial.name] = trial
