@@ -120,10 +120,8 @@ def reduce_blocks(
     subject: Subject, units: Sequence[int], session: str = "", run: str | None = None
 ) -> Record[BlockSums]:
     """Return the sums of blocks `units`, on a worker, whose sign of life goes to the folder `run`."""
-    reporter = Reporter(None if run is None else Path(run), session, subject.own_box)
-    return work_each(
-        subject.stage, units, lambda block: subject.sums(block, session), BlockSums.joined, reporter=reporter
-    )
+    own = Reporter(None if run is None else Path(run), session, subject.own_box)
+    return work_each(subject.stage, units, lambda block: subject.sums(block, session), BlockSums.joined, reporter=own)
 
 
 def tables(results: Results) -> Iterator[tuple[int, PlainOverlaps]]:

@@ -223,14 +223,8 @@ def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
         save(job.file(EDGES, block), joins=joins, pairs=pairs, sums=result.sums, first=result.first)
         return EdgeCounts.total([(block, len(joins), len(result.pairs))], seen)
 
-    return work_each(
-        "edges",
-        units,
-        one,
-        EdgeCounts.joined,
-        job.check_session,
-        job.reporter(lambda block: job.plan.blocks.box(block)),
-    )
+    reporter = job.reporter(lambda block: job.plan.blocks.box(block))
+    return work_each("edges", units, one, EdgeCounts.joined, job.check_session, reporter)
 
 
 _NO_EDGES = Edges(*(np.zeros((0, columns), np.int64) for columns in (2, 2, 1)))
