@@ -20,8 +20,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
+from volpipe.blockwise.notes import Reporter
 from volpipe.blockwise.phase import Progress, Show
 from volpipe.blockwise.task import work_once
 from volpipe.blockwise.usage import peak_bytes
@@ -211,8 +211,8 @@ def _mean(rates: list[UnitCosts]) -> UnitCosts:
 
 def try_blocks(job: Job, units: Sequence[int]) -> Record[UnitCosts]:
     """Run blocks `units` in the job's folder; the record speaks of the first for all."""
-    beater = Beater(Path(job.folder).parents[1])  # the run's folder, in which `calibrate` makes that of the job
-    return work_once("rehearse", units[0], lambda: _try(job, units), beater)
+    reporter = Reporter(Path(job.folder).parents[1])  # the run's folder, in which `calibrate` makes that of the job
+    return work_once("rehearse", units[0], lambda: _try(job, units), reporter)
 
 
 def _try(job: Job, units: Sequence[int]) -> UnitCosts:

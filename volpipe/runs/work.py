@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.feed import Feed
-from volpipe.blockwise.heartbeat import listening
 from volpipe.blockwise.journal import Attempt, Journal, JournalReader, Kinds, Record, Totals, read_records
 from volpipe.blockwise.logs import logging_to
+from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
 from volpipe.blockwise.pool import Submit
 from volpipe.blockwise.stage import Schedule, Unit
@@ -35,7 +35,7 @@ from volpipe.runs.pages import (
     is_current,
     page_of,
 )
-from volpipe.runs.presence import Presence, StageNote, present
+from volpipe.runs.presence import Presence, present
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.updates import TakesBack
 from volpipe.runs.worker import Written
@@ -255,7 +255,7 @@ class HeldWork(ABC, Generic[R]):
             self.claim()
             path = self.folder.path
             log_file, reports = logging_to(self.folder.log), self.reporting()
-            with log_file, reports, present(path, name) as presence, listening(path):
+            with log_file, reports, present(path, name) as presence:
                 return (yield from self.held_steps(name, presence))
 
 

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from volpipe.blockwise.heartbeat import Beater, no_box
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.malloc import keep_freed_memory
+from volpipe.blockwise.notes import Reporter, no_box
 from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.task import Making, Outcomes, work, work_behind, work_each
 from volpipe.errors import PlanError
@@ -92,9 +92,11 @@ class Job:
     def tensors(self) -> Tensors:
         return Tensors(self.plan, Path(self.folder))
 
-    def beater(self, box: Callable[[int], Box] | None = None, num_windows: Callable[[], int] | None = None) -> Beater:
+    def reporter(
+        self, box: Callable[[int], Box] | None = None, num_windows: Callable[[], int] | None = None
+    ) -> Reporter:
         """Return what tells of a task, whose units have such a box (z, y, x), in the sign of its worker."""
-        return Beater(Path(self.folder), self.session, box or no_box, num_windows)
+        return Reporter(Path(self.folder), self.session, box or no_box, num_windows)
 
     def check_session(self) -> None:
         """Refuse to write for a driver whose place another has taken: workers outlive a killed driver for a while.
@@ -224,8 +226,11 @@ def measure(job: Job, units: Sequence[int]) -> Record[Statistics]:
         data = data if is_whole else _finite(job.selection, box, data)
         return measure_voxels(data, job.bins[0] if job.bins else None)
 
-    stage, beater = "histogram" if job.bins else "measure", job.beater(lambda block: job.plan.lattice.core_box(block))
-    return work_each(stage, units, one, join, job.check_session, beater)
+    stage, reporter = (
+        "histogram" if job.bins else "measure",
+        job.reporter(lambda block: job.plan.lattice.core_box(block)),
+    )
+    return work_each(stage, units, one, join, job.check_session, reporter)
 
 
 def _finite(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
@@ -261,8 +266,8 @@ def scan(job: Job, units: Sequence[int]) -> Record[Cells]:
             tuple((block, cells) for block, cells, _ in found), tuple((block, state) for block, _, state in found)
         )
 
-    beater = job.beater(lambda block: job.plan.lattice.core_box(block))
-    return work_each("scan", units, one, joined, job.check_session, beater)
+    reporter = job.reporter(lambda block: job.plan.lattice.core_box(block))
+    return work_each("scan", units, one, joined, job.check_session, reporter)
 
 
 def factor(job: Job, units: Sequence[int]) -> Record[Seen]:
@@ -272,8 +277,8 @@ def factor(job: Job, units: Sequence[int]) -> Record[Seen]:
     def one(block: int) -> tuple[int, str]:
         return block, factor_block(job.selection, open_source(job), job.normalise, job.tensors, block)
 
-    beater = job.beater(lambda block: job.plan.sum_box(block))
-    return work_each("factor", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
+    reporter = job.reporter(lambda block: job.plan.sum_box(block))
+    return work_each("factor", units, one, lambda seen: Seen(tuple(seen)), job.check_session, reporter)
 
 
 def look(job: Job, units: Sequence[int], what: str) -> Record[Seen]:
@@ -284,8 +289,8 @@ def look(job: Job, units: Sequence[int], what: str) -> Record[Seen]:
         slabs = job.selection.slabs(block) if job.plan.has_slabs else ()
         return block, read_fingerprint(reader, slabs, job.selection.input_box(block))
 
-    beater = job.beater(job.selection.input_box)
-    return work_each(f"reread {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
+    reporter = job.reporter(job.selection.input_box)
+    return work_each(f"reread {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, reporter)
 
 
 @dataclass(frozen=True)
@@ -317,12 +322,12 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
     def num_windows() -> int:
         return sum(len(job.selection.windows_of(block)) for block in units)
 
-    beater = job.beater(lambda block: job.plan.sum_box(block), num_windows)
+    reporter = job.reporter(lambda block: job.plan.sum_box(block), num_windows)
 
     def outcomes() -> Outcomes:
         for block, outcome in infer_blocks(
             job.selection, job.normalise, job.tensors, window_source(job), units,
-            before_write=job.check_session, on_windows=beater.add, is_over=lambda: beater.is_dismissed,
+            before_write=job.check_session, on_windows=reporter.add, is_over=lambda: reporter.is_dismissed,
         ):  # fmt: skip
             if isinstance(outcome, Exception):
                 yield block, outcome
@@ -344,7 +349,7 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
             tuple(sums), total, tuple(clipped), tuple(sorted(shared)), tuple(bad), tuple(seen), tuple(in_blocks)
         )
 
-    return work("infer", units, outcomes(), result, beater)
+    return work("infer", units, outcomes(), result, reporter)
 
 
 def reassemble(job: Job, units: Sequence[int]) -> Record[Written]:
@@ -362,8 +367,8 @@ def reassemble(job: Job, units: Sequence[int]) -> Record[Written]:
 
         return written
 
-    beater, making = job.beater(lambda shard: job.plan.shards().box(shard)), Making(make, shards_behind(job.plan))
-    return work_behind("reassemble", units, making, Written.joined, job.check_session, beater)
+    reporter, making = job.reporter(lambda shard: job.plan.shards().box(shard)), Making(make, shards_behind(job.plan))
+    return work_behind("reassemble", units, making, Written.joined, job.check_session, reporter)
 
 
 def coarsen(job: Job, units: Sequence[int], level: int) -> Record[Written]:
@@ -375,8 +380,11 @@ def coarsen(job: Job, units: Sequence[int], level: int) -> Record[Written]:
         return lambda: Written(((level, shard, write()),))
 
     keep_freed_memory()  # of one part after the other
-    beater, making = job.beater(lambda shard: job.plan.shards(level).box(shard)), Making(make, shards_behind(job.plan))
-    return work_behind(f"pyramid {level}", units, making, Written.joined, job.check_session, beater)
+    reporter, making = (
+        job.reporter(lambda shard: job.plan.shards(level).box(shard)),
+        Making(make, shards_behind(job.plan)),
+    )
+    return work_behind(f"pyramid {level}", units, making, Written.joined, job.check_session, reporter)
 
 
 def discard(job: Job, units: Sequence[int], what: str) -> Record[None]:
@@ -388,7 +396,7 @@ def discard(job: Job, units: Sequence[int], what: str) -> Record[None]:
         else:
             job.tensors.discard_sum(*divmod(unit, len(PARTS)))
 
-    return work_each(f"discard {what}", units, one, check=job.check_session, beater=job.beater())
+    return work_each(f"discard {what}", units, one, check=job.check_session, reporter=job.reporter())
 
 
 def submitter(pool: WorkerPool, job: Job) -> Submit:

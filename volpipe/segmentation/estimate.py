@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
+from volpipe.blockwise.notes import Reporter
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.task import work_once
 from volpipe.blockwise.work import Steps, each
@@ -214,7 +214,7 @@ def cell_voxels(start: int, stop: int, cell: int, size: int) -> int:
 
 def try_blocks(trial: SegmentTrial, number: int) -> Record[SegmentCosts]:
     """Segment some blocks in a folder of the worker's own."""
-    return work_once("rehearse", number, lambda: _try(trial, number), Beater(Path(trial.folder).parent))
+    return work_once("rehearse", number, lambda: _try(trial, number), Reporter(Path(trial.folder).parent))
 
 
 def _try(trial: SegmentTrial, number: int) -> SegmentCosts:

@@ -19,10 +19,10 @@ from typing import Any, ClassVar, TypeVar
 
 import volpipe
 from volpipe.blockwise.failures import last_line, message_of
-from volpipe.blockwise.heartbeat import FOLDER as SIGNS
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Attempt, Journal, Record
 from volpipe.blockwise.loop import perform
+from volpipe.blockwise.notes import DRIVER, WORKERS, StageNote
 from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
@@ -35,8 +35,7 @@ from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.toml import Section
 from volpipe.recipes.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe
 from volpipe.reporting.page import REPORT, Draft, Page
-from volpipe.runs.presence import FILE as NOTE_FILE
-from volpipe.runs.presence import Presence, StageNote
+from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import HeldWork
 from volpipe.tables import html_facts
@@ -53,7 +52,7 @@ from volpipe.volumes.storage.paths import shown
 log = logging.getLogger(__name__)
 
 # files where no training has begun
-BOOKKEEPING = ("lock", "parsl", "volpipe.log", "inputs.json", NOTE_FILE, REPORT, SIGNS)
+BOOKKEEPING = ("lock", "parsl", "volpipe.log", "inputs.json", REPORT, DRIVER, WORKERS)
 
 R = TypeVar("R")
 OnStep = Callable[[int], None]
