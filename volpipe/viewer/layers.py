@@ -27,7 +27,6 @@ from volpipe.viewer.sources import (
     Chunks,
     Folder,
     Source,
-    as_files,
     decoded,
     difference,
     public_url,
@@ -133,9 +132,7 @@ def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
     run = _run_of(volume, notes)
     as_labels = is_labels(volume)
     url = public_url(volume) if run is None else None
-    source: Source | None = as_files(volume) if run is None and url is None else None
-    if source is None and url is None:
-        source = decoded(volume, as_labels=as_labels, written=None if run is None else run.written)
+    source = None if url is not None else decoded(volume, as_labels=as_labels, written=run and run.written)
     if volume.voxel_size_nm is None:
         notes.append(f"{volume}: voxel size unknown: places are in voxels, and there is no scale bar")
     kind: Kind = "labels" if as_labels else "colours" if volume.num_channels > 1 else "image"
