@@ -22,7 +22,7 @@ import volpipe as vp
 from volpipe.api.outputs import find_page
 from volpipe.blockwise.stage import Stage
 from volpipe.evaluation.evaluate import plan_evaluation
-from volpipe.evaluation.panels import evaluation_items
+from volpipe.evaluation.pictures import evaluation_items
 from volpipe.evaluation.results import evaluation_parts
 from volpipe.geometry.grid import Grid
 from volpipe.recipes.training import LOSSES

@@ -22,10 +22,10 @@ from volpipe.errors import VolumeError
 from volpipe.evaluation.image_scores import ImageSums, psnr
 from volpipe.geometry.grid import Box, Shape, Triple, triple
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
-from volpipe.notebook.pictures import DrawnInPanels, Panel
-from volpipe.notebook.slices import channel_note, error_panel, first_channel, grey_panel, slices_of
+from volpipe.notebook.pictures import Drawn, channel_note, first_channel, slices_of
 from volpipe.notebook.try_out import TryOut, divided, repeated, squeezed
-from volpipe.reporting.shades import display_range
+from volpipe.reporting.panels import Panel
+from volpipe.reporting.shades import display_range, diverge, shaded
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.tables import html_facts
 from volpipe.units import shape
@@ -69,7 +69,7 @@ class Image:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SideBySide(DrawnInPanels):
+class SideBySide(Drawn):
     """Two images over the same box, on the finer of their grids, and how they differ.
 
     Attributes:
@@ -123,9 +123,9 @@ class SideBySide(DrawnInPanels):
             largest = float(np.nanmax(np.abs(shown), initial=0.0, where=np.isfinite(shown)))
             scale = f"blue -{largest:.3g}, red +{largest:.3g}" if largest > 0 else "none"
             yield [
-                grey_panel(about, a[part.index], limits, nm),
-                grey_panel(f"{self.names[1]}\n{part.name}, same greys", b[part.index], limits, nm),
-                error_panel(f"difference b - a\n{scale}", shown, largest, nm),
+                Panel(about, shaded(a[None, *part.index], limits), nm),
+                Panel(f"{self.names[1]}\n{part.name}, same greys", shaded(b[None, *part.index], limits), nm),
+                Panel(f"difference b - a\n{scale}", diverge(shown, largest), nm),
             ]
 
     def _table(self) -> str:

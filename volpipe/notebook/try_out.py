@@ -30,10 +30,10 @@ from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import affine, join, measure, needs_histogram, needs_measuring, sampled_affine
 from volpipe.inference.windows import StreamedWindows
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
-from volpipe.notebook.pictures import DrawnInPanels, Panel
-from volpipe.notebook.slices import channel_note, first_channel, grey_panel, slices_of
+from volpipe.notebook.pictures import Drawn, channel_note, first_channel, slices_of
 from volpipe.recipes.inference import Recipe
-from volpipe.reporting.shades import display_range
+from volpipe.reporting.panels import Panel
+from volpipe.reporting.shades import display_range, shaded
 from volpipe.runs.verify import compute_box
 from volpipe.tables import html_facts
 from volpipe.units import count, shape
@@ -78,7 +78,7 @@ class TryFacts:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TryOut(DrawnInPanels):
+class TryOut(Drawn):
     """A box of a volume before and after a net.
 
     Attributes:
@@ -142,8 +142,8 @@ class TryOut(DrawnInPanels):
             about = f"input{channel_note(self.input)}\n{part.name}, {shown[0]:.4g} to {shown[1]:.4g}"
             result = f"output of {self.facts.net}{channel_note(self.output)}\n{part.name}, {same}"
             yield [
-                grey_panel(about, before[part.index], shown, nm),
-                grey_panel(result, after[part.index], greys, nm),
+                Panel(about, shaded(before[None, *part.index], shown), nm),
+                Panel(result, shaded(after[None, *part.index], greys), nm),
             ]
 
     def _table(self) -> str:

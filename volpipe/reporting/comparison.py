@@ -25,7 +25,7 @@ from volpipe.reporting import frames
 from volpipe.reporting.frames import EDGE
 from volpipe.reporting.histogram import histogram
 from volpipe.reporting.page import Item, Note, Picture, reason_of
-from volpipe.reporting.shades import Image2D, Range, colours, display_change, display_range, diverge, grey
+from volpipe.reporting.shades import Image2D, Range, coloured, display_change, display_range, diverge, shaded
 from volpipe.reporting.slices import (
     MOST_BYTES,
     PLANES,
@@ -42,7 +42,6 @@ from volpipe.reporting.slices import (
 )
 from volpipe.volumes.storage.metadata import Lengths
 
-OPACITY = 0.55  # of labels over an image
 AXES = "zyx"
 
 
@@ -254,7 +253,7 @@ class Drawing:
         known = ~np.isnan(image)
         finite = image[np.isfinite(image)]
         mean = f"mean {finite.mean():+.2g}, of absolute values {np.abs(finite).mean():.2g}; " if finite.size else ""
-        shown = frames.hatched(diverge(np.where(known, image, 0.0), self.largest), known)
+        shown = frames.hatched(diverge(image, self.largest), known)
         return self._picture(plane, "Difference", shown, mean)
 
     def _picture(self, plane: Plane, title: str, image: Image2D, remark: str = "") -> Picture:
@@ -335,29 +334,6 @@ def _place(plane: Plane) -> str:
 def limits_of(patches: Sequence[Patch]) -> Range:
     """Return the values of black and white of all that is known."""
     return display_range(*(patch.values() for patch in patches))
-
-
-def shaded(data: np.ndarray, limits: Range) -> Image2D:
-    """Return channels (c, y, x) as an image: greys of one, red, green and blue of more; NaN and infinities are red."""
-    finite = np.isfinite(data).all(axis=0)
-    channels = [grey(np.where(finite, channel, limits[0]), limits) for channel in data[:3]]
-    if len(channels) == 1 and finite.all():
-        return channels[0]
-    channels = channels * 3 if len(channels) == 1 else channels + [np.zeros_like(channels[0])] * (3 - len(channels))
-    image = np.stack(channels, axis=-1)
-    image[~finite] = (255, 0, 0)
-    return image
-
-
-def coloured(labels: np.ndarray, below: Image2D | None = None) -> Image2D:
-    """Return labels (y, x), each in a colour of its own, over the image `below`, or over black; 0 is clear."""
-    numbers, places = np.unique(labels, return_inverse=True)
-    table = colours(numbers)
-    shown = table[places.reshape(labels.shape)].astype(np.float64)
-    base = np.zeros_like(shown) if below is None else frames.in_colour(below).astype(np.float64)
-    share = np.where(labels == 0, 0.0, 1.0 if below is None else OPACITY)[..., None]
-    image: Image2D = np.rint(base * (1 - share) + shown * share).astype(np.uint8)
-    return image
 
 
 def _histograms(subject: Subject, planes: Sequence[Plane]) -> Iterator[Item]:

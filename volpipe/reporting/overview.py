@@ -15,17 +15,15 @@ from volpipe.geometry.grid import Box, Index
 from volpipe.reporting import frames
 from volpipe.reporting.comparison import (
     Subject,
-    coloured,
     damage_notes,
     field_of,
     limits_of,
     outer,
-    shaded,
     sides_of,
 )
 from volpipe.reporting.frames import EDGE, Scale
 from volpipe.reporting.page import Item, Note, Picture
-from volpipe.reporting.shades import Range
+from volpipe.reporting.shades import Range, coloured, shaded
 from volpipe.reporting.slices import PLANES, Patch, Sight, flat, num_chunks, slice_at
 from volpipe.volumes.places import levels_of
 from volpipe.volumes.volume import Volume

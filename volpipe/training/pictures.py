@@ -14,9 +14,8 @@ import numpy as np
 from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.recipes.training import TENSORS, TRUTH_KEY, TrainRecipe
 from volpipe.reporting import frames
-from volpipe.reporting.comparison import shaded
 from volpipe.reporting.page import Chart, Item, Note, Picture
-from volpipe.reporting.shades import Range, display_range
+from volpipe.reporting.shades import Range, display_range, shaded
 from volpipe.training.logs import sampled_log
 from volpipe.volumes.volume import Volume, open_volume
 

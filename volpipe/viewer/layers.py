@@ -132,7 +132,9 @@ def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
     run = _run_of(volume, notes)
     as_labels = is_labels(volume)
     url = public_url(volume) if run is None else None
-    source = None if url is not None else decoded(volume, as_labels=as_labels, written=run and run.written)
+    source = (
+        None if url is not None else decoded(volume, as_labels=as_labels, written=None if run is None else run.written)
+    )
     if volume.voxel_size_nm is None:
         notes.append(f"{volume}: voxel size unknown: places are in voxels, and there is no scale bar")
     kind: Kind = "labels" if as_labels else "colours" if volume.num_channels > 1 else "image"
