@@ -33,8 +33,8 @@ from volpipe.reporting.histogram import sizes_chart
 from volpipe.reporting.page import Chart, Link, Page, Picture, Section, Sheet
 from volpipe.reporting.render import write_page
 from volpipe.reporting.shades import colours
-from volpipe.training.pictures import curves
-from volpipe.training.search.pictures import trial_items
+from volpipe.training.pages import curves
+from volpipe.training.search.pages import trial_items
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.batch_table import DatasetRow
 from volpipe.workflow.driver import execute

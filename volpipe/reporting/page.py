@@ -67,7 +67,6 @@ class Picture:
     """An image as a file has it; PNG, or JPEG or WebP where that is much smaller.
 
     Attributes:
-        is_pixelated: whether its pixels are shown as squares when it is enlarged: voxels are not to be smoothed.
         is_wide: whether it has a line of its own.
     """
 
@@ -75,7 +74,6 @@ class Picture:
     caption: str
     image: bytes = field(repr=False)
     media_type: str = "image/png"
-    is_pixelated: bool = True
     is_wide: bool = False
 
 
@@ -126,15 +124,10 @@ class Draft:
 
 @dataclass(frozen=True)
 class Section:
-    """Items below one title.
-
-    Attributes:
-        is_side_by_side: whether items that follow each other share a line where the window is wide enough.
-    """
+    """Items below one title."""
 
     title: str
     items: Sequence[Item]
-    is_side_by_side: bool = False
 
 
 @dataclass(frozen=True)

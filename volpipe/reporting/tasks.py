@@ -43,7 +43,7 @@ def task_sections(
     box_of: BoxOf = lambda stage, unit: None,
     sites: Sequence[tuple[str, float]] = (),
 ) -> list[Section]:
-    """Return timeline, tables and failures of the tasks of `tally`.
+    """Return timeline, tables, failures and the slowest of the tasks of `tally`.
 
     Args:
         stages: how far each is, in the order of a voxel's life.
@@ -55,8 +55,10 @@ def task_sections(
         return [Section("Tasks", [Note("No task has ended yet.")])]
     tables = [stage_sheet(tally, stages or {}, names), *_worker_sheets(tally), *_session_sheet(tally, sites)]
     sections = [Section("Timeline", [*timeline(tally, names, box_of)]), Section("Tasks", tables)]
-    failures = _failure_items(tally, box_of)
-    return [*sections, Section("Failures and retries", failures)] if failures else sections
+    slowest = slowest_sheet(tally, box_of)
+    failures = Section("Failures and retries", _failure_items(tally, box_of))
+    others = [failures, Section("Slowest tasks", [slowest] if slowest else [])]
+    return [*sections, *(section for section in others if section.items)]
 
 
 def _percent(part: float, whole: float) -> str:
