@@ -279,22 +279,22 @@ def shown_dtype(dtype: np.dtype, *, as_labels: bool) -> np.dtype:
     return np.dtype(np.uint64 if as_labels else np.float32)
 
 
-def public_url(volume: Volume) -> str | None:
-    """Return the address by which a browser reads a remote `volume` itself; None where it cannot.
+def public_url(volume: Volume) -> str:
+    """Return the address by which a browser reads a remote `volume` itself; "" where it cannot.
 
     A browser has none of this machine's keys: with those, volumes in S3 are read by our reader.
     """
     place = absolute(volume.path)
     if not isinstance(place, object_store.Remote) or volume.format not in ("n5", "zarr2", "zarr3"):
-        return None
+        return ""
     if place.is_s3 and find_credentials().kind != "anonymous":
-        return None
+        return ""
     is_native = str(volume.dtype) in NATIVE and volume.view == View() and set(volume.axes) <= set("czyx")
     is_first = bool(volume.levels) and volume.key == volume.levels[0]
     group = volume.key.split("/")[:-1] if is_first else [volume.key]
     folder = place.joinpath(*filter(None, group))
     if not is_native or not _says_its_place(read_attributes(folder), volume.format):
-        return None
+        return ""
     root = place.root if not place.endpoint else f"{place.endpoint}/{place.bucket}"
     return f"{'/'.join((root, *folder.parts))}/|{volume.format}:"
 
