@@ -229,12 +229,12 @@ class Drawing:
             yield Note(self.legend)
         for plane in self.planes:
             if plane.source is not None:
-                yield self._picture(plane, "Input", self._image(plane, plane.source, "input"))
+                yield self._picture(plane, "Input", image_of(plane.source, plane.axis, self.limits["input"]))
         for plane in self.planes:
             if plane.output is not None and self.subject.plan.is_labels:
                 yield self._picture(plane, "Objects", self._objects(plane, plane.output))
             elif plane.output is not None:
-                yield self._picture(plane, "Output", self._image(plane, plane.output, "output"))
+                yield self._picture(plane, "Output", image_of(plane.output, plane.axis, self.limits["output"]))
         for plane in self.planes:
             if plane.change is not None and self.largest:
                 yield self._difference(plane, plane.change)
@@ -243,7 +243,7 @@ class Drawing:
         """Return labels in colours, over the input where that is known."""
         labels, known, below = flat(output.data[0], plane.axis), flat(output.is_known, plane.axis), None
         if plane.source is not None:
-            image = self._image(plane, plane.source, "input")
+            image = image_of(plane.source, plane.axis, self.limits["input"])
             down, across = map(max, labels.shape, image.shape[:2])
             labels, known, below = (frames.resized(each, (down, across)) for each in (labels, known, image))
         return frames.hatched(coloured(labels, below), known)
@@ -262,11 +262,6 @@ class Drawing:
         lengths = [n * v for n, v in zip(plane.box.shape, subject.voxel, strict=True)]
         file = frames.drawn(image, sides_of(lengths, plane.axis), subject.pixel, is_known=subject.is_sized)
         return Picture(f"{title}, {plane.name}", f"{remark}{_place(plane)}", *file)
-
-    def _image(self, plane: Plane, patch: Patch, name: str) -> Image2D:
-        """Return a slice in greys, several channels in colours, and hatched where it is not known."""
-        data = flat(patch.data, plane.axis)
-        return frames.hatched(shaded(data, self.limits[name]), flat(patch.is_known, plane.axis))
 
     @cached_property
     def limits(self) -> dict[str, Range]:
@@ -309,6 +304,12 @@ class Drawing:
             )
             sentences.append(f"The difference is output{output}{output and ','} less input{source}: {colours}.")
         return " ".join(sentences)
+
+
+def image_of(patch: Patch, axis: int, limits: Range | None) -> Image2D:
+    """Return a slice in greys, several channels in colours, labels (no `limits`) too; hatched where it is not known."""
+    data = flat(patch.data, axis)
+    return frames.hatched(coloured(data[0]) if limits is None else shaded(data, limits), flat(patch.is_known, axis))
 
 
 def sides_of(lengths: Sequence[float], axis: int) -> tuple[float, float]:

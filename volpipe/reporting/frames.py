@@ -60,15 +60,22 @@ def hatched(image: Image2D, is_known: np.ndarray) -> Image2D:
     return np.where(is_known[..., None], in_colour(image), stripes)
 
 
-def outlined(image: Image2D, part: Box) -> Image2D:
-    """Return `image` with a frame around `part` (y, x)."""
+def outlined(image: Image2D, part: Box, shape: tuple[int, ...]) -> Image2D:
+    """Return `image` with a frame around `part` (y, x), in pixels of an image of `shape` that it was made of."""
     shown = in_colour(image).copy()
-    (top, left), (bottom, right) = part.start, (b - 1 for b in part.stop)
+    sides = zip(part.start, part.stop, image.shape, shape, strict=False)
+    (top, bottom), (left, right) = (_ends(a * n / m, b * n / m, n) for a, b, n, m in sides)
     for thickness in (0, 1):
         a, b, c, d = (max(0, top - thickness), bottom + thickness, max(0, left - thickness), right + thickness)
         shown[[a, min(b, len(shown) - 1)], c : d + 1] = FRAME
         shown[a : b + 1, [c, min(d, shown.shape[1] - 1)]] = FRAME
     return shown
+
+
+def _ends(start: float, stop: float, most: int) -> tuple[int, int]:
+    """Return the first and the last of `most` pixels between two places, at least one of them."""
+    first = min(int(start), most - 1)
+    return first, min(max(first + 1, round(stop)), most) - 1
 
 
 def framed(image: Image2D, scale: Scale) -> Image2D:
@@ -100,8 +107,9 @@ def bar_strip(width: int, scale: Scale) -> Image2D:
 
 
 def drawn(
-    image: Image2D, sides: tuple[float, float], pixel: float, *, is_known: bool = True, edge: int = EDGE
-) -> tuple[bytes, str]:
+    image: Image2D, sides: tuple[float, float], pixel: float, *,
+    is_known: bool = True, edge: int = EDGE, part: Box | None = None,
+) -> tuple[bytes, str]:  # fmt: skip
     """Return an image as a file with a scale bar, and its media type; small ones are enlarged by a whole factor.
 
     Args:
@@ -109,10 +117,13 @@ def drawn(
         pixel: length that a pixel shows before it is enlarged.
         is_known: whether lengths are in nm; else they are in voxels.
         edge: pixels of the longer side, at most.
+        part: of the image (y, x) that has a frame around it.
     """
     zoom = max(1, int(edge * pixel / max(sides) * 1.000001))
     down, across = (max(1, round(side / pixel * zoom)) for side in sides)
-    return encoded(framed(resized(image, (down, across)), Scale(pixel / zoom, is_known)))
+    shown = resized(image, (down, across))
+    shown = shown if part is None else outlined(shown, part, image.shape)
+    return encoded(framed(shown, Scale(pixel / zoom, is_known)))
 
 
 def encoded(image: Image2D, most: int = MOST_BYTES) -> tuple[bytes, str]:
