@@ -148,6 +148,11 @@ class Page:
     line: str = ""
 
 
+def columns_of(names: Sequence[str], rows: Sequence[Sequence[object]]) -> dict[str, list[object]]:
+    """Return the data of a chart from its rows."""
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
 def filled(sheet: Sheet) -> Sheet:
     """Return `sheet` without columns that are empty in every line; the first stays."""
     shown = [i for i in range(len(sheet.names)) if not i or any(row[i] not in ("", None) for row in sheet.rows)]

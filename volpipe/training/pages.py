@@ -19,7 +19,7 @@ from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.recipes.toml import Section as RecipeSection
 from volpipe.recipes.training import TENSORS, TRUTH_KEY, WEIGHTS, TrainRecipe
 from volpipe.reporting import frames
-from volpipe.reporting.page import Chart, Draft, Facts, Item, Note, Page, Picture, Sheet
+from volpipe.reporting.page import Chart, Draft, Facts, Item, Note, Page, Picture, Sheet, columns_of
 from volpipe.reporting.shades import Range, display_range, shaded
 from volpipe.runs.pages import Parts, Taken, page_of
 from volpipe.runs.provenance import toml
@@ -137,12 +137,7 @@ def curve(title: str, name: str, points: Points, *, is_wide: bool = False) -> Ch
     scale = {"type": "log"} if is_log else {"zero": False}
     encoding = {"x": {"title": "step"}, "y": {"title": name, "scale": scale}}
     changes = {"encoding": encoding, "mark": {"point": len(rows) <= 2 * len(points) * 20}}
-    columns: dict[str, Sequence[object]] = {
-        "series": [s for s, _, _ in rows],
-        "x": [x for _, x, _ in rows],
-        "y": [y for _, _, y in rows],
-    }
-    return Chart(title, "", "lines", columns, changes=changes)
+    return Chart(title, "", "lines", columns_of(("series", "x", "y"), rows), changes=changes)
 
 
 def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:

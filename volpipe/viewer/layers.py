@@ -97,13 +97,12 @@ def open_scene(output: str | Path | Volume, volumes: Sequence[str | Path | Volum
     if not isinstance(output, Volume):
         places = outputs_of(str(output)) or places
     inputs = [_layer(place, notes) for place in volumes]
-    layers = _shaded([*inputs, *(_layer(place, notes) for place in places)])
-    layers = _named(layers)
+    layers = _named(_shaded([*inputs, *(_layer(place, notes) for place in places)]))
     images = [layer for layer in layers[: len(inputs)] if layer.kind == "image"]
     derived = [_difference(images[0], layer, notes) for layer in layers[len(inputs) :] if images]
-    derived = [layer if layer is None else replace(layer, shades=_changes(layer)) for layer in derived]
     derived += [_progress(layer) for layer in layers]
-    return Scene((*layers, *(layer for layer in derived if layer is not None)), tuple(dict.fromkeys(notes)))
+    found = (layer for layer in derived if layer is not None)
+    return with_shades(Scene((*layers, *found), tuple(dict.fromkeys(notes))))
 
 
 def with_shades(scene: Scene) -> Scene:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -186,28 +186,24 @@ def _journals_of(row: DatasetRow) -> Iterator[Path]:
 
 def dataset_sheet(folder: Path, rows: Sequence[DatasetRow], images: Mapping[int, tuple[bytes, str]]) -> Sheet:
     """Return a line for each dataset, with a link to its report, and above that its image, where it has one."""
+    is_one_recipe = len({row.recipe for row in rows}) == 1  # which the summary has
     lines = [
-        (_link(folder, _folder_of(row), _short(row.volume), images.get(number, NO_IMAGE)), row.ended,
-         _duration(row.wall_seconds),
-         brief(row.cpu_seconds) if row.cpu_seconds else "", "×".join(map(str, row.shape)), row.num_blocks,
-         bounded(row.output_bytes, row.is_measured), size(row.read_bytes), size(row.written_bytes), row.missing or "",
-         ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()), row.recipe, row.out,
-         row.changes, row.grey)
+        (_link(folder, _folder_of(row), _short(row.volume), images.get(number, NO_IMAGE)), row.ended, row.changes,
+         _duration(row.wall_seconds), row.missing or "", brief(row.cpu_seconds) if row.cpu_seconds else "",
+         "×".join(map(str, row.shape)), row.grey, row.num_blocks, bounded(row.output_bytes, row.is_measured),
+         size(row.read_bytes), size(row.written_bytes),
+         ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()),
+         "" if is_one_recipe else row.recipe, row.out)
         for number, row in enumerate(rows)
     ]  # fmt: skip
-    names = ("dataset", "ended", "elapsed", "CPU time", "voxels z,y,x", "blocks", "output planned", "read", "written",
-             "missing", "seams", "recipe", "output", "blocks changed", "grey levels")  # fmt: skip
+    names = ("dataset", "ended", "blocks changed", "elapsed", "missing", "CPU time", "voxels z,y,x", "grey levels",
+             "blocks", "output planned", "read", "written", "seams", "recipe", "output")  # fmt: skip
     caption = (
         "A name leads to the dataset's own report; its picture is a slice of the whole output. Elapsed is of the "
         "session that ended it, in which others ran beside it; CPU time, read and written are of all its tasks, in all "
         "sessions. Seams are steps at the faces of windows alone: a dataset's own report says what they do not see."
     )
-    order = [0, 1, 13, 2, 9, 3, 4, 14, *range(5, 9), 10, 11, 12]  # what is missing before the rest
-    if len({row.recipe for row in rows}) == 1:
-        order.remove(names.index("recipe"))  # the summary has it
-    sheet = Sheet("", names, lines, caption, [row.reason or row.why for row in rows])
-    shown = replace(sheet, names=[names[i] for i in order], rows=[[line[i] for i in order] for line in lines])
-    return filled(shown)
+    return filled(Sheet("", names, lines, caption, [row.reason or row.why for row in rows]))
 
 
 def _folder_of(row: DatasetRow) -> Path:
