@@ -26,12 +26,13 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner
 from volpipe.inference.tiling import aligned_halo, losses
 from volpipe.nets.cache import remembering
-from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
+from volpipe.notebook.boxes import Sizes, checked_at, checked_size
 from volpipe.notebook.pictures import Drawn, first_channel, slices_of
 from volpipe.notebook.try_out import computed, loaded, normalisation, plan_whole, whole_voxels
 from volpipe.recipes.inference import Recipe
 from volpipe.reporting.panels import Panel
 from volpipe.reporting.shades import display_range, diverge, shaded
+from volpipe.reporting.slices import part_around
 from volpipe.tables import html_table, text_table
 from volpipe.units import shape
 from volpipe.volumes.storage.metadata import Lengths
@@ -183,5 +184,4 @@ def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
     if at is None:
         middle = triple(min(n - 1, round(m / s) * s) for m, s, n in zip(middle, stride, whole, strict=True))
     sizes = tuple(max(1, w // 2) for w in plan.window) if size is None else checked_size(size, whole)
-    box = box_around(middle, triple(min(s, n) for s, n in zip(sizes, whole, strict=True)), whole)
-    return whole_voxels(plan, box)
+    return whole_voxels(plan, part_around(Box.from_shape(whole), middle, sizes))

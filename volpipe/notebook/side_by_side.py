@@ -21,11 +21,12 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.evaluation.image_scores import ImageSums, psnr
 from volpipe.geometry.grid import Box, Shape, Triple, triple
-from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
+from volpipe.notebook.boxes import Sizes, checked_at, checked_size
 from volpipe.notebook.pictures import Drawn, channel_note, first_channel, slices_of
 from volpipe.notebook.try_out import TryOut, divided, repeated, squeezed
 from volpipe.reporting.panels import Panel
 from volpipe.reporting.shades import display_range, diverge, shaded
+from volpipe.reporting.slices import middle_of, part_around, voxel_at
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.tables import html_facts
 from volpipe.units import shape
@@ -297,17 +298,16 @@ def _by_place(one: Image, other: Image, axis: int) -> Triple:
 def _chosen(one: Image, factor: Triple, shared: Box, at: Sequence[int] | None, size: Sizes | None) -> Box:
     """Return the box to compare, in repeated voxels of `one`: around `at`, of `size`, both in its own voxels."""
     if at is None:
-        middle = triple((a + b) // 2 for a, b in zip(shared.start, shared.stop, strict=True))
+        middle = middle_of(shared)
     else:
-        middle = triple(a * f + f // 2 for a, f in zip(checked_at(at, one.shape), factor, strict=True))
-        if not shared.contains(Box(middle, tuple(m + 1 for m in middle))):
+        middle = tuple(a * f + f // 2 for a, f in zip(checked_at(at, one.shape), factor, strict=True))
+        if not shared.contains(voxel_at(middle)):
             raise VolumeError(f"at {tuple(at)}: b has no voxel there; both have {shared}, in the finer voxels of a")
     length = triple(min(s, n) for s, n in zip(SHOWN, shared.shape, strict=True))
     if size is not None:
         asked = checked_size(size, one.shape)
         length = checked_size([s * f for s, f in zip(asked, factor, strict=True)], triple(shared.shape))
-    place = triple(m - a for m, a in zip(middle, shared.start, strict=True))
-    return box_around(place, length, triple(shared.shape)).shift(shared.start)
+    return part_around(shared, middle, length)
 
 
 def _enlarged(image: Image, factor: Triple, box: Box) -> np.ndarray:

@@ -35,6 +35,7 @@ from volpipe.reporting.slices import (
     flat,
     inside,
     lost_in,
+    middle_of,
     missing_in,
     part_around,
     slice_at,
@@ -159,8 +160,7 @@ def outer(subject: Subject, box: Box) -> tuple[Box, Index]:
     def shown(part: Box) -> Box:
         return inside(part.relative_to(subject.region.start), subject.shrink).scaled(subject.scale)
 
-    voxel = shown(voxel_at(subject.at))
-    return shown(box), tuple((a + b) // 2 for a, b in zip(voxel.start, voxel.stop, strict=True))
+    return shown(box), middle_of(shown(voxel_at(subject.at)))
 
 
 def _inner(subject: Subject, box: Box) -> Box:
@@ -170,7 +170,8 @@ def _inner(subject: Subject, box: Box) -> Box:
 
 def field_of(subject: Subject, sights: dict[str, Sight]) -> Box:
     """Return the part of the input that is shown."""
-    field = part_around(subject.region, subject.at, subject.input_voxel, subject.pixel, EDGE)
+    sizes = tuple(max(1, int(EDGE * subject.pixel / v * 1.000001)) for v in subject.input_voxel)
+    field = part_around(subject.region, subject.at, sizes)
     if "input" in sights:
         field = sights["input"].within_reach(field, subject.at)
     if "output" in sights:

@@ -253,10 +253,7 @@ def _squares(selection: Selection, axis: int, rng: np.random.Generator, most_sam
 
 def _longer(selection: Selection, axis: int, box: Box, more: int) -> Box:
     """Return `box` longer by `more` voxels along `axis`, as far as the output goes; as it is where that is masked."""
-    start, stop = list(box.start), list(box.stop)
-    start[axis] = max(0, start[axis] - more)
-    stop[axis] = min(selection.plan.out_shape[axis], stop[axis] + more)
-    longer = Box(tuple(start), tuple(stop))
+    longer = box.along(axis, max(0, box.start[axis] - more), min(selection.plan.out_shape[axis], box.stop[axis] + more))
     return longer if longer == box or _is_selected(selection, longer) else box
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box, Grid, triple
 from volpipe.reporting.shades import Range, display_change, display_range
+from volpipe.reporting.slices import middle_of, part_around
 from volpipe.viewer.objects import Objects, find_objects
 from volpipe.viewer.progress import Watch, outputs_of, watch
 from volpipe.viewer.sources import (
@@ -203,13 +204,7 @@ def _written_parts(volume: Volume, run: Watch) -> Iterator[np.ndarray]:
     """Yield voxels of the middles of shards that are written."""
     reader = volume.open(cache_bytes=0)
     for box in run.written_boxes(MOST_MEASURED):
-        yield reader.read(_middle(box))
-
-
-def _middle(box: Box) -> Box:
-    """Return the part of EDGE voxels, at most, in the middle of `box`."""
-    start = triple(a + max(0, n - EDGE) // 2 for a, n in zip(box.start, box.shape, strict=True))
-    return Box(start, triple(a + EDGE for a in start)) & box
+        yield reader.read(part_around(box, middle_of(box), (EDGE,) * 3))
 
 
 def _named(layers: Sequence[Layer]) -> list[Layer]:
