@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import h5py
 import numpy as np
 import pytest
 import tensorstore as ts
 import tifffile
 from arrays import make, write_all
-from volumes import noise, write_volume
+from volumes import noise
 
 import volpipe as vp
 from volpipe.viewer.layers import open_scene
@@ -46,47 +45,22 @@ def places(url: str) -> list[tuple[list[float], list[float]]]:
     return [(scale["scale"], shift["translation"]) for scale, shift in changes]
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint64", "float32"])
-@pytest.mark.parametrize("format", ["n5", "zarr2", "zarr3"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint64", "float32", "float64"])
+@pytest.mark.parametrize("format", ["n5", "zarr3"])
 def test_voxels_are_served_as_they_are(tmp_path: Path, format: str, dtype: str) -> None:
-    data = noise((9, 10, 11), dtype)
+    data = noise((9, 70, 11), "int16" if dtype == "float64" else dtype).astype(dtype)
     shards = {"shards": (8, 8, 8)} if format == "zarr3" else {}
-    with served(make(tmp_path / f"a.{format[:4].rstrip('23')}", data, format, **shards)) as (_, read):
+    with served(make(tmp_path / f"a.{format[:4].rstrip('3')}", data, format, **shards)) as (_, read):
         np.testing.assert_array_equal(read, data)
-        assert read.dtype == data.dtype
+        assert read.dtype == ("float32" if dtype == "float64" else dtype)  # which no browser has
 
 
-@pytest.mark.parametrize("format", ["npy", "h5", "tif", "float64", "channels", "codec", "view"])
-def test_what_no_browser_reads_is_served_too(tmp_path: Path, format: str) -> None:
-    data = noise((9, 70, 11), "uint16")
-    if format == "npy":
-        np.save(tmp_path / "a.npy", data)
-        volume = vp.open(tmp_path / "a.npy")
-    elif format == "h5":
-        with h5py.File(tmp_path / "a.h5", "w") as file:
-            file.create_dataset("raw", data=data, chunks=(4, 4, 4))
-        volume = vp.open(tmp_path / "a.h5")
-    elif format == "tif":
-        tifffile.imwrite(tmp_path / "a.tif", data)
-        volume = vp.open(tmp_path / "a.tif")
-    elif format == "view":
-        write_volume(tmp_path / "a.n5", data)
-        volume = make(tmp_path / "b.zarr", np.stack([noise((9, 70, 11), seed=1).astype(np.uint16), data]))
-        volume = vp.open(tmp_path / "b.zarr", view=View(channel=1))
-    elif format == "codec":
-        volume = make(tmp_path / "a.zarr", data, "zarr2")
-        document = json.loads((tmp_path / "a.zarr/.zarray").read_text())
-        (tmp_path / "a.zarr/.zarray").write_text(json.dumps(document | {"order": "F"}))
-        volume = vp.open(tmp_path / "a.zarr")
-        data = volume[...]
-    elif format == "channels":
-        data = noise((3, 9, 70, 11), "uint16")
-        volume = make(tmp_path / "a.zarr", data, chunks=(1, 4, 4, 4))
-    else:
-        data = noise((9, 70, 11), "int16").astype(format)
-        volume = make(tmp_path / "a.zarr", data)
-    with served(volume) as (_, read):
-        np.testing.assert_array_equal(read, data)
+def test_channels_are_served_together_or_as_a_view_has_them(tmp_path: Path) -> None:
+    data = noise((3, 9, 70, 11), "uint16")
+    volume = make(tmp_path / "a.zarr", data, chunks=(1, 4, 4, 4))
+    for opened, expected in ((volume, data), (vp.open(tmp_path / "a.zarr", view=View(channel=1)), data[1])):
+        with served(opened) as (_, read):
+            np.testing.assert_array_equal(read, expected)
 
 
 def test_voxels_that_are_written_anew_are_shown_as_they_are(tmp_path: Path) -> None:
