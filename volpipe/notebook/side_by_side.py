@@ -49,11 +49,10 @@ class Image:
         name: for captions and refusals.
         shape: (z, y, x).
         num_channels: of what `read` returns, (c, z, y, x).
-        unit: of the lengths below: "nm", "voxels" of a volume that does not say their size, or "" of an array alone.
+        unit: of the lengths below: "nm", "voxels of a volume of …" that does not say their size, "" of an array alone.
         voxel: its lengths (z, y, x).
         origin: centre of the first voxel, (z, y, x).
         read: returns the voxels of a box (z, y, x).
-        volume_shape: of the volume whose voxels are the unit; None of other units.
         is_part: whether it is known to be a box of its volume.
     """
 
@@ -65,7 +64,6 @@ class Image:
     voxel: Lengths
     origin: Lengths
     read: Callable[[Box], np.ndarray]
-    volume_shape: Triple | None = None
     is_part: bool = False
 
 
@@ -187,37 +185,44 @@ def image_of(value: object, called: str) -> Image:
 
 
 def _volume_image(value: Volume) -> Image:
-    """Return `value`; without a voxel size it lies in voxels of its own."""
     name = "/".join(str(value.folder).split("/")[-2:])
     image = Image(name, value.spatial_shape, value.num_channels, value.dtype, "", UNPLACED, UNPLACED, value.crop)
-    if value.voxel_size_nm is None:
-        return _in_voxels(image, image.shape)
-    return replace(image, unit="nm", voxel=value.voxel_size_nm, origin=value.origin_nm)
+    return _placed(image, value.voxel_size_nm, value.origin_nm, image.shape)
 
 
 def _report_image(report: Report | SegmentationResult) -> Image:
     """Return the output of `report`; without a voxel size it lies in voxels of the volume that was read."""
-    image, whole = image_of(open_volume(report.plan.out), "output"), report.plan.source.shape
+    volume, plan = open_volume(report.plan.out), report.plan
+    image, place = _volume_image(volume), (volume.voxel_size_nm, volume.origin_nm, plan.source.shape)
     if isinstance(report, SegmentationResult):
-        return image if image.unit == "nm" else _in_voxels(image, whole)
+        return _placed(image, *place)
+    net = report.plan.net
     image = replace(image, is_part=not report.plan.is_whole)
-    net, start = report.plan.net, report.plan.roi_box.start
-    return image if image.unit == "nm" else _in_voxels(image, whole, start, divided(net.shrink, net.scale))
+    return _placed(image, *place, report.plan.roi_box.start, divided(net.shrink, net.scale))
 
 
 def _try_out_image(result: TryOut) -> Image:
     """Return the output of `result`; without a voxel size it lies in voxels of its volume, as others of that do."""
     image = _array_image(result.output, f"{result.facts.net} at {result.box}")
     image = replace(image, is_part=result.box.shape != result.volume_shape)
-    if result.out_voxel_size_nm is not None:
-        return replace(image, unit="nm", voxel=result.out_voxel_size_nm, origin=result.out_origin_nm)
-    return _in_voxels(image, result.volume_shape, result.box.start, result.out_voxel)
+    place = result.out_voxel_size_nm, result.out_origin_nm, result.volume_shape
+    return _placed(image, *place, result.box.start, result.out_voxel)
 
 
-def _in_voxels(image: Image, whole: Triple, start: Shape = (0, 0, 0), voxel: Lengths = (1.0, 1.0, 1.0)) -> Image:
-    """Return `image` in voxels of a volume of shape `whole`: from voxel `start` on, a `voxel` as large."""
+def _placed(
+    image: Image, size_nm: Lengths | None, origin_nm: Lengths, whole: Triple,
+    start: Shape = (0, 0, 0), voxel: Lengths = (1.0, 1.0, 1.0),
+) -> Image:  # fmt: skip
+    """Return `image` in nm where its voxel size is known, else in voxels of a volume of shape `whole`.
+
+    Args:
+        start: voxel of that volume in which the image begins.
+        voxel: lengths of the image's voxels, in voxels of that volume.
+    """
+    if size_nm is not None:
+        return replace(image, unit="nm", voxel=size_nm, origin=origin_nm)
     origin = triple(a + (v - 1) / 2 for a, v in zip(start, voxel, strict=True))
-    return replace(image, unit="voxels", voxel=voxel, origin=origin, volume_shape=whole)
+    return replace(image, unit=f"voxels of a volume of {shape(whole)}", voxel=voxel, origin=origin)
 
 
 def _array_image(data: np.ndarray, name: str) -> Image:
@@ -237,9 +242,8 @@ def _lay_over(one: Image, other: Image) -> tuple[tuple[Triple, Triple], Triple]:
     Raises:
         VolumeError: no whole factors, or the voxels lie askew, or nothing says where a box of a volume lies.
     """
-    units = one.unit, other.unit
-    is_placed = "" not in units and units[0] == units[1] and one.volume_shape == other.volume_shape
-    if not is_placed and "" not in units:
+    is_placed = one.unit == other.unit != ""
+    if not is_placed and one.unit and other.unit:
         _check_whole(one, other)
     along = _by_place if is_placed else _by_shape
     first, second, shift = zip(*(along(one, other, axis) for axis in range(3)), strict=True)
@@ -251,15 +255,11 @@ def _check_whole(one: Image, other: Image) -> None:
     for (called, image), (rest, beside) in permutations(zip(CALLED, (one, other), strict=True)):
         if image.is_part:
             raise VolumeError(
-                f"{called}, {image.name}, is a box of a volume, which lies {_place_of(image)}, and {rest}, "
-                f"{beside.name}, lies {_place_of(beside)}, so that it is unknown which voxels lie over each other; "
+                f"{called}, {image.name}, is a box of a volume, which lies in {image.unit}, and {rest}, "
+                f"{beside.name}, lies in {beside.unit}, so that it is unknown which voxels lie over each other; "
                 "give both a voxel size, by vp.open(…, view=vp.View(voxel_size_nm=(z, y, x))), or crop them to the "
                 "same box and give arrays"
             )
-
-
-def _place_of(image: Image) -> str:
-    return "in nm" if image.volume_shape is None else f"in voxels of a volume of {shape(image.volume_shape)}"
 
 
 def _by_shape(one: Image, other: Image, axis: int) -> Triple:
@@ -277,7 +277,7 @@ def _by_shape(one: Image, other: Image, axis: int) -> Triple:
 
 def _by_place(one: Image, other: Image, axis: int) -> Triple:
     """Return how often voxels of both are repeated along `axis`, and where `other` begins, in repeated voxels."""
-    size, width, unit = one.voxel[axis], other.voxel[axis], one.unit
+    size, width, unit = one.voxel[axis], other.voxel[axis], one.unit.partition(" ")[0]
     fine = min(size, width)
     pair = round(size / fine), round(width / fine)
     start = ((other.origin[axis] - width / 2) - (one.origin[axis] - size / 2)) / fine
