@@ -48,10 +48,9 @@ class Whole:
 
     @property
     def pixel(self) -> float:
-        """The length that a pixel shows: a whole part of a voxel, or more where more than EDGE pixels were needed."""
+        """The length that a pixel shows: a voxel, or more where more than EDGE pixels were needed."""
         longest = max(n * v for n, v in zip(self.region.shape, self.voxel, strict=True))
-        zoom = max(1, int(EDGE * min(self.voxel) / longest * 1.000001))
-        return max(min(self.voxel) / zoom, longest / EDGE)
+        return max(min(self.voxel), longest / EDGE)
 
     def sides(self, axis: int) -> tuple[float, float]:
         """Return the lengths (down, across) of a slice across `axis`."""

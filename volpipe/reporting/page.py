@@ -84,15 +84,13 @@ class Chart:
     Attributes:
         kind: names charts/KIND.json, a specification without its data.
         data: columns of one length: lists or arrays of numbers, texts and None; a number that is not finite is none.
-        height: of the chart in pixels, instead of that of the specification; 0: as that says.
-        changes: keys of the specification that differ for this chart, such as titles of axes; they are merged into it.
+        changes: keys of the specification that differ for this chart, such as its height; they are merged into it.
     """
 
     title: str
     caption: str
     kind: str
     data: Mapping[str, Sequence[object]] = field(repr=False)
-    height: int = 0
     changes: Mapping[str, object] = field(default_factory=dict)
 
 

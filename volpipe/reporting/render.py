@@ -169,8 +169,7 @@ def _data_url(item: Picture | Link) -> str:
 def _drawing(chart: Chart) -> dict[str, object]:
     """Return the specification of a chart and its data."""
     spec = json.loads((FOLDER / "charts" / f"{chart.kind}.json").read_text(encoding="utf-8"))
-    spec = _merged(spec, chart.changes) | ({"height": chart.height} if chart.height else {})
-    return {"spec": spec, "columns": chart.data}
+    return {"spec": _merged(spec, chart.changes), "columns": chart.data}
 
 
 def _listed(column: Sequence[object]) -> list[object]:

@@ -223,7 +223,7 @@ def _at_work(tally: Tally, colours: Mapping[str, str]) -> Chart:
     columns = columns_of(("began", "stage", "tasks"), points)
     caption = f"Mean number of tasks at work in each {brief(bins.seconds)}, failed ones included; times are local."
     changes = {"encoding": {"color": _legend(colours, failed=False)}}
-    return Chart("Tasks at work", caption, "at_work", columns, changes=changes)
+    return Chart("Tasks at work", caption, "at_work", columns, changes)
 
 
 def _ms(seconds: float) -> int:
@@ -274,9 +274,14 @@ def _bar_chart(tally: Tally, bars: Sequence[tuple[str, Task]], colours: Mapping[
             "worker was lost, its bar spans the time from sending the task to the loss."
         )
     lanes = list(dict.fromkeys(lane for lane, _ in bars))
-    changes = {"encoding": {"color": _legend(colours, failed=bool(failures)), "y": {"scale": {"domain": lanes}}}}
-    height = LANE_PIXELS * len(lanes)
-    return Chart("Workers and their tasks", caption, "timeline", shown, height, changes)
+    changes = _lanes(lanes, _legend(colours, failed=bool(failures)))
+    return Chart("Workers and their tasks", caption, "timeline", shown, changes)
+
+
+def _lanes(names: Sequence[str], legend: Mapping[str, object]) -> dict[str, object]:
+    """Return what is different in the specification of a chart with these lanes and colours."""
+    encoding = {"color": legend, "y": {"scale": {"domain": names}}}
+    return {"height": LANE_PIXELS * len(names), "encoding": encoding}
 
 
 def _tile_chart(tally: Tally, colours: Mapping[str, str]) -> Chart:
@@ -289,24 +294,19 @@ def _tile_chart(tally: Tally, colours: Mapping[str, str]) -> Chart:
         lane = (worker[0] or LOST) if of_nodes else _lane_name(worker, len(hosts) == 1)
         own = rows.setdefault(lane, {}).setdefault(stage, [0.0] * NUM_BINS)
         own[:] = [a + b for a, b in zip(own, row, strict=True)]
-    shown = dict(heapq.nlargest(MOST_LANES, rows.items(), key=lambda item: sum(map(sum, item[1].values()))))
+    busiest = heapq.nlargest(MOST_LANES, rows, key=lambda lane: sum(map(sum, rows[lane].values())))
+    lanes = [lane for lane in rows if lane in set(busiest)]
     names = ("worker", "colour", "began", "ended", "busy", "tasks")
-    columns = columns_of(names, [tile for lane in rows if lane in shown for tile in _tiles(lane, rows[lane], tally)])
+    columns = columns_of(names, [tile for lane in lanes for tile in _tiles(lane, rows[lane], tally)])
     what = "node" if of_nodes else "worker"
     caption = (
         f"{tally.num_tasks:,} tasks are too many for a bar each: a tile is {brief(bins.seconds)} of a {what}, its "
         "colour the stage that took most of it, its strength how busy it was. Times are local. " + ZOOM
     )
-    if len(rows) > len(shown):
+    if len(rows) > len(lanes):
         caption += f" The {MOST_LANES} busiest of {len(rows):,}."
-    changes = {
-        "encoding": {
-            "color": _legend(colours, failed=False),
-            "y": {"scale": {"domain": [lane for lane in rows if lane in shown]}},
-        }
-    }
     title = "Nodes and their tasks" if of_nodes else "Workers and their tasks"
-    return Chart(title, caption, "tiles", columns, LANE_PIXELS * len(shown), changes)
+    return Chart(title, caption, "tiles", columns, _lanes(lanes, _legend(colours, failed=False)))
 
 
 def _tiles(lane: str, stages: Mapping[str, Sequence[float]], tally: Tally) -> Iterator[tuple[object, ...]]:

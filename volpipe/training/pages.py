@@ -137,7 +137,7 @@ def curve(title: str, name: str, points: Points, *, is_wide: bool = False) -> Ch
     scale = {"type": "log"} if is_log else {"zero": False}
     encoding = {"x": {"title": "step"}, "y": {"title": name, "scale": scale}}
     changes = {"encoding": encoding, "mark": {"point": len(rows) <= 2 * len(points) * 20}}
-    return Chart(title, "", "lines", columns_of(("series", "x", "y"), rows), changes=changes)
+    return Chart(title, "", "lines", columns_of(("series", "x", "y"), rows), changes)
 
 
 def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
