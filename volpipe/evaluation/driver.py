@@ -28,7 +28,7 @@ from volpipe.evaluation.compare import Comparison
 from volpipe.evaluation.evaluate import FINGERPRINT, Evaluation
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.lines import summary
-from volpipe.evaluation.panels import evaluation_items
+from volpipe.evaluation.pictures import evaluation_items
 from volpipe.evaluation.results import ComparisonResult, EvaluationResult, evaluation_parts
 from volpipe.evaluation.subject import RESULTS, BlockSums, Subject
 from volpipe.geometry.grid import Box, Grid

@@ -41,8 +41,7 @@ from volpipe.runs.work import HeldWork
 from volpipe.tables import html_facts
 from volpipe.training.data.volumes import check_data, open_inputs
 from volpipe.training.logs import last_step
-from volpipe.training.pages import training_page
-from volpipe.training.pictures import curves, held_out_pictures
+from volpipe.training.pages import curves, held_out_pictures, training_page
 from volpipe.training.rank_info import ABANDONED, RankInfo
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training
 from volpipe.units import count
