@@ -132,6 +132,7 @@ def mean(): return Net(lambda y: y - y.mean())
 def cut(): return Net(lambda y: y.detach())
 def blind(): return Blind(None)
 def rounds(): return Net(lambda y: y.round())
+def deep(): return nn.Sequential(*(nn.Conv3d(1, 1, (3, 1, 1), padding=(1, 0, 0)) for _ in range(120)), nn.Sigmoid())
 def far(): return Net(lambda y: y + y.flip(4).cumsum(4).flip(4) * 1e-9)
 """
 KEYS = "set net.scale, net.stride, net.halo, which it does not declare"
@@ -147,10 +148,6 @@ KEYS = "set net.scale, net.stride, net.halo, which it does not declare"
             "blind",
             ["no input voxel acts on output voxel", "a threshold, argmax or rounding, which hide it; or " + KEYS],
         ),
-        (
-            "rounds",
-            ["no input voxel acts on output voxel", "a threshold, argmax or rounding, which hide it; or " + KEYS],
-        ),
     ],
 )
 def test_each_fault_of_a_net_has_its_own_sentence_that_says_what_to_write(
@@ -164,11 +161,14 @@ def test_each_fault_of_a_net_has_its_own_sentence_that_says_what_to_write(
     assert "{" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "channels"), [("mean", 1), ("far", 1), ("two", 2), ("shrinks", 1)])
+@pytest.mark.parametrize(
+    ("name", "channels"), [("mean", 1), ("far", 1), ("two", 2), ("shrinks", 1), ("rounds", 1), ("deep", 1)]
+)
 def test_what_no_key_gives_is_measured(tmp_path: Path, name: str, channels: int) -> None:
     (tmp_path / "faults.py").write_text(FAULTS)
     facts = describe(NetChoice(name=f"faults.py:{name}"), str(tmp_path))
-    assert (facts.in_channels, facts.tile_invariant) == (channels, name in ("two", "shrinks"))
+    assert (facts.in_channels, facts.tile_invariant) == (channels, name not in ("mean", "far"))
+    assert not facts.tile_invariant or facts.halo == ((120, 0, 0) if name == "deep" else (1, 1, 1))
 
 
 def test_a_declared_net_that_returns_a_tuple_is_refused_with_the_key_to_set(tmp_path: Path, give: Give) -> None:
@@ -246,25 +246,20 @@ def wide() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("build", "num_slopes", "num_large"),
-    [(lambda: unet3d(features=(1, 2, 2)), 6, 0), (wide, 0, 2)],
-    ids=["padded", "valid"],
+    ("build", "num_large"), [(lambda: unet3d(features=(1, 2, 2)), 0), (wide, 2)], ids=["padded", "valid"]
 )
-def test_a_net_is_measured_by_few_windows(build: Callable[[], nn.Module], num_slopes: int, num_large: int) -> None:
-    """Two with a gradient for each axis, whatever the stride; of valid convolutions two that are large."""
-    seen = list[tuple[bool, int]]()
-
-    def size_of(window: torch.Tensor) -> int:
-        return 0 if window.is_meta else window.numel()
+def test_a_net_is_measured_by_few_windows(build: Callable[[], nn.Module], num_large: int) -> None:
+    """Of valid convolutions two of them are large."""
+    seen = list[int]()
 
     def counted() -> nn.Module:
         net = build()
-        net.register_forward_pre_hook(lambda net, given: seen.append((given[0].requires_grad, size_of(given[0]))))
+        net.register_forward_pre_hook(lambda net, given: None if given[0].is_meta else seen.append(given[0].numel()))
         return net
 
     measure_geometry(counted)
-    assert sum(has_slope for has_slope, _ in seen) == num_slopes
-    assert sum(size > 32**3 for _, size in seen) == num_large
+    assert len(seen) < 100
+    assert sum(size > 32**3 for size in seen) == num_large
 
 
 PADDED_SOMEWHERE = {

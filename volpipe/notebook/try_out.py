@@ -235,7 +235,7 @@ def computed(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box:
     part = part_of(plan, box)
     selection = Selection(part)
     windows = StreamedWindows(
-        source, part.lattice, normalise, selection.input_box,
+        source, part.lattice, normalise,
         session=uuid.uuid4().hex,  # a file may have changed
         padding=part.net.padding,
     )  # fmt: skip

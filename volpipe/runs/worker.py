@@ -1,6 +1,6 @@
 """What runs remotely: a task takes a run's folder and the numbers of its units, works them off, and reports.
 
-Not here: what each stage does to voxels (statistics, factor, infer, reassemble, pyramid). What arrives is names and
+Not here: what each stage does to voxels (statistics, scratch, infer, reassemble, pyramid). What arrives is names and
 integers, what goes back is a small plain record; nothing is raised, since an exception that cannot be unpickled would
 stop the driver's result thread. Marks are the driver's.
 """
@@ -33,7 +33,7 @@ from volpipe.inference.selection import SELECTION_FILE, Selection, load_due, loa
 from volpipe.inference.selection import scan as scan_block
 from volpipe.inference.statistics import Statistics, is_finite, join, measure_each
 from volpipe.inference.statistics import measure as measure_voxels
-from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource, blocks_ahead, read_fingerprint
+from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource, read_fingerprint
 from volpipe.runs.updates import SEEN, Number, Updated
 from volpipe.units import count
 from volpipe.volumes.file_states import FileStates, read_still
@@ -272,7 +272,7 @@ def scan(job: Job, units: Sequence[int]) -> Record[Cells]:
 
 def factor(job: Job, units: Sequence[int]) -> Record[Seen]:
     """Write the window tensors of the given blocks."""
-    from volpipe.inference.factor import factor as factor_block
+    from volpipe.inference.scratch import factor as factor_block
 
     def one(block: int) -> tuple[int, str]:
         return block, factor_block(job.selection, open_source(job), job.normalise, job.tensors, block)
@@ -286,8 +286,7 @@ def look(job: Job, units: Sequence[int], what: str) -> Record[Seen]:
 
     def one(block: int) -> tuple[int, str]:
         reader = open_source(job).open(session=job.session, live=True)
-        slabs = job.selection.slabs(block) if job.plan.has_slabs else ()
-        return block, read_fingerprint(reader, slabs, job.selection.input_box(block))
+        return block, read_fingerprint(reader, job.selection.slabs(block))
 
     reporter = job.reporter(job.selection.input_box)
     return work_each(f"reread {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, reporter)
@@ -415,12 +414,7 @@ def window_source(job: Job) -> WindowSource:
     plan = job.plan
     if plan.mode == "stored":
         return StoredWindows(_stored_windows(job.identity, job.folder), plan.lattice)
-    selection = job.selection
-    slabs_of = selection.slabs if plan.has_slabs else None
-    return StreamedWindows(
-        open_source(job), plan.lattice, job.normalise, selection.input_box, job.session, slabs_of, blocks_ahead(plan),
-        plan.net.padding,
-    )  # fmt: skip
+    return StreamedWindows(open_source(job), plan.lattice, job.normalise, job.session, plan.net.padding)
 
 
 @lru_cache(maxsize=4)
