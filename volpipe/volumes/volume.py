@@ -53,7 +53,7 @@ from volpipe.volumes.resampling import Resampling, coarsened
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
 from volpipe.volumes.storage.chunk_files import describe_names
 from volpipe.volumes.storage.damage import naming
-from volpipe.volumes.storage.fetched_array import FetchedArray, LocalArray, can_fetch
+from volpipe.volumes.storage.fetched_array import FetchedArray, LocalArray
 from volpipe.volumes.storage.metadata import (
     GUESSED_SIZE,
     UNKNOWN_SIZE,
@@ -398,18 +398,16 @@ class Reader:
         self._array = open_array(header, cache_bytes, live=live)
         self._through: tensorstore.StoredArray | None = None
         self._lock = threading.Lock()
-        is_fetched = can_fetch(header) and isinstance(self._array, tensorstore.TensorStoreArray)
-        self._fetched = FetchedArray(header, cache_bytes, live=live) if is_fetched else None
 
     def read_through(self, wrap: Callable[[Header, tensorstore.StoredArray], tensorstore.StoredArray]) -> None:
         """Read voxels through the array that `wrap` returns; only the first call counts."""
         with self._lock:
-            self._through = self._through or wrap(self._header, self._fetched or self._array)
+            self._through = self._through or wrap(self._header, self._array)
 
     @property
     def is_fetched(self) -> bool:
         """Whether boxes are read by requests of ours, which note the stamps of files; see `fetched_array`."""
-        return self._through is None and self._fetched is not None
+        return self._through is None and isinstance(self._array, FetchedArray)
 
     def __reduce__(self) -> tuple[Callable[[], Reader], tuple[()]]:
         return partial(self.volume.open, cache_bytes=self._cache_bytes, live=self._live), ()
@@ -446,11 +444,12 @@ class Reader:
         True also for an array of which only a read can tell.
         """
         array = self._array
-        if not isinstance(array, tensorstore.TensorStoreArray | LocalArray) or self._header.format == "precomputed":
+        is_asked = isinstance(array, FetchedArray | LocalArray | tensorstore.TensorStoreArray)
+        if not is_asked or self._header.format == "precomputed":
             return True
         index = self.stored_index(mirrored(box, self.volume.spatial_shape))
         with naming(self.volume, box, self._header.folder):
-            return array.is_stored(index) or (self._fetched is not None and self._fetched.is_elsewhere(index))
+            return array.is_stored(index)
 
     def stored_index(self, box: Box, num_channels: int | None = None) -> tensorstore.Index:
         """Return where `box` (z, y, x) is stored, of all channels or the first `num_channels`, in the stored axes."""
@@ -518,7 +517,7 @@ class Reader:
             box, spatial = bounds(index, self.shape), self.volume.spatial
             stop, lengths = spatial(box.stop), spatial(box.shape)
             self.volume.check_written(Box(tuple(b - n for b, n in zip(stop, lengths, strict=True)), stop))
-        array = self._through or self._fetched or self._array
+        array = self._through or self._array
         data = damage.read(self.volume, self._header, array, index, is_checked=self.is_fetched)
         return data.view(np.uint8) if data.dtype == np.bool_ else data
 
