@@ -276,7 +276,7 @@ class Volume:
             raise VolumeError(f"{self} has no level {number}; its levels are {known}")
         if self.view.voxel_size_nm is not None or self.view.origin_nm is not None:
             raise VolumeError(f"{self} was given a voxel size or origin of its own; open level {number} with its own")
-        other = describe_array(absolute(self.path), self.levels[number])
+        other, _ = _resolve(absolute(self.path), self.levels[number], 0)
         other = other.as_it_is if self.incomplete is None else other
         if other.view == self.view:
             return other
@@ -529,11 +529,8 @@ def _holds(shape: tuple[int, ...], header: Header) -> bool:
     return len(header.shape) == len(shape) and all(now >= n for now, n in zip(header.shape, shape, strict=True))
 
 
-def describe_array(container: Location, key: str) -> Volume:
-    """Return the volume of the one array `key`, with what the groups around it say of it."""
-    header = read_header(container / key)
-    if header is None:
-        raise VolumeError(f"no array at {container / key}")
+def _describe(container: Location, key: str, header: Header) -> Volume:
+    """Return the volume of the one array `key` with this `header`, with what the groups around it say of it."""
     parts = Path(key).parts
     for depth in reversed(range(len(parts))):
         group, inner = "/".join(parts[:depth]), "/".join(parts[depth:])
@@ -546,13 +543,13 @@ def describe_array(container: Location, key: str) -> Volume:
             continue
         for dataset in datasets:
             if dataset.path.strip("/") == inner:
-                return make_volume(container, header, dataset, level_keys(group, datasets))
+                return _make_volume(container, header, dataset, level_keys(group, datasets))
     is_zarr = header.format in ("zarr2", "zarr3") and isinstance(header.folder, Path)
     around = webknossos.read_dataset(Path(str(header.folder))) if is_zarr else None
-    return make_volume(container, header, around or Dataset(key), ())
+    return _make_volume(container, header, around or Dataset(key), ())
 
 
-def make_volume(container: Location, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
+def _make_volume(container: Location, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
     rank = len(header.shape)
     axes = dataset.axes if dataset.axes and len(dataset.axes) == rank else header.axes or usual_axes(rank)
     is_guessed = header.is_guessed or (axes is not dataset.axes and header.axes is None)
@@ -592,12 +589,10 @@ def open_volume(
     The slices of a folder are compared, unless a plan has them already (`is_planned`): others may have come since.
     """
     container, key = locate(location, key)
-    if not isinstance(container, object_store.Remote):  # there it is asked last: not all that may be read may be listed
-        probe_file(container)
-        _check_exists(container, key)
+    probe_file(container)
     with paths.reading_once():
-        volume = _resolve(container, key, level)
-        note = _note_on_names(volume)
+        volume, header = _resolve(container, key, level)
+        note = _note_on_names(volume, header)
     if volume.slices and not is_planned and isinstance(volume.folder, Path):
         tiff_folder.check(volume.folder)
     volume = with_view(replace(volume, notes=(*volume.notes, note)) if note else volume, view)
@@ -610,15 +605,15 @@ def open_volume(
     return volume
 
 
-def _note_on_names(volume: Volume) -> str:
+def _note_on_names(volume: Volume, header: Header) -> str:
     """Return a sentence on chunk files with other names than the metadata give; of outputs of ours no bucket is asked.
 
     Raises:
         VolumeError: none of the files there is a chunk.
     """
-    header, folder = read_header(volume.folder), volume.folder
+    folder = header.folder
     is_own = volume.levels and isinstance(folder, object_store.Remote) and "volpipe" in read_attributes(folder.parent)
-    return "" if header is None or is_own else describe_names(header)
+    return "" if is_own else describe_names(header)
 
 
 def with_view(volume: Volume, view: View) -> Volume:
@@ -692,7 +687,7 @@ def list_arrays(location: str | Path) -> list[Volume]:
     volumes = []
     for name in sorted(f"{key}/{inner}".strip("/") for inner in walk(container / key, enter_groups=True)):
         try:
-            volumes.append(describe_array(container, name))
+            volumes.append(_resolve(container, name, 0)[0])
         except RemoteError:
             raise
         except VolumeError as error:
@@ -722,19 +717,25 @@ def _listed(names: list[str]) -> str:
     return text + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
 
-def _resolve(container: Location, key: str, level: int) -> Volume:
+def _resolve(container: Location, key: str, level: int) -> tuple[Volume, Header]:
+    """Return the volume that `key` means, and the header of its array; nothing is asked for twice.
+
+    Whether there is anything is asked last: of a bucket, not all that may be read may be listed.
+    """
     folder = container / key
-    if read_header(folder) is not None:
+    header = read_header(folder)
+    if header is not None:
         if level:
             raise VolumeError(f"{folder} is one array, which has no level {level}; name the group that it is in")
-        return describe_array(container, key)
+        return _describe(container, key, header), header
     datasets = read_datasets(folder)
     if datasets is None:
         return _resolve(container, _only_key(container, key), level)
     headers = _check_group(folder, datasets)
     if not 0 <= level < len(datasets):
         raise VolumeError(f"{folder} has no level {level}; its levels are 0 to {len(datasets) - 1}")
-    return make_volume(container, headers[level], datasets[level], level_keys(key, datasets))
+    volume = _make_volume(container, headers[level], datasets[level], level_keys(key, datasets))
+    return volume, headers[level]
 
 
 def _only_key(container: Location, key: str) -> str:
