@@ -7,10 +7,8 @@ asking. Not here: decoding (tensorstore), or sampling (survey).
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
-import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,9 +21,9 @@ import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Grid, Index
-from volpipe.volumes.storage import decoded_size, object_store, paths, tensorstore
+from volpipe.volumes.storage import decoded_size, paths, tensorstore
 from volpipe.volumes.storage.metadata import Header, Tree
-from volpipe.volumes.storage.object_store import Part, Remote, Stamp
+from volpipe.volumes.storage.object_store import Part, Remote
 from volpipe.volumes.storage.paths import Location
 
 ABSENT = np.uint64(2**64 - 1)  # offset and length of a chunk that a shard lacks
@@ -180,8 +178,8 @@ class ChunkFiles:
         if self.sharding is None:
             return None
         file, (num_bytes, at_end) = self.header.folder / self.name(index, style), self.index_bytes()
-        data = paths.read_end(file, num_bytes) if at_end else paths.read(file, num_bytes)
-        return self._places(data) if data is not None and len(data) >= num_bytes else None
+        part = paths.fetch(file, (-num_bytes, 0) if at_end else (0, num_bytes), denied_ok=True)
+        return self._places(part.data) if part is not None and len(part.data) >= num_bytes else None
 
     def index_bytes(self) -> tuple[int, bool]:
         """Return the bytes of the index of a shard, with its checksum, and whether they are the last of its file."""
@@ -560,30 +558,12 @@ class ChunkSource:
                 return None
             name = self._files.name(unit, style)
             raise VolumeError(f"{self._header.folder}: {_unreadable(name, self._files.name(unit))}")
-        if isinstance(file, Remote):
-            part = object_store.fetch(file, span, tag, most=self._most, own=self._own)
-        else:
-            part = _read_local(file, span)
+        part = paths.fetch(file, span, tag, most=self._most, own=self._own)
         extension = _extension(self._header, style)
         if part is None or not extension:
             return part
         data = decoded_size.undo(part.data, (decoded_size.SUFFIXES[extension],), self._most, self._own)
         return Part(data, part.stamp, len(data))
-
-
-def _read_local(file: Path, span: tuple[int, int] | None) -> Part | None:
-    """Return `file` on a disk, or a span of it; None where there is no such file."""
-    first, last = span or (0, -1)
-    try:
-        with file.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            stream.seek(max(0, status.st_size + first) if first < 0 else first)
-            data = stream.read(last - first if span is not None and first >= 0 else -1)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
-            return None
-        raise
-    return Part(data, Stamp(status.st_size, status.st_mtime_ns))
 
 
 def _num_bytes(shape: tuple[int, ...], header: Header) -> int:
