@@ -354,8 +354,8 @@ def log_notes(log: Path) -> list[Item]:
 
     Attempts that failed are left out: a table has them.
     """
-    data = paths.read_end(log, LOG_BYTES) if log.is_file() else None
-    texts = ENTRY.split((data or b"").decode(errors="replace"))[1:]
+    part = paths.fetch(log, (-LOG_BYTES, 0)) if log.is_file() else None
+    texts = ENTRY.split("" if part is None else part.data.decode(errors="replace"))[1:]
     entries = zip(texts[::2], texts[1::2], strict=True)
     lines = dict.fromkeys(f"{level.lower()}: {_shortened(text)}" for level, text in entries if not ATTEMPT.search(text))
     notes: list[Item] = [Note(line, "warning") for line in list(lines)[-MOST_WARNINGS:]]
