@@ -14,9 +14,8 @@ from volpipe.display.console import columns
 from volpipe.units import bounded, count, duration, in_nm, shape, size
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
-    from volpipe.estimation.alternatives import Alternative
     from volpipe.estimation.estimate import Estimate, Slots
-    from volpipe.estimation.forecast import Forecast
+    from volpipe.estimation.forecast import Alternative, Forecast
     from volpipe.inference.intensity import Affine
     from volpipe.inference.plan import Plan
 
@@ -219,7 +218,7 @@ def estimate_table(found: Estimate) -> Table:
 
 
 def _times(number: float) -> str:
-    return "once" if number == 1 else f"{number:.2f} times"
+    return "once" if number == 1 else f"up to {number:.2f} times"
 
 
 def alternatives_table(rows: Sequence[Alternative]) -> Table:

@@ -21,8 +21,14 @@ from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError
 from volpipe.estimation.calibrate import TooSlowError, calibrate
 from volpipe.estimation.estimate import Estimate, estimate, timed_alone
-from volpipe.estimation.forecast import UNKNOWN_SLOTS, Forecast, PendingInput, forecast, forecast_calibrated
-from volpipe.estimation.rates import load_rates
+from volpipe.estimation.forecast import (
+    UNKNOWN_SLOTS,
+    Forecast,
+    PendingInput,
+    forecast,
+    forecast_calibrated,
+    load_rates,
+)
 from volpipe.evaluation.driver import EvaluationWork, ScoreTime, calibrate_evaluation
 from volpipe.evaluation.evaluate import Evaluation
 from volpipe.inference.output import planned_volume
