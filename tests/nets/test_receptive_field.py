@@ -17,9 +17,9 @@ from torch import nn
 from volumes import noise, write_volume
 
 from volpipe.errors import VolpipeError
-from volpipe.estimation import net_speeds, window_search
+from volpipe.estimation import measure, window_search
 from volpipe.estimation.halo_search import halo_errors, real_window
-from volpipe.estimation.net_speeds import arithmetics_here, processor
+from volpipe.estimation.measure import arithmetics_here, processor
 from volpipe.estimation.window_search import windows_to_try
 from volpipe.models.unet3d import unet3d
 from volpipe.nets.cache import known_speeds
@@ -367,8 +367,8 @@ def test_a_net_is_timed_on_a_core_of_this_machine_and_its_plans_know_that(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(window_search, "GROWTHS", (1.0, 1.5))
-    monkeypatch.setattr(net_speeds, "MEASURED_VOXELS", (64**3,))
-    monkeypatch.setattr(net_speeds, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(measure, "MEASURED_VOXELS", (64**3,))
+    monkeypatch.setattr(measure, "has_bfloat16", lambda: False)
     ended = give("net", "net.py:build", "--config", "local")
     assert ended.code == 0, ended.err
     assert f"Mvoxel/s on one core of {processor()}; plans for local choose windows by them" in ended.out
@@ -392,7 +392,7 @@ def test_a_net_of_which_no_time_can_be_kept_is_an_error(
     measured = NetSpeeds(
         processor=processor(), speeds=[WindowSpeeds(arithmetic=FLOAT32, bytes_per_voxel=1, windows=timed)]
     )
-    monkeypatch.setattr(net_speeds, "measure_speeds", lambda *arguments, **named: measured)
+    monkeypatch.setattr(measure, "measure_speeds", lambda *arguments, **named: measured)
     ended = give("net", name, "--config", "local")
     assert ended.code == 2 and said in ended.err
     assert known_speeds(NetChoice(name="net.py:build", untrained=True), str(tmp_path), processor()) is None

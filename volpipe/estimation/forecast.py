@@ -18,8 +18,8 @@ from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation.calibrate import OnTry, Sample, TooSlowError, calibrate, sample, trial_bytes
 from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate, upper_bounds
 from volpipe.estimation.limits import Limits, check_limits, disk_limits, warn_of_room
+from volpipe.estimation.measure import processor
 from volpipe.estimation.memory import array_bytes
-from volpipe.estimation.net_speeds import processor
 from volpipe.geometry.block_shape import BLOCKS_PER_WORKER, ENOUGH_BLOCKS, SLAB_VOXELS
 from volpipe.geometry.grid import triple
 from volpipe.inference.intensity import Affine

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.estimation.net_speeds import FIXED_BYTES, processor
+from volpipe.estimation.measure import FIXED_BYTES, processor
 from volpipe.geometry.block_shape import Sizes
 from volpipe.geometry.grid import triple
 from volpipe.inference.block_sum import MOST_WEIGHTS
