@@ -182,6 +182,43 @@ class Slots:
         return stage.seconds / max(1, min(num_workers, stage.units))
 
 
+@dataclass(frozen=True)
+class StageTime:
+    """Time of one stage: the number of its tasks, and their seconds, summed over workers."""
+
+    name: str
+    num_tasks: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Forecast time of a segmentation or an evaluation, whose stages never overlap.
+
+    Attributes:
+        stages: in order.
+        start_seconds: of a worker, before its first block.
+        num_voxels: of the tried blocks.
+        is_guess: whether their voxels were synthetic, because the input does not exist yet.
+        num_workers: of the site.
+    """
+
+    stages: tuple[StageTime, ...]
+    start_seconds: float
+    num_voxels: int
+    is_guess: bool
+    num_workers: int = 1
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the first task to the last."""
+        return self.start_seconds + sum(map(self.elapsed, self.stages))
+
+    def elapsed(self, stage: StageTime) -> float:
+        """Return the seconds from the first task of `stage` to its last, which may leave workers idle."""
+        return stage.seconds * math.ceil(stage.num_tasks / self.num_workers) / stage.num_tasks
+
+
 def estimate(
     plan: Plan, volume: Volume, voxel_bytes: float, slots: Slots, rates: UnitCosts | None = None, share: float = 1.0
 ) -> Estimate:

@@ -24,6 +24,7 @@ from volpipe.blockwise.task import work_once
 from volpipe.blockwise.work import Steps, each
 from volpipe.errors import RunError, RunStopped
 from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
+from volpipe.estimation.estimate import StageTime, StageTimes
 from volpipe.geometry.grid import Box
 from volpipe.inference.output_plan import Source, level_key
 from volpipe.runs.run_folder import RunFolder
@@ -66,38 +67,6 @@ class SegmentCosts:
 
 
 @dataclass(frozen=True)
-class StageTime:
-    """Time of one stage: the number of its tasks, and their seconds, summed over workers."""
-
-    name: str
-    num_tasks: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class SegmentTimes:
-    """Forecast time of a segmentation.
-
-    Attributes:
-        stages: in order, never overlapping.
-        seconds: from the first task to the last.
-        num_voxels: of the tried blocks.
-        is_guess: whether their voxels were synthetic, because the input does not exist yet.
-        num_workers: of the site.
-    """
-
-    stages: tuple[StageTime, ...]
-    seconds: float
-    num_voxels: int
-    is_guess: bool
-    num_workers: int = 1
-
-    def elapsed(self, stage: StageTime) -> float:
-        """Return the seconds from the first task of `stage` to its last."""
-        return elapsed(stage.seconds, stage.num_tasks, self.num_workers)
-
-
-@dataclass(frozen=True)
 class SegmentTrial:
     """The arguments of a trial: the whole plan, its input and whether that exists, and a folder to be deleted."""
 
@@ -107,7 +76,7 @@ class SegmentTrial:
     folder: str
 
 
-def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> Steps[SegmentTimes]:
+def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> Steps[StageTimes]:
     """Return the forecast of `trial`'s segmentation, from blocks that all workers try at the same time.
 
     Raises:
@@ -124,7 +93,7 @@ def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> Steps[Se
     return segment_times(trial, _mean(costs), num_workers)
 
 
-def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[SegmentTimes]]:
+def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[StageTimes]]:
     """Return the forecast of `plan`; [] where trying blocks would cost much of the whole, or fails."""
     if len(plan.blocks) < WORTH_TRYING * workers.slots["cpu"]:
         return []
@@ -147,7 +116,7 @@ def _mean(costs: Sequence[SegmentCosts]) -> SegmentCosts:
     )
 
 
-def segment_times(trial: SegmentTrial, costs: SegmentCosts, num_workers: int) -> SegmentTimes:
+def segment_times(trial: SegmentTrial, costs: SegmentCosts, num_workers: int) -> StageTimes:
     """Return the forecast of `trial`'s segmentation on `num_workers` at `costs`."""
     plan, rates = trial.plan, costs.stage_seconds
     reading = costs.read_seconds * _touched(plan, plan.near, trial.volume.spatial_chunks)
@@ -160,8 +129,7 @@ def segment_times(trial: SegmentTrial, costs: SegmentCosts, num_workers: int) ->
         )
         for name, (num_tasks, units) in _stages(plan).items()
     )
-    seconds = sum(elapsed(stage.seconds, stage.num_tasks, num_workers) for stage in stages)
-    return SegmentTimes(stages, costs.start_seconds + seconds, costs.num_voxels, not trial.is_there, num_workers)
+    return StageTimes(stages, costs.start_seconds, costs.num_voxels, not trial.is_there, num_workers)
 
 
 def _stages(plan: SegmentPlan) -> dict[str, tuple[int, int]]:
@@ -180,11 +148,6 @@ def _stages(plan: SegmentPlan) -> dict[str, tuple[int, int]]:
             for n in range(1, len(plan.factors))
         },
     }
-
-
-def elapsed(seconds: float, num_tasks: int, num_workers: int) -> float:
-    """Return the elapsed time of equal tasks of `seconds` in all; the last round may leave workers idle."""
-    return seconds * math.ceil(num_tasks / num_workers) / num_tasks
 
 
 def _touched(plan: SegmentPlan, reach: Sequence[int], cell: Sequence[int]) -> int:
