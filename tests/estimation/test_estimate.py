@@ -61,13 +61,21 @@ def num_voxels(chunk: tuple[int, ...], shape: tuple[int, ...]) -> int:
 
 
 @FEW
-@given(plans(longest=40))
-def test_chunks_are_counted_as_often_as_blocks_read_them(plan: Plan) -> None:
+@given(plans(longest=40), st.integers(1, 9), st.booleans())
+def test_a_chunk_is_fetched_by_each_block_or_once_by_each_worker_that_keeps_it(
+    plan: Plan, workers: int, keeps: bool
+) -> None:
     seen = [seen_chunks(plan, block) for block in range(len(plan.blocks))]
-    found = estimated(plan)
-    reader = found.by_name()["factor" if plan.mode == "stored" else "infer"]
+    with pytest.MonkeyPatch.context() as patch:
+        if not keeps:
+            patch.setattr("volpipe.estimation.estimate.CACHE_BYTES", 0)
+        found = estimated(plan, RATES, Slots(workers, workers, shared=True))
+    once = sum(num_voxels(chunk, plan.source.shape) for chunk in set().union(*seen))
     voxels = sum(num_voxels(chunk, plan.source.shape) for chunks in seen for chunk in chunks)
-    assert found.amplification == voxels / sum(num_voxels(chunk, plan.source.shape) for chunk in set().union(*seen))
+    if keeps and any(plan.overlap):
+        voxels = min(voxels, workers * once)
+    assert found.amplification == voxels / once
+    reader = found.by_name()["factor" if plan.mode == "stored" else "infer"]
     if plan.mode == "stored" or not plan.num_sums:  # else sums are read as well
         assert reader.read_bytes == voxels * 0.125
 
@@ -232,6 +240,7 @@ def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(
 ) -> None:
     # The rehearsal and the run share this process: what the one keeps, the other would not have to read.
     monkeypatch.setattr("volpipe.inference.windows.CACHE_BYTES", 0)
+    monkeypatch.setattr("volpipe.estimation.estimate.CACHE_BYTES", 0)
     plan = made(tmp_path, blend, mode)
     found = preview(plan, Inline().start).estimate
     assert not (tmp_path / "out").exists()

@@ -200,13 +200,14 @@ def estimate_table(found: Estimate) -> Table:
     """Return what each stage will take; bytes are upper bounds until blocks were tried."""
     names = ["stage", "units", *(["tasks"] if found.rates else []), "read", "written", "files"]
     table = columns(*names, *(["time"] if found.rates else []))
-    reading = ("measure", "histogram", "factor" if "factor" in found.by_name() else "infer")
+    reader, once = "factor" if "factor" in found.by_name() else "infer", found.amplification == 1
+    is_known = {"measure": True, "histogram": True, reader: once}  # what a stage reads
     for stage in found.stages:
         table.add_row(
             stage.name,
             f"{stage.units:,}",
             *([f"{stage.num_tasks:,}"] if found.rates else []),
-            size(stage.read_bytes) if stage.name in reading else bounded(stage.read_bytes, found.is_measured),
+            bounded(stage.read_bytes, is_known.get(stage.name, found.is_measured)),
             bounded(stage.written_bytes, found.is_measured),
             f"{stage.files:,}",
             *([duration(found.stage_seconds[stage.name])] if found.rates else []),

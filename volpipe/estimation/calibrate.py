@@ -59,6 +59,7 @@ PROBE_SECONDS, BUDGET_SECONDS = 0.5, 4.0  # of the first window, and of all wind
 LONG_SECONDS = 4.0  # a first block that takes as long is sample enough
 NUM_PASSES = 4  # of windows through the net: a first block, two that are timed, and one whose output is written
 FACTOR_SECONDS = 3e-7  # to store a voxel of a window (gzip, one core, 2026-11)
+MOST_FACTOR_SECONDS = 1.0  # to store the windows of a block that does not store them
 SAMPLED_CHUNKS, REMOTE_CHUNKS, LEAST_CHUNKS, SAMPLE_SECONDS = 64, 12, 8, 0.5
 READERS, VOXELS_AT_ONCE = 4, 2**24  # of the sample, with the decoded chunks that may lie in memory
 KEPT_VOXELS = 2**16  # of each of its chunks
@@ -187,6 +188,7 @@ def _job(plan: Plan, normalise: Affine, path: Path) -> Job:
     RunFolder(path).store(own)
     create_output(own, {})
     Tensors(own, path).create()
+    Tensors(_stored(own), path).create()
     return Job(str(path), own.identity).of(normalise)
 
 
@@ -378,15 +380,21 @@ def _try_whole(job: Job, units: Sequence[int]) -> tuple[UnitCosts, np.ndarray]:
 
 
 def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
-    """Return seconds and stored bytes per window; where the plan stores none, of windows that do not compress."""
-    plan, tensors = job.plan, job.tensors
-    if plan.mode == "streamed":  # of interest for the alternative alone
-        return FACTOR_SECONDS * math.prod(plan.window), upper_bounds(plan).window_bytes
-    volume = worker.open_source(job)
+    """Return seconds and stored bytes per window.
+
+    Where the plan stores none, one of `blocks` is tried. Where that would take long, none is, and the bytes are those
+    of windows that do not compress.
+    """
+    stored = _stored(job.plan)
+    if job.plan.mode == "streamed":
+        blocks, window_seconds = blocks[:1], FACTOR_SECONDS * math.prod(job.plan.window)
+        if window_seconds * len(job.plan.lattice.windows_of(blocks[0])) > MOST_FACTOR_SECONDS:
+            return window_seconds, upper_bounds(job.plan).window_bytes
+    tensors, volume = Tensors(stored, Path(job.folder)), worker.open_source(job)
     with stopwatch() as clock:
         for block in blocks:
-            factor(Selection(plan), volume, job.normalise, tensors, block)
-    numbers = {number for block in blocks for number in plan.lattice.windows_of(block)}
+            factor(Selection(stored), volume, job.normalise, tensors, block)
+    numbers = {number for block in blocks for number in stored.lattice.windows_of(block)}
     return clock.seconds / len(numbers), _bytes_in(tensors.source_path) / len(numbers)
 
 
@@ -464,6 +472,10 @@ def _time_output(job: Job, data: np.ndarray) -> tuple[float, float]:
         if len(plan.factors) > 1:
             _try_coarser(plan, box)
     return writing.seconds / box.num_voxels, coarsening.seconds / box.num_voxels
+
+
+def _stored(plan: Plan) -> Plan:
+    return plan.changed(mode="stored")
 
 
 def _check(record: Record[R]) -> R:

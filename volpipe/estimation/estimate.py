@@ -19,7 +19,7 @@ from volpipe.geometry.grid import mirror
 from volpipe.inference.plan import Plan
 from volpipe.inference.scratch import FOLDERS
 from volpipe.inference.statistics import needs_histogram, needs_measuring
-from volpipe.inference.windows import seen_along, windows_along
+from volpipe.inference.windows import CACHE_BYTES, seen_along, windows_along
 from volpipe.volumes.volume import Volume
 
 BLOCKS_WAITING = 64  # with windows in scratch at most, as in the schedule
@@ -240,7 +240,7 @@ def estimate(
     return Estimate(
         stages=stages,
         rates=rates,
-        amplification=totals.product("seen") / totals.product("seen_once"),
+        amplification=totals.fetched_voxels / totals.product("seen_once"),
         output_bytes=share * totals.output_bytes,
         output_files=math.ceil(share * totals.output_files),
         output_folders=math.ceil(share * plan.num_folders),
@@ -351,9 +351,19 @@ class _Totals:
         return math.prod(getattr(axis, name) for axis in self.axes)
 
     @property
+    def fetched_voxels(self) -> int:
+        """Voxels of the chunks that are fetched for windows, at most: by each block, or once by each worker that keeps
+        them all."""
+        seen, once, volume = self.product("seen"), self.product("seen_once"), self.volume
+        num_bytes = once * volume.num_channels * volume.dtype.itemsize
+        if not any(self.plan.overlap) or num_bytes > CACHE_BYTES:
+            return seen
+        return min(seen, once * (self.slots.cpu if self.plan.mode == "stored" else self.slots.gpu))
+
+    @property
     def volume_bytes(self) -> float:
-        """Stored bytes of the chunks that windows touch, if each block fetches its own."""
-        return self.product("seen") * self.voxel_bytes
+        """Stored bytes of the chunks that are fetched for windows, at most."""
+        return self.fetched_voxels * self.voxel_bytes
 
     @cached_property
     def bundle(self) -> int:
