@@ -367,7 +367,6 @@ def test_a_net_is_timed_on_a_core_of_this_machine_and_its_plans_know_that(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(window_search, "GROWTHS", (1.0, 1.5))
-    monkeypatch.setattr(measure, "MEASURED_VOXELS", (64**3,))
     monkeypatch.setattr(measure, "has_bfloat16", lambda: False)
     ended = give("net", "net.py:build", "--config", "local")
     assert ended.code == 0, ended.err

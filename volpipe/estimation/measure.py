@@ -17,11 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,7 +32,7 @@ from volpipe.blockwise.pool import Gpu
 from volpipe.blockwise.task import work_once
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.errors import NetError, VolpipeError
-from volpipe.estimation.window_search import LAYOUTS, call, count_peak, laid_out, windows_to_try
+from volpipe.estimation.window_search import LAYOUTS, call, count_peak, free_memory, laid_out, windows_to_try
 from volpipe.geometry.grid import Box, Triple, align_up, triple
 from volpipe.inference.intensity import Affine, to_dtype, unit_scale
 from volpipe.inference.runner import autocast, take_precision
@@ -46,12 +43,11 @@ from volpipe.nets.facts import FLOAT32, Arithmetic, Difference, NetFacts, NetSpe
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import NetChoice, Normalise, Precision
 from volpipe.synthetic.volume import Sample
-from volpipe.units import shape
 
 if TYPE_CHECKING:
     from torch import nn
 
-MEASURED_VOXELS = (84**3, 116**3)  # of windows by which the memory of a net is measured; it varies by a fifth
+MEASURED_VOXELS = 116**3  # of the window by which the memory of a net is measured; it varies by a fifth
 REPEATS, MOST_REPEATED = 3, 10.0  # of a call that is timed, the fastest counts; no more after so many seconds
 THOROUGH_SECONDS = 60.0  # of calls of a net by one arithmetic
 MOST_WAIT = 180.0  # seconds, for processes that load torch and the net
@@ -116,18 +112,54 @@ def measure_speeds(
     """Return what windows of the net cost on one core of this machine, by each arithmetic that is not `known`.
 
     A window is not tried with which the calls of one arithmetic would take more than `most_seconds`, nor one beyond a
-    window that fails, or is killed for its memory.
+    window that fails, or for which memory is too little. An arithmetic that cannot be measured is left out.
     """
     windows = [window for window in windows_to_try(facts, aligned_halo(facts)) if math.prod(window) >= LEAST_VOXELS]
     new = [each for each in arithmetics_here() if each not in {speeds.arithmetic for speeds in known}]
-    times = [_times_here(choice, facts, windows, each, search_path, most_seconds) for each in new]
-    with ThreadPoolExecutor(2) as pool:
-        memory = pool.map(lambda each: bytes_per_voxel(choice, facts, FIXED_BYTES, search_path, arithmetic=each), new)
-    measured = [
-        WindowSpeeds(arithmetic=each, bytes_per_voxel=round(num_bytes), windows=speeds)
-        for each, num_bytes, speeds in zip(new, memory, times, strict=True)
-    ]
+    seconds, measured = min(most_seconds, MOST_WAIT), list[WindowSpeeds]()
+    asked = {
+        "choice": choice, "facts": facts, "search_path": search_path, "windows": windows, "most_seconds": seconds,
+    }  # fmt: skip
+    for each in new:
+        log.info("times windows in %s", each.words)
+        speeds = _in_own_process(speeds_on_core, WindowSpeeds, {**asked, "arithmetic": each}, MOST_WAIT + 8 * seconds)
+        measured += [] if speeds is None else [speeds]
     return NetSpeeds(processor=processor(), speeds=(*known, *measured))
+
+
+def speeds_on_core(
+    choice: NetChoice,
+    facts: NetFacts,
+    search_path: str,
+    windows: Sequence[Triple],
+    arithmetic: Arithmetic,
+    most_seconds: float,
+) -> WindowSpeeds:
+    """Return what `windows`, ascending, cost the net in this process, which does nothing else.
+
+    Memory is measured with two threads, which take somewhat more than one.
+    """
+    import torch
+
+    share_heap()
+    keep_freed_memory()
+    net, large = laid_out(choice, search_path, arithmetic.channels_last), _sized_as(facts, MEASURED_VOXELS)
+    torch.set_num_threads(2)
+    count_peak()
+    before = peak_bytes()
+    # first of all: what smaller windows have freed would be used again, and not be counted
+    _timed_calls(net, (1, facts.in_channels, *large), arithmetic, "cpu", time.process_time, repeats=1)
+    per_voxel = max(0.0, (peak_bytes() - before - FIXED_BYTES) / math.prod(large))
+    torch.set_num_threads(1)
+
+    def attempt(window: Triple) -> tuple[float, float]:
+        if per_voxel * math.prod(window) > free_memory():
+            raise VolpipeError("the memory is too little for it")
+        # by processor time, in which other work on the machine does not count
+        return _timed_calls(net, (1, facts.in_channels, *window), arithmetic, "cpu", time.process_time)
+
+    times = tuple(_timed(windows, attempt, most_seconds))
+    return WindowSpeeds(arithmetic=arithmetic, bytes_per_voxel=round(per_voxel), windows=times)
 
 
 def measure_speeds_on_gpu(
@@ -174,9 +206,11 @@ def thorough_speeds(choice: NetChoice, facts: NetFacts, search_path: str) -> Net
 
     Raises:
         NetError: a net without parameters, or one of which not even the smallest window could be timed.
+        VolpipeError: memory cannot be measured here.
     """
     if not facts.num_parameters:
         raise NetError(f"net {facts.label} has no parameters, and takes next to no time")
+    count_peak()  # which fails where memory cannot be measured
     speeds = measure_speeds(choice, facts, search_path, most_seconds=THOROUGH_SECONDS)
     if not any(each.windows for each in speeds.speeds):
         raise NetError(f"no window of net {facts.label} could be timed here; see that memory is free, and try again")
@@ -184,7 +218,12 @@ def thorough_speeds(choice: NetChoice, facts: NetFacts, search_path: str) -> Net
 
 
 def _timed_calls(
-    net: nn.Module, shape: Sequence[int], arithmetic: Arithmetic, device: str, clock: Callable[[], float]
+    net: nn.Module,
+    shape: Sequence[int],
+    arithmetic: Arithmetic,
+    device: str,
+    clock: Callable[[], float],
+    repeats: int = REPEATS,
 ) -> tuple[float, float]:
     """Return the time of the fastest call by `clock`, and the seconds of all of them; a slow one is not repeated."""
     import torch
@@ -193,7 +232,7 @@ def _timed_calls(
     times: list[float] = []
     began = time.perf_counter()
     with torch.inference_mode(), autocast(device, arithmetic.precision):
-        while len(times) <= REPEATS and time.perf_counter() - began < MOST_REPEATED:
+        while len(times) <= repeats and time.perf_counter() - began < MOST_REPEATED:
             started = clock()
             call(net, torch.zeros(tuple(shape), device=device), channels_last=arithmetic.channels_last)
             times.append(clock() - started)
@@ -217,24 +256,6 @@ def _arithmetics(precisions: Sequence[Precision]) -> list[Arithmetic]:
     return [Arithmetic(layout, precision) for precision in precisions for layout in LAYOUTS]
 
 
-def _times_here(
-    choice: NetChoice,
-    facts: NetFacts,
-    windows: Iterable[Triple],
-    arithmetic: Arithmetic,
-    search_path: str,
-    most_seconds: float,
-) -> tuple[WindowSpeed, ...]:
-    """Return the speed of `windows`, ascending, in a process of their own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-
-        def attempt(window: Triple) -> tuple[float, float]:
-            log.info("times windows of %s in %s", shape(window), arithmetic.words)
-            return pool.submit(_time, choice, (1, facts.in_channels, *window), arithmetic, search_path).result()
-
-        return tuple(_timed(windows, attempt, most_seconds))
-
-
 def _timed(
     windows: Iterable[Triple], attempt: Callable[[Triple], tuple[float, float]], most_seconds: float
 ) -> Iterator[WindowSpeed]:
@@ -245,75 +266,21 @@ def _timed(
             return
         try:
             seconds, total = attempt(window)
-        except (BrokenProcessPool, RuntimeError, VolpipeError) as error:  # killed, or the net takes no such window
+        except (RuntimeError, VolpipeError) as error:  # too large, or the net takes no such window
             log.debug("windows of %s could not be tried: %s", window, error)
             return
         spent, per_voxel = spent + total, seconds / math.prod(window)
         yield WindowSpeed(window=window, seconds=seconds)
 
 
-def _time(choice: NetChoice, shape: Sequence[int], arithmetic: Arithmetic, search_path: str) -> tuple[float, float]:
-    """Return the processor time of the fastest call, and the seconds of all of them."""
-    import torch
-
-    torch.set_num_threads(1)
-    share_heap()
-    keep_freed_memory()
-    net = _laid_out_once(choice.model_dump_json(), search_path, arithmetic.channels_last)
-    return _timed_calls(net, shape, arithmetic, "cpu", time.process_time)  # other work on the machine does not count
-
-
-@cache
-def _laid_out_once(choice: str, search_path: str, channels_last: bool) -> nn.Module:
-    """Return the net of a `choice` as JSON as `laid_out` does, built once in a process."""
-    return laid_out(NetChoice.model_validate_json(choice), search_path, channels_last)
-
-
-def bytes_per_voxel(
-    choice: NetChoice, facts: NetFacts, fixed_bytes: int, search_path: str = "", *, arithmetic: Arithmetic = FLOAT32
-) -> float:
-    """Return the bytes that a net takes on a CPU per voxel of a window, beyond the `fixed_bytes` of any window.
-
-    Measured with two threads, which take somewhat more than one, over windows of the net's own proportions.
-    """
-    most = 0.0
-    for window in _sized_as(facts, MEASURED_VOXELS):
-        shape = (1, facts.in_channels, *window)
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            num_bytes = pool.submit(_net_bytes, choice, shape, arithmetic, search_path).result()
-        most = max(most, (num_bytes - fixed_bytes) / math.prod(window))
-    return most
-
-
-def _sized_as(facts: NetFacts, num_voxels: Iterable[int]) -> list[Triple]:
-    """Return windows near to so many voxels, in whole strides, in the proportions of the net's own."""
-    windows = []
-    for num in num_voxels:
-        growth = (num / math.prod(facts.window)) ** (1 / 3)
-        sizes = zip(facts.window, facts.stride, facts.fixed, facts.remainder, facts.margin, strict=True)
-        windows.append(
-            triple(
-                only or rest + align_up(max(stride, 2 * margin + 1, round(growth * size)) - rest, stride)
-                for size, stride, only, rest, margin in sizes
-            )
-        )
-    return list(dict.fromkeys(windows))
-
-
-def _net_bytes(choice: NetChoice, shape: Sequence[int], arithmetic: Arithmetic, search_path: str) -> int:
-    """Return the bytes that calls of the net add to a process that keeps freed memory, as workers do."""
-    import torch
-
-    torch.set_num_threads(2)
-    share_heap()
-    keep_freed_memory()
-    net = laid_out(choice, search_path, arithmetic.channels_last)
-    count_peak()
-    before = peak_bytes()
-    with torch.inference_mode(), autocast("cpu", arithmetic.precision):
-        for _ in range(2):
-            call(net, torch.zeros(tuple(shape)), channels_last=arithmetic.channels_last)
-    return peak_bytes() - before
+def _sized_as(facts: NetFacts, num_voxels: int) -> Triple:
+    """Return a window near to so many voxels, in whole strides, in the proportions of the net's own."""
+    growth = (num_voxels / math.prod(facts.window)) ** (1 / 3)
+    sizes = zip(facts.window, facts.stride, facts.fixed, facts.remainder, facts.margin, strict=True)
+    return triple(
+        only or rest + align_up(max(stride, 2 * margin + 1, round(growth * size)) - rest, stride)
+        for size, stride, only, rest, margin in sizes
+    )
 
 
 def processor() -> str:
@@ -409,10 +376,14 @@ def is_quick_to_compare(net: NetFacts, speeds: NetSpeeds) -> bool:
 
 def speeds_here(choice: NetChoice, facts: NetFacts, search_path: str, *, gpu: str = "") -> NetSpeeds | None:
     """Return what windows of the net cost on a core of this machine, or on its `gpu`; None where that fails."""
-    measure, more = (measure_speeds_on_gpu, {"gpu": gpu}) if gpu else (measure_speeds, {})
-    most_seconds = MEASURE_SECONDS_ON_GPU if gpu else MEASURE_SECONDS
-    asked = {"choice": choice, "facts": facts, "search_path": search_path, "most_seconds": most_seconds, **more}
-    return _in_own_process(measure, NetSpeeds, asked, MOST_WAIT + 8 * most_seconds)
+    if not gpu:
+        measured = measure_speeds(choice, facts, search_path, most_seconds=MEASURE_SECONDS)
+        return measured if measured.speeds else None
+    asked = {
+        "choice": choice, "facts": facts, "gpu": gpu, "search_path": search_path,
+        "most_seconds": MEASURE_SECONDS_ON_GPU,
+    }  # fmt: skip
+    return _in_own_process(measure_speeds_on_gpu, NetSpeeds, asked, MOST_WAIT + 8 * MEASURE_SECONDS_ON_GPU)
 
 
 def difference_here(
@@ -451,7 +422,7 @@ def _in_own_process(
 def _answer() -> None:
     """Answer the question of `_in_own_process`; a net may have printed what it likes."""
     name, arguments = json.loads(sys.stdin.read())
-    measure = {each.__name__: each for each in (measure_speeds, measure_speeds_on_gpu, measure_difference)}[name]
+    measure = {each.__name__: each for each in (speeds_on_core, measure_speeds_on_gpu, measure_difference)}[name]
     sys.stdout.write("\n" + validate_call(measure)(**arguments).model_dump_json())
 
 
