@@ -443,9 +443,8 @@ class Reader:
 
         True also for an array of which only a read can tell.
         """
-        array = self._array
-        is_asked = isinstance(array, FetchedArray | LocalArray | tensorstore.TensorStoreArray)
-        if not is_asked or self._header.format == "precomputed":
+        array, is_precomputed = self._array, self._header.format == "precomputed"
+        if is_precomputed or not isinstance(array, FetchedArray | LocalArray | tensorstore.TensorStoreArray):
             return True
         index = self.stored_index(mirrored(box, self.volume.spatial_shape))
         with naming(self.volume, box, self._header.folder):
