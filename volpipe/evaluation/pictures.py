@@ -21,7 +21,6 @@ from volpipe.evaluation.origins import shared_input
 from volpipe.evaluation.subject import read_block
 from volpipe.geometry.grid import Box
 from volpipe.reporting import frames
-from volpipe.reporting.comparison import sides_of
 from volpipe.reporting.page import Draft, Item, Note, Picture
 from volpipe.reporting.panels import Panel, panels_png
 from volpipe.reporting.shades import coloured, display_change, display_range, diverge, grey, shaded
@@ -59,9 +58,9 @@ def evaluation_items(evaluation: Evaluation) -> Iterator[Item]:
     size = evaluation.reference.voxel_size_nm
     voxel = size or (1.0, 1.0, 1.0)
     for axis, box, images, errors in _planes(evaluation):
-        lengths = [n * v for n, v in zip(box.shape, voxel, strict=True)]
+        sides = frames.sides_of(box.shape, voxel, axis)
         for panel in [*images, *errors]:
-            file = frames.drawn(panel.pixels, sides_of(lengths, axis), min(voxel), is_known=size is not None)
+            file = frames.drawn(panel.pixels, sides, min(voxel), is_known=size is not None)
             yield Picture(panel.caption, str(box), *file)
 
 

@@ -28,7 +28,6 @@ from volpipe.volumes.volume import Volume
 
 log = logging.getLogger(__name__)
 
-PLANES: tuple[Plane, ...] = ("xy", "xz", "yz")
 STILL = 320  # pixels of the longer edge of each plane in the picture
 MOST_PIXELS = 4096  # of a panel, whatever a browser asks for
 OPACITY = 0.5  # of labels on an image
@@ -84,7 +83,7 @@ class Explorer:
         rows = []
         for image, shades in zip(self.images, self.shades, strict=True):
             name = Path(str(image.levels[0])).name
-            planes = ((plane, _still(image, self.labels, self._whole(plane, image), shades)) for plane in PLANES)
+            planes = ((plane, _still(image, self.labels, self._whole(plane, image), shades)) for plane in AXES)
             rows.append([Panel(f"{name} {plane}", pixels) for plane, pixels in planes])
         return panels_png(rows, [*self.notes, *([] if _has_widgets() else [ADVICE])])
 

@@ -260,8 +260,8 @@ class Drawing:
     def _picture(self, plane: Plane, title: str, image: Image2D, remark: str = "") -> Picture:
         """Return an image of a plane, in voxels of the input or the output, as a picture with square pixels."""
         subject = self.subject
-        lengths = [n * v for n, v in zip(plane.box.shape, subject.voxel, strict=True)]
-        file = frames.drawn(image, sides_of(lengths, plane.axis), subject.pixel, is_known=subject.is_sized)
+        sides = frames.sides_of(plane.box.shape, subject.voxel, plane.axis)
+        file = frames.drawn(image, sides, subject.pixel, is_known=subject.is_sized)
         return Picture(f"{title}, {plane.name}", f"{remark}{_place(plane)}", *file)
 
     @cached_property
@@ -311,12 +311,6 @@ def image_of(patch: Patch, axis: int, limits: Range | None) -> Image2D:
     """Return a slice in greys, several channels in colours, labels (no `limits`) too; hatched where it is not known."""
     data = flat(patch.data, axis)
     return frames.hatched(coloured(data[0]) if limits is None else shaded(data, limits), flat(patch.is_known, axis))
-
-
-def sides_of(lengths: Sequence[float], axis: int) -> tuple[float, float]:
-    """Return the lengths (down, across) of a slice across `axis` of a box with `lengths` (z, y, x)."""
-    down, across = (length for i, length in enumerate(lengths) if i != axis)
-    return down, across
 
 
 def _channels(plan: OutputPlan) -> str:

@@ -13,11 +13,12 @@ Not here: what the image shows (comparison), or greys (shades). A frame in pixel
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Shape
 from volpipe.reporting.shades import Image2D, bar_nm, in_colour, length_text
 
 EDGE = 368  # pixels of a picture, at most: three are side by side
@@ -76,6 +77,12 @@ def _ends(start: float, stop: float, most: int) -> tuple[int, int]:
     """Return the first and the last of `most` pixels between two places, at least one of them."""
     first = min(int(start), most - 1)
     return first, min(max(first + 1, round(stop)), most) - 1
+
+
+def sides_of(shape: Shape, voxel: Sequence[float], axis: int) -> tuple[float, float]:
+    """Return the lengths (down, across) of a slice across `axis` of a box of `shape`, with voxels of these lengths."""
+    down, across = (n * v for i, (n, v) in enumerate(zip(shape, voxel, strict=True)) if i != axis)
+    return down, across
 
 
 def framed(image: Image2D, scale: Scale) -> Image2D:

@@ -13,7 +13,7 @@ import numpy as np
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Index
 from volpipe.reporting import frames
-from volpipe.reporting.comparison import Subject, damage_notes, field_of, image_of, limits_of, outer, sides_of
+from volpipe.reporting.comparison import Subject, damage_notes, field_of, image_of, limits_of, outer
 from volpipe.reporting.frames import EDGE
 from volpipe.reporting.page import Item, Note, Picture
 from volpipe.reporting.shades import Image2D
@@ -54,7 +54,7 @@ class Whole:
 
     def sides(self, axis: int) -> tuple[float, float]:
         """Return the lengths (down, across) of a slice across `axis`."""
-        return sides_of([n * v for n, v in zip(self.region.shape, self.voxel, strict=True)], axis)
+        return frames.sides_of(self.region.shape, self.voxel, axis)
 
     def is_affordable(self, *axes: int) -> bool:
         """Return whether the slices across `axes` are neither too large nor in too many chunks."""
@@ -111,7 +111,7 @@ def small_picture(subject: Subject, edge: int) -> tuple[bytes, str] | None:
         return None
     if not patch.is_known.any():
         return None
-    sides = [n * v for n, v in zip(patch.box.shape[1:], whole.voxel[1:], strict=True)]
+    sides = frames.sides_of(patch.box.shape, whole.voxel, 0)
     down, across = (max(1, round(edge * side / max(sides))) for side in sides)
     return frames.encoded(frames.resized(_image(subject, patch), (down, across)), SMALL_FILE)
 
