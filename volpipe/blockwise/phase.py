@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 from volpipe.blockwise.failures import failure_kind, last_line, message_of
 from volpipe.blockwise.heartbeat import Beat, dismiss, read_beats
-from volpipe.blockwise.journal import Attempt, Journal, Record, Totals
+from volpipe.blockwise.journal import Attempt, Journal, Record
 from volpipe.blockwise.pace import Flights, Pace, Prospect, Reading
 from volpipe.blockwise.pool import Submit
 from volpipe.blockwise.stage import LARGEST_BUNDLE, Schedule, Stage, bundle_size
-from volpipe.blockwise.usage import Usage
+from volpipe.blockwise.usage import Totals, Usage
 from volpipe.errors import ManagerLost, RunStopped, WorkerLost
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Phase:
             record: Record[Any] = Record(stage.name, (), failed)
         else:
             record = _queued(future.result(), sent)
-        self.progress.totals[stage.name].add(record)
+        self.progress.totals[stage.name].add(len(record.done), record.usage)
         self._learn(record)
         self._log_warnings(record)
         self.progress.first_task = self.progress.first_task or record.usage.started

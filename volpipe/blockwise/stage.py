@@ -6,7 +6,7 @@ Not here: what the stages of one kind of work wait for (runs, segmentation), or 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -92,9 +92,9 @@ class Stage:
             self.done[unit] = True
             self.num_done += 1
 
-    def mark_all(self, units: Iterable[int]) -> None:
+    def mark_all(self, units: Sequence[int] | np.ndarray) -> None:
         """Mark many units at once."""
-        array = np.fromiter(units, np.int64)
+        array = np.asarray(units, np.int64)
         self.done[array] = self.taken[array] = True
         self.num_done, self.num_taken = int(np.count_nonzero(self.done)), int(np.count_nonzero(self.taken))
 
@@ -199,7 +199,7 @@ class Schedule:
         """Mark what an earlier session finished; to be called before anything is taken."""
         self.resume_many(_by_stage(done))
 
-    def resume_many(self, done: Iterable[Mapping[str, list[int]]]) -> None:
+    def resume_many(self, done: Iterable[Mapping[str, Sequence[int] | np.ndarray]]) -> None:
         """Mark what an earlier session finished, by stage; as `resume`."""
         for by_stage in done:
             for name in by_stage.keys() & self.by_name.keys():
@@ -231,7 +231,7 @@ class Schedule:
         return [Missing(s.name, unit, self.box(s, unit), reason) for s, unit, reason in failed + kept]
 
 
-def _by_stage(units: Iterable[Unit]) -> Iterator[Mapping[str, list[int]]]:
+def _by_stage(units: Iterable[Unit]) -> Iterator[Mapping[str, Sequence[int]]]:
     """Yield `units` by stage, many at a time."""
     rest = iter(units)
     while some := list(islice(rest, MARKED_AT_ONCE)):

@@ -6,7 +6,6 @@ Not here: work in general (work), or what makes the voxels (workflow.driver, seg
 from __future__ import annotations
 
 import logging
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,9 +16,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from volpipe.blockwise.feed import Feed
-from volpipe.blockwise.journal import Attempt, Journal, Record, read_records
+from volpipe.blockwise.journal import Attempt, read_records
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.stage import Schedule, Unit
+from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box
@@ -41,7 +40,7 @@ from volpipe.runs.pages import (
 from volpipe.runs.planned import Planned
 from volpipe.runs.provenance import begin, begin_session, has_voxels, recognise, unseal
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import STAGE, Updated, is_due, key_of, standing_history, to_ranges, updates_in
+from volpipe.runs.updates import updates_in
 from volpipe.runs.verify import (
     Recomputed,
     Shard,
@@ -97,7 +96,6 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         super().__init__(folder or RunFolder.from_output(paths.locate(plan.out)), options, listener, feed)
         self.plan = plan
         self.inputs: dict[str, Identity] = {}
-        self.is_comparing = False  # with its input, so that an update that is due counts no more
 
     @property
     def has_moved(self) -> bool:
@@ -124,12 +122,6 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """Whether the command could update what rests on an input that has changed."""
         return self.options.update is not None
 
-    def standing_units(self) -> Iterator[Unit] | None:
-        """Return the units that are done where an update took others back; see `FolderWork`."""
-        if not updates_in(self.journal, self.kinds, self.plan.identity):
-            return None
-        return (unit for record in self.records() for unit in record.units)
-
     def volumes(self) -> dict[str, Volume]:
         """Return what the work reads, by what it is."""
         return {"volume": self.plan.source.opened()}
@@ -148,7 +140,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         plan, remark = self.plan, self.remark if is_complete else ""
         planned = Planned.load(self.folder.path, plan.identity)
         summary: list[Item] = [planned_sheet(planned, taken.tally, plan, is_complete=is_complete)]
-        summary += update_items(standing_history(self.folder.journal, self.kinds, plan.identity))
+        summary += update_items(updates_in(self.folder.journal, self.kinds))
         if is_complete and self.has_moved:
             summary.append(Note(f"Files of the input have changed since: {self.remedy}.", "warning"))
         facts = {"input": volume_line(plan.source), "output": output_line(plan), **self.facts()}
@@ -283,14 +275,13 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             reader.open(shards, range(len(shards)))
 
     @property
-    def is_due(self) -> bool:
+    def is_uncompared(self) -> bool:
         """Whether what it reads has been changed by other work of ours, and was not compared since."""
-        return is_due(self.folder.journal, self.kinds, self.plan.identity)
+        return self.folder.uncompared.is_file()
 
-    @property
-    def has_grown(self) -> bool:
-        """Whether the volume has grown since the work was begun."""
-        return any(update.grids for _, update in updates_in(self.folder.journal, self.kinds, self.plan.identity))
+    def is_all(self, taken: Taken) -> bool:
+        """Whether all is done, and of the input as it is; see `FolderWork`."""
+        return not self.is_uncompared and super().is_all(taken)
 
     def write_metadata(self, provenance: dict[str, object], of_arrays: Sequence[dict[str, object]] = ()) -> None:
         """Write the metadata of the output, first of all that it is not complete; voxels that exist stay.
@@ -299,7 +290,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """
         with paths.reading_once():
             begin(self.folder, self.plan, self.kinds)
-            if self.has_grown:
+            if any(update.plan for update in updates_in(self.folder.journal, self.kinds)):  # the volume has grown
                 grow_output(self.plan)
             create_output(self.plan, provenance, of_arrays)
 
@@ -307,28 +298,13 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """Refuse an update that cannot be told from its options; `RunError` says why."""
 
     def await_change(self) -> None:
-        """Note that other work is about to change what this work reads: until it is compared nothing counts."""
-        old = self.folder.load(type(self.plan))
-        if old is not None and old.identity != self.plan.identity:  # the volume has grown, which it follows later
-            self.before_growth(old).await_change()
-            return
-        plan, shards = self.plan, {f"s{i}": len(self.plan.shards(i)) for i in range(len(self.plan.factors))}
-        sizes = {key_of(stage.name): stage.size for stage in self.schedule().stages if stage.marked} | shards
-        taken = {key: to_ranges(range(size)) for key, size in sizes.items() if size}
-        due = Updated(time.time(), 0, 0, 0, taken, before=plan.identity, plan=plan.identity, is_due=True)
+        """Note that other work is about to change what this work reads: until it is compared it is not complete."""
         with self.folder.locked():
-            if not self.is_due:
-                with Journal(self.folder.journal, self.kinds) as journal:
-                    journal.append(Record(STAGE, (), result=due))
-            begin_session(self.folder, self.options.site, getattr(plan, "code_sha256", ""))
-            if paths.exists(paths.locate(plan.out)):
+            paths.atomic_write(self.folder.uncompared, b"")
+            begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
+            plan = self.folder.load(type(self.plan))  # of a volume that has grown it is another, which follows later
+            if plan is not None and paths.exists(paths.locate(plan.out)):
                 unseal(plan, ())
-
-    def before_growth(self, old: P) -> OutputWork[P, R]:
-        """Return the work of the plan `old`, before the volume grew: what it did counts until that is compared."""
-        work = type(self)(old, self.options, folder=self.folder)
-        work.is_comparing = True
-        return work
 
     def note_session(self) -> None:
         """Note that this session works on the output, which is not sealed from then on."""
@@ -347,9 +323,9 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def session_steps(self, session: WorkSession) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
-        if (self.options.update or self.is_due) and self.was_begun:
-            self.is_comparing = True
+        if (self.options.update or self.is_uncompared) and self.was_begun:
             yield from self.update_steps(session)
+            self.folder.uncompared.unlink(missing_ok=True)
         if self.is_complete:
             check_present(self.plan.out, self.shards())
             self.open_readers()
@@ -375,6 +351,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         if options.fresh or self.folder.clearing.is_file():
             self.clear()
         self._clear_unstarted()
+        self.folder.settle(type(self.plan))
         self.check_same()
         if not paths.exists(out) and self.shards():
             raise RunError(
@@ -500,7 +477,8 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def is_complete(self) -> bool:
         """Whether nothing is left to do, as far as the journal says."""
         old = self.folder.load(type(self.plan))
-        return old is not None and old.identity == self.plan.identity and self.replayed().is_complete
+        is_same = old is not None and old.identity == self.plan.identity
+        return is_same and not self.is_uncompared and self.ledger().schedule.is_complete
 
     def clean(self) -> None:
         """Delete what killed writers left in the output."""

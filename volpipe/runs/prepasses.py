@@ -15,6 +15,7 @@ import numpy as np
 from volpipe.blockwise.failures import message_of
 from volpipe.blockwise.feed import FedSchedule, Feed, fed
 from volpipe.blockwise.journal import Journal, read_results
+from volpipe.blockwise.ledger import Ledger
 from volpipe.blockwise.phase import Phase
 from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
@@ -53,9 +54,7 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
     Raises:
         RunStopped: some of it cannot be done, without which nothing else can.
     """
-    schedule = FedSchedule(stage, feed=work.feed)
-    records = journal.records() if journal.path == work.folder.scan else work.records()
-    schedule.resume(unit for record in records for unit in record.units)
+    schedule = Ledger(journal.path, RESULTS, lambda: FedSchedule(stage, feed=work.feed)).resumed()
     phase = yield from session.finish(Phase(schedule, submit, journal, session.show))
     if stage.failed:
         unit = min(stage.failed)
@@ -70,8 +69,8 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
 
 def _kept_normalisation(work: Work) -> Affine | None:
     """Return the normalisation that an update kept; None where there was none, or the last one had it measured anew."""
-    updates = updates_in(work.folder.journal, work.kinds, work.plan.identity, with_due=False)
-    return Affine.from_rows(updates[-1][1].normalise) if updates and updates[-1][1].normalise else None
+    updates = updates_in(work.folder.journal, work.kinds)
+    return Affine.from_rows(updates[-1].normalise) if updates and updates[-1].normalise else None
 
 
 def known_normalisation(work: Work) -> Affine | None:
@@ -107,7 +106,8 @@ def scanned(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> Ste
     plan, folder = work.plan, work.folder
     with Journal(folder.scan, RESULTS) as journal:
         yield from _finish(work, session, scan_stage(plan, work.feed), journal, submitter(pool, job))
-        selection = gather(plan, (entry for result in journal.results(Cells) for entry in result.cells))
+    results = read_results(folder.scan, RESULTS, Cells)
+    selection = gather(plan, (entry for result in results for entry in result.cells))
     if not selection.num_cells:
         folder.scan.unlink()
         folder.inputs.unlink(missing_ok=True)

@@ -171,7 +171,7 @@ class RunSchedule(OutputSchedule[Plan]):
         """The stage that reads the volume."""
         return [self.factor if self.plan.mode == "stored" else self.infer]
 
-    def resume_many(self, done: Iterable[Mapping[str, list[int]]]) -> None:
+    def resume_many(self, done: Iterable[Mapping[str, Sequence[int] | np.ndarray]]) -> None:
         """Mark what an earlier session finished; see `Schedule`."""
         super().resume_many(done)
         self.factor.leave_out(self.infer.done[: self.factor.size])

@@ -39,7 +39,7 @@ from volpipe.inference.statistics import needs_measuring
 from volpipe.runs.prepasses import Work, known_normalisation
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.updates import SEEN, STAGE, Updated, from_ranges, is_due, to_ranges, updates_in
+from volpipe.runs.updates import SEEN, STAGE, Updated, from_ranges, to_ranges, updates_in
 from volpipe.runs.verify import remove, written
 from volpipe.runs.work import WorkSession
 from volpipe.runs.worker import DUE_FILE, RESULTS, Job, Seen, submitter
@@ -113,7 +113,7 @@ class Comparison:
 
 def compare(work: Work, selection: Selection) -> Comparison:
     """Return how the input compares with what the blocks of `work` read, as far as the states of its files tell."""
-    schedule, _, _ = work.resumed()
+    schedule = work.ledger().schedule
     assert isinstance(schedule, RunSchedule)
     known = find_known(work.records(), len(work.plan.blocks))
     return compare_known(known, work.plan.source.as_planned(), selection.input_box, schedule.infer.done)
@@ -233,12 +233,12 @@ class Update:
     @property
     def _is_measuring_again(self) -> bool:
         """Whether an earlier session began to measure again, and did not come to its end."""
-        updates = updates_in(self.work.folder.journal, RESULTS, self.plan.identity)
-        return bool(updates) and updates[-1][1].why == MEASURED_AGAIN and not self._schedule.is_complete
+        updates = updates_in(self.work.folder.journal, RESULTS)
+        return bool(updates) and updates[-1].why == MEASURED_AGAIN and not self._schedule.is_complete
 
     @cached_property
     def _schedule(self) -> RunSchedule:
-        schedule, _, _ = self.work.resumed()
+        schedule = self.work.ledger().schedule
         assert isinstance(schedule, RunSchedule)
         return schedule
 
@@ -279,22 +279,20 @@ class Update:
         if is_measured and normalise is None and (changed or self._is_other_input):
             every = to_ranges(range(len(plan.blocks)))
             taken |= {"measure": every, "histogram": every}
-        elif not changed and others is None and not is_due(self.work.folder.journal, RESULTS, plan.identity):
+        if others is None and not any(taken.values()):
             return None
         update = Updated(
-            time.time(), len(changed), len(again.blocks), chosen.num_blocks, taken,
+            time.time(), len(changed), len(again.blocks), chosen.num_blocks,
             normalise.rows if is_measured and normalise is not None else (), why,
-            plan.identity, plan.identity, cells=chosen.fingerprint,
+            cells=chosen.fingerprint, taken=taken,
         )  # fmt: skip
-        is_none = others is None and not any(taken.values())
-        if not is_none:
-            self.work.before_change()
+        self.work.before_change()
         if others is not None:
             store_selection(self.work.folder.next_selection, chosen)
         self.session.journal.append(Record(STAGE, (), result=update))
         take_selection(self.work)
         log.info("%s", update)
-        return None if is_none else update
+        return update
 
     def _with_dropped(self, taken: dict[str, str]) -> dict[str, str]:
         """Return `taken` with the blocks that are not computed any more."""
@@ -318,21 +316,24 @@ def take_selection(work: Work) -> None:
     A kill before the update was noted leaves the selection that was there; one after it is made good here.
     """
     plan, folder = work.plan, work.folder
-    if not plan.needs_scan or not folder.selection_file.is_file():
+    if not folder.next_selection.is_file():
         return
-    updates = updates_in(folder.journal, RESULTS, plan.identity, with_due=False)
-    cells = updates[-1][1].cells if updates else ""
-    if folder.next_selection.is_file():
-        if read_selection(folder.next_selection, plan).fingerprint == cells:
-            folder.next_selection.replace(folder.selection_file)
-        else:
-            folder.next_selection.unlink()
-    if not cells or not paths.exists(paths.locate(plan.out)):
+    updates, chosen = updates_in(folder.journal, RESULTS), read_selection(folder.next_selection, plan)
+    if not updates or updates[-1].cells != chosen.fingerprint:
+        folder.next_selection.unlink()
         return
-    selection = read_selection(folder.selection_file, plan)
+    if paths.exists(paths.locate(plan.out)):
+        _delete_dropped(plan, read_selection(folder.selection_file, plan), chosen)
+    folder.next_selection.replace(folder.selection_file)
+
+
+def _delete_dropped(plan: Plan, before: Selection, chosen: Selection) -> None:
+    """Delete the shards of the output in which something was selected `before`, and nothing is now."""
     for level in range(len(plan.factors)):
-        due, units = selection.shards(level), from_ranges(updates[-1][1].taken.get(f"s{level}", ""))
-        for shard in (shard for part in units for shard in part if due is not None and not due[shard]):
+        was, now = before.shards(level), chosen.shards(level)
+        assert now is not None  # not all is selected
+        dropped = ~now if was is None else was & ~now
+        for shard in np.flatnonzero(dropped).tolist():
             for array in plan.arrays:
                 remove(array.out, level, stored_box(array, array.shards(level).box(shard)))
 
@@ -372,7 +373,7 @@ def with_due(selection: Selection, work: Work, folder: RunFolder) -> tuple[Selec
 
     Without an update these are all that the open blocks add to, and nothing needs to be said.
     """
-    if not updates_in(folder.journal, RESULTS, work.plan.identity):
+    if not updates_in(folder.journal, RESULTS):
         return selection, ""
     due = np.ones(len(work.plan.shards()), bool)
     due[[shard for level, shard in written(work.records()) if level == 0]] = False

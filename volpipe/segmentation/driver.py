@@ -40,14 +40,14 @@ from volpipe.reporting.comparison import Subject
 from volpipe.reporting.histogram import sizes_chart
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
-from volpipe.runs.growth import grids_of, grown_from
+from volpipe.runs.growth import grown_from
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.planned import Planned
 from volpipe.runs.provenance import is_sealed, seal, stored_fingerprint, stored_offsets, unseal
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import OutputSchedule
-from volpipe.runs.updates import Updated, records_after
+from volpipe.runs.updates import Updated
 from volpipe.runs.verify import Recomputed, Verdict, check_present, judge, written
 from volpipe.runs.work import SILENT, Listener, Options, WorkSession
 from volpipe.segmentation import tasks
@@ -72,7 +72,7 @@ from volpipe.segmentation.tasks import (
     note_painted,
     submitter,
 )
-from volpipe.segmentation.update import follow, standing_updates, update_steps
+from volpipe.segmentation.update import follow, update_steps
 from volpipe.segmentation.verify import recompute_labels
 from volpipe.tables import html_table
 from volpipe.units import shape
@@ -245,11 +245,6 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     kinds: ClassVar[Kinds] = tasks.RESULTS
     updates: tuple[Updated, ...] = ()  # of this session
 
-    def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
-        """Yield what the journal has that no update took back, numbered as the plan has it; see `FolderWork`."""
-        updates = standing_updates(self.journal, self.plan, with_due=not self.is_comparing)
-        return records_after(self.journal, self.kinds, updates, grids_of(self.plan))
-
     @property
     def remark(self) -> str:
         if (result := objects_of(self.folder)) is None:
@@ -257,9 +252,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         return f"{result.num_objects:,} objects; what each is, is in {self.folder.path / TABLE}"
 
     def grids(self) -> dict[str, Grid]:
-        """Return the blocks; none of a volume that has grown: they had other numbers."""
-        if self.has_grown:
-            return {}
+        """Return the blocks."""
         return dict.fromkeys(("pieces", "edges", "paint"), self.plan.blocks)
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
@@ -308,7 +301,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         old = self.folder.load(SegmentPlan) if self.options.update else None
         grown = None if old is None else grown_from(self.plan, self.folder)
         if old is not None and grown is not None and grown.identity == self.plan.identity:
-            self.updates = (follow(self, self.before_growth(old)),)
+            self.updates = (follow(self, old),)
         super().claim()
 
     def update_steps(self, session: WorkSession) -> Steps[None]:
@@ -335,15 +328,14 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     def _note_painted(self) -> None:
         """Tell the task of the graph which labels are painted, by their digests in the journal."""
         digests = np.zeros(len(self.plan.blocks), tasks.DIGEST)
-        updates = standing_updates(self.journal, self.plan, is_pending=False)
-        for record in records_after(self.journal, self.kinds, updates, grids_of(self.plan)):
-            for block, digest in record.result.labels if isinstance(record.result, Painted) else ():
+        for result in read_results(self.folder.journal, self.kinds, Painted):
+            for block, digest in result.labels:
                 digests[block] = digest.encode()
         note_painted(self.folder.path, digests)
 
     def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[SegmentationResult]:
         """Do the stages that are not done yet."""
-        plan, schedule, began = self.plan, self.resumed()[0], time.perf_counter()
+        plan, schedule, began = self.plan, self.resumed(), time.perf_counter()
         assert isinstance(schedule, SegmentSchedule)
         check_memory(plan, pool.worker_bytes)
         warn_of_room("labels and scratch", plan.most_bytes, plan.out, disk_limits(paths.locate(plan.out)))
@@ -370,7 +362,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def _painting(self) -> SegmentSchedule:
         """Return the schedule once the graph is solved, which says what labels have to be painted."""
-        schedule = self.resumed()[0]
+        schedule = self.resumed()
         assert isinstance(schedule, SegmentSchedule)
         schedule.paint.look_again()
         return schedule
@@ -388,8 +380,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
                 dataclasses.replace(planned, seconds=times.seconds).store(self.folder.path)
 
     def _report(self, session: WorkSession, missing: list[Missing], seconds: float) -> SegmentationResult:
-        _, totals, _ = self.resumed()
-        result = objects_of(self.folder)
+        totals, result = self.ledger().totals, objects_of(self.folder)
         return SegmentationResult(
             self.plan,
             self.folder.path,
@@ -439,11 +430,10 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             RunStopped: naming both.
         """
         plan, sizes = self.plan, np.zeros((len(self.plan.boxes.levels[0]), 3), np.int64)
-        for result in (record.result for record in self.records()):
-            if isinstance(result, Counts):
-                columns = [0] if isinstance(result, FragmentCounts) else [1, 2]
-                for block, *counts in result.blocks:
-                    sizes[next(plan.boxes.around(block)), columns] += counts[: len(columns)]
+        for result in read_results(self.folder.journal, self.kinds, Counts):
+            columns = [0] if isinstance(result, FragmentCounts) else [1, 2]
+            for block, *counts in result.blocks:
+                sizes[next(plan.boxes.around(block)), columns] += counts[: len(columns)]
         try:
             for unit, (num_fragments, num_joins, num_edges) in enumerate(sizes.tolist()):
                 check_size(plan, unit, num_fragments, num_joins, num_edges)
