@@ -37,8 +37,6 @@ FILES = {
     "discards": "Exists once scratch tensors may have been discarded.",
     "rehearsal": "Blocks that the plan tried, while it tries them.",
     "rates_file": "What trying blocks measured; later plans for the same workers take times and compression from it.",
-    "scan": "The journal of the look at the mask and for empty space, until it is complete.",
-    "scanned": "What all scans for empty space found; an update scans what has changed.",
     "next_selection": "Which windows an update selects, until its record is in the journal.",
     "uncompared": "Is there while an earlier stage changes what this one reads, until the two are compared.",
     "clearing": "Is there while the folder and its output are deleted: nothing in them counts.",

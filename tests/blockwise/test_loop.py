@@ -226,7 +226,7 @@ def test_what_is_hopeless_is_tried_once_and_counts_in_the_share_alone(tmp_path: 
 
 def test_what_an_earlier_session_did_counts_as_success() -> None:
     loop, schedule = loop_over(stage := Stage("work", 10), Workers(Flaky(dict.fromkeys(range(10), 99))))
-    schedule.resume([("work", 4)])
+    schedule.resume([{"work": [4]}])
     loop.run()
     assert stage.failed == set(range(10)) - {4}
 

@@ -232,7 +232,7 @@ def test_a_journal_without_fingerprints_computes_everything(source: Path) -> Non
     assert made(source, SMALL).was_complete
     update = made(source, SMALL, update=True).updates[0]
     assert (update.changed, update.why) == (
-        24, "24 blocks of an earlier version, which did not note what blocks read, are computed again",
+        24, "24 blocks did not note what they read, and are computed again",
     )  # fmt: skip
     assert made(source, SMALL, update=True).was_complete
     assert_fresh(source, SMALL)

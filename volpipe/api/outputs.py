@@ -209,6 +209,6 @@ def _page_of_run(output: str) -> tuple[Page, Path]:
         )
     scores = folder.path.with_name(folder.path.name.removesuffix(".run"))
     tree = read_json(scores) if scores.is_file() else None
-    taken = Taken.read(folder, Schedule, [folder.journal], RESULTS)
+    taken = Taken.read(folder, Schedule, RESULTS)
     is_complete = bool((tree or {}).get("scores"))
     return page_of(folder, taken, evaluation_parts(described, tree), is_complete=is_complete), folder.path

@@ -282,6 +282,10 @@ class Journal:
             os.ftruncate(self._fd, size)
             raise
 
+    def clear(self) -> None:
+        """Forget all lines."""
+        os.ftruncate(self._fd, 0)
+
     def _begin_anew(self, record: Record[object], result: TakesBack) -> None:
         """Write what still counts of each line, and then `record`; the rename is what makes it count."""
         remainder, reader = result.remainder(), JournalReader(self.path, self.kinds)

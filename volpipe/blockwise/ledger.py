@@ -69,7 +69,7 @@ class Ledger:
         """
         units = self._new_units()
         first = next(units)  # where the journal is another one, everything begins anew
-        self.schedule.resume_many(chain([first], units))
+        self.schedule.resume(chain([first], units))
         for stage in self.schedule.stages:
             stage.failed.clear()
         for name, unit in self.reasons:

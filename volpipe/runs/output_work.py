@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -38,9 +38,9 @@ from volpipe.runs.pages import (
     volume_line,
 )
 from volpipe.runs.planned import Planned
-from volpipe.runs.provenance import begin, begin_session, has_voxels, recognise, unseal
+from volpipe.runs.provenance import begin, begin_session, has_voxels, recognise, stored_fingerprint, unseal
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import updates_in
+from volpipe.runs.updates import Updated, updates_in
 from volpipe.runs.verify import (
     Recomputed,
     Shard,
@@ -67,6 +67,9 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.volume import Volume
 
+if TYPE_CHECKING:
+    from volpipe.runs.update import Comparison
+
 log = logging.getLogger(__name__)
 
 P = TypeVar("P", bound=OutputPlan)
@@ -84,6 +87,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     what: ClassVar[str]
     goes_on: ClassVar[str]
     prepasses: ClassVar[Collection[str]] = ()
+    updates: tuple[Updated, ...] = ()  # of this session
 
     def __init__(
         self,
@@ -297,6 +301,20 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def check_update(self) -> None:
         """Refuse an update that cannot be told from its options; `RunError` says why."""
 
+    @abstractmethod
+    def grown(self) -> P | None:
+        """Return the plan with the sizes of what was begun before the volume grew; None where nothing grew."""
+
+    @abstractmethod
+    def follow(self, old: P) -> Updated:
+        """Note in the journal that the volume has grown since the plan `old`."""
+
+    def _grow(self) -> None:
+        """Follow a volume that has grown, if the work can."""
+        old, grown = self.folder.load(type(self.plan)), self.grown()
+        if old is not None and grown is not None and grown.identity == self.plan.identity:
+            self.updates = (self.follow(old),)
+
     def await_change(self) -> None:
         """Note that other work is about to change what this work reads: until it is compared it is not complete."""
         with self.folder.locked():
@@ -312,14 +330,42 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
             self._is_noted = True
 
-    def update_steps(self, session: WorkSession) -> Steps[None]:
-        """Take back what rests on an input that has changed.
+    @abstractmethod
+    def compared(self) -> Comparison:
+        """Return how the input compares with what was read, as far as the states of its files tell."""
+
+    @abstractmethod
+    def take_back_steps(self, session: WorkSession) -> Steps[Updated | None]:
+        """Take back in the journal what rests on voxels of the input that have changed; None where none has.
 
         Raises:
-            RunError: it cannot be told what that is.
+            RunStopped: the input cannot be read.
         """
-        raise RunError(f"--update is for runs of a net, not for {self.what}s; use --fresh to make it again")
-        yield
+
+    @abstractmethod
+    def renew_metadata(self) -> None:
+        """Write what the output says of its input anew, as far as that is known."""
+
+    def update_steps(self, session: WorkSession) -> Steps[None]:
+        """Take back what rests on an input that has changed, and let the output say so.
+
+        Raises:
+            RunError: files of the output are gone.
+            RunStopped: the input cannot be read.
+        """
+        shards = self.shards()
+        if shards:
+            check_present(self.plan.out, shards, is_thorough=True)
+        update = yield from self.take_back_steps(session)
+        self.updates += () if update is None else (update,)
+        is_other = stored_fingerprint(self.plan.out) not in ("", self.inputs["volume"].fingerprint)
+        if self.updates or is_other:
+            self.note_session()
+            if paths.exists(paths.locate(self.plan.out)):
+                unseal(self.plan, self.updates)
+                if not self.updates:
+                    self.renew_metadata()
+        store_identities(self.folder.inputs, self.inputs)
 
     def session_steps(self, session: WorkSession) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
@@ -343,6 +389,9 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def claim(self) -> None:
         """Make sure that folder, output and input are those of this plan; see `FolderWork`."""
+        self.check_update()
+        if self.options.update:
+            self._grow()
         out, options, volumes = paths.locate(self.plan.out), self.options, self.volumes()
         self.check_written(volumes)
         self.check_free()
@@ -398,8 +447,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     @property
     def is_unstarted(self) -> bool:
         """Whether it was begun and ended before a task did something: refused, by the site perhaps, or interrupted."""
-        is_begun = self.is_begun and not paths.size(self.folder.scan)
-        return is_begun and self._is_idle and not has_voxels(paths.locate(self.plan.out))
+        return self.is_begun and self._is_idle and not has_voxels(paths.locate(self.plan.out))
 
     @property
     def _is_idle(self) -> bool:
@@ -446,7 +494,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         old = self.folder.load(type(self.plan))
         if old is not None and old.identity != self.plan.identity:
             self.clear()
-        elif not (self.folder.scanned.is_file() or self.folder.journal.is_file()):
+        elif not self.folder.journal.is_file():
             for path in (self.folder.inputs, self.folder.discards):
                 path.unlink(missing_ok=True)
 

@@ -50,7 +50,7 @@ COUNT_SECONDS = 0.5  # for counting the files of an output; more are not counted
 
 @dataclass(frozen=True)
 class Taken:
-    """What the journals of a folder say: sums of tasks, and the schedule with what is done and what failed.
+    """What the journal of a folder says: sums of tasks, and the schedule with what is done and what failed.
 
     Attributes:
         sites: site and beginning of each session.
@@ -64,21 +64,19 @@ class Taken:
 
     @classmethod
     def read(
-        cls, folder: RunFolder, schedule: Callable[[], Schedule], journals: Sequence[Path], kinds: Kinds,
-        tally: Tally | None = None, prefix: str = "", maps: Mapping[str, BlockMap] | None = None,
+        cls, folder: RunFolder, schedule: Callable[[], Schedule], kinds: Kinds, tally: Tally | None = None,
+        prefix: str = "", maps: Mapping[str, BlockMap] | None = None,
     ) -> Taken:  # fmt: skip
-        """Return what `journals` say, the last of which is of the stages of a `schedule`; damage is passed by.
+        """Return what the journal says of the stages of a `schedule`; damage is passed by.
 
         Args:
-            kinds: of its results.
+            kinds: of results.
             tally: which is added to, with `prefix` before the names of stages; a new one where it is not given.
             maps: of blocks, which a new one adds to.
         """
         sites = session_facts(folder)
         tally = Tally([began for _, began in sites], maps or {}) if tally is None else tally
-        for journal in journals[:-1]:
-            tally.read(journal, prefix)
-        ledger = Ledger(journals[-1], kinds, schedule, partial(tally.add, prefix=prefix), tally.note_damage).look()
+        ledger = Ledger(folder.journal, kinds, schedule, partial(tally.add, prefix=prefix), tally.note_damage).look()
         return cls(tally, ledger.schedule, sites, ledger.missing)
 
     @property

@@ -115,8 +115,6 @@ class RunFolder:
     discards = _Inside("discards")  # exists once tensors may have been discarded
     rehearsal = _Inside("rehearsal")
     rates_file = _Inside("rates.json")
-    scan = _Inside("scan.jsonl")  # the journal of the scan, until the selection is complete
-    scanned = _Inside("scanned.jsonl")  # that of all scans, for updates, which scan what has changed
     next_selection = _Inside("next_selection.npy")  # what an update selects, until the journal has it
     uncompared = _Inside("uncompared")  # exists once other work changes what this one reads, until that is compared
     selection_file = _Inside(SELECTION_FILE)  # the selected cells, once they are known

@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from volpipe.inference.output import stored_box
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, read_selection, store_due, store_selection
 from volpipe.inference.statistics import needs_measuring
+from volpipe.runs.output_work import OutputWork
 from volpipe.runs.prepasses import Work, known_normalisation
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
@@ -48,7 +49,6 @@ from volpipe.volumes.file_states import KnownStates, is_same
 from volpipe.volumes.identity import changes as differences
 from volpipe.volumes.identity import read_identities
 from volpipe.volumes.storage import paths
-from volpipe.volumes.volume import Volume
 
 log = logging.getLogger(__name__)
 
@@ -93,40 +93,64 @@ def find_known(records: Iterable[Record[Any]], num_blocks: int) -> Known:  # Any
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Blocks of a run whose input is not as it was when they read it; an array of flags, (blocks,), for each answer.
+    """Blocks of a work whose input is not as it was when they read it; an array of flags, (blocks,), for each answer.
 
     Attributes:
-        changed: which are known to have changed.
+        known: what they read.
         moved: whose files are in another state, or tell none: only their voxels can say whether they changed.
         unknown: of which the journal has no fingerprint.
     """
 
-    changed: np.ndarray
+    known: Known
     moved: np.ndarray
     unknown: np.ndarray
 
     @property
     def num_open(self) -> int:
         """Number of blocks that an update may find changed."""
-        return int(np.count_nonzero(self.changed | self.moved | self.unknown))
+        return int(np.count_nonzero(self.known.mixed | self.moved | self.unknown))
 
 
-def compare(work: Work, selection: Selection) -> Comparison:
-    """Return how the input compares with what the blocks of `work` read, as far as the states of its files tell."""
-    schedule = work.ledger().schedule
-    assert isinstance(schedule, RunSchedule)
+def compare(work: OutputWork[Any, Any], box: Callable[[int], Box], done: np.ndarray) -> Comparison:
+    """Return how the input compares with what the blocks of `work` read, as far as the states of its files tell.
+
+    Args:
+        box: that a block reads.
+        done: a flag for each block.
+    """
     known = find_known(work.records(), len(work.plan.blocks))
-    return compare_known(known, work.plan.source.as_planned(), selection.input_box, schedule.infer.done)
-
-
-def compare_known(known: Known, volume: Volume, box: Callable[[int], Box], done: np.ndarray) -> Comparison:
-    """Return how `volume` compares with what is `known` of blocks that read such a `box` of it and are `done`."""
     has_read = known.fingerprints != NO_FINGERPRINT
-    moved, states = np.zeros(len(has_read), bool), KnownStates(volume)
+    moved, states = np.zeros(len(has_read), bool), KnownStates(work.plan.source.as_planned())
     for block in np.flatnonzero(has_read & ~known.mixed).tolist():
         now = states.hash(box(block))
         moved[block] = not now or now != known.of(block).partition(":")[0]
-    return Comparison(known.mixed, moved, done & ~has_read)
+    return Comparison(known, moved, done & ~has_read)
+
+
+def changed_blocks(
+    session: WorkSession, compared: Comparison, submit: Callable[[WorkerPool], Submit]
+) -> Steps[tuple[np.ndarray, str]]:
+    """Return a flag for each block, whether it has changed, and what else there is to say.
+
+    Workers read those that have moved; what they see is in the journal as well.
+
+    Args:
+        submit: returns what submits units to a pool.
+
+    Raises:
+        RunStopped: some cannot be read.
+    """
+    known, changed, why = compared.known, compared.known.mixed | compared.unknown, ""
+    if compared.unknown.any():
+        num = int(np.count_nonzero(compared.unknown))
+        why = f"{count(num, 'block')} did not note what they read, and are computed again"
+        log.warning("%s", why)
+    if compared.moved.any():
+        pool: WorkerPool = yield POOL
+        for record in (yield from looked(session, submit(pool), LOOK, compared.moved)):
+            for block, fingerprint in record.result.seen if record.result is not None else ():
+                changed[block] = not is_same(known.of(block), fingerprint)
+    return changed, why
 
 
 @dataclass(frozen=True)
@@ -219,14 +243,10 @@ class Update:
             every = filter(self.selection.has_block, range(len(self.plan.blocks)))
             return self._take_back(list(every), MEASURED_AGAIN)
         log.info("looking for what has changed in %s", self.plan.source.path)
-        found = compare(self.work, self.selection)
-        changed, why = found.changed.copy(), ""
-        if found.unknown.any():
-            changed |= found.unknown
-            why = f"{count(int(found.unknown.sum()), 'block')} did not note what they read, and are computed again"
-            log.warning("%s", why)
-        if found.moved.any():
-            changed |= yield from self._changed(found.moved)
+        work, selection = self.work, self.selection
+        compared = work.compared()
+        job = Job(str(work.folder.path), self.plan.identity, session=self.session.name, cells=selection.fingerprint)
+        changed, why = yield from changed_blocks(self.session, compared, partial(submitter, job=job))
         changed[self._moved_windows()] = True
         return self._take_back(np.flatnonzero(changed).tolist(), why)
 
@@ -246,22 +266,6 @@ class Update:
     def _is_other_input(self) -> bool:
         before = read_identities(self.work.folder.inputs) or {}
         return any(what not in before or differences(before[what], now) for what, now in self.work.inputs.items())
-
-    def _changed(self, moved: np.ndarray) -> Steps[np.ndarray]:
-        """Return which of the `moved` blocks have other voxels than they read; the states of the rest are noted."""
-        known = find_known(self.work.records(), len(self.plan.blocks))
-        return changed_blocks(known, (yield from self._looked(LOOK, moved)))
-
-    def _looked(self, stage: str, blocks: np.ndarray) -> Steps[list[Record[Seen]]]:
-        """Let workers read `blocks`, and return what they saw; it is in the journal as well.
-
-        Raises:
-            RunStopped: some cannot be read.
-        """
-        pool: WorkerPool = yield POOL
-        work, session = self.work, self.session
-        job = Job(str(work.folder.path), self.plan.identity, session=session.name, cells=self.selection.fingerprint)
-        return (yield from looked(session, submitter(pool, job), stage, blocks))
 
     def _take_back(self, changed: Sequence[int], why: str) -> Updated | None:
         """Note in the journal what is to be done again because these blocks have `changed`, if anything is."""
@@ -357,15 +361,6 @@ def looked(session: WorkSession, submit: Submit, stage: str, blocks: np.ndarray)
             reason,
         )
     return records
-
-
-def changed_blocks(known: Known, records: Iterable[Record[Seen]]) -> np.ndarray:
-    """Return a flag for each block, whether it was seen with other voxels than are `known`."""
-    changed = np.zeros(len(known.mixed), bool)
-    for record in records:
-        for block, fingerprint in record.result.seen if record.result is not None else ():
-            changed[block] = not is_same(known.of(block), fingerprint)
-    return changed
 
 
 def with_due(selection: Selection, work: Work, folder: RunFolder) -> tuple[Selection, str]:

@@ -191,7 +191,7 @@ class FolderWork(HeldWork[R]):
     def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
         self.readers, self.was_begun, self._is_noted = list[Feed](), False, False
-        self._ledger: tuple[tuple[object, ...], Ledger] | None = None  # and what it follows from
+        self._ledger: tuple[Sequence[object], Ledger] | None = None  # and what it follows from
         self.before_change: Callable[[], None] = lambda: None
 
     def grids(self) -> Mapping[str, Grid]:
@@ -206,11 +206,6 @@ class FolderWork(HeldWork[R]):
     def needs_all(self) -> bool:
         """Whether it must wait for all of what it reads, where other work is still writing that."""
         return False
-
-    @property
-    def journal(self) -> Path:
-        """The journal of the stages of `schedule`."""
-        return self.folder.journal
 
     @property
     @abstractmethod
@@ -273,9 +268,9 @@ class FolderWork(HeldWork[R]):
         Raises:
             RunError: the journal is damaged, or of another version.
         """
-        marks = (self.journal, *self.marks)
+        marks = self.marks
         if self._ledger is None or self._ledger[0] != marks:
-            self._ledger = marks, Ledger(self.journal, self.kinds, self.schedule)
+            self._ledger = marks, Ledger(self.folder.journal, self.kinds, self.schedule)
         return self._ledger[1].look()
 
     @property
@@ -292,11 +287,6 @@ class FolderWork(HeldWork[R]):
         """Return the journals; see `HeldWork`."""
         return [self.folder.journal, self.folder.sessions]
 
-    @property
-    def earlier_journals(self) -> Sequence[Path]:
-        """Journals of passes before those of `journal`."""
-        return ()
-
     @abstractmethod
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
         """Return what this work says of itself in its report."""
@@ -307,8 +297,7 @@ class FolderWork(HeldWork[R]):
 
     def taken(self, tally: Tally | None = None, prefix: str = "", maps: Mapping[str, BlockMap] | None = None) -> Taken:
         """Return what the journals say for a report; arguments as of `Taken.read`."""
-        journals = [*self.earlier_journals, self.journal]
-        return Taken.read(self.folder, self.schedule, journals, self.kinds, tally, prefix, maps)
+        return Taken.read(self.folder, self.schedule, self.kinds, tally, prefix, maps)
 
     def page(self, *, with_pictures: bool = True) -> Page:
         """Return the report of the work; see `HeldWork`."""

@@ -106,14 +106,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Cells:
-    """Result of a scan: number of each block, its selected cells as `selection.scan` gives them, and what was read.
+    """Result of a scan: number of each block, and its selected cells as `selection.scan` gives them.
 
     Attributes:
-        seen: the states of the files that decided, of the volume and of the mask: "VOLUME:MASK".
+        states: of the files that decided, of the volume and of the mask: "VOLUME:MASK".
     """
 
     cells: tuple[tuple[int, str], ...]
-    seen: tuple[tuple[int, str], ...] = ()
+    states: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)

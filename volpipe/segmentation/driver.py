@@ -43,12 +43,13 @@ from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.growth import grown_from
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.planned import Planned
-from volpipe.runs.provenance import is_sealed, seal, stored_fingerprint, stored_offsets, unseal
+from volpipe.runs.provenance import is_sealed, seal, stored_offsets
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import OutputSchedule
+from volpipe.runs.update import Comparison, compare
 from volpipe.runs.updates import Updated
-from volpipe.runs.verify import Recomputed, Verdict, check_present, judge, written
+from volpipe.runs.verify import Recomputed, Verdict, judge, written
 from volpipe.runs.work import SILENT, Listener, Options, WorkSession
 from volpipe.segmentation import tasks
 from volpipe.segmentation.estimate import forecast_labels
@@ -243,7 +244,6 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     what: ClassVar[str] = "segmentation"
     goes_on: ClassVar[str] = "volpipe segment"
     kinds: ClassVar[Kinds] = tasks.RESULTS
-    updates: tuple[Updated, ...] = ()  # of this session
 
     @property
     def remark(self) -> str:
@@ -296,31 +296,24 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         blocks = sorted(block for level, block in written(self.records()) if level == 0)
         yield from recompute_labels(self.plan, blocks, num_blocks, seed)
 
-    def claim(self) -> None:
-        """Make sure that folder and output are this plan's to write; see `OutputWork`."""
-        old = self.folder.load(SegmentPlan) if self.options.update else None
-        grown = None if old is None else grown_from(self.plan, self.folder)
-        if old is not None and grown is not None and grown.identity == self.plan.identity:
-            self.updates = (follow(self, old),)
-        super().claim()
+    def grown(self) -> SegmentPlan | None:
+        """Return the plan with the sizes of one that was begun before the volume grew; see `OutputWork`."""
+        return grown_from(self.plan, self.folder)
 
-    def update_steps(self, session: WorkSession) -> Steps[None]:
+    def follow(self, old: SegmentPlan) -> Updated:
+        """Note in the journal that the volume has grown; see `OutputWork`."""
+        return follow(self, old)
+
+    def compared(self) -> Comparison:
+        """Return how the volume compares with what fragments were made of; see `OutputWork`."""
+        return compare(self, self.plan.input_box, self.ledger().schedule.by_name["pieces"].done)
+
+    def take_back_steps(self, session: WorkSession) -> Steps[Updated | None]:
         """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""
-        shards, is_written = self.shards(), paths.exists(paths.locate(self.plan.out))
-        if shards:
-            check_present(self.plan.out, shards, is_thorough=True)
-        update = yield from update_steps(self, session)
-        self.updates += () if update is None else (update,)
-        is_other = stored_fingerprint(self.plan.out) not in ("", self.inputs["volume"].fingerprint)
-        if self.updates or is_other:
-            self.note_session()
-            if is_written:
-                unseal(self.plan, self.updates)
-        if not self.updates and is_other and is_written:
-            self._create_output()
-        store_identities(self.folder.inputs, self.inputs)
+        return (yield from update_steps(self, session, self.compared()))
 
-    def _create_output(self) -> None:
+    def renew_metadata(self) -> None:
+        """Write what the labels say of their input anew; see `OutputWork`."""
         if self.feed is not None:  # other work has written it by now
             self.inputs["volume"] = identify(self.plan.source.volume())
         self.write_metadata(origin(self.plan, self.inputs["volume"].fingerprint))
@@ -354,7 +347,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             yield from session.finish(self.phase(session, schedule, submit, only=("solve", "number", "name", "graph")))
         if schedule.graph.num_done:
             schedule = self._painting()
-            self._create_output()
+            self.renew_metadata()
             schedule.open_readers()
             rest = ("paint", *(stage.name for stage in schedule.pyramid))
             yield from session.finish(self.phase(session, schedule, submit, only=rest))

@@ -24,47 +24,29 @@ from typing import Any
 import numpy as np
 
 from volpipe.blockwise.journal import Journal, Record
-from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.work import POOL, Steps
+from volpipe.blockwise.work import Steps
 from volpipe.geometry.grid import Box
 from volpipe.runs.growth import grow
 from volpipe.runs.output_work import OutputWork
-from volpipe.runs.update import LOOK, Comparison, changed_blocks, compare_known, find_known, looked
+from volpipe.runs.update import Comparison, changed_blocks
 from volpipe.runs.updates import SEEN, STAGE, Updated, to_ranges
 from volpipe.runs.work import WorkSession
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.segmentation.tasks import EDGES, FRAGMENTS, IDS, SOLVED, SegmentJob, submitter
-from volpipe.units import count
 
 Work = OutputWork[SegmentPlan, Any]  # Any: the result of a segmentation
 log = logging.getLogger(__name__)
 
 
-def compare(work: Work) -> Comparison:
-    """Return how the input compares with what the blocks of `work` read, as far as the states of its files tell."""
-    plan, schedule = work.plan, work.ledger().schedule
-    known = find_known(work.records(), len(plan.blocks))
-    return compare_known(known, plan.source.as_planned(), plan.input_box, schedule.by_name["pieces"].done)
-
-
-def update_steps(work: Work, session: WorkSession) -> Steps[Updated | None]:
+def update_steps(work: Work, session: WorkSession, compared: Comparison) -> Steps[Updated | None]:
     """Find what has changed in the input of `work`, and take back in its journal what rests on it; None: nothing.
 
     Raises:
         RunStopped: the input cannot be read.
     """
     log.info("looking for what has changed in %s", work.plan.source.path)
-    found = compare(work)
-    changed, why = found.changed | found.unknown, ""
-    if found.unknown.any():
-        num = int(found.unknown.sum())
-        why = f"{count(num, 'block')} of an earlier version, which did not note what blocks read, are computed again"
-        log.warning("%s", why)
-    if found.moved.any():
-        known = find_known(work.records(), len(work.plan.blocks))
-        pool: WorkerPool = yield POOL
-        job = SegmentJob(str(work.folder.path), work.plan.identity, session.name)
-        changed |= changed_blocks(known, (yield from looked(session, partial(submitter, pool, job), LOOK, found.moved)))
+    job = SegmentJob(str(work.folder.path), work.plan.identity, session.name)
+    changed, why = yield from changed_blocks(session, compared, lambda pool: partial(submitter, pool, job))
     return _take_back(work, session.journal, np.flatnonzero(changed).tolist(), why)
 
 

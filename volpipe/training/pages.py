@@ -36,7 +36,7 @@ def training_page(folder: RunFolder, newest_step: int, pictures: Sequence[Draft]
         raise RunError(f"{folder.path} holds no training")
     recipe, entries = training.recipe, _entries(folder.path)
     schedule = Schedule(Stage(STAGE, recipe.train.ranks, marked=False))
-    taken = Taken.read(folder, lambda: schedule, [folder.journal], (RankResult,))
+    taken = Taken.read(folder, lambda: schedule, (RankResult,))
     done = max([newest_step, *(int(entry["step"]) for entry in entries[-1:])])
     facts: dict[str, str | Sequence[str]] = {
         "net": f"{recipe.net.name}" + (f", {toml(recipe.net.options)}" if recipe.net.options else ""),

@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -46,14 +45,14 @@ from volpipe.runs.output_work import OutputWork
 from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import known_normalisation, measured, rescanned, scan_stage, scanned
-from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal, stored_fingerprint, unseal
+from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
 from volpipe.runs.report import WorkReport, clipped_in, kept_in
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, Squares, profile_items, seam_squares, worst_scores
-from volpipe.runs.update import Update, take_selection, with_due
+from volpipe.runs.update import Comparison, Update, compare, take_selection, with_due
 from volpipe.runs.updates import Updated
-from volpipe.runs.verify import Recomputed, Shard, check_present, recompute
+from volpipe.runs.verify import Recomputed, Shard, recompute
 from volpipe.runs.work import SILENT, Listener, Options, WorkSession, file_mark
 from volpipe.runs.worker import RESULTS, Job, submitter
 from volpipe.units import count, shape
@@ -111,24 +110,14 @@ class RunWork(OutputWork[Plan, Report]):
 
     what: ClassVar[str] = "run"
     goes_on: ClassVar[str] = "volpipe run"
-    prepasses: ClassVar[Collection[str]] = ("histogram", "measure")
+    prepasses: ClassVar[Collection[str]] = ("scan", "histogram", "measure")
     kinds: ClassVar[Kinds] = RESULTS
-    updates: tuple[Updated, ...] = ()  # of this session
     _squares: Sequence[Sequence[Squares]] = ()  # of each array, read when the run was closed
 
     def volumes(self) -> dict[str, Volume]:
         """Return volume and mask."""
         mask = self.plan.mask
         return super().volumes() | ({} if mask is None else {"mask": open_volume(mask.path, mask.key)})
-
-    @property
-    def journal(self) -> Path:
-        return self.folder.journal if self._selection() is not None else self.folder.scan
-
-    @property
-    def earlier_journals(self) -> Sequence[Path]:
-        """The journal of the scan, once that has told what is selected."""
-        return [] if self._selection() is None else [self.folder.scan]
 
     def is_all(self, taken: Taken) -> bool:
         """Whether all that is selected is done; see `FolderWork`."""
@@ -237,9 +226,6 @@ class RunWork(OutputWork[Plan, Report]):
 
     def claim(self) -> None:
         """Make sure that folder and output are this plan's to write; see `OutputWork`."""
-        self.check_update()
-        if self.options.update:
-            self._grow()
         super().claim()
         take_selection(self)
         self._agree_on_tensors()
@@ -272,35 +258,41 @@ class RunWork(OutputWork[Plan, Report]):
                 "levels are mapped; leave it out"
             )
 
-    def _grow(self) -> None:
-        """Follow a volume that has grown, if its run can."""
-        old, grown = self.folder.load(Plan), grown_plan(self.plan)
-        if old is not None and grown is not None and grown.identity == self.plan.identity:
-            self.updates = (follow(self, type(self)(old, folder=self.folder)),)
+    def grown(self) -> Plan | None:
+        """Return the plan with the sizes of a run that was begun before the volume grew; see `OutputWork`."""
+        return grown_plan(self.plan)
+
+    def follow(self, old: Plan) -> Updated:
+        """Note in the journal that the volume has grown; see `OutputWork`."""
+        return follow(self, RunWork(old, folder=self.folder))
+
+    def compared(self) -> Comparison:
+        """Return how the volume compares with what blocks read; see `OutputWork`."""
+        schedule = self.ledger().schedule
+        assert isinstance(schedule, RunSchedule)
+        return compare(self, self._selected().input_box, schedule.infer.done)
 
     def update_steps(self, session: WorkSession) -> Steps[None]:
         """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""
-        selection, shards = self._selection(), self.shards()
+        selection = self._selection()
         if selection is None:
-            self.folder.scan.unlink(
-                missing_ok=True
-            )  # of an input that may have been another: it is short, and goes again
+            session.journal.clear()  # of an input that may have been another: it is short, and goes again
             return
-        if shards:
-            check_present(self.plan.out, shards, is_thorough=True)
+        yield from super().update_steps(session)
+        if self._selected().fingerprint != selection.fingerprint and paths.exists(paths.locate(self.plan.out)):
+            self.renew_metadata()
+
+    def take_back_steps(self, session: WorkSession) -> Steps[Updated | None]:
+        """Take back what rests on voxels of the volume, or on parts that are selected; see `OutputWork`."""
+        selection = self._selected()
         chosen = (yield from rescanned(self, session)) if self.plan.needs_scan else selection
-        update = yield from Update(self, selection, session, chosen).steps()
-        self.updates += () if update is None else (update,)
-        is_other = stored_fingerprint(self.plan.out) not in ("", self.inputs["volume"].fingerprint)
-        if self.updates or is_other:
-            self.note_session()
-            if shards:
-                unseal(self.plan, self.updates)
+        return (yield from Update(self, selection, session, chosen).steps())
+
+    def renew_metadata(self) -> None:
+        """Write what the output says of its input anew, once its grey levels are known; see `OutputWork`."""
         normalise = known_normalisation(self)
-        is_moved = chosen.fingerprint != selection.fingerprint
-        if (is_moved or (is_other and not self.updates)) and normalise is not None and shards:
-            self._create_output(chosen, normalise)
-        store_identities(self.folder.inputs, self.inputs)
+        if normalise is not None:
+            self._create_output(self._selected(), normalise)
 
     @property
     def needs_all(self) -> bool:

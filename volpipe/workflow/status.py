@@ -25,12 +25,10 @@ from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.provenance import is_sealed
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.update import compare
 from volpipe.runs.work import file_mark
 from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.segmentation.update import compare as compare_segmentation
 from volpipe.training.driver import newest_step
 from volpipe.training.logs import TrainingPace, read_pace
 from volpipe.training.search.grid import SWEEP_FILE
@@ -406,10 +404,8 @@ def _changes_of(work: OutputWork[Any, Any]) -> Changes:
     source = work.plan.source
     now = zip(source.volume().spatial_shape, source.shape, strict=True)
     grown = triple(n - before for n, before in now)
-    if isinstance(work, SegmentWork):
-        return Changes(compare_segmentation(work).num_open, len(work.plan.blocks), grown)
-    selection = Selection(work.plan)
-    return Changes(compare(work, selection).num_open, selection.num_blocks, grown)
+    num_blocks = Selection(work.plan).num_blocks if isinstance(work, RunWork) else len(work.plan.blocks)
+    return Changes(work.compared().num_open, num_blocks, grown)
 
 
 def _of_work(work: RunWork | SegmentWork, driver: Driver) -> Status:
