@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import re
 import shutil
 import tempfile
@@ -217,24 +216,6 @@ def test_fragments_stay_for_an_update_alone_and_are_made_again_where_they_are_go
     voxels[:, 3, 12, 4] ^= 255
     write(source, voxels)
     assert [(update.changed, update.computed) for update in made(source, SMALL, update=True).updates] == [(1, 2)]
-    assert_fresh(source, SMALL)
-
-
-@pytest.mark.long
-def test_a_journal_without_fingerprints_computes_everything(source: Path) -> None:
-    made(source, SMALL)
-    journal = source.with_name("l.zarr.run") / "journal.jsonl"
-    trees = [json.loads(line) for line in journal.read_text().splitlines()]
-    new = ("blocks", "seen", "painted", "labels")
-    olds = [{key: value for key, value in tree.items() if key not in new} for tree in trees]
-    olds = [old | ({"result": "Written"} if old.get("result") == "Painted" else {}) for old in olds]
-    journal.write_text("".join(f"{json.dumps(old)}\n" for old in olds))
-    assert made(source, SMALL).was_complete
-    update = made(source, SMALL, update=True).updates[0]
-    assert (update.changed, update.why) == (
-        24, "24 blocks did not note what they read, and are computed again",
-    )  # fmt: skip
-    assert made(source, SMALL, update=True).was_complete
     assert_fresh(source, SMALL)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from volpipe.inference.output_plan import OutputPlan
 from volpipe.reporting.comparison import Subject, slices_of
 from volpipe.reporting.overview import main_picture, overview_of, small_picture
 from volpipe.reporting.page import Draft, Item, Note, Picture
+from volpipe.runs.comparison import Comparison
 from volpipe.runs.pages import (
     Parts,
     Taken,
@@ -66,9 +67,6 @@ from volpipe.volumes.identity import Identity, changes, has_moved, identify, is_
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.volume import Volume
-
-if TYPE_CHECKING:
-    from volpipe.runs.update import Comparison
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 
@@ -31,12 +30,11 @@ from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import POOL, Steps
 from volpipe.errors import RunStopped
-from volpipe.geometry.grid import Box
 from volpipe.inference.output import stored_box
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, read_selection, store_due, store_selection
 from volpipe.inference.statistics import needs_measuring
-from volpipe.runs.output_work import OutputWork
+from volpipe.runs.comparison import LOOK, Comparison
 from volpipe.runs.prepasses import Work, known_normalisation
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
@@ -44,8 +42,7 @@ from volpipe.runs.updates import SEEN, STAGE, Updated, from_ranges, to_ranges, u
 from volpipe.runs.verify import remove, written
 from volpipe.runs.work import WorkSession
 from volpipe.runs.worker import DUE_FILE, RESULTS, Job, Seen, submitter
-from volpipe.units import count
-from volpipe.volumes.file_states import KnownStates, is_same
+from volpipe.volumes.file_states import is_same
 from volpipe.volumes.identity import changes as differences
 from volpipe.volumes.identity import read_identities
 from volpipe.volumes.storage import paths
@@ -53,84 +50,12 @@ from volpipe.volumes.storage import paths
 log = logging.getLogger(__name__)
 
 MEASURED_AGAIN = "the volume is measured again"
-LOOK = "reread changed"  # a stage that reads blocks without computing them
-NO_FINGERPRINT = b""
-FINGERPRINT = np.dtype("S33")  # two hashes of 16 digits
-
-
-@dataclass(frozen=True, eq=False)
-class Known:
-    """What the journal knows of what blocks read; blocks are counted.
-
-    Attributes:
-        fingerprints: of each block, FINGERPRINT; NO_FINGERPRINT where none was noted, or where it was taken back.
-        mixed: a flag for each block that was computed again for its neighbours, and then read other voxels than when it
-            wrote the shards that were kept.
-    """
-
-    fingerprints: np.ndarray
-    mixed: np.ndarray
-
-    def of(self, block: int) -> str:
-        """Return the fingerprint of `block`, "" where there is none."""
-        text: str = self.fingerprints[block].decode()
-        return text
-
-
-def find_known(records: Iterable[Record[Any]], num_blocks: int) -> Known:  # Any: of any kind
-    """Return what the `records` of a journal know of what the blocks of its work read."""
-    known = Known(np.zeros(num_blocks, FINGERPRINT), np.zeros(num_blocks, bool))
-    for record in records:
-        for block, fingerprint in getattr(record.result, "seen", ()):
-            before = known.of(block)
-            is_other = bool(before) and not is_same(before, fingerprint)
-            if record.stage == LOOK and (is_other or not before):
-                continue  # an update that was interrupted before it could take the block back
-            known.mixed[block] |= is_other
-            known.fingerprints[block] = fingerprint.encode()
-    return known
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Blocks of a work whose input is not as it was when they read it; an array of flags, (blocks,), for each answer.
-
-    Attributes:
-        known: what they read.
-        moved: whose files are in another state, or tell none: only their voxels can say whether they changed.
-        unknown: of which the journal has no fingerprint.
-    """
-
-    known: Known
-    moved: np.ndarray
-    unknown: np.ndarray
-
-    @property
-    def num_open(self) -> int:
-        """Number of blocks that an update may find changed."""
-        return int(np.count_nonzero(self.known.mixed | self.moved | self.unknown))
-
-
-def compare(work: OutputWork[Any, Any], box: Callable[[int], Box], done: np.ndarray) -> Comparison:
-    """Return how the input compares with what the blocks of `work` read, as far as the states of its files tell.
-
-    Args:
-        box: that a block reads.
-        done: a flag for each block.
-    """
-    known = find_known(work.records(), len(work.plan.blocks))
-    has_read = known.fingerprints != NO_FINGERPRINT
-    moved, states = np.zeros(len(has_read), bool), KnownStates(work.plan.source.as_planned())
-    for block in np.flatnonzero(has_read & ~known.mixed).tolist():
-        now = states.hash(box(block))
-        moved[block] = not now or now != known.of(block).partition(":")[0]
-    return Comparison(known, moved, done & ~has_read)
 
 
 def changed_blocks(
     session: WorkSession, compared: Comparison, submit: Callable[[WorkerPool], Submit]
-) -> Steps[tuple[np.ndarray, str]]:
-    """Return a flag for each block, whether it has changed, and what else there is to say.
+) -> Steps[np.ndarray]:
+    """Return a flag for each block, whether it has changed.
 
     Workers read those that have moved; what they see is in the journal as well.
 
@@ -140,17 +65,13 @@ def changed_blocks(
     Raises:
         RunStopped: some cannot be read.
     """
-    known, changed, why = compared.known, compared.known.mixed | compared.unknown, ""
-    if compared.unknown.any():
-        num = int(np.count_nonzero(compared.unknown))
-        why = f"{count(num, 'block')} did not note what they read, and are computed again"
-        log.warning("%s", why)
+    changed = compared.changed.copy()
     if compared.moved.any():
         pool: WorkerPool = yield POOL
         for record in (yield from looked(session, submit(pool), LOOK, compared.moved)):
             for block, fingerprint in record.result.seen if record.result is not None else ():
-                changed[block] = not is_same(known.of(block), fingerprint)
-    return changed, why
+                changed[block] = not is_same(compared.known.of(block), fingerprint)
+    return changed
 
 
 @dataclass(frozen=True)
@@ -246,9 +167,9 @@ class Update:
         work, selection = self.work, self.selection
         compared = work.compared()
         job = Job(str(work.folder.path), self.plan.identity, session=self.session.name, cells=selection.fingerprint)
-        changed, why = yield from changed_blocks(self.session, compared, partial(submitter, job=job))
+        changed = yield from changed_blocks(self.session, compared, partial(submitter, job=job))
         changed[self._moved_windows()] = True
-        return self._take_back(np.flatnonzero(changed).tolist(), why)
+        return self._take_back(np.flatnonzero(changed).tolist(), "")
 
     @property
     def _is_measuring_again(self) -> bool:

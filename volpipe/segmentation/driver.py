@@ -40,6 +40,7 @@ from volpipe.reporting.comparison import Subject
 from volpipe.reporting.histogram import sizes_chart
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
+from volpipe.runs.comparison import Comparison, compare
 from volpipe.runs.growth import grown_from
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.planned import Planned
@@ -47,7 +48,6 @@ from volpipe.runs.provenance import is_sealed, seal, stored_offsets
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import OutputSchedule
-from volpipe.runs.update import Comparison, compare
 from volpipe.runs.updates import Updated
 from volpipe.runs.verify import Recomputed, Verdict, judge, written
 from volpipe.runs.work import SILENT, Listener, Options, WorkSession
@@ -306,7 +306,8 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def compared(self) -> Comparison:
         """Return how the volume compares with what fragments were made of; see `OutputWork`."""
-        return compare(self, self.plan.input_box, self.ledger().schedule.by_name["pieces"].done)
+        done = self.ledger().schedule.by_name["pieces"].done
+        return compare(self.records(), self.plan.source.as_planned(), self.plan.input_box, done)
 
     def take_back_steps(self, session: WorkSession) -> Steps[Updated | None]:
         """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""

@@ -26,9 +26,10 @@ import numpy as np
 from volpipe.blockwise.journal import Journal, Record
 from volpipe.blockwise.work import Steps
 from volpipe.geometry.grid import Box
+from volpipe.runs.comparison import Comparison
 from volpipe.runs.growth import grow
 from volpipe.runs.output_work import OutputWork
-from volpipe.runs.update import Comparison, changed_blocks
+from volpipe.runs.update import changed_blocks
 from volpipe.runs.updates import SEEN, STAGE, Updated, to_ranges
 from volpipe.runs.work import WorkSession
 from volpipe.segmentation.plan import SegmentPlan
@@ -46,11 +47,11 @@ def update_steps(work: Work, session: WorkSession, compared: Comparison) -> Step
     """
     log.info("looking for what has changed in %s", work.plan.source.path)
     job = SegmentJob(str(work.folder.path), work.plan.identity, session.name)
-    changed, why = yield from changed_blocks(session, compared, lambda pool: partial(submitter, pool, job))
-    return _take_back(work, session.journal, np.flatnonzero(changed).tolist(), why)
+    changed = yield from changed_blocks(session, compared, lambda pool: partial(submitter, pool, job))
+    return _take_back(work, session.journal, np.flatnonzero(changed).tolist())
 
 
-def _take_back(work: Work, journal: Journal, changed: list[int], why: str) -> Updated | None:
+def _take_back(work: Work, journal: Journal, changed: list[int]) -> Updated | None:
     if not changed:
         return None
     plan, folder = work.plan, work.folder.path
@@ -58,7 +59,7 @@ def _take_back(work: Work, journal: Journal, changed: list[int], why: str) -> Up
     boxes = {unit for block in blocks | edges for unit in plan.boxes.around(block)} | _unsolved(folder, plan)
     taken = {SEEN: to_ranges(changed)} | _taken(plan, blocks, edges, boxes)
     work.before_change()
-    update = Updated(time.time(), len(changed), len(blocks), len(plan.blocks), why=why, taken=taken)
+    update = Updated(time.time(), len(changed), len(blocks), len(plan.blocks), taken=taken)
     journal.append(Record(STAGE, (), result=update))
     log.info("%s", update)
     return update

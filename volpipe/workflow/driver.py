@@ -40,6 +40,7 @@ from volpipe.inference.statistics import needs_measuring
 from volpipe.reporting.comparison import Subject
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done, voxel_at
+from volpipe.runs.comparison import Comparison, compare
 from volpipe.runs.growth import follow, grown_plan
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.pages import Taken, findings_facts
@@ -50,7 +51,7 @@ from volpipe.runs.report import WorkReport, clipped_in, kept_in
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, Squares, profile_items, seam_squares, worst_scores
-from volpipe.runs.update import Comparison, Update, compare, take_selection, with_due
+from volpipe.runs.update import Update, take_selection, with_due
 from volpipe.runs.updates import Updated
 from volpipe.runs.verify import Recomputed, Shard, recompute
 from volpipe.runs.work import SILENT, Listener, Options, WorkSession, file_mark
@@ -270,7 +271,7 @@ class RunWork(OutputWork[Plan, Report]):
         """Return how the volume compares with what blocks read; see `OutputWork`."""
         schedule = self.ledger().schedule
         assert isinstance(schedule, RunSchedule)
-        return compare(self, self._selected().input_box, schedule.infer.done)
+        return compare(self.records(), self.plan.source.as_planned(), self._selected().input_box, schedule.infer.done)
 
     def update_steps(self, session: WorkSession) -> Steps[None]:
         """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""
