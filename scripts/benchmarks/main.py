@@ -24,6 +24,7 @@ from benchmarks import (
     report,
     scratch,
     sweeps,
+    trainings,
 )
 from benchmarks.comparisons import bare, dask, default, floor, monai, ts2
 from benchmarks.engine import driver, scaling, solve, whole_runs
@@ -49,6 +50,7 @@ FAMILIES = (
     dask,
     default,
     sweeps,
+    trainings,
     batches,
     solve,
     ts2,
@@ -60,7 +62,7 @@ WIDTH = 220  # of what goes to a file or a pipe
 def rows() -> dict[str, Row]:
     """Return every row that this machine can measure, by name; those of a GPU only where there is one."""
     found = [row for family in FAMILIES for row in family.ROWS]
-    on_gpu = [*bare.ON_GPU, *monai.ON_GPU, *precision.ROWS] if report.gpu() else []
+    on_gpu = [*bare.ON_GPU, *monai.ON_GPU, *precision.ROWS, *trainings.ON_GPU] if report.gpu() else []
     return {row.name: row for row in [*found, *on_gpu]}
 
 

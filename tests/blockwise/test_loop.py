@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from plans import planned, volume
-from scripted_workers import Looped, Workers, succeed
+from scripted import Looped, Workers, succeed
 
 from volpipe.blockwise import loop as loop_module
 from volpipe.blockwise.journal import Attempt, Journal, Record, read_records, read_results
@@ -337,16 +337,11 @@ def test_a_worker_alone_takes_whole_tasks_from_the_first_where_long_units_are_pl
     assert [len(units) for _, units in workers.tasks][: len(sizes)] == sizes
 
 
-def test_long_tasks_go_alone() -> None:
-    workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=25.0 * len(units))))
-    loop_over(Stage("work", 40), workers)[0].run()
-    assert [len(units) for _, units in workers.tasks] == [1] * 40
-
-
-def test_units_that_take_a_second_go_thirty_at_a_time() -> None:
-    workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=1.0 * len(units))))
-    loop_over(Stage("work", 400), workers)[0].run()
-    assert max(len(units) for _, units in workers.tasks) == 30
+@pytest.mark.parametrize(("seconds", "num_units", "most"), [(25.0, 40, 1), (1.0, 400, 30)])
+def test_long_tasks_go_alone_and_units_of_a_second_thirty_at_a_time(seconds: float, num_units: int, most: int) -> None:
+    workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=seconds * len(units))))
+    loop_over(Stage("work", num_units), workers)[0].run()
+    assert max(len(units) for _, units in workers.tasks) == most
 
 
 def test_bundles_follow_when_units_become_slow() -> None:

@@ -156,7 +156,7 @@ def test_the_fingerprint_of_a_block_is_that_of_its_voxels(tmp_path: Path) -> Non
         selection = Selection(plan)
 
         def looked() -> str:
-            return read_fingerprint(plan.source.volume().open(), selection.slabs(0), selection.input_box(0))
+            return read_fingerprint(plan.source.volume().open(), selection.slabs(0))
 
         ((_, result),) = infer(selection, NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0])
         assert not isinstance(result, Exception)
@@ -216,9 +216,7 @@ def test_a_voxel_that_is_nan_in_two_slabs_counts_once(tmp_path: Path) -> None:
             )  # fmt: skip
             create_output(plan, {})
             assert plan.has_slabs == (voxels == 1)
-            source = source_of(plan)
-            source.slabs_of = source.slabs_of if plan.has_slabs else None
-            ((_, result),) = infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source, [0])
+            ((_, result),) = infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0])
             assert not isinstance(result, Exception)
             bad.append((result.bad.nan, result.bad.infinite))
     assert bad == [(20, 0)] * 2

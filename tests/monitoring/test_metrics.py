@@ -396,7 +396,7 @@ def test_a_fault_of_the_metrics_fails_no_run(here: Path, monkeypatch: pytest.Mon
         raise RuntimeError("a fault of ours")
 
     port, texts = free_port(), list[str]()
-    monkeypatch.setattr(Metrics, "_of_parts", fail)
+    monkeypatch.setattr(Metrics, "trials", property(fail))
     assert run(metrics=port, on_progress=lambda progress: texts.append(scrape(port))).is_complete
     assert set(texts) == {""}
     monkeypatch.setattr(Metrics, "move", fail)

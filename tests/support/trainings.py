@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from inline import perform
 
 from volpipe.errors import WorkerLost
 from volpipe.recipes.training import LOSSES
+from volpipe.training.data.augment import PairMaker
+from volpipe.training.data.samples import Sampler
 
 LEANING = """
 [net]
@@ -51,6 +54,21 @@ def make_folder(folder: Path, more: str = "", *, train: str = SHORT) -> Path:
     tifffile.imwrite(folder / "v.tif", (127 + 100 * np.sin((z + y / 2 + x / 3) * 0.9)).astype(np.uint8))
     (folder / "recipe.toml").write_text(LEANING + train + more)
     return folder
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One window as a net learns from it, (c, z, y, x)."""
+
+    inputs: np.ndarray
+    truth: np.ndarray
+
+
+def made(sampler: Sampler, number: int) -> Sample:
+    """Return window `number` of `sampler`, made on the CPU."""
+    maker = PairMaker(sampler.recipe, sampler.scale)
+    inputs, truth = maker.pair([maker.load(sampler.window(number))])
+    return Sample(inputs[0].numpy(), truth[0].numpy())
 
 
 def losses_in(folder: Path) -> list[float]:

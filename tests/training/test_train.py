@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -26,7 +29,7 @@ from volpipe.training import loop
 from volpipe.training.checkpoints import checkpoints, load_checkpoint, save_checkpoint
 from volpipe.training.driver import TrainingResult, run_training
 from volpipe.training.logs import last_step
-from volpipe.training.loop import train
+from volpipe.training.loop import SINGLE_RANK, TrainLog, TrainState, train
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.volume import open_volume
 
@@ -141,6 +144,24 @@ def test_a_gradient_that_is_no_number_stops_the_training(folder: Path) -> None:
     with pytest.raises(RunError, match=r"step 1: the gradient's norm is (nan|inf); give a smaller train.learning_rate"):
         train(one, folder / "t", str(folder))
     assert not (folder / "t" / "weights.safetensors").exists()
+
+
+def test_numbers_that_are_read_later_are_logged_in_order_and_stop_before_a_checkpoint(folder: Path) -> None:
+    """As on a GPU, of which steps are read together."""
+    (folder / "checkpoints").mkdir()
+    written: list[Mapping[str, float]] = []
+    chosen = recipe(folder, "train.checkpoint_every=5")
+    nothing = cast(Any, None)  # Any: what is not asked here
+    train_log = TrainLog(chosen, nothing, nothing, folder, nothing, SINGLE_RANK, written.append, read_every=3)
+    for step, loss in enumerate([1.0, 2.0, 3.0, math.nan], 1):
+        entry = {"step": step, "loss": torch.tensor(loss), "norm": torch.tensor(0.5)}
+        assert not train_log.write(cast(TrainState, SimpleNamespace(step=step)), entry)
+        assert [each["loss"] for each in written] == ([] if step < 3 else [1.0, 2.0, 3.0])
+    with pytest.raises(RunError, match=r"step 4: the loss is nan"):
+        train_log.write(
+            cast(TrainState, SimpleNamespace(step=5)), {"step": 5, "loss": torch.ones(()), "norm": torch.ones(())}
+        )
+    assert [each["step"] for each in written] == [1, 2, 3] and not list((folder / "checkpoints").iterdir())
 
 
 # ---- rates

@@ -15,6 +15,7 @@ from volpipe.api.progress import progress_shown
 from volpipe.blockwise.phase import Show
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunError, VolpipeError
+from volpipe.estimation.estimate import StageTimes
 from volpipe.evaluation.driver import EvaluationWork, finish
 from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.evaluation.results import EvaluationResult
@@ -28,7 +29,6 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Listener, Options
 from volpipe.segmentation import driver as segmentation
 from volpipe.segmentation.driver import SegmentationResult, plan_segmentation
-from volpipe.segmentation.estimate import SegmentTimes
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_volume
@@ -49,7 +49,7 @@ def segment(
     update: bool = False,
     search_path: str | Path | None = None,
     on_plan: Callable[[SegmentPlan], None] = lambda plan: None,
-    on_estimate: Callable[[SegmentTimes], None] | None = None,
+    on_estimate: Callable[[StageTimes], None] | None = None,
     progress: bool | None = None,
     on_progress: Show | None = None,
     metrics: str | int | Path | None = None,

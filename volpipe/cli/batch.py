@@ -1,6 +1,6 @@
 """`volpipe batch`: many datasets, planned and checked together, run on one pool, told as a table.
 
-Not here: the batch (api.batch, workflow.batch), or its tables (display.batches, live_batches). Exit codes as in app.
+Not here: the batch (api.batch, workflow.batch), or its tables (display.batches). Exit codes as in app.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from volpipe.cli.options import (
     positive,
     share,
 )
-from volpipe.display.batches import mistake_table, plan_table, result_table, tally, why_table
+from volpipe.display.batches import mistake_table, plan_table, result_table, showing_rows, tally, why_table
 from volpipe.display.console import INCOMPLETE, REFUSED, err, interruptible, measuring_shown, out, tell_report
-from volpipe.display.live_batches import showing_rows
 from volpipe.errors import BatchError
 from volpipe.units import duration
 

@@ -193,7 +193,7 @@ def _times(chosen: Recipe, facts: NetFacts, site: str, wait: float) -> None:
     """Print how fast windows are on a worker of `site`, by arithmetic, in millions of voxels a second."""
     from volpipe.apps.net_times import time_at_site
 
-    with measuring_shown("volpipe.estimation.net_speeds"):
+    with measuring_shown("volpipe.estimation.measure"):
         speeds, where = time_at_site(site, chosen, facts, wait_seconds=wait)
     measured = {
         each.arithmetic.words: {speed.window: math.prod(speed.window) / speed.seconds / 1e6 for speed in each.windows}

@@ -16,8 +16,8 @@ import typer
 from typer.core import TyperCommand
 
 import volpipe as vp
-from volpipe.blockwise.heartbeat import AWAY_SECONDS, SECONDS
 from volpipe.blockwise.interrupts import INTERRUPTED
+from volpipe.blockwise.notes import AWAY_SECONDS, SECONDS
 from volpipe.cli.options import Parents, seconds, whole
 from volpipe.display.batches import MOST_DATASETS, result_table
 from volpipe.display.console import AT_WORK, DONE, INCOMPLETE, check_target, err, out
@@ -181,10 +181,10 @@ def top(
 
 
 def _print_workers(observer: Observer, roster: Roster, *, as_json: bool) -> Status:
-    """Print the workers that there are now; one that seems silent gets the time for another sign."""
+    """Print the workers that there are now; one that seems silent gets the time for another note."""
     status = observer.look()
     workers = roster.look(status)
-    silent = [worker.sign.every for worker in workers if not worker.is_alive and not worker.is_left]
+    silent = [worker.note.every for worker in workers if not worker.is_alive and not worker.is_left]
     if silent and status.state == "running":
         time.sleep(min(max(silent), AWAY_SECONDS) + SECONDS)
         status = observer.look()

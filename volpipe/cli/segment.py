@@ -43,8 +43,8 @@ from volpipe.units import count, duration, size
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from volpipe.estimation.estimate import StageTimes
     from volpipe.segmentation.driver import SegmentationResult
-    from volpipe.segmentation.estimate import SegmentTimes
     from volpipe.segmentation.plan import SegmentPlan
 
 SegmentRecipeFile = Annotated[
@@ -90,9 +90,9 @@ def segment(
         from volpipe.volumes.formats.container import locate
 
         check_folder(f"--out {out_path}", locate(out_path)[0], parents=parents)
-    times: list[SegmentTimes] = []
+    times: list[StageTimes] = []
 
-    def on_estimate(forecast: SegmentTimes) -> None:
+    def on_estimate(forecast: StageTimes) -> None:
         times.append(forecast)
         out.print(time_table(forecast, config))
 
@@ -124,7 +124,7 @@ def segment(
     tell_report(result.folder)
 
 
-def summary(result: SegmentationResult, planned: SegmentTimes | None = None) -> str:
+def summary(result: SegmentationResult, planned: StageTimes | None = None) -> str:
     """Return the result in two lines, planned times in brackets."""
     guess = "≈ " if planned is not None and planned.is_guess else ""
     stages = () if planned is None else planned.stages
@@ -150,7 +150,7 @@ def describe_plan(plan: SegmentPlan) -> str:
     )
 
 
-def time_table(times: SegmentTimes, site: str) -> Table:
+def time_table(times: StageTimes, site: str) -> Table:
     """Return a table of the time of each stage and of all stages on `site`."""
     guess = "≈ " if times.is_guess else ""
     table = columns("stage", "tasks", "time")

@@ -130,8 +130,6 @@ def _heading(plan: FlowPlan, stage: StagePlan) -> str:
 
 
 def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
-    from volpipe.segmentation.estimate import SegmentTimes
-
     report = ended.report
     if report.was_complete:
         out.print(f"{ended.stage.out} is complete already")
@@ -142,7 +140,7 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
     elif isinstance(report, volpipe.SegmentationResult):
         for update in report.updates:
             out.print(str(update))
-        times = cost.times if ended.is_new and isinstance(cost.times, SegmentTimes) else None
+        times = cost.times if ended.is_new else None
         out.print(segment.summary(report, times))
     elif isinstance(report, volpipe.EvaluationResult) and report.scores is not None:
         out.print(score_table(report.scores, ended.stage.given))
@@ -197,7 +195,6 @@ def show_plan(plan: FlowPlan, site: str | None, config: str) -> None:
 
     Without a `site` no block is tried.
     """
-    from volpipe.segmentation.estimate import SegmentTimes
     from volpipe.workflow.cost import FlowCost
 
     cost = volpipe.estimate(plan, site=site)
@@ -212,7 +209,7 @@ def show_plan(plan: FlowPlan, site: str | None, config: str) -> None:
             out.print(estimate_table(each.forecast.estimate))
         else:
             _show_labels(each.stage)
-            if isinstance(each.times, SegmentTimes):
+            if each.times is not None and each.stage.makes_volume:
                 out.print(segment.time_table(each.times, config))
             out.print(f"writes {each.stage.out}")
     out.print()

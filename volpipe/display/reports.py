@@ -18,9 +18,10 @@ from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.blockwise.failures import Missing
+    from volpipe.blockwise.notes import Note, StageNote
     from volpipe.blockwise.usage import Totals
     from volpipe.estimation.estimate import Estimate
-    from volpipe.runs.presence import Driver, Note, StageNote
+    from volpipe.runs.presence import Driver
     from volpipe.runs.report import WorkReport
     from volpipe.runs.seams import Score
     from volpipe.workflow.driver import Report

@@ -11,9 +11,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar, Generic, TypeVar
 
 from volpipe.blockwise.feed import FedSchedule, Feed, fed
@@ -24,11 +25,12 @@ from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import POOL, Steps, each
 from volpipe.errors import RunError
 from volpipe.estimation.calibrate import MOST_WORKERS
+from volpipe.estimation.estimate import StageTime, StageTimes
 from volpipe.evaluation.compare import Comparison
 from volpipe.evaluation.evaluate import FINGERPRINT, Evaluation
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.lines import summary
-from volpipe.evaluation.panels import evaluation_items
+from volpipe.evaluation.pictures import evaluation_items
 from volpipe.evaluation.results import ComparisonResult, EvaluationResult, evaluation_parts
 from volpipe.evaluation.subject import RESULTS, BlockSums, Subject
 from volpipe.geometry.grid import Box, Grid
@@ -37,7 +39,6 @@ from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkSession, check_kind
-from volpipe.segmentation.estimate import elapsed
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage.metadata import read_json, write_json
@@ -268,17 +269,9 @@ def finish(work: BlockWork[R, Any], start: Start, on_end: Callable[[R], object] 
 # ---- forecast
 
 
-@dataclass(frozen=True)
-class ScoreTime:
-    """Forecast `seconds` of an evaluation, from first task to last; a guess where volumes do not exist yet."""
-
-    seconds: float
-    is_guess: bool
-
-
 def calibrate_evaluation(
     evaluation: Evaluation, missing: Collection[str], workers: WorkerPool, folder: Path
-) -> Steps[ScoreTime]:
+) -> Steps[StageTimes]:
     """Return the forecast of `evaluation`, from a block that all `workers` score at the same time.
 
     Zeros in `folder`, which is deleted, stand in for volumes whose paths are `missing`, and the reference for labels.
@@ -300,6 +293,7 @@ def calibrate_evaluation(
         records = yield from each("trial", "reduce", lambda number: (trial, [block]), num)
     finally:
         delete(folder)
-    seconds = sum(record.usage.seconds for record in records) / len(records)
-    whole = seconds / trial.blocks.box(block).num_voxels * evaluation.box.num_voxels
-    return ScoreTime(elapsed(whole, len(evaluation.blocks), num_workers), is_guess)
+    seconds, num_voxels = fmean(record.usage.seconds for record in records), trial.blocks.box(block).num_voxels
+    whole = seconds / num_voxels * evaluation.box.num_voxels
+    stage = StageTime(evaluation.stage, len(evaluation.blocks), whole)
+    return StageTimes((stage,), 0.0, num * num_voxels, is_guess, num_workers)

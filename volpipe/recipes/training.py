@@ -77,6 +77,10 @@ class Degrade(Section):
     """The contrast of each slice of the input is multiplied by a number that differs from 1 by up to so much."""
     missing: float = Field(0.0, ge=0, lt=1)
     """The chance of each slice of the input to be 0 throughout, as one that was lost."""
+    defocused: float = Field(0.0, ge=0, lt=1)
+    """The chance of each slice of the input to be blurred along y and x, by a Gaussian of 0.5 to 2 voxels."""
+    cut_out: int = Field(0, ge=0)
+    """So many boxes of the input, up to a third as long as the window, show its mean alone."""
     whole: bool = True
     """Round the input as an integer volume would."""
 
@@ -96,6 +100,12 @@ class Samples(Section):
     """Contrast is multiplied by a number between these two."""
     offset: float = Field(0.0, ge=0)
     """Brightness is raised or lowered by up to so much, in normalised units."""
+    elastic: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Standard deviation, in voxels, by which places 16 voxels apart are moved; between them smoothly. Truth and labels
+    move as well."""
+    misaligned: int = Field(0, ge=0)
+    """In every other window a slice, or all slices from one on, is moved along y and x by up to so many voxels. Truth
+    and labels move as well."""
     stay: int = Field(1, ge=1)
     """So many windows in turn come from the same neighbourhood, of twice the window along each axis."""
 
@@ -185,6 +195,9 @@ class Steps(Section):
     """Of convolutions; weights stay float32."""
     channels_last: bool = False
     """Lay tensors out with channels last, which some GPUs compute faster."""
+    deterministic: bool = False
+    """Let a GPU take convolutions that give the same bits each time, so that a resumed training ends as one that nobody
+    interrupted, bit for bit; they are slower. A CPU does so always."""
     threads: int = Field(0, ge=0)  # 0: as many as torch takes
     """Threads of a CPU; 0: as many as torch takes."""
     seed: int = Field(0, ge=0)

@@ -27,7 +27,7 @@ from volpipe.inference.plan import Plan
 from volpipe.reporting.block_map import BlockMap
 from volpipe.reporting.page import REPORT, Draft, Facts, Item, Note, Page, Section, Sheet, filled, sections_of
 from volpipe.reporting.tally import Tally
-from volpipe.reporting.tasks import StageState, damage_note, moment, slowest_sheet, task_sections
+from volpipe.reporting.tasks import BoxOf, StageState, damage_note, moment, task_sections
 from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.provenance import read_provenance, sessions_of, settings_of
@@ -92,13 +92,30 @@ class Taken:
 
 
 @dataclass(frozen=True)
+class Several:
+    """What the journals of several works say together; see `Taken`.
+
+    Attributes:
+        stages: how far each is, by names that tell whose it is.
+        box: returns the box of a unit of a stage as a text; None where it has none.
+    """
+
+    tally: Tally
+    missing: Sequence[Missing] = ()
+    stages: Mapping[str, StageState] = field(default_factory=dict)
+    box: BoxOf = lambda stage, unit: None
+    sites: Sequence[tuple[str, float]] = ()
+
+
+@dataclass(frozen=True)
 class Parts:
     """What a kind of work says of itself on its page.
 
     Attributes:
         title, what: its name, and what it is in a few words.
-        facts: for the summary, after the command.
+        facts: for the summary, before those of times and command.
         summary: further items of it.
+        sections: that follow the summary.
         pictures: drafts of pictures and charts.
         origin: items of recipe, versions and origin.
     """
@@ -109,25 +126,23 @@ class Parts:
     summary: Sequence[Item] = ()
     pictures: Sequence[Draft] = ()
     origin: Sequence[Item] = ()
+    sections: Sequence[Section] = ()
 
 
-def page_of(folder: RunFolder, taken: Taken, parts: Parts, *, is_complete: bool) -> Page:
-    """Return the page of work with a journal of tasks."""
-    tally = taken.tally
-    stand = standing(folder.path, folder.journal, is_complete=is_complete, num_missing=len(taken.missing))
+def page_of(folder: RunFolder, taken: Taken | Several, parts: Parts, *, is_complete: bool) -> Page:
+    """Return the page of work in `folder`."""
+    tally, witness = taken.tally, folder.journal if folder.journal.is_file() else folder.log
+    stand = standing(folder.path, witness, is_complete=is_complete, num_missing=len(taken.missing))
     facts = {**parts.facts, **times_facts(tally, len(taken.sites)), **command_facts(folder.path, stand.driver)}
     if taken.sites:
         facts["site"] = ", ".join(dict.fromkeys(site for site, _ in taken.sites))
-    damage, slowest = damage_note(tally), slowest_sheet(tally, taken.box)
+    damage, warnings = damage_note(tally), log_notes(folder.log)
     summary: list[Item] = [Facts("", facts), *missing_items(taken.missing, stand.driver)]
-    summary += [*([damage] if damage else []), *parts.summary]
-    tasks = task_sections(tally, taken.stages, taken.box, taken.sites)
-    warnings = log_notes(folder.log)
     sections = [
-        Section("Summary", summary),
+        Section("Summary", [*summary, *([damage] if damage else []), *parts.summary]),
+        *parts.sections,
         *sections_of(parts.pictures),
-        *tasks,
-        *([Section("Slowest tasks", [slowest])] if slowest is not None else []),
+        *task_sections(tally, taken.stages, taken.box, taken.sites),
         *([Section("Warnings in the log", warnings)] if warnings else []),
         *([Section("Recipe and origin", parts.origin)] if parts.origin else []),
     ]
@@ -322,8 +337,8 @@ def log_notes(log: Path) -> list[Item]:
 
     Attempts that failed are left out: a table has them.
     """
-    data = paths.read_end(log, LOG_BYTES) if log.is_file() else None
-    texts = ENTRY.split((data or b"").decode(errors="replace"))[1:]
+    part = paths.fetch(log, (-LOG_BYTES, 0)) if log.is_file() else None
+    texts = ENTRY.split("" if part is None else part.data.decode(errors="replace"))[1:]
     entries = zip(texts[::2], texts[1::2], strict=True)
     lines = dict.fromkeys(f"{level.lower()}: {_shortened(text)}" for level, text in entries if not ATTEMPT.search(text))
     notes: list[Item] = [Note(line, "warning") for line in list(lines)[-MOST_WARNINGS:]]

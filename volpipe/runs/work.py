@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from volpipe.blockwise.feed import Feed
-from volpipe.blockwise.heartbeat import listening
 from volpipe.blockwise.journal import Journal, Kinds, Record, read_records
 from volpipe.blockwise.ledger import Ledger
 from volpipe.blockwise.logs import logging_to
+from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
 from volpipe.blockwise.pool import Submit
 from volpipe.blockwise.stage import Schedule
@@ -31,7 +31,7 @@ from volpipe.reporting.page import REPORT, Draft, Page, reason_of
 from volpipe.reporting.render import write_page
 from volpipe.reporting.tally import Tally
 from volpipe.runs.pages import Parts, Taken, is_current, page_of
-from volpipe.runs.presence import Presence, StageNote, present
+from volpipe.runs.presence import Presence, present
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths
 
@@ -169,7 +169,7 @@ class HeldWork(ABC, Generic[R]):
             self.claim()
             path = self.folder.path
             log_file, reports = logging_to(self.folder.log), self.reporting()
-            with log_file, reports, present(path, name) as presence, listening(path):
+            with log_file, reports, present(path, name) as presence:
                 return (yield from self.held_steps(name, presence))
 
 

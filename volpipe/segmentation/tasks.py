@@ -25,8 +25,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record, TakesBack
+from volpipe.blockwise.notes import Reporter
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.task import Making, work_behind, work_each
 from volpipe.geometry.affinities import Offset
@@ -79,9 +79,9 @@ class SegmentJob:
         """Refuse to write for a driver that another has replaced."""
         check_holder(self.path, self.session)
 
-    def beater(self, box: Callable[[int], Box]) -> Beater:
+    def reporter(self, box: Callable[[int], Box]) -> Reporter:
         """Return what tells of a task, whose units have such a box (z, y, x), in the sign of its worker."""
-        return Beater(self.path, self.session, box)
+        return Reporter(self.path, self.session, box)
 
     def read(self, block: int) -> tuple[VoxelBox, str]:
         """Return the voxels of the volume that the tasks of `block` rest on, and their fingerprint."""
@@ -195,8 +195,8 @@ def fragments(job: SegmentJob, units: Sequence[int]) -> Record[FragmentCounts]:
         save(job.file(FRAGMENTS, block), joins=result.joins, table=result.table, ids=ids)
         return FragmentCounts(((block, len(result.table), len(result.joins)),), ((block, seen),))
 
-    beater = job.beater(lambda block: job.plan.blocks.box(block))
-    return work_each("pieces", units, one, FragmentCounts.joined, job.check_session, beater)
+    reporter = job.reporter(lambda block: job.plan.blocks.box(block))
+    return work_each("pieces", units, one, FragmentCounts.joined, job.check_session, reporter)
 
 
 def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
@@ -213,9 +213,8 @@ def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
         save(job.file(EDGES, block), joins=joins, pairs=pairs, sums=result.sums, first=result.first)
         return EdgeCounts(((block, len(joins), len(result.pairs)),), seen)
 
-    return work_each(
-        "edges", units, one, EdgeCounts.joined, job.check_session, job.beater(lambda block: job.plan.blocks.box(block))
-    )
+    reporter = job.reporter(lambda block: job.plan.blocks.box(block))
+    return work_each("edges", units, one, EdgeCounts.joined, job.check_session, reporter)
 
 
 _NO_EDGES = Edges(*(np.zeros((0, columns), np.int64) for columns in (2, 2, 1)))
@@ -240,7 +239,7 @@ def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
         return Painted(both.checksums, labels=tuple(entry for part in parts for entry in part.labels))
 
     making = Making(make, shards_behind(job.plan))
-    return work_behind("paint", units, making, joined, job.check_session, _shard_beater(job))
+    return work_behind("paint", units, making, joined, job.check_session, _shard_reporter(job))
 
 
 def _labels(job: SegmentJob, block: int) -> tuple[np.ndarray, str]:
@@ -262,7 +261,7 @@ def coarsen(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
         return partial(_write, job, shard, coarse_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard)))
 
     making = Making(make, shards_behind(job.plan))
-    return work_behind(f"pyramid {job.level}", units, making, Written.joined, job.check_session, _shard_beater(job))
+    return work_behind(f"pyramid {job.level}", units, making, Written.joined, job.check_session, _shard_reporter(job))
 
 
 def _write(job: SegmentJob, shard: int, labels: np.ndarray) -> Written:
@@ -271,8 +270,8 @@ def _write(job: SegmentJob, shard: int, labels: np.ndarray) -> Written:
     return Written(((job.level, shard, sums),))
 
 
-def _shard_beater(job: SegmentJob) -> Beater:
-    return job.beater(lambda shard: job.plan.shards(job.level).box(shard))
+def _shard_reporter(job: SegmentJob) -> Reporter:
+    return job.reporter(lambda shard: job.plan.shards(job.level).box(shard))
 
 
 def look(job: SegmentJob, units: Sequence[int], what: str) -> Record[Seen]:
@@ -281,8 +280,8 @@ def look(job: SegmentJob, units: Sequence[int], what: str) -> Record[Seen]:
     def one(block: int) -> tuple[int, str]:
         return block, job.read(block)[1]
 
-    beater = job.beater(job.plan.input_box)
-    return work_each(f"reread {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
+    reporter = job.reporter(job.plan.input_box)
+    return work_each(f"reread {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, reporter)
 
 
 @dataclass(frozen=True)

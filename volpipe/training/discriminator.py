@@ -58,13 +58,14 @@ class Discriminator:
         loss: Tensor = (logits - 1).square().mean()
         return loss
 
-    def discriminator_loss(self, outputs: Tensor, truth: Tensor, inputs: Tensor, scale: Triple, share: float) -> float:
+    def discriminator_loss(self, outputs: Tensor, truth: Tensor, inputs: Tensor, scale: Triple, share: float) -> Tensor:
         """Add the discriminator's gradient, times `share`, and return its loss."""
         real = self.net(self._conditioned(truth, inputs, scale))
         fake = self.net(self._conditioned(outputs.detach(), inputs, scale))
         loss = 0.5 * ((real - 1).square().mean() + fake.square().mean())
         (loss * share).backward()
-        return float(loss.detach())
+        detached: Tensor = loss.detach()
+        return detached
 
     def update(self) -> None:
         """Update the discriminator by its gradient."""

@@ -19,10 +19,10 @@ from typing import Any, ClassVar, TypeVar
 
 import volpipe
 from volpipe.blockwise.failures import last_line, message_of
-from volpipe.blockwise.heartbeat import FOLDER as SIGNS
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Attempt, Journal, Record
 from volpipe.blockwise.loop import perform
+from volpipe.blockwise.notes import DRIVER, WORKERS, StageNote
 from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
@@ -35,15 +35,13 @@ from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.toml import Section
 from volpipe.recipes.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe
 from volpipe.reporting.page import REPORT, Draft, Page
-from volpipe.runs.presence import FILE as NOTE_FILE
-from volpipe.runs.presence import Presence, StageNote
+from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import HeldWork
 from volpipe.tables import html_facts
 from volpipe.training.data.volumes import check_data, open_inputs
 from volpipe.training.logs import last_step
-from volpipe.training.pages import training_page
-from volpipe.training.pictures import curves, held_out_pictures
+from volpipe.training.pages import curves, held_out_pictures, training_page
 from volpipe.training.rank_info import ABANDONED, RankInfo
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training
 from volpipe.units import count
@@ -53,7 +51,7 @@ from volpipe.volumes.storage.paths import shown
 log = logging.getLogger(__name__)
 
 # files where no training has begun
-BOOKKEEPING = ("lock", "parsl", "volpipe.log", "inputs.json", NOTE_FILE, REPORT, SIGNS)
+BOOKKEEPING = ("lock", "parsl", "volpipe.log", "inputs.json", REPORT, DRIVER, WORKERS)
 
 R = TypeVar("R")
 OnStep = Callable[[int], None]

@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Triple
-from volpipe.inference.windows import ahead
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net, describe
 from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe
 from volpipe.training.checkpoints import checkpoint_at, checkpoints, load_checkpoint, save_checkpoint, save_weights
+from volpipe.training.data.augment import Loaded, Pair, PairMaker
 from volpipe.training.data.samples import Sampler
 from volpipe.training.discriminator import Discriminator
 from volpipe.training.distributed import RankGroup
@@ -40,13 +42,16 @@ from volpipe.training.validate import HeldOut, predict, prepare_held_out, valida
 log = logging.getLogger(__name__)
 
 BATCHES_AHEAD = 2
+READERS = 4  # threads that read windows for a GPU; a CPU has better things to do
+HELD_SHARE = 0.5  # of a GPU's free memory that volumes may take, beside activations
+READ_EVERY = 20  # steps of a GPU
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 DEFAULT_THREADS = torch.get_num_threads()  # an earlier training of this worker may have set another number
 SEEDING = threading.Lock()  # torch has one generator for all threads of a process, as on the site "threads"
 SINGLE_RANK = RankGroup()
 
-Pair = tuple[Tensor, Tensor]  # a batch of inputs and of the truth: (n, c, z, y, x), float32
+Entry = Mapping[str, float | Tensor]  # of a step's log; numbers that a GPU has not computed yet are tensors
 
 
 @dataclass
@@ -89,7 +94,8 @@ def make_train_state(recipe: TrainRecipe, search_path: str = "") -> TrainState:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     # As in a run, whatever this process did before: else losses depend on whether it had run a net.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.deterministic = choice.deterministic
+    torch.backends.cudnn.benchmark = not choice.deterministic
     net = build_net(recipe.net, search_path).requires_grad_(True).train().to(device)
     if choice.channels_last:
         net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d
@@ -127,12 +133,16 @@ def train(
     facts = describe(recipe.net, search_path)
     recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
     sampler = Sampler(recipe, facts.scale, search_path)
-    batches = ahead(_batches(recipe, sampler, state.step, group), BATCHES_AHEAD)
+    maker = PairMaker(recipe, facts.scale, state.device)
+    if state.device != "cpu":
+        maker.hold(sampler.sources, HELD_SHARE * torch.cuda.mem_get_info()[0])
+    batches = pairs(recipe, sampler, maker, state.step, group)
     logs: contextlib.AbstractContextManager[Write] = contextlib.nullcontext(lambda entry: None)
     if group.is_rank_zero:
         logs = open_log(folder, state.step)
     with contextlib.closing(batches), logs as write:  # type: ignore[type-var]
-        train_log = TrainLog(recipe, facts, sampler, folder, check, group, write)
+        read_every = 1 if state.device == "cpu" else READ_EVERY
+        train_log = TrainLog(recipe, facts, sampler, folder, check, group, write, read_every)
         while state.step < recipe.train.steps:
             entry = take_step(state, recipe, facts.scale, batches, group)
             if train_log.write(state, entry):
@@ -154,29 +164,59 @@ class TrainLog:
     check: Callable[[], None]
     group: RankGroup
     write_entry: Write
+    read_every: int = 1  # steps; of a GPU more, for to read a number makes it wait
+    waiting: list[Entry] = field(default_factory=list)  # of steps whose numbers are not read yet
 
     @cached_property
     def held_out(self) -> list[HeldOut]:
         return prepare_held_out(self.sampler, self.folder)
 
-    def write(self, state: TrainState, entry: Mapping[str, float]) -> bool:
-        """Write `entry` and, at their intervals, scores and a checkpoint; return whether the training stops here."""
+    def write(self, state: TrainState, entry: Entry) -> bool:
+        """Log `entry` and, at their intervals, scores and a checkpoint; return whether the training stops here.
+
+        Raises:
+            RunError: a loss or a gradient's norm is not finite, of this step or of one before it that was not read yet;
+                no checkpoint has been written since.
+        """
         choice, step = self.recipe.train, state.step
+        self.waiting.append(entry)
         saves = step % choice.checkpoint_every == 0 or step == choice.steps
         pauses = saves or any(
             _is_at(step, every, choice.steps) for every in (choice.validate_every, choice.predict_every)
         )
         if not pauses:
-            self.write_entry(entry)
+            if len(self.waiting) >= self.read_every:
+                self._log(self._read())
             return False
-        stops = 0
+        stops, entries = 0, self._read()
         if self.group.is_rank_zero:
-            self.write_entry({**entry, **self.scores(state)})
+            self._log([*entries[:-1], {**entries[-1], **self.scores(state)}])
             stops = int((self.folder / STOP).exists() and step < choice.steps)
             if saves or stops:
                 self.check()
                 save_checkpoint(self.folder / CHECKPOINTS, step, state.state_dict(), choice.keep)
         return bool(self.group.from_rank_zero(f"stop at {step}", stops))
+
+    def _log(self, entries: Sequence[Mapping[str, float]]) -> None:
+        for entry in entries:
+            self.write_entry(entry)
+
+    def _read(self) -> list[dict[str, float]]:
+        """Return the waiting entries in numbers, means over the ranks; the only wait for a GPU beside checkpoints."""
+        tensors = [value.detach() for entry in self.waiting for value in entry.values() if isinstance(value, Tensor)]
+        numbers = torch.stack([tensor.float() for tensor in tensors])
+        self.group.average([numbers])
+        read = iter(numbers.tolist())
+        entries = [
+            {name: next(read) if isinstance(value, Tensor) else value for name, value in entry.items()}
+            for entry in self.waiting
+        ]
+        self.waiting.clear()
+        for number, entry in enumerate(entries):
+            if trouble := not_finite(entry, self.recipe.train):
+                self._log(entries[:number])
+                raise RunError(trouble)
+        return entries
 
     def scores(self, state: TrainState) -> dict[str, float]:
         """Return the scores of the held-out boxes, none between validations; write predictions at their interval."""
@@ -193,10 +233,26 @@ def _is_at(step: int, every: int, last: int) -> bool:
     return every > 0 and (step % every == 0 or step == last)
 
 
+def not_finite(entry: Mapping[str, float], choice: Steps) -> str | None:
+    """Return which number of a step is not finite, and what to change; None where all are."""
+    is_scaled = choice.precision == "float16"  # whose scaler leaves out steps of infinite gradients
+    for what, value in (("loss", entry["loss"]), ("gradient's norm", 0.0 if is_scaled else entry["norm"])):
+        if not math.isfinite(value):
+            return (
+                f"step {entry['step']}: the {what} is {value}; give a smaller train.learning_rate or train.clip, or "
+                "precision float32"
+            )
+    return None
+
+
 def take_step(
     state: TrainState, recipe: TrainRecipe, scale: Triple, batches: Iterator[Pair], group: RankGroup = SINGLE_RANK
-) -> dict[str, float]:
-    """Take one step, and return its log entry: means over the ranks of `group`, times in seconds."""
+) -> Entry:
+    """Take one step, and return its log entry, times in seconds.
+
+    A GPU may still compute the step: its numbers are tensors, and the time of a step that is read has the wait for
+    those before it.
+    """
     choice, started, waited = recipe.train, time.perf_counter(), 0.0
     with SEEDING:
         torch.manual_seed(choice.seed * 1_000_003 + state.step)  # for dropout and the like
@@ -204,32 +260,25 @@ def take_step(
     for parameters in state.optimiser.param_groups:
         parameters["lr"] = rate
     state.optimiser.zero_grad(set_to_none=True)
-    sums: dict[str, float] = {}
+    sums: dict[str, Tensor] = {}
     for _ in range(choice.accumulate):
         before = time.perf_counter()
-        inputs, truth = (part.to(state.device, non_blocking=True) for part in next(batches))
+        batch = next(batches)
         waited += time.perf_counter() - before
-        for name, value in _add_gradient(state, recipe, (inputs, truth), scale).items():
-            sums[name] = sums.get(name, 0.0) + value / choice.accumulate
+        for name, value in _add_gradient(state, recipe, batch, scale).items():
+            share = value.detach() / choice.accumulate
+            sums[name] = sums[name] + share if name in sums else share
     group.average_gradients(state.net)  # before the scaler looks for infinities, so that all ranks see the same ones
     norm = _update(state, choice)
     if state.discriminator is not None:
         group.average_gradients(state.discriminator.net)
         state.discriminator.update()
     state.step += 1
-    sums = group.average_numbers(sums, state.device)
-    is_scaled = choice.precision == "float16"  # whose scaler leaves out steps of infinite gradients
-    for what, value in (("loss", sums["loss"]), ("gradient's norm", 0.0 if is_scaled else norm)):
-        if not math.isfinite(value):
-            raise RunError(
-                f"step {state.step}: the {what} is {value}; give a smaller train.learning_rate or train.clip, or "
-                "precision float32"
-            )
     times = {"seconds": time.perf_counter() - started, "waited": waited, "time": time.time()}
     return {"step": state.step, **sums, "rate": rate, "norm": norm, **times}
 
 
-def _add_gradient(state: TrainState, recipe: TrainRecipe, batch: Pair, scale: Triple) -> dict[str, float]:
+def _add_gradient(state: TrainState, recipe: TrainRecipe, batch: Pair, scale: Triple) -> dict[str, Tensor]:
     """Add the gradient of one batch, and return its loss and the loss's terms."""
     choice, weights, (inputs, truth) = recipe.train, recipe.weights, batch
     if choice.channels_last:
@@ -248,14 +297,14 @@ def _add_gradient(state: TrainState, recipe: TrainRecipe, batch: Pair, scale: Tr
         terms["fooled"] = discriminator.generator_loss(outputs, cropped(inputs, margin), scale)
         loss = loss + discriminator.choice.weight * terms["fooled"]
     state.scaler.scale(loss / choice.accumulate).backward()
-    entry = {"loss": loss.item()} | ({name: term.item() for name, term in terms.items()} if len(terms) > 1 else {})
+    entry = {"loss": loss} | (terms if len(terms) > 1 else {})
     if discriminator is not None:
         share = 1 / choice.accumulate
         entry["judge"] = discriminator.discriminator_loss(outputs, truth, cropped(inputs, margin), scale, share)
     return entry
 
 
-def _update(state: TrainState, choice: Steps) -> float:
+def _update(state: TrainState, choice: Steps) -> Tensor:
     """Update the weights by their gradient, then their running mean; return the gradient's norm."""
     state.scaler.unscale_(state.optimiser)
     norm = nn.utils.clip_grad_norm_(state.net.parameters(), choice.clip or math.inf)
@@ -263,25 +312,38 @@ def _update(state: TrainState, choice: Steps) -> float:
     state.scaler.update()
     # Early on the mean is over the last tenth of the steps, so that it forgets the first ones.
     decay = min(choice.ema, (1 + state.step) / (10 + state.step))
+    means, now = (list(net.state_dict().values()) for net in (state.average, state.net))
+    floats = [n for n, mean in enumerate(means) if mean.is_floating_point()]
     with torch.no_grad():
-        pairs = zip(state.average.state_dict().values(), state.net.state_dict().values(), strict=True)
-        for mean, now in pairs:
-            if mean.is_floating_point():
-                mean.lerp_(now, 1 - decay)
-            else:
-                mean.copy_(now)
-    return float(norm)
+        torch._foreach_lerp_([means[n] for n in floats], [now[n] for n in floats], 1 - decay)
+        for n in set(range(len(means))).difference(floats):
+            means[n].copy_(now[n])
+    return norm
 
 
-def _batches(recipe: TrainRecipe, sampler: Sampler, step: int, group: RankGroup) -> Iterator[Pair]:
-    """Yield the batches of all steps from `step` on, without end; of n ranks, rank r has samples r, r + n, r + 2n..."""
+def pairs(recipe: TrainRecipe, sampler: Sampler, maker: PairMaker, step: int, group: RankGroup) -> Iterator[Pair]:
+    """Yield the batches of all steps from `step` on, without end; of n ranks, rank r has windows r, r + n, r + 2n...
+
+    Windows are read ahead. On a CPU pairs are made there as well; a GPU makes them itself, after the step before.
+    """
     size = recipe.train.batch * group.size
-    number = step * size * recipe.train.accumulate
-    while True:
-        samples = [sampler.sample(n) for n in range(number + group.rank, number + size, group.size)]
-        inputs, truth = np.stack([s.inputs for s in samples]), np.stack([s.truth for s in samples])
-        yield torch.from_numpy(inputs), torch.from_numpy(truth)
-        number += size
+    first = step * size * recipe.train.accumulate
+
+    def load(number: int) -> list[Loaded]:
+        start = first + number * size
+        return [maker.load(sampler.window(n)) for n in range(start + group.rank, start + size, group.size)]
+
+    here = maker.device == "cpu"
+    make: Callable[[int], Any] = (lambda number: maker.pair(load(number))) if here else load  # Any: a pair, or windows
+    with ThreadPoolExecutor(1 if here else READERS, "volpipe-ahead") as pool:
+        waiting = deque(pool.submit(make, number) for number in range(BATCHES_AHEAD + 1 if here else READERS))
+        try:
+            for number in itertools.count(len(waiting)):
+                made = waiting.popleft().result()
+                waiting.append(pool.submit(make, number))
+                yield made if here else maker.pair(made)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _resume(state: TrainState, folder: Path, group: RankGroup) -> None:

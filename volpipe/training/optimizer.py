@@ -5,7 +5,7 @@ Not here: the optimised nets (loop, discriminator).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,7 +18,12 @@ def _eager(method: Callable[..., Any]) -> Callable[..., Any]:  # Any: the method
 
 
 class Adam(torch.optim.Adam):
-    """The same steps, bit for bit, 1 s sooner and in 70 MiB less (torch 2.13): `torch._dynamo` is not imported."""
+    """The fused Adam of torch, 1 s sooner and in 70 MiB less (torch 2.13): `torch._dynamo` is not imported."""
+
+    def __init__(
+        self, parameters: Iterable[torch.nn.Parameter], learning_rate: float, betas: tuple[float, float]
+    ) -> None:
+        super().__init__(parameters, learning_rate, betas, fused=True)
 
     add_param_group = _eager(torch.optim.Adam.add_param_group)
     zero_grad = _eager(torch.optim.Adam.zero_grad)

@@ -27,8 +27,9 @@ from volpipe.inference.windows import StreamedWindows
 from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Infer, Recipe, Windows
 from volpipe.recipes.training import TENSORS, TRUTH_KEY, TrainRecipe
+from volpipe.training.data.augment import PairMaker
 from volpipe.training.data.samples import Sampler, SampleSource
-from volpipe.training.data.targets import accuracy, histograms, roc_auc
+from volpipe.training.data.targets import accuracy, histograms, roc_auc, targets
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 EDGE = 160  # longest edge, in voxels of the truth, of the validated middle of a held-out box
@@ -56,14 +57,15 @@ def prepare_held_out(sampler: Sampler, folder: Path) -> list[HeldOut]:
     Raises:
         PlanError: no volume holds out voxels.
     """
-    boxes = []
+    boxes, maker = [], PairMaker(sampler.recipe, sampler.scale)
     for i, source in enumerate(sampler.sources):
         if source.held_out is None or source.stored is not None:
             continue
         box = middle(source.held_out, EDGE, sampler.scale)
-        labels = source.labels_in(box)
-        truth = source.reader.read(box)[0] if labels is None else sampler.targets(labels).astype(np.int8)
-        inputs = sampler.degraded(source, box, np.random.default_rng((sampler.recipe.train.seed, i, 2)))
+        labels, choice = source.read_labels(box), sampler.recipe.affinities
+        truth = source.reader.read(box)[0] if labels is None else targets(labels, choice.offsets, choice.ignore)
+        window = sampler.plain(source, box, np.random.default_rng((sampler.recipe.train.seed, i, 2)))
+        inputs = maker.degraded(maker.load(window).voxels[None].float(), [window])[0, 0].numpy()
         key, spec = f"s{i}", ArraySpec(inputs.shape, source.volume.dtype, inputs.shape)
         create_array(folder / INPUTS, key, spec, "zarr3")
         open_writer(folder / INPUTS, key).write(Box.from_shape(inputs.shape), to_dtype(inputs, spec.dtype))
@@ -111,12 +113,10 @@ def tiled(
     plan = make_plan(tree, volume, facts, out=folder / "validated.zarr")
     normalise, selection = held_out.source.normalise, Selection(plan)
     runner = Runner(plan, next(net.parameters()).device.type, _net=net)
-    slabs_of = selection.slabs if plan.has_slabs else None
-    windows = StreamedWindows(volume, plan.lattice, normalise, slabs_of=slabs_of)
-    for block, outcome in block_sums(selection, normalise, runner, windows, range(len(plan.blocks))):
+    windows = StreamedWindows(volume, plan.lattice, normalise)
+    for _, outcome in block_sums(selection, normalise, runner, windows, range(len(plan.blocks))):
         if isinstance(outcome, Exception):
             raise outcome
-        windows.forget(block)
         part = outcome.part(outcome.box)
         yield outcome.box, part if outcome.is_finished else finish(plan, normalise, part)
 
@@ -126,15 +126,15 @@ def predict(net: nn.Module, sampler: Sampler, folder: Path, label: str, step: in
 
     Inputs and truth are written beside it. All are float32, normalised.
     """
-    pairs = [sampler.pair(source, box) for source, box in _windows(sampler)]
-    inputs = np.stack([pair.inputs for pair in pairs])
+    maker = PairMaker(sampler.recipe, sampler.scale)
+    inputs, truth = maker.pair([maker.load(sampler.plain(source, box)) for source, box in _windows(sampler)])
     device = next(net.parameters()).device
     with torch.inference_mode():
-        outputs = np.concatenate([net(torch.from_numpy(g[None]).to(device)).float().cpu().numpy() for g in inputs])
+        outputs = torch.cat([net(each[None].to(device)).float().cpu() for each in inputs])
     source = str(sampler.sources[0].volume)
-    for key, data in ((SOURCE_KEY, inputs), (TRUTH_KEY, np.stack([pair.truth for pair in pairs]))):
-        _write(folder, key, data, {"dataset": source, "tensor": key.rpartition("/")[2], "iteration": 0})
-    _write(folder, f"tensors/{label}/{step}", outputs, {"dataset": source, "tensor": label, "iteration": step})
+    for key, data in ((SOURCE_KEY, inputs), (TRUTH_KEY, truth)):
+        _write(folder, key, data.numpy(), {"dataset": source, "tensor": key.rpartition("/")[2], "iteration": 0})
+    _write(folder, f"tensors/{label}/{step}", outputs.numpy(), {"dataset": source, "tensor": label, "iteration": step})
 
 
 def _write(folder: Path, key: str, data: np.ndarray, named: dict[str, object]) -> None:

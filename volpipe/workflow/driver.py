@@ -334,9 +334,7 @@ class RunWork(OutputWork[Plan, Report]):
             job.tensors.remove()
         job.tensors.create()
         job.tensors.forget_sums(schedule.infer.done)
-        num_windows, num_voxels = selection.num_windows, selection.num_voxels
-        beats = folder.path if pool.is_here else None
-        prospect = Prospect(forecast.estimate.seconds_per_unit, num_windows, num_voxels, beats)
+        prospect = Prospect(forecast.estimate.seconds_per_unit, selection.num_windows, selection.num_voxels)
         phase = yield from session.finish(self.phase(session, schedule, submitter(pool, job), prospect=prospect))
         first_tasks = filter(None, (forecast.first_task, session.first_task))
         return Report(

@@ -20,10 +20,16 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError
 from volpipe.estimation.calibrate import TooSlowError, calibrate
-from volpipe.estimation.estimate import Estimate, estimate, timed_alone
-from volpipe.estimation.forecast import UNKNOWN_SLOTS, Forecast, PendingInput, forecast, forecast_calibrated
-from volpipe.estimation.rates import load_rates
-from volpipe.evaluation.driver import EvaluationWork, ScoreTime, calibrate_evaluation
+from volpipe.estimation.estimate import Estimate, StageTimes, estimate, timed_alone
+from volpipe.estimation.forecast import (
+    UNKNOWN_SLOTS,
+    Forecast,
+    PendingInput,
+    forecast,
+    forecast_calibrated,
+    load_rates,
+)
+from volpipe.evaluation.driver import EvaluationWork, calibrate_evaluation
 from volpipe.evaluation.evaluate import Evaluation
 from volpipe.inference.output import planned_volume
 from volpipe.inference.plan import Plan
@@ -34,7 +40,7 @@ from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options
 from volpipe.segmentation.driver import SegmentWork, check_memory
-from volpipe.segmentation.estimate import SegmentTimes, SegmentTrial, calibrate_segmentation
+from volpipe.segmentation.estimate import SegmentTrial, calibrate_segmentation
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage import paths
@@ -407,7 +413,7 @@ class StageCost:
     need: ResourceNeeds | None = None
     forecast: Forecast | None = None
     share_left: float = 1.0
-    times: SegmentTimes | ScoreTime | None = None
+    times: StageTimes | None = None
 
     @classmethod
     def from_forecast(cls, stage: StagePlan, forecast: Forecast, share_left: float = 1.0) -> StageCost:

@@ -6,7 +6,6 @@ Not here: printing (cli.app). Nothing is written and no lock is taken for longer
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from volpipe.blockwise.failures import Missing
+from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.usage import Totals
 from volpipe.errors import RemoteError, RunError, VolpipeError
 from volpipe.evaluation.evaluate import Evaluation
@@ -22,7 +22,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.training import LOSSES, WEIGHTS
 from volpipe.runs.output_work import OutputWork
-from volpipe.runs.presence import Driver, StageNote, find_driver
+from volpipe.runs.presence import Driver, Sightings, find_driver
 from volpipe.runs.provenance import is_sealed
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import file_mark
@@ -178,15 +178,6 @@ class _Held:
     content: Any  # what each kind has
 
 
-@dataclass(frozen=True)
-class _Sign:
-    """A driver's sign of life, since when it is there by our own clock, and whether another one was there before."""
-
-    content: tuple[object, ...]
-    since: float
-    is_moving: bool = False
-
-
 @dataclass
 class Observer:
     """Looks at the work on `output` as often as it is asked; journals are read on from where they were read last."""
@@ -194,7 +185,7 @@ class Observer:
     output: str
     _held: dict[Path, _Held] = field(default_factory=dict)
     _datasets: dict[str, Observer] = field(default_factory=dict)  # of a batch, under way, by output
-    _signs: dict[Path, _Sign] = field(default_factory=dict)  # of drivers
+    _sightings: Sightings = field(default_factory=Sightings)  # of drivers
     _is_evaluation: bool = False  # what was seen at the last look
 
     def look(self) -> Status:
@@ -217,16 +208,10 @@ class Observer:
         """Return the driver in `folder`; of one that was seen before, a new sign counts, not what its clock says."""
         driver = find_driver(folder, journal)
         size = journal.stat().st_size if journal.is_file() else 0
-        sign = (driver.process, driver.host, driver.began, None if driver.note is None else driver.note.at, size)
-        now = time.monotonic()
-        seen = self._signs.get(folder, _Sign(sign, now))
-        if sign != seen.content:
-            seen = _Sign(sign, now, is_moving=True)
-        self._signs[folder] = seen
         if driver.silent_seconds is None:
             return driver
-        silence = now - seen.since
-        return replace(driver, silent_seconds=silence if seen.is_moving else max(silence, driver.silent_seconds))
+        sign = (driver.session, None if driver.note is None else driver.note.at, size)
+        return replace(driver, silent_seconds=self._sightings.silence(folder, sign, driver.silent_seconds))
 
     def _kept(self, path: Path, files: Sequence[Path], read: Callable[[], Any]) -> Any:  # Any: what each kind has
         """Return what `read` gave of `path` when its `files` were last changed."""

@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
+import torch
 from inline import Inline
+from trainings import made
 
 from volpipe.errors import PlanError
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Triple
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import TrainRecipe
-from volpipe.training.data.degrade import context, degrade
+from volpipe.training.data.augment import coarser
+from volpipe.training.data.degrade import context
 from volpipe.training.data.samples import Sampler
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale
 from volpipe.workflow.driver import execute
@@ -34,6 +37,10 @@ def recipe(**sections: object) -> TrainRecipe:
     samples = {"shape": (2, 6, 6), "swap": False, "flips": ()} | dict(sections.pop("samples", {}))  # type: ignore[call-overload]
     tree = {"net": {"name": "identity"}, "data": [{"path": "v.tif"}], "samples": samples, "train": {"seed": 3}}
     return TrainRecipe.model_validate(tree | sections)
+
+
+def degrade(data: np.ndarray, kind: str, scale: Triple) -> np.ndarray:
+    return coarser(torch.from_numpy(data)[None], kind, scale)[0].numpy()
 
 
 def bounds(box: Box) -> list[tuple[int, int]]:
@@ -92,13 +99,13 @@ def test_a_sample_depends_on_its_number_and_the_seed_alone(volume: np.ndarray, t
     options = {"degrade": {"kind": "bin", "noise": 4.0}, "samples": {"flips": ("z", "y", "x"), "swap": True}}
     first = Sampler(recipe(**options), (2, 1, 1), str(tmp_path))
     again = Sampler(recipe(**options), (2, 1, 1), str(tmp_path))
-    backwards = [again.sample(number) for number in (7, 3, 0)][::-1]
+    backwards = [made(again, number) for number in (7, 3, 0)][::-1]
     for sample, number in zip(backwards, (0, 3, 7), strict=True):
-        np.testing.assert_array_equal(first.sample(number).inputs, sample.inputs)
-        np.testing.assert_array_equal(first.sample(number).truth, sample.truth)
-    assert not np.array_equal(first.sample(0).truth, first.sample(1).truth)
+        np.testing.assert_array_equal(made(first, number).inputs, sample.inputs)
+        np.testing.assert_array_equal(made(first, number).truth, sample.truth)
+    assert not np.array_equal(made(first, 0).truth, made(first, 1).truth)
     other = Sampler(recipe(**options, train={"seed": 4}), (2, 1, 1), str(tmp_path))
-    assert not np.array_equal(first.sample(0).truth, other.sample(0).truth)
+    assert not np.array_equal(made(first, 0).truth, made(other, 0).truth)
 
 
 def test_truth_is_a_part_of_the_volume_and_given_is_its_mean(volume: np.ndarray, tmp_path: Path) -> None:
@@ -106,7 +113,7 @@ def test_truth_is_a_part_of_the_volume_and_given_is_its_mean(volume: np.ndarray,
     windows = np.lib.stride_tricks.sliding_window_view(volume, (8, 6, 6))
     places = set()
     for number in range(20):
-        sample = sampler.sample(number)
+        sample = made(sampler, number)
         truth = (sample.truth[0] + 1) * 127.5
         found = np.argwhere((np.abs(windows - truth) < 1e-3).all(axis=(3, 4, 5)))
         assert len(found) == 1
@@ -116,7 +123,7 @@ def test_truth_is_a_part_of_the_volume_and_given_is_its_mean(volume: np.ndarray,
 
 
 def test_given_is_whole_as_an_integer_volume_would_be(volume: np.ndarray, tmp_path: Path) -> None:
-    inputs = Sampler(recipe(degrade={"kind": "bin"}), (4, 1, 1), str(tmp_path)).sample(0).inputs
+    inputs = made(Sampler(recipe(degrade={"kind": "bin"}), (4, 1, 1), str(tmp_path)), 0).inputs
     greys = (inputs + 1) * 127.5
     np.testing.assert_allclose(greys, np.rint(greys), atol=1e-4)
 
@@ -129,7 +136,7 @@ def test_slices_of_the_input_alone_are_missing_or_uneven(volume: np.ndarray, tmp
     sampler = Sampler(recipe(degrade=worse), (2, 1, 1), str(tmp_path))
     gains = []
     for number in range(100):
-        whole, sample = plain.sample(number), sampler.sample(number)
+        whole, sample = made(plain, number), made(sampler, number)
         np.testing.assert_array_equal(sample.truth, whole.truth)
         ratio = (sample.inputs[0] + 1) / (whole.inputs[0] + 1)
         np.testing.assert_allclose(ratio, np.broadcast_to(ratio[:, :1, :1], ratio.shape), atol=1e-5)
@@ -140,7 +147,7 @@ def test_slices_of_the_input_alone_are_missing_or_uneven(volume: np.ndarray, tmp
     assert 1 - len(kept) / len(found) == pytest.approx(0.2, abs=4 * (0.2 * 0.8 / len(found)) ** 0.5)
     assert (kept >= 0.9).all() and (kept <= 1.1).all()
     assert kept.std() == pytest.approx(0.1 / 3**0.5, rel=0.1)  # of equal chances between 0.9 and 1.1
-    np.testing.assert_array_equal(sampler.sample(3).inputs, sampler.sample(3).inputs)
+    np.testing.assert_array_equal(made(sampler, 3).inputs, made(sampler, 3).inputs)
 
 
 @pytest.mark.parametrize("stay", [1, 4])
@@ -150,9 +157,9 @@ def test_no_sample_touches_what_is_held_out(volume: np.ndarray, tmp_path: Path, 
     tifffile.imwrite(tmp_path / "v.tif", volume)
     held = recipe(data=[{"path": "v.tif", "held_out": ":,:,20:36"}], samples={"stay": stay})
     sampler = Sampler(held, (2, 1, 1), str(tmp_path))
-    assert max(sampler.sample(number).truth.max() for number in range(100)) < 0.9
+    assert max(made(sampler, number).truth.max() for number in range(100)) < 0.9
     free = Sampler(recipe(samples={"stay": stay}), (2, 1, 1), str(tmp_path))
-    assert max(free.sample(number).truth.max() for number in range(100)) == 1
+    assert max(made(free, number).truth.max() for number in range(100)) == 1
 
 
 @pytest.mark.parametrize("others", [[":,:,0:16"], [None]])
@@ -166,7 +173,7 @@ def test_no_sample_touches_what_another_entry_of_its_volume_holds_out(
     boxes = [":,:,20:36", *others]
     entries = [{"path": "v.tif"} | ({} if box is None else {"held_out": box}) for box in boxes]
     sampler = Sampler(recipe(data=entries, samples={"shape": (2, 4, 4)}), (1, 1, 1), str(tmp_path))
-    assert max(sampler.sample(number).truth.max() for number in range(100)) < 0.9
+    assert max(made(sampler, number).truth.max() for number in range(100)) < 0.9
 
 
 @pytest.mark.parametrize("name", ["link.tif", "hard.tif", "folder/../v.tif", "folder_link/v.tif"])
@@ -204,7 +211,7 @@ def test_every_place_and_turn_comes_up(volume: np.ndarray, tmp_path: Path) -> No
     tifffile.imwrite(tmp_path / "v.tif", volume[:2, :6, :6])
     choice = recipe(samples={"flips": ("z", "y", "x"), "swap": True})
     sampler = Sampler(choice, (1, 1, 1), str(tmp_path))
-    seen = {sampler.sample(number).truth.tobytes() for number in range(200)}
+    seen = {made(sampler, number).truth.tobytes() for number in range(200)}
     corner = (volume[:2, :6, :6].astype(np.float32) - np.float32(127.5)) / np.float32(127.5)
     turned = {
         np.ascontiguousarray(np.transpose(corner, order)[::z, ::y, ::x]).tobytes()
@@ -220,7 +227,7 @@ def test_volumes_share_the_samples_by_their_size(volume: np.ndarray, tmp_path: P
     tifffile.imwrite(tmp_path / "black.tif", np.zeros((24, 30, 12), np.uint8))
     both = recipe(data=[{"path": "v.tif"}, {"path": "black.tif"}])
     sampler = Sampler(both, (1, 1, 1), str(tmp_path))
-    black = sum(sampler.sample(number).truth.max() == -1 for number in range(200))
+    black = sum(made(sampler, number).truth.max() == -1 for number in range(200))
     assert 30 < black < 70  # a quarter of 200, four deviations either way
 
 
@@ -234,7 +241,7 @@ def test_a_volume_that_is_all_held_out_is_refused(volume: np.ndarray, tmp_path: 
     with pytest.raises(
         PlanError, match=r"lay outside of what is held out of .*; make samples.shape or data.held_out smaller"
     ):
-        Sampler(held, (1, 1, 1), str(tmp_path)).sample(0)
+        made(Sampler(held, (1, 1, 1), str(tmp_path)), 0)
 
 
 def test_statistics_that_only_measuring_tells_are_refused(volume: np.ndarray, tmp_path: Path) -> None:
@@ -268,13 +275,13 @@ def test_stored_windows_are_learnt_from_as_those_of_the_volume(volume: np.ndarra
     places = np.lib.stride_tricks.sliding_window_view(around, (8, 8, 8))
     seen = set()
     for number in range(30):
-        sample = sampler.sample(number)
+        sample = made(sampler, number)
         found = np.argwhere((np.abs(places - sample.truth[0]) < 1e-5).all(axis=(3, 4, 5)))
         assert len(found) >= 1
         assert min(x for *_, x in found) - 8 + 8 <= 14  # it ends before what is held out
         seen.add(tuple(found[0]))
         np.testing.assert_allclose(sample.inputs[0], sample.truth[0].reshape(4, 2, 8, 8).mean(1), atol=1e-6)
-        np.testing.assert_array_equal(sample.truth, Sampler(stored, (2, 1, 1)).sample(number).truth)
+        np.testing.assert_array_equal(sample.truth, made(Sampler(stored, (2, 1, 1)), number).truth)
     assert len(seen) > 10
 
 
@@ -291,4 +298,4 @@ def test_what_a_blur_sees_is_not_held_out_either(volume: np.ndarray, tmp_path: P
     held = recipe(data=[{"path": "v.tif", "held_out": "0:12,:,:"}], degrade={"kind": "gaussian"})
     sampler = Sampler(held, (2, 1, 1), str(tmp_path))
     assert sampler.context[0] > 0
-    assert max(sampler.sample(number).inputs.max() for number in range(100)) < 0.1
+    assert max(made(sampler, number).inputs.max() for number in range(100)) < 0.1

@@ -1,13 +1,14 @@
-"""Samples: pairs of a net's input and the truth, each a function of the training's seed and of its own number.
+"""Windows of a training: each is a place and a few numbers, a function of the training's seed and of its own number.
 
-Not here: learning from them (training.loop). So a resumed training sees the same samples, and each can be looked at
-again; nothing is shuffled, and the only state is a cache of chunks.
+Not here: the pairs of tensors that are made of them (augment), or learning from those (training.loop). So a resumed
+training sees the same windows, and each can be looked at again; nothing is shuffled, and the only state is a cache of
+chunks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,33 +16,67 @@ import numpy as np
 
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box, Triple, triple
-from volpipe.inference.intensity import Affine, to_dtype
+from volpipe.inference.intensity import Affine
 from volpipe.inference.roi import find_part
 from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.inference.statistics import affine
 from volpipe.recipes.inference import Normalise
 from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.dataset import WindowDataset
-from volpipe.training.data.degrade import blurred, context, degrade
-from volpipe.training.data.targets import targets
+from volpipe.training.data.degrade import context
 from volpipe.training.data.volumes import check_finite, check_holds, open_data, resolve_address, seen_from
 from volpipe.volumes.identity import real_place
 from volpipe.volumes.volume import Reader, Volume, open_volume
 
 AXES = "zyx"
 CACHE_BYTES = 1 << 30  # of decoded chunks of each volume
+BEND = 16  # voxels between the corners of a lattice of displacements
+DEFOCUS = 2.0  # voxels, the largest standard deviation of the blur of a slice out of focus
 MAX_DRAWS = 1000  # of a window outside of the held-out boxes, before the recipe is refused
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One pair: the net's `inputs` (c, z, y, x) and the `truth` (c, z * scale, ...), both float32, normalised.
+class Changes:
+    """What is drawn for one window beside its place: the few numbers by which `augment` changes its voxels.
 
-    The truth of labels is their `targets`, a channel for each offset.
+    Attributes:
+        flips: axes that are reversed, as numbers from -3 (z) to -1 (x); `swap`: whether y and x are exchanged then.
+        bends: displacements (3, z, y, x) at the corners of a coarse lattice over the window, in voxels.
+        slips: voxels (slice, 2) by which each slice is moved along y and x.
+        blur: standard deviation in voxels of the input; `slice_blurs`: of each of its slices, along y and x.
+        noise: standard deviation in grey levels; `key` is what its generator counts from.
+        gains: the factor of each slice of the input.
+        cuts: boxes of the input that show its mean.
+        gain, offset: contrast and brightness after normalisation.
     """
 
-    inputs: np.ndarray
-    truth: np.ndarray
+    flips: tuple[int, ...] = ()
+    swap: bool = False
+    bends: np.ndarray | None = None
+    slips: np.ndarray | None = None
+    blur: float = 0.0
+    slice_blurs: np.ndarray | None = None
+    noise: float = 0.0
+    key: int = 0
+    gains: np.ndarray | None = None
+    cuts: tuple[Box, ...] = ()
+    gain: float = 1.0
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window of a training: where it lies, and how it is changed.
+
+    Attributes:
+        box: its voxels of the truth, with the context of its degradation; it may reach outside of the volume.
+        stored: its number where windows are stored.
+    """
+
+    source: SampleSource
+    box: Box
+    changes: Changes
+    stored: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +106,18 @@ class SampleSource:
         """Voxels (z, y, x) of the volume."""
         return self.volume.spatial_shape if self.stored is None else triple(self.stored.lattice.shape)
 
+    @property
+    def label_dtype(self) -> np.dtype:
+        """The type of the labels, which are there."""
+        assert self.labels is not None
+        return self.labels.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all voxels and labels in memory, as they are stored; labels at least as int32."""
+        volume = math.prod(self.volume.shape) * self.volume.dtype.itemsize
+        return volume + (math.prod(self.shape) * max(4, self.labels.dtype.itemsize) if self.labels else 0)
+
     @cached_property
     def reader(self) -> Reader:
         return self.volume.open(cache_bytes=CACHE_BYTES)
@@ -79,7 +126,19 @@ class SampleSource:
     def label_reader(self) -> Reader | None:
         return None if self.labels is None else self.labels.open(cache_bytes=CACHE_BYTES)
 
-    def labels_in(self, box: Box) -> np.ndarray | None:
+    def read(self, window: Window) -> np.ndarray:
+        """Return the voxels of `window` (c, z, y, x) in their own type, mirrored at the volume's faces.
+
+        Raises:
+            PlanError: they are not finite.
+        """
+        if self.stored is not None and window.stored is not None:
+            return self.stored[window.stored].numpy()
+        data = self.reader.read_mirrored(window.box)
+        check_finite(self.volume, data, window.box)
+        return data
+
+    def read_labels(self, box: Box) -> np.ndarray | None:
         """Return the labels (z, y, x) of `box`, which lies in the volume; None without labels."""
         return None if self.label_reader is None else self.label_reader.read(box)[0]
 
@@ -89,7 +148,7 @@ class SampleSource:
 
 
 class Sampler:
-    """The samples of a training, by number.
+    """The windows of a training, by number.
 
     Args:
         search_path: folder that the recipe's relative names count from.
@@ -108,64 +167,63 @@ class Sampler:
         sizes = np.array([math.prod(source.shape) * source.weight for source in self.sources], float)
         self.shares = sizes / sizes.sum()
 
-    def sample(self, number: int) -> Sample:
-        """Return sample `number`, the same each time."""
+    def window(self, number: int) -> Window:
+        """Return window `number`, the same each time."""
         rng = np.random.default_rng((self.recipe.train.seed, number))
         place_rng = np.random.default_rng((self.recipe.train.seed, number // self.recipe.samples.stay, 1))
         source = self.sources[place_rng.choice(len(self.sources), p=self.shares)]
         if source.stored is not None:
-            return self._pair(source, self._draw_stored(source, source.stored, rng), None, rng)
-        box = self._draw_box(source, place_rng, rng)
-        return self._pair(source, self._read(source, box), source.labels_in(box), rng)
-
-    def pair(self, source: SampleSource, box: Box) -> Sample:
-        """Return the sample of `box` of `source`, without flips and changes of intensity."""
-        return self._pair(source, self._read(source, box), source.labels_in(box), None)
-
-    def _pair(
-        self, source: SampleSource, data: np.ndarray, labels: np.ndarray | None, rng: np.random.Generator | None
-    ) -> Sample:
-        """Return the sample of `data`, which has its `context`; flips and changes of intensity are drawn from `rng`."""
-        if rng is None:
-            gain, offset = np.float32(1), np.float32(0)
-            inputs = self._degrade(data, source, np.random.default_rng(self.recipe.train.seed))
+            stored = self._draw_stored(source, source.stored, rng)
+            box = source.stored.box(stored)
         else:
-            turn = self._draw_turn(rng)
-            data, labels = turn(data), None if labels is None else turn(labels)
-            inputs = self._degrade(data, source, rng)
-            gain, offset = self._intensity(rng)
-        if labels is not None:  # flipped before their targets: an offset has a direction
-            return Sample(source.normalise.apply(inputs) * gain + offset, self.targets(labels))
-        inner = tuple(slice(c, n - c) for c, n in zip(self.context, data.shape[1:], strict=True))
-        inputs, truth = (source.normalise.apply(part) * gain + offset for part in (inputs, data[(slice(None), *inner)]))
-        return Sample(inputs, truth)
+            stored, box = None, self._with_context(self._draw_box(source, place_rng, rng))
+        return Window(source, box, self._draw_changes(rng), stored)
 
-    def _draw_turn(self, rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
-        """Return a flip of arrays (..., z, y, x) along axes drawn from `rng`, then with luck an exchange of y and x."""
+    def plain(self, source: SampleSource, box: Box, rng: np.random.Generator | None = None) -> Window:
+        """Return the window of `box` of `source`, degraded by numbers of `rng`, and else as it is."""
+        rng = np.random.default_rng(self.recipe.train.seed) if rng is None else rng
+        return Window(source, self._with_context(box), self._draw_degradation(rng, box.shape))
+
+    def _draw_changes(self, rng: np.random.Generator) -> Changes:
+        """Return the changes of a window of `samples.shape`."""
         choice = self.recipe.samples
         flips = tuple(AXES.index(axis) - 3 for axis in choice.flips if rng.random() < 0.5)
         swap = choice.swap and rng.random() < 0.5
+        degradation = self._draw_degradation(rng, self.shape)
+        gain, offset = 1.0, 0.0
+        if choice.gain != (1.0, 1.0) or choice.offset:
+            gain, offset = rng.uniform(*choice.gain), rng.uniform(-choice.offset, choice.offset)
+        bends = slips = None
+        if choice.elastic:
+            corners = tuple(2 + n // BEND for n in self.shape)
+            bends = (choice.elastic * rng.standard_normal((3, *corners))).astype(np.float32)
+        if choice.misaligned:
+            slips = self._draw_slips(rng)
+        return replace(degradation, flips=flips, swap=swap, bends=bends, slips=slips, gain=gain, offset=offset)
 
-        def turn(data: np.ndarray) -> np.ndarray:
-            data = np.flip(data, flips)
-            return np.ascontiguousarray(data.swapaxes(-1, -2) if swap else data)
+    def _draw_slips(self, rng: np.random.Generator) -> np.ndarray | None:
+        """Return how far each slice is moved: one alone or, as often, all from it on; none for every other window."""
+        if rng.random() < 0.5:
+            return None
+        slips = np.zeros((self.shape[0], 2), int)
+        first, most = int(rng.integers(self.shape[0])), self.recipe.samples.misaligned
+        slips[first : first + 1 if rng.random() < 0.5 else None] = rng.integers(-most, most + 1, 2)
+        return slips
 
-        return turn
-
-    def targets(self, labels: np.ndarray) -> np.ndarray:
-        """Return the targets of `labels` (z, y, x): (offset, z, y, x), float32."""
-        choice = self.recipe.affinities
-        return targets(labels, choice.offsets, choice.ignore).astype(np.float32)
-
-    def degraded(self, source: SampleSource, box: Box, rng: np.random.Generator) -> np.ndarray:
-        """Return the degraded voxels of `box` of `source`, (z, y, x), in units of the volume."""
-        return np.asarray(self._degrade(self._read(source, box), source, rng)[0])
-
-    def _read(self, source: SampleSource, box: Box) -> np.ndarray:
-        """Return the voxels of `box` with the context of its degradation, (c, z, y, x), float32."""
-        data: np.ndarray = source.reader.read_mirrored(self._with_context(box)).astype(np.float32)
-        check_finite(source.volume, data, box)
-        return data
+    def _draw_degradation(self, rng: np.random.Generator, shape: Sequence[int]) -> Changes:
+        """Return what the degradation draws for a window of `shape` voxels (z, y, x) of the truth."""
+        choice = self.recipe.degrade
+        sizes = tuple(n // s for n, s in zip(shape, self.scale, strict=True))
+        blur = rng.uniform(0, choice.blur) if choice.blur else 0.0
+        noise, key = (rng.uniform(0, choice.noise), int(rng.integers(2**31))) if choice.noise else (0.0, 0)
+        gains = slice_blurs = None
+        if choice.uneven or choice.missing:
+            gains = rng.uniform(1 - choice.uneven, 1 + choice.uneven, sizes[0])
+            gains[rng.random(sizes[0]) < choice.missing] = 0
+        if choice.defocused:
+            slice_blurs = rng.uniform(0.5, DEFOCUS, sizes[0]) * (rng.random(sizes[0]) < choice.defocused)
+        cuts = tuple(_draw_cut(rng, sizes) for _ in range(choice.cut_out))
+        return Changes(blur=blur, noise=noise, key=key, gains=gains, slice_blurs=slice_blurs, cuts=cuts)
 
     def _with_context(self, box: Box) -> Box:
         return Box(
@@ -173,13 +231,12 @@ class Sampler:
             tuple(b + c for b, c in zip(box.stop, self.context, strict=True)),
         )
 
-    def _draw_stored(self, source: SampleSource, stored: WindowDataset, rng: np.random.Generator) -> np.ndarray:
-        """Return a stored window outside of the held-out boxes, (c, z, y, x)."""
+    def _draw_stored(self, source: SampleSource, stored: WindowDataset, rng: np.random.Generator) -> int:
+        """Return the number of a stored window outside of the held-out boxes."""
         for _ in range(MAX_DRAWS):
             number = int(rng.integers(len(stored)))
             if source.is_free(stored.box(number)):
-                window: np.ndarray = stored[number].numpy()
-                return window
+                return number
         raise self._nothing_free(source)
 
     def _draw_box(self, source: SampleSource, place_rng: np.random.Generator, rng: np.random.Generator) -> Box:
@@ -214,31 +271,13 @@ class Sampler:
             return
         check_holds(source.volume, self.shape)
 
-    def _degrade(self, data: np.ndarray, source: SampleSource, rng: np.random.Generator) -> np.ndarray:
-        """Return `data` degraded, in units of the volume."""
-        choice, dtype = self.recipe.degrade, source.volume.dtype
-        inputs = degrade(data, choice.kind, self.scale)
-        if choice.blur:
-            inputs = blurred(inputs, rng.uniform(0, choice.blur))
-        if choice.noise:
-            deviation = np.float32(rng.uniform(0, choice.noise))
-            inputs = inputs + deviation * rng.standard_normal(inputs.shape, np.float32)
-        if choice.uneven or choice.missing:
-            inputs = inputs * self._slice_gains(inputs.shape[1], rng)
-        return to_dtype(inputs, dtype).astype(np.float32) if choice.whole and dtype.kind in "iu" else inputs
 
-    def _slice_gains(self, num_slices: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the factor of each slice of the input, (z, 1, 1), float32."""
-        choice = self.recipe.degrade
-        gains = rng.uniform(1 - choice.uneven, 1 + choice.uneven, num_slices)
-        gains[rng.random(num_slices) < choice.missing] = 0
-        return gains.astype(np.float32)[:, None, None]
-
-    def _intensity(self, rng: np.random.Generator) -> tuple[np.float32, np.float32]:
-        choice = self.recipe.samples
-        if choice.gain == (1.0, 1.0) and not choice.offset:
-            return np.float32(1), np.float32(0)
-        return np.float32(rng.uniform(*choice.gain)), np.float32(rng.uniform(-choice.offset, choice.offset))
+def _draw_cut(rng: np.random.Generator, shape: Sequence[int]) -> Box:
+    """Return a box in a window of `shape`, up to a third as long along each axis."""
+    sizes = tuple(int(rng.integers(1, max(2, n // 3 + 1))) for n in shape)
+    return Box.from_shape(sizes).shift(
+        tuple(int(rng.integers(n - size + 1)) for n, size in zip(shape, sizes, strict=True))
+    )
 
 
 def open_sources(recipe: TrainRecipe, search_path: str) -> list[SampleSource]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from volpipe.geometry.affinities import Offset, affinities
-from volpipe.geometry.labels import Ignore, is_ignored
+from volpipe.geometry.affinities import Offset
+from volpipe.geometry.labels import Ignore, ignored
 
 UNKNOWN, APART, NEAR = -1, 0, 1
 LEVELS = 256  # of a net's output, as a run stores it
@@ -22,11 +24,36 @@ def targets(labels: np.ndarray, offsets: Sequence[Offset], ignore: Ignore = None
 
     UNKNOWN is a pair that leaves the array, or one with a voxel of a label in `ignore`.
     """
-    near, known = affinities(labels, offsets)
-    unknown = is_ignored(labels, ignore)
-    if unknown.any():
-        known &= affinities((~unknown).astype(np.uint8), offsets)[0]  # 1 where both voxels of a pair are known
-    return np.where(known, near, np.int8(UNKNOWN)).astype(np.int8)
+    return tensor_targets(signed(labels)[None], offsets, ignored(labels.dtype, ignore))[0].numpy()
+
+
+def signed(labels: np.ndarray) -> Tensor:
+    """Return `labels` as a tensor of a type that torch compares on every device: each number as another one."""
+    native = np.ascontiguousarray(labels, labels.dtype.newbyteorder("="))
+    return torch.from_numpy(native.astype(np.int32) if native.itemsize < 4 else native.view(f"i{native.itemsize}"))
+
+
+def tensor_targets(labels: Tensor, offsets: Sequence[Offset], unknown: Sequence[int]) -> Tensor:
+    """Return `targets` of `signed` labels (n, z, y, x): (n, offset, z, y, x), int8, on their device.
+
+    Args:
+        unknown: numbers of labels, as their own type has them, of which nothing is known.
+    """
+    made = labels.new_full((len(labels), len(offsets), *labels.shape[1:]), UNKNOWN, dtype=torch.int8)
+    half = 1 << (8 * labels.element_size() - 1)
+    numbers = [(number + half) % (2 * half) - half for number in unknown]
+    known = torch.stack([labels != number for number in numbers]).all(0) if numbers else None
+    filled = labels != 0
+    for channel, offset in enumerate(offsets):
+        here = tuple(slice(max(0, -o), min(n, n - o)) for o, n in zip(offset, labels.shape[1:], strict=True))
+        there = tuple(slice(max(0, o), min(n, n + o)) for o, n in zip(offset, labels.shape[1:], strict=True))
+        if any(part.start >= part.stop for part in here):
+            continue
+        near = ((labels[:, *here] == labels[:, *there]) & filled[:, *here]).to(torch.int8)
+        if known is not None:
+            near.masked_fill_(~(known[:, *here] & known[:, *there]), UNKNOWN)
+        made[:, channel][:, *here] = near
+    return made
 
 
 def histograms(outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:

@@ -16,14 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from volpipe.blockwise.heartbeat import listening
+from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Steps, Together
 from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.training import TrainRecipe
 from volpipe.reporting.page import Page
-from volpipe.runs.presence import StageNote, present
+from volpipe.runs.presence import present
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.driver import LearningWork, TrainingFailed, TrainingWork, check_slots, is_complete, newest_step
 from volpipe.training.logs import read_log
@@ -221,7 +221,7 @@ class TrialsWork(LearningWork[list[TrialResult]]):
         """Begin or resume the training of `trial`."""
         training = Training.begin(trial.recipe, self.search_path)
         work = TrainingWork(folder=RunFolder(self.folder.path / trial.name), training=training, same_input=True)
-        with work.folder.locked() as session, listening(work.folder.path):
+        with work.folder.locked() as session:
             work.claim()
             log.info("trial %s begins: %s", trial.name, format_values(trial.values))
             self.running[trial.name] = trial

@@ -1,14 +1,16 @@
-"""Works and workers that exist in a test alone, as do their tasks."""
+"""Workers and works that exist in a test alone: a task is finished whenever somebody is shown progress."""
 
 from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from volpipe.blockwise.journal import Journal, Record
@@ -17,47 +19,91 @@ from volpipe.blockwise.loop import perform
 from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.usage import Usage
-from volpipe.blockwise.work import (
-    POOL,
-    RELEASED,
-    Ended,
-    Errand,
-    Steps,
-    Together,
-    Work,
-)
+from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Steps, Together, Work
+from volpipe.errors import TaskLost
 from volpipe.runs.presence import present
 
 log = logging.getLogger("volpipe.test_works")
 
 
+def succeed(stage: str, units: Sequence[int]) -> Record[Any]:
+    return Record(stage, tuple(units), usage=Usage(seconds=0.001 * len(units)))
+
+
 @dataclass
-class Pool:
-    """Workers of all works, which finish one of the tasks in flight, at random, whenever somebody is shown progress.
+class Workers:
+    """Tasks that are in flight until one of them is finished, at random.
 
     Attributes:
-        num_slots: tasks at a time.
+        work: what a task gives, or raises.
+        tasks: stage and units of each, as they came.
+        most_in_flight: by stage, and of all as "".
+    """
+
+    work: Callable[[str, Sequence[int]], Record[Any]] = succeed
+    random: random.Random = field(default_factory=lambda: random.Random(0))
+    tasks: list[tuple[str, list[int]]] = field(default_factory=list)
+    in_flight: list[tuple[Future[Record[Any]], str, list[int]]] = field(default_factory=list)
+    most_in_flight: Counter[str] = field(default_factory=Counter)
+    num_shows: int = 0
+
+    def submit(self, stage: str, units: Sequence[int]) -> Future[Record[Any]]:
+        future: Future[Record[Any]] = Future()
+        self.tasks.append((stage, list(units)))
+        self.in_flight.append((future, stage, list(units)))
+        for name, number in (("", len(self.in_flight)), (stage, sum(s == stage for _, s, _ in self.in_flight))):
+            self.most_in_flight[name] = max(self.most_in_flight[name], number)
+        return future
+
+    def finish_one(self) -> None:
+        if self.in_flight:
+            future, stage, units = self.in_flight.pop(self.random.randrange(len(self.in_flight)))
+            try:
+                future.set_result(self.work(stage, units))
+            except (RuntimeError, TaskLost) as error:
+                future.set_exception(error)
+
+    def show(self, progress: Progress) -> None:
+        """Finish a task of a phase that is alone."""
+        self.num_shows += 1
+        assert +progress.running == Counter(stage for _, stage, _ in self.in_flight)
+        self.finish_one()
+
+
+@dataclass
+class Looped:
+    """A phase, and the loop over it."""
+
+    phase: Phase
+    slots: dict[str, int]
+
+    @property
+    def reasons(self) -> dict[tuple[str, int], str]:
+        return self.phase.reasons
+
+    def run(self) -> None:
+        def steps() -> Steps[None]:
+            yield POOL
+            yield self.phase
+
+        perform(Errand("test", steps), lambda: nullcontext(SimpleNamespace(slots=self.slots)))  # type: ignore[arg-type]
+
+
+class Pool(Workers):
+    """Workers of any number of works, whose names their tasks have in place of a stage's.
+
+    Attributes:
         bad: works whose units all fail.
         shared: whether "cpu" and "gpu" are the same workers.
-        tasks: work and units of each, as they came.
-        most_in_flight: of all works together.
         num_starts: how often it was started; `is_open` from then until it is stopped.
     """
 
-    num_slots: int = 2
-    bad: tuple[str, ...] = ()
-    tasks: list[tuple[str, list[int]]] = field(default_factory=list)
-    most_in_flight: int = 0
-    num_starts: int = 0
-    is_open: bool = False
-    refusal: Exception | None = None
-    shared: bool = True
-    dice: random.Random = field(default_factory=lambda: random.Random(0))
-    _in_flight: list[tuple[Future[Record[Any]], str, list[int]]] = field(default_factory=list)
+    shared = True
 
-    @property
-    def slots(self) -> dict[str, int]:
-        return {"cpu": self.num_slots, "gpu": self.num_slots}
+    def __init__(self, num_slots: int = 2, bad: Sequence[str] = (), refusal: Exception | None = None) -> None:
+        super().__init__(self._part)
+        self.slots, self.bad, self.refusal = {"cpu": num_slots, "gpu": num_slots}, bad, refusal
+        self.num_starts, self.is_open = 0, False
 
     @contextmanager
     def start(self) -> Iterator[Any]:
@@ -72,17 +118,14 @@ class Pool:
 
     def submit(self, work: str, units: Sequence[int]) -> Future[Record[Any]]:
         assert self.is_open
-        future: Future[Record[Any]] = Future()
-        self.tasks.append((work, list(units)))
-        self._in_flight.append((future, work, list(units)))
-        self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
-        return future
+        return super().submit(work, units)
 
-    def show(self, progress: Progress) -> None:
-        if self._in_flight:
-            future, work, units = self._in_flight.pop(self.dice.randrange(len(self._in_flight)))
-            failed = tuple((unit, "Traceback\nValueError: no good") for unit in units) if work in self.bad else ()
-            future.set_result(Record("part", () if failed else tuple(units), failed, usage=Usage(seconds=0.001)))
+    def _part(self, work: str, units: Sequence[int]) -> Record[Any]:
+        failed = tuple((unit, "Traceback\nValueError: no good") for unit in units) if work in self.bad else ()
+        return Record("part", () if failed else tuple(units), failed, usage=Usage(seconds=0.001))
+
+    def show(self, progress: Progress | None) -> None:
+        self.finish_one()
 
 
 @dataclass
