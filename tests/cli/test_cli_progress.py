@@ -17,9 +17,9 @@ from rich.progress import Progress as Bar
 from volumes import noise, windowed, write_volume
 
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
+from volpipe.blockwise.usage import Totals
 from volpipe.display import progress as display
 from volpipe.display.console import Bars, columns
 from volpipe.display.progress import progress_line

@@ -18,8 +18,8 @@ from inline import Inline
 from plans import blocks_by_shard, planned, plans, volume, voxels_of_blocks
 from volumes import noise, windowed, write_volume
 
-from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.stage import bundle_size
+from volpipe.blockwise.usage import Totals
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation import calibrate, memory
 from volpipe.estimation.estimate import Estimate, Slots, StageEstimate, UnitCosts, estimate, upper_bounds

@@ -22,10 +22,9 @@ from volumes import noise, windowed, write_volume
 from works import WORKS, prepare
 
 import volpipe as vp
-from volpipe.blockwise.journal import Record, Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
-from volpipe.blockwise.usage import Usage
+from volpipe.blockwise.usage import Totals, Usage
 from volpipe.cli.k8s import WATCHED
 from volpipe.errors import RunStopped
 from volpipe.monitoring import exposition
@@ -245,7 +244,7 @@ def test_phases_and_works_of_one_stage_are_added_up_their_gpus_too() -> None:
             stage.label = "gpu"
             stage.mark(number)
             progress.totals = {"infer": Totals()}
-            progress.totals["infer"].add(Record("infer", (number,), usage=usage))
+            progress.totals["infer"].add(1, usage)
             progress.retries["infer"] = 1
             metrics.move((0,) if seconds == 20 else (), [Held()] * (2 if seconds == 20 else 1), progress)
     found = samples(generate_latest(registry_of(metrics)).decode())

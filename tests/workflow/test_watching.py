@@ -25,17 +25,16 @@ from conftest import ROOT
 from rich.console import Console
 from volumes import noise, windowed, write_volume
 
-from volpipe.blockwise import journal
-from volpipe.blockwise.journal import JournalReader, Record, Totals
+from volpipe.blockwise.journal import JournalReader, Line, Record
+from volpipe.blockwise.ledger import Ledger
 from volpipe.blockwise.notes import DRIVER, Note, StageNote, write_note
-from volpipe.blockwise.usage import Usage
+from volpipe.blockwise.usage import Totals, Usage
 from volpipe.display.plain import plain_console
 from volpipe.display.watching import follow, plain_line, view
 from volpipe.errors import RunError
 from volpipe.evaluation.evaluate import Evaluation
 from volpipe.runs.presence import Driver, Presence, find_driver, present
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import JournalAccount
 from volpipe.runs.worker import Inferred
 from volpipe.training.logs import TrainingPace, read_pace
 from volpipe.volumes.storage.lock import held
@@ -220,19 +219,19 @@ def record(number: int) -> Record[Inferred]:
 def test_a_journal_is_read_on_from_where_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, anew = tmp_path / "journal", []
     reader = JournalReader(path, (Inferred,), lambda: anew.append(True))
-    assert list(reader.records()) == []
+    assert list(reader.lines()) == []
     append(path, record(0), record(1))
-    assert [each.done for each in reader.records()] == [(0,), (1,)]
+    assert [each.fields.done for each in reader.lines()] == [(0,), (1,)]
     parsed = []
-    checked = journal._checked
-    monkeypatch.setattr(journal, "_checked", lambda line, *rest: parsed.append(line) or checked(line, *rest))
+    checked = Line.of
+    monkeypatch.setattr(Line, "of", lambda text, kinds: parsed.append(text) or checked(text, kinds))
     with path.open("a") as file:
         file.write(record(2).to_line() + record(3).to_line()[:20])  # the last one is being written
-    assert [each.done for each in reader.records()] == [(2,)]
-    assert list(reader.records()) == []
+    assert [each.fields.done for each in reader.lines()] == [(2,)]
+    assert list(reader.lines()) == []
     with path.open("a") as file:
         file.write(record(3).to_line()[20:])
-    assert [each.done for each in reader.records()] == [(3,)]
+    assert [each.fields.done for each in reader.lines()] == [(3,)]
     assert (len(parsed), anew) == (2, [])
 
 
@@ -241,18 +240,18 @@ def test_a_journal_that_is_another_one_is_read_anew(tmp_path: Path, how: str) ->
     path, anew = tmp_path / "journal", []
     reader = JournalReader(path, (Inferred,), lambda: anew.append(True))
     append(path, record(0), record(1))
-    assert len(list(reader.records())) == 2
+    assert len(list(reader.lines())) == 2
     if how == "replaced":
         append(tmp_path / "new", record(5), record(6), record(7))
         (tmp_path / "new").replace(path)
     elif how == "deleted":
         path.unlink()
-        assert list(reader.records()) == []
+        assert list(reader.lines()) == []
         append(path, record(5), record(6), record(7))
     else:
         path.write_text("".join(record(n).to_line() for n in ((5,) if how == "shortened" else (5, 6, 7))))
     expected = [5] if how == "shortened" else [5, 6, 7]
-    assert [each.done[0] for each in reader.records()] == expected
+    assert [each.fields.done[0] for each in reader.lines()] == expected
     assert anew == [True]
 
 
@@ -260,11 +259,11 @@ def test_a_damaged_line_is_named_by_its_number_in_the_file(tmp_path: Path) -> No
     path = tmp_path / "journal"
     reader = JournalReader(path, (Inferred,), lambda: None)
     append(path, record(0), record(1))
-    assert len(list(reader.records())) == 2
+    assert len(list(reader.lines())) == 2
     with path.open("a") as file:
         file.write("no JSON\n")
     with pytest.raises(RunError, match=f"line 3 of {path} is damaged"):
-        list(reader.records())
+        list(reader.lines())
 
 
 def test_looks_at_a_journal_that_grows_give_what_one_look_at_the_whole_gives(done: Path) -> None:
@@ -274,15 +273,15 @@ def test_looks_at_a_journal_that_grows_give_what_one_look_at_the_whole_gives(don
     folder.journal.write_text("")
     work = find_work(folder)
     assert work is not None and len(lines) > 3
-    growing = JournalAccount(work)
+    growing = Ledger(folder.journal, work.kinds, work.schedule)
     for line in [failed, *lines]:
         with folder.journal.open("a") as file:
             file.write(line)
-        seen, whole = growing.look(), JournalAccount(work).look()
-        assert (seen.reasons, seen.totals, seen.is_complete) == (whole.reasons, whole.totals, whole.is_complete)
+        seen, whole = growing.look(), Ledger(folder.journal, work.kinds, work.schedule).look()
+        assert (seen.reasons, seen.totals, seen.results) == (whole.reasons, whole.totals, whole.results)
         for one, other in zip(seen.schedule.stages, whole.schedule.stages, strict=True):
             assert (one.num_done, one.failed, one.done.tolist()) == (other.num_done, other.failed, other.done.tolist())
-    assert seen.is_complete and not seen.reasons and seen.has_output
+    assert seen.schedule.is_complete and not seen.reasons and seen.results == {Inferred}
 
 
 @pytest.mark.parametrize("skew", [-7200.0, 7200.0])

@@ -13,6 +13,7 @@ from volpipe.blockwise.stage import Schedule
 from volpipe.errors import RunError
 from volpipe.evaluation.evaluate import Evaluation
 from volpipe.evaluation.results import evaluation_parts
+from volpipe.evaluation.subject import RESULTS
 from volpipe.reporting.page import REPORT, Page
 from volpipe.reporting.render import write_page
 from volpipe.runs.pages import Taken, page_of
@@ -208,6 +209,6 @@ def _page_of_run(output: str) -> tuple[Page, Path]:
         )
     scores = folder.path.with_name(folder.path.name.removesuffix(".run"))
     tree = read_json(scores) if scores.is_file() else None
-    taken = Taken.read(folder, Schedule(), [folder.journal])
+    taken = Taken.read(folder, Schedule, RESULTS)
     is_complete = bool((tree or {}).get("scores"))
     return page_of(folder, taken, evaluation_parts(described, tree), is_complete=is_complete), folder.path

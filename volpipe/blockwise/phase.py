@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from volpipe.blockwise.failures import failure_kind, last_line, message_of
-from volpipe.blockwise.journal import Attempt, Journal, Record, Totals
+from volpipe.blockwise.journal import Attempt, Journal, Record
 from volpipe.blockwise.notes import TaskNote, dismiss, read_tasks
 from volpipe.blockwise.pace import Pace, Prospect, Reading, credit
 from volpipe.blockwise.pool import Submit
 from volpipe.blockwise.stage import LARGEST_BUNDLE, Schedule, Stage, bundle_size
-from volpipe.blockwise.usage import Usage
+from volpipe.blockwise.usage import Totals, Usage
 from volpipe.errors import ManagerLost, RunStopped, WorkerLost
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class Phase:
             record: Record[Any] = Record(stage.name, (), failed)
         else:
             record = _queued(future.result(), sent)
-        self.progress.totals[stage.name].add(record)
+        self.progress.totals[stage.name].add(len(record.done), record.usage)
         self._learn(record)
         self._log_warnings(record)
         self.progress.first_task = self.progress.first_task or record.usage.started

@@ -79,7 +79,7 @@ class BlockWork(FolderWork[R], Generic[R, S]):
     @property
     def is_complete(self) -> bool:
         """Whether every block was looked at."""
-        return self.is_begun and self.replayed().is_complete
+        return self.is_begun and self.ledger().schedule.is_complete
 
     @abstractmethod
     def report(self, **facts: Any) -> R:
@@ -139,7 +139,7 @@ class BlockWork(FolderWork[R], Generic[R, S]):
         if self.is_complete:
             return self.report(was_complete=True)
         pool: WorkerPool = yield POOL
-        began, schedule, sent = time.perf_counter(), self.replayed(), self.sent()
+        began, schedule, sent = time.perf_counter(), self.resumed(), self.sent()
         self.listener.on_plan(self.subject, self.folder)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:

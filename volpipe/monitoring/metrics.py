@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 import volpipe
-from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import Place, Works
 from volpipe.monitoring.ending import State, Witness
 from volpipe.training.driver import TrainingWork

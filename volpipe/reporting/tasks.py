@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from volpipe.blockwise.failures import message_of
-from volpipe.blockwise.journal import Totals
+from volpipe.blockwise.usage import Totals
 from volpipe.reporting.page import Chart, Item, Note, Section, Sheet, columns_of, filled
 from volpipe.reporting.tally import ANY, MOST_SLOWEST, MOST_WORKERS, NUM_BINS, Tally, Task, Worker
 from volpipe.units import brief, count, size
@@ -256,9 +256,8 @@ def _bar_chart(tally: Tally, bars: Sequence[tuple[str, Task]], colours: Mapping[
     failures = {(task.stage, unit) for _, task in bars if task.reason for unit in task.units}
 
     def row(lane: str, task: Task) -> tuple[object, ...]:
-        units = f"{task.units[0]}" + (f" and {len(task.units) - 1} more" if len(task.units) > 1 else "")
         return (
-            lane, FAILED if task.reason else task.stage, task.stage, units, box_of(task.stage, task.units[0]),
+            lane, FAILED if task.reason else task.stage, task.stage, _units(task), _box(task, box_of),
             _ms(task.began - task.queued_seconds), _ms(task.began), _ms(task.began + task.seconds),
             round(task.seconds, 3), round(task.queued_seconds, 3), size(task.read_bytes), size(task.written_bytes),
             size(task.peak_bytes) if task.peak_bytes else None, message_of(task.reason)[:200] or None,
@@ -276,6 +275,16 @@ def _bar_chart(tally: Tally, bars: Sequence[tuple[str, Task]], colours: Mapping[
     lanes = list(dict.fromkeys(lane for lane, _ in bars))
     changes = _lanes(lanes, _legend(colours, failed=bool(failures)))
     return Chart("Workers and their tasks", caption, "timeline", shown, changes)
+
+
+def _units(task: Task) -> str:
+    if not task.units:
+        return "an update took them back"
+    return f"{task.units[0]}" + (f" and {len(task.units) - 1} more" if len(task.units) > 1 else "")
+
+
+def _box(task: Task, box_of: BoxOf) -> object:
+    return box_of(task.stage, task.units[0]) if task.units else None
 
 
 def _lanes(names: Sequence[str], legend: Mapping[str, object]) -> dict[str, object]:
@@ -342,8 +351,7 @@ def _failure_row(task: Task, box_of: BoxOf) -> tuple[object, ...]:
     units = ", ".join(map(str, task.units[:4])) + (" …" if len(task.units) > 4 else "")
     worker = f"{task.host} {task.pid}" if task.host else "lost"
     when = moment(task.began) if task.began else ""
-    box = box_of(task.stage, task.units[0]) if task.units else None
-    return when, task.stage, units, box, worker, brief(task.seconds), message_of(task.reason)
+    return when, task.stage, units, _box(task, box_of), worker, brief(task.seconds), message_of(task.reason)
 
 
 def slowest_sheet(tally: Tally, box_of: BoxOf) -> Sheet | None:

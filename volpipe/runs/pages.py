@@ -11,13 +11,16 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from volpipe.blockwise.failures import Missing, last_line
-from volpipe.blockwise.stage import Schedule, Unit
+from volpipe.blockwise.journal import Kinds
+from volpipe.blockwise.ledger import Ledger
+from volpipe.blockwise.stage import Schedule
 from volpipe.errors import RunError, VolpipeError
 from volpipe.inference.output_plan import OutputPlan, Source
 from volpipe.inference.plan import Plan
@@ -47,7 +50,7 @@ COUNT_SECONDS = 0.5  # for counting the files of an output; more are not counted
 
 @dataclass(frozen=True)
 class Taken:
-    """What the journals of a folder say: sums of tasks, and the schedule with what is done and what failed.
+    """What the journal of a folder says: sums of tasks, and the schedule with what is done and what failed.
 
     Attributes:
         sites: site and beginning of each session.
@@ -61,34 +64,20 @@ class Taken:
 
     @classmethod
     def read(
-        cls, folder: RunFolder, schedule: Schedule, journals: Sequence[Path], tally: Tally | None = None,
-        prefix: str = "", maps: Mapping[str, BlockMap] | None = None, standing: Iterable[Unit] | None = None,
+        cls, folder: RunFolder, schedule: Callable[[], Schedule], kinds: Kinds, tally: Tally | None = None,
+        prefix: str = "", maps: Mapping[str, BlockMap] | None = None,
     ) -> Taken:  # fmt: skip
-        """Return what `journals` say, the last of which is of the stages of `schedule`; damage is passed by.
+        """Return what the journal says of the stages of a `schedule`; damage is passed by.
 
         Args:
-            schedule: of which nothing is done; it is changed.
+            kinds: of results.
             tally: which is added to, with `prefix` before the names of stages; a new one where it is not given.
             maps: of blocks, which a new one adds to.
-            standing: units that are done, where these are not all that the journal has.
         """
         sites = session_facts(folder)
         tally = Tally([began for _, began in sites], maps or {}) if tally is None else tally
-        for journal in journals[:-1]:
-            tally.read(journal, prefix)
-        units = tally.units(journals[-1], prefix)
-        if standing is not None:
-            for _ in units:  # which adds them up
-                pass
-            units = iter(standing)
-        schedule.resume(_known(schedule, units))
-        stages = schedule.by_name
-        named = {(name.removeprefix(prefix), unit): reason for (name, unit), reason in tally.set_aside.items()}
-        failed = {(n, u): r for (n, u), r in named.items() if n in stages and 0 <= u < stages[n].size}
-        latest = {(name, unit): reason for (name, unit), reason in failed.items() if not stages[name].done[unit]}
-        for name, unit in latest:
-            stages[name].failed.add(unit)
-        return cls(tally, schedule, sites, schedule.missing(latest))
+        ledger = Ledger(folder.journal, kinds, schedule, partial(tally.add, prefix=prefix), tally.note_damage).look()
+        return cls(tally, ledger.schedule, sites, ledger.missing)
 
     @property
     def stages(self) -> dict[str, StageState]:
@@ -100,12 +89,6 @@ class Taken:
         """Return the box of a unit as a text; None where the stage has none."""
         known = self.schedule.by_name.get(stage)
         return None if known is None or unit >= known.size else str(self.schedule.box(known, unit))
-
-
-def _known(schedule: Schedule, units: Iterable[Unit]) -> Iterator[Unit]:
-    """Yield those of `units` that there are: a damaged line may name any."""
-    stages = schedule.by_name
-    return ((name, unit) for name, unit in units if name not in stages or 0 <= unit < stages[name].size)
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.feed import Feed
-from volpipe.blockwise.journal import Attempt, Journal, JournalReader, Kinds, Record, Totals, read_records
+from volpipe.blockwise.journal import Journal, Kinds, Record, read_records
+from volpipe.blockwise.ledger import Ledger
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
 from volpipe.blockwise.pool import Submit
-from volpipe.blockwise.stage import Schedule, Unit
+from volpipe.blockwise.stage import Schedule
+from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import Steps
 from volpipe.errors import NOTICE, RunError
 from volpipe.geometry.grid import Box, Grid
@@ -29,16 +30,9 @@ from volpipe.reporting.block_map import BlockMap, slowest_maps
 from volpipe.reporting.page import REPORT, Draft, Page, reason_of
 from volpipe.reporting.render import write_page
 from volpipe.reporting.tally import Tally
-from volpipe.runs.pages import (
-    Parts,
-    Taken,
-    is_current,
-    page_of,
-)
+from volpipe.runs.pages import Parts, Taken, is_current, page_of
 from volpipe.runs.presence import Presence, present
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import TakesBack
-from volpipe.runs.worker import Written
 from volpipe.volumes.storage import paths
 
 log = logging.getLogger(__name__)
@@ -92,81 +86,6 @@ class Listener:
 SILENT, PLAIN = Listener(), Options()
 
 
-@dataclass(frozen=True)
-class JournalProgress:
-    """How far the work on an output is, from its journal.
-
-    Attributes:
-        schedule: with the units that are done, and those that failed when they were last tried.
-        reasons: of these, by stage and unit.
-        totals: what tasks took over all sessions, by stage.
-        is_complete: whether nothing is left to do, as far as the journal says.
-        has_output: whether something of the output was written.
-    """
-
-    schedule: Schedule
-    reasons: Mapping[tuple[str, int], str]
-    totals: dict[str, Totals]
-    is_complete: bool
-    has_output: bool
-
-    @property
-    def missing(self) -> list[Missing]:
-        return self.schedule.missing(self.reasons)
-
-
-class JournalAccount:
-    """How far `work` is, whoever does it; at each look its journal is read on from where it was read last."""
-
-    def __init__(self, work: FolderWork[Any]) -> None:  # Any: its report
-        self.work = work
-        self._reader = JournalReader(work.journal, work.kinds, self._begin)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._schedule, self._totals = self.work.schedule(), dict[str, Totals]()
-        self._reasons, self._has_output = dict[Unit, str](), False
-
-    def look(self) -> JournalProgress:
-        """Return how far it is now.
-
-        Raises:
-            RunError: its journal is damaged, or of another version.
-        """
-        for record in self._reader.records():
-            if isinstance(record.result, TakesBack):
-                self._take_anew()
-                break
-            self._add(record)
-        schedule = self._schedule
-        for stage in schedule.stages:
-            stage.failed.clear()
-        latest = {unit: reason for unit, reason in self._reasons.items() if unit[0] in schedule.by_name}
-        for name, number in latest:
-            schedule.by_name[name].failed.add(number)
-        is_complete = self.work.journal == self.work.folder.journal and schedule.is_complete
-        return JournalProgress(schedule, latest, self._totals, is_complete, self._has_output)
-
-    def _take_anew(self) -> None:
-        """Take what the journal has, in which units were taken back, until nothing more has come meanwhile."""
-        num_new = 1
-        while num_new:
-            self._begin()
-            for record in self.work.records():
-                self._add(record)
-            num_new = sum(1 for _ in self._reader.records())
-
-    def _add(self, record: Record[Any]) -> None:  # Any: one of the journal's kinds
-        self._has_output = self._has_output or isinstance(record.result, Written)
-        if is_counted(record):
-            self._totals.setdefault(record.stage, Totals()).add(record)
-        self._reasons |= {(record.stage, number): reason for number, reason in record.failed}
-        for name, number in record.units:
-            self._reasons.pop((name, number), None)
-            if name in self._schedule.by_name:
-                self._schedule.by_name[name].mark(number)
-
-
 def file_mark(path: Path) -> tuple[int, int, int] | None:
     """Return what changes with the content of a file; None where there is none."""
     try:
@@ -174,11 +93,6 @@ def file_mark(path: Path) -> tuple[int, int, int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def is_counted(record: Record[Any]) -> bool:  # Any: one of its journal's kinds
-    """Return whether its usage is of units that were done, those included that an update took back since."""
-    return bool(record.done or record.usage.seconds) and not isinstance(record.result, Attempt)
 
 
 class HeldWork(ABC, Generic[R]):
@@ -277,6 +191,7 @@ class FolderWork(HeldWork[R]):
     def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
         self.readers, self.was_begun, self._is_noted = list[Feed](), False, False
+        self._ledger: tuple[Sequence[object], Ledger] | None = None  # and what it follows from
         self.before_change: Callable[[], None] = lambda: None
 
     def grids(self) -> Mapping[str, Grid]:
@@ -291,11 +206,6 @@ class FolderWork(HeldWork[R]):
     def needs_all(self) -> bool:
         """Whether it must wait for all of what it reads, where other work is still writing that."""
         return False
-
-    @property
-    def journal(self) -> Path:
-        """The journal of the stages of `schedule`."""
-        return self.folder.journal
 
     @property
     @abstractmethod
@@ -349,42 +259,33 @@ class FolderWork(HeldWork[R]):
             return (yield from self.session_steps(WorkSession(self, name, presence, journal)))
 
     def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
-        """Yield what the journal has, oldest first, less what an update took back."""
-        return read_records(self.journal, self.kinds)
+        """Yield what the journal has, oldest first."""
+        return read_records(self.folder.journal, self.kinds)
 
-    def replayed(self) -> Schedule:
-        """Return the schedule less the units that the journal has."""
-        schedule = self.schedule()
-        schedule.resume(unit for record in self.records() for unit in record.units)
-        return schedule
+    def ledger(self) -> Ledger:
+        """Return how far the work is now, whoever does it; it is read on at each call, and nobody may change it.
 
-    def resumed(self) -> tuple[Schedule, dict[str, Totals], dict[tuple[str, int], str]]:
-        """Return the schedule less what the journal has, the totals of its tasks, and the reasons of failures."""
-        schedule, totals, reasons = self.schedule(), dict[str, Totals](), dict[tuple[str, int], str]()
+        Raises:
+            RunError: the journal is damaged, or of another version.
+        """
+        marks = self.marks
+        if self._ledger is None or self._ledger[0] != marks:
+            self._ledger = marks, Ledger(self.folder.journal, self.kinds, self.schedule)
+        return self._ledger[1].look()
 
-        def units() -> Iterator[Unit]:
-            for record in self.records():
-                if is_counted(record):
-                    totals.setdefault(record.stage, Totals()).add(record)
-                for unit, reason in record.failed:
-                    reasons[record.stage, unit] = reason
-                yield from record.units
+    @property
+    def marks(self) -> Sequence[object]:
+        """What the schedule follows from, beside the journal, and may change."""
+        return ()
 
-        schedule.resume(units())
-        return schedule, totals, reasons
-
-    def progress(self) -> JournalProgress:
-        """Return how far the work is, and what failed when it was last tried."""
-        return JournalAccount(self).look()
+    def resumed(self) -> Schedule:
+        """Return the schedule of this session, less what the journal has."""
+        ledger, self._ledger = self.ledger(), None  # its schedule changes from here on
+        return ledger.resumed()
 
     def witnesses(self) -> Sequence[Path]:
         """Return the journals; see `HeldWork`."""
         return [self.folder.journal, self.folder.sessions]
-
-    @property
-    def earlier_journals(self) -> Sequence[Path]:
-        """Journals of passes before those of `journal`."""
-        return ()
 
     @abstractmethod
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
@@ -396,12 +297,7 @@ class FolderWork(HeldWork[R]):
 
     def taken(self, tally: Tally | None = None, prefix: str = "", maps: Mapping[str, BlockMap] | None = None) -> Taken:
         """Return what the journals say for a report; arguments as of `Taken.read`."""
-        journals = [*self.earlier_journals, self.journal]
-        return Taken.read(self.folder, self.schedule(), journals, tally, prefix, maps, self.standing_units())
-
-    def standing_units(self) -> Iterator[Unit] | None:
-        """Return the units that are done where the journal has others besides, which an update took back; else None."""
-        return None
+        return Taken.read(self.folder, self.schedule, self.kinds, tally, prefix, maps)
 
     def page(self, *, with_pictures: bool = True) -> Page:
         """Return the report of the work; see `HeldWork`."""

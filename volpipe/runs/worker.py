@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,14 +34,12 @@ from volpipe.inference.selection import scan as scan_block
 from volpipe.inference.statistics import Statistics, is_finite, join, measure_each
 from volpipe.inference.statistics import measure as measure_voxels
 from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource, read_fingerprint
-from volpipe.runs.updates import SEEN, Number, Updated
+from volpipe.runs.updates import LEVEL, SEEN, SHARDS, Units, Updated
 from volpipe.units import count
 from volpipe.volumes.file_states import FileStates, read_still
 from volpipe.volumes.node_cache import through_cache
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.volume import Volume, open_volume
-
-V = TypeVar("V")
 
 READ_LAYERS = 64  # voxels along z that a measuring task reads at least
 DUE_FILE = "due.npy"
@@ -110,25 +108,23 @@ class Job:
 
 @dataclass(frozen=True)
 class Cells:
-    """Result of a scan: number of each block, its selected cells as `selection.scan` gives them, and what was read.
+    """Result of a scan: number of each block, and its selected cells as `selection.scan` gives them.
 
     Attributes:
-        seen: the states of the files that decided, of the volume and of the mask: "VOLUME:MASK".
+        states: of the files that decided, of the volume and of the mask: "VOLUME:MASK".
     """
 
     cells: tuple[tuple[int, str], ...]
-    seen: tuple[tuple[int, str], ...] = ()
+    states: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Seen:
     """Result of a task that reads the input of blocks: the number of each, and the fingerprint of what was read."""
 
-    seen: tuple[tuple[int, str], ...] = ()
+    UNITS: ClassVar[Units] = {"seen": SEEN}
 
-    def kept(self, number: Number, stage: str) -> Seen:
-        """Return what of it still counts; see `runs.updates`."""
-        return Seen(kept_entries(self.seen, partial(number, SEEN)))
+    seen: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,32 +133,26 @@ class Written:
 
     Attributes:
         checksums: level, number and checksums (`checksums.take`) of each shard.
-        clipped: voxels that were clipped to the type of the output.
-        clipped_shards: those by shard of level 0; shards of which there are none are left out.
+        clipped_shards: voxels that were clipped to the type of the output, by shard of level 0; shards of which there
+            are none are left out.
     """
 
+    UNITS: ClassVar[Units] = {"checksums": LEVEL, "clipped_shards": SHARDS}
+
     checksums: tuple[tuple[int, int, str], ...] = ()
-    clipped: int = 0
     clipped_shards: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def clipped(self) -> int:
+        """Voxels that were clipped."""
+        return sum(count for _, count in self.clipped_shards)
 
     @classmethod
     def joined(cls, parts: Sequence[Written]) -> Written:
         """Return all `parts` as one."""
         return cls(
             tuple(entry for part in parts for entry in part.checksums),
-            sum(part.clipped for part in parts),
             tuple(entry for part in parts for entry in part.clipped_shards),
-        )
-
-    def kept(self, number: Number, stage: str) -> Self:
-        """Return what of it still counts; see `runs.updates`."""
-        numbers = ((level, number(f"s{level}", shard), sums) for level, shard, sums in self.checksums)
-        clipped = kept_entries(self.clipped_shards, partial(number, "s0"))
-        return replace(
-            self,
-            checksums=tuple((level, shard, sums) for level, shard, sums in numbers if shard is not None),
-            clipped=self.clipped - sum(count for _, count in self.clipped_shards) + sum(count for _, count in clipped),
-            clipped_shards=clipped,
         )
 
 
@@ -179,33 +169,19 @@ class Inferred(Written):
     """
 
     FINISHED: ClassVar[Mapping[str, str]] = {"shared": "reassemble"}  # these shards need no reassembly, being written
+    UNITS: ClassVar[Units] = {
+        **Written.UNITS, "shared": SHARDS, "nonfinite": "infer", "seen": SEEN, "clipped_blocks": "infer",
+    }  # fmt: skip
 
     shared: tuple[int, ...] = ()
     nonfinite: tuple[tuple[int, int, int], ...] = ()
     seen: tuple[tuple[int, str], ...] = ()
     clipped_blocks: tuple[tuple[int, int], ...] = ()
 
-    def kept(self, number: Number, stage: str) -> Self:
-        """Return what of it still counts; see `runs.updates`."""
-        shared = (number("s0", shard) for shard in self.shared)
-        bad = ((number(stage, block), nan, infinite) for block, nan, infinite in self.nonfinite)
-        by_shard = super().kept(number, stage)
-        by_block = kept_entries(self.clipped_blocks, partial(number, stage))
-        num_taken = sum(count for _, count in self.clipped_blocks) - sum(count for _, count in by_block)
-        return replace(
-            by_shard,
-            clipped=by_shard.clipped - num_taken,
-            clipped_blocks=by_block,
-            shared=tuple(shard for shard in shared if shard is not None),
-            nonfinite=tuple((block, nan, infinite) for block, nan, infinite in bad if block is not None),
-            seen=kept_entries(self.seen, partial(number, SEEN)),
-        )
-
-
-def kept_entries(entries: Sequence[tuple[int, V]], number: Callable[[int], int | None]) -> tuple[tuple[int, V], ...]:
-    """Return those of `entries` whose unit still has a `number`, with that."""
-    numbers = ((number(unit), value) for unit, value in entries)
-    return tuple((unit, value) for unit, value in numbers if unit is not None)
+    @property
+    def clipped(self) -> int:
+        """Voxels that were clipped."""
+        return super().clipped + sum(count for _, count in self.clipped_blocks)
 
 
 RESULTS = (Cells, Statistics, Written, Inferred, Seen, Updated)
@@ -343,10 +319,7 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
             yield block, None
 
     def result() -> Inferred:
-        total = sum(count for _, count in (*clipped, *in_blocks))
-        return Inferred(
-            tuple(sums), total, tuple(clipped), tuple(sorted(shared)), tuple(bad), tuple(seen), tuple(in_blocks)
-        )
+        return Inferred(tuple(sums), tuple(clipped), tuple(sorted(shared)), tuple(bad), tuple(seen), tuple(in_blocks))
 
     return work("infer", units, outcomes(), result, reporter)
 
@@ -362,7 +335,7 @@ def reassemble(job: Job, units: Sequence[int]) -> Record[Written]:
         def written() -> Written:
             sums = write()
             clipped = ((shard, tally.clipped),) if tally.clipped else ()
-            return Written(((0, shard, sums),), tally.clipped, clipped)
+            return Written(((0, shard, sums),), clipped)
 
         return written
 

@@ -25,7 +25,7 @@ from volpipe.runs.pages import Parts, Taken, page_of
 from volpipe.runs.provenance import toml
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.logs import read_log, sampled_log
-from volpipe.training.task import STAGE, Training
+from volpipe.training.task import STAGE, RankResult, Training
 from volpipe.units import brief
 from volpipe.volumes.volume import Volume, open_volume
 
@@ -50,8 +50,8 @@ def training_page(folder: RunFolder, newest_step: int, pictures: Sequence[Draft]
     if training is None:
         raise RunError(f"{folder.path} holds no training")
     recipe, entries = training.recipe, _entries(folder.path)
-    stage = Stage(STAGE, recipe.train.ranks, marked=False)
-    taken = Taken.read(folder, Schedule(stage), [folder.journal])
+    schedule = Schedule(Stage(STAGE, recipe.train.ranks, marked=False))
+    taken = Taken.read(folder, lambda: schedule, (RankResult,))
     done = max([newest_step, *(int(entry["step"]) for entry in entries[-1:])])
     facts: dict[str, str | Sequence[str]] = {
         "net": f"{recipe.net.name}" + (f", {toml(recipe.net.options)}" if recipe.net.options else ""),

@@ -22,8 +22,6 @@ from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import TakesBack
-from volpipe.runs.verify import written
 from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.units import count
@@ -110,15 +108,13 @@ class Watch:
     def _read(self) -> None:
         """Take note of what the journal has since the last time; of all where it was begun anew."""
         with self._lock:
-            for record in self._reader.records():
-                self._note(record)
+            for line in self._reader.lines():
+                self._note(line.record())
 
     def _forget(self) -> None:
         self._done, self._failed = set(), {}
 
     def _note(self, record: Record[Any]) -> None:
-        if isinstance(record.result, TakesBack):
-            self._done = {shard for level, shard in written(self.work.records()) if level == 0}
         if isinstance(record.result, Written):
             self._done |= {shard for level, shard, _ in record.result.checksums if level == 0}
         for unit in record.units:

@@ -157,7 +157,7 @@ def check_complete(name: str, output: str, volume: Volume, box: Box) -> None:
         work = None  # in this folder, by the same name, of another output in a bucket
     missing = int((read_provenance(place).get("run") or {}).get("missing") or 0)
     if (work is not None and not work.is_complete) or (work is None and missing):
-        parts = len(work.progress().missing) if work is not None else missing
+        parts = len(work.ledger().missing) if work is not None else missing
         why = f"{parts:,} of its parts failed" if parts else "its run is not done"
         raise PlanError(
             f"{name} is not complete, {why}: {output}; what is missing reads as zeros: "

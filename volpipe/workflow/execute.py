@@ -132,7 +132,7 @@ class StageWork:
     def is_compared(self) -> bool:
         """Whether it was begun, and is compared with what it reads, which must be there and stay for that."""
         work = self.work
-        return isinstance(work, OutputWork) and work.is_begun and (bool(work.options.update) or work.is_due)
+        return isinstance(work, OutputWork) and work.is_begun and (bool(work.options.update) or work.is_uncompared)
 
     def steps(self) -> Steps[StageReport | None]:
         """Do the work and return how it ended; None where what it reads was never begun."""

@@ -92,8 +92,7 @@ def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
             tally.read(entry.run.journal, prefix)
             return _StagePart(entry, None, own, is_done(entry), None)
         taken = work.taken(tally, prefix)
-        for journal in (*work.earlier_journals, work.journal):
-            own.read(journal)
+        own.read(entry.run.journal)
         return _StagePart(entry, taken, own, work.is_all(taken), Planned.load(entry.run.path, work.plan.identity))
     except RunError as error:
         return _StagePart(entry, None, own, is_complete=False, planned=None, problem=reason_of(error))

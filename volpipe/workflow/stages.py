@@ -107,7 +107,7 @@ class StagePlan(ABC):
         """Share of its units that is still to be done."""
         if self.is_complete:
             return 0.0
-        longest = max(self.work().progress().schedule.shown, key=lambda stage: stage.num_units)
+        longest = max(self.work().ledger().schedule.shown, key=lambda stage: stage.num_units)
         return 1.0 - longest.num_done / max(1, longest.num_units)
 
     def volume(self, level: int = 0, array: str = "") -> Volume:
