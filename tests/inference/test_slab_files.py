@@ -15,12 +15,12 @@ from volumes import noise, windowed, write_volume
 from volpipe.geometry.grid import Box
 from volpipe.inference import reassemble
 from volpipe.inference.infer import infer
-from volpipe.inference.output import create_output
+from volpipe.inference.output import ShardFile, create_output
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Bus, Runner
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
-from volpipe.volumes.writer import ShardFile, ShardStream
+from volpipe.volumes.writer import ShardStream
 
 ONE_EACH = ("net.name=identity", "output.levels=0", "output.chunk=[16,16,16]")
 

@@ -31,7 +31,7 @@ from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location, reading_once
 from volpipe.volumes.storage.requests import InTurn, boxes_at_once, num_at_once
 from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
-from volpipe.volumes.writer import ShardFile, ShardStream, WholeShard
+from volpipe.volumes.writer import ShardStream, Writer
 
 if TYPE_CHECKING:
     from volpipe.inference.intensity import Array
@@ -328,10 +328,60 @@ def shards_behind(plan: OutputPlan) -> int:
     return max(2, shards_at_once(plan)) if plan.is_in_bucket else 1
 
 
+class WholeShard:
+    """A shard that is written at once with its last layer, in the place of a `ShardStream`; its layers wait in memory.
+
+    Attributes:
+        position: where the next layer lies along z in the array.
+    """
+
+    def __init__(self, writer: Writer, box: Box) -> None:
+        self._writer, self._box, self.position = writer, box, box.start[-3]
+        self._waiting: np.ndarray | None = None
+        self._checksums = ""
+
+    def append(self, data: np.ndarray) -> None:
+        """Take the next layers, `data` in stored axes, and write the shard with the last one."""
+        place = slice(self.position - self._box.start[-3], self.position - self._box.start[-3] + data.shape[-3])
+        self.position += data.shape[-3]
+        if data.shape != self._box.shape:
+            if self._waiting is None:
+                self._waiting = mapped(self._box.shape, self._writer.dtype)
+            self._waiting[..., place, :, :] = data
+        if self.position == self._box.stop[-3]:
+            self._checksums = self._writer.write_summed(self._box, data if self._waiting is None else self._waiting)
+            self._waiting = None
+
+    def fill(self, stop: int) -> None:
+        """Append zeros up to `stop` along z, if anything is missing there."""
+        if (missing := stop - self.position) > 0:
+            shape = self._box.shape
+            self.append(np.zeros((*shape[:-3], missing, *shape[-2:]), self._writer.dtype))
+
+    def settle(self) -> None:
+        """Do nothing: what was written has arrived."""
+
+    def persist(self) -> None:
+        """Do nothing: what was written is stored for good."""
+
+    def close(self) -> None:
+        """Do nothing: the shard is in its place."""
+
+    def abort(self) -> None:
+        """Do nothing: no part of it was written."""
+
+    def checksums(self) -> str:
+        """Return the checksums of the files of the shard, as `checksums.take` does."""
+        return self._checksums
+
+
+ShardFile = ShardStream | WholeShard
+
+
 def open_shard(plan: OutputPlan, shard: int, level: int = 0) -> ShardFile:
     """Return the file, or the files, of `shard` of `level`, to which its layers are appended."""
     writer, box = open_writer(plan.out, level_key(level)), stored_box(plan, plan.shards(level).box(shard))
-    return ShardStream(writer, box, mapped) if plan.is_layered else WholeShard(writer, box, mapped)
+    return ShardStream(writer, box, mapped) if plan.is_layered else WholeShard(writer, box)
 
 
 def append_voxels(plan: OutputPlan, file: ShardFile, box: Box, data: np.ndarray) -> None:

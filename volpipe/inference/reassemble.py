@@ -21,6 +21,7 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.inference.output import (
+    ShardFile,
     append_voxels,
     close_shard,
     join_arrays,
@@ -35,7 +36,6 @@ from volpipe.inference.scratch import SumStream, Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import WindowSource
 from volpipe.volumes.storage.requests import in_turn
-from volpipe.volumes.writer import ShardFile
 
 MOST_CLOSING = 1  # blocks whose files are stored for good while later ones are computed
 R = TypeVar("R")
@@ -182,7 +182,7 @@ class _ArrayFiles:
 
     def add(self, done: BlockSum) -> None:
         if self._rest is not None:
-            self._rest.append(done, done.box)
+            self._rest.append(done.box, done.part)
         in_turn(self._writes(done), shards_at_once(self.selection.plan))
         if self._shards and done.is_finished:
             self._clipped += done.clipped

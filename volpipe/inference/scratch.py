@@ -14,10 +14,9 @@ The folders of a block in Zarr v3 go with the last of its files.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -41,15 +40,6 @@ NO_SUM = np.float32(-0.0)  # the neutral element of IEEE addition: -0.0 + x has 
 WINDOWS_AT_ONCE = 16  # that are cut and written: bounds the memory of a task
 FOLDERS = 4  # that the file of a block has to itself in Zarr v3: c/<block>/0/0/0/0
 PARTS = ("core", "z", "y", "x")  # of a block tensor, as Plan.sum_parts has them
-
-
-class BlockPart(Protocol):
-    """The sum of a block in memory."""
-
-    block: int
-
-    def part(self, box: Box) -> np.ndarray:
-        """Return it in `box` of the output, (c, z, y, x), float32."""
 
 
 class Tensors:
@@ -277,8 +267,11 @@ class SumStream:
                 whole = Box((block, 0, 0, 0, 0), (block + 1, channels, *plan.sum_parts[part].shape))
                 self._streams[part] = ShardStream(tensors.sum_writer(part), whole, mapped)
 
-    def append(self, total: BlockPart, box: Box) -> None:
-        """Write the layers `box` of the output of the sum `total`, which begin where those before ended, or later."""
+    def append(self, box: Box, total: Callable[[Box], np.ndarray]) -> None:
+        """Write the layers `box` of the output, which begin where those before ended, or later.
+
+        `total` returns the sum in parts of it, (c, z, y, x), float32.
+        """
         plan = self._tensors.plan
         for part, region in self._tensors.parts(self._block, box):
             if (stream := self._streams.get(part)) is None:
@@ -286,7 +279,7 @@ class SumStream:
             origin = self._tensors.origin(self._block, part)
             for layer in region.cut(0, plan.sum_chunk[0], origin[0]):
                 data, first = self._layer(part)[:, : layer.shape[0]], (layer.start[0], *origin[1:])
-                data[:, *layer.relative_to(first).slices] = total.part(layer)
+                data[:, *layer.relative_to(first).slices] = total(layer)
                 for inner in (shard & layer for shard in self._closed):
                     data[:, *inner.relative_to(first).slices] = 0.0
                 stream.fill(layer.start[0] - origin[0])

@@ -17,10 +17,12 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from volpipe.blockwise.malloc import mapped
+from volpipe.errors import VolumeError
 from volpipe.geometry.blend import windows_over
 from volpipe.geometry.grid import Box, Lattice, Slab
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
+from volpipe.volumes.file_states import is_same, read_known
 from volpipe.volumes.rolling_box import RollingBox
 from volpipe.volumes.storage.object_store import Remote
 from volpipe.volumes.storage.requests import InTurn
@@ -73,6 +75,13 @@ class Voxels:
             window[...] = np.reshape(self.padding or 0, (-1, 1, 1, 1))
             window[inside] = kept
         return windows
+
+
+def open_reader(volume: Volume, lattice: Lattice, session: str = "") -> Reader:
+    """Return a reader of `volume`, with chunks in memory where windows overlap."""
+    cache_bytes = CACHE_BYTES if any(lattice.overlap) else 0
+    # In a bucket a look at a chunk in memory is a request, which costs what the memory saves.
+    return volume.open(cache_bytes=cache_bytes, session=session, live=not isinstance(volume.folder, Remote))
 
 
 def read_fingerprint(reader: Reader, slabs: Sequence[Slab]) -> str:
@@ -213,14 +222,9 @@ class StreamedWindows(WindowSource):
         """Return the slabs of `block`, and what reads them."""
         if block not in self._reading:
             slabs = self._slabs_of(block)
-            self._reading[block] = slabs, RollingBox(self._open(), [slab.seen for slab in slabs], mapped)
+            reader = open_reader(self.volume, self.lattice, self.session)
+            self._reading[block] = slabs, RollingBox(reader, [slab.seen for slab in slabs], mapped)
         return self._reading[block]
-
-    def _open(self) -> Reader:
-        cache_bytes = CACHE_BYTES if any(self.lattice.overlap) else 0
-        # In a bucket a look at a chunk in memory is a request, which costs what the memory saves.
-        is_near = not isinstance(self.volume.folder, Remote)
-        return self.volume.open(cache_bytes=cache_bytes, session=self.session, live=is_near)
 
     def _places(self, numbers: Sequence[int], box: Box) -> Iterator[Place]:
         """Yield where the windows of these numbers are in the voxels (c, z, y, x) of `box`."""
@@ -235,6 +239,41 @@ class StreamedWindows(WindowSource):
         for number in numbers:
             box = self.lattice.window_box(number)
             yield (slice(None), *(box & Box.from_shape(shape)).relative_to(box.start).slices)
+
+
+class VolumeWindows:
+    """Windows cut from a volume, mirrored at its faces, in any order; the voxels of one block are in memory."""
+
+    def __init__(self, volume: Volume, lattice: Lattice, normalise: Affine) -> None:
+        self.volume, self.lattice, self.normalise = volume, lattice, normalise
+        self._block, self._box, self._voxels = -1, lattice.input_box(0), np.empty(0)
+        self._fingerprints: dict[int, str] = {}
+
+    def read(self, numbers: Sequence[int]) -> np.ndarray:
+        """Return the windows of these numbers, (n, c, z, y, x), float32, normalised.
+
+        Raises:
+            VolumeError: the voxels are others than before.
+        """
+        windows = np.empty((len(numbers), self.volume.num_channels, *self.lattice.seen), np.float32)
+        for window, number in zip(windows, numbers, strict=True):
+            self._take(number // self.lattice.windows_per_block)
+            place = self.lattice.window_box(number).relative_to(self._box.start).slices
+            self.normalise.apply(self._voxels[:, *place], out=window)
+        return windows
+
+    def _take(self, block: int) -> None:
+        """Have the voxels of `block` in memory."""
+        if block == self._block:
+            return
+        box = self.lattice.input_box(block)
+        voxels, fingerprint = read_known(open_reader(self.volume, self.lattice), box)
+        if not is_same(self._fingerprints.setdefault(block, fingerprint), fingerprint):
+            raise VolumeError(f"{self.volume} changed while the windows of block {block}, voxels {box}, were cut")
+        self._block, self._box, self._voxels = block, box, voxels
+
+    def __reduce__(self) -> tuple[Any, ...]:  # Any: as pickle has it
+        return type(self), (self.volume, self.lattice, self.normalise)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Not here: arrays that are made (formats), or voxels that are read (volume).
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -124,108 +123,23 @@ class Writer:
         return damage.read(self.header.folder, self.header, self._array, box.slices)
 
 
-class ShardFile(ABC):
-    """A shard whose layers along z are appended one after the other; it appears whole or not at all.
+class ShardStream:
+    """A shard of a Zarr v3 array, written layer by layer along z; it appears whole or not at all.
+
+    Chunks go to a growing file as soon as they are whole. The bytes are those of the shard written at once. Chunks of
+    several channels are put in order at the end, which a file in a bucket cannot be.
 
     Args:
         writer: of the array.
         box: the shard, in stored axes, clipped to the array.
-        allocate: makes the array in which layers wait for others, of a shape and a type.
+        allocate: makes the array in which layers wait for the rest of their chunks, of a shape and a type.
     """
 
     def __init__(self, writer: Writer, box: Box, allocate: Callable[..., np.ndarray] = np.empty) -> None:
-        self._writer, self._box, self._allocate = writer, box, allocate
-        self._num_appended = 0
-
-    @property
-    def position(self) -> int:
-        """Where the next layer lies along z in the array."""
-        return self._box.start[-3] + self._num_appended
-
-    @property
-    def _is_full(self) -> bool:
-        return self._num_appended == self._box.shape[-3]
-
-    def fill(self, stop: int) -> None:
-        """Append zeros up to `stop` along z, if anything is missing there."""
-        shape, thickness = self._box.shape, self._writer.header.chunks[-3]
-        while (missing := stop - self.position) > 0:
-            depth = min(missing, thickness)
-            self.append(np.zeros((*shape[:-3], depth, *shape[-2:]), self._writer.dtype))
-
-    @abstractmethod
-    def append(self, data: np.ndarray) -> None:
-        """Write the next layers, `data` in stored axes.
-
-        Raises:
-            VolumeError: a disk that is full.
-        """
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Wait until nothing is on its way to a bucket, so that little is in memory."""
-
-    @abstractmethod
-    def persist(self) -> None:
-        """Store for good what was written so far, so that less is left at the end; another thread may write more."""
-
-    def close(self) -> None:
-        """Put the shard in its place, all of whose layers were appended; where it holds nothing, there is no file."""
-        assert self._is_full
-
-    @abstractmethod
-    def checksums(self) -> str:
-        """Return the checksums of the files of the closed shard; see `checksums.take`."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Delete what was written of it, until it is closed."""
-
-
-class WholeShard(ShardFile):
-    """A shard that is written at once with its last layer; until then its layers wait in memory."""
-
-    def __init__(self, writer: Writer, box: Box, allocate: Callable[..., np.ndarray] = np.empty) -> None:
-        super().__init__(writer, box, allocate)
-        self._waiting: np.ndarray | None = None
-        self._checksums = ""
-
-    def append(self, data: np.ndarray) -> None:
-        start, self._num_appended = self._num_appended, self._num_appended + data.shape[-3]
-        if start or not self._is_full:
-            if self._waiting is None:
-                self._waiting = self._allocate(self._box.shape, self._writer.dtype)
-            self._waiting[..., start : self._num_appended, :, :] = data
-        if self._is_full:
-            self._checksums = self._writer.write_summed(self._box, data if self._waiting is None else self._waiting)
-            self._waiting = None
-
-    def settle(self) -> None:
-        """Do nothing: what was written has arrived."""
-
-    def persist(self) -> None:
-        """Do nothing: what was written is stored for good."""
-
-    def checksums(self) -> str:
-        return self._checksums
-
-    def abort(self) -> None:
-        """Do nothing: nothing is written until all of it is."""
-
-
-class ShardStream(ShardFile):
-    """A shard of a Zarr v3 array whose chunks are written as soon as they are whole.
-
-    They go to a growing file, and its bytes are those of the shard written at once. Chunks of several channels are put
-    in order at the end, which a file in a bucket cannot be.
-    """
-
-    def __init__(self, writer: Writer, box: Box, allocate: Callable[..., np.ndarray] = np.empty) -> None:
-        super().__init__(writer, box, allocate)
         header, files = writer.header, ChunkFiles(writer.header)
         assert header.shards is not None
         unit = header.write_unit
-        self._header = header
+        self._header, self._box = header, box
         file = header.folder / files.name(tuple(a // n for a, n in zip(box.start, unit, strict=True)))
         self._growing = open_growing(file, shard_bytes(unit, header.dtype))
         self._entries = np.full((*(s // c for s, c in zip(unit, header.chunks, strict=True)), 2), ABSENT, np.uint64)
@@ -236,9 +150,20 @@ class ShardStream(ShardFile):
         self._height = height * max(1, min(num_rows, most_rows))
         self._encoder = tensorstore.ChunkEncoder(header, (*box.shape[:-3], depth, self._height, box.shape[-1]))
         self._waiting: np.ndarray | None = None  # one for all layers of chunks: it is large
-        self._num_layers = self._size = 0
+        self._allocate = allocate
+        self._num_layers = self._num_appended = self._size = 0
+
+    @property
+    def position(self) -> int:
+        """Where the next layer lies along z in the array."""
+        return self._box.start[-3] + self._num_appended
 
     def append(self, data: np.ndarray) -> None:
+        """Write the next layers, `data` in stored axes; a part of a chunk waits for the rest of it.
+
+        Raises:
+            VolumeError: a disk that is full.
+        """
         thickness, num_layers = self._header.chunks[-3], data.shape[-3]
         with naming(self._header.folder, self._box, self._header.folder):
             start = 0
@@ -247,12 +172,12 @@ class ShardStream(ShardFile):
                 stop = min(start + thickness - num_waiting, num_layers)
                 self._num_appended += stop - start
                 layer, start = data[..., start:stop, :, :], stop
-                is_whole = self._num_appended % thickness == 0 or self._is_full
+                is_whole = self._num_appended % thickness == 0 or self._num_appended == self._box.shape[-3]
                 if num_waiting or not is_whole:
                     layer = self._joined(layer, num_waiting)
                 if is_whole:
                     self._write(layer)
-        if self._is_full:
+        if self._num_appended == self._box.shape[-3]:
             self._waiting = None
 
     def _joined(self, layer: np.ndarray, num_waiting: int) -> np.ndarray:
@@ -263,6 +188,13 @@ class ShardStream(ShardFile):
         stop = num_waiting + layer.shape[-3]
         self._waiting[..., num_waiting:stop, :, :] = layer
         return self._waiting[..., :stop, :, :]
+
+    def fill(self, stop: int) -> None:
+        """Append zeros up to `stop` along z, if anything is missing there."""
+        shape, thickness = self._box.shape, self._header.chunks[-3]
+        while (missing := stop - self.position) > 0:
+            depth = min(missing, thickness)
+            self.append(np.zeros((*shape[:-3], depth, *shape[-2:]), self._header.dtype))
 
     def _write(self, layer: np.ndarray) -> None:
         """Append the chunks of a `layer` as thick as a chunk, or the last one, to the file."""
@@ -278,15 +210,18 @@ class ShardStream(ShardFile):
         self._num_layers += 1
 
     def settle(self) -> None:
+        """Wait until nothing is on its way to a bucket, so that little is in memory."""
         self._growing.settle()
 
     def persist(self) -> None:
+        """Store for good what was written so far, so that less is left at the end; another thread may write more."""
         if math.prod(self._box.shape[:-3]) == 1:  # chunks of several channels will be put in order
             with naming(self._header.folder, self._box, self._header.folder):
                 self._growing.persist()
 
     def close(self) -> None:
-        super().close()
+        """Put the shard in its place, all of whose layers were written; where it holds nothing, there is no file."""
+        assert self._num_appended == self._box.shape[-3]
         with naming(self._header.folder, self._box, self._header.folder):
             if not self._size:
                 self._growing.remove()
@@ -301,6 +236,7 @@ class ShardStream(ShardFile):
             self._growing.close()
 
     def checksums(self) -> str:
+        """Return the checksums of the closed shard, as `checksums.take` does."""
         return checksums.joined([self._growing.checksum() or 1 if self._size else checksums.ABSENT])
 
     def _order(self) -> None:
@@ -317,6 +253,7 @@ class ShardStream(ShardFile):
                 entry[0], size = size, size + int(entry[1])
 
     def abort(self) -> None:
+        """Delete what was written."""
         self._growing.abort()
 
 

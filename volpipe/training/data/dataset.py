@@ -34,7 +34,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,49 +44,10 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice, Triple
 from volpipe.inference.intensity import Affine
 from volpipe.inference.scratch import SOURCE_KEY
-from volpipe.inference.windows import CACHE_BYTES, StoredWindows
+from volpipe.inference.windows import StoredWindows, VolumeWindows
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import RESULTS
-from volpipe.volumes.file_states import is_same, read_known
-from volpipe.volumes.storage.object_store import Remote
 from volpipe.volumes.volume import Volume, open_volume
-
-
-class VolumeWindows:
-    """Windows cut from a volume, mirrored at its faces, in any order; the voxels of one block are in memory."""
-
-    def __init__(self, volume: Volume, lattice: Lattice, normalise: Affine) -> None:
-        self.volume, self.lattice, self.normalise = volume, lattice, normalise
-        self._block, self._box, self._voxels = -1, lattice.input_box(0), np.empty(0)
-        self._fingerprints: dict[int, str] = {}
-
-    def read(self, numbers: Sequence[int]) -> np.ndarray:
-        """Return the windows of these numbers, (n, c, z, y, x), float32, normalised.
-
-        Raises:
-            VolumeError: the voxels are others than before.
-        """
-        windows = np.empty((len(numbers), self.volume.num_channels, *self.lattice.seen), np.float32)
-        for window, number in zip(windows, numbers, strict=True):
-            self._take(number // self.lattice.windows_per_block)
-            place = self.lattice.window_box(number).relative_to(self._box.start).slices
-            self.normalise.apply(self._voxels[:, *place], out=window)
-        return windows
-
-    def _take(self, block: int) -> None:
-        """Have the voxels of `block` in memory."""
-        if block == self._block:
-            return
-        box = self.lattice.input_box(block)
-        cache_bytes = CACHE_BYTES if any(self.lattice.overlap) else 0
-        is_near = not isinstance(self.volume.folder, Remote)
-        voxels, fingerprint = read_known(self.volume.open(cache_bytes=cache_bytes, live=is_near), box)
-        if not is_same(self._fingerprints.setdefault(block, fingerprint), fingerprint):
-            raise VolumeError(f"{self.volume} changed while the windows of block {block}, voxels {box}, were cut")
-        self._block, self._box, self._voxels = block, box, voxels
-
-    def __reduce__(self) -> tuple[Any, ...]:  # Any: as pickle has it
-        return type(self), (self.volume, self.lattice, self.normalise)
 
 
 class WindowDataset(Dataset[torch.Tensor]):
