@@ -57,10 +57,10 @@ def check_site(
     """Return what one worker of each executor of a site finds, and the driver; nothing is left running.
 
     Args:
-        site: a shipped name or a Python file.
-        folder: of a run's output, which workers should be able to write; where it does not exist, the nearest above.
-        volume: that workers should be able to read; a chunk is read.
-        wait_seconds: for workers to answer.
+        site: a shipped name (see `volpipe sites`) or a Python file.
+        folder: folder of the output, which workers should be able to write. Where it does not exist, the nearest above.
+        volume: a volume that workers should be able to read. A chunk is read.
+        wait_seconds: seconds to wait for workers.
         on_start: called when nothing is left to refuse, before workers are started.
         on_answer: called with each answer as it comes.
 

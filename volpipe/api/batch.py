@@ -31,11 +31,9 @@ from volpipe.workflow.batch_table import BatchReport, batch_folder
 from volpipe.workflow.plan import FlowPlan
 from volpipe.workflow.prepare import Sizing
 
-Volumes = str | Path | Sequence[str | Path]
-
 
 def batch(
-    volumes: Volumes,
+    volumes: str | Path | Sequence[str | Path],
     recipe: str | Path | None = None,
     *,
     out: str | Path | None = None,
@@ -58,23 +56,21 @@ def batch(
     """Run a recipe over many volumes; call it again to continue; it leaves alone what is complete and unchanged.
 
     Args:
-        volumes: a batch's TOML file; or places of volumes, patterns ("raw/*.n5"), CSV and text files, bucket prefixes.
-        recipe: a shipped name or a TOML file, also of stages; None for the batch's own, or the default one.
-        out: the folder of the outputs, or a name for each, by {stem}, {key} and {recipe}.
-        site: a shipped name, a Python file, or a pool that is started, which stays up.
+        volumes: a batch's file; or volumes, 'patterns/*.n5/raw', CSV and text files of them, s3://bucket/prefix.
+        recipe: what to do: a shipped recipe (see `volpipe recipes`) or a TOML file; without one, the batch's own or the
+            default recipe.
+        out: folder of the outputs, or a name for each, such as 'done/{stem}_{recipe}.zarr'; also {key}, s3://.
+        site, same_input, update: as of `run`.
+        trust_model, search_path: as of `plan`.
         settings: ``key=value`` on top of the recipe, below those of single datasets.
-        at_once: how many datasets may be at work at a time.
+        at_once: datasets that may be at work at a time.
         fresh: delete all outputs and their runs, and start over.
-        replace: start over with those that were made otherwise, by another recipe, net, input or version.
-        dry_run: say how the outputs stand, and run nothing.
-        tolerate: share of a dataset's blocks begun that may fail before its run stops.
-        same_input: go on with inputs whose files have other times or sizes, if the voxels that are compared agree.
-        update: compute again what rests on voxels of their volumes that have changed.
-        trust_model: load a net's file that is code, TorchScript or torch.export.
+        replace: start over with outputs of another recipe, net, input or version.
+        dry_run: say what each dataset is, unchanged or why not; run nothing.
+        tolerate: share of a dataset's blocks that may fail before it stops. With 0 the first stops it.
         parents: make folders for the outputs, where there are none.
-        search_path: folder that relative names in recipes count from; the current one where None.
         progress, listener: show how far each dataset is (None: in a notebook, below its cell), or call the listener.
-        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).
+        metrics: as of `run`.
 
     Returns: a row for each dataset; those that failed say why.
 
@@ -125,7 +121,9 @@ def _listening(progress: bool | None, listener: BatchListener | None) -> Iterato
             yield BatchListener(shown.plan, lambda plan: shown.begin(plan.rows), shown.start, shown.end, shown.move)
 
 
-def _batch_of(volumes: Volumes, recipe: str | Path | None, out: str | Path | None) -> tuple[Batch, RunFolder]:
+def _batch_of(
+    volumes: str | Path | Sequence[str | Path], recipe: str | Path | None, out: str | Path | None
+) -> tuple[Batch, RunFolder]:
     """Return the batch that the arguments describe, and its folder."""
     given = [str(volumes)] if isinstance(volumes, str | Path) else [str(volume) for volume in volumes]
     files = [name for name in given if name.endswith(".toml") and "://" not in name]

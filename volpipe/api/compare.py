@@ -61,22 +61,21 @@ def compare(
     are compared as objects: their numbers mean nothing. Call it again to continue an interrupted one.
 
     Args:
-        a, b: volumes of one shape, or reports of runs and segmentations; files, folders or folders of outputs of two
-            batches, whose datasets are paired by their volume; or outputs of two flows, whose stages are compared.
-        labels: compare both as labels of objects, whatever they say; 0 is none.
-        roi: box z0:z1,y0:y1,x0:x1 of both that is compared.
-        data_range: greatest grey level less least, for the PSNR; by default of whole numbers of 8 and 16 bits.
-        any_input: compare outputs of different inputs, or of different parts of one, voxel by voxel all the same.
-        incomplete: compare outputs that are not complete as they are; what is missing is zeros.
+        a: an output, such as of the old net; or a batch's file or folder. Also the report of a run or a segmentation.
+        b: another of the same input, such as of the new net; or another batch. Datasets of batches are paired by their
+            volume, outputs of flows by their stage.
+        labels: both hold labels, whatever they say of themselves; 0 is none.
+        roi, data_range, incomplete: as of `evaluate`.
+        any_input: compare outputs of different inputs, or of different parts of one. They are compared voxel by voxel.
         limits: how much they may differ, NAME=NUMBER: psnr (dB, at least), differ (share of voxels), mean, largest
             (grey levels), voi (bits). What violates one is told by `violations` and `is_within`.
-        site: a shipped name, a Python file, or a pool that is started.
-        tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
-        json_file, page: files for the result as JSON, and for an HTML page with pictures of the boxes that differ most.
+        site, tolerate: as of `run`.
+        json_file: write the result to this file.
+        page: file for an HTML page with pictures of the boxes that differ most.
         progress: show how far one comparison is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second; of many comparisons not.
         on_pair: of many comparisons, called with how many are done, and of how many.
-        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).
+        metrics: as of `run`.
 
     Returns: how they differ; boxes that could not be compared are its `missing`, and the same call again tries them.
 
