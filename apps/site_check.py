@@ -38,7 +38,6 @@ MARK = "mark"
 LOOK_SECONDS = 0.5
 POLL_SECONDS = 1
 DELETE_SECONDS = 5.0
-WAIT_SECONDS = 300.0
 LONGEST_EDGE = 128  # voxels; what some formats call a chunk is the whole volume
 
 OnAnswer = Callable[[Answer], None]
@@ -50,7 +49,7 @@ def check_site(
     folder: str | Path = ".",
     volume: str | Path | None = None,
     *,
-    wait_seconds: float = WAIT_SECONDS,
+    wait_seconds: float = 300.0,
     on_start: Callable[[], None] = lambda: None,
     on_answer: OnAnswer = lambda answer: None,
 ) -> Checked:

@@ -282,6 +282,7 @@ OPTIONS: Mapping[str, OptionInfo | ArgumentInfo] = {
     "site": Option("--config", metavar="SITE", autocompletion=complete_site),
     "tolerate": Option(metavar="SHARE", parser=share),
     "voxel_size_nm": Option(metavar="Z,Y,X", callback=lengths),
+    "wait_seconds": Option("--wait", metavar="SECONDS", parser=positive),
     "workers": Option(metavar="N", parser=positive),
     "batch.volumes": Argument(metavar="VOLUMES", autocompletion=complete_volumes),
     "check.site": Argument(metavar="SITE", autocompletion=complete_site),

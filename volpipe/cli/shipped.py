@@ -10,13 +10,13 @@ import ast
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 import volpipe as vp
 from volpipe.cli.generate import command_of
-from volpipe.cli.options import Whole, positive
+from volpipe.cli.options import Whole
 from volpipe.display.console import err, interruptible, out
 from volpipe.display.sites import checkup_table
 from volpipe.resolve import shipped, shipped_recipe, shipped_recipes
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Tree = Mapping[str, Any]  # Any: TOML values
 FAULTY = 1
-WAIT_SECONDS = 300.0
 
 sites_app = typer.Typer(cls=Whole, rich_markup_mode=None, help="List the shipped sites, or check one.")
 
@@ -97,24 +96,18 @@ def sites(context: typer.Context) -> None:
 
 
 @sites_app.command()
-@command_of("check_site", without=("wait_seconds",))
-def check(
-    site: str, folder: str, volume: str | None,
-    *,
-    wait: Annotated[
-        float, typer.Option(parser=positive, metavar="SECONDS", help="Seconds to wait for workers.")
-    ] = WAIT_SECONDS,
-) -> None:  # fmt: skip
+@command_of("check_site")
+def check(site: str, folder: str, volume: str | None, wait_seconds: float) -> None:
     """Start one block of each executor of SITE, and print what a worker finds there, beside what is here.
 
     Whatever differs, or would fail a run, is named. Nothing is left running.
     """
 
     def on_start() -> None:
-        err.print(f"starting one block of each executor of {site}; waiting for at most {duration(wait)}")
+        err.print(f"starting one block of each executor of {site}; waiting for at most {duration(wait_seconds)}")
 
     with interruptible("what was started is stopped"):
-        checked = vp.check_site(site, folder, volume, wait_seconds=wait, on_start=on_start, on_answer=_tell)
+        checked = vp.check_site(site, folder, volume, wait_seconds=wait_seconds, on_start=on_start, on_answer=_tell)
     out.print(checkup_table(checked))
     found = checked.findings()
     for finding in found:
