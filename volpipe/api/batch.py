@@ -60,7 +60,7 @@ def batch(
         recipe: what to do: a shipped recipe (see `volpipe recipes`) or a TOML file; without one, the batch's own or the
             default recipe.
         out: folder of the outputs, or a name for each, such as 'done/{stem}_{recipe}.zarr'; also {key}, s3://.
-        site, same_input, update: as of `run`.
+        site, same_input, update, metrics: as of `run`.
         trust_model, search_path: as of `plan`.
         settings: ``key=value`` on top of the recipe, below those of single datasets.
         at_once: datasets that may be at work at a time.
@@ -70,7 +70,6 @@ def batch(
         tolerate: share of a dataset's blocks that may fail before it stops. With 0 the first stops it.
         parents: make folders for the outputs, where there are none.
         progress, listener: show how far each dataset is (None: in a notebook, below its cell), or call the listener.
-        metrics: as of `run`.
 
     Returns: a row for each dataset; those that failed say why.
 

@@ -69,13 +69,11 @@ def compare(
         any_input: compare outputs of different inputs, or of different parts of one. They are compared voxel by voxel.
         limits: how much they may differ, NAME=NUMBER: psnr (dB, at least), differ (share of voxels), mean, largest
             (grey levels), voi (bits). What violates one is told by `violations` and `is_within`.
-        site, tolerate: as of `run`.
+        site, tolerate, progress, metrics: as of `run`.
         json_file: write the result to this file.
         page: file for an HTML page with pictures of the boxes that differ most.
-        progress: show how far one comparison is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second; of many comparisons not.
         on_pair: of many comparisons, called with how many are done, and of how many.
-        metrics: as of `run`.
 
     Returns: how they differ; boxes that could not be compared are its `missing`, and the same call again tries them.
 

@@ -61,17 +61,13 @@ def segment(
             that made it.
         recipe: how, as a TOML file; without one, the defaults. Also a shipped name, a recipe, or its sections.
         out: the labels, .zarr or .precomputed, also s3://; by default NAME_labels.zarr here.
-        site, tolerate, same_input: as of `run`.
+        site, tolerate, same_input, search_path, progress, on_progress, metrics: as of `run`.
         settings: ``key=value``, on top of the recipe.
         fresh: delete these labels and what made them, and start over.
         update: compute again what rests on voxels of the input that changed, and no more. Fragments are kept for the
             next update.
-        search_path: the folder that relative names count from; by default the current one.
         on_plan: called with the plan, before the site starts.
         on_estimate: called with the times that blocks tried on the site predict; without it, none are tried.
-        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
-        on_progress: called at every change and every half second.
-        metrics: as of `run`.
 
     Returns:
         How it ended; its `missing` names the boxes that could not be done.
@@ -132,11 +128,8 @@ def evaluate(
             out; by default -1 to -3 and the last three of 32 and 64 bits; none leaves none out. In Python () does.
         any_place: score voxel by voxel though voxel sizes or origins say they lie elsewhere.
         incomplete: read outputs of volpipe that are not complete as they are; what is missing is zeros.
-        site, tolerate: as of `run`.
+        site, tolerate, progress, on_progress, metrics: as of `run`.
         report: write the report of the evaluation to this file. Without it, it stays in the work's folder.
-        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
-        on_progress: called at every change and every half second.
-        metrics: as of `run`.
 
     Returns:
         How it ended; where blocks could not be scored, its `missing` names them, and there are no scores. The same call

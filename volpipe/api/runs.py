@@ -155,7 +155,7 @@ def run(
         update: compute again what rests on voxels of the input that changed, and no more.
         measure_again: with `update`: measure `volume` again, and compute everything.
         follow: as `update`, and so long after each end once more, until Ctrl-C or a file `stop` in the run's folder.
-        progress: show how far it is; None: in a notebook, below its cell, unless one of the next two is given.
+        progress: show how far it is; None: in a notebook, below its cell, unless you listen yourself.
         on_progress: called at every change and every half second; of several stages, for each.
         listener: called with the plan and its forecast as well, in place of `on_progress` and of what is shown.
         metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).

@@ -49,13 +49,10 @@ def train(
         recipe: what to learn: a TOML file, or a shipped recipe (see `volpipe recipes`). Also one that is loaded, or its
             sections.
         out: folder of the training; by default RECIPE.train here. A recipe without a name needs it.
-        site, same_input: as of `run`.
+        site, same_input, search_path, progress, metrics: as of `run`.
         settings: ``key=value``, on top of the recipe.
         fresh: delete the training in that folder, and start over.
-        search_path: the folder that relative names in the recipe count from; by default the current one.
-        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called now and then with the number of steps taken and of all.
-        metrics: as of `run`.
 
     Raises:
         RecipeError: no such recipe, an invalid one, or another than that of the training in the folder.
@@ -99,10 +96,8 @@ def sweep(
         recipe: a recipe of `volpipe train` with a table of values. Also its sections.
         out: folder; by default RECIPE.sweep here. A recipe without a name needs it.
         fresh: delete the trainings in that folder, and start over.
-        site, settings, search_path: as of `train`.
-        progress: show how many ended; None: in a notebook, below its cell, unless `on_progress` is given.
+        site, settings, search_path, progress, metrics: as of `train`.
         on_progress: called with the number of trainings that ended and of all, and the newest result, at first None.
-        metrics: as of `train`.
 
     Returns: the result of each combination, by number.
 

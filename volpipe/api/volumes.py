@@ -141,7 +141,7 @@ def convert(
         bin: voxels of `volume` whose mean is a voxel of `out`; one number for all three. In Python (z, y, x); the mean
             is rounded as the type needs.
         workers: how many read at once.
-        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
+        progress: as of `run`.
         on_progress: called with the number of boxes copied and the number of boxes, after each.
 
     Raises:
@@ -172,7 +172,7 @@ def sample(
         seed: the same seed gives the same bytes.
         voxel_size_nm: lengths of a voxel; tissue is recognised from about 2 to 40.
         workers: processes.
-        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
+        progress: as of `run`.
         on_progress: called with the number of boxes written and the number of boxes, after each.
 
     Raises:

@@ -183,24 +183,22 @@ def lengths(option: typer.CallbackParam, text: str) -> tuple[float, float, float
 
 def margin(option: typer.CallbackParam, text: str) -> tuple[int, int, int]:
     """Return the voxels (z, y, x), from 0, that `text` gives."""
-    try:
-        z, y, x = (int(part) for part in text.split(","))
-    except ValueError:
-        raise VolpipeError(f"{option.opts[0]} {text!r}: write three numbers, z,y,x, such as 4,0,0") from None
-    if min(z, y, x) < 0:
+    margins = _three(option, text, "three numbers, z,y,x, such as 4,0,0")
+    if min(margins) < 0:
         raise VolpipeError(f"{option.opts[0]} {text!r}: give numbers from 0 up")
-    return z, y, x
+    return margins
 
 
 def voxel(option: typer.CallbackParam, text: str | None) -> tuple[int, int, int] | None:
     """Return the voxel (z, y, x) that `text` names."""
-    if text is None:
-        return None
+    return None if text is None else _three(option, text, "three whole numbers, z,y,x, such as 24,512,512")
+
+
+def _three(option: typer.CallbackParam, text: str, expected: str) -> tuple[int, int, int]:
     try:
         z, y, x = (int(part) for part in text.split(","))
     except ValueError:
-        sentence = f"{option.opts[0]} {text!r}: write three whole numbers, z,y,x, such as 24,512,512"
-        raise VolpipeError(sentence) from None
+        raise VolpipeError(f"{option.opts[0]} {text!r}: write {expected}") from None
     return z, y, x
 
 
