@@ -22,11 +22,12 @@ from volpipe.inference.plan import Plan
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.batch import Batch, Dataset, home, list_datasets, load_batch
 from volpipe.recipes.inference import Recipe
+from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import SUFFIXES
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
-from volpipe.workflow.batch import AT_ONCE, BatchListener, BatchOptions, BatchPlan, Prepare, execute_batch, plan_batch
+from volpipe.workflow.batch import AT_ONCE, BatchListener, BatchPlan, Prepare, execute_batch, plan_batch
 from volpipe.workflow.batch_table import BatchReport, batch_folder
 from volpipe.workflow.plan import FlowPlan
 from volpipe.workflow.prepare import Sizing
@@ -79,20 +80,27 @@ def batch(
     tree, folder = _batch_of(volumes, recipe, out)
     start, name = site_of(site)
     sizing = Sizing(None if dry_run else capacity_of(site, folder), fresh)
-    options = BatchOptions(
-        fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input, update=update,
-        at_once=at_once or tree.at_once or AT_ONCE,
+    options = RunOptions(
+        fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input, update=update
     )  # fmt: skip
+    at_once = at_once or tree.at_once or AT_ONCE
     prepare = partial(_plan, settings=settings, trust_model=trust_model, search_path=search_path, sizing=sizing)
     with monitored(metrics, "batch", recipe), _listening(progress, listener) as hears:
-        plan = _planned(tree, folder, prepare, options, hears, parents=parents)
+        plan = _planned(tree, folder, prepare, options, at_once, hears, parents=parents)
         if dry_run:
             return BatchReport(plan.rows, plan.folder.path, notes=plan.notes)
-        return execute_batch(plan, start, prepare, options, hears)
+        return execute_batch(plan, start, prepare, options, at_once, hears)
 
 
 def _planned(
-    tree: Batch, folder: RunFolder, prepare: Prepare, options: BatchOptions, listener: BatchListener, *, parents: bool
+    tree: Batch,
+    folder: RunFolder,
+    prepare: Prepare,
+    options: RunOptions,
+    at_once: int,
+    listener: BatchListener,
+    *,
+    parents: bool,
 ) -> BatchPlan:
     """Return the plan of all datasets of `tree`, and tell `listener`.
 
@@ -103,6 +111,7 @@ def _planned(
         folder, datasets, prepare,
         mistakes=mistakes,
         options=options,
+        at_once=at_once,
         check_out=lambda target: None if parents else _check_folder(target, home(tree.out)),
         on_dataset=lambda number: listener.on_dataset(number, len(datasets)),
     )  # fmt: skip

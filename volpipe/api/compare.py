@@ -19,8 +19,9 @@ from volpipe.evaluation.driver import ComparisonWork, finish
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import ComparisonResult
 from volpipe.monitoring.exposition import monitored
+from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Listener, Options
+from volpipe.runs.work import Listener
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.workflow.compare import (
     ComparisonTable,
@@ -82,7 +83,7 @@ def compare(
         VolpipeError, RunStopped: no volume is there, or the site cannot be used; too many blocks cannot be compared.
     """
     one, other = location_of(a, "a"), location_of(b, "b")
-    chosen, options = tuple(dict.fromkeys(map(Limit.parse, limits))), Options(tolerated=tolerate)
+    chosen, options = tuple(dict.fromkeys(map(Limit.parse, limits))), RunOptions(tolerated=tolerate)
     write, pairs, (start, _) = partial(_write, json_file, page), find_pairs(one, other), site_of(site)
     plan = partial(
         _planned, labels=labels, roi=roi, data_range=data_range, any_input=any_input, incomplete=incomplete

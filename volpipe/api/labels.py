@@ -24,9 +24,10 @@ from volpipe.inference.output import suffix_of, with_format
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.reporting.page import REPORT
+from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Listener, Options
+from volpipe.runs.work import Listener
 from volpipe.segmentation import driver as segmentation
 from volpipe.segmentation.driver import SegmentationResult, plan_segmentation
 from volpipe.segmentation.plan import SegmentPlan
@@ -86,10 +87,8 @@ def segment(
     on_plan(plan)
     with monitored(metrics, "segment", recipe), progress_shown(progress, on_progress) as show:
         listener = Listener(on_estimate=on_estimate, on_progress=show)
-        return segmentation.segment(
-            plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input,
-            update=update,
-        )  # fmt: skip
+        options = RunOptions(fresh=fresh, site=name, tolerated=tolerate, same_input=same_input, update=update)
+        return segmentation.segment(plan, start, options, listener)
 
 
 def evaluate(
@@ -149,7 +148,7 @@ def evaluate(
     start, _ = site_of(site)
     name = "_".join(["volpipe", Path(output).stem, Path(reference).stem, "scores.run"])
     with monitored(metrics, "evaluate"), progress_shown(progress, on_progress) as show:
-        options, listener = Options(tolerated=tolerate), Listener(on_progress=show)
+        options, listener = RunOptions(tolerated=tolerate), Listener(on_progress=show)
         work = EvaluationWork(evaluation, RunFolder(Path.cwd() / name), options, listener)
 
         def keep_report(result: EvaluationResult) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from volpipe.api.arguments import capacity_of, site_of
 from volpipe.api.progress import both, stages_shown, voxels_per_block
 from volpipe.api.requests import RecipeLike, Request, check, request
 from volpipe.blockwise.phase import Progress, Show
-from volpipe.blockwise.pool import Site, Start, WorkerPool
+from volpipe.blockwise.pool import Site, WorkerPool
 from volpipe.errors import PlanError
 from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.forecast import Forecast
@@ -25,7 +25,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.roi import find_part
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.workflow import VOLUME, Flow
-from volpipe.runs.options import check_stages
+from volpipe.runs.options import RunOptions, check_stages
 from volpipe.runs.output_work import OutputWork
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume
@@ -169,26 +169,22 @@ def run(
     if not isinstance(planned, Plan | FlowPlan):
         planned = plan(planned, recipe, out=out, settings=settings, search_path=search_path, site=site, fresh=fresh)
     start, name = site_of(site)
-    options: dict[str, Any] = {  # Any: as `execute` takes them
-        "fresh": fresh, "keep_tensors": keep_tensors, "site": name, "tolerated": tolerate, "same_input": same_input,
-        "update": update or follow is not None, "measure_again": measure_again,
-    }  # fmt: skip
+    options = RunOptions(
+        fresh=fresh, keep_tensors=keep_tensors, site=name, tolerated=tolerate, same_input=same_input,
+        update=update or follow is not None, measure_again=measure_again, follow=follow,
+    )  # fmt: skip
     with monitored(metrics, "run", recipe), _listening(progress, on_progress, listener) as hears:
         if isinstance(planned, FlowPlan):
             check_stages(only, follow)
             of_stages = listener if isinstance(listener, FlowListener) else FlowListener(of_stage=hears)
-            return execute_flow(planned, start, listener=of_stages, **options)
-        return _execute_one(planned, start, only, follow, listener=hears(planned), **options)
-
-
-def _execute_one(planned: Plan, start: Start, only: str | Box | None, follow: float | None, **options: Any) -> Report:
-    """Run one net, or follow its volume; `only` may name its box, `options` are those of `execute`."""
-    options["only"] = find_part(only, planned.out_shape) if isinstance(only, str) else only
-    if follow is None:
-        return execute(planned, start, **options)
-    if not 0 < follow < math.inf:
-        raise PlanError(f"follow is {follow:g} s; give the seconds from the end of one look to the next")
-    return execute_following(planned, start, follow, **options)
+            return execute_flow(planned, start, options, of_stages)
+        part = find_part(only, planned.out_shape) if isinstance(only, str) else only
+        options = replace(options, only=part)
+        if follow is None:
+            return execute(planned, start, options, hears(planned))
+        if not 0 < follow < math.inf:
+            raise PlanError(f"follow is {follow:g} s; give the seconds from the end of one look to the next")
+        return execute_following(planned, start, options, hears(planned))
 
 
 @contextmanager

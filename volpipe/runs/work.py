@@ -19,16 +19,17 @@ from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.journal import Attempt, Journal, JournalReader, Kinds, Record, Totals, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.notes import StageNote
-from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
+from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.pool import Submit
 from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.work import Steps
 from volpipe.errors import NOTICE, RunError
-from volpipe.geometry.grid import Box, Grid
+from volpipe.geometry.grid import Grid
 from volpipe.reporting.block_map import BlockMap, slowest_maps
 from volpipe.reporting.page import REPORT, Draft, Page, reason_of
 from volpipe.reporting.render import write_page
 from volpipe.reporting.tally import Tally
+from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import (
     Parts,
     Taken,
@@ -48,35 +49,6 @@ QUICK_BYTES = 32 << 20  # of a journal that is read within seconds
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of a command that makes an output.
-
-    Attributes:
-        fresh: delete the output and the run that made it, and start over.
-        keep_tensors: keep window tensors and block tensors.
-        site: name of the site, for the output's attributes.
-        only: box of the output (z, y, x); what other shards need is left for another session.
-        tolerated: share of units that may fail; see `Phase`.
-        same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
-        is_outside: whether others may change the volume: not that which earlier work of ours writes.
-        is_following: whether the volume is looked at again, so that it need not be complete yet.
-        update: compute again what rests on voxels of the input that have changed; None where the command has no update.
-        measure_again: with `update`, measure the volume again, and compute everything.
-    """
-
-    fresh: bool = False
-    keep_tensors: bool = False
-    site: str = ""
-    only: Box | None = None
-    tolerated: float = TOLERATED_SHARE
-    same_input: bool = False
-    is_outside: bool = True
-    is_following: bool = False
-    update: bool | None = None
-    measure_again: bool = False
-
-
-@dataclass(frozen=True)
 class Listener:
     """Callbacks: the plan, its forecast where one is asked for, before anything runs, progress, and looks.
 
@@ -89,7 +61,7 @@ class Listener:
     on_look: Callable[[Any], None] = lambda look: None
 
 
-SILENT, PLAIN = Listener(), Options()
+SILENT, PLAIN = Listener(), RunOptions()
 
 
 @dataclass(frozen=True)
@@ -274,7 +246,7 @@ class FolderWork(HeldWork[R]):
 
     kinds: ClassVar[Kinds]
 
-    def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
+    def __init__(self, folder: RunFolder, options: RunOptions, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
         self.readers, self.was_begun, self._is_noted = list[Feed](), False, False
         self.before_change: Callable[[], None] = lambda: None

@@ -42,6 +42,7 @@ from volpipe.reporting.comparison import Subject
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done, voxel_at
 from volpipe.runs.growth import follow, grids_of, grown_plan
+from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
@@ -54,14 +55,14 @@ from volpipe.runs.seams import Score, Squares, profile_items, seam_squares, wors
 from volpipe.runs.update import Update, take_selection, with_due
 from volpipe.runs.updates import Updated, standing_records, updates_in
 from volpipe.runs.verify import Recomputed, Shard, check_present, recompute
-from volpipe.runs.work import SILENT, Listener, Options, WorkSession, file_mark
+from volpipe.runs.work import PLAIN, SILENT, Listener, WorkSession, file_mark
 from volpipe.runs.worker import RESULTS, Job, submitter
 from volpipe.units import count, shape
 from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume, open_volume
 
-__all__ = ["Listener", "Options", "Report", "RunWork", "execute", "preview"]
+__all__ = ["Listener", "Report", "RunWork", "execute", "preview"]
 
 log = logging.getLogger(__name__)
 
@@ -284,8 +285,6 @@ class RunWork(OutputWork[Plan, Report]):
     def check_update(self) -> None:
         """Refuse an update that cannot be told from its options; see `OutputWork`."""
         options = self.options
-        if options.measure_again and not options.update:
-            raise RunError("--measure-again says how --update goes; give that as well")
         if not options.update:
             return
         if options.keep_tensors:
@@ -456,20 +455,18 @@ class RunWork(OutputWork[Plan, Report]):
         self._create_output(selection, report.normalise)
 
 
-def execute(plan: Plan, start: Start, *, listener: Listener = SILENT, **options: Any) -> Report:  # Any: of Options
+def execute(plan: Plan, start: Start, options: RunOptions = PLAIN, listener: Listener = SILENT) -> Report:
     """Run `plan`, or resume it, until its output is whole or what is left cannot be done; return how it ended.
 
     Args:
         start: starts the workers, and stops them on every way out; it is given a folder for their files.
-        options: those of `Options`.
 
     Raises:
         RunError: another run's folder or output is in the way, or too much fails.
         SiteError: the site cannot be used.
     """
-    asked = Options(**options)
-    grown = grown_plan(plan) if asked.update else None
-    work = RunWork(grown or plan, asked, listener)
+    grown = grown_plan(plan) if options.update else None
+    work = RunWork(grown or plan, options, listener)
     return perform(work, partial(start, work.folder.parsl))
 
 
