@@ -197,8 +197,8 @@ def test_what_cannot_be_updated_is_refused(tmp_path: Path) -> None:
     plan = planned(tmp_path, *ROW)
     for options, sentence in (
         ({"measure_again": True}, r"measure.again says how (--)?update goes"),
-        ({"update": True, "keep_tensors": True}, "--keep-tensors would keep some of two inputs"),
-        ({"update": True, "measure_again": True}, "--measure-again: nothing is measured in this run"),
+        ({"update": True, "keep_tensors": True}, "keep.tensors would keep some of two inputs"),
+        ({"update": True, "measure_again": True}, "measure.again: nothing is measured in this run"),
     ):
         with pytest.raises(RunError, match=sentence):
             ran(plan, **options)

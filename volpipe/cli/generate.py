@@ -20,10 +20,10 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo, OptionInfo
 
 import volpipe
+from volpipe import syntax
 from volpipe.cli.options import OPTIONS, WATCHED, Strict
 from volpipe.display.console import err
 from volpipe.monitoring.command import current
-from volpipe.syntax import arguments, parse
 
 REQUIRED, KEYWORD = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
 IN_PYTHON = {"listener", "parents", "progress", "search_path", "view"}  # and callbacks, `on_…`
@@ -52,7 +52,7 @@ class Parameter:
         return next(plain, str)
 
     @property
-    def typed(self) -> Any:  # Any: a value of an option
+    def default_text(self) -> Any:  # Any: a value of an option
         """The default as it is typed: numbers of three axes with commas between them, nothing where a list is empty."""
         if self.default == ():
             return None
@@ -67,24 +67,24 @@ def command_of(*functions: str, without: Collection[str] = ()) -> Callable[[Comm
     """
 
     def decorate(function: Command) -> Command:
-        arguments = {name: each for of in functions for name, each in arguments_of(of).items()}
-        is_watched = arguments.pop("metrics", None) is not None
-        given = {name: each for name, each in arguments.items() if _is_option(name) and name not in without}
-        options = list(_options(function.__name__, given))
+        public = {name: each for of in functions for name, each in arguments_of(of).items()}
+        is_watched = public.pop("metrics", None) is not None
+        arguments = {name: each for name, each in public.items() if _is_option(name) and name not in without}
+        options = list(_options(function.__name__, arguments))
         own = inspect.signature(function, eval_str=True).parameters.values()
         options += [each for each in own if get_origin(each.annotation) is Annotated]
         if is_watched:
             options += [_parameter(name, None, str | None, info) for name, info in WATCHED.items()]
 
         @functools.wraps(function)
-        def run(**chosen: Any) -> None:  # Any: values of options
+        def run(**values: Any) -> None:  # Any: values of options
             if is_watched:
-                watched = [chosen.pop(name) for name in WATCHED]
-                if place := current().begin(function.__name__, chosen.get("recipe"), *watched):
+                watched = [values.pop(name) for name in WATCHED]
+                if place := current().begin(function.__name__, values.get("recipe"), *watched):
                     err.print(f"metrics are at {place}")
-            if chosen.pop("strict", False):
-                chosen["tolerate"] = 0
-            function(**chosen | {name: chosen[name] or [] for name in given if given[name].kind == list[str]})
+            if values.pop("strict", False):
+                values["tolerate"] = 0
+            function(**values | {name: values[name] or [] for name in arguments if arguments[name].kind == list[str]})
 
         run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in options}
@@ -102,13 +102,13 @@ def given_to(function: str, options: Mapping[str, Any]) -> dict[str, Any]:  # An
 def arguments_of(function: str) -> dict[str, Parameter]:
     """Return the arguments of a public function by their names."""
     node = _definition(function)
-    texts, found = _texts(ast.get_docstring(node) or ""), {}
-    for each, default in arguments(node):
+    texts, parameters = _texts(ast.get_docstring(node) or ""), {}
+    for each, default in syntax.arguments(node):
         is_many = each is node.args.vararg
         annotation = "Sequence[str]" if is_many or each.annotation is None else ast.unparse(each.annotation)
         value = () if is_many else REQUIRED if default is None else _value(default)
-        found[each.arg] = Parameter(each.arg, annotation, value, texts.get(each.arg, ""))
-    return found
+        parameters[each.arg] = Parameter(each.arg, annotation, value, texts.get(each.arg, ""))
+    return parameters
 
 
 def _texts(docstring: str) -> dict[str, str]:
@@ -132,7 +132,7 @@ def _value(default: ast.expr) -> Any:  # Any: a default
 @functools.cache
 def _modules() -> dict[str, str]:
     """Return the module of each public name, as the stub of the package has it."""
-    stub = parse(Path(volpipe.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    stub = syntax.parse(Path(volpipe.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [each for each in stub.body if isinstance(each, ast.ImportFrom)]
     return {alias.name: str(each.module) for each in imports for alias in each.names}
 
@@ -147,7 +147,7 @@ def _definition(function: str) -> ast.FunctionDef:
     """Return a public function, of which no more is read than its signature and its docstring."""
     head = re.search(rf'^def {function}\(.*?"""(?:.|\n)*?"""$', _source(_modules()[function]), re.MULTILINE | re.DOTALL)
     assert head is not None
-    node = parse(head[0]).body[0]
+    node = syntax.parse(head[0]).body[0]
     assert isinstance(node, ast.FunctionDef)
     return node
 
@@ -156,14 +156,14 @@ def _is_option(name: str) -> bool:
     return name not in IN_PYTHON and not name.startswith("on_")
 
 
-def _options(command: str, given: Mapping[str, Parameter]) -> Iterator[inspect.Parameter]:
-    """Yield the options of `command`, by the arguments `given` to it."""
-    named = {name: _named(command, each) for name, each in given.items()}
+def _options(command: str, arguments: Mapping[str, Parameter]) -> Iterator[inspect.Parameter]:
+    """Yield the options of `command`, by the `arguments` of its functions."""
+    named = {name: _named(command, each) for name, each in arguments.items()}
     words = {name: _word(name, info) for name, info in named.items()}
-    for name, argument in given.items():
+    for name, argument in arguments.items():
         info = copy.copy(named[name])
         info.help = info.help or _help(argument.text, words)
-        kind, default = argument.kind, argument.typed
+        kind, default = argument.kind, argument.default_text
         yield _parameter(name, default, kind if default is not None else kind | None, info)
         if name == "tolerate":
             yield inspect.Parameter("strict", KEYWORD, default=False, annotation=Strict)

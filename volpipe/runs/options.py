@@ -46,9 +46,12 @@ class RunOptions:
         Raises:
             RunError: saying which to give.
         """
-        update, only, follow, again = map(written, ("update", "only", "follow", "measure_again"))
+        update, only, follow, keep = map(written, ("update", "only", "follow", "keep_tensors"))
         if self.measure_again and not self.update:
-            raise RunError(f"{again} says how {update} goes; give that as well")
+            raise RunError(f"{written('measure_again')} says how {update} goes; give that as well")
+        if self.update and self.keep_tensors:
+            why = f"{update} writes tensors of what has changed alone, so that {keep} would keep some of two inputs"
+            raise RunError(f"{why}; leave it out, or use {written('fresh')}")
         if self.follow is not None and self.only is not None:
             why = f"{follow} takes all that changes in the volume, and {only} leaves some out"
             raise RunError(f"{why}; give one of them")

@@ -42,7 +42,7 @@ from volpipe.reporting.comparison import Subject
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done, voxel_at
 from volpipe.runs.growth import follow, grids_of, grown_plan
-from volpipe.runs.options import RunOptions
+from volpipe.runs.options import RunOptions, written
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
@@ -284,19 +284,12 @@ class RunWork(OutputWork[Plan, Report]):
 
     def check_update(self) -> None:
         """Refuse an update that cannot be told from its options; see `OutputWork`."""
-        options = self.options
-        if not options.update:
-            return
-        if options.keep_tensors:
-            raise RunError(
-                "--update writes tensors of what has changed alone, so that --keep-tensors would keep some of two "
-                "inputs; leave it out, or use --fresh"
+        is_measured = needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype))
+        if self.options.measure_again and not is_measured:
+            why = (
+                "nothing is measured in this run, the recipe or the type of the voxels says how grey levels are mapped"
             )
-        if options.measure_again and not needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype)):
-            raise RunError(
-                "--measure-again: nothing is measured in this run, the recipe or the type of the voxels says how grey "
-                "levels are mapped; leave it out"
-            )
+            raise RunError(f"{written('measure_again')}: {why}; leave it out")
 
     def _grow(self) -> None:
         """Follow a volume that has grown, if its run can."""

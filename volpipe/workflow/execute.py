@@ -23,7 +23,7 @@ from volpipe.errors import RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.reporting.page import Page
-from volpipe.runs.options import RunOptions
+from volpipe.runs.options import RunOptions, written
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
@@ -275,7 +275,7 @@ def _of_stage(options: RunOptions, stage: StagePlan) -> RunOptions:
 def _check_measuring(plan: FlowPlan, options: RunOptions) -> None:
     """Refuse to measure again what no stage measured."""
     if options.measure_again and not any(stage.is_measured for stage in plan.stages):
-        raise RunError("--measure-again: no stage measures what it reads; leave it out")
+        raise RunError(f"{written('measure_again')}: no stage measures what it reads; leave it out")
 
 
 def _check_out(plan: FlowPlan) -> None:
