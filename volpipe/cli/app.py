@@ -56,7 +56,6 @@ from volpipe.display.reports import MOST_ROWS, clipped_line, print_missing, repo
 from volpipe.errors import RunStopped, SettingsError, SiteError, VolpipeError
 from volpipe.monitoring.command import current, watched
 from volpipe.resolve import describe_error
-from volpipe.runs.options import check_stages
 from volpipe.runs.presence import COMMAND
 from volpipe.sites.find import name_user
 from volpipe.units import count, duration
@@ -134,9 +133,11 @@ def run(
         asked = _request(options, incomplete=incomplete, parents=parents)
         how = given_to("run", options)
         only, update, follow = how["only"], how["update"], how["follow"]
+        from volpipe.apps.pool import starting
+        from volpipe.runs.options import check_stages
+
         if asked.has_stages:
             check_stages(only, follow)
-        from volpipe.apps.pool import starting
 
         with starting(how["site"], asked.folder.parsl, fresh=how["fresh"]) as site, showing() as show:
             planned, config = _plan(asked, site.capacity, fresh=how["fresh"]), how["site"]
