@@ -17,7 +17,7 @@ from parsl.executors.base import ParslExecutor
 
 from volpipe.apps.capacity import asked_of, executors_for_nets, has_gpu, is_local
 from volpipe.apps.pool import start_pool
-from volpipe.apps.site_check import LOOK_SECONDS, WAIT_SECONDS, limit, place_in, trouble_of, why_late
+from volpipe.apps.site_check import LOOK_SECONDS, limit, place_in, trouble_of, why_late
 from volpipe.blockwise.failures import message_of
 from volpipe.errors import NetError, SiteError
 from volpipe.estimation.measure import GpuTimes, processor, thorough_speeds
@@ -45,9 +45,7 @@ def check_site(site: str) -> None:
             _executor_with_gpus(site, chosen)
 
 
-def time_at_site(
-    site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: float = WAIT_SECONDS
-) -> tuple[NetSpeeds, str]:
+def time_at_site(site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: float = 300.0) -> tuple[NetSpeeds, str]:
     """Return what windows of the net of `recipe` cost a worker of `site`, and on what it computes, in words.
 
     Plans for the site choose by it from now on.

@@ -29,6 +29,7 @@ from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import read_fingerprint
 from volpipe.runs import worker
+from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import recompute
 from volpipe.runs.worker import Job
@@ -419,7 +420,7 @@ def test_an_update_computes_the_blocks_that_saw_what_has_changed(tmp_path: Path)
         write_volume(tmp_path / "other.n5", data)
         changed = "in.n5/raw/0/0/2"
         (tmp_path / changed).write_bytes((tmp_path / "other.n5/raw/0/0/2").read_bytes())
-        report = execute(plan, Inline().start, update=True)
+        report = execute(plan, Inline().start, RunOptions(update=True))
         assert [update.changed for update in report.updates] == [1]
         fresh = planned(tmp_path, volume, "fresh.zarr", *several_blocks("crop"))
         execute(fresh, Inline().start)

@@ -29,6 +29,7 @@ from volpipe.blockwise.journal import Record
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box
 from volpipe.runs import worker
+from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import open_volume
@@ -53,7 +54,9 @@ def test_the_output_of_a_grown_volume_is_that_of_a_fresh_run(
         volume = write_volume(folder / "in.n5", noise(shape), chunk=5)
         for _ in range(data.draw(st.integers(1, 4))):
             with contextlib.suppress(Stopped):
-                execute(planned(folder, *more), Inline(seed, 2, int(rng.integers(0, 60))).start, update=True)
+                execute(
+                    planned(folder, *more), Inline(seed, 2, int(rng.integers(0, 60))).start, RunOptions(update=True)
+                )
             before = open_volume(volume).open()[...]
             shape = tuple(n + data.draw(st.integers(0, 7)) for n in shape)
             after = noise(shape, seed=len(shape))

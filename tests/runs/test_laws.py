@@ -24,6 +24,7 @@ from volpipe.inference.plan import Plan
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs import work
+from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import open_volume
@@ -36,7 +37,7 @@ def planned(folder: Path, volume: Path, *settings_: str) -> Plan:
 
 
 def ran(plan: Plan, *, seed: int = 0, slots: int = 1, keep_tensors: bool = False) -> Report:
-    report = execute(plan, Inline(seed, slots).start, keep_tensors=keep_tensors)
+    report = execute(plan, Inline(seed, slots).start, RunOptions(keep_tensors=keep_tensors))
     assert report.missing == []
     return report
 
@@ -240,7 +241,7 @@ def test_interrupted_anywhere_and_resumed_the_bytes_are_those_of_one_go(
         fresh = True
         while True:
             try:
-                report = execute(plan, executors.start, fresh=fresh)
+                report = execute(plan, executors.start, RunOptions(fresh=fresh))
             except Stopped:
                 interruptions += 1
                 executors = Inline(seed + interruptions, 2, int(rng.integers(3, 40)))

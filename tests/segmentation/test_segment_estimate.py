@@ -27,6 +27,7 @@ from volpipe.estimation.estimate import StageTime, StageTimes
 from volpipe.evaluation import driver, evaluate, subject
 from volpipe.geometry.grid import Box, Triple
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.runs.options import RunOptions
 from volpipe.runs.work import Listener
 from volpipe.segmentation import estimate as estimate_module
 from volpipe.segmentation import graph as graph_module
@@ -319,7 +320,7 @@ def test_a_labelling_is_foreseen_once_where_nothing_was_done_before_and_only_for
         segment(plan, Named().start, listener=listener)
         assert not {type(each) for each in heard} - {str} and "try_segmentation" not in heard
         assert ("paint" in heard) == goes_on
-    segment(plan, Named().start, fresh=True)
+    segment(plan, Named().start, RunOptions(fresh=True))
     assert heard and "try_segmentation" not in heard
 
 

@@ -26,6 +26,7 @@ from volpipe.blockwise.journal import read_records
 from volpipe.errors import RunError
 from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_provenance
 from volpipe.segmentation import boxes
 from volpipe.segmentation import plan as planning
@@ -66,7 +67,7 @@ def made(source: Path, chosen: SegmentRecipe, workers: Crowd | None = None, **op
     """Return how the segmentation of `source` ended; its labels lie beside it."""
     out, fresh = source.with_name("l.zarr"), bool(options.get("fresh"))
     plan = plan_segmentation(str(source), chosen, out, source.parent, fresh=fresh)
-    result = segment(plan, (workers or Crowd()).start, **options)
+    result = segment(plan, (workers or Crowd()).start, RunOptions(**options))
     assert result.missing == []
     return result
 
@@ -230,7 +231,7 @@ def test_a_damaged_fragment_is_not_painted(source: Path) -> None:
     write(source, voxels)
     plan = plan_segmentation(str(source), SMALL, source.with_name("l.zarr"), source.parent)
     with contextlib.suppress(RunError):
-        assert segment(plan, Crowd().start, update=True).missing
+        assert segment(plan, Crowd().start, RunOptions(update=True)).missing
     assert "damaged" in (source.with_name("l.zarr.run") / "volpipe.log").read_text()
 
 

@@ -20,6 +20,7 @@ from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.estimation import limits
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.workflow import find_flow
+from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
@@ -107,7 +108,7 @@ class Counted:
 
 
 def run(plan: FlowPlan, *, fresh: bool = False) -> FlowReport:
-    return execute_flow(plan, Counted().start, fresh=fresh)
+    return execute_flow(plan, Counted().start, RunOptions(fresh=fresh))
 
 
 LABELLED = (
@@ -202,7 +203,7 @@ def test_a_flow_stopped_in_its_second_stage_goes_on_to_the_same_bytes_and_leaves
         return {path: path.stat().st_mtime_ns for path in (plan.out / "first.zarr" / "s0").rglob("*")}
 
     with pytest.raises(Stopped):
-        execute_flow(plan, Counted(most_tasks=num_tasks - 2).start, fresh=True)
+        execute_flow(plan, Counted(most_tasks=num_tasks - 2).start, RunOptions(fresh=True))
     (standing,) = (is_done(entry) for entry in find_entries(plan.out) or [] if entry.name == "second")
     assert not standing
     before = state()
@@ -267,7 +268,7 @@ def test_a_later_stage_lacks_what_an_earlier_one_lacks_and_the_next_command_goes
     chunk = folder / "in.n5" / "raw" / "1" / "1" / "1"
     good, stamp = chunk.read_bytes(), chunk.stat()
     chunk.write_bytes(good[:-9])
-    report = execute_flow(plan, Counted().start, tolerated=1.0, fresh=True)
+    report = execute_flow(plan, Counted().start, RunOptions(tolerated=1.0, fresh=True))
     assert not report.is_complete
     first, second = (done.report for done in report.stages)
     assert len(first.missing) == 1
@@ -288,7 +289,7 @@ def test_statistics_of_a_stage_that_lacks_parts_are_refused_by_a_sentence(folder
     chunk.write_bytes(chunk.read_bytes()[:-9])
     plan = flow_plan(folder, TWO, "second.normalise.method=zscore")
     with pytest.raises(RunStopped, match=r"^stage second: \d+ of \d+ blocks cannot be read, because parts"):
-        execute_flow(plan, Counted().start, tolerated=1.0)
+        execute_flow(plan, Counted().start, RunOptions(tolerated=1.0))
 
 
 def test_a_changed_recipe_is_refused_by_the_name_of_its_stage_and_made_with_fresh(folder: Path) -> None:

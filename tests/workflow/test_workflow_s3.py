@@ -19,6 +19,7 @@ from volpipe.estimation import limits
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.workflow import find_flow
+from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths
@@ -95,7 +96,7 @@ def planned(folder: Path, *settings: str, out: str | Path = OUT) -> FlowPlan:
 
 
 def run(plan: FlowPlan, most_tasks: int | None = None, *, fresh: bool = False) -> FlowReport:
-    return execute_flow(plan, Inline(most_tasks=most_tasks).start, fresh=fresh)
+    return execute_flow(plan, Inline(most_tasks=most_tasks).start, RunOptions(fresh=fresh))
 
 
 def stop_in(plan: FlowPlan, name: str, num_tasks: int) -> None:
@@ -261,7 +262,7 @@ def test_outputs_of_others_in_a_bucket_are_refused_before_the_first_stage(bucket
         with pytest.raises(
             RunError, match=r"^stage objects: s3://cells/out/objects.zarr.* exists and no segmentation in .* made"
         ):
-            execute_flow(planned(folder), workers.start, fresh=fresh)
+            execute_flow(planned(folder), workers.start, RunOptions(fresh=fresh))
         assert workers.num_tasks == 0
     assert [key for key in bucket.files if key.startswith("out/")] == ["out/objects.zarr/zarr.json"]
 

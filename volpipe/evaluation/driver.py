@@ -35,10 +35,11 @@ from volpipe.evaluation.results import ComparisonResult, EvaluationResult, evalu
 from volpipe.evaluation.subject import RESULTS, BlockSums, Subject
 from volpipe.geometry.grid import Box, Grid
 from volpipe.reporting.page import Draft, Item, Note
+from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkSession, check_kind
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, WorkSession, check_kind
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage.metadata import read_json, write_json
@@ -66,7 +67,7 @@ class BlockWork(FolderWork[R], Generic[R, S]):
     kinds: ClassVar[Kinds] = RESULTS
 
     def __init__(
-        self, subject: S, folder: RunFolder, options: Options = PLAIN, listener: Listener = SILENT,
+        self, subject: S, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT,
         feed: Feed | None = None,
     ) -> None:  # fmt: skip
         super().__init__(folder, options, listener, feed)

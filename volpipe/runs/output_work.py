@@ -28,6 +28,7 @@ from volpipe.reporting.comparison import Subject, slices_of
 from volpipe.reporting.overview import main_picture, overview_of, small_picture
 from volpipe.reporting.page import Draft, Item, Note, Picture
 from volpipe.runs.comparison import Comparison
+from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import (
     Parts,
     Taken,
@@ -58,7 +59,6 @@ from volpipe.runs.work import (
     SILENT,
     FolderWork,
     Listener,
-    Options,
     WorkSession,
     check_kind,
 )
@@ -90,7 +90,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def __init__(
         self,
         plan: P,
-        options: Options = PLAIN,
+        options: RunOptions = PLAIN,
         listener: Listener = SILENT,
         feed: Feed | None = None,
         folder: RunFolder | None = None,
@@ -423,7 +423,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def _needs_whole(self) -> bool:
         """Whether its input must be complete: unless that is followed, or the recipe reads it as it is."""
         is_theirs = self.options.is_outside and self.feed is None
-        return is_theirs and not (self.options.is_following or self.plan.recipe.input.incomplete)
+        return is_theirs and not (self.options.follow is not None or self.plan.recipe.input.incomplete)
 
     def check_written(self, volumes: Mapping[str, Volume]) -> None:
         """Refuse `volumes` to be read that other work of ours has not completed."""

@@ -19,17 +19,18 @@ from volpipe.blockwise.journal import Journal, Kinds, Record, read_records
 from volpipe.blockwise.ledger import Ledger
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.notes import StageNote
-from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
+from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.pool import Submit
 from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import Steps
 from volpipe.errors import NOTICE, RunError
-from volpipe.geometry.grid import Box, Grid
+from volpipe.geometry.grid import Grid
 from volpipe.reporting.block_map import BlockMap, slowest_maps
 from volpipe.reporting.page import REPORT, Draft, Page, reason_of
 from volpipe.reporting.render import write_page
 from volpipe.reporting.tally import Tally
+from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import Parts, Taken, is_current, page_of
 from volpipe.runs.presence import Presence, present
 from volpipe.runs.run_folder import RunFolder
@@ -39,35 +40,6 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 QUICK_BYTES = 32 << 20  # of a journal that is read within seconds
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a command that makes an output.
-
-    Attributes:
-        fresh: delete the output and the run that made it, and start over.
-        keep_tensors: keep window tensors and block tensors.
-        site: name of the site, for the output's attributes.
-        only: box of the output (z, y, x); what other shards need is left for another session.
-        tolerated: share of units that may fail; see `Phase`.
-        same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
-        is_outside: whether others may change the volume: not that which earlier work of ours writes.
-        is_following: whether the volume is looked at again, so that it need not be complete yet.
-        update: compute again what rests on voxels of the input that have changed; None where the command has no update.
-        measure_again: with `update`, measure the volume again, and compute everything.
-    """
-
-    fresh: bool = False
-    keep_tensors: bool = False
-    site: str = ""
-    only: Box | None = None
-    tolerated: float = TOLERATED_SHARE
-    same_input: bool = False
-    is_outside: bool = True
-    is_following: bool = False
-    update: bool | None = None
-    measure_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +55,7 @@ class Listener:
     on_look: Callable[[Any], None] = lambda look: None
 
 
-SILENT, PLAIN = Listener(), Options()
+SILENT, PLAIN = Listener(), RunOptions()
 
 
 def file_mark(path: Path) -> tuple[int, int, int] | None:
@@ -188,7 +160,7 @@ class FolderWork(HeldWork[R]):
 
     kinds: ClassVar[Kinds]
 
-    def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
+    def __init__(self, folder: RunFolder, options: RunOptions, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
         self.readers, self.was_begun, self._is_noted = list[Feed](), False, False
         self._ledger: tuple[Sequence[object], Ledger] | None = None  # and what it follows from

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.comparison import Comparison, compare
 from volpipe.runs.growth import grown_from
+from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.planned import Planned
 from volpipe.runs.provenance import is_sealed, seal, stored_offsets
@@ -50,7 +51,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import OutputSchedule
 from volpipe.runs.updates import Updated
 from volpipe.runs.verify import Recomputed, Verdict, judge, written
-from volpipe.runs.work import SILENT, Listener, Options, WorkSession
+from volpipe.runs.work import PLAIN, SILENT, Listener, WorkSession
 from volpipe.segmentation import tasks
 from volpipe.segmentation.estimate import forecast_labels
 from volpipe.segmentation.graph import check_size
@@ -442,23 +443,23 @@ def objects_of(folder: RunFolder) -> Objects | None:
     return last[0] if last else None
 
 
-def segment(plan: SegmentPlan, start: Start, *, listener: Listener = SILENT, **options: Any) -> SegmentationResult:
+def segment(
+    plan: SegmentPlan, start: Start, options: RunOptions = PLAIN, listener: Listener = SILENT
+) -> SegmentationResult:
     """Do the tasks of `plan` that are not done yet, and return the result.
 
     Args:
         plan: from `plan_segmentation`.
         start: starts the workers in a folder for their files, and stops them on every way out.
         listener: whom to tell; one that asks for an estimate gets it before the first task of a new segmentation.
-        options: those of `Options`.
 
     Raises:
         RunError: another run's folder or output is in the way.
         PlanError: a task needs more memory than a worker has.
         RunStopped: too many blocks fail, or the graph needs more memory than the recipe gives it.
     """
-    asked = Options(**options)
-    grown = grown_from(plan, RunFolder.from_output(paths.locate(plan.out))) if asked.update else None
-    work = SegmentWork(grown or plan, asked, listener)
+    grown = grown_from(plan, RunFolder.from_output(paths.locate(plan.out))) if options.update else None
+    work = SegmentWork(grown or plan, options, listener)
     return perform(work, partial(start, work.folder.parsl))
 
 

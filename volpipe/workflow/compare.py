@@ -24,11 +24,12 @@ from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import MOST_SHOWN, ComparisonResult, ComparisonRow, Filed, page_of_many, row_sheet
 from volpipe.geometry.grid import Box
 from volpipe.reporting.page import Page, Sheet
+from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import check_present
-from volpipe.runs.work import HeldWork, Options, check_kind
+from volpipe.runs.work import HeldWork, check_kind
 from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import write_json
@@ -264,7 +265,7 @@ class PairsWork(HeldWork[ComparisonTable]):
     """
 
     def __init__(
-        self, a: str, b: str, pairs: Pairs, plan: Plan, folder: RunFolder, options: Options,
+        self, a: str, b: str, pairs: Pairs, plan: Plan, folder: RunFolder, options: RunOptions,
         limits: tuple[Limit, ...], on_pair: Callable[[int, int], None],
     ) -> None:  # fmt: skip
         self.a, self.b, self.pairs, self.plan, self.folder = a, b, pairs, plan, folder

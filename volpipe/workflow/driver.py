@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done, voxel_at
 from volpipe.runs.comparison import Comparison, compare
 from volpipe.runs.growth import follow, grown_plan
+from volpipe.runs.options import RunOptions, written
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
@@ -54,14 +55,14 @@ from volpipe.runs.seams import Score, Squares, profile_items, seam_squares, wors
 from volpipe.runs.update import Update, take_selection, with_due
 from volpipe.runs.updates import Updated
 from volpipe.runs.verify import Recomputed, Shard, recompute
-from volpipe.runs.work import SILENT, Listener, Options, WorkSession, file_mark
+from volpipe.runs.work import PLAIN, SILENT, Listener, WorkSession, file_mark
 from volpipe.runs.worker import RESULTS, Job, submitter
 from volpipe.units import count, shape
 from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume, open_volume
 
-__all__ = ["Listener", "Options", "Report", "RunWork", "execute", "preview"]
+__all__ = ["Listener", "Report", "RunWork", "execute", "preview"]
 
 log = logging.getLogger(__name__)
 
@@ -243,21 +244,12 @@ class RunWork(OutputWork[Plan, Report]):
 
     def check_update(self) -> None:
         """Refuse an update that cannot be told from its options; see `OutputWork`."""
-        options = self.options
-        if options.measure_again and not options.update:
-            raise RunError("--measure-again says how --update goes; give that as well")
-        if not options.update:
-            return
-        if options.keep_tensors:
-            raise RunError(
-                "--update writes tensors of what has changed alone, so that --keep-tensors would keep some of two "
-                "inputs; leave it out, or use --fresh"
+        is_measured = needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype))
+        if self.options.measure_again and not is_measured:
+            why = (
+                "nothing is measured in this run, the recipe or the type of the voxels says how grey levels are mapped"
             )
-        if options.measure_again and not needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype)):
-            raise RunError(
-                "--measure-again: nothing is measured in this run, the recipe or the type of the voxels says how grey "
-                "levels are mapped; leave it out"
-            )
+            raise RunError(f"{written('measure_again')}: {why}; leave it out")
 
     def grown(self) -> Plan | None:
         """Return the plan with the sizes of a run that was begun before the volume grew; see `OutputWork`."""
@@ -423,20 +415,18 @@ class RunWork(OutputWork[Plan, Report]):
         self._create_output(selection, report.normalise)
 
 
-def execute(plan: Plan, start: Start, *, listener: Listener = SILENT, **options: Any) -> Report:  # Any: of Options
+def execute(plan: Plan, start: Start, options: RunOptions = PLAIN, listener: Listener = SILENT) -> Report:
     """Run `plan`, or resume it, until its output is whole or what is left cannot be done; return how it ended.
 
     Args:
         start: starts the workers, and stops them on every way out; it is given a folder for their files.
-        options: those of `Options`.
 
     Raises:
         RunError: another run's folder or output is in the way, or too much fails.
         SiteError: the site cannot be used.
     """
-    asked = Options(**options)
-    grown = grown_plan(plan) if asked.update else None
-    work = RunWork(grown or plan, asked, listener)
+    grown = grown_plan(plan) if options.update else None
+    work = RunWork(grown or plan, options, listener)
     return perform(work, partial(start, work.folder.parsl))
 
 

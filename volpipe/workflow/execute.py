@@ -23,10 +23,11 @@ from volpipe.errors import RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.reporting.page import Page
+from volpipe.runs.options import RunOptions, written
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
-from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, Options
+from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener
 from volpipe.tables import html_table
 from volpipe.units import duration, size
 from volpipe.volumes.storage.metadata import write_json
@@ -119,7 +120,7 @@ class StageWork:
     def __init__(
         self,
         stage: StagePlan,
-        options: Options,
+        options: RunOptions,
         listener: FlowListener,
         source: Feed | None = None,
         maker: StagePlan | None = None,
@@ -160,7 +161,7 @@ class FlowWork(HeldWork[FlowReport]):
     Of the options, which are for every stage, `fresh` deletes the outputs of all and the runs that made them.
     """
 
-    def __init__(self, plan: FlowPlan, options: Options = PLAIN, listener: FlowListener = QUIET) -> None:
+    def __init__(self, plan: FlowPlan, options: RunOptions = PLAIN, listener: FlowListener = QUIET) -> None:
         self.plan, self.options, self.listener, self.folder = plan, options, listener, plan.folder
 
     @property
@@ -239,26 +240,26 @@ class FlowWork(HeldWork[FlowReport]):
         write_json(plan.folder.path / FLOW_FILE, {"recipe": plan.source, "volume": plan.volume, "stages": entries})
 
 
-def execute_flow(plan: FlowPlan, start: Start, *, listener: FlowListener = QUIET, **options: Any) -> FlowReport:
+def execute_flow(
+    plan: FlowPlan, start: Start, options: RunOptions = PLAIN, listener: FlowListener = QUIET
+) -> FlowReport:
     """Run the stages of `plan` that are not complete, and return how that ended.
 
     Args:
         start: starts the workers once, and stops them on every way out; it is given a folder for their files.
-        options: those of `Options`.
 
     Raises:
         RunError: another run's folder or output is in the way, or too much of a stage fails; the message names it.
         SiteError: the site cannot be used.
         VolumeError: a bucket may not be written to, or does not answer.
     """
-    asked = Options(**options)
-    if asked.update:
+    if options.update:
         plan = grown_flow(plan)
-    return perform(FlowWork(plan, asked, listener), partial(start, plan.folder.parsl))
+    return perform(FlowWork(plan, options, listener), partial(start, plan.folder.parsl))
 
 
 def work_for(
-    plan: Plan | FlowPlan, options: Options = PLAIN, listener: Callable[[str], Listener] = lambda stage: SILENT
+    plan: Plan | FlowPlan, options: RunOptions = PLAIN, listener: Callable[[str], Listener] = lambda stage: SILENT
 ) -> RunWork | FlowWork:
     """Return the work of `plan`; `listener` gives whom to tell of the stage of that name, of a run alone ""."""
     if isinstance(plan, FlowPlan):
@@ -266,15 +267,15 @@ def work_for(
     return RunWork(plan, options, listener(""))
 
 
-def _of_stage(options: Options, stage: StagePlan) -> Options:
+def _of_stage(options: RunOptions, stage: StagePlan) -> RunOptions:
     """Return those of `options`, which are for all stages, that are of use to `stage`."""
     return dataclasses.replace(options, measure_again=options.measure_again and stage.is_measured)
 
 
-def _check_measuring(plan: FlowPlan, options: Options) -> None:
+def _check_measuring(plan: FlowPlan, options: RunOptions) -> None:
     """Refuse to measure again what no stage measured."""
     if options.measure_again and not any(stage.is_measured for stage in plan.stages):
-        raise RunError("--measure-again: no stage measures what it reads; leave it out")
+        raise RunError(f"{written('measure_again')}: no stage measures what it reads; leave it out")
 
 
 def _check_out(plan: FlowPlan) -> None:

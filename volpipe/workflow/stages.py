@@ -36,9 +36,10 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.statistics import needs_measuring
 from volpipe.recipes.workflow import VOLUME
 from volpipe.runs.growth import grown_from, grown_plan
+from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener
 from volpipe.segmentation.driver import SegmentWork, check_memory
 from volpipe.segmentation.estimate import SegmentTrial, calibrate_segmentation
 from volpipe.segmentation.plan import SegmentPlan
@@ -93,7 +94,9 @@ class StagePlan(ABC):
     def num_blocks(self) -> int:
         """Number of blocks that it computes."""
 
-    def work(self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> FolderWork[Any]:
+    def work(
+        self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
+    ) -> FolderWork[Any]:
         """Return its work; arguments as of `FolderWork`."""
         return self.maker(self.plan, options, listener, feed, self.folder)
 
@@ -310,7 +313,9 @@ class ScoreStage(StagePlan):
     num_blocks = 0
     plan: Evaluation
 
-    def work(self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> EvaluationWork:
+    def work(
+        self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
+    ) -> EvaluationWork:
         """Return the evaluation; see `StagePlan`."""
         return EvaluationWork(self.plan, self.folder, options, listener, feed, to=self.out)
 
