@@ -1,5 +1,5 @@
-from .gpus import ask_nvidia as ask_nvidia
-from .gpus import is_torch_for_gpus as is_torch_for_gpus
+from .capacity import ask_nvidia as ask_nvidia
+from .capacity import is_torch_for_gpus as is_torch_for_gpus
 from .htex.executor import ResilientExecutor as ResilientExecutor
 from .kubernetes.environment import affinity_to as affinity_to
 from .kubernetes.environment import check_folder as check_folder

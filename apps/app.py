@@ -42,7 +42,7 @@ APPS = {
     "pyramid": App("volpipe.runs.worker:coarsen", "cpu", 1),
     "discard": App("volpipe.runs.worker:discard", "cpu", 0),
     # a net: timed on a GPU
-    "time_net": App("volpipe.estimation.gpu_times:time_net", "gpu"),
+    "time_net": App("volpipe.estimation.measure:time_net", "gpu"),
     # a training: one for each of its ranks
     "train": App("volpipe.training.task:train_task", "gpu"),
     # a segmentation: from affinities to fragments, their edges, the graph solved in boxes, labels and coarser levels

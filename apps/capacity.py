@@ -8,19 +8,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
-
-# isort: off
-import volpipe.apps.htex.lean_driver  # noqa: F401  # before Parsl
-# isort: on
 
 import psutil
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
 from parsl.executors.base import ParslExecutor
 from parsl.providers import LocalProvider
 
-from volpipe.apps.gpus import ask_nvidia, is_torch_for_gpus
 from volpipe.blockwise.pool import Capacity, Gpu
 from volpipe.sites.find import try_site
 from volpipe.sites.gpus import remembered_gpu
@@ -32,6 +30,7 @@ ASKED = (
     "kubeconfig", "context", "namespace", "gpu_resource", "node_selector", "affinity",
 )  # fmt: skip
 LOCAL_SHARE = 0.5  # of this machine's memory, by which windows are chosen: it has other work too
+SMI_SECONDS = 20  # a driver that hangs is no GPU
 UNKNOWN_SLOTS = 8  # workers assumed of an executor that does not say
 
 
@@ -126,6 +125,23 @@ def _sees_gpu(devices: Path = Path("/dev")) -> bool:
     """Return whether torch will find a GPU here, as far as can be told without loading it."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
     return not hidden and any(devices.glob("nvidia[0-9]*")) and is_torch_for_gpus()
+
+
+def ask_nvidia(facts: str, *options: str) -> list[str]:
+    """Return a line for each GPU with its `facts`, as nvidia-smi names them; none where no driver answers."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", *options, f"--query-gpu={facts}", "--format=csv,noheader,nounits"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS)
+    except subprocess.TimeoutExpired:
+        return []
+    return asked.stdout.splitlines() if asked.returncode == 0 else []
+
+
+def is_torch_for_gpus() -> bool:
+    """Return whether the torch that is installed was built for GPUs."""
+    return not version("torch").endswith("+cpu")
 
 
 def memory_of_worker(executor: ParslExecutor) -> int | None:

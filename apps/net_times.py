@@ -1,6 +1,6 @@
 """Windows of a net, timed on one GPU worker of a site, which is started for that and stopped again, or on a core here.
 
-Not here: the timing (volpipe.estimation.gpu_times, net_speeds), or what plans make of it (window_choice, there too).
+Not here: the timing (volpipe.estimation.measure), or what plans make of it (window_choice, there too).
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from parsl.executors.base import ParslExecutor
 
 from volpipe.apps.capacity import asked_of, executors_for_nets, has_gpu, is_local
 from volpipe.apps.pool import start_pool
-from volpipe.apps.site_check import LOOK_SECONDS, WAIT_SECONDS, limit, place_in, trouble_of, why_late
+from volpipe.apps.site_check import LOOK_SECONDS, limit, place_in, trouble_of, why_late
 from volpipe.blockwise.failures import message_of
 from volpipe.errors import NetError, SiteError
-from volpipe.estimation.gpu_times import GpuTimes, check_can_keep, keep_times
-from volpipe.estimation.net_speeds import processor, thorough_speeds
-from volpipe.nets.cache import keep_speeds
+from volpipe.estimation.measure import GpuTimes, processor, thorough_speeds
+from volpipe.nets.cache import can_store_measured, keep_speeds
 from volpipe.nets.facts import NetFacts, NetSpeeds
 from volpipe.recipes.inference import Recipe
 from volpipe.sites.find import try_site
@@ -46,9 +45,7 @@ def check_site(site: str) -> None:
             _executor_with_gpus(site, chosen)
 
 
-def time_at_site(
-    site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: float = WAIT_SECONDS
-) -> tuple[NetSpeeds, str]:
+def time_at_site(site: str, recipe: Recipe, facts: NetFacts, *, wait_seconds: float = 300.0) -> tuple[NetSpeeds, str]:
     """Return what windows of the net of `recipe` cost a worker of `site`, and on what it computes, in words.
 
     Plans for the site choose by it from now on.
@@ -62,7 +59,11 @@ def time_at_site(
         NetError: the worker sees no GPU, or the net cannot be timed there, or nothing of it can be remembered.
     """
     search_path = str(Path.cwd())
-    check_can_keep(recipe, search_path)
+    if not can_store_measured(recipe.net, search_path):
+        raise NetError(
+            f"net {recipe.net.name} is code of a package, which may change unseen, so that its times are not kept; put "
+            "it into a file, and name it file.py:function"
+        )
     with place_in(Path.cwd(), ELSEWHERE) as place:
         config = try_site(site, place)
         chosen = executors_for_nets(config.executors)
@@ -79,7 +80,7 @@ def time_at_site(
     if record.result is None:
         raise NetError(message_of(record.failed[0][1]))
     times: GpuTimes = record.result
-    if not keep_times(recipe, facts, search_path, times):
+    if not times.keep(recipe.net, recipe.normalise, facts, search_path):
         raise SiteError(UNKEPT)
     remember_gpu(asked, times.gpu)
     return times.speeds, f"{times.gpu.name}, {size(times.gpu.num_bytes)}"

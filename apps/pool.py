@@ -18,10 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# isort: off
-import volpipe.apps.htex.lean_driver  # before Parsl
-# isort: on
-
 import parsl
 import psutil
 from parsl import python_app

@@ -38,7 +38,6 @@ MARK = "mark"
 LOOK_SECONDS = 0.5
 POLL_SECONDS = 1
 DELETE_SECONDS = 5.0
-WAIT_SECONDS = 300.0
 LONGEST_EDGE = 128  # voxels; what some formats call a chunk is the whole volume
 
 OnAnswer = Callable[[Answer], None]
@@ -50,17 +49,17 @@ def check_site(
     folder: str | Path = ".",
     volume: str | Path | None = None,
     *,
-    wait_seconds: float = WAIT_SECONDS,
+    wait_seconds: float = 300.0,
     on_start: Callable[[], None] = lambda: None,
     on_answer: OnAnswer = lambda answer: None,
 ) -> Checked:
     """Return what one worker of each executor of a site finds, and the driver; nothing is left running.
 
     Args:
-        site: a shipped name or a Python file.
-        folder: of a run's output, which workers should be able to write; where it does not exist, the nearest above.
-        volume: that workers should be able to read; a chunk is read.
-        wait_seconds: for workers to answer.
+        site: a shipped name (see `volpipe sites`) or a Python file.
+        folder: folder of the output, which workers should be able to write. Where it does not exist, the nearest above.
+        volume: a volume that workers should be able to read. A chunk is read.
+        wait_seconds: seconds to wait for workers.
         on_start: called when nothing is left to refuse, before workers are started.
         on_answer: called with each answer as it comes.
 

@@ -49,7 +49,7 @@ LONGEST = tuple(
         "update_selection", "sites", "convert", "interchange", "slurm_site_check", "manifest",
         "node_cache_runs", "tune", "follow", "sweep", "train", "usage", "notebooks", "segment_kill",
         "batch_command", "browser", "workflow_s3", "faults_of_works", "distributed", "packaging", "top",
-        "threads", "estimate", "segment", "jupyterlab", "workflow_commands", "reports", "cli", "status", "fuzz",
+        "threads", "estimate", "segment", "jupyterlab", "workflow_commands", "reports", "cli", "watching", "fuzz",
         "decoded_size", "slabs", "receptive_field", "faults", "output", "denoise", "bioimageio", "roi",
     )
 )  # fmt: skip

@@ -25,6 +25,15 @@ def parse(source: str | bytes) -> ast.Module:
         return ast.parse(source)
 
 
+def arguments(function: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr | None]]:
+    """Return the arguments of a function, each with its default, None where it has none."""
+    given = function.args
+    defaults: list[ast.expr | None] = [None] * (len(given.args) - len(given.defaults)) + given.defaults
+    many = [] if given.vararg is None else [(given.vararg, None)]
+    plain, named = zip(given.args, defaults, strict=True), zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    return [*plain, *many, *named]
+
+
 def traceback_of(error: BaseException) -> str:
     """Return the traceback of an error with those of its causes, as Python prints it."""
     with one_thread:

@@ -1,8 +1,8 @@
 """Executors that hold: Parsl's for many workers, less the ways in which it lets a long run hang, leak or give up.
 
-Not here: sites, which say how many workers of which kind (configs); the watch over those that run (watch). All that
-rests on parts of Parsl that it does not promise is here and in watch; tests/apps/test_parsl.py, test_interchange.py and
-test_parsl_blocks.py look whether it is so.
+Not here: sites, which say how many workers of which kind (configs); the watch over those that run (watch). What of a
+driver rests on parts of Parsl that it does not promise is here and in watch, what of its other processes in processes,
+each with its reason; tests/apps/test_parsl.py, test_interchange.py and test_parsl_blocks.py look whether it is so.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
-import importlib.metadata
 import os
 import runpy
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.managers import DictProxy, SyncManager
@@ -23,13 +23,15 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from volpipe.apps.htex.lean_imports import PACKAGES, import_without
-
 INTERCHANGE, WORKERS = "volpipe-interchange", "volpipe-workers"  # in pyproject.toml
 WITH_NETS = "--with-nets"  # first argument of WORKERS that will run nets
 SOCKETS = "VOLPIPE_SOCKETS"  # a variable: the folder for a pool's sockets, which the shell that started it deletes
+# What workers are forks of imports PRELOAD first, which puts garbage collection off until all is there.
+PRELOAD, PRELOADED = "volpipe.apps.htex.preload", "volpipe.runs.worker"
 NETS = ("torch", "tensorstore", "volpipe.nets.load", "volpipe.inference.infer")
-FIRST, PRELOADED = "volpipe.apps.htex.preload_first", ("volpipe.runs.worker", "volpipe.apps.htex.preload")
+# Parsl imports them where they are installed, and takes both for optional (2026.10.26). No worker and no interchange
+# uses them: 0.7 of the 1.4 s that an interchange takes to start.
+PACKAGES = ("kubernetes", "sqlalchemy")
 LESS_OFTEN = 50_000  # objects after which garbage is looked for: what imports make stays
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LOST = 1  # exit code of a pool whose workers could get no task any more
@@ -79,6 +81,17 @@ class Forked(ForkServerContext):
         return manager
 
 
+def import_without(packages: Sequence[str], module: str) -> None:
+    """Import `module`, to which those of `packages` that nobody has imported yet seem not to be installed."""
+    hidden = [package for package in packages if package not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None says that there is none
+    try:
+        importlib.import_module(module)
+    finally:
+        for package in hidden:
+            del sys.modules[package]
+
+
 def are_installed() -> bool:
     """Return whether the commands are there; beside a checkout that is not installed, only Parsl's own are."""
     folders = [os.environ.get("PATH", ""), str(Path(sys.executable).parent)]
@@ -105,12 +118,11 @@ def workers() -> None:
     leave_no_files()
     if sys.platform == "linux":  # elsewhere, system libraries do not bear to be forked
         context = Forked()
-        context.set_forkserver_preload([FIRST, *(NETS if has_nets else ()), *PRELOADED])
+        context.set_forkserver_preload([PRELOAD, *(NETS if has_nets else ()), PRELOADED])
         forkserver.ensure_running()
         import_without(PACKAGES, "parsl.multiprocessing")
         sys.modules["parsl.multiprocessing"].__dict__["SpawnContext"] = context
     probe_apart()
-    name_no_packages()
     sys.argv[1:] = map(with_port, sys.argv[1:])
     runpy.run_module("parsl.executors.high_throughput.process_worker_pool", run_name="__main__", alter_sys=True)
 
@@ -139,14 +151,6 @@ def probe_apart() -> None:
         return find(*arguments, identity=identity + b"-probe", **options)
 
     probe.__dict__["probe_addresses"] = find_apart
-
-
-def name_no_packages() -> None:
-    """Let a pool register without the version of every package installed here, as nobody asks for them.
-
-    To read them takes 0.17 s for 230 packages, from a shared file system longer, and no task comes before.
-    """
-    importlib.metadata.__dict__["distributions"] = tuple
 
 
 def port_file(folder: Path) -> Path:

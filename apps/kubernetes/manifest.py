@@ -13,18 +13,7 @@ from typing import Any
 
 from kubernetes import client
 
-from volpipe.apps.kubernetes.pod_spec import (
-    SERVICE,
-    USER,
-    WORKERS,
-    Shape,
-    container_security,
-    mounts,
-    pod_security,
-    secret_variables,
-    secrets,
-    volumes,
-)
+from volpipe.apps.kubernetes.pod_spec import SERVICE, WORKERS, Shape, container_of, spec_of
 from volpipe.blockwise.interrupts import INTERRUPTED
 
 ACCOUNT = "volpipe"
@@ -90,17 +79,15 @@ def driver_job(
     metadata = client.V1ObjectMeta(labels={**LABELS, **shape.labels}, annotations=dict(shape.annotations) or None)
     found_by = {**_found_by(metrics_port), **shape.annotations}
     of_pod = client.V1ObjectMeta(labels=metadata.labels, annotations=found_by or None)
-    pod = client.V1PodSpec(
-        containers=[_driver(command, image, shape, folder, metrics_port)],
-        restart_policy="Never",
-        service_account_name=ACCOUNT,
-        security_context=pod_security(shape),
-        image_pull_secrets=secrets(shape) or None,
-        volumes=volumes(shape) or None,
-        enable_service_links=False,
-        scheduler_name=shape.scheduler,
-        termination_grace_period_seconds=GRACE_SECONDS,
-    )
+    amounts = {"cpu": DRIVER_CORES, "memory": DRIVER_MEMORY}
+    driver = container_of(
+        "driver", image, shape, {}, DOWNWARD,
+        command=["volpipe", *command],
+        ports=[client.V1ContainerPort(container_port=metrics_port, name="metrics")] if metrics_port else None,
+        working_dir=folder,
+        resources={"limits": amounts, "requests": amounts},
+    )  # fmt: skip
+    pod = spec_of(driver, shape, service_account_name=ACCOUNT, termination_grace_period_seconds=GRACE_SECONDS)
     spec = {
         "backoffLimit": ATTEMPTS_AGAIN,
         "podFailurePolicy": _failure_policy([REFUSED] if command[0] == "run" else [INCOMPLETE, REFUSED]),
@@ -130,26 +117,6 @@ def _failure_policy(hopeless: Sequence[int]) -> Manifest:
             {"action": "FailJob", "onExitCodes": {**interrupted, "values": hopeless}},
         ]
     }
-
-
-def _driver(
-    command: Sequence[str], image: str, shape: Shape, folder: str, metrics_port: int | None
-) -> client.V1Container:
-    downward = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in DOWNWARD.items()]
-    env = {"LOGNAME": USER, **shape.env}
-    amounts = {"cpu": DRIVER_CORES, "memory": DRIVER_MEMORY}
-    return client.V1Container(
-        name="driver",
-        image=image,
-        command=["volpipe", *command],
-        ports=[client.V1ContainerPort(container_port=metrics_port, name="metrics")] if metrics_port else None,
-        working_dir=folder,
-        env_from=secret_variables(shape) or None,
-        env=[*downward, *({"name": name, "value": value} for name, value in env.items())],
-        resources={"limits": amounts, "requests": amounts},
-        volume_mounts=mounts(shape) or None,
-        security_context=container_security(),
-    )
 
 
 def _job_name(command: Sequence[str]) -> str:

@@ -1,15 +1,16 @@
-"""What a worker's pod asks of Kubernetes beyond what Parsl's provider can say: arguments in, `V1Pod` out.
+"""A pod as it is asked of Kubernetes, a worker's or a driver's: arguments in, models of the Kubernetes client out.
 
-Not here: who creates pods and looks after them (provider), or what became of one (pod_status).
+Not here: who creates pods of workers and looks after them (provider), the job of a driver (manifest), or what became of
+a pod (pod_status).
 """
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import Any
 
 from kubernetes import client
 
@@ -120,24 +121,97 @@ class Shape:
             raise SiteError(f"two volumes are to be mounted at {twice[0]}; give each a path of its own")
 
 
-def dress(pod: client.V1Pod, shape: Shape) -> client.V1Pod:
-    """Return `pod`, as Parsl makes it, with all that `shape` asks for."""
-    dressed = copy.deepcopy(pod)
-    metadata, spec = dressed.metadata, dressed.spec
-    assert metadata is not None and spec is not None  # Parsl gives both
-    metadata.labels = {**(metadata.labels or {}), **shape.labels, **WORKERS}
-    metadata.annotations = {**(metadata.annotations or {}), **shape.annotations} or None
-    spec.hostname, spec.subdomain = host_name(metadata.name or ""), SERVICE
-    if shape.owner:
-        owner = client.V1OwnerReference(api_version="v1", kind="Pod", name=shape.owner.name, uid=shape.owner.uid)
-        metadata.owner_references = [owner]
-    _place(spec, shape)
-    _bound(spec, shape)
-    spec.security_context = pod_security(shape)
-    spec.image_pull_secrets = [*(spec.image_pull_secrets or []), *secrets(shape)] or None
-    spec.volumes = volumes(shape) or None
-    _dress_container(spec.containers[0], shape)
-    return dressed
+def worker_pod(
+    name: str, image: str, command: str, shape: Shape, resources: Mapping[str, Mapping[str, str]], account: str | None
+) -> client.V1Pod:
+    """Return the pod of a block of workers, which runs `command` in a shell.
+
+    Args:
+        resources: "limits" and "requests", less its GPUs.
+        account: that the pod runs as; None for the namespace's default.
+    """
+    gpus = {shape.gpu_resource: str(shape.gpus)} if shape.gpus else {}
+    container = container_of(
+        "worker", image, shape, {SERVICE_VARIABLE: SERVICE},
+        command=["/bin/bash"],
+        args=["-c", ENDING_AT_ONCE.format(command=command.strip())],
+        image_pull_policy=shape.pull_policy,
+        resources={kind: {**amounts, **gpus} for kind, amounts in resources.items()},
+    )  # fmt: skip
+    owner = shape.owner and client.V1OwnerReference(
+        api_version="v1", kind="Pod", name=shape.owner.name, uid=shape.owner.uid
+    )
+    spec = spec_of(
+        container, shape,
+        hostname=host_name(name), subdomain=SERVICE, service_account_name=account,
+        node_selector=dict(shape.node_selector) or None,
+        affinity=dict(shape.affinity) if shape.affinity else None,
+        priority_class_name=shape.priority_class,
+        tolerations=_tolerations(shape),
+        active_deadline_seconds=shape.deadline,
+        termination_grace_period_seconds=shape.grace,
+        automount_service_account_token=False,  # workers have no business with the cluster
+    )  # fmt: skip
+    metadata = client.V1ObjectMeta(
+        name=name,
+        labels={**shape.labels, **WORKERS},
+        annotations=dict(shape.annotations) or None,
+        owner_references=[owner] if owner else None,
+    )
+    return client.V1Pod(metadata=metadata, spec=spec)
+
+
+def spec_of(container: client.V1Container, shape: Shape, **more: Any) -> client.V1PodSpec:  # Any: fields of the model
+    """Return the specification of a pod with one container: its user, volumes and secrets, and `more`."""
+    return client.V1PodSpec(
+        containers=[container],
+        restart_policy="Never",  # restarted in place, a broken pod would look as if it ran
+        security_context=client.V1PodSecurityContext(
+            run_as_non_root=shape.uid != 0,
+            run_as_user=shape.uid,
+            run_as_group=shape.gid,
+            fs_group=shape.gid,
+            # Always would open the run's certificates to the group, which Parsl then refuses to read.
+            fs_group_change_policy="OnRootMismatch",
+            seccomp_profile=client.V1SeccompProfile(type="RuntimeDefault"),
+        ),
+        image_pull_secrets=[client.V1LocalObjectReference(name=name) for name in shape.pull_secrets] or None,
+        volumes=_volumes(shape) or None,
+        scheduler_name=shape.scheduler,
+        enable_service_links=False,  # a Service called volpipe-k8s would else be taken for settings
+        **more,
+    )
+
+
+def container_of(
+    name: str,
+    image: str,
+    shape: Shape,
+    env: Mapping[str, str],
+    fields: Mapping[str, str] | None = None,
+    **more: Any,  # Any: fields of the model
+) -> client.V1Container:
+    """Return the container of a pod, which may do what any process may, and no more.
+
+    Args:
+        env: variables, beside those of `shape`.
+        fields: variables that have a field of the pod, by its path.
+        more: of the model.
+    """
+    downward = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in (fields or {}).items()]
+    variables = {"LOGNAME": USER, **env, **shape.env}
+    return client.V1Container(
+        name=name,
+        image=image,
+        env=[*downward, *({"name": name, "value": value} for name, value in variables.items())],
+        env_from=[client.V1EnvFromSource(secret_ref=client.V1SecretEnvSource(name=name)) for name in shape.secrets]
+        or None,
+        volume_mounts=_mounts(shape) or None,
+        security_context=client.V1SecurityContext(
+            allow_privilege_escalation=False, capabilities=client.V1Capabilities(drop=["ALL"])
+        ),
+        **more,
+    )
 
 
 def host_name(pod: str) -> str:
@@ -145,57 +219,17 @@ def host_name(pod: str) -> str:
     return pod.replace(".", "-")[-LONGEST_LABEL:].strip("-")
 
 
-def pod_security(shape: Shape) -> client.V1PodSecurityContext:
-    """Return whom all of a pod runs as."""
-    return client.V1PodSecurityContext(
-        run_as_non_root=shape.uid != 0,
-        run_as_user=shape.uid,
-        run_as_group=shape.gid,
-        fs_group=shape.gid,
-        # Always would open the run's certificates to the group, which Parsl then refuses to read.
-        fs_group_change_policy="OnRootMismatch",
-        seccomp_profile=client.V1SeccompProfile(type="RuntimeDefault"),
-    )
-
-
-def container_security() -> client.V1SecurityContext:
-    """Return what a container may do beyond what any process may: nothing."""
-    return client.V1SecurityContext(allow_privilege_escalation=False, capabilities=client.V1Capabilities(drop=["ALL"]))
-
-
-def secret_variables(shape: Shape) -> list[client.V1EnvFromSource]:
-    """Return the environment that secrets give to driver and workers."""
-    return [client.V1EnvFromSource(secret_ref=client.V1SecretEnvSource(name=name)) for name in shape.secrets]
-
-
-def secrets(shape: Shape) -> list[client.V1LocalObjectReference]:
-    return [client.V1LocalObjectReference(name=name) for name in shape.pull_secrets]
-
-
-def _place(spec: client.V1PodSpec, shape: Shape) -> None:
-    """Say where the pod may run, and before whom."""
-    spec.node_selector = dict(shape.node_selector) or None
-    spec.affinity = client.V1Affinity.from_dict(dict(shape.affinity)) if shape.affinity else None
-    spec.priority_class_name, spec.scheduler_name = shape.priority_class, shape.scheduler
-    tolerations = [client.V1Toleration.from_dict(dict(entry)) for entry in shape.tolerations]
+def _tolerations(shape: Shape) -> list[Mapping[str, object]]:
+    """Return what the pod bears of its node: no lost one for long, unless the user says otherwise."""
     own = [
-        client.V1Toleration(key=key, operator="Exists", effect="NoExecute", toleration_seconds=LOST_NODE_SECONDS)
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
         for key in LOST_NODE
         if all(entry.get("key") != key for entry in shape.tolerations)
     ]
-    spec.tolerations = [entry for entry in (*tolerations, *own) if entry is not None]
+    return [*shape.tolerations, *own]
 
 
-def _bound(spec: client.V1PodSpec, shape: Shape) -> None:
-    """Say how the pod ends."""
-    spec.restart_policy = "Never"  # restarted in place, a broken pod would look as if it ran
-    spec.active_deadline_seconds = shape.deadline
-    spec.termination_grace_period_seconds = shape.grace
-    spec.enable_service_links = False  # a Service called volpipe-k8s would else be taken for settings
-    spec.automount_service_account_token = False  # workers have no business with the cluster
-
-
-def volumes(shape: Shape) -> list[client.V1Volume]:
+def _volumes(shape: Shape) -> list[client.V1Volume]:
     """Return a volume for each claim, however often it is mounted, and one for /dev/shm."""
     names = list(dict.fromkeys(claim.name for claim in shape.claims))
     entries = []
@@ -212,8 +246,8 @@ def volumes(shape: Shape) -> list[client.V1Volume]:
     return entries
 
 
-def mounts(shape: Shape) -> list[client.V1VolumeMount]:
-    """Return where the volumes of `volumes` are mounted."""
+def _mounts(shape: Shape) -> list[client.V1VolumeMount]:
+    """Return where the volumes are mounted."""
     names = list(dict.fromkeys(claim.name for claim in shape.claims))
     entries = [
         client.V1VolumeMount(
@@ -229,20 +263,3 @@ def mounts(shape: Shape) -> list[client.V1VolumeMount]:
     if shape.disk:
         entries.append(client.V1VolumeMount(name="disk", mount_path=shape.disk))
     return entries
-
-
-def _dress_container(container: client.V1Container, shape: Shape) -> None:
-    container.name = "worker"
-    container.ports = None  # Parsl says 80
-    container.image_pull_policy = shape.pull_policy
-    env = {"LOGNAME": USER, SERVICE_VARIABLE: SERVICE, **shape.env}
-    container.env = [client.V1EnvVar(name=name, value=value) for name, value in env.items()]
-    container.env_from = secret_variables(shape) or None
-    container.volume_mounts = mounts(shape) or None
-    container.security_context = container_security()
-    if shape.gpus and container.resources is not None:
-        count = {shape.gpu_resource: str(shape.gpus)}
-        container.resources.limits = {**(container.resources.limits or {}), **count}
-        container.resources.requests = {**(container.resources.requests or {}), **count}
-    command = (container.args or ["", ""])[1]
-    container.args = ["-c", ENDING_AT_ONCE.format(command=command.strip())]

@@ -28,7 +28,7 @@ from parsl.providers import KubernetesProvider
 from parsl.providers.kubernetes import kube
 from urllib3.exceptions import HTTPError
 
-from volpipe.apps.kubernetes.pod_spec import RUN_LABEL, Claim, Shape, dress, host_name
+from volpipe.apps.kubernetes.pod_spec import RUN_LABEL, Claim, Shape, host_name, worker_pod
 from volpipe.apps.kubernetes.pod_status import PATIENCE, Patience, is_on_lost_node, judge, obstacle, wait_reason
 from volpipe.errors import NOTICE, SettingsError, SiteError
 
@@ -82,10 +82,12 @@ class PodProvider(KubernetesProvider):
         for parsls, ours in (("user_id", "uid"), ("group_id", "gid")):
             if arguments.get(parsls) is not None:
                 own.setdefault(ours, int(arguments[parsls]))
+        if (secret := arguments.get("secret")) is not None:
+            own["pull_secrets"] = [secret, *own.get("pull_secrets", ())]
         self.shape = Shape(**own)
         with _without_configuration():
             super().__init__(**arguments)
-        self.kube_client = Tailor(connect(kubeconfig, context), self)
+        self.kube_client = client.CoreV1Api(connect(kubeconfig, context))
         self.mem_per_node = num_bytes(self.max_mem) / 1e9  # GB, by which the plan knows what a worker may take
         self._started, self._deaf_until = False, 0.0
         self._complaint = ""  # the last words of the API about pods that cannot be listed or deleted
@@ -125,6 +127,24 @@ class PodProvider(KubernetesProvider):
             ) from error
         self.resources[job] |= {"status": JobStatus(JobState.PENDING), "since": time.monotonic(), "stuck": None}
         return job
+
+    def _create_pod(  # type: ignore[override]  # by name, as Parsl calls it
+        self,
+        image: str,
+        pod_name: str,
+        job_id: str,
+        cmd_string: str,
+        service_account_name: str | None,
+        **others: object,
+    ) -> None:
+        """Create the pod of a job; less what Parsl's has that nobody asked for."""
+        resources = {
+            "limits": {"cpu": str(self.max_cpu), "memory": self.max_mem} | self.extra_limits,
+            "requests": {"cpu": str(self.init_cpu), "memory": self.init_mem} | self.extra_requests,
+        }
+        shape = dataclasses.replace(self.shape, labels={"parsl-job-id": job_id, **self.shape.labels})
+        pod = worker_pod(pod_name, image, cmd_string, shape, resources, service_account_name)
+        self.kube_client.create_namespaced_pod(self.namespace, pod, _request_timeout=TIMEOUT)
 
     def cancel(self, job_ids: Sequence[object]) -> list[bool]:
         """Delete the pods of `job_ids` and return which are gone or going; one that is gone already is no error."""
@@ -233,19 +253,6 @@ class PodProvider(KubernetesProvider):
             log.warning("pod %s cannot be deleted: %s", name, self._complaint)
             return False
         return True
-
-
-class Tailor(client.CoreV1Api):
-    """A client of the pods API that dresses every pod that is created: the one place where Parsl gives one out."""
-
-    def __init__(self, api_client: client.ApiClient, provider: PodProvider) -> None:
-        super().__init__(api_client)
-        self._provider = provider
-
-    def create_namespaced_pod(  # type: ignore[override]  # less the options, of which Parsl gives none
-        self, namespace: str, body: client.V1Pod
-    ) -> client.V1Pod:
-        return super().create_namespaced_pod(namespace, dress(body, self._provider.shape), _request_timeout=TIMEOUT)
 
 
 def connect(kubeconfig: str | None = None, context: str | None = None) -> client.ApiClient:

@@ -37,9 +37,8 @@ FILES = {
     "discards": "Exists once scratch tensors may have been discarded.",
     "rehearsal": "Blocks that the plan tried, while it tries them.",
     "rates_file": "What trying blocks measured; later plans for the same workers take times and compression from it.",
-    "scan": "The journal of the look at the mask and for empty space, until it is complete.",
-    "scanned": "What all scans for empty space found; an update scans what has changed.",
     "next_selection": "Which windows an update selects, until its record is in the journal.",
+    "uncompared": "Is there while an earlier stage changes what this one reads, until the two are compared.",
     "clearing": "Is there while the folder and its output are deleted: nothing in them counts.",
     "selection_file": "Which windows are selected, where a mask or empty space says so.",
     "inputs": "What identifies the volume and the mask, as they were at the start.",
@@ -49,6 +48,7 @@ OTHER_FILES = {
     "lock": "Held by the driver that is at work.",
     "planned.json": "What was planned in bytes, files, memory and time, for the report.",
     "report.html": "The report, one file ([Runs](../runs.md#the-report)).",
+    "next_plan.json": "The plan of a volume that has grown, until the journal follows it.",
     "progress.json": "Who is at work, since when, and how far; `volpipe status` reads it.",
     "beats": "A file for each worker: its CPU, memory, GPU and task now; `volpipe top` reads them. `over` once the "
     "run was asked to stop.",

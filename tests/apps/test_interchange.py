@@ -32,10 +32,11 @@ from parsl.executors.high_throughput import probe
 from volpipe.apps import pool
 from volpipe.apps.htex import executor as executor_module
 from volpipe.apps.htex.executor import ResilientExecutor, translate_error
-from volpipe.apps.htex.lean_imports import PACKAGES
-from volpipe.apps.htex.processes import INTERCHANGE, WORKER, WORKERS, probe_apart, with_port
+from volpipe.apps.htex.processes import INTERCHANGE, PACKAGES, WORKER, WORKERS, probe_apart, with_port
 from volpipe.apps.htex.watch import Watch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, WorkerLost
+
+START = f"exec {Path(sys.executable).parent}/{INTERCHANGE}"
 
 
 @pytest.fixture
@@ -70,6 +71,25 @@ def started(tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.Mon
         executor.incoming_q.close()
         wait_until(lambda: not processes_in(tmp_path), 30)
         parsl.clear()
+
+
+@contextmanager
+def alone(
+    tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch, script: str = ""
+) -> Iterator[None]:
+    """Start an executor without blocks, whose interchange is a `script`, if one is given."""
+    if script:
+        command = tmp_path / INTERCHANGE
+        command.write_text(f"#!/bin/sh\n{script}\n")
+        command.chmod(0o755)
+        monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+    executor.run_dir = str(tmp_path)
+    executor.start()
+    try:
+        yield
+    finally:
+        executor.shutdown()
+        executor.incoming_q.close()
 
 
 def forked() -> tuple[str, int, bool, list[str]]:
@@ -201,15 +221,9 @@ def test_an_interchange_is_waited_for_by_blocks_that_share_no_files(
     tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch, shares_files: bool
 ) -> None:
     """Those of several executors start side by side, and workers of this machine beside them."""
-    slow = tmp_path / INTERCHANGE
-    slow.write_text(f"#!/bin/sh\nsleep 3\nexec {Path(sys.executable).parent}/{INTERCHANGE}\n")
-    slow.chmod(0o755)
-    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
     monkeypatch.setattr(executor, "shares_files", shares_files)
-    executor.run_dir = str(tmp_path)
     began = time.monotonic()
-    executor.start()
-    try:
+    with alone(tmp_path, executor, monkeypatch, f"sleep 3\n{START}"):
         assert time.monotonic() - began < 2
         argument = re.search(r"--port=\S+", executor._get_launch_command("0"))
         assert (time.monotonic() - began < 2) == shares_files
@@ -218,9 +232,6 @@ def test_an_interchange_is_waited_for_by_blocks_that_share_no_files(
         assert time.monotonic() - began > 3
         assert f"Bound to port {told.removeprefix('--port=')} " in (tmp_path / "mine" / "interchange.log").read_text()
         assert executor.connected_managers() == []
-    finally:
-        executor.shutdown()
-        executor.incoming_q.close()
 
 
 def test_an_executor_whose_workers_cannot_be_told_their_port_is_given_up(
@@ -233,17 +244,12 @@ def test_an_executor_whose_workers_cannot_be_told_their_port_is_given_up(
 
     monkeypatch.setattr(executor_module, "atomic_write", full)
     monkeypatch.setattr(executor, "shares_files", True)
-    executor.run_dir = str(tmp_path)
-    executor.start()
-    try:
+    with alone(tmp_path, executor, monkeypatch):
         executor._get_launch_command("0")
         wait_until(lambda: executor.bad_state_is_set, 60)
         trouble = Watch([executor])
         with pytest.raises(RunStopped, match=r"executor mine was given up: .*No space left on device"):
             trouble.check()
-    finally:
-        executor.shutdown()
-        executor.incoming_q.close()
 
 
 def test_a_pool_looks_for_its_interchange_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,12 +271,6 @@ def test_a_pool_looks_for_its_interchange_by_another_name(monkeypatch: pytest.Mo
     assert names == [b"mine-probe"]
 
 
-def test_a_pool_registers_without_the_packages_that_are_installed_here(
-    kernel: DataFlowKernel, executor: ResilientExecutor
-) -> None:
-    assert [*executor.connected_managers_packages().values()] == [{}]
-
-
 def test_a_pool_waits_for_its_port_as_long_as_there_is_a_driver(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as driver:
         driver.wait()
@@ -286,19 +286,10 @@ def test_a_task_waits_for_an_interchange_that_starts_slowly_and_no_longer_for_on
     """On a busy machine a start takes longer than any send; no word of zmq's reaches a user."""
     monkeypatch.setattr(executor_module, "SEND_MILLISECONDS", 100)
     monkeypatch.setattr(executor_module, "LISTEN_SECONDS", 20)
-    slow = tmp_path / INTERCHANGE
-    slow.write_text(f"#!/bin/sh\nsleep 2\nexec {Path(sys.executable).parent}/{INTERCHANGE}\n")
-    slow.chmod(0o755)
-    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
-    executor.run_dir = str(tmp_path)
-    executor.start()
-    try:
+    with alone(tmp_path, executor, monkeypatch, f"sleep 2\n{START}"):
         began = time.monotonic()
         executor.outgoing_q.put("a task")
         assert time.monotonic() - began > 1
-    finally:
-        executor.shutdown()
-        executor.incoming_q.close()
 
 
 @pytest.mark.slow
@@ -307,21 +298,12 @@ def test_an_interchange_that_never_takes_a_task_is_named(
 ) -> None:
     monkeypatch.setattr(executor_module, "SEND_MILLISECONDS", 100)
     monkeypatch.setattr(executor_module, "LISTEN_SECONDS", 0.5)
-    deaf = tmp_path / INTERCHANGE
-    deaf.write_text("#!/bin/sh\ncat > /dev/null &\nexec sleep 60\n")
-    deaf.chmod(0o755)
-    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
-    executor.run_dir = str(tmp_path)
-    executor.start()
-    try:
+    with alone(tmp_path, executor, monkeypatch, "cat > /dev/null &\nexec sleep 60"):
         with pytest.raises(
             ConnectionError, match="the interchange of executor mine takes no tasks; this machine may be"
         ):
             executor.outgoing_q.put("a task")
-    finally:
         executor.interchange_proc.kill()
-        executor.shutdown()
-        executor.incoming_q.close()
 
 
 def refuses(executor: ResilientExecutor) -> bool:
@@ -478,10 +460,8 @@ def test_a_pool_that_was_registering_when_its_interchange_died_ends(
     pool.write_text(DELAYED_POOL.format(python=sys.executable))
     pool.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]))
-    executor.run_dir = str(tmp_path)
     executor.provider.script_dir = str(tmp_path)
-    executor.start()
-    try:
+    with alone(tmp_path, executor, monkeypatch):
         executor.scale_out_facade(1)
         wait_until((tmp_path / "reached").exists, 60)
         time.sleep(2 * executor.heartbeat_period)  # the guard has seen the port as well
@@ -491,7 +471,4 @@ def test_a_pool_that_was_registering_when_its_interchange_died_ends(
         wait_until(lambda: not processes_in(tmp_path), 60)
         (said,) = tmp_path.glob("*.err")
         assert f"no driver listens at 127.0.0.1 port {executor.worker_port} any more" in said.read_text()
-    finally:
         executor.provider.cancel(list(executor.blocks_to_job_id.values()))
-        executor.shutdown()
-        executor.incoming_q.close()

@@ -17,8 +17,7 @@ from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 from volpipe.apps import capacity
 from volpipe.apps.htex.executor import ResilientExecutor, drain_period
 from volpipe.apps.htex.launch import launch_command
-from volpipe.apps.htex.lean_imports import PACKAGES
-from volpipe.apps.htex.processes import INTERCHANGE, WORKERS
+from volpipe.apps.htex.processes import INTERCHANGE, PACKAGES, WORKERS
 from volpipe.apps.htex.watch import Watch
 from volpipe.errors import SiteError
 
@@ -40,25 +39,11 @@ def test_a_checkout_that_is_not_installed_has_parsls_own_pool(monkeypatch: pytes
 def test_parsl_is_imported_without_packages_that_it_does_without(program: str) -> None:
     """When only this fails for the plain import, Parsl imports them no more, and ours may go."""
     module = f"parsl.executors.high_throughput.{program}"
-    lean = f"from volpipe.apps.htex.lean_imports import *; import_without(PACKAGES, {module!r})"
+    lean = f"from volpipe.apps.htex.processes import *; import_without(PACKAGES, {module!r})"
     for imported, found in ((f"import {module}", [*PACKAGES]), (lean, [])):
         look = f"{imported}; import sys; print(*(p for p in {PACKAGES} if p in sys.modules))"
         ended = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
         assert ended.stdout.split() == found
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first", ["", "import parsl\n", "import sqlalchemy\n"])
-def test_a_driver_leaves_out_sqlalchemy_until_a_site_monitors(first: str) -> None:
-    look = f"""{first}
-import sys, volpipe.apps.pool
-from parsl.monitoring import MonitoringHub, monitoring
-print("sqlalchemy" in sys.modules)
-hub = MonitoringHub()
-print("sqlalchemy" in sys.modules, monitoring.dbm_starter.__name__, monitoring._db_manager_excepts)
-"""
-    ended = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == [str(bool(first)), "True", "dbm_starter", "None"]
 
 
 def test_the_broken_scale_in_of_parsl_is_still_why_we_have_our_own() -> None:

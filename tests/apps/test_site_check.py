@@ -98,6 +98,13 @@ class Trial:
         assert (self.started.read_text().count("block") if self.started.exists() else 0) == blocks
         return ended
 
+    def fault(self, *more: str | Path, blocks: int = 1) -> str:
+        """Return the one sentence that the command names, which is a fault."""
+        ended = self.check(*more, blocks=blocks)
+        (sentence,) = sentences(ended)
+        assert ended.code == 1, ended.err
+        return sentence
+
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
@@ -216,9 +223,7 @@ def test_other_code_of_the_same_version_is_named(trial: Trial) -> None:
     with (copy / "volpipe/geometry/grid.py").open("a") as file:
         file.write("\nOLDER = True\n")
     trial.init = f"export PYTHONPATH={copy}:$PYTHONPATH"
-    ended = trial.check()
-    (sentence,) = sentences(ended)
-    assert ended.code == 1
+    sentence = trial.fault()
     assert sentence.startswith("cpu: volpipe is other code on ")
 
 
@@ -232,9 +237,7 @@ def test_another_parsl_is_named_although_no_task_can_reach_it(trial: Trial) -> N
             (there / file.name).symlink_to(file)
     (there / "version.py").write_text("VERSION = '2020.01.01'\n")
     trial.init = f"export PYTHONPATH={there.parent}:$PYTHONPATH"
-    ended = trial.check()
-    (sentence,) = sentences(ended)
-    assert ended.code == 1
+    sentence = trial.fault()
     own = importlib.metadata.version("parsl")
     assert "its workers run Python 3." in sentence
     assert "and Parsl 2020.01.01, and this command Python 3." in sentence
@@ -247,9 +250,7 @@ def test_another_parsl_is_named_although_no_task_can_reach_it(trial: Trial) -> N
 )
 def test_a_gpu_executor_without_a_gpu_is_named(trial: Trial, label: str, gpus: list[str]) -> None:
     trial.label, trial.gpus, trial.init = label, gpus, "export CUDA_VISIBLE_DEVICES="
-    ended = trial.check()
-    (sentence,) = sentences(ended)
-    assert ended.code == 1
+    sentence = trial.fault()
     assert f"{label}: no GPU is seen on " in sentence
     assert f"(CUDA_VISIBLE_DEVICES is {'none' if gpus else ''!r})" in sentence
 
@@ -280,9 +281,7 @@ def test_a_volume_that_the_worker_does_not_see_is_named(trial: Trial) -> None:
 def test_another_volume_at_the_same_path_is_named(trial: Trial) -> None:
     volume, other = (write_volume(trial.folder / f"{seed}.n5", noise((8, 8, 8), seed=seed)) for seed in (1, 2))
     in_own_mounts(trial, f"mount --bind {other} {volume}")
-    ended = trial.check(volume)
-    (sentence,) = sentences(ended)
-    assert ended.code == 1
+    sentence = trial.fault(volume)
     assert f"cpu: {volume}:raw has other voxels on " in sentence
 
 
@@ -299,9 +298,7 @@ def test_an_output_that_the_worker_does_not_see_is_named(trial: Trial, logs: str
     """It could write there all the same, to a folder of its own, as Parsl does that writes its logs there."""
     trial.logs = logs and str(trial.folder / logs)
     in_own_mounts(trial, f"mount -t tmpfs -o size=2g tmpfs {trial.folder / 'out'}")
-    ended = trial.check()
-    (sentence,) = sentences(ended)
-    assert ended.code == 1
+    sentence = trial.fault()
     assert f"cpu: {trial.folder / 'out'} cannot be written on " in sentence
     assert f": {said}" in sentence
     assert sentence.endswith("; choose an --out that is the same folder for all, with room")
@@ -313,9 +310,7 @@ def test_an_output_that_the_worker_does_not_see_is_named(trial: Trial, logs: str
 def test_an_output_that_the_worker_may_only_read_is_named(trial: Trial) -> None:
     out, trial.logs = trial.folder / "out", str(trial.folder / "logs")
     in_own_mounts(trial, f"mount --bind {out} {out} && mount -o remount,ro,bind {out}")
-    ended = trial.check()
-    (sentence,) = sentences(ended)
-    assert ended.code == 1
+    sentence = trial.fault()
     assert f"cpu: {out} cannot be written on " in sentence
     assert ": Read-only file system; choose an --out" in sentence
 
@@ -340,9 +335,7 @@ def test_a_full_disk_is_named_and_nothing_is_started(trial: Trial) -> None:
     trial.out = trial.folder / "full"
     with small_disk(trial.out, "size=1m"):
         (trial.out / "data").write_bytes(bytes(1 << 20))
-        ended = trial.check(blocks=0)
-    (sentence,) = sentences(ended)
-    assert ended.code == 1
+        sentence = trial.fault(blocks=0)
     assert sentence == (
         f"here: {trial.out} cannot be written here: the disk is full; choose an --out that is the same folder for all, "
         "with room"
@@ -352,9 +345,7 @@ def test_a_full_disk_is_named_and_nothing_is_started(trial: Trial) -> None:
 @pytest.mark.slow
 def test_a_block_that_never_starts_is_named_with_its_last_words_and_its_logs(trial: Trial) -> None:
     trial.init = "echo there is no such module >&2; exit 1"
-    ended = trial.check()
-    (sentence,) = sentences(ended)
-    assert ended.code == 1
+    sentence = trial.fault()
     assert "cpu: no worker could start, or none could report: " in sentence
     assert "last said: there is no such module" in sentence
     (logs,) = (trial.folder / "out").iterdir()
@@ -366,9 +357,7 @@ def test_a_block_that_never_starts_is_named_with_its_last_words_and_its_logs(tri
 @pytest.mark.slow
 def test_a_block_that_takes_too_long_is_given_up(trial: Trial) -> None:
     trial.init = "echo loading modules >&2; sleep 600"
-    ended = trial.check("--wait", "10")
-    (sentence,) = sentences(ended)
-    assert ended.code == 1
+    sentence = trial.fault("--wait", "10")
     assert "cpu: no answer within 10 s, for no worker has started; its block is RUNNING" in sentence
 
 
@@ -387,9 +376,7 @@ def test_a_block_that_takes_too_long_is_given_up(trial: Trial) -> None:
 )
 def test_a_worker_that_hangs_or_dies_as_it_looks_about_is_named(trial: Trial, code: str, wait: str, said: str) -> None:
     put_package(trial, "z5py", code)
-    ended = trial.check("--wait", wait)
-    (sentence,) = sentences(ended)
-    assert ended.code == 1
+    sentence = trial.fault("--wait", wait)
     assert said in sentence
 
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scripted_workers import Looped, Workers
+from scripted import Looped, Workers
 
 from volpipe.blockwise import loop as loop_module
-from volpipe.blockwise.heartbeat import FOLDER, OVER, listening
 from volpipe.blockwise.interrupts import INTERRUPTS, Interrupts
 from volpipe.blockwise.journal import Journal, Record, read_records
-from volpipe.blockwise.pace import Prospect
+from volpipe.blockwise.notes import OVER, WORKERS, keeping_notes
 from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.usage import Usage
@@ -53,7 +52,7 @@ def test_after_an_interrupt_nothing_starts_and_what_runs_is_marked(tmp_path: Pat
 def test_an_interrupt_ends_tasks_at_their_next_unit_and_the_rest_is_left(
     tmp_path: Path, interrupts: Interrupts
 ) -> None:
-    over = tmp_path / FOLDER / OVER
+    over = tmp_path / WORKERS / OVER
     workers = Workers(
         lambda stage, units: Record(stage, tuple(units[:1] if over.exists() else units), usage=Usage(seconds=0.001))
     )
@@ -65,8 +64,8 @@ def test_an_interrupt_ends_tasks_at_their_next_unit_and_the_rest_is_left(
             workers.show(progress)
 
     stage = Stage("work", 5000)
-    phase = Phase(Schedule(stage), workers.submit, show=show, prospect=Prospect(beats=tmp_path))
-    with listening(tmp_path), pytest.raises(KeyboardInterrupt):
+    with keeping_notes(tmp_path), Journal(tmp_path / "journal", ()) as journal, pytest.raises(KeyboardInterrupt):
+        phase = Phase(Schedule(stage), workers.submit, journal, show)
         Looped(phase, {"cpu": 2, "gpu": 2}).run()
     num_left = sum(len(units) - 1 for _, units in workers.tasks[-4:])
     assert num_left > 0 and len(stage.ready) == num_left

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from plans import planned, volume
-from scripted_workers import Looped, Workers, succeed
+from scripted import Looped, Workers, succeed
 
 from volpipe.blockwise import loop as loop_module
-from volpipe.blockwise.journal import Attempt, Journal, Record, read_records
+from volpipe.blockwise.journal import Attempt, Journal, Record, read_records, read_results
 from volpipe.blockwise.pace import Prospect
 from volpipe.blockwise.phase import LARGEST_BUNDLE, RETRIES, Phase, Progress
 from volpipe.blockwise.stage import Schedule, Stage
@@ -102,8 +102,8 @@ def test_each_attempt_that_failed_is_in_the_journal(tmp_path: Path) -> None:
     workers = Workers(Flaky({3: 2, 7: 99}))
     with Journal(tmp_path / "journal", ()) as journal:
         loop_over(Stage("work", 50), workers, journal=journal)[0].run()
-        attempts = list(journal.results(Attempt))
-        records = list(journal.records())
+        attempts = list(read_results(journal.path, journal.kinds, Attempt))
+        records = list(read_records(journal.path, journal.kinds))
     assert [a.number for a in attempts if 3 in a.units] == [1, 2]
     assert [a.number for a in attempts if 7 in a.units] == [1, 2, 3]
     assert {a.reason for a in attempts if a.units == (7,)} == {"ValueError: unit 7 is bad"}
@@ -118,7 +118,7 @@ def test_the_attempt_of_a_lost_worker_says_when_it_was_sent_and_for_how_long_it_
     began = time.time()
     with Journal(tmp_path / "journal", ()) as journal:
         loop_over(Stage("work", 5), Workers(Losing(WorkerLost, 1)), journal=journal)[0].run()
-        lost = [record for record in journal.records() if isinstance(record.result, Attempt)]
+        lost = [record for record in read_records(journal.path, journal.kinds) if isinstance(record.result, Attempt)]
     assert sorted(unit for record in lost for unit in record.result.units) == list(range(5))
     for record in lost:
         assert began <= record.usage.started <= record.usage.started + record.usage.seconds <= time.time()
@@ -131,7 +131,7 @@ def test_the_journal_says_how_long_a_task_waited_for_a_worker(tmp_path: Path) ->
 
     with Journal(tmp_path / "journal", ()) as journal:
         loop_over(Stage("work", 2), Workers(late), journal=journal)[0].run()
-        waited = {record.done[0]: record.usage.queued_seconds for record in journal.records()}
+        waited = {record.done[0]: record.usage.queued_seconds for record in read_records(journal.path, journal.kinds)}
     assert waited[0] == 0.0  # a clock that is behind
     assert waited[1] == pytest.approx(100, abs=10)
 
@@ -226,7 +226,7 @@ def test_what_is_hopeless_is_tried_once_and_counts_in_the_share_alone(tmp_path: 
 
 def test_what_an_earlier_session_did_counts_as_success() -> None:
     loop, schedule = loop_over(stage := Stage("work", 10), Workers(Flaky(dict.fromkeys(range(10), 99))))
-    schedule.resume([("work", 4)])
+    schedule.resume([{"work": [4]}])
     loop.run()
     assert stage.failed == set(range(10)) - {4}
 
@@ -337,16 +337,11 @@ def test_a_worker_alone_takes_whole_tasks_from_the_first_where_long_units_are_pl
     assert [len(units) for _, units in workers.tasks][: len(sizes)] == sizes
 
 
-def test_long_tasks_go_alone() -> None:
-    workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=25.0 * len(units))))
-    loop_over(Stage("work", 40), workers)[0].run()
-    assert [len(units) for _, units in workers.tasks] == [1] * 40
-
-
-def test_units_that_take_a_second_go_thirty_at_a_time() -> None:
-    workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=1.0 * len(units))))
-    loop_over(Stage("work", 400), workers)[0].run()
-    assert max(len(units) for _, units in workers.tasks) == 30
+@pytest.mark.parametrize(("seconds", "num_units", "most"), [(25.0, 40, 1), (1.0, 400, 30)])
+def test_long_tasks_go_alone_and_units_of_a_second_thirty_at_a_time(seconds: float, num_units: int, most: int) -> None:
+    workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=seconds * len(units))))
+    loop_over(Stage("work", num_units), workers)[0].run()
+    assert max(len(units) for _, units in workers.tasks) == most
 
 
 def test_bundles_follow_when_units_become_slow() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from volpipe.blockwise.heartbeat import Beat
-from volpipe.blockwise.pace import LEAST_SECONDS, Flights, Pace, Reading
+from volpipe.blockwise.notes import TaskNote
+from volpipe.blockwise.pace import LARGEST_CREDIT, LEAST_SECONDS, Pace, Reading, credit
 
 # Of ts1_raw.tif (250³, 8 blocks of 8 windows), seconds at which blocks ended, on a busy machine with two workers.
 ENDED = (62.0, 68.0, 83.0, 101.0, 128.0, 141.0, 176.0, 190.0)
@@ -66,20 +66,17 @@ def test_nothing_is_told_while_the_stage_that_takes_longest_has_not_begun() -> N
     assert left == pytest.approx((4 * 2 + 10 * 4) / 0.2, rel=0.02)
 
 
-def test_tasks_under_way_count_by_their_time_where_nobody_says_how_far_they_are() -> None:
-    flights = Flights({"gpu": 2})
-    for unit in range(4):
-        flights.add("gpu", "infer", unit, 1, now=100.0)
-    assert flights.parts(104.0, 0.0, {}, {}) == {"infer": (0.0, 0.0)}  # nothing is known of a unit
-    flights.remove("gpu", "infer", 0, now=110.0)
-    done, seconds = flights.parts(112.0, 100.0, {"infer": 10.0}, {})["infer"]
-    assert done == pytest.approx(0.95 + 0.2)  # that of the other worker is late; one that waited has begun; one waits
-    assert seconds == pytest.approx(10 * done)
-
-
-def test_a_beat_says_how_far_a_task_is_and_an_earlier_attempts_does_not_count() -> None:
-    flights = Flights({"gpu": 1})
-    flights.add("gpu", "infer", 3, 4, now=100.0)
-    assert flights.parts(110.0, 100.0, {"infer": 9.0}, {3: Beat(1.5, 6.0, 106.0)}) == {"infer": (1.5, 6.0)}
-    lost = flights.parts(110.0, 100.0, {"infer": 9.0}, {3: Beat(3.5, 50.0, 90.0)})["infer"]
-    assert lost == pytest.approx((10 / 9, 10.0))  # by the time that has passed
+@pytest.mark.parametrize(
+    ("done", "seconds", "pace", "expected"),
+    [
+        (1.5, 6.0, 10.0, (1.5, 6.0)),  # it says so itself
+        (9.0, 6.0, 10.0, (4.0, 6.0)),
+        (0.0, 20.0, 10.0, (2.0, 20.0)),  # by its time
+        (0.0, 90.0, 10.0, (4 * LARGEST_CREDIT, 40 * LARGEST_CREDIT)),  # it is late
+        (0.0, 90.0, 0.0, (0.0, 0.0)),  # nothing is known of a unit
+    ],
+)
+def test_a_task_under_way_counts_as_it_says_or_by_its_time(
+    done: float, seconds: float, pace: float, expected: tuple[float, float]
+) -> None:
+    assert credit(TaskNote("infer", 3, 4, 3, "", done, seconds), pace) == pytest.approx(expected)

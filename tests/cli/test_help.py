@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import Give, giver
 from conftest import ROOT
+from typer.main import get_command
 
+import volpipe
 from volpipe.cli.app import app
+from volpipe.cli.generate import arguments_of
 from volpipe.cli.options import GROUPS
 from volpipe.recipes.complaints import keys
 from volpipe.recipes.inference import Recipe
@@ -65,6 +70,33 @@ def test_what_ships_is_listed_with_a_line_on_each(give: Give) -> None:
         assert re.search(rf"^{name} +\w.{{20,}}", nets.out, re.MULTILINE), name
     assert "trained weights: by the recipes superres_z2, superres_z4, superres_z4_sharp" in nets.out
     assert re.search(r"^identity.*\n.*\n +no trained weights", nets.out, re.MULTILINE)
+
+
+PUBLIC = (
+    "batch", "check_site", "compare", "convert", "evaluate", "info", "net_report", "plan", "report", "reproduce", "run",
+    "sample", "segment", "status", "sweep", "train", "tune", "verify", "view",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_function_is_read_with_the_arguments_and_defaults_that_it_has(name: str) -> None:
+    taken = inspect.signature(getattr(volpipe, name)).parameters
+    read = arguments_of(name)
+    assert list(read) == list(taken)
+    assert [each for each in read if not read[each].text] == []
+    for each, of in taken.items():
+        if of.default is of.empty or isinstance(of.default, str | int | float | tuple | None):
+            assert read[each].default == (() if of.kind == of.VAR_POSITIONAL else of.default), each
+
+
+def test_each_option_says_in_a_sentence_what_it_is() -> None:
+    def check(path: str, command: Any) -> None:  # Any: typer's own copy of click has no public name
+        for each in command.params:
+            assert re.fullmatch(r"\S.*\.", each.help or ""), f"{path} {each.name}: {each.help}"
+        for name, below in getattr(command, "commands", {}).items():
+            check(f"{path} {name}", below)
+
+    check("volpipe", get_command(app))
 
 
 def completed(folder: Path, *words: str) -> list[str]:

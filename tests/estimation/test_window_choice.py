@@ -13,8 +13,8 @@ from volumes import noise, write_volume
 
 from volpipe.blockwise.pool import Capacity, Gpu
 from volpipe.estimation import memory, window_choice
+from volpipe.estimation.measure import processor
 from volpipe.estimation.memory import gpu_bytes, memory_bytes
-from volpipe.estimation.net_speeds import processor
 from volpipe.estimation.window_choice import _difference, fastest_plan
 from volpipe.geometry.grid import Triple
 from volpipe.inference.intensity import Affine
@@ -278,7 +278,7 @@ def test_a_net_whose_code_is_known_is_compared_once(tmp_path: Path, monkeypatch:
         return Difference(normalise=normalise, relative=0.002, levels=1, share=0.13)
 
     monkeypatch.setattr(window_choice, "_difference", _difference)
-    monkeypatch.setattr(window_choice, "measured_difference", measure)
+    monkeypatch.setattr(window_choice, "difference_here", measure)
     mine = [AUTO, f"net.name={tmp_path / 'mine.py'}:net"]
     assert chosen(settings=mine, shape=(128, 128, 128)).precision == "float32" and not asked
     for _ in range(2):
@@ -369,12 +369,12 @@ def test_a_small_volume_is_not_worth_measuring_and_a_large_one_is_measured_once(
     (tmp_path / "mine.py").write_text("def net():\n    pass\n")
     asked = []
 
-    def measure(choice: NetChoice, net: NetFacts, folder: str, *, most_seconds: float, gpu: str) -> NetSpeeds | None:
+    def measure(choice: NetChoice, net: NetFacts, folder: str, *, gpu: str) -> NetSpeeds | None:
         assert not gpu
         asked.append(choice.name)
         return speeds() if len(asked) == 1 else None
 
-    monkeypatch.setattr(window_choice, "measured_speeds", measure)
+    monkeypatch.setattr(window_choice, "speeds_here", measure)
     settings = [f"net.name={tmp_path / 'mine.py'}:net"]
     assert chosen(settings=settings, shape=(256, 256, 256)).window == (80, 80, 80) and not asked
     for _ in range(2):
@@ -393,11 +393,11 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names: list[str] = []
 
-    def measure(choice: NetChoice, net: NetFacts, folder: str, *, most_seconds: float, gpu: str) -> NetSpeeds:
+    def measure(choice: NetChoice, net: NetFacts, folder: str, *, gpu: str) -> NetSpeeds:
         names.append(gpu)
         return speeds().model_copy(update={"processor": gpu})
 
-    monkeypatch.setattr(window_choice, "measured_speeds", measure)
+    monkeypatch.setattr(window_choice, "speeds_here", measure)
     return names
 
 
@@ -420,11 +420,11 @@ def test_windows_on_a_gpu_are_those_that_it_was_fastest_with_in_its_own_memory(m
 def test_a_gpu_that_could_not_be_measured_is_asked_again_by_the_next_plan(
     measured: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    working = window_choice.measured_speeds
-    monkeypatch.setattr(window_choice, "measured_speeds", lambda *arguments, **more: None)
+    working = window_choice.speeds_here
+    monkeypatch.setattr(window_choice, "speeds_here", lambda *arguments, **more: None)
     assert chosen(on_gpu=True, gpu=H100, shape=HUGE).window == (80, 80, 80)
     assert f"windows of net blur could not be timed on {H100.name}; the net's own are taken" in caplog.messages
-    monkeypatch.setattr(window_choice, "measured_speeds", working)
+    monkeypatch.setattr(window_choice, "speeds_here", working)
     assert chosen(on_gpu=True, gpu=H100, shape=HUGE).window == (144, 144, 144) and measured == [H100.name]
 
 
@@ -461,7 +461,7 @@ def test_the_fastest_precision_on_a_gpu_is_taken_of_those_that_change_little_the
         asked.append((precision, device))
         return Difference(normalise=normalise, relative=0.002, levels=levels[precision], share=0.13)
 
-    monkeypatch.setattr(window_choice, "measured_difference", measure)
+    monkeypatch.setattr(window_choice, "difference_here", measure)
     plan = chosen(on_gpu=True, gpu=H100, shape=WORTH_A_GPU, settings=[AUTO])
     assert (plan.precision, asked) == (taken, [("tf32", "cuda"), ("bfloat16", "cuda")])
     assert (f"{taken}, " in plan.precision_note) == (taken != "float32")
@@ -477,7 +477,7 @@ def test_a_block_on_a_gpu_that_nobody_timed_is_no_longer_than_a_slow_one_may_tak
 ) -> None:
     known = None if factor is None else slower(factor)
     monkeypatch.setattr(window_choice, "known_speeds", lambda *arguments: known)
-    monkeypatch.setattr(window_choice, "measured_speeds", lambda *arguments, **more: None)
+    monkeypatch.setattr(window_choice, "speeds_here", lambda *arguments, **more: None)
     plan = chosen(on_gpu=True, gpu=gpu, shape=HUGE)
     assert plan.has_slabs
     if known is None or most is None:

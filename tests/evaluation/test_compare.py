@@ -34,6 +34,7 @@ from volpipe.evaluation.differences import (
 from volpipe.evaluation.label_scores import overlaps
 from volpipe.evaluation.results import ComparisonResult
 from volpipe.reporting.page import Picture
+from volpipe.reporting.panels import CAPTION, MARGIN
 
 SHAPE = (21, 40, 30)
 A, B = (labels.astype(np.uint32) for labels in label_pair((4, 4, 5), (6, 7, 6)))
@@ -421,8 +422,8 @@ def pictures(result: ComparisonResult) -> list[Picture]:
 def panels(picture: Picture) -> list[np.ndarray]:
     """Return the panels (y, x, 3) of a picture of three, without captions and margins."""
     image = np.asarray(Image.open(io.BytesIO(picture.image)).convert("RGB"))
-    width = (image.shape[1] - 8) // 3
-    return [image[8 + 22 : -8, 8 + i * width : (i + 1) * width] for i in range(3)]
+    width = (image.shape[1] - MARGIN) // 3
+    return [image[MARGIN + CAPTION : -MARGIN, MARGIN + i * width : (i + 1) * width] for i in range(3)]
 
 
 def test_the_page_shows_the_slice_that_differs_most_of_the_worst_boxes() -> None:

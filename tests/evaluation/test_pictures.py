@@ -1,4 +1,4 @@
-"""Pictures: which pixel shows which voxel."""
+"""Pictures of two volumes: which pixel shows which voxel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from PIL import Image
 from volumes import noise
 
 from volpipe.errors import VolumeError
-from volpipe.evaluation.pictures import CAPTION, MARGIN, draw_comparison, panel
+from volpipe.evaluation.pictures import draw_comparison
+from volpipe.reporting.panels import CAPTION, MARGIN
 
 WHITE = (255, 255, 255)
 
@@ -18,12 +19,6 @@ WHITE = (255, 255, 255)
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def shown(*images: np.ndarray, columns: int = 3) -> np.ndarray:
-    """Return the pixels (y, x, 3) of a panel of images."""
-    panel(Path("a.png"), [("input, xy at z 32", image) for image in images], columns=columns)
-    return np.asarray(Image.open("a.png").convert("RGB"))
 
 
 def compared(before: np.ndarray, after: np.ndarray) -> np.ndarray:
@@ -35,35 +30,6 @@ def tile(pixels: np.ndarray, column: int, shape: tuple[int, int], above: int = 0
     """Return the image of a column whose images are 240 pixels wide at least; those `above` have so many rows."""
     top, left = MARGIN + CAPTION + above, MARGIN + column * (max(240, shape[1]) + MARGIN)
     return pixels[top : top + shape[0], left : left + shape[1]]
-
-
-def test_panel_shows_each_image_at_its_place_unchanged() -> None:
-    first, second, third = noise((50, 240)), noise((30, 240), seed=1), noise((20, 240, 3), seed=2)
-    pixels = shown(first, second, third, columns=2)
-    above = CAPTION + 50 + MARGIN
-    assert pixels.shape == (MARGIN + above + CAPTION + 20 + MARGIN, 3 * MARGIN + 2 * 240, 3)
-    assert (tile(pixels, 0, (50, 240)) == first[..., None]).all()
-    assert (tile(pixels, 1, (30, 240)) == second[..., None]).all()
-    assert (tile(pixels, 0, (20, 240), above) == third).all()
-
-
-def test_panel_writes_captions_above_images_and_nothing_in_margins() -> None:
-    pixels = shown(np.zeros((40, 300), np.uint8)).copy()
-    caption = pixels[MARGIN : MARGIN + CAPTION, MARGIN:-MARGIN]
-    assert caption.min() < 40  # ink
-    assert caption.mean() > 200  # but mostly paper
-    pixels[MARGIN:-MARGIN, MARGIN:-MARGIN] = 255
-    assert (pixels == WHITE).all()
-
-
-@pytest.mark.parametrize(
-    ("shape", "zoom"), [((2, 3), 80), ((1500, 3), 2)], ids=["to the width of captions", "no further than it fits"]
-)
-def test_panel_enlarges_small_images_by_a_whole_factor(shape: tuple[int, int], zoom: int) -> None:
-    image, size = noise(shape), (shape[0] * zoom, shape[1] * zoom)
-    pixels = shown(image)
-    assert pixels.shape == (MARGIN + CAPTION + size[0] + MARGIN, 2 * MARGIN + 240, 3)
-    assert (tile(pixels, 0, size)[..., 0] == np.kron(image, np.ones((zoom, zoom), np.uint8))).all()
 
 
 def test_pictures_have_the_same_bytes_each_time() -> None:
@@ -113,8 +79,3 @@ def test_compare_spreads_floats_from_the_least_to_the_most_of_both() -> None:
 def test_compare_refuses_what_does_not_fit(before: np.ndarray, after: np.ndarray, message: str) -> None:
     with pytest.raises(VolumeError, match=message):
         draw_comparison("a.png", before, after)
-
-
-def test_panel_refuses_what_is_not_bytes() -> None:
-    with pytest.raises(VolumeError, match="image 'input, xy at z 32' is float64"):
-        shown(np.zeros((4, 4)))

@@ -104,7 +104,7 @@ def test_two_blocks_of_voxels_are_on_the_device_at_most(tmp_path: Path, monkeypa
     plan = laid_out(tmp_path, (8, 8, 96), "net.name=identity", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
     source, asked = StreamedWindows(plan.source.volume(), plan.lattice, NORMALISE), list[int]()
     plain = source.voxels
-    monkeypatch.setattr(source, "voxels", lambda numbers: (asked.append(numbers[0]), plain(numbers))[1])
+    monkeypatch.setattr(source, "voxels", lambda block, *slab: (asked.append(block), plain(block, *slab))[1])
     for block, _ in block_sums(Selection(plan), NORMALISE, load_runner(plan), source, range(12)):
         wait_until(lambda: max(asked) >= min(block + 1, 11), 20)  # noqa: B023
         time.sleep(0.02)  # for whoever reads further ahead
@@ -138,7 +138,7 @@ def test_while_a_sum_grows_the_gpu_is_asked_for_no_value(blend: str, dtype: str)
     kernel = torch.empty((1, 1, 3, 3, 3), device="meta")
     net = functools.partial(torch.nn.functional.conv3d, weight=kernel, padding=1)
     runner = Runner(plan, "cpu", 4, _net=net)  # a GPU's autocast and clock would need one
-    growing = BlockSum(Selection(plan), NORMALISE, 0, bus)
+    growing = BlockSum(Selection(plan), NORMALISE, 0, Selection(plan).slabs(0)[0], bus)
     numbers = plan.lattice.windows_of(0)
     box = plan.lattice.input_box(0)
     data = bus.up(np.zeros((1, *box.shape), np.uint8))

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from volpipe.blockwise.usage import measured
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice, Slab
 from volpipe.inference import runner as runner_module
-from volpipe.inference import windows as windows_module
 from volpipe.inference.infer import infer
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import create_output
@@ -34,7 +33,7 @@ from volpipe.inference.runner import Runner, largest_that_fits, load_runner, loa
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import affine
-from volpipe.inference.windows import StreamedWindows, Voxels, ahead, batches
+from volpipe.inference.windows import SlabsOf, StreamedWindows, Voxels, WindowSource, ahead, batches
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.workflow.prepare import prepare
@@ -232,28 +231,29 @@ def test_the_thread_stops_when_nobody_takes_any_more() -> None:
 
 
 @dataclass
-class Source:
+class Source(WindowSource):
     """Windows that hold their own number, but for those that cannot be read."""
 
-    has_blocks = False
     lattice: Lattice
     broken: frozenset[int] = frozenset()
-    expected: list[int] = field(default_factory=list)
 
-    def voxels(self, numbers: Sequence[int]) -> Voxels:
+    def begin(self, blocks: Sequence[int], slabs_of: SlabsOf) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def voxels(self, block: int, index: int, numbers: Sequence[int]) -> Voxels:
         if bad := self.broken & set(numbers):
             raise OSError(f"window {min(bad)} is damaged")
         data = np.array(numbers, np.float32)[:, None, None, None, None]
         return Voxels(data, tuple((i,) for i in range(len(numbers))))
 
-    def expect(self, blocks: Sequence[int]) -> None:
-        self.expected.extend(blocks)
 
-    def forget(self, block: int) -> None:
-        self.expected.remove(block)
-
-    def slabs(self, block: int) -> Sequence[Slab]:
-        return ()
+def slabs_of(block: int) -> list[Slab]:
+    """Return a block of LATTICE in a slab of its own."""
+    box = LATTICE.input_box(block)
+    return [Slab(tuple(LATTICE.windows_of(block)), box, box, box)]
 
 
 LATTICE = Lattice((20, 20, 20), (4, 4, 4), (0, 0, 0), (2, 2, 2))  # 27 blocks, those at the far faces with fewer windows
@@ -262,7 +262,7 @@ LATTICE = Lattice((20, 20, 20), (4, 4, 4), (0, 0, 0), (2, 2, 2))  # 27 blocks, t
 @given(st.lists(st.integers(0, 26), min_size=1, unique=True), st.integers(1, 9))
 def test_batches_hold_the_windows_of_one_block_each_and_none_is_forgotten(blocks: list[int], size: int) -> None:
     source = Source(LATTICE)
-    found = list(batches(source, blocks, size))
+    found = list(batches(source, blocks, slabs_of, size))
     assert [n for batch in found for n in batch.numbers] == [n for block in blocks for n in LATTICE.windows_of(block)]
     for batch in found:
         assert batch.voxels is not None
@@ -273,7 +273,7 @@ def test_batches_hold_the_windows_of_one_block_each_and_none_is_forgotten(blocks
 
 def test_a_block_that_cannot_be_read_yields_its_error_and_the_next_goes_on() -> None:
     source = Source(LATTICE, frozenset({3}))
-    found = list(batches(source, [0, 1], 2))
+    found = list(batches(source, [0, 1], slabs_of, 2))
     assert [(batch.block, batch.numbers, batch.voxels is None) for batch in found] == [
         (0, (0, 1), False), (0, (2, 3), True), *[(1, (8 + i, 9 + i), False) for i in range(0, 8, 2)],
     ]  # fmt: skip
@@ -313,26 +313,6 @@ def test_blocks_with_damaged_chunks_fail_and_the_others_are_written(tmp_path: Pa
     assert producers() == []
 
 
-@pytest.mark.parametrize("num_ahead", [1, 3])
-def test_blocks_are_read_ahead_each_once_and_few_are_in_memory(
-    num_ahead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan, source, normalise = laid_out(tmp_path, noise((8, 16, 64)), IDENTITY)
-    source.most_ahead = num_ahead
-    monkeypatch.setattr(windows_module, "reads_at_once", lambda seconds, latency, most: most)
-    told: list[tuple[str, int]] = []
-    for name in ("_read_block", "forget"):
-        plain = getattr(source, name)
-        monkeypatch.setattr(source, name, lambda block, n=name, do=plain: (told.append((n, block)), do(block))[1])
-    blocks = [2, 5, 7, 11, 12]
-    assert [block for block, _ in infer(Selection(plan), normalise, Tensors(plan, tmp_path), source, blocks)] == blocks
-    assert sorted(block for name, block in told if name == "_read_block") == blocks
-    assert [block for name, block in told if name == "forget"] == blocks
-    for i in range(len(told)):
-        read, forgotten = ({b for n, b in told[: i + 1] if n == name} for name in ("_read_block", "forget"))
-        assert len(read - forgotten) <= 1 + num_ahead
-
-
 def test_a_window_that_the_net_fails_on_costs_its_block_alone(tmp_path: Path) -> None:
     (tmp_path / "fussy.py").write_text(
         "import torch\n"
@@ -365,8 +345,8 @@ def test_a_chunk_that_blocks_share_is_fetched_once(tmp_path: Path) -> None:
         if path.is_file() and path.name.isdecimal()
     )
     before = bytes_fetched()
-    for block in range(len(plan.blocks)):
-        source.read(plan.lattice.windows_of(block))
+    blocks = range(len(plan.blocks))
+    assert all(batch.error is None for batch in batches(source, blocks, Selection(plan).slabs, 1))
     assert bytes_fetched() - before == stored
 
 

@@ -27,6 +27,7 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, scanned_box
 from volpipe.recipes.inference import load_recipe
+from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.data.dataset import WindowDataset
 from volpipe.volumes.volume import (
@@ -210,7 +211,7 @@ def test_a_block_whose_wanted_shards_are_its_own_leaves_no_tensor(tmp_path: Path
     plan = bench.plan("input.mask=mask.n5")
     assert plan.is_direct(1)
     assert not plan.is_direct(4)
-    report = execute(plan, Inline().start, keep_tensors=True)
+    report = execute(plan, Inline().start, RunOptions(keep_tensors=True))
     assert not list((report.folder / "tensors.zarr").rglob("c"))
 
 
@@ -232,7 +233,7 @@ def test_interrupted_anywhere_a_run_under_a_mask_goes_on_to_the_same_bytes(bench
     interruptions, fresh = 0, True
     for seed in itertools.count():
         try:
-            report = execute(plan, Inline(seed, 2, int(rng.integers(2, 12))).start, fresh=fresh)
+            report = execute(plan, Inline(seed, 2, int(rng.integers(2, 12))).start, RunOptions(fresh=fresh))
         except Stopped:
             interruptions, fresh = interruptions + 1, False
             continue
@@ -241,7 +242,6 @@ def test_interrupted_anywhere_a_run_under_a_mask_goes_on_to_the_same_bytes(bench
     assert report.missing == []
     assert fingerprint(plan.out) == undisturbed
     assert not list(report.folder.glob("tensors.*"))
-    assert not RunFolder(report.folder).scan.exists()
     assert execute(plan, Inline().start).was_complete
 
 
@@ -388,7 +388,7 @@ def test_what_the_net_makes_of_unwanted_voxels_is_not_even_looked_at(tmp_path: P
 
 def test_stored_windows_of_a_part_are_no_dataset(bench: Bench) -> None:
     plan = bench.plan("input.roi=:10,:,:", "tensors.mode=stored")
-    report = execute(plan, Inline().start, keep_tensors=True)
+    report = execute(plan, Inline().start, RunOptions(keep_tensors=True))
     with pytest.raises(VolumeError, match="windows of a part of its volume"):
         WindowDataset.from_tensors(report.folder / "tensors.n5")
 

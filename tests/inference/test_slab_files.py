@@ -15,7 +15,7 @@ from volumes import noise, windowed, write_volume
 from volpipe.geometry.grid import Box
 from volpipe.inference import reassemble
 from volpipe.inference.infer import infer
-from volpipe.inference.output import create_output
+from volpipe.inference.output import ShardFile, create_output
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Bus, Runner
 from volpipe.inference.scratch import Tensors
@@ -45,7 +45,7 @@ def test_while_a_file_is_put_in_its_place_the_next_block_is_computed(
         if len(windows) == 12:  # all of both blocks
             computed.set()
 
-    def slow(plan: Plan, shard: int, stream: ShardStream) -> str:
+    def slow(plan: Plan, shard: int, stream: ShardFile) -> str:
         assert computed.wait(20)
         return close(plan, shard, stream)
 
@@ -63,7 +63,7 @@ def test_a_file_that_cannot_be_put_in_its_place_fails_its_block_alone(
 ) -> None:
     close = reassemble.close_shard
 
-    def full(plan: Plan, shard: int, stream: ShardStream) -> str:
+    def full(plan: Plan, shard: int, stream: ShardFile) -> str:
         if shard == 1:
             raise OSError("disk full")
         return close(plan, shard, stream)
@@ -118,7 +118,7 @@ def test_a_block_that_fails_last_hides_none_that_is_still_put_in_its_place(
 ) -> None:
     close = reassemble.close_shard
 
-    def slow(plan: Plan, shard: int, stream: ShardStream) -> str:
+    def slow(plan: Plan, shard: int, stream: ShardFile) -> str:
         time.sleep(0.3)
         return close(plan, shard, stream)
 
@@ -139,15 +139,15 @@ def test_slabs_that_wait_for_their_turn_are_not_written_once_their_block_has_fai
     monkeypatch.setattr(Bus, "mark", lambda self: None)
     monkeypatch.setattr(Runner, "bus", property(lambda self: bus))
     monkeypatch.setattr(Runner, "computing", lambda self: nullcontext())
-    write, failures = reassemble.append_selected, [OSError("disk full")]
+    write, failures = reassemble.append_voxels, [OSError("disk full")]
 
-    def append(selection: Selection, stream: ShardStream, box: Box, data: np.ndarray) -> None:
+    def append(plan: Plan, file: ShardFile, box: Box, data: np.ndarray) -> None:
         time.sleep(0.05)  # so that the next slab waits by then
         if failures:
             raise failures.pop()
-        write(selection, stream, box, data)
+        write(plan, file, box, data)
 
-    monkeypatch.setattr(reassemble, "append_selected", append)
+    monkeypatch.setattr(reassemble, "append_voxels", append)
     with slabs_of(1):
         plan = in_a_row(tmp_path, 2)
         outcomes = list(infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0, 1]))

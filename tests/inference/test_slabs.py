@@ -29,6 +29,7 @@ from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import read_fingerprint
 from volpipe.runs import worker
+from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import recompute
 from volpipe.runs.worker import Job
@@ -156,7 +157,7 @@ def test_the_fingerprint_of_a_block_is_that_of_its_voxels(tmp_path: Path) -> Non
         selection = Selection(plan)
 
         def looked() -> str:
-            return read_fingerprint(plan.source.volume().open(), selection.slabs(0), selection.input_box(0))
+            return read_fingerprint(plan.source.volume().open(), selection.slabs(0))
 
         ((_, result),) = infer(selection, NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0])
         assert not isinstance(result, Exception)
@@ -216,9 +217,7 @@ def test_a_voxel_that_is_nan_in_two_slabs_counts_once(tmp_path: Path) -> None:
             )  # fmt: skip
             create_output(plan, {})
             assert plan.has_slabs == (voxels == 1)
-            source = source_of(plan)
-            source.slabs_of = source.slabs_of if plan.has_slabs else None
-            ((_, result),) = infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source, [0])
+            ((_, result),) = infer(Selection(plan), NORMALISE, Tensors(plan, tmp_path), source_of(plan), [0])
             assert not isinstance(result, Exception)
             bad.append((result.bad.nan, result.bad.infinite))
     assert bad == [(20, 0)] * 2
@@ -421,7 +420,7 @@ def test_an_update_computes_the_blocks_that_saw_what_has_changed(tmp_path: Path)
         write_volume(tmp_path / "other.n5", data)
         changed = "in.n5/raw/0/0/2"
         (tmp_path / changed).write_bytes((tmp_path / "other.n5/raw/0/0/2").read_bytes())
-        report = execute(plan, Inline().start, update=True)
+        report = execute(plan, Inline().start, RunOptions(update=True))
         assert [update.changed for update in report.updates] == [1]
         fresh = planned(tmp_path, volume, "fresh.zarr", *several_blocks("crop"))
         execute(fresh, Inline().start)

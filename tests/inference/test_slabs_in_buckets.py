@@ -163,9 +163,9 @@ def test_pieces_of_the_next_slabs_are_asked_for_before_one_is_cut(
     source = source_of(plan)
     slabs = [slab for block in range(3) for slab in Selection(plan).slabs(block)]
     pieces = [slab.seen.along(0, slab.seen.start[0], slab.seen.start[0] + 32) for slab in slabs[::2]]
-    source.expect(range(3))
+    source.begin(range(3), Selection(plan).slabs)
     for number, slab in enumerate(slabs):
-        source.voxels(slab.numbers)
+        source.voxels(*divmod(number, len(slabs) // 3), slab.numbers)
         assert asked == pieces[: number // 2 + AT_ONCE]
     assert asked == pieces
     source.close()
@@ -205,10 +205,10 @@ def test_slabs_are_those_that_are_asked_for_whatever_was_expected(
 ) -> None:
     plan = plan_of(tmp_path / "out.zarr", tmp_path, *settings)
     source, reader = source_of(plan), plan.source.volume().open()
-    source.expect(range(3))
+    source.begin(range(3), Selection(plan).slabs)
     for block in order:
-        for slab in Selection(plan).slabs(block):
-            voxels = source.voxels(slab.numbers)
+        for index, slab in enumerate(Selection(plan).slabs(block)):
+            voxels = source.voxels(block, index, slab.numbers)
             for number, place in zip(slab.numbers, voxels.places, strict=True):
                 assert np.array_equal(voxels.data[place], reader.read_mirrored(plan.lattice.window_box(number)))
     source.close()

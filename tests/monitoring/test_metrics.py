@@ -21,10 +21,9 @@ from volumes import noise, windowed, write_volume
 from works import WORKS, prepare
 
 import volpipe as vp
-from volpipe.blockwise.journal import Record, Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
-from volpipe.blockwise.usage import Usage
+from volpipe.blockwise.usage import Totals, Usage
 from volpipe.blockwise.work import Work
 from volpipe.cli.k8s import WATCHED
 from volpipe.errors import RunStopped
@@ -243,7 +242,7 @@ def test_phases_and_works_of_one_stage_are_added_up_their_gpus_too() -> None:
             stage.label = "gpu"
             stage.mark(number)
             progress.totals = {"infer": Totals()}
-            progress.totals["infer"].add(Record("infer", (number,), usage=usage))
+            progress.totals["infer"].add(1, usage)
             progress.retries["infer"] = 1
             metrics.move((0,) if seconds == 20 else (), [held("b.batch")] * (2 if seconds == 20 else 1), progress)
     found = samples(generate_latest(registry_of(metrics)).decode())
@@ -386,7 +385,7 @@ def test_a_fault_of_the_metrics_fails_no_run(here: Path, monkeypatch: pytest.Mon
         raise RuntimeError("a fault of ours")
 
     port, texts = free_port(), list[str]()
-    monkeypatch.setattr(Metrics, "_of_parts", fail)
+    monkeypatch.setattr(Metrics, "trials", property(fail))
     assert run(metrics=port, on_progress=lambda progress: texts.append(scrape(port))).is_complete
     assert set(texts) == {""}
     monkeypatch.setattr(Metrics, "move", fail)

@@ -17,9 +17,9 @@ from torch import nn
 from volumes import noise, write_volume
 
 from volpipe.errors import VolpipeError
-from volpipe.estimation import net_speeds, window_search
+from volpipe.estimation import measure, window_search
 from volpipe.estimation.halo_search import halo_errors, real_window
-from volpipe.estimation.net_speeds import arithmetics_here, processor
+from volpipe.estimation.measure import arithmetics_here, processor
 from volpipe.estimation.window_search import windows_to_try
 from volpipe.models.unet3d import unet3d
 from volpipe.nets.cache import known_speeds
@@ -132,6 +132,7 @@ def mean(): return Net(lambda y: y - y.mean())
 def cut(): return Net(lambda y: y.detach())
 def blind(): return Blind(None)
 def rounds(): return Net(lambda y: y.round())
+def deep(): return nn.Sequential(*(nn.Conv3d(1, 1, (3, 1, 1), padding=(1, 0, 0)) for _ in range(120)), nn.Sigmoid())
 def far(): return Net(lambda y: y + y.flip(4).cumsum(4).flip(4) * 1e-9)
 """
 KEYS = "set net.scale, net.stride, net.halo, which it does not declare"
@@ -147,10 +148,6 @@ KEYS = "set net.scale, net.stride, net.halo, which it does not declare"
             "blind",
             ["no input voxel acts on output voxel", "a threshold, argmax or rounding, which hide it; or " + KEYS],
         ),
-        (
-            "rounds",
-            ["no input voxel acts on output voxel", "a threshold, argmax or rounding, which hide it; or " + KEYS],
-        ),
     ],
 )
 def test_each_fault_of_a_net_has_its_own_sentence_that_says_what_to_write(
@@ -164,11 +161,14 @@ def test_each_fault_of_a_net_has_its_own_sentence_that_says_what_to_write(
     assert "{" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "channels"), [("mean", 1), ("far", 1), ("two", 2), ("shrinks", 1)])
+@pytest.mark.parametrize(
+    ("name", "channels"), [("mean", 1), ("far", 1), ("two", 2), ("shrinks", 1), ("rounds", 1), ("deep", 1)]
+)
 def test_what_no_key_gives_is_measured(tmp_path: Path, name: str, channels: int) -> None:
     (tmp_path / "faults.py").write_text(FAULTS)
     facts = describe(NetChoice(name=f"faults.py:{name}"), str(tmp_path))
-    assert (facts.in_channels, facts.tile_invariant) == (channels, name in ("two", "shrinks"))
+    assert (facts.in_channels, facts.tile_invariant) == (channels, name not in ("mean", "far"))
+    assert not facts.tile_invariant or facts.halo == ((120, 0, 0) if name == "deep" else (1, 1, 1))
 
 
 def test_a_declared_net_that_returns_a_tuple_is_refused_with_the_key_to_set(tmp_path: Path, give: Give) -> None:
@@ -246,25 +246,20 @@ def wide() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("build", "num_slopes", "num_large"),
-    [(lambda: unet3d(features=(1, 2, 2)), 6, 0), (wide, 0, 2)],
-    ids=["padded", "valid"],
+    ("build", "num_large"), [(lambda: unet3d(features=(1, 2, 2)), 0), (wide, 2)], ids=["padded", "valid"]
 )
-def test_a_net_is_measured_by_few_windows(build: Callable[[], nn.Module], num_slopes: int, num_large: int) -> None:
-    """Two with a gradient for each axis, whatever the stride; of valid convolutions two that are large."""
-    seen = list[tuple[bool, int]]()
-
-    def size_of(window: torch.Tensor) -> int:
-        return 0 if window.is_meta else window.numel()
+def test_a_net_is_measured_by_few_windows(build: Callable[[], nn.Module], num_large: int) -> None:
+    """Of valid convolutions two of them are large."""
+    seen = list[int]()
 
     def counted() -> nn.Module:
         net = build()
-        net.register_forward_pre_hook(lambda net, given: seen.append((given[0].requires_grad, size_of(given[0]))))
+        net.register_forward_pre_hook(lambda net, given: None if given[0].is_meta else seen.append(given[0].numel()))
         return net
 
     measure_geometry(counted)
-    assert sum(has_slope for has_slope, _ in seen) == num_slopes
-    assert sum(size > 32**3 for _, size in seen) == num_large
+    assert len(seen) < 100
+    assert sum(size > 32**3 for size in seen) == num_large
 
 
 PADDED_SOMEWHERE = {
@@ -367,8 +362,7 @@ def test_a_net_is_timed_on_a_core_of_this_machine_and_its_plans_know_that(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(window_search, "GROWTHS", (1.0, 1.5))
-    monkeypatch.setattr(net_speeds, "MEASURED_VOXELS", (64**3,))
-    monkeypatch.setattr(net_speeds, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(measure, "has_bfloat16", lambda: False)
     ended = give("net", "net.py:build", "--config", "local")
     assert ended.code == 0, ended.err
     assert f"Mvoxel/s on one core of {processor()}; plans for local choose windows by them" in ended.out
@@ -392,7 +386,7 @@ def test_a_net_of_which_no_time_can_be_kept_is_an_error(
     measured = NetSpeeds(
         processor=processor(), speeds=[WindowSpeeds(arithmetic=FLOAT32, bytes_per_voxel=1, windows=timed)]
     )
-    monkeypatch.setattr(net_speeds, "measure_speeds", lambda *arguments, **named: measured)
+    monkeypatch.setattr(measure, "measure_speeds", lambda *arguments, **named: measured)
     ended = give("net", name, "--config", "local")
     assert ended.code == 2 and said in ended.err
     assert known_speeds(NetChoice(name="net.py:build", untrained=True), str(tmp_path), processor()) is None

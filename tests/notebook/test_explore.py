@@ -21,6 +21,7 @@ import volpipe as vp
 from volpipe.notebook import cuts
 from volpipe.notebook.cuts import AXES, Plane, Region, Stack
 from volpipe.notebook.explore import ADVICE
+from volpipe.reporting.panels import CAPTION, MARGIN
 from volpipe.reporting.shades import colours
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, Reader, View, Volume, create_array, create_multiscale
 
@@ -198,14 +199,14 @@ def test_a_picture_goes_with_the_widget_and_says_where_there_is_none(
     assert set(bundle) == {"text/plain", "image/png", "application/vnd.jupyter.widget-view+json"}
     assert bundle["text/plain"].startswith("<Explorer of ") and bundle["image/png"] == explorer.png()
     drawn = picture(bundle)
-    margin, caption, zoom = 8, 22, 8  # 320 pixels of 40 voxels
-    voxels = drawn[margin + caption + 4 :: zoom, margin + 4 :: zoom][:40, :40]
+    zoom = 8  # 320 pixels of 40 voxels
+    voxels = drawn[MARGIN + CAPTION + 4 :: zoom, MARGIN + 4 :: zoom][:40, :40]
     np.testing.assert_allclose(voxels[..., 0], in_greys(data[20]), atol=0.51)
     monkeypatch.setitem(sys.modules, "anywidget", None)  # as where it is not installed
     alone, _ = explorer._repr_mimebundle_()
     assert set(alone) == {"text/plain", "image/png"}
     lines = picture(alone)[len(drawn) :]
-    assert len(lines) == 22 and (lines < 128).any() and "volpipe[notebook]" in ADVICE
+    assert len(lines) == CAPTION // 2 and (lines < 128).any() and "volpipe[notebook]" in ADVICE
 
 
 def test_channels_are_colours_and_other_types_are_stretched(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_an_output_of_one_window_has_no_faces(choice: dict[str, Any]) -> None:
     vp.run("in.n5/raw", {"net": {"name": "identity"}}, out="out.zarr", site="threads")
     seams = vp.seams("out.zarr")
     assert "no faces to score" in repr(seams)
-    assert seams._repr_png_() is None and "no faces, or too few" in seams._repr_html_()
+    assert not seams.has_picture and "no faces, or too few" in seams._repr_html_()
     with pytest.raises(vp.VolpipeError, match="no faces of windows to draw"):
         seams.png()
 

@@ -147,9 +147,7 @@ def test_lines_of_a_journal_are_added_and_damaged_ones_left_out(tmp_path: Path) 
     with path.open("ab") as file:
         file.write(b'{"stage": "infer", "done": "three"}\n{"stage": 3}\nnonsense\n{"stage": "infer", "done": [7')
     blocks = BlockMap("infer", grid)
-    assert [*Tally(maps={"infer": blocks}).units(path)] == [
-        ("reassemble", 5), ("infer", 0), ("infer", 1), ("infer", 2), ("pyramid 1", 0),
-    ]  # fmt: skip
+    Tally(maps={"infer": blocks}).read(path)
     closed(blocks, missing=range(3, 8))
     table = [row for row in rows(charts(blocks)["block_times"]) if row["plane"] == "xy"]
     assert [row["seconds"] for row in table] == [3.0, 3.0, 4.0, None]

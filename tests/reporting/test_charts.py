@@ -22,7 +22,7 @@ import volpipe as vp
 from volpipe.api.outputs import find_page
 from volpipe.blockwise.stage import Stage
 from volpipe.evaluation.evaluate import plan_evaluation
-from volpipe.evaluation.panels import evaluation_items
+from volpipe.evaluation.pictures import evaluation_items
 from volpipe.evaluation.results import evaluation_parts
 from volpipe.geometry.grid import Grid
 from volpipe.recipes.training import LOSSES
@@ -33,8 +33,8 @@ from volpipe.reporting.histogram import sizes_chart
 from volpipe.reporting.page import Chart, Link, Page, Picture, Section, Sheet
 from volpipe.reporting.render import write_page
 from volpipe.reporting.shades import colours
-from volpipe.training.pictures import curves
-from volpipe.training.search.pictures import trial_items
+from volpipe.training.pages import curves
+from volpipe.training.search.pages import trial_items
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.batch_table import DatasetRow
 from volpipe.workflow.driver import execute

@@ -107,7 +107,7 @@ def test_columns_of_numpy_and_what_is_no_number_become_json() -> None:
 
 
 def test_changes_of_a_chart_are_merged_into_its_specification() -> None:
-    chart = Chart("a", "", "lines", {"x": [1], "y": [2]}, height=99, changes={"encoding": {"x": {"title": "step"}}})
+    chart = Chart("a", "", "lines", {"x": [1], "y": [2]}, changes={"encoding": {"x": {"title": "step"}}, "height": 99})
     html = render(page_of(chart))
     assert '"x": {"field": "x", "scale"' in html and '"title": "step"' in html and '"height": 99' in html
 

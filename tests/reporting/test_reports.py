@@ -188,7 +188,7 @@ def test_a_report_opens_offline(place: Path, browser: Browser, name: str) -> Non
     assert browser.open_file(file) == [file.as_uri()]
     assert browser.drawn_pixels() > 100
     rows = browser.driver.execute_script(
-        """return [...document.querySelectorAll("figure.table")].filter((f) => f.textContent.includes("By stage"))
+        """return [...document.querySelectorAll("figure.sheet")].filter((f) => f.textContent.includes("By stage"))
         .flatMap((f) => [...f.querySelectorAll("tbody tr")].map((row) => [...row.cells].map((c) => c.textContent)));"""
     )
     shown = {row[0]: row[2] for row in rows}

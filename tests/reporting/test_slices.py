@@ -81,9 +81,9 @@ def test_only_whole_voxels_of_the_input_are_compared(
 
 def test_a_part_lies_around_its_voxel_and_inside_the_whole() -> None:
     whole = Box((0, 0, 0), (6, 1000, 1000))
-    part = part_around(whole, (3, 20, 500), (50.0, 4.6, 4.6), 4.6, 368)
+    part = part_around(whole, (3, 20, 500), (33, 368, 368))
     assert part == Box((0, 0, 316), (6, 368, 684))
-    assert part_around(whole, (3, 20, 500), (1.0, 1.0, 1.0), 0.1, 5) == Box((3, 20, 500), (4, 21, 501))
+    assert part_around(whole, (3, 20, 500), (1, 1, 1)) == Box((3, 20, 500), (4, 21, 501))
 
 
 def test_means_are_those_of_boxes() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import shutil
 import signal
 import tempfile
 from concurrent.futures import Future
@@ -19,16 +21,19 @@ from growing import GROWING, edit, edits, grow
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
+from renames import Renames
 from updates import FLOATS, MEASURED, assert_fresh, divisions, planned, ran, write_n5, write_slices, write_zarr
 from volumes import noise, windowed, write_volume
 
 from volpipe.blockwise.journal import Record
 from volpipe.errors import RunError
+from volpipe.geometry.grid import Box
 from volpipe.runs import worker
+from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import execute
+from volpipe.workflow.driver import RunWork, execute
 from volpipe.workflow.status import find_status
 
 SLOW = examples(4, 10)
@@ -49,7 +54,9 @@ def test_the_output_of_a_grown_volume_is_that_of_a_fresh_run(
         volume = write_volume(folder / "in.n5", noise(shape), chunk=5)
         for _ in range(data.draw(st.integers(1, 4))):
             with contextlib.suppress(Stopped):
-                execute(planned(folder, *more), Inline(seed, 2, int(rng.integers(0, 60))).start, update=True)
+                execute(
+                    planned(folder, *more), Inline(seed, 2, int(rng.integers(0, 60))).start, RunOptions(update=True)
+                )
             before = open_volume(volume).open()[...]
             shape = tuple(n + data.draw(st.integers(0, 7)) for n in shape)
             after = noise(shape, seed=len(shape))
@@ -101,27 +108,46 @@ def test_coarser_levels_go_on_where_the_old_face_ended_whole_blocks(
     assert_fresh(ran(planned(tmp_path, *more), update=True).plan)
 
 
-def test_a_driver_killed_between_journal_and_plan_leaves_the_old_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Numbers in the journal are those of the plan that is stored; twice, and then it grows."""
-    data = noise((40, 24, 24))
-    write_n5(tmp_path, data[:20, :20, :20])
-    more = ("net.name=identity", *windowed((8, 16, 16), (4, 4, 4), (1, 1, 1), "hann"))
-    old = ran(planned(tmp_path, *more)).plan
-    grow(tmp_path / "in.n5", data, chunk=8)
+class Netless(Inline):
+    """Executors whose driver is killed before the net is run."""
 
-    def killed(folder: RunFolder, plan: object) -> None:
-        raise Stopped
+    def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:
+        if app == "infer":
+            raise Stopped
+        return super().submit(app, *arguments)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "store", killed)
-        for _ in range(2):
-            with pytest.raises(Stopped):
-                ran(planned(tmp_path, *more), update=True)
-            assert find_status(old.out).is_complete
-            assert find_status(old.out).stages["infer"].done == find_status(old.out).stages["infer"].all
-    assert_fresh(ran(planned(tmp_path, *more), update=True).plan)
+
+@pytest.mark.parametrize("has_grown", [False, True])
+def test_a_driver_killed_at_a_rename_leaves_the_old_run_or_the_new_one(tmp_path: Path, *, has_grown: bool) -> None:
+    """Journal and plan agree at every moment: either of before the update, or of after it."""
+    data = noise((20, 16, 16))
+    write_n5(tmp_path, data[:12])
+    more = ("net.name=identity", *windowed((8, 8, 8), (4, 4, 4), (1, 1, 1), "hann"))
+    plan = ran(planned(tmp_path, *more)).plan
+    made = [Path(plan.out), Path(f"{plan.out}.run")]
+    for folder in made:
+        shutil.copytree(folder, tmp_path / "kept" / folder.name)
+    if has_grown:
+        grow(tmp_path / "in.n5", data, chunk=8)
+    edit(tmp_path / "in.n5", Box((1, 1, 1), (2, 2, 2)))
+    states = []
+    for number in itertools.count():
+        for folder in made:
+            shutil.rmtree(folder)
+            shutil.copytree(tmp_path / "kept" / folder.name, folder)
+        renames = Renames(("journal.jsonl", "plan.json", "next_plan.json"), number)
+        with renames.counted(), pytest.raises(Stopped):
+            ran(planned(tmp_path, *more), Netless(), update=True)
+        infer = (status := find_status(plan.out)).stages["infer"]
+        states.append((status.is_complete, infer.done < infer.all))
+        ran(planned(tmp_path, *more), update=True)
+        assert RunWork(planned(tmp_path, *more)).verify().differences == []
+        if not renames.is_killed:
+            break
+        if number % 2:
+            assert_fresh(planned(tmp_path, *more))
+    assert states == [(True, False)] * states.count((True, False)) + [(False, True)] * states.count((False, True))
+    assert states[0] != states[-1] and len(states) >= (5 if has_grown else 3)
 
 
 @pytest.mark.parametrize("kind", ["n5", "shards", "slices"])
@@ -271,13 +297,23 @@ if point := os.environ.get("HALT"):
     from volpipe.inference import output
     from volpipe.runs.run_folder import RunFolder
     from volpipe.runs import output_work
+    from volpipe.runs.updates import Updated
+    remainder = Updated.remainder
     append, store, grow, num_blocks = Journal.append, RunFolder.store, output.grow_array, [0]
 
+    def write_half_and_halt(update):
+        rest, num = remainder(update), [0]
+
+        def halting(record):
+            num[0] += 1
+            return halt() if num[0] == 3 else rest(record)
+
+        return halting
+
+    if point == "half a journal":
+        Updated.remainder = write_half_and_halt
+
     def append_and_halt(journal, record):
-        if record.stage == "update" and point == "half a line":
-            os.write(journal._fd, record.to_line().encode()[:40])
-            os.fsync(journal._fd)
-            halt()
         append(journal, record)
         num_blocks[0] += record.stage == "infer"
         if point == "blocks" and num_blocks[0] == 3:
@@ -303,7 +339,7 @@ if point := os.environ.get("HALT"):
     create, output_work.create_output = output_work.create_output, create_and_halt
     Journal.append, RunFolder.store, output.grow_array = append_and_halt, store_and_halt, grow_and_halt
 """
-POINTS = ("half a line", "before the plan", "after the plan", "first array", "before the metadata", "blocks")
+POINTS = ("half a journal", "before the plan", "after the plan", "first array", "before the metadata", "blocks")
 
 
 def kill_at(point: str, folder: Path, command: tuple[str, ...]) -> None:
@@ -335,7 +371,7 @@ def test_a_driver_killed_while_its_output_grows_goes_on_to_the_bytes_of_a_fresh_
     grow(tmp_path / "in.n5", data, chunk=8)
     for point in POINTS:
         kill_at(point, tmp_path, command)
-        assert not find_status(str(tmp_path / "out.zarr")).is_complete or point in POINTS[:2]
+        assert not find_status(str(tmp_path / "out.zarr")).is_complete or point == POINTS[0]
     ended = give(*command)
     assert ended.code == 0, ended.err
     assert "is complete, and nothing has changed" in give(*command).out

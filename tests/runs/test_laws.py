@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,17 +16,18 @@ from hypothesis import strategies as st
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.blockwise.journal import Kinds, read_units
+from volpipe.blockwise.ledger import Ledger
 from volpipe.errors import PlanError
 from volpipe.geometry.blend import FAMILIES, profile
 from volpipe.geometry.grid import Placement
 from volpipe.inference.plan import Plan
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
+from volpipe.runs import work
+from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow import driver
 from volpipe.workflow.driver import Report, execute
 from volpipe.workflow.prepare import prepare
 
@@ -37,7 +37,7 @@ def planned(folder: Path, volume: Path, *settings_: str) -> Plan:
 
 
 def ran(plan: Plan, *, seed: int = 0, slots: int = 1, keep_tensors: bool = False) -> Report:
-    report = execute(plan, Inline(seed, slots).start, keep_tensors=keep_tensors)
+    report = execute(plan, Inline(seed, slots).start, RunOptions(keep_tensors=keep_tensors))
     assert report.missing == []
     return report
 
@@ -241,7 +241,7 @@ def test_interrupted_anywhere_and_resumed_the_bytes_are_those_of_one_go(
         fresh = True
         while True:
             try:
-                report = execute(plan, executors.start, fresh=fresh)
+                report = execute(plan, executors.start, RunOptions(fresh=fresh))
             except Stopped:
                 interruptions += 1
                 executors = Inline(seed + interruptions, 2, int(rng.integers(3, 40)))
@@ -262,10 +262,11 @@ def test_a_run_that_goes_on_reads_the_units_of_its_journal_once(
         execute(plan, Inline(most_tasks=4).start)
     reads = list[Path]()
 
-    def counted(path: Path, kinds: Kinds) -> Iterator[Mapping[str, list[int]]]:
-        reads.append(path)
-        return read_units(path, kinds)
+    class Counted(Ledger):
+        def __init__(self, journal: Path, *rest: Any) -> None:
+            reads.append(journal)
+            super().__init__(journal, *rest)
 
-    monkeypatch.setattr(driver, "read_units", counted)
+    monkeypatch.setattr(work, "Ledger", Counted)
     assert not ran(plan).missing
     assert reads == [RunFolder.from_output(locate(plan.out)).journal]

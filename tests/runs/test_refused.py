@@ -313,7 +313,7 @@ def test_a_scan_that_was_begun_is_not_given_up_for_another_recipe(
     with monkeypatch.context() as patch:
         patch.setattr("volpipe.runs.prepasses.gather", lambda plan, cells: 1 / 0)
         assert run(give, *IDENTITY, *empty).code != 0
-    assert (tmp_path / "out.zarr.run" / "scan.jsonl").stat().st_size
+    assert (tmp_path / "out.zarr.run" / "journal.jsonl").stat().st_size
     assert_refused(run(give, *IDENTITY), "holds a run with another recipe", "use --fresh to start over")
     assert run(give, *IDENTITY, *empty).code == 0
 

@@ -21,11 +21,11 @@ from volumes import noise, windowed
 from volpipe.errors import VolumeError
 from volpipe.estimation.memory import array_bytes
 from volpipe.geometry.grid import Box
-from volpipe.inference import windows
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs import worker
 from volpipe.runs.worker import Job
+from volpipe.volumes.rolling_box import pieces_at_once
 from volpipe.volumes.storage import object_store, paths
 from volpipe.volumes.storage.fetched_array import ChunkCache
 from volpipe.volumes.storage.requests import InTurn, in_turn
@@ -156,72 +156,28 @@ def test_the_plan_counts_blocks_that_are_written_side_by_side(job: Job) -> None:
     assert array_bytes(plan) - array_bytes(local) == 31 * 3 * 8**3 * plan.dtype.itemsize
 
 
-def test_the_first_block_of_a_task_is_read_alone_then_as_many_as_hide_the_latency(
-    bucket: Bucket, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first is answered once a second would have come; the three after it wait for each other."""
-    monkeypatch.setattr(windows, "reads_at_once", lambda seconds, latency, most: min(3, most))
-    second, next_three, numbers = threading.Event(), threading.Barrier(3, timeout=60), itertools.count()
-    came_early = []
+def test_small_blocks_are_read_side_by_side(bucket: Bucket, job: Job) -> None:
+    """The first four wait for each other."""
+    four, numbers = threading.Barrier(4, timeout=60), itertools.count()
 
     def fault(method: str, path: str) -> str:
-        if method == "GET" and "in.zarr/raw/c/" in path:
-            number = next(numbers)
-            if number == 0:
-                came_early.append(second.wait(0.3))
-            elif number < 4:
-                second.set()
-                next_three.wait()
+        if method == "GET" and "in.zarr/raw/c/" in path and next(numbers) < 4:
+            four.wait()
         return ""
 
     before = dict(bucket.files)
     bucket.fault = fault
     record = worker.infer(job, range(8))
     assert (record.done, record.failed, next(numbers)) == (tuple(range(8)), (), 8)
-    assert came_early == [False]
     assert bucket.files == before
 
 
-@pytest.mark.parametrize(
-    ("seconds", "latency", "most", "num"),
-    [
-        (0.336, 0.02, 4, 1),  # 2 MiB for each of two workers at 12.5 MB/s
-        (0.168, 0.02, 4, 1),
-        (0.047, 0.02, 4, 2),  # at 200 MB/s
-        (0.021, 0.02, 4, 4),
-        (0.021, 0.02, 2, 2),
-        (0.021, 0.02, 1, 1),
-        (0.1, 0.0, 4, 1),  # of a disk, or a store that tensorstore reads
-    ],
-)
-def test_blocks_are_read_at_a_time_where_latency_takes_most_of_it(
-    seconds: float, latency: float, most: int, num: int
-) -> None:
-    assert windows.reads_at_once(seconds, latency, most) == num
-
-
-def test_the_latency_of_a_server_is_that_of_its_quickest_answer(bucket: Bucket) -> None:
-    bucket.files["a/b"] = b"0123456789"
-    file, pauses = object_store.parse("s3://cells/a/b"), iter((0.3, 0.05, 0.2))
-
-    def fault(method: str, path: str) -> str:
-        time.sleep(next(pauses))
-        return ""
-
-    bucket.fault = fault
-    assert object_store.latency(file) == 0.0
-    for _ in range(3):
-        object_store.fetch(file)
-    assert 0.05 <= object_store.latency(file) < 0.2
-
-
 def test_the_plan_counts_blocks_that_are_read_at_a_time(job: Job) -> None:
-    """Those of 8³ voxels are many; beside the one that is computed, a disk's plan has one."""
+    """Of blocks of 8³ voxels each is a piece; beside the one that is computed, a disk's plan has one."""
     plan = job.plan
     local = plan.model_copy(update={"source": plan.source.model_copy(update={"path": "/in.zarr"})})
-    large = Plan.model_validate(plan.model_dump() | {"window": (256,) * 3})
-    assert list(map(windows.blocks_ahead, (plan, local, large))) == [4, 1, 1]
-    assert array_bytes(plan) - array_bytes(local) == 3 * 8**3 * np.dtype(plan.source.dtype).itemsize
+    itemsize = np.dtype(plan.source.dtype).itemsize
+    assert array_bytes(plan) - array_bytes(local) == (pieces_at_once(itemsize) - 1) * 8**3 * itemsize
 
 
 def test_a_chunk_that_several_ask_for_at_a_time_is_fetched_once() -> None:

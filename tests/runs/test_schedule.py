@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,6 +82,11 @@ class Table:
             if unit not in broken and needs <= possible:
                 possible.add(unit)
         return possible
+
+
+def by_stage(units: Iterable[Unit]) -> Iterator[dict[str, list[int]]]:
+    """Yield `units` as a schedule resumes them."""
+    return ({name: [unit]} for name, unit in units)
 
 
 def share_a_voxel(*boxes: Box) -> bool:
@@ -188,7 +193,7 @@ def test_a_resumed_run_does_what_is_left_and_nothing_twice(simulation: Simulatio
     for steps in (first, second, 10**9):
         schedule = RunSchedule(table.selection.plan, table.selection, most_waiting=simulation.schedule.most_waiting)
         simulation.random.shuffle(journal)
-        schedule.resume(journal)
+        schedule.resume(by_stage(journal))
         session = Simulation(table, schedule, simulation.random, done=set(journal))
         session.run(steps)
         assert set(session.attempts).isdisjoint(journal)
@@ -231,11 +236,11 @@ def test_a_limited_session_computes_what_its_box_needs_and_the_next_one_the_rest
     simulation.run(before)
     journal = sorted(simulation.worked())
     limited = RunSchedule(plan, table.selection, most_waiting=simulation.schedule.most_waiting)
-    limited.resume(journal)
+    limited.resume(by_stage(journal))
     limited.limit(box)
     session = Simulation(table, limited, simulation.random, done=set(journal))
     session.run()
-    touched = {s for s in shards_touched(plan, box) if ("reassemble", s) in table.needs or plan.is_direct(s)}
+    touched = set(filter(table.selection.is_due, shards_touched(plan, box)))
     needed = {block for shard in touched for block in blocks_by_shard(plan)[shard]}
     computed = {unit for name, unit in session.worked() - set(journal) if name in ("factor", "infer")}
     assert computed <= needed
@@ -245,7 +250,7 @@ def test_a_limited_session_computes_what_its_box_needs_and_the_next_one_the_rest
     assert limited.infer.num_held == sum(name == "infer" for name, _ in set(table.needs) - session.worked())
 
     rest = RunSchedule(plan, table.selection, most_waiting=simulation.schedule.most_waiting)
-    rest.resume(sorted(session.worked()))
+    rest.resume(by_stage(sorted(session.worked())))
     last = Simulation(table, rest, simulation.random, done=session.worked())
     last.run()
     assert last.worked() == set(table.needs)
@@ -348,7 +353,7 @@ def test_what_failed_is_told_with_its_box_of_the_output() -> None:
 def test_a_single_stage_does_what_an_earlier_session_did_not(size: int, earlier: set[int], most: int) -> None:
     stage = Stage("measure", size)
     schedule = Schedule(stage)
-    schedule.resume([("infer", 0), *(("measure", unit) for unit in earlier if unit < size)])
+    schedule.resume([{"infer": [0], "measure": [unit for unit in earlier if unit < size]}])
     taken = []
     while units := schedule.take(stage, most):
         assert len(units) <= most
@@ -362,7 +367,7 @@ def test_a_single_stage_does_what_an_earlier_session_did_not(size: int, earlier:
 def test_a_block_that_the_net_has_seen_needs_no_windows_again() -> None:
     plan = planned("tensors.mode=stored", "windows.block=[1,1,1]", of=volume((64, 64, 192)))
     schedule = RunSchedule(plan, most_waiting=1)
-    schedule.resume([("infer", 1)])
+    schedule.resume([{"infer": [1]}])
     assert schedule.take(schedule.factor, 9) == [0]
     schedule.finish(schedule.factor, 0)
     assert schedule.take(schedule.infer, 9) == [0]

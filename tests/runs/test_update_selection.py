@@ -19,6 +19,7 @@ from volumes import noise, windowed, write_volume
 
 from volpipe.errors import PlanError, RunError
 from volpipe.runs import update
+from volpipe.runs.options import RunOptions
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import RunWork, execute
 
@@ -78,7 +79,7 @@ def test_an_output_of_what_is_wanted_is_that_of_a_fresh_run_where_other_parts_ar
         plan = planned(folder, *more, *division)
         for _ in range(4):
             try:
-                execute(plan, Inline(seed, 2, int(rng.integers(0, 60))).start, update=True)
+                execute(plan, Inline(seed, 2, int(rng.integers(0, 60))).start, RunOptions(update=True))
             except (Stopped, PlanError, RunError) as error:
                 assert isinstance(error, Stopped) or "nothing is selected" in str(error)
             change(folder)

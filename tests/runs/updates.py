@@ -19,6 +19,7 @@ from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
+from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import RESULTS
 from volpipe.volumes.volume import ArraySpec, create_array, open_writer
@@ -38,7 +39,7 @@ def planned(folder: Path, *settings_: str, volume: str = "in.n5") -> Plan:
 
 
 def ran(plan: Plan, inline: Inline | None = None, **options: Any) -> Report:
-    report = execute(plan, (inline or Inline()).start, **options)
+    report = execute(plan, (inline or Inline()).start, RunOptions(**options))
     assert report.missing == []
     return report
 

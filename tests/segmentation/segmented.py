@@ -15,6 +15,7 @@ from volpipe.blockwise.journal import read_records
 from volpipe.errors import WorkerLost
 from volpipe.geometry.affinities import affinities
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.runs.options import RunOptions
 from volpipe.segmentation.driver import SegmentationResult, plan_segmentation, segment
 from volpipe.segmentation.tasks import RESULTS
 from volpipe.volumes.volume import open_volume
@@ -65,7 +66,8 @@ def labelled(
     source: Path, out: Path, chosen: SegmentRecipe, workers: Crowd | None = None, **options: Any
 ) -> tuple[np.ndarray, SegmentationResult]:
     """Return the labels (z, y, x) that are made of `source`, and how that ended."""
-    made = segment(plan_segmentation(str(source), chosen, out, out.parent), (workers or Crowd()).start, **options)
+    plan = plan_segmentation(str(source), chosen, out, out.parent)
+    made = segment(plan, (workers or Crowd()).start, RunOptions(**options))
     found = open_volume(out)
     return np.asarray(found.open().read_raw(...)), made
 

@@ -24,6 +24,7 @@ from volpipe.geometry.affinities import affinities
 from volpipe.geometry.grid import Box, Triple
 from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
 from volpipe.recipes.workflow import VOLUME
+from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import plan_segmentation, segment
@@ -225,7 +226,7 @@ def test_a_shard_that_cannot_be_made_coarser_is_named_and_made_by_the_same_comma
     assert (missing.stage, missing.unit, missing.box) == ("pyramid 1", 1, Box((4, 0, 0), (7, 8, 6)))
     assert f"{tmp_path}/l.zarr" in missing.reason
     with pytest.raises(RunStopped, match=r"^writing a coarser level \(pyramid 1 1\) failed, so .* stops: .*l\.zarr"):
-        segment(plan, Crowd().start, tolerated=0)
+        segment(plan, Crowd().start, RunOptions(tolerated=0))
     stopped = give("status", "l.zarr")
     assert stopped.code == 1
     assert re.search(r"^pyramid 1 +1 +4:7,0:8,0:6", stopped.out, re.MULTILINE)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 # stage, the driver waits there for good, its workers busy. They notice sooner than elsewhere that it is gone.
 HOLDING = """
 import importlib, os, threading
-from volpipe.blockwise.journal import Journal
+from volpipe.blockwise.journal import Journal, read_records
 
 def config(run_dir):
     made = importlib.import_module("volpipe.configs." + os.environ["SITE"]).config(run_dir)
@@ -39,7 +39,7 @@ if "HOLD" in os.environ:
     append = Journal.append
     def append_and_hold(self, record):
         append(self, record)
-        units = [unit for each in self.records() if each.stage == stage for unit in each.done]
+        units = [unit for each in read_records(self.path, self.kinds) if each.stage == stage for unit in each.done]
         if self.path.parent.name == folder and len(units) >= int(number):
             threading.Event().wait()
     Journal.append = append_and_hold

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import re
 import shutil
 import tempfile
@@ -27,6 +26,7 @@ from volpipe.blockwise.journal import read_records
 from volpipe.errors import RunError
 from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_provenance
 from volpipe.segmentation import boxes
 from volpipe.segmentation import plan as planning
@@ -67,7 +67,7 @@ def made(source: Path, chosen: SegmentRecipe, workers: Crowd | None = None, **op
     """Return how the segmentation of `source` ended; its labels lie beside it."""
     out, fresh = source.with_name("l.zarr"), bool(options.get("fresh"))
     plan = plan_segmentation(str(source), chosen, out, source.parent, fresh=fresh)
-    result = segment(plan, (workers or Crowd()).start, **options)
+    result = segment(plan, (workers or Crowd()).start, RunOptions(**options))
     assert result.missing == []
     return result
 
@@ -157,14 +157,13 @@ def source(tmp_path: Path) -> Path:
 def test_only_what_rests_on_a_changed_block_is_made_again(source: Path) -> None:
     """A hole in a block: its fragments, the edges of the 12 blocks around it and itself, labels that changed."""
     made(source, SMALL, update=True)
-    before = num_units(source)
     voxels = zarr.open_array(source)[...]
     voxels[:, 3:5, 11:13, 3:5] = 0
     write(source, voxels)
     labels = open_volume(source.with_name("l.zarr")).open()[...]
     result = made(source, SMALL, update=True)
     assert [(update.changed, update.computed) for update in result.updates] == [(1, 1)]
-    again = {stage: number - before.get(stage, 0) for stage, number in num_units(source).items()}
+    again = {stage: took.units for stage, took in result.totals.items()}
     assert (again["pieces"], again["edges"], again["graph"]) == (1, 12, 1)
     now = open_volume(source.with_name("l.zarr")).open()[...]
     blocks = [tuple(slice(8 * i, 8 * i + 8) for i in place) for place in np.ndindex(2, 3, 4)]
@@ -195,12 +194,10 @@ def test_growth_along_z_computes_the_new_blocks_and_the_old_face(tmp_path: Path)
     voxels = noisy(blobs((40, 16, 16)), 0.2)
     source = write(tmp_path / "a.zarr", voxels[:, :20])
     made(source, SMALL, update=True)
-    before = num_units(source)
     write(source, voxels)
     result = made(source, SMALL, update=True)
     assert str(result.updates[0]).startswith("the volume has grown from 20 × 16 × 16 to 40 × 16 × 16: 4 blocks lay")
-    again = num_units(source)
-    assert again["pieces"] - before["pieces"] == 4 + 8
+    assert result.totals["pieces"].units == 4 + 8
     assert_fresh(source, SMALL)
 
 
@@ -223,24 +220,6 @@ def test_fragments_stay_for_an_update_alone_and_are_made_again_where_they_are_go
     assert_fresh(source, SMALL)
 
 
-@pytest.mark.long
-def test_a_journal_without_fingerprints_computes_everything(source: Path) -> None:
-    made(source, SMALL)
-    journal = source.with_name("l.zarr.run") / "journal.jsonl"
-    trees = [json.loads(line) for line in journal.read_text().splitlines()]
-    new = ("blocks", "seen", "painted", "labels")
-    olds = [{key: value for key, value in tree.items() if key not in new} for tree in trees]
-    olds = [old | ({"result": "Written"} if old.get("result") == "Painted" else {}) for old in olds]
-    journal.write_text("".join(f"{json.dumps(old)}\n" for old in olds))
-    assert made(source, SMALL).was_complete
-    update = made(source, SMALL, update=True).updates[0]
-    assert (update.changed, update.why) == (
-        24, "24 blocks of an earlier version, which did not note what blocks read, are computed again",
-    )  # fmt: skip
-    assert made(source, SMALL, update=True).was_complete
-    assert_fresh(source, SMALL)
-
-
 def test_a_damaged_fragment_is_not_painted(source: Path) -> None:
     """Read as zeros it would be background. A new object in the first block changes the labels of all others."""
     made(source, SMALL, update=True)
@@ -252,7 +231,7 @@ def test_a_damaged_fragment_is_not_painted(source: Path) -> None:
     write(source, voxels)
     plan = plan_segmentation(str(source), SMALL, source.with_name("l.zarr"), source.parent)
     with contextlib.suppress(RunError):
-        assert segment(plan, Crowd().start, update=True).missing
+        assert segment(plan, Crowd().start, RunOptions(update=True)).missing
     assert "damaged" in (source.with_name("l.zarr.run") / "volpipe.log").read_text()
 
 

@@ -181,7 +181,7 @@ def test_a_machine_has_a_gpu_where_torch_will_see_it(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr("volpipe.apps.gpus.version", {"torch": torch}.__getitem__)
+    monkeypatch.setattr("volpipe.apps.capacity.version", {"torch": torch}.__getitem__)
     assert capacity._sees_gpu(tmp_path) == expected
 
 
@@ -218,7 +218,7 @@ def test_each_gpu_of_this_machine_gets_a_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, code: int, chosen: str | None, pinned: list[str]
 ) -> None:
     put_smi(tmp_path, monkeypatch, listed, code, chosen)
-    monkeypatch.setattr("volpipe.apps.gpus.version", lambda package: "2.13.0+cu130")
+    monkeypatch.setattr("volpipe.apps.capacity.version", lambda package: "2.13.0+cu130")
     gpu, cpu = find_site("local_gpu")(tmp_path).executors
     assert isinstance(gpu, ResilientExecutor)
     assert isinstance(cpu, ResilientExecutor)
@@ -235,7 +235,7 @@ def test_workers_on_a_machine_with_gpus_unpack_with_several_threads(
 ) -> None:
     """Coarser levels of 2048³ took 15 s of 58 at the end, when one or two of them had work (H100, 2026-11-26)."""
     put_smi(tmp_path, monkeypatch, "".join(f"{gpu}\\n" for gpu in range(gpus)), 0, None)
-    monkeypatch.setattr("volpipe.apps.gpus.version", lambda package: "2.13.0+cu130")
+    monkeypatch.setattr("volpipe.apps.capacity.version", lambda package: "2.13.0+cu130")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
     monkeypatch.delenv("VOLPIPE_WORKERS", raising=False)
     said = []
@@ -265,7 +265,7 @@ def test_the_default_finds_the_gpus(
     gpus: list[str],
 ) -> None:  # fmt: skip
     put_smi(tmp_path, monkeypatch, listed, code, chosen)
-    monkeypatch.setattr("volpipe.apps.gpus.version", lambda package: build)
+    monkeypatch.setattr("volpipe.apps.capacity.version", lambda package: build)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     monkeypatch.delenv("VOLPIPE_WORKERS", raising=False)
     for_nets, *others = find_site("local")(tmp_path).executors
@@ -289,7 +289,7 @@ def test_a_machine_without_a_gpu_is_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None, code: int, chosen: str | None, said: str
 ) -> None:
     put_smi(tmp_path, monkeypatch, listed, code, chosen)
-    monkeypatch.setattr("volpipe.apps.gpus.version", lambda package: "2.13.0+cpu")
+    monkeypatch.setattr("volpipe.apps.capacity.version", lambda package: "2.13.0+cpu")
     with pytest.raises(SiteError) as refused:
         find_site("local_gpu")(tmp_path)
     assert said in str(refused.value)

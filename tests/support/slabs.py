@@ -13,7 +13,6 @@ from volpipe.inference import pyramid
 from volpipe.inference import selection as selection_module
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
-from volpipe.inference.selection import Selection
 from volpipe.inference.windows import StreamedWindows
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs import worker
@@ -37,5 +36,4 @@ def planned(folder: Path, volume: Path, out: str, *settings: str) -> Plan:
 
 
 def source_of(plan: Plan) -> StreamedWindows:
-    selection = Selection(plan)
-    return StreamedWindows(plan.source.volume(), plan.lattice, NORMALISE, selection.input_box, slabs_of=selection.slabs)
+    return StreamedWindows(plan.source.volume(), plan.lattice, NORMALISE)

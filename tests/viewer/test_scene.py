@@ -176,7 +176,7 @@ def test_volumes_in_a_bucket_are_read_by_the_browser_where_they_are_public(
     monkeypatch.setattr(sources, "read_attributes", lambda folder: attributes)  # this bucket answers to keys alone
     monkeypatch.setattr(sources, "find_credentials", lambda: nobody)
     assert sources.public_url(volume) == f"{bucket.url}/{location[5:]}/|zarr3:"
-    assert sources.public_url(moved) is None  # which the metadata do not say
+    assert sources.public_url(moved) == ""  # which the metadata do not say
 
 
 def test_an_output_that_is_complete_is_not_watched(tmp_path: Path, give: Give) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import socket
 import threading
@@ -12,11 +13,12 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from arrays import make
+from arrays import make, write_all
 from volumes import noise, write_volume
 
 import volpipe as vp
 from volpipe.viewer.site import span
+from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale
 
 SECRET = b"of another folder"
 
@@ -58,8 +60,32 @@ def token(viewer: vp.Viewer) -> str:
     return viewer.url.split("/")[3]
 
 
-def test_chunks_and_parts_of_them_are_those_on_disk(viewer: vp.Viewer, tmp_path: Path) -> None:
-    path, data = f"/{token(viewer)}/still/0/s0/c/0/1/0", (tmp_path / "a.zarr/c/0/1/0").read_bytes()
+def write_precomputed(folder: Path) -> Path:
+    """Write a folder of Neuroglancer's own format with one chunk, and return the chunk's file."""
+    spec = ArraySpec((8, 8, 8), np.dtype(np.uint8), (8, 8, 8), codec="raw")
+    create_array(folder, "s0", spec, "precomputed")
+    write_all(folder, "s0", noise((8, 8, 8)))
+    create_multiscale(folder, Multiscale((Level("s0"),), voxel_size_nm=(8, 8, 8)), format="precomputed")
+    (file,) = (folder / "s0").iterdir()
+    return file
+
+
+def test_files_and_parts_of_them_are_those_on_disk(tmp_path: Path) -> None:
+    file = write_precomputed(tmp_path / "a")
+    with vp.view(tmp_path / "a") as viewer:
+        _check_parts(viewer, f"/{token(viewer)}/still/0/s0/{file.name}", file.read_bytes())
+
+
+def test_chunks_that_are_made_have_parts_too(viewer: vp.Viewer) -> None:
+    path = f"/{token(viewer)}/still/0/s0/c/0/0/0"
+    data = ask(viewer, path).body
+    voxels = np.frombuffer(gzip.decompress(data), np.uint8).reshape(64, 64, 64)
+    assert (voxels[:8, :8, :8] == noise((8, 8, 8))).all() and not voxels[8:].any()
+    _check_parts(viewer, path, data)
+
+
+def _check_parts(viewer: vp.Viewer, path: str, data: bytes) -> None:
+    """Compare what is answered to requests for all and for parts of `path` with `data`."""
     whole = ask(viewer, path)
     assert (whole.status, whole.body, whole.headers["accept-ranges"]) == (200, data, "bytes")
     for header, start, stop in (("bytes=3-9", 3, 10), ("bytes=5-", 5, len(data)), ("bytes=-4", -4, len(data))):
@@ -107,24 +133,22 @@ def test_nothing_else_on_the_disk_can_be_asked_for(viewer: vp.Viewer, tmp_path: 
 
 def test_a_link_that_leads_out_is_not_followed_and_the_page_says_so(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_bytes(SECRET)
-    make(tmp_path / "a.zarr", noise((8, 8, 8)), chunks=(4, 4, 4))
-    chunk = tmp_path / "a.zarr/c/0/0/0"
+    chunk = write_precomputed(tmp_path / "a")
     chunk.unlink()
     chunk.symlink_to(tmp_path / "secret.txt")
-    with vp.view(tmp_path / "a.zarr") as viewer:
-        answer = ask(viewer, f"/{token(viewer)}/still/0/s0/c/0/0/0")
+    with vp.view(tmp_path / "a") as viewer:
+        answer = ask(viewer, f"/{token(viewer)}/still/0/s0/{chunk.name}")
         assert (answer.status, SECRET in answer.body) == (410, False)
         assert b"is a link to a file outside of" in ask(viewer, f"/{token(viewer)}/progress").body
 
 
 def test_a_link_inside_and_a_volume_that_is_one_are_followed(tmp_path: Path) -> None:
-    make(tmp_path / "a.zarr", noise((8, 8, 8)), chunks=(4, 4, 4))
-    first, second = tmp_path / "a.zarr/c/0/0/0", tmp_path / "a.zarr/c/0/0/1"
-    second.unlink()
-    second.symlink_to(first)
-    (tmp_path / "b.zarr").symlink_to(tmp_path / "a.zarr")
-    with vp.view(tmp_path / "b.zarr") as viewer:
-        assert ask(viewer, f"/{token(viewer)}/still/0/s0/c/0/0/1").body == first.read_bytes()
+    chunk = write_precomputed(tmp_path / "a")
+    chunk.rename(tmp_path / "a/moved")
+    chunk.symlink_to(tmp_path / "a/moved")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with vp.view(tmp_path / "b") as viewer:
+        assert ask(viewer, f"/{token(viewer)}/still/0/s0/{chunk.name}").body == (tmp_path / "a/moved").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,8 @@ def test_layers_make_the_bytes_of_a_shard_that_is_written_at_once(
             stream.append(data[box.along(len(shape) - 3, first, min(first + thickness, box.stop[-3])).slices])
         stream.close()
         stored = content(folder, f"a.zarr/layers/c/{'/'.join(map(str, corner))}")
-        assert stream.checksum() == (checksums.ABSENT if stored is None else checksums.of_bytes(stored))
+        expected = checksums.ABSENT if stored is None else checksums.of_bytes(stored)
+        assert stream.checksums() == checksums.joined([expected])
     assert names(folder, "a.zarr/layers") == names(folder, "a.zarr/at-once")
     for name in names(folder, "a.zarr/at-once"):
         assert content(folder, f"a.zarr/layers/{name}") == content(folder, f"a.zarr/at-once/{name}")
@@ -136,7 +137,7 @@ def test_a_shard_of_nothing_takes_the_place_of_the_one_before(folder: str) -> No
     again = stream_of(folder=folder)
     write(again, np.zeros(SHAPE, np.uint8))
     again.close()
-    assert content(folder) is None and again.checksum() == checksums.ABSENT
+    assert content(folder) is None and again.checksums() == checksums.joined([checksums.ABSENT])
 
 
 def test_a_shard_on_a_disk_appears_when_it_is_whole_and_its_bytes_are_counted(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_what_is_stored_for_good_while_a_shard_grows_is_read_back_once(
     read: list[int] = []
     extend = google_crc32c.extend
     monkeypatch.setattr(google_crc32c, "extend", lambda crc, piece: read.append(len(piece)) or extend(crc, piece))
-    assert stream.checksum() == google_crc32c.value(file.read_bytes())
+    assert stream.checksums() == checksums.joined([google_crc32c.value(file.read_bytes())])
     assert sum(read) == file.stat().st_size - synced[0]
 
 
@@ -187,7 +188,7 @@ def test_a_file_may_be_stored_for_good_just_before_its_first_bytes_are_written(
     monkeypatch.setattr(GrowingFile, "write", write)
     stream.append(np.ones(SHAPE, np.uint8))
     stream.close()
-    assert stream.checksum() == google_crc32c.value(file.read_bytes())
+    assert stream.checksums() == checksums.joined([google_crc32c.value(file.read_bytes())])
 
 
 def test_a_shard_appears_when_it_is_whole_and_its_parts_go_meanwhile(bucket: Bucket) -> None:

@@ -125,7 +125,8 @@ def test_a_plate_lists_its_images(tmp_path: Path) -> None:
 def test_volumes_and_readers_travel_by_value(tmp_path: Path) -> None:
     data = invented((5, 6, 7), "int32")
     volume = make(tmp_path / "a", data)
-    assert pickle.loads(pickle.dumps(volume)) == volume
+    again = pickle.loads(pickle.dumps(volume))
+    assert again == volume and hash(again) == hash(volume)
     assert len(pickle.dumps(volume)) < 1000
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(volume.open(cache_bytes=1000)))[...], data)
 
@@ -259,19 +260,8 @@ def test_mirrored_reads_touch_each_voxel_once(tmp_path: Path) -> None:
     assert [data.shape for data in seen] == [(3, 2, 8)]  # -30:-26 shows 2, 1, 0, 1; 7:30 shows 7 … 0 … 7 6
 
 
-def test_raw_reads_index_like_numpy(tmp_path: Path) -> None:
-    data = invented((5, 6, 7), "int32")
-    reader = make(tmp_path / "a", data, "n5").open()
-    for index in (
-        np.s_[...],
-        np.s_[1],
-        np.s_[-1, 2:4],
-        np.s_[..., ::2],
-        np.s_[1:3, ..., -2],
-        np.s_[4:2],
-        np.s_[:, -3:99],
-    ):
-        np.testing.assert_array_equal(reader[index], data[index])
+def test_an_index_that_numpy_refuses_or_that_goes_backwards_is_refused(tmp_path: Path) -> None:
+    reader = make(tmp_path / "a", invented((5, 6, 7), "int32"), "n5").open()
     for wrong in ([1, 2], np.s_[::-1], 9, np.s_[0, 0, 0, 0]):
         with pytest.raises(IndexError):
             reader[wrong]
@@ -287,16 +277,6 @@ def test_a_cache_is_read_instead_of_the_file(tmp_path: Path) -> None:
             file.unlink()
     np.testing.assert_array_equal(reader[...], data)
     assert not volume.open()[...].any()
-
-
-def test_it_slices_as_numpy_does_also_after_a_journey(tmp_path: Path) -> None:
-    data = invented((7, 9, 10), "uint16")
-    volume = make(tmp_path / "a", data)
-    for index in (np.s_[3, :4, :4], np.s_[...], np.s_[-1], np.s_[1:6:2, ..., 5], np.s_[:, 2]):
-        np.testing.assert_array_equal(volume[index], data[index])
-    again = pickle.loads(pickle.dumps(volume))
-    assert again == volume and hash(again) == hash(volume)
-    np.testing.assert_array_equal(again[2], data[2])
 
 
 def test_numpy_takes_it(tmp_path: Path) -> None:

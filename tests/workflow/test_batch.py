@@ -20,8 +20,8 @@ from inline import Inline, Stopped, perform
 from volumes import fingerprint, noise, write_volume
 
 import volpipe as vp
+from volpipe.display.batches import showing_rows
 from volpipe.display.cell import Cell
-from volpipe.display.live_batches import showing_rows
 from volpipe.errors import SiteError
 from volpipe.estimation.limits import Limits
 from volpipe.runs import run_folder

@@ -22,9 +22,9 @@ from works import BAD, CHUNK_FILE, WORKS, Kind, prepare
 
 from volpipe.blockwise import task as task_module
 from volpipe.blockwise.interrupts import INTERRUPTED
+from volpipe.blockwise.notes import DRIVER, read_note
 from volpipe.evaluation import subject
 from volpipe.geometry.grid import Box
-from volpipe.runs.presence import read_note
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.tensorstore import TensorStoreArray
 from volpipe.volumes.volume import View, open_volume
@@ -228,7 +228,7 @@ def test_ctrl_c_lets_tasks_finish_and_the_same_command_goes_on(
     assert last_line(ended) == "volpipe: interrupted; run the same command again to continue"
     before = kind.units(folder)
     assert before
-    notes = [read_note(folder / name) for name in kind.folders]
+    notes = [read_note(folder / name / DRIVER) for name in kind.folders]
     assert {note.ended for note in notes if note is not None} == {"interrupted"}
     with monkeypatch.context() as patch:  # the folder of an evaluation or a comparison goes when all is done
         patch.setattr(RunFolder, "remove", lambda folder, mark, content: None)

@@ -26,6 +26,7 @@ from volpipe.errors import LockLost, PlanError, RunError
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.growth import grown_plan
+from volpipe.runs.options import RunOptions
 from volpipe.runs.work import Listener
 from volpipe.volumes.storage.lock import LOCK_FILE
 from volpipe.volumes.volume import open_volume
@@ -70,14 +71,14 @@ class Following:
 
     def follow(self, **options: Any) -> Report:
         plan = prepare(self.location, load_recipe(None, self.settings), self.folder / "out.zarr", self.folder)
-        return execute_following(plan, self.start, 0.0, listener=Listener(on_look=self.on_look), **options)
+        return execute_following(plan, self.start, RunOptions(follow=0.0, **options), Listener(on_look=self.on_look))
 
     def assert_fresh(self) -> None:
         """Compare the output with that of a fresh run with the same sizes, in its place."""
         out = self.folder / "out.zarr"
         found = fingerprint(out)
         again = prepare(self.location, load_recipe(None, self.settings), out, self.folder)
-        assert execute(grown_plan(again) or again, Inline().start, fresh=True).missing == []
+        assert execute(grown_plan(again) or again, Inline().start, RunOptions(fresh=True)).missing == []
         assert fingerprint(out) == found
 
 
@@ -223,7 +224,7 @@ def test_a_driver_whose_place_another_took_ends_at_once(tmp_path: Path) -> None:
 def test_what_takes_a_part_alone_is_not_followed(tmp_path: Path) -> None:
     volume = GrowingN5(tmp_path)
     volume.show(noise((20, 16, 16)))
-    with pytest.raises(RunError, match="--follow takes all that changes"):
+    with pytest.raises(RunError, match="follow takes all that changes"):
         Following(tmp_path, volume.name, lambda number: None).follow(only=Box.from_shape((8, 8, 8)))
 
 

@@ -15,10 +15,10 @@ import pytest
 from command import Give, begin, finish, giver, processes_in, set_each, wait_until
 from volumes import noise, windowed, write_volume
 
-from volpipe.blockwise.heartbeat import FOLDER, Sign, TaskSign
+from volpipe.blockwise.notes import DRIVER, WORKERS, Note, StageNote, TaskNote, write_note
 from volpipe.display.plain import plain_console
 from volpipe.display.workers import roster_view
-from volpipe.runs.presence import FILE, Driver, StageNote
+from volpipe.runs.presence import Driver
 from volpipe.workflow.roster import Roster, Worker
 from volpipe.workflow.status import Status
 
@@ -35,8 +35,8 @@ def build():
     return Net()
 """
 SESSION = "process 9 on login since 2026-11-23 10:00:00 (1)"
-DRIVER = Driver("running", "9", "login", session=SESSION)
-TASK = TaskSign("infer", 6, 4, 7, "1024:1280,2048:2304,4096:4352", 1.0, 61.0)
+AT_WORK = Driver("running", "9", "login", session=SESSION)
+TASK = TaskNote("infer", 6, 4, 7, "1024:1280,2048:2304,4096:4352", 1.0, 61.0)
 
 
 @pytest.fixture
@@ -79,68 +79,69 @@ def test_workers_of_other_processes_are_shown_with_what_they_take(tmp_path: Path
     assert f"process {killed} for " in give("top", "--once", "out.zarr").out
     (tmp_path / "seconds").write_text("0")
     assert finish(tmp_path, driver).code == 0
-    assert not (tmp_path / "out.zarr.run" / FOLDER).exists()
+    assert not (tmp_path / "out.zarr.run" / WORKERS).exists()
     ended = give("top", "out.zarr")
     assert (ended.code, ended.out) == (0, f"{tmp_path}/out.zarr: complete\n")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / FOLDER).mkdir()
-    (tmp_path / FILE).touch()
+    (tmp_path / WORKERS).mkdir()
+    (tmp_path / DRIVER).touch()
     return tmp_path
 
 
-def sign(host: str = "n1", pid: int = 1, **changes: object) -> Sign:
-    return replace(Sign(host, pid, SESSION, time.time(), 0.5, 90.0, 1 << 30, tasks=(TASK,)), **changes)
+def note(host: str = "n1", pid: int = 1, **changes: object) -> Note:
+    of_worker = Note(SESSION, host, pid, time.time(), every=0.5, cpu_percent=90.0, memory_bytes=1 << 30, tasks=(TASK,))
+    return replace(of_worker, **changes)
 
 
-def write(folder: Path, sign: Sign, ago: float = 0.0) -> None:
-    """Leave a sign whose file is so old."""
-    path = folder / FOLDER / f"{sign.host}-{sign.pid}"
-    path.write_bytes(sign.to_line())
+def write(folder: Path, note: Note, ago: float = 0.0) -> None:
+    """Leave a note whose file is so old."""
+    path = folder / WORKERS / f"{note.host}-{note.pid}"
+    assert write_note(path, note)
     os.utime(path, (time.time() - ago,) * 2)
 
 
-def status_of(folder: Path, driver: Driver = DRIVER, **changes: object) -> Status:
+def status_of(folder: Path, driver: Driver = AT_WORK, **changes: object) -> Status:
     return replace(Status("run", "out.zarr", False, driver, {"infer": StageNote(1, 9, 2)}, folder=folder), **changes)
 
 
 def alive(workers: list[Worker]) -> list[str]:
-    return [worker.sign.host for worker in workers if worker.is_alive]
+    return [worker.note.host for worker in workers if worker.is_alive]
 
 
 def test_a_worker_that_fell_silent_does_not_count(folder: Path) -> None:
-    write(folder, sign("n1"))
-    write(folder, sign("n2"), ago=60)
-    write(folder, sign("n3", every=30.0), ago=60)  # it waits for a task, and shows itself seldom
-    write(folder, sign("n4", session="process 8 on login since 2026-11-23 09:00:00 (1)"))
+    write(folder, note("n1"))
+    write(folder, note("n2"), ago=60)
+    write(folder, note("n3", every=30.0), ago=60)  # it waits for a task, and shows itself seldom
+    write(folder, note("n4", session="process 8 on login since 2026-11-23 09:00:00 (1)"))
     workers = Roster().look(status_of(folder))
     assert alive(workers) == ["n1", "n3"]
-    assert [worker.sign.host for worker in workers if worker.is_left] == ["n4"]
+    assert [worker.note.host for worker in workers if worker.is_left] == ["n4"]
     assert workers[1].silent_seconds == pytest.approx(60, abs=2)
 
 
 def test_all_workers_are_silent_when_nobody_shows_what_time_it_is(folder: Path) -> None:
-    os.utime(folder / FILE, (time.time() - 300,) * 2)
-    write(folder, sign("n1"), ago=300)
-    assert alive(Roster().look(status_of(folder, replace(DRIVER, state="interrupted")))) == []
+    os.utime(folder / DRIVER, (time.time() - 300,) * 2)
+    write(folder, note("n1"), ago=300)
+    assert alive(Roster().look(status_of(folder, replace(AT_WORK, state="interrupted")))) == []
 
 
 @pytest.mark.parametrize("skew", [-7200.0, 7200.0])
 def test_a_worker_whose_clock_is_wrong_counts_and_its_clock_is_named(folder: Path, skew: float) -> None:
-    write(folder, sign("n1", at=time.time() + skew))
+    write(folder, note("n1", at=time.time() + skew))
     workers = Roster().look(status_of(folder))
     assert alive(workers) == ["n1"]
     way = "behind" if skew < 0 else "ahead of"
     assert f"the clock of n1 is 2 h 00 min {way} that of the file system" in drawn(workers, folder)
 
 
-def test_a_sign_that_changes_is_a_sign_whatever_the_time_of_its_file(folder: Path) -> None:
+def test_a_note_that_changes_is_a_sign_of_life_whatever_the_time_of_its_file(folder: Path) -> None:
     roster = Roster()
-    write(folder, sign("n1", cpu_percent=1.0), ago=3600)  # by a file system that takes the clock of the writer
+    write(folder, note("n1", cpu_percent=1.0), ago=3600)  # by a file system that takes the clock of the writer
     assert alive(roster.look(status_of(folder))) == []
-    write(folder, sign("n1", cpu_percent=2.0), ago=3600)
+    write(folder, note("n1", cpu_percent=2.0), ago=3600)
     assert alive(roster.look(status_of(folder))) == ["n1"]
 
 
@@ -148,24 +149,26 @@ def test_a_worker_of_several_works_is_one(tmp_path: Path) -> None:
     parts = []
     for name, stage in (("denoise", "infer"), ("objects", "edges")):
         part = tmp_path / name
-        (part / FOLDER).mkdir(parents=True)
-        (part / FILE).touch()
-        write(part, sign("n1", tasks=(replace(TASK, stage=stage),)))
+        (part / WORKERS).mkdir(parents=True)
+        (part / DRIVER).touch()
+        write(part, note("n1", tasks=(replace(TASK, stage=stage),)))
         parts.append(replace(status_of(part), name=name))
     (worker,) = Roster().look(status_of(tmp_path, kind="stages", parts=tuple(parts)))
-    assert [(task.work, task.sign.stage) for task in worker.tasks] == [("denoise", "infer"), ("objects", "edges")]
+    assert [(task.work, task.note.stage) for task in worker.tasks] == [("denoise", "infer"), ("objects", "edges")]
 
 
 def test_a_training_is_as_far_as_its_steps(folder: Path) -> None:
-    write(folder, sign(tasks=(TaskSign("train", 0, 1, 0, "", 0.0, 60.0),)))
+    write(folder, note(tasks=(TaskNote("train", 0, 1, 0, "", 0.0, 60.0),)))
     (worker,) = Roster().look(status_of(folder, kind="training", stages={"train": StageNote(30, 120)}))
     assert worker.tasks[0].share == 0.25
 
 
-def test_signs_that_are_damaged_or_foreign_are_passed_over(folder: Path) -> None:
-    (folder / FOLDER / "n1-1").write_bytes(sign().to_line()[:100])
-    (folder / FOLDER / "n1-2").write_bytes(b"\xff\x00 no sign\n")
-    (folder / FOLDER / ".nfs0001").touch()
+def test_notes_that_are_damaged_or_foreign_are_passed_over(folder: Path) -> None:
+    write(folder, note())
+    whole = (folder / WORKERS / "n1-1").read_bytes()
+    (folder / WORKERS / "n1-1").write_bytes(whole[:100])
+    (folder / WORKERS / "n1-2").write_bytes(b"\xff\x00 no note\n")
+    (folder / WORKERS / ".nfs0001").touch()
     assert Roster().look(status_of(folder)) == []
     assert Roster().look(status_of(folder / "nowhere")) == []
 
@@ -179,8 +182,8 @@ def drawn(workers: list[Worker], folder: Path, width: int = 80, height: int | No
 def test_what_is_shown_fits_a_terminal(folder: Path) -> None:
     gpu = {"device_percent": 87.0, "device_used_bytes": 12 << 30}
     for pid in range(40):
-        write(folder, sign("gpu-node-17", 100000 + pid, **gpu))
-    write(folder, sign("[red]", 1, tasks=()))
+        write(folder, note("gpu-node-17", 100000 + pid, **gpu))
+    write(folder, note("[red]", 1, tasks=()))
     text = drawn(Roster().look(status_of(folder)), folder)
     assert max(map(len, text.splitlines())) <= 80
     words = ("gpu-node-17\n", "[red]\n", " 100000", "infer 7", "1:01  25%", "87 % 12.0 GiB", "1024:1280", "waits")

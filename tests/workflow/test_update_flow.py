@@ -25,6 +25,7 @@ from volpipe.blockwise.journal import Record
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box
 from volpipe.recipes.workflow import find_flow
+from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_provenance
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.execute import FlowReport, execute_flow
@@ -82,7 +83,7 @@ def planned(folder: Path, num_stages: int = 3, near: str = "crop", **choices: An
 
 
 def ran(plan: FlowPlan, inline: Inline | None = None, **options: Any) -> FlowReport:
-    report = execute_flow(plan, (inline or Inline()).start, **options)
+    report = execute_flow(plan, (inline or Inline()).start, RunOptions(**options))
     assert report.is_complete
     return report
 
@@ -125,7 +126,7 @@ def check_law(data: st.DataObject, most_times: int) -> None:
         for _ in range(data.draw(st.integers(1, most_times))):
             plan = planned(folder, **choices)
             with contextlib.suppress(Stopped):
-                execute_flow(plan, Inline(0, 2, int(rng.integers(0, 120))).start, update=True)
+                execute_flow(plan, Inline(0, 2, int(rng.integers(0, 120))).start, RunOptions(update=True))
             if data.draw(st.booleans()):  # as it was given first
                 most = data.draw(st.sampled_from([None, int(rng.integers(0, 60))]))
                 if goes_on(plan, most, may_have_grown=has_grown):
@@ -211,7 +212,7 @@ def test_a_later_stage_is_not_complete_from_when_an_earlier_one_changes(tmp_path
     ran(planned(tmp_path), update=False)
     edit(tmp_path / "in.n5", Box((3, 3, 11), (4, 4, 12)))
     with pytest.raises(Stopped):
-        execute_flow(planned(tmp_path), Netless().start, update=True)
+        execute_flow(planned(tmp_path), Netless().start, RunOptions(update=True))
     parts = {part.name: part for part in find_status(str(tmp_path / "out")).parts}
     assert not any(part.is_complete for part in parts.values())
     for name in ("first", "near", "objects"):
@@ -253,7 +254,7 @@ def test_a_stage_that_has_grown_and_not_compared_is_not_complete(tmp_path: Path,
     grow(tmp_path / "in.n5", data, chunk=8)
     edit(tmp_path / "in.n5", Box((3, 3, 11), (4, 4, 12)))
     with pytest.raises(Stopped):
-        execute_flow(planned(tmp_path, num_stages), Killed(stage).start, update=True)
+        execute_flow(planned(tmp_path, num_stages), Killed(stage).start, RunOptions(update=True))
     parts = {part.name: part.is_complete for part in find_status(str(tmp_path / "out")).parts}
     assert not parts.pop(stage) and all(parts.values())
     ran(planned(tmp_path, num_stages), update=False)
@@ -267,7 +268,7 @@ def test_a_stage_is_not_complete_before_it_has_grown_as_well(tmp_path: Path) -> 
     ran(planned(tmp_path), update=False)
     grow(tmp_path / "in.n5", data, chunk=8)
     with pytest.raises(Stopped):
-        execute_flow(planned(tmp_path), Killed("near").start, update=True)
+        execute_flow(planned(tmp_path), Killed("near").start, RunOptions(update=True))
     assert [part.name for part in find_status(str(tmp_path / "out")).parts if part.is_complete] == ["first"]
     with pytest.raises(RunError, match=r"stage objects: .* with another recipe or input"):
         ran(planned(tmp_path), update=False)
@@ -313,9 +314,9 @@ def test_what_cannot_be_updated_is_refused_before_anything_is_changed(tmp_path: 
     ran(planned(tmp_path), update=False)
     edit(tmp_path / "in.n5", Box((3, 3, 11), (4, 4, 12)))
     before = made(tmp_path)
-    with pytest.raises(RunError, match="--measure-again: no stage measures what it reads"):
+    with pytest.raises(RunError, match=r"measure.again: no stage measures what it reads"):
         ran(planned(tmp_path), update=True, measure_again=True)
-    with pytest.raises(RunError, match="stage first: --update writes tensors of what has changed alone"):
+    with pytest.raises(RunError, match="update writes tensors of what has changed alone"):
         ran(planned(tmp_path), update=True, keep_tensors=True)
     with pytest.raises(RunError, match="use --update to compute what has changed"):
         ran(planned(tmp_path), update=False)

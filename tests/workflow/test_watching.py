@@ -1,4 +1,4 @@
-"""`volpipe status --watch`: work is followed from another process to its end, by its journal alone."""
+"""`volpipe status`, once and with --watch: work is followed from another process to its end, by its journal alone."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from conftest import ROOT
 from rich.console import Console
 from volumes import noise, windowed, write_volume
 
-from volpipe.blockwise import journal
-from volpipe.blockwise.journal import JournalReader, Record, Totals
-from volpipe.blockwise.usage import Usage
+from volpipe.blockwise.journal import JournalReader, Line, Record
+from volpipe.blockwise.ledger import Ledger
+from volpipe.blockwise.notes import DRIVER, Note, StageNote, write_note
+from volpipe.blockwise.usage import Totals, Usage
 from volpipe.display.plain import plain_console
 from volpipe.display.watching import follow, plain_line, view
 from volpipe.errors import RunError
 from volpipe.evaluation.evaluate import Evaluation
-from volpipe.runs import presence
-from volpipe.runs.presence import Driver, Note, StageNote
+from volpipe.runs.presence import Driver, Presence, find_driver, present
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import JournalAccount
 from volpipe.runs.worker import Inferred
 from volpipe.training.logs import TrainingPace, read_pace
 from volpipe.volumes.storage.lock import held
@@ -99,13 +98,48 @@ def watcher(tmp_path: Path) -> Iterator[Path]:
 
 
 def is_at_work(folder: Path) -> bool:
-    note = folder / "out.zarr.run" / presence.FILE
+    note = folder / "out.zarr.run" / DRIVER
     return note.is_file() and json.loads(note.read_text())["stages"].get("infer", {}).get("in_flight", 0) > 0
 
 
 def counts_in(watcher: Path) -> list[int]:
     """Return the blocks that were done at each line that was printed."""
     return [int(number) for number in re.findall(r"infer (\d+)/12", (watcher / "out.txt").read_text())]
+
+
+@pytest.mark.long
+def test_a_run_that_is_alive_says_so_and_one_that_was_stopped_how_it_goes_on(tmp_path: Path, give: Give) -> None:
+    missing = give("status", "out.zarr")
+    assert (missing.code, "no run of out.zarr was started" in missing.err) == (2, True)
+    take(tmp_path, 1.0)
+    process = begin(tmp_path, *RUN)
+    wait_until(lambda: is_at_work(tmp_path), 60)
+    alive = give("status", "out.zarr")
+    assert alive.code == 3
+    assert f"out.zarr: process {process.pid} on {socket.gethostname()} since 20" in alive.out
+    assert "is at work" in alive.out
+    said = json.loads(give("status", "--json", "out.zarr").out)
+    assert (said["state"], said["process"], said["host"]) == ("running", process.pid, socket.gethostname())
+    assert said["stages"]["infer"] == {"done": 0, "all": 12, "in_flight": 4, "failed": 0}
+    assert give("status", "out.zarr.run").code == 3
+
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.8)
+    process.send_signal(signal.SIGINT)
+    assert finish(tmp_path, process).code == 4
+    stopped = give("status", "out.zarr")
+    assert stopped.code == 1
+    words = " ".join(stopped.out.split())
+    assert "out.zarr: interrupted; nobody works on it. To continue: volpipe run --config threads" in words
+    command = json.loads(give("status", "--json", "out.zarr").out)
+    assert (command["state"], command["folder"]) == ("interrupted", str(tmp_path))
+
+    take(tmp_path, 0.0)
+    process = begin(tmp_path, *RUN, "--fresh")
+    assert finish(tmp_path, process).code == 0
+    ended = give("status", "out.zarr")
+    assert (ended.code, ended.out.splitlines()[-1]) == (0, f"{tmp_path}/out.zarr: complete")
+    assert json.loads(give("status", "--json", "out.zarr").out)["state"] == "complete"
 
 
 @pytest.mark.long
@@ -151,6 +185,8 @@ def test_a_driver_that_is_killed_ends_the_watching_with_the_code_of_status(
     assert ended.code == 1
     states = [json.loads(line)["state"] for line in ended.out.splitlines()]
     assert states[0] == "running" and states[-1] == "interrupted"
+    killed = give("status", "out.zarr")
+    assert (killed.code, "interrupted; nobody works on it" in killed.out) == (1, True)
 
 
 def begin_at(terminal: int, folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -183,19 +219,19 @@ def record(number: int) -> Record[Inferred]:
 def test_a_journal_is_read_on_from_where_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, anew = tmp_path / "journal", []
     reader = JournalReader(path, (Inferred,), lambda: anew.append(True))
-    assert list(reader.records()) == []
+    assert list(reader.lines()) == []
     append(path, record(0), record(1))
-    assert [each.done for each in reader.records()] == [(0,), (1,)]
+    assert [each.fields.done for each in reader.lines()] == [(0,), (1,)]
     parsed = []
-    checked = journal._checked
-    monkeypatch.setattr(journal, "_checked", lambda line, *rest: parsed.append(line) or checked(line, *rest))
+    checked = Line.of
+    monkeypatch.setattr(Line, "of", lambda text, kinds: parsed.append(text) or checked(text, kinds))
     with path.open("a") as file:
         file.write(record(2).to_line() + record(3).to_line()[:20])  # the last one is being written
-    assert [each.done for each in reader.records()] == [(2,)]
-    assert list(reader.records()) == []
+    assert [each.fields.done for each in reader.lines()] == [(2,)]
+    assert list(reader.lines()) == []
     with path.open("a") as file:
         file.write(record(3).to_line()[20:])
-    assert [each.done for each in reader.records()] == [(3,)]
+    assert [each.fields.done for each in reader.lines()] == [(3,)]
     assert (len(parsed), anew) == (2, [])
 
 
@@ -204,18 +240,18 @@ def test_a_journal_that_is_another_one_is_read_anew(tmp_path: Path, how: str) ->
     path, anew = tmp_path / "journal", []
     reader = JournalReader(path, (Inferred,), lambda: anew.append(True))
     append(path, record(0), record(1))
-    assert len(list(reader.records())) == 2
+    assert len(list(reader.lines())) == 2
     if how == "replaced":
         append(tmp_path / "new", record(5), record(6), record(7))
         (tmp_path / "new").replace(path)
     elif how == "deleted":
         path.unlink()
-        assert list(reader.records()) == []
+        assert list(reader.lines()) == []
         append(path, record(5), record(6), record(7))
     else:
         path.write_text("".join(record(n).to_line() for n in ((5,) if how == "shortened" else (5, 6, 7))))
     expected = [5] if how == "shortened" else [5, 6, 7]
-    assert [each.done[0] for each in reader.records()] == expected
+    assert [each.fields.done[0] for each in reader.lines()] == expected
     assert anew == [True]
 
 
@@ -223,11 +259,11 @@ def test_a_damaged_line_is_named_by_its_number_in_the_file(tmp_path: Path) -> No
     path = tmp_path / "journal"
     reader = JournalReader(path, (Inferred,), lambda: None)
     append(path, record(0), record(1))
-    assert len(list(reader.records())) == 2
+    assert len(list(reader.lines())) == 2
     with path.open("a") as file:
         file.write("no JSON\n")
     with pytest.raises(RunError, match=f"line 3 of {path} is damaged"):
-        list(reader.records())
+        list(reader.lines())
 
 
 def test_looks_at_a_journal_that_grows_give_what_one_look_at_the_whole_gives(done: Path) -> None:
@@ -237,15 +273,15 @@ def test_looks_at_a_journal_that_grows_give_what_one_look_at_the_whole_gives(don
     folder.journal.write_text("")
     work = find_work(folder)
     assert work is not None and len(lines) > 3
-    growing = JournalAccount(work)
+    growing = Ledger(folder.journal, work.kinds, work.schedule)
     for line in [failed, *lines]:
         with folder.journal.open("a") as file:
             file.write(line)
-        seen, whole = growing.look(), JournalAccount(work).look()
-        assert (seen.reasons, seen.totals, seen.is_complete) == (whole.reasons, whole.totals, whole.is_complete)
+        seen, whole = growing.look(), Ledger(folder.journal, work.kinds, work.schedule).look()
+        assert (seen.reasons, seen.totals, seen.results) == (whole.reasons, whole.totals, whole.results)
         for one, other in zip(seen.schedule.stages, whole.schedule.stages, strict=True):
             assert (one.num_done, one.failed, one.done.tolist()) == (other.num_done, other.failed, other.done.tolist())
-    assert seen.is_complete and not seen.reasons and seen.has_output
+    assert seen.schedule.is_complete and not seen.reasons and seen.results == {Inferred}
 
 
 @pytest.mark.parametrize("skew", [-7200.0, 7200.0])
@@ -266,7 +302,7 @@ def test_a_driver_whose_clock_is_wrong_is_known_by_new_signs(
     def look() -> Status:
         if time.monotonic() - first < 0.8:  # it lives so long
             note = Note(session, at=time.time() + skew, stages={"infer": StageNote(2, 12, 1)})
-            (folder / presence.FILE).write_text(json.dumps(presence.asdict(note)))
+            write_note(folder / DRIVER, note)
         status = observer.look()
         states.append((time.monotonic() - first, status.state))
         return status
@@ -292,7 +328,7 @@ def test_what_is_damaged_is_said_in_a_sentence(
     done: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     give, folder = giver(done, monkeypatch, capsys), done / "out.zarr.run"
-    (folder / presence.FILE).write_text('{"session": "proc')  # half written
+    (folder / DRIVER).write_text('{"session": "proc')  # half written
     assert give("status", "--watch", "out.zarr").code == 0
     journal = (folder / "journal.jsonl").read_text()
     for wrong in ("no JSON\n", '{"stage":"infer","done":[0],"result":"Other"}\n', '{"volume": "foreign"}\n'):
@@ -399,3 +435,42 @@ def test_the_pace_of_a_training_is_that_of_its_latest_steps(tmp_path: Path) -> N
     (tmp_path / "losses.jsonl").write_text(json.dumps(entries[0]) + "\n")
     first = read_pace(tmp_path)
     assert first is not None and first.speed == 2.0
+
+
+# ---- drivers, by their locks and notes
+
+
+def session(host: str, pid: int = 12) -> str:
+    return f"process {pid} on {host} since 2026-11-22 10:00:00 (1)"
+
+
+def test_a_driver_on_another_machine_whose_lock_cannot_be_seen_is_known_by_its_last_sign(tmp_path: Path) -> None:
+    with held(tmp_path, session("node7"), RunError):
+        pass  # the lock is free as seen from here, as on a file system that keeps locks to itself
+    there = Presence(tmp_path / DRIVER, Note(session("node7")))
+    there.tell({"infer": StageNote(3, 8, 2)}, 0.4, 60.0)
+    driver = find_driver(tmp_path, tmp_path / "journal.jsonl")
+    assert (driver.state, driver.host, driver.is_at_work) == ("unseen", "node7", True)
+    assert driver.note is not None and driver.note.stages["infer"] == StageNote(3, 8, 2)
+    old = json.loads((tmp_path / DRIVER).read_text()) | {"at": time.time() - 3600}
+    (tmp_path / DRIVER).write_text(json.dumps(old))
+    driver = find_driver(tmp_path, tmp_path / "journal.jsonl")
+    assert (driver.state, driver.is_at_work) == ("unseen", False)
+    assert driver.silent_seconds == pytest.approx(3600, abs=5)
+
+
+def test_a_note_of_an_earlier_driver_is_not_taken_for_that_of_the_one_at_work(tmp_path: Path) -> None:
+    here = socket.gethostname()
+    with held(tmp_path, session(here, 1), RunError), present(tmp_path, session(here, 1)):
+        assert find_driver(tmp_path, tmp_path / "j").note is not None
+    assert find_driver(tmp_path, tmp_path / "j").state == "ended"
+    with held(tmp_path, session(here, 2), RunError):
+        driver = find_driver(tmp_path, tmp_path / "j")
+        assert (driver.state, driver.process, driver.note) == ("running", "2", None)
+
+
+def test_who_looks_at_a_lock_keeps_nobody_from_it(tmp_path: Path) -> None:
+    for _ in range(50):
+        with held(tmp_path, "me", RunError):
+            assert find_driver(tmp_path, tmp_path / "j").state == "running"
+        assert find_driver(tmp_path, tmp_path / "j").state != "running"

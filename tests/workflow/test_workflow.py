@@ -19,6 +19,7 @@ from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.estimation import limits
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.workflow import find_flow
+from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
@@ -105,7 +106,7 @@ class Counted:
 
 
 def run(plan: FlowPlan, *, fresh: bool = False) -> FlowReport:
-    return execute_flow(plan, Counted().start, fresh=fresh)
+    return execute_flow(plan, Counted().start, RunOptions(fresh=fresh))
 
 
 LABELLED = (
@@ -240,7 +241,7 @@ def test_a_later_stage_lacks_what_an_earlier_one_lacks_and_the_next_command_goes
     chunk = folder / "in.n5" / "raw" / "1" / "1" / "1"
     good, stamp = chunk.read_bytes(), chunk.stat()
     chunk.write_bytes(good[:-9])
-    report = execute_flow(plan, Counted().start, tolerated=1.0, fresh=True)
+    report = execute_flow(plan, Counted().start, RunOptions(tolerated=1.0, fresh=True))
     assert not report.is_complete
     first, second = (done.report for done in report.stages)
     assert len(first.missing) == 1
@@ -261,7 +262,7 @@ def test_statistics_of_a_stage_that_lacks_parts_are_refused_by_a_sentence(folder
     chunk.write_bytes(chunk.read_bytes()[:-9])
     plan = flow_plan(folder, TWO, "second.normalise.method=zscore")
     with pytest.raises(RunStopped, match=r"^stage second: \d+ of \d+ blocks cannot be read, because parts"):
-        execute_flow(plan, Counted().start, tolerated=1.0)
+        execute_flow(plan, Counted().start, RunOptions(tolerated=1.0))
 
 
 def test_a_changed_recipe_is_refused_by_the_name_of_its_stage_and_made_with_fresh(folder: Path) -> None:

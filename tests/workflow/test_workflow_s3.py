@@ -19,6 +19,7 @@ from volpipe.estimation import limits
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.workflow import find_flow
+from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths
@@ -97,7 +98,7 @@ def planned(folder: Path, *settings: str, out: str | Path = OUT) -> FlowPlan:
 
 
 def run(plan: FlowPlan, most_tasks: int | None = None, *, fresh: bool = False) -> FlowReport:
-    return execute_flow(plan, Inline(most_tasks=most_tasks).start, fresh=fresh)
+    return execute_flow(plan, Inline(most_tasks=most_tasks).start, RunOptions(fresh=fresh))
 
 
 def stop_in(plan: FlowPlan, name: str, num_tasks: int) -> None:

@@ -22,20 +22,19 @@ from volpipe.inference.plan import Plan
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.batch import Batch, Dataset, home, list_datasets, load_batch
 from volpipe.recipes.inference import Recipe
+from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import SUFFIXES
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
-from volpipe.workflow.batch import AT_ONCE, BatchListener, BatchOptions, BatchPlan, Prepare, execute_batch, plan_batch
+from volpipe.workflow.batch import AT_ONCE, BatchListener, BatchPlan, Prepare, execute_batch, plan_batch
 from volpipe.workflow.batch_table import BatchReport, batch_folder
 from volpipe.workflow.plan import FlowPlan
 from volpipe.workflow.prepare import Sizing
 
-Volumes = str | Path | Sequence[str | Path]
-
 
 def batch(
-    volumes: Volumes,
+    volumes: str | Path | Sequence[str | Path],
     recipe: str | Path | None = None,
     *,
     out: str | Path | None = None,
@@ -58,23 +57,20 @@ def batch(
     """Run a recipe over many volumes; call it again to continue; it leaves alone what is complete and unchanged.
 
     Args:
-        volumes: a batch's TOML file; or places of volumes, patterns ("raw/*.n5"), CSV and text files, bucket prefixes.
-        recipe: a shipped name or a TOML file, also of stages; None for the batch's own, or the default one.
-        out: the folder of the outputs, or a name for each, by {stem}, {key} and {recipe}.
-        site: a shipped name, a Python file, or a pool that is started, which stays up.
+        volumes: a batch's file; or volumes, 'patterns/*.n5/raw', CSV and text files of them, s3://bucket/prefix.
+        recipe: what to do: a shipped recipe (see `volpipe recipes`) or a TOML file; without one, the batch's own or the
+            default recipe.
+        out: folder of the outputs, or a name for each, such as 'done/{stem}_{recipe}.zarr'; also {key}, s3://.
+        site, same_input, update, metrics: as of `run`.
+        trust_model, search_path: as of `plan`.
         settings: ``key=value`` on top of the recipe, below those of single datasets.
-        at_once: how many datasets may be at work at a time.
+        at_once: datasets that may be at work at a time.
         fresh: delete all outputs and their runs, and start over.
-        replace: start over with those that were made otherwise, by another recipe, net, input or version.
-        dry_run: say how the outputs stand, and run nothing.
-        tolerate: share of a dataset's blocks begun that may fail before its run stops.
-        same_input: go on with inputs whose files have other times or sizes, if the voxels that are compared agree.
-        update: compute again what rests on voxels of their volumes that have changed.
-        trust_model: load a net's file that is code, TorchScript or torch.export.
+        replace: start over with outputs of another recipe, net, input or version.
+        dry_run: say what each dataset is, unchanged or why not; run nothing.
+        tolerate: share of a dataset's blocks that may fail before it stops. With 0 the first stops it.
         parents: make folders for the outputs, where there are none.
-        search_path: folder that relative names in recipes count from; the current one where None.
         progress, listener: show how far each dataset is (None: in a notebook, below its cell), or call the listener.
-        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).
 
     Returns: a row for each dataset; those that failed say why.
 
@@ -84,20 +80,27 @@ def batch(
     tree, folder = _batch_of(volumes, recipe, out)
     start, name = site_of(site)
     sizing = Sizing(None if dry_run else capacity_of(site, folder), fresh)
-    options = BatchOptions(
-        fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input, update=update,
-        at_once=at_once or tree.at_once or AT_ONCE,
+    options = RunOptions(
+        fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input, update=update
     )  # fmt: skip
+    at_once = at_once or tree.at_once or AT_ONCE
     prepare = partial(_plan, settings=settings, trust_model=trust_model, search_path=search_path, sizing=sizing)
     with monitored(metrics, "batch", recipe), _listening(progress, listener) as hears:
-        plan = _planned(tree, folder, prepare, options, hears, parents=parents)
+        plan = _planned(tree, folder, prepare, options, at_once, hears, parents=parents)
         if dry_run:
             return BatchReport(plan.rows, plan.folder.path, notes=plan.notes)
-        return execute_batch(plan, start, prepare, options, hears)
+        return execute_batch(plan, start, prepare, options, at_once, hears)
 
 
 def _planned(
-    tree: Batch, folder: RunFolder, prepare: Prepare, options: BatchOptions, listener: BatchListener, *, parents: bool
+    tree: Batch,
+    folder: RunFolder,
+    prepare: Prepare,
+    options: RunOptions,
+    at_once: int,
+    listener: BatchListener,
+    *,
+    parents: bool,
 ) -> BatchPlan:
     """Return the plan of all datasets of `tree`, and tell `listener`.
 
@@ -108,6 +111,7 @@ def _planned(
         folder, datasets, prepare,
         mistakes=mistakes,
         options=options,
+        at_once=at_once,
         check_out=lambda target: None if parents else _check_folder(target, home(tree.out)),
         on_dataset=lambda number: listener.on_dataset(number, len(datasets)),
     )  # fmt: skip
@@ -125,7 +129,9 @@ def _listening(progress: bool | None, listener: BatchListener | None) -> Iterato
             yield BatchListener(shown.plan, lambda plan: shown.begin(plan.rows), shown.start, shown.end, shown.move)
 
 
-def _batch_of(volumes: Volumes, recipe: str | Path | None, out: str | Path | None) -> tuple[Batch, RunFolder]:
+def _batch_of(
+    volumes: str | Path | Sequence[str | Path], recipe: str | Path | None, out: str | Path | None
+) -> tuple[Batch, RunFolder]:
     """Return the batch that the arguments describe, and its folder."""
     given = [str(volumes)] if isinstance(volumes, str | Path) else [str(volume) for volume in volumes]
     files = [name for name in given if name.endswith(".toml") and "://" not in name]

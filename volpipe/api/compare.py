@@ -19,8 +19,9 @@ from volpipe.evaluation.driver import comparison_work, finish
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import ComparisonResult
 from volpipe.monitoring.exposition import monitored
+from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Listener, Options
+from volpipe.runs.work import Listener
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.workflow.compare import (
     ComparisonTable,
@@ -61,22 +62,19 @@ def compare(
     are compared as objects: their numbers mean nothing. Call it again to continue an interrupted one.
 
     Args:
-        a, b: volumes of one shape, or reports of runs and segmentations; files, folders or folders of outputs of two
-            batches, whose datasets are paired by their volume; or outputs of two flows, whose stages are compared.
-        labels: compare both as labels of objects, whatever they say; 0 is none.
-        roi: box z0:z1,y0:y1,x0:x1 of both that is compared.
-        data_range: greatest grey level less least, for the PSNR; by default of whole numbers of 8 and 16 bits.
-        any_input: compare outputs of different inputs, or of different parts of one, voxel by voxel all the same.
-        incomplete: compare outputs that are not complete as they are; what is missing is zeros.
+        a: an output, such as of the old net; or a batch's file or folder. Also the report of a run or a segmentation.
+        b: another of the same input, such as of the new net; or another batch. Datasets of batches are paired by their
+            volume, outputs of flows by their stage.
+        labels: both hold labels, whatever they say of themselves; 0 is none.
+        roi, data_range, incomplete: as of `evaluate`.
+        any_input: compare outputs of different inputs, or of different parts of one. They are compared voxel by voxel.
         limits: how much they may differ, NAME=NUMBER: psnr (dB, at least), differ (share of voxels), mean, largest
             (grey levels), voi (bits). What violates one is told by `violations` and `is_within`.
-        site: a shipped name, a Python file, or a pool that is started.
-        tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
-        json_file, page: files for the result as JSON, and for an HTML page with pictures of the boxes that differ most.
-        progress: show how far one comparison is; None: in a notebook, below its cell, unless `on_progress` is given.
+        site, tolerate, progress, metrics: as of `run`.
+        json_file: write the result to this file.
+        page: file for an HTML page with pictures of the boxes that differ most.
         on_progress: called at every change and every half second; of many comparisons not.
         on_pair: of many comparisons, called with how many are done, and of how many.
-        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).
 
     Returns: how they differ; boxes that could not be compared are its `missing`, and the same call again tries them.
 
@@ -85,7 +83,7 @@ def compare(
         VolpipeError, RunStopped: no volume is there, or the site cannot be used; too many blocks cannot be compared.
     """
     one, other = location_of(a, "a"), location_of(b, "b")
-    chosen, options = tuple(dict.fromkeys(map(Limit.parse, limits))), Options(tolerated=tolerate)
+    chosen, options = tuple(dict.fromkeys(map(Limit.parse, limits))), RunOptions(tolerated=tolerate)
     write, pairs, (start, _) = partial(_write, json_file, page), find_pairs(one, other), site_of(site)
     plan = partial(
         _planned, labels=labels, roi=roi, data_range=data_range, any_input=any_input, incomplete=incomplete

@@ -15,6 +15,7 @@ from volpipe.api.progress import progress_shown
 from volpipe.blockwise.phase import Show
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunError, VolpipeError
+from volpipe.estimation.estimate import StageTimes
 from volpipe.evaluation.driver import evaluation_work, finish
 from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.evaluation.results import EvaluationResult
@@ -23,12 +24,12 @@ from volpipe.inference.output import suffix_of, with_format
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.reporting.page import REPORT
+from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Listener, Options
+from volpipe.runs.work import Listener
 from volpipe.segmentation import driver as segmentation
 from volpipe.segmentation.driver import SegmentationResult, plan_segmentation
-from volpipe.segmentation.estimate import SegmentTimes
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_volume
@@ -49,7 +50,7 @@ def segment(
     update: bool = False,
     search_path: str | Path | None = None,
     on_plan: Callable[[SegmentPlan], None] = lambda plan: None,
-    on_estimate: Callable[[SegmentTimes], None] | None = None,
+    on_estimate: Callable[[StageTimes], None] | None = None,
     progress: bool | None = None,
     on_progress: Show | None = None,
     metrics: str | int | Path | None = None,
@@ -57,23 +58,17 @@ def segment(
     """Make objects of affinities, the same whatever the blocks; call it again to continue.
 
     Args:
-        affinities: location of a volume with a channel per offset; or of one map, of foreground or membranes; or the
-            report of the run that made it.
-        recipe: one that is loaded, a shipped name, a path, or its sections; None for the defaults.
+        affinities: affinities, a channel per offset; or one map, of foreground or membranes. Also the report of the run
+            that made it.
+        recipe: how, as a TOML file; without one, the defaults. Also a shipped name, a recipe, or its sections.
         out: the labels, .zarr or .precomputed, also s3://; by default NAME_labels.zarr here.
-        site: a shipped name, a Python file, or a pool that is started.
+        site, tolerate, same_input, search_path, progress, on_progress, metrics: as of `run`.
         settings: ``key=value``, on top of the recipe.
-        fresh: delete these labels and the folder of their run, and start over.
-        tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
-        same_input: go on with a volume that was copied or touched, not changed.
-        update: compute again what rests on voxels of the volume that have changed, and nothing else; keep fragments for
-            the next update.
-        search_path: the folder that relative names count from; by default the current one.
+        fresh: delete these labels and what made them, and start over.
+        update: compute again what rests on voxels of the input that changed, and no more. Fragments are kept for the
+            next update.
         on_plan: called with the plan, before the site starts.
         on_estimate: called with the times that blocks tried on the site predict; without it, none are tried.
-        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
-        on_progress: called at every change and every half second.
-        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).
 
     Returns:
         How it ended; its `missing` names the boxes that could not be done.
@@ -92,10 +87,8 @@ def segment(
     on_plan(plan)
     with monitored(metrics, "segment", recipe), progress_shown(progress, on_progress) as show:
         listener = Listener(on_estimate=on_estimate, on_progress=show)
-        return segmentation.segment(
-            plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input,
-            update=update,
-        )  # fmt: skip
+        options = RunOptions(fresh=fresh, site=name, tolerated=tolerate, same_input=same_input, update=update)
+        return segmentation.segment(plan, start, options, listener)
 
 
 def evaluate(
@@ -122,22 +115,20 @@ def evaluate(
     Where the output has more voxels than its input, interpolations of the input are scored beside it.
 
     Args:
-        output, reference: locations of the volumes, of one channel; also the report of a run or a segmentation.
-        labels: whether both hold labels; 0 is none.
-        given: the input of `output`; by default as its attributes say.
+        output: the volume that is judged, such as an output of `volpipe run`. Also the report of a run or a
+            segmentation; of one channel, as the reference.
+        reference: the volume to score it against.
+        labels: both hold labels; 0 is none.
+        given: the input of the output, if that does not name it; it is interpolated.
         roi: box z0:z1,y0:y1,x0:x1 of both that is compared.
-        margin: voxels (z, y, x) at each face of the box that are left out.
+        margin: voxels at each face of the box that are left out.
         data_range: greatest value less least; by default of the type.
-        ignore: labels, one or several, of which nothing is known: voxels with them in the reference are left out; None
-            for the numbers by which data sets mean so, -1 to -3 and the last three of 32 and 64 bits; () for none.
-        any_place: score voxel by voxel although voxel sizes or origins say that the volumes lie elsewhere.
-        incomplete: score volumes of ours that are not complete as they are; what is missing is zeros.
-        site: a shipped name, a Python file, or a pool that is started.
-        tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
-        report: HTML file for the report, which goes with the work's folder otherwise.
-        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
-        on_progress: called at every change and every half second.
-        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).
+        ignore: with `labels`: numbers such as 5,7 of which nothing is known: voxels with them in `reference` are left
+            out; by default -1 to -3 and the last three of 32 and 64 bits; none leaves none out. In Python () does.
+        any_place: score voxel by voxel though voxel sizes or origins say they lie elsewhere.
+        incomplete: read outputs of volpipe that are not complete as they are; what is missing is zeros.
+        site, tolerate, progress, on_progress, metrics: as of `run`.
+        report: write the report of the evaluation to this file. Without it, it stays in the work's folder.
 
     Returns:
         How it ended; where blocks could not be scored, its `missing` names them, and there are no scores. The same call
@@ -157,7 +148,7 @@ def evaluate(
     start, _ = site_of(site)
     name = "_".join(["volpipe", Path(output).stem, Path(reference).stem, "scores.run"])
     with monitored(metrics, "evaluate"), progress_shown(progress, on_progress) as show:
-        options, listener = Options(tolerated=tolerate), Listener(on_progress=show)
+        options, listener = RunOptions(tolerated=tolerate), Listener(on_progress=show)
         work = evaluation_work(evaluation, RunFolder(Path.cwd() / name), options, listener)
 
         def keep_report(result: EvaluationResult) -> None:

@@ -84,9 +84,9 @@ def load_net(name: str, *settings: str, recipe: str | Path | None = None, trust_
     """Return a net as a torch module (n, c, z, y, x) in evaluation mode on the CPU, with its weights.
 
     Args:
-        name: a shipped net, module:function, file.py:function, a file or a package.
+        name: a shipped net (see `volpipe nets`), module:function, file.py:function, a file or a package.
         settings: ``key=value`` of a recipe's section net, such as ``net.weights="mine.safetensors"``.
-        recipe: a shipped name or a file, whose other keys of that section count.
+        recipe: a shipped recipe (see `volpipe recipes`) or a TOML file, for its other keys of the net.
         trust_model: load a file that is code.
 
     Raises:
@@ -96,7 +96,10 @@ def load_net(name: str, *settings: str, recipe: str | Path | None = None, trust_
 
 
 def net_report(name: str, *settings: str, recipe: str | Path | None = None, trust_model: bool = False) -> NetReport:
-    """Return what a net declares and what is measured of it; arguments as of `load_net`.
+    """Return what a net declares and what is measured of it.
+
+    Args:
+        name, settings, recipe, trust_model: as of `load_net`.
 
     Raises:
         VolpipeError: as `load_net`, or a package that does not reproduce its own test.

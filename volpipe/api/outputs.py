@@ -13,6 +13,7 @@ from volpipe.blockwise.stage import Schedule
 from volpipe.errors import RunError
 from volpipe.evaluation.evaluate import Evaluation
 from volpipe.evaluation.results import evaluation_parts
+from volpipe.evaluation.subject import RESULTS
 from volpipe.reporting.page import REPORT, Page
 from volpipe.reporting.render import write_page
 from volpipe.runs.pages import Taken, page_of
@@ -86,8 +87,8 @@ def status(output: str | Path, *, changes: bool = False) -> Status:
     """Return how far the work on `output` is, and who is at it: a run, stages, labels, a training or many.
 
     Args:
-        output: its location.
-        changes: of a run, also how many blocks read files of the volume that have changed since.
+        output: an output, its run's folder, the folder of a training, or a batch's file or folder.
+        changes: count the blocks of a run that read files which have changed since.
 
     Raises:
         RunError: nobody began anything there, or what is stored is damaged.
@@ -99,8 +100,8 @@ def report(output: str | Path, file: str | Path | None = None) -> Path:
     """Write the report of `output` as one HTML file, and return where that is; also while it is made, or after a kill.
 
     Args:
-        output: of a run, a segmentation or a flow, the folder of a training, or a batch's file or folder.
-        file: by default report.html in the run's folder.
+        output: as of `status`.
+        file: HTML file; by default report.html in the run's folder.
 
     Raises:
         RunError: nobody began anything there, what is stored cannot be understood, or the file cannot be written.
@@ -127,10 +128,10 @@ def verify(
     """Read an output back, compare it with what its tasks noted, and compute some blocks again.
 
     Args:
-        output: of a run, or labels of a segmentation.
-        fast: look only whether each file of voxels is there and has bytes; a damaged one is not found.
-        recompute: number of random blocks to compute again, by the net or as fragments.
-        seed: decides which.
+        output: an output of `volpipe run`, or labels of `volpipe segment`.
+        fast: only whether each file of voxels is there; a damaged one is not found.
+        recompute: random blocks to compute again, by the net or as fragments.
+        seed: decides which blocks.
         on_files: called when all files are compared.
         on_block: called after each recomputed block.
 
@@ -158,6 +159,9 @@ def verify(
 
 def reproduce(output: str | Path) -> Reproduction:
     """Return the command that makes `output` again, and its recipe, from what its attributes say.
+
+    Args:
+        output: as of `verify`.
 
     Raises:
         RunError: it is no output of a run or a segmentation, an earlier version's, or a folder of several stages.
@@ -207,6 +211,6 @@ def _page_of_run(output: str) -> tuple[Page, Path]:
         )
     scores = folder.path.with_name(folder.path.name.removesuffix(".run"))
     tree = read_json(scores) if scores.is_file() else None
-    taken = Taken.read(folder, Schedule(), [folder.journal])
+    taken = Taken.read(folder, Schedule, RESULTS)
     is_complete = bool((tree or {}).get("scores"))
     return page_of(folder, taken, evaluation_parts(described, tree), is_complete=is_complete), folder.path

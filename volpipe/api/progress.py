@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, ParamSpec
 
 if TYPE_CHECKING:
     from volpipe.blockwise.phase import Show
+    from volpipe.display.batches import RowsShown
     from volpipe.display.cell import Cell
-    from volpipe.display.live_batches import RowsShown
     from volpipe.inference.plan import Plan
 
 Counted = Callable[[int, int], None]  # how many are done, of how many
@@ -82,7 +82,7 @@ def rows_shown(progress: bool | None, *, has_listener: bool = False) -> Iterator
     if not _is_shown(progress, has_listener=has_listener):
         yield None
         return
-    from volpipe.display.live_batches import showing_rows
+    from volpipe.display.batches import showing_rows
 
     with showing_rows(_cell()) as shown:
         yield shown

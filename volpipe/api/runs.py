@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from volpipe.api.arguments import capacity_of, site_of
 from volpipe.api.progress import both, stages_shown, voxels_per_block
 from volpipe.api.requests import RecipeLike, Request, check, request
 from volpipe.blockwise.phase import Progress, Show
-from volpipe.blockwise.pool import Site, Start, WorkerPool
+from volpipe.blockwise.pool import Site, WorkerPool
 from volpipe.errors import PlanError
 from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.forecast import Forecast
@@ -25,6 +25,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.roi import find_part
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.workflow import VOLUME, Flow
+from volpipe.runs.options import RunOptions, check_stages
 from volpipe.runs.output_work import OutputWork
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume
@@ -68,18 +69,19 @@ def plan(
     """Return the plan of a run over `volume`, before anything runs; what cannot work is refused.
 
     Args:
-        volume: a location, as `open` takes it, or a volume; the recipe's [input] chooses no other array than that.
-        recipe: a shipped name such as "superres_z4", a TOML file, a `Recipe`, or sections as a dictionary; None for the
-            default one. A file with stages gives the plan of all of them.
-        out: the output, NAME.zarr, .n5 or .precomputed, also s3://…; of stages a folder. Named after volume and net
-            where None.
+        volume: the volume: N5, Zarr, HDF5, TIFF, MRC, .npy, or an array inside; also s3://, https://. One that is open
+            is it; the recipe's [input] chooses no other array.
+        recipe: what to do: a shipped recipe (see `volpipe recipes`) or a TOML file; without one, the default recipe.
+            Also a `Recipe`, or sections as a dictionary. A file with stages gives the plan of all of them.
+        out: output: NAME.zarr, NAME.n5 or NAME.precomputed, also s3://; by default NAME_NET.zarr here. Of stages it is
+            a folder.
         settings: ``key=value`` on top of the recipe, such as "windows.blend=hann".
-        roi: box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm.
-        mask: a volume of any resolution, nonzero where voxels are wanted.
+        roi: box z0:z1,y0:y1,x0:x1 to compute, in voxels or as 100nm:900nm; a bare : is all.
+        mask: volume of any resolution, nonzero where voxels are to be computed.
         trust_model: load a net's file that is code, TorchScript or torch.export.
         search_path: folder that relative names in the recipe count from; the current one where None.
-        site: where it will run, as of `run`: windows that the recipe leaves open are chosen by the memory of its
-            workers. None: the net's own windows.
+        site: where to run: a shipped site (see `volpipe sites`) or a Python file. A pool that is started stays up.
+            Windows that the recipe leaves open are chosen by the memory of its workers; None: the net's own windows.
         fresh: the run will start over; else a run that was begun keeps its windows, on whatever site it goes on.
 
     Raises:
@@ -142,17 +144,18 @@ def run(
     """Run a net over `volume`, or the stages of a recipe; call it again to continue an interrupted run.
 
     Args:
-        volume: a location, a volume, or the plan that `plan` returned.
+        volume: as of `plan`; or the plan that it returned.
         recipe, out, settings, search_path: as of `plan`; of no use with a plan.
-        site: a shipped name, a Python file, or a pool that is started, which stays up.
-        fresh, keep_tensors: delete this output and its run, and start over; keep window tensors and block tensors.
-        only: box (z, y, x) of the output, also as z0:z1,y0:y1,x0:x1: compute what it needs, and no more.
-        tolerate: share of the blocks begun that may fail before the run stops; 0 stops at the first.
-        same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
-        update: compute again what rests on voxels of the volume that have changed, and nothing else.
-        measure_again: with `update`, measure the volume again, and compute everything.
-        follow: update, and again so many seconds after each end, until Ctrl-C or a file "stop" in the run's folder.
-        progress: show how far it is; None: in a notebook, below its cell, unless one of the next two is given.
+        site: as of `plan`.
+        fresh: delete this output and its run, and start over.
+        keep_tensors: keep window tensors and block tensors.
+        only: box z0:z1,y0:y1,x0:x1 of the output, in voxels: compute what it needs, and no more. Also a `Box`.
+        tolerate: share of the blocks begun that may fail before the work stops. With 0 the first stops it.
+        same_input: go on with a volume that was copied or touched, not changed. Some of its voxels are compared.
+        update: compute again what rests on voxels of the input that changed, and no more.
+        measure_again: with `update`: measure `volume` again, and compute everything.
+        follow: as `update`, and so long after each end once more, until Ctrl-C or a file `stop` in the run's folder.
+        progress: show how far it is; None: in a notebook, below its cell, unless you listen yourself.
         on_progress: called at every change and every half second; of several stages, for each.
         listener: called with the plan and its forecast as well, in place of `on_progress` and of what is shown.
         metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).
@@ -166,34 +169,22 @@ def run(
     if not isinstance(planned, Plan | FlowPlan):
         planned = plan(planned, recipe, out=out, settings=settings, search_path=search_path, site=site, fresh=fresh)
     start, name = site_of(site)
-    options: dict[str, Any] = {  # Any: as `execute` takes them
-        "fresh": fresh, "keep_tensors": keep_tensors, "site": name, "tolerated": tolerate, "same_input": same_input,
-        "update": update or follow is not None, "measure_again": measure_again,
-    }  # fmt: skip
+    options = RunOptions(
+        fresh=fresh, keep_tensors=keep_tensors, site=name, tolerated=tolerate, same_input=same_input,
+        update=update or follow is not None, measure_again=measure_again, follow=follow,
+    )  # fmt: skip
     with monitored(metrics, "run", recipe), _listening(progress, on_progress, listener) as hears:
         if isinstance(planned, FlowPlan):
-            _check_stages(only, follow)
+            check_stages(only, follow)
             of_stages = listener if isinstance(listener, FlowListener) else FlowListener(of_stage=hears)
-            return execute_flow(planned, start, listener=of_stages, **options)
-        return _execute_one(planned, start, only, follow, listener=hears(planned), **options)
-
-
-def _execute_one(planned: Plan, start: Start, only: str | Box | None, follow: float | None, **options: Any) -> Report:
-    """Run one net, or follow its volume; `only` may name its box, `options` are those of `execute`."""
-    options["only"] = find_part(only, planned.out_shape) if isinstance(only, str) else only
-    if follow is None:
-        return execute(planned, start, **options)
-    if not 0 < follow < math.inf:
-        raise PlanError(f"follow is {follow:g} s; give the seconds from the end of one look to the next")
-    return execute_following(planned, start, follow, **options)
-
-
-def _check_stages(only: str | Box | None, follow: float | None) -> None:
-    """Refuse for a recipe of stages what runs of one net have alone."""
-    if only is not None:
-        raise PlanError("only is for one net; leave it out, or give the stages a roi")
-    if follow is not None:
-        raise PlanError("follow is for one net; leave it out, and give update=True when the volume has changed")
+            return execute_flow(planned, start, options, of_stages)
+        part = find_part(only, planned.out_shape) if isinstance(only, str) else only
+        options = replace(options, only=part)
+        if follow is None:
+            return execute(planned, start, options, hears(planned))
+        if not 0 < follow < math.inf:
+            raise PlanError(f"follow is {follow:g} s; give the seconds from the end of one look to the next")
+        return execute_following(planned, start, options, hears(planned))
 
 
 @contextmanager

@@ -46,16 +46,13 @@ def train(
     """Train a net; call it again to continue from the newest checkpoint.
 
     Args:
-        recipe: one that is loaded, a shipped name, a path, or its sections.
-        out: the training's folder; by default NAME.train here, for a recipe that has a name.
-        site: a shipped name, a Python file, or a pool that is started.
+        recipe: what to learn: a TOML file, or a shipped recipe (see `volpipe recipes`). Also one that is loaded, or its
+            sections.
+        out: folder of the training; by default RECIPE.train here. A recipe without a name needs it.
+        site, same_input, search_path, progress, metrics: as of `run`.
         settings: ``key=value``, on top of the recipe.
-        fresh: delete what is in the folder, and start over.
-        same_input: go on with volumes that were copied or touched, not changed.
-        search_path: the folder that relative names in the recipe count from; by default the current one.
-        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
+        fresh: delete the training in that folder, and start over.
         on_progress: called now and then with the number of steps taken and of all.
-        metrics: a port, "HOST:PORT" or a file NAME.prom at which Prometheus reads how far it is (docs/runs.md).
 
     Raises:
         RecipeError: no such recipe, an invalid one, or another than that of the training in the folder.
@@ -96,12 +93,11 @@ def sweep(
     """Train with every combination of the lists in [sweep]; the same call again does what is missing.
 
     Args:
-        recipe: a path, or its sections.
-        out: the sweep's folder; by default NAME.sweep here, for a recipe that has a name.
-        site, settings, fresh, search_path: as of `train`.
-        progress: show how many ended; None: in a notebook, below its cell, unless `on_progress` is given.
+        recipe: a recipe of `volpipe train` with a table of values. Also its sections.
+        out: folder; by default RECIPE.sweep here. A recipe without a name needs it.
+        fresh: delete the trainings in that folder, and start over.
+        site, settings, search_path, progress, metrics: as of `train`.
         on_progress: called with the number of trainings that ended and of all, and the newest result, at first None.
-        metrics: as of `train`.
 
     Returns: the result of each combination, by number.
 
@@ -135,10 +131,8 @@ def tune(
     """Search the ranges in [tune] for the best values; call it again to continue.
 
     Args:
-        recipe: a path, or its sections.
-        out: the search's folder; by default NAME.tune here, for a recipe that has a name.
-        site, settings, fresh, search_path: as of `train`.
-        progress, on_progress, metrics: as of `sweep`.
+        out: folder; by default RECIPE.tune here. A recipe without a name needs it.
+        recipe, site, settings, fresh, search_path, progress, on_progress, metrics: as of `sweep`.
 
     Returns: the results of all trials, the best first; its recipe is best.toml in the folder.
 

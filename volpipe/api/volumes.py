@@ -84,11 +84,11 @@ def info(
 
     Args:
         volume: or its location, as `open` takes it, with `level` and `view`.
-        level: of a multiscale group.
+        level: level of a multiscale group, 0 is the finest.
         view: one channel or point in time.
-        fast: only the metadata; no voxel is read.
-        codecs: also try other codecs and chunks.
-        seed: decides which chunks of a large volume are read.
+        fast: only what the metadata say; read no voxels.
+        codecs: try what other codecs and chunks would give.
+        seed: decides which chunks of a large volume are looked at.
         on_part: called after each part with what is known so far.
 
     Raises:
@@ -130,17 +130,18 @@ def convert(
     """Return the copy of `volume` at `out`, which appears once it is whole.
 
     Args:
-        volume: or its location, as `open` takes it.
-        out: a file, a container, or a path into one; it must not exist.
-        format: n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, precomputed, hdf5, tiff, mrc or npy; "auto" goes by the
-            suffix.
+        volume: a volume of any format, or an array inside a container. Also one that is open.
+        out: the copy: a file or a container, or a path into one. It must not exist.
+        format: one of n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, precomputed, hdf5, tiff, mrc, npy; auto is by
+            `out`'s name.
         chunk: voxels (z, y, x); None for 64 each.
-        shard: voxels (z, y, x), of Zarr v3 and precomputed; None for 256 each.
-        codec: zstd, gzip, raw, or compressed_segmentation of precomputed labels; "auto" takes what the format's readers
-            all have.
-        bin: voxels (z, y, x) of the volume whose mean, rounded as the type needs, is a voxel of the copy.
+        shard: voxels, of Zarr v3 and precomputed. None for 256 each.
+        codec: one of zstd, gzip, raw, compressed_segmentation. By default what the format's readers all have; the
+            last is of precomputed labels.
+        bin: voxels of `volume` whose mean is a voxel of `out`; one number for all three. In Python (z, y, x); the mean
+            is rounded as the type needs.
         workers: how many read at once.
-        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
+        progress: as of `run`.
         on_progress: called with the number of boxes copied and the number of boxes, after each.
 
     Raises:
@@ -166,12 +167,12 @@ def sample(
     """Write an invented electron-microscopy volume, arrays `raw` and `labels`, and return `raw`.
 
     Args:
-        path: a folder whose name ends in .n5; a sample in it of another shape, seed or voxel size is in the way.
-        shape: voxels (z, y, x).
+        path: where to write, such as sample.n5. A sample in it of another shape, seed or voxel size is in the way.
+        shape: voxels.
         seed: the same seed gives the same bytes.
-        voxel_size_nm: edges (z, y, x) of a voxel; from about 2 to 40 nm the tissue can be recognised.
+        voxel_size_nm: lengths of a voxel; tissue is recognised from about 2 to 40.
         workers: processes.
-        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
+        progress: as of `run`.
         on_progress: called with the number of boxes written and the number of boxes, after each.
 
     Raises:

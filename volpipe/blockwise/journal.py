@@ -1,7 +1,9 @@
 """The journal: which units of work are done, and what each task took; the one file that a resume rests on.
 
-Not here: what a unit is (schedule). JSON lines, appended by the driver alone after the data that they speak of is in
-place; a line that was cut off by a crash is dropped when the journal is opened again.
+Not here: what a unit is (schedule), or what the lines say of all units (ledger). JSON lines, appended by the driver
+alone after the data that they speak of is in place; a line that was cut off by a crash is dropped when the journal is
+opened again. What a line says counts. A result that takes units back begins a new generation: the journal is written
+anew without them, and renamed over the old one.
 """
 
 from __future__ import annotations
@@ -11,15 +13,16 @@ import json
 import math
 import os
 import re
-from collections import defaultdict
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, get_type_hints
 
 from volpipe.blockwise.usage import Usage
 from volpipe.errors import RunError
+from volpipe.volumes.storage.paths import whole_file
 
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
@@ -28,7 +31,6 @@ T = TypeVar("T")
 Kinds = tuple[type, ...]
 KEYS = {"stage", "done", "failed"}  # of a line, beside those of its usage and its result
 RESULT = re.compile(rb'"result":\s*"(\w*)"')  # within a text its quotes would have backslashes
-LINES_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Record(Generic[R_co]):
             yield from ((stage, unit) for unit in getattr(self.result, name))
         yield from ((self.stage, unit) for unit in self.done)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing, not even what a task took whose units were all taken back."""
+        return not (self.done or self.failed or self.usage.seconds) and self.result is None
+
     def to_line(self) -> str:
         """Return the line of a journal: one flat object, in which "result" names the class of the result."""
         fields: dict[str, object] = {"stage": self.stage, "done": self.done}
@@ -81,7 +88,7 @@ class Record(Generic[R_co]):
         Raises:
             ValueError: it is no line that `to_line` gives.
         """
-        return _Line.of(line.encode() if isinstance(line, str) else line, kinds).record()
+        return Line.of(line.encode() if isinstance(line, str) else line, kinds).record()
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,18 @@ class Attempt:
     units: tuple[int, ...]
     reason: str
     number: int
+
+
+class TakesBack(ABC):
+    """A result with which units that were done before count no more: noting it begins a new generation of a journal."""
+
+    @abstractmethod
+    def remainder(self) -> Callable[[Record[Any]], Record[Any]]:
+        """Return a function that gives what still counts of an earlier record: itself where nothing was taken back."""
+
+    @abstractmethod
+    def noted(self) -> Self:
+        """Return it without what only the beginning of the generation needs."""
 
 
 def _changed_fields(value: Any) -> dict[str, object]:  # Any: a dataclass
@@ -141,7 +160,7 @@ class _Form:
     result_names: tuple[str, ...]
 
     @classmethod
-    def from_kind(cls, kind: type | None) -> _Form:
+    def from_kind(cls, kind: type | None, *, is_strict: bool = True) -> _Form:
         import msgspec
 
         parts = (Usage,) if kind is None else (Usage, kind)
@@ -151,7 +170,7 @@ class _Form:
             + ([] if kind is None else [("result", Literal[kind.__name__])])
             + [_copied(part, own) for part in parts for own in dataclasses.fields(part)],
             kw_only=True,
-            forbid_unknown_fields=True,
+            forbid_unknown_fields=is_strict,
             gc=False,
         )
         names = [tuple(own.name for own in dataclasses.fields(part)) for part in (*parts, *parts)]
@@ -159,28 +178,43 @@ class _Form:
         return cls(kind, decoder.decode, names[0], names[1] if kind is not None else ())
 
 
-class _Line(NamedTuple):
-    """A line that was checked: its fields, and the form that they have."""
+class Line(NamedTuple):
+    """A line that was checked.
 
+    Attributes:
+        text: as it is written.
+        form: that it has.
+        fields: of the line, by their names: its units, its usage and its result.
+    """
+
+    text: bytes
     form: _Form
     fields: Any  # Any: a class of its own
 
     @classmethod
-    def of(cls, line: bytes, kinds: Kinds) -> _Line:
-        """Return the line; it need not be one, or of one of `kinds`: a ValueError says so."""
-        name, forms = RESULT.search(line), _forms(kinds)
-        key = name[1] if name is not None else b""
-        if key not in forms:
-            raise ValueError(f"its result is {key.decode()}")
-        return cls(forms[key], forms[key].validate(line))
+    def of(cls, text: bytes, kinds: Kinds | None) -> Line:
+        """Return the line; it need not be one, or of one of `kinds`: a ValueError says so.
 
-    def usage(self) -> Usage:
-        return Usage(*(getattr(self.fields, name) for name in self.form.usage_names))
+        Where no kinds are given, it may have any result, which is left out.
+        """
+        name = RESULT.search(text)
+        form = _forms(kinds).get(name[1] if name is not None else b"")
+        if form is None and kinds is not None:
+            raise ValueError("its result is of another kind")
+        form = form or _loose_form()
+        return cls(text, form, form.validate(text))
+
+    @property
+    def kind(self) -> type | None:
+        """The class of its result."""
+        return self.form.kind
 
     def record(self) -> Record[Any]:  # Any: one of its kinds
-        form, fields = self
+        """Return what it says."""
+        form, fields = self.form, self.fields
         result = form.kind and form.kind(*(getattr(fields, name) for name in form.result_names))
-        return Record(fields.stage, fields.done, fields.failed, result, self.usage())
+        usage = Usage(*(getattr(fields, name) for name in form.usage_names))
+        return Record(fields.stage, fields.done, fields.failed, result, usage)
 
 
 def finished_by(kind: type | None) -> Mapping[str, str]:
@@ -198,9 +232,16 @@ def _copied(kind: type, own: dataclasses.Field[Any]) -> tuple[str, Any, Any]:
 
 
 @cache
-def _forms(kinds: Kinds) -> Mapping[bytes, _Form]:
+def _forms(kinds: Kinds | None) -> Mapping[bytes, _Form]:
     """Return the forms of lines by the names of results; b"" of lines without one."""
-    return {b"": _Form.from_kind(None)} | {kind.__name__.encode(): _Form.from_kind(kind) for kind in (*kinds, Attempt)}
+    known = (*(kinds or ()), Attempt)
+    return {b"": _Form.from_kind(None)} | {kind.__name__.encode(): _Form.from_kind(kind) for kind in known}
+
+
+@cache
+def _loose_form() -> _Form:
+    """Return the form of a line with a result of any kind, which is left out."""
+    return _Form.from_kind(None, is_strict=False)
 
 
 @dataclass
@@ -213,7 +254,7 @@ class Journal:
 
     def __enter__(self) -> Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = self._open()
         os.ftruncate(self._fd, _whole_bytes(self.path))
         return self
 
@@ -221,8 +262,17 @@ class Journal:
         os.close(self._fd)
         self._fd = -1
 
+    def _open(self) -> int:
+        return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
     def append(self, record: Record[object]) -> None:
-        """Write one line and wait until it is on disk; of a line that does not go whole, nothing stays."""
+        """Write one line and wait until it is on disk; of a line that does not go whole, nothing stays.
+
+        With one that takes units back the journal is written anew, and is the old one until it is whole.
+        """
+        if isinstance(record.result, TakesBack):
+            self._begin_anew(record, record.result)
+            return
         line, size = record.to_line().encode(), os.fstat(self._fd).st_size
         try:
             while line:  # a disk that is nearly full takes a part, and says nothing
@@ -232,75 +282,24 @@ class Journal:
             os.ftruncate(self._fd, size)
             raise
 
-    def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
-        """Yield what was written so far, oldest first."""
-        yield from read_records(self.path, self.kinds)
+    def clear(self) -> None:
+        """Forget all lines."""
+        os.ftruncate(self._fd, 0)
 
-    def results(self, kind: type[T]) -> Iterator[T]:
-        """Yield the results of `kind` that were written so far, oldest first."""
-        yield from read_results(self.path, self.kinds, kind)
-
-
-def read_records(path: Path, kinds: Kinds, fields: Sequence[str] = ()) -> Iterator[Record[Any]]:  # Any: of `kinds`
-    """Yield the whole records in the journal at `path`, oldest first; none where there is no file.
-
-    Args:
-        fields: those records alone in which one of these is not its default; the others are not looked at.
-
-    Raises:
-        RunError: a line is damaged, or its result is of none of `kinds`.
-    """
-    return (line.record() for line in _read(path, kinds, [f'"{name}":'.encode() for name in fields]))
-
-
-def read_usages(path: Path, kinds: Kinds) -> Iterator[Usage]:
-    """Yield what each task took that finished units, by the journal at `path`, as `read_records`."""
-    return (line.usage() for line in _read(path, kinds) if line.fields.done)
-
-
-def read_units(path: Path, kinds: Kinds) -> Iterator[Mapping[str, list[int]]]:
-    """Yield the units that the journal at `path` has as finished, by stage, of many lines at a time.
-
-    They are those that `read_records` would give; of 10^6 lines they take seconds.
-
-    Raises:
-        RunError: as `read_records`.
-    """
-    units = defaultdict[str, list[int]](list)
-    for number, (form, fields) in enumerate(_read(path, kinds), 1):
-        units[fields.stage].extend(fields.done)
-        for name, stage in finished_by(form.kind).items():
-            units[stage].extend(getattr(fields, name))
-        if number % LINES_AT_ONCE == 0:
-            yield units
-            units = defaultdict(list)
-    yield units
-
-
-def _read(path: Path, kinds: Kinds, keys: Sequence[bytes] = ()) -> Iterator[_Line]:
-    """Yield each whole line that has one of `keys`, if there are any.
-
-    Args:
-        keys: as they are written; within a text their quotes would have backslashes.
-    """
-    if not path.is_file():
-        return
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):  # a crash cut it off
-                return
-            if not keys or any(key in line for key in keys):
-                yield _checked(line, kinds, number, path)
-
-
-def _checked(line: bytes, kinds: Kinds, number: int, path: Path) -> _Line:
-    try:
-        return _Line.of(line, kinds)
-    except ValueError as error:
-        raise RunError(
-            f"line {number} of {path} is damaged, or another version wrote it; restore the file to continue, or "
-            "use --fresh to start over"
-        ) from error
+    def _begin_anew(self, record: Record[object], result: TakesBack) -> None:
+        """Write what still counts of each line, and then `record`; the rename is what makes it count."""
+        remainder, reader = result.remainder(), JournalReader(self.path, self.kinds)
+        with whole_file(self.path) as partial, partial.open("wb") as file:
+            for line in reader.lines():
+                before = line.record()
+                after = remainder(before)
+                if after is before:
+                    file.write(line.text)
+                elif not after.is_empty:
+                    file.write(after.to_line().encode())
+            file.write(dataclasses.replace(record, result=result.noted()).to_line().encode())
+        os.close(self._fd)
+        self._fd = self._open()
 
 
 @dataclass
@@ -308,27 +307,34 @@ class JournalReader:
     """A journal that is read on from where it was read last, while its driver writes to it.
 
     Attributes:
-        on_anew: called before the first record of a journal that is not the one that was read: it was deleted,
-            shortened or replaced.
+        on_anew: called before the first line of a journal that is not the one that was read: it was deleted, shortened
+            or replaced.
+        on_damage: called with the sentence about a line that is damaged, which is passed by; what it raises ends the
+            reading.
     """
 
     path: Path
-    kinds: Kinds
-    on_anew: Callable[[], None]
+    kinds: Kinds | None
+    on_anew: Callable[[], None] = lambda: None
+    on_damage: Callable[[RunError], None] | None = None
     _file: tuple[int, int] | None = None  # device and inode
     _offset: int = 0
     _number: int = 0  # of lines
     _last: bytes = b""  # line that was read
 
-    def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
-        """Yield the whole records that were not read yet, oldest first; none where there is no file.
+    def lines(self, keys: Sequence[bytes] = ()) -> Iterator[Line]:
+        """Yield the whole lines that were not read yet, oldest first; none where there is no file.
+
+        Args:
+            keys: as they are written, of which lines must have one, if there are any; within a text their quotes would
+                have backslashes.
 
         Raises:
-            RunError: as `read_records`.
+            RunError: a line is damaged, or its result is of none of `kinds`.
         """
         try:
             file = self.path.open("rb")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             self._begin_anew(None)
             return
         with file:
@@ -336,12 +342,26 @@ class JournalReader:
                 status = os.fstat(file.fileno())
                 self._begin_anew((status.st_dev, status.st_ino))
             file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):  # it is being written
+            for text in file:
+                if not text.endswith(b"\n"):  # it is being written, or a crash cut it off
                     return
-                record = _checked(line, self.kinds, self._number + 1, self.path).record()
-                self._offset, self._number, self._last = self._offset + len(line), self._number + 1, line
-                yield record
+                line = None if keys and not any(key in text for key in keys) else self._checked(text)
+                self._offset, self._number, self._last = self._offset + len(text), self._number + 1, text
+                if line is not None:
+                    yield line
+
+    def _checked(self, text: bytes) -> Line | None:
+        try:
+            return Line.of(text, self.kinds)
+        except ValueError as error:
+            damage = RunError(
+                f"line {self._number + 1} of {self.path} is damaged, or another version wrote it; restore the file to "
+                "continue, or use --fresh to start over"
+            )
+            if self.on_damage is None:
+                raise damage from error
+            self.on_damage(damage)
+            return None
 
     def _goes_on(self, fd: int) -> bool:
         """Return whether the file is the one that was read: an inode may be another file's, so the last line counts."""
@@ -354,6 +374,18 @@ class JournalReader:
         if self._file is not None:
             self.on_anew()
         self._file, self._offset, self._number, self._last = file, 0, 0, b""
+
+
+def read_records(path: Path, kinds: Kinds, fields: Sequence[str] = ()) -> Iterator[Record[Any]]:  # Any: of `kinds`
+    """Yield the whole records in the journal at `path`, oldest first; none where there is no file.
+
+    Args:
+        fields: those records alone in which one of these is not its default; the others are not looked at.
+
+    Raises:
+        RunError: a line is damaged, or its result is of none of `kinds`.
+    """
+    return (line.record() for line in JournalReader(path, kinds).lines([f'"{name}":'.encode() for name in fields]))
 
 
 def read_results(path: Path, kinds: Kinds, kind: type[T]) -> Iterator[T]:
@@ -373,78 +405,3 @@ def _whole_bytes(path: Path) -> int:
                 return start + cut + 1
             size = start
     return 0
-
-
-@dataclass(slots=True)
-class Totals:
-    """What tasks took, added up; peaks are the highest of any worker.
-
-    Attributes:
-        seconds, cpu_seconds, queued_seconds: of tasks, and before their starts.
-        device_seconds, device_task_seconds: that nets computed on devices, and of tasks that used one.
-        device_busy_seconds: of GPUs at work, by NVML, of any process.
-        attempts, lost_seconds: tasks that failed, or some of whose units did, and the time of those that gave nothing.
-        failed: units that were set aside.
-        began, ended: of the first and the last task, seconds since 1970; 0 where nobody says.
-    """
-
-    units: int = 0
-    tasks: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    peak_bytes: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    queued_seconds: float = 0.0
-    device_seconds: float = 0.0
-    device_task_seconds: float = 0.0
-    device_busy_seconds: float = 0.0
-    device_peak_bytes: int = 0
-    device_used_bytes: int = 0
-    attempts: int = 0
-    lost_seconds: float = 0.0
-    failed: int = 0
-    began: float = 0.0
-    ended: float = 0.0
-
-    @property
-    def device_bytes(self) -> int:
-        """The most memory in use on a device."""
-        return max(self.device_peak_bytes, self.device_used_bytes)
-
-    def add(self, record: Record[object]) -> None:
-        """Add a task."""
-        self.add_task(len(record.done), vars(record.usage))
-
-    def add_task(self, num_units: int, usage: Mapping[str, Any]) -> None:  # Any: numbers and names, as of `Usage`
-        """Add a task that did so many units; what `usage` leaves out is 0."""
-        get = usage.get
-        began, seconds = get("started", 0.0), get("seconds", 0.0)
-        self.units += num_units
-        self.tasks += 1
-        self.seconds += seconds
-        self.cpu_seconds += get("cpu_seconds", 0.0)
-        self.queued_seconds += get("queued_seconds", 0.0)
-        self.read_bytes += get("read_bytes", 0)
-        self.written_bytes += get("written_bytes", 0)
-        self.peak_bytes = max(self.peak_bytes, get("peak_bytes", 0))
-        if get("device") or get("device_percent"):
-            self.device_seconds += get("device_seconds", 0.0)
-            self.device_task_seconds += seconds
-            self.device_busy_seconds += get("device_percent", 0.0) / 100 * seconds
-            self.device_peak_bytes = max(self.device_peak_bytes, get("device_peak_bytes", 0))
-            self.device_used_bytes = max(self.device_used_bytes, get("device_used_bytes", 0))
-        if began:
-            self.began = min(self.began, began) if self.began else began
-            self.ended = max(self.ended, began + seconds)
-
-    def join(self, other: Totals) -> None:
-        """Add what other tasks took."""
-        began = min(filter(None, (self.began, other.began)), default=0.0)
-        for each in dataclasses.fields(Totals):
-            both = getattr(self, each.name), getattr(other, each.name)
-            setattr(self, each.name, max(both) if each.name in HIGHEST else sum(both))
-        self.began = began
-
-
-HIGHEST = {"peak_bytes", "device_peak_bytes", "device_used_bytes", "ended"}

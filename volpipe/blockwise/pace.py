@@ -1,16 +1,15 @@
 """The pace of a run: how far its stages are, tasks under way included, and the time that all of it still takes.
 
-Not here: where the readings come from (loop, heartbeat), or how they are shown (display). Arithmetic alone: the clock
-is given.
+Not here: where the readings come from (phase, notes), or how they are shown (display). Arithmetic alone: the clock is
+given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from volpipe.blockwise.heartbeat import Beat
+from volpipe.blockwise.notes import TaskNote
 
 LEAST_SECONDS = 5.0  # after the first task began, before which nothing is said
 LEAST_STEPS = 8  # that were seen, before which a speed is an accident of when one looks
@@ -27,13 +26,11 @@ class Prospect:
     Attributes:
         planned: seconds of a worker per unit, by stage, where blocks were tried.
         num_windows, num_voxels: for the net, and of the output that it makes; 0 where they are not counted.
-        beats: the run's folder, if its workers say there how far they are; None where nobody is to look.
     """
 
     planned: Mapping[str, float] = field(default_factory=dict)
     num_windows: int = 0
     num_voxels: int = 0
-    beats: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -130,76 +127,14 @@ class Pace:
         self._last = now
 
 
-@dataclass
-class _Flight:
-    """A task in flight: its units, when it was sent, and when a worker took it; None while it waits."""
+def credit(task: TaskNote, seconds_per_unit: float) -> tuple[float, float]:
+    """Return the units that a task under way has done, and the seconds that they took.
 
-    units: int
-    sent: float
-    began: float | None
-
-
-_Key = tuple[str, int]  # stage and first unit
-
-
-@dataclass
-class Flights:
-    """Tasks in flight: as many as there are workers are under way, the others wait, first come first served."""
-
-    slots: Mapping[str, int]  # workers by label
-    _tasks: dict[str, dict[_Key, _Flight]] = field(default_factory=dict)  # under way or waiting
-    _waiting: dict[str, dict[_Key, _Flight]] = field(default_factory=dict)  # those that wait, the first to begin first
-
-    def add(self, label: str, stage: str, unit: int, num_units: int, now: float) -> None:
-        """Take note of a task that was sent, whose first unit is `unit`."""
-        tasks, waiting = self._tasks.setdefault(label, {}), self._waiting.setdefault(label, {})
-        begins = len(tasks) - len(waiting) < self.slots[label]
-        tasks[stage, unit] = task = _Flight(num_units, now, now if begins else None)
-        if not begins:
-            waiting[stage, unit] = task
-
-    def remove(self, label: str, stage: str, unit: int, now: float) -> float:
-        """Take note of a task that came back, and return when it was sent; one that waited begins."""
-        tasks, waiting = self._tasks[label], self._waiting[label]
-        sent = tasks.pop((stage, unit)).sent
-        if waiting.pop((stage, unit), None) is None and waiting:
-            waiting.pop(next(iter(waiting))).began = now
-        return sent
-
-    def done_by_beats(self, beats: Mapping[int, Beat]) -> dict[str, float]:
-        """Return by stage the units that tasks under way have done as their `beats` say, which are as for `parts`."""
-        tasks = [(own.get(("infer", unit)), beat) for unit, beat in beats.items() for own in self._tasks.values()]
-        done = sum(self._part(task, 0.0, 0.0, 0.0, beat)[0] for task, beat in tasks if task is not None)
-        return {"infer": done} if done else {}
-
-    def parts(
-        self, now: float, first_task: float, seconds_per_unit: Mapping[str, float], beats: Mapping[int, Beat]
-    ) -> dict[str, tuple[float, float]]:
-        """Return by stage the units that tasks under way have done, and the seconds that they took so far.
-
-        They are what the task's beat says; without a beat, they follow from the time since it began and that of a unit.
-
-        Args:
-            now: seconds since 1970.
-            first_task: when the first task began; 0 where none has come back.
-            seconds_per_unit: by stage, of units that are done.
-            beats: of "infer" tasks, by their first unit.
-        """
-        parts: dict[str, tuple[float, float]] = {}
-        for tasks in self._tasks.values():
-            for (stage, unit), task in tasks.items():
-                beat = beats.get(unit) if stage == "infer" else None
-                done, seconds = self._part(task, now, first_task, seconds_per_unit.get(stage, 0.0), beat)
-                before = parts.get(stage, (0.0, 0.0))
-                parts[stage] = before[0] + done, before[1] + seconds
-        return parts
-
-    @staticmethod
-    def _part(task: _Flight, now: float, first_task: float, pace: float, beat: Beat | None) -> tuple[float, float]:
-        if beat is not None and beat.at >= task.sent:  # not an earlier attempt's
-            done = min(beat.done, float(task.units))
-            return done, beat.seconds if done else 0.0
-        if task.began is None or not pace or not first_task:
-            return 0.0, 0.0
-        share = min(LARGEST_CREDIT, max(0.0, now - max(task.began, first_task)) / (pace * task.units))
-        return share * task.units, share * task.units * pace
+    It says so itself; before its first unit or window, they follow from its time and that of a unit, 0 where unknown.
+    """
+    if task.done:
+        return min(task.done, float(task.num_units)), task.seconds
+    if not seconds_per_unit:
+        return 0.0, 0.0
+    units = min(LARGEST_CREDIT * task.num_units, task.seconds / seconds_per_unit)
+    return units, units * seconds_per_unit

@@ -13,15 +13,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from volpipe.blockwise.failures import failure_kind, last_line, message_of
-from volpipe.blockwise.heartbeat import Beat, dismiss, read_beats
-from volpipe.blockwise.journal import Attempt, Journal, Record, Totals
-from volpipe.blockwise.pace import Flights, Pace, Prospect, Reading
+from volpipe.blockwise.journal import Attempt, Journal, Record
+from volpipe.blockwise.notes import TaskNote, dismiss, read_tasks
+from volpipe.blockwise.pace import Pace, Prospect, Reading, credit
 from volpipe.blockwise.pool import Submit
 from volpipe.blockwise.stage import LARGEST_BUNDLE, Schedule, Stage, bundle_size
-from volpipe.blockwise.usage import Usage
+from volpipe.blockwise.usage import Totals, Usage
 from volpipe.errors import ManagerLost, RunStopped, WorkerLost
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,8 @@ LOSS_COSTS: dict[type | None, float] = {ManagerLost: 0.5, WorkerLost: 1.5}
 FAILURES_TO_STOP = 3  # of a stage of which nothing is done
 TOLERATED_SHARE = 0.1  # of the units of a stage that were begun; more failures stop the run
 LEAST_FAILURES = 10  # fewer never do, whatever their share
-LOOK_SECONDS = 0.5  # between two looks at how far tasks under way are
+LOOK_SECONDS = 0.5  # between two looks at the notes of workers
+LOOK_SHARE = 20  # as many times what a look takes, at least: a thousand notes may lie on a slow file system
 # Seconds of a unit from which on a worker that is alone takes whole tasks from the first to the end: nobody waits for
 # it, and a GPU computes nothing for half a second between two (H100, 2026-11-27).
 LONG_UNIT = 0.5
@@ -129,7 +131,9 @@ class Phase:
         self._broken: defaultdict[str, Counter[str]] = defaultdict(Counter)  # units set aside, by stage and kind
         self._pace: dict[str, float] = {}  # seconds per unit and stage, the latest tasks above all
         self._forecast = Pace(self.prospect.planned)
-        self._looked, self._beats = 0.0, dict[int, Beat]()
+        self._look_at = 0.0  # by the monotonic clock
+        self._sent: dict[tuple[str, int], float] = {}  # when tasks in flight were, by stage and first unit
+        self._notes: dict[tuple[str, int], TaskNote] = {}  # of those
 
     def begin(self, slots: Mapping[str, int], reported: set[str]) -> None:
         """Prepare for a pool that runs as many tasks of each label at a time.
@@ -139,7 +143,6 @@ class Phase:
             reported: kinds of failures and warnings of nodes that are in the log already; added to.
         """
         self._slots, self._reported = slots, reported
-        self._flights = Flights(slots)
 
     @property
     def is_over(self) -> bool:
@@ -155,7 +158,7 @@ class Phase:
         self.num_in_flight += 1
         self.progress.units_running[stage.name] += len(units)
         self.progress.running[stage.name] += 1
-        self._flights.add(stage.label, stage.name, units[0], len(units), time.time())
+        self._sent[stage.name, units[0]] = time.time()
         return self.submit(stage.name, units)
 
     def come_back(self, stage: Stage, units: list[int], future: Future[Record[Any]]) -> None:
@@ -167,14 +170,15 @@ class Phase:
         self.num_in_flight -= 1
         self.progress.units_running[stage.name] -= len(units)
         self.progress.running[stage.name] -= 1
-        sent = self._flights.remove(stage.label, stage.name, units[0], time.time())
+        sent = self._sent.pop((stage.name, units[0]))
+        self._notes.pop((stage.name, units[0]), None)
         error = future.exception()
         if error is not None:
             failed = tuple((unit, f"{type(error).__name__}: {error}") for unit in units)
             record: Record[Any] = Record(stage.name, (), failed)
         else:
             record = _queued(future.result(), sent)
-        self.progress.totals[stage.name].add(record)
+        self.progress.totals[stage.name].add(len(record.done), record.usage)
         self._learn(record)
         self._log_warnings(record)
         self.progress.first_task = self.progress.first_task or record.usage.started
@@ -198,38 +202,45 @@ class Phase:
         for unit, reason in record.failed:
             self._retry(stage, unit, reason, HOPELESS_COST if unit in record.permanent else cost)
 
+    @property
+    def _folder(self) -> Path | None:
+        """The run's folder, in which the journal lies, and the notes of workers."""
+        return None if self.journal is None else self.journal.path.parent
+
     def dismiss(self) -> None:
-        """Let tasks under way begin no other unit."""
-        if self.prospect.beats is not None:
-            dismiss(self.prospect.beats)
+        """Let tasks under way start no other unit."""
+        if self._folder is not None:
+            dismiss(self._folder)
 
     def tell(self) -> None:
         """Tell of progress; how far tasks under way are is looked up now and then."""
-        if time.monotonic() - self._looked >= LOOK_SECONDS or not self.num_in_flight:
+        began = time.monotonic()
+        if began >= self._look_at or not self.num_in_flight:
             self._look()
-            self._looked = time.monotonic()
-        self.progress.parts = self._flights.done_by_beats(self._beats)
+            self._look_at = began + max(LOOK_SECONDS, LOOK_SHARE * (time.monotonic() - began))
+        parts: dict[str, float] = {}
+        for (stage, _), task in self._notes.items():
+            parts[stage] = parts.get(stage, 0.0) + min(task.done, float(task.num_units))
+        self.progress.parts = parts
         self.show(self.progress)
 
     def _look(self) -> None:
         """Follow tasks under way, and the time left that comes of it."""
         now, progress = time.time(), self.progress
-        if self.prospect.beats is not None:
-            beats_of_all = read_beats(self.prospect.beats)
-            self._beats = {u: beat for (name, u), beat in beats_of_all.items() if name == "infer" and beat.done}
-        beats = self._beats
-        begun = progress.first_task or min((beat.at - beat.seconds for beat in beats.values()), default=0.0)
-        if not begun:
-            return
-        known = {name: t.seconds / t.units for name, t in progress.totals.items() if t.units}
-        readings = self._readings(self._flights.parts(now, progress.first_task, known, beats))
-        progress.seconds_left = self._forecast.seconds_left(now, begun, readings)
+        noted = {} if self._folder is None else read_tasks(self._folder)
+        known = {key: (task, at) for key, (task, at) in noted.items() if self._sent.get(key, math.inf) <= at}
+        self._notes = {key: task for key, (task, _) in known.items()}  # none of an earlier attempt
+        begun = progress.first_task or min((at - task.seconds for task, at in known.values() if task.done), default=0.0)
+        if begun:
+            progress.seconds_left = self._forecast.seconds_left(now, begun, self._readings())
 
-    def _readings(self, parts: Mapping[str, tuple[float, float]]) -> dict[str, Reading]:
+    def _readings(self) -> dict[str, Reading]:
         readings = {}
         for stage in self.schedule.shown:
             took = self.progress.totals[stage.name]
-            done, seconds = parts.get(stage.name, (0.0, 0.0))
+            pace = took.seconds / took.units if took.units else 0.0
+            credits = [credit(task, pace) for (name, _), task in self._notes.items() if name == stage.name]
+            done, seconds = sum(units for units, _ in credits), sum(spent for _, spent in credits)
             left = max(0.0, stage.num_left - done)
             decides = stage.label == "gpu" or len(self.schedule.shown) == 1
             readings[stage.name] = Reading(took.units + done, left, took.seconds + seconds, decides)

@@ -7,9 +7,8 @@ Not here: what the stages of one kind of work wait for (runs, segmentation), or 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 
@@ -24,7 +23,6 @@ LARGEST_BUNDLE = 64
 LEAST_SECONDS = 0.25  # of a task whose stage has rows, which would have it smaller; with many workers, more:
 FEW_WORKERS = 25  # with more, their driver would have more than 100 such tasks a second to send
 SCAN_AT_ONCE = 1 << 16  # units whose flags are turned into numbers at a time
-MARKED_AT_ONCE = 1 << 16  # units of a journal
 Unit = tuple[str, int]
 
 
@@ -97,9 +95,9 @@ class Stage:
             self.done[unit] = True
             self.num_done += 1
 
-    def mark_all(self, units: Iterable[int]) -> None:
+    def mark_all(self, units: Sequence[int] | np.ndarray) -> None:
         """Mark many units at once."""
-        array = np.fromiter(units, np.int64)
+        array = np.asarray(units, np.int64)
         self.done[array] = self.taken[array] = True
         self.num_done, self.num_taken = int(np.count_nonzero(self.done)), int(np.count_nonzero(self.taken))
 
@@ -254,12 +252,8 @@ class Schedule:
         """Whether voxels are still to be written that a unit needs."""
         return any(s.feed is not None and not s.feed.is_closed and s.num_left for s in self.stages)
 
-    def resume(self, done: Iterable[Unit]) -> None:
-        """Mark what an earlier session finished; to be called before anything is taken."""
-        self.resume_many(_by_stage(done))
-
-    def resume_many(self, done: Iterable[Mapping[str, list[int]]]) -> None:
-        """Mark what an earlier session finished, by stage; as `resume`."""
+    def resume(self, done: Iterable[Mapping[str, Sequence[int] | np.ndarray]]) -> None:
+        """Mark what earlier sessions finished, by stage; to be called before anything is taken."""
         for by_stage in done:
             for name in by_stage.keys() & self.by_name.keys():
                 self.by_name[name].mark_all(by_stage[name])
@@ -294,13 +288,3 @@ class Schedule:
         failed = [(s, unit, message_of(reasons[s.name, unit])) for s in self.shown for unit in sorted(s.failed)]
         kept = [(s, unit, NEEDS_FAILED) for s, unit in self.kept_back() if unit not in s.failed]
         return [Missing(s.name, unit, self.box(s, unit), reason) for s, unit, reason in failed + kept]
-
-
-def _by_stage(units: Iterable[Unit]) -> Iterator[Mapping[str, list[int]]]:
-    """Yield `units` by stage, many at a time."""
-    rest = iter(units)
-    while some := list(islice(rest, MARKED_AT_ONCE)):
-        by_stage = defaultdict[str, list[int]](list)
-        for name, unit in some:
-            by_stage[name].append(unit)
-        yield by_stage

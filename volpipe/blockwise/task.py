@@ -12,9 +12,9 @@ from functools import partial
 from itertools import takewhile
 from typing import Generic, NoReturn, TypeVar
 
-from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.malloc import share_heap
+from volpipe.blockwise.notes import Reporter
 from volpipe.blockwise.usage import is_alone, measured
 from volpipe.errors import ChunkError, LockLost, NetError
 from volpipe.syntax import traceback_of
@@ -32,23 +32,23 @@ def work(
     units: Sequence[int],
     outcomes: Outcomes,
     result: Callable[[], R | None] = lambda: None,
-    beater: Beater | None = None,
+    reporter: Reporter | None = None,
 ) -> Record[R]:
     """Return the record of a task that goes through the `outcomes` of its `units`; its `result` is asked at the end.
 
-    `beater` tells of it meanwhile.
+    `reporter` tells of it meanwhile.
     """
-    beater = beater or Beater()
+    reporter = reporter or Reporter()
     if is_alone():
         share_heap()
     done: list[int] = []
     failed: dict[int, str] = {}
     permanent: list[int] = []
     fatal = False
-    with measured(stage) as meter, beater.beating(stage, units):
+    with measured(stage) as meter, reporter.reporting(stage, units):
         try:
             for unit, error in outcomes:
-                beater.finish()
+                reporter.finish()
                 if error is None:
                     done.append(unit)
                     continue
@@ -77,13 +77,13 @@ def work_each(
     function: Callable[[int], P],
     joined: Callable[[list[P]], R | None] = lambda results: None,
     check: Callable[[], None] = lambda: None,
-    beater: Beater | None = None,
+    reporter: Reporter | None = None,
 ) -> Record[R]:
     """Return the record of a task that does `function`, which returns what a unit gives, for each of its `units`.
 
     The rest as of `work_behind`.
     """
-    return work_behind(stage, units, Making(lambda unit: partial(function, unit)), joined, check, beater)
+    return work_behind(stage, units, Making(lambda unit: partial(function, unit)), joined, check, reporter)
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,17 @@ def work_behind(
     making: Making[P],
     joined: Callable[[list[P]], R | None] = lambda results: None,
     check: Callable[[], None] = lambda: None,
-    beater: Beater | None = None,
+    reporter: Reporter | None = None,
 ) -> Record[R]:
     """Return the record of a task that makes each of its `units`, while it still writes those before.
 
     Args:
         joined: returns the result of the task from those of the units that did not fail.
         check: called before the second part of each unit, which writes; what it raises is that unit's failure.
-        beater: tells of it meanwhile. Once it is dismissed, no other unit begins; those are neither done nor failed.
+        reporter: tells of it meanwhile. Once it is dismissed, no other unit begins; those are neither done nor failed.
     """
     results: list[P] = []
-    beater = beater or Beater()
+    reporter = reporter or Reporter()
 
     def second_part(unit: int) -> Callable[[], P]:
         try:
@@ -124,7 +124,7 @@ def work_behind(
             return partial(_raise, error)
 
     def outcomes() -> Outcomes:
-        second_parts = map(second_part, takewhile(lambda unit: not beater.is_dismissed, units))
+        second_parts = map(second_part, takewhile(lambda unit: not reporter.is_dismissed, units))
         with closing(InTurn(second_parts, making.at_once)) as turns:
             for unit, future in zip(units, turns, strict=False):
                 error = future.exception()
@@ -134,16 +134,16 @@ def work_behind(
                     raise error
                 yield unit, error
 
-    return work(stage, units, outcomes(), lambda: joined(results), beater)
+    return work(stage, units, outcomes(), lambda: joined(results), reporter)
 
 
-def work_once(stage: str, unit: int, function: Callable[[], R], beater: Beater | None = None) -> Record[R]:
+def work_once(stage: str, unit: int, function: Callable[[], R], reporter: Reporter | None = None) -> Record[R]:
     """Return the record of a task of one unit, which `function` does; its result is what that returns."""
 
     def first(results: list[R]) -> R | None:
         return results[0] if results else None
 
-    return work_each(stage, [unit], lambda unit: function(), first, beater=beater)
+    return work_each(stage, [unit], lambda unit: function(), first, reporter=reporter)
 
 
 def _after(check: Callable[[], None], second: Callable[[], P]) -> P:

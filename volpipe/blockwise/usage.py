@@ -1,11 +1,13 @@
-"""What a task takes, as its process counts it: time, memory, bytes moved, and seconds on a device.
+"""What a task takes, as its process counts it, and the sums of tasks: time, memory, bytes, seconds on a device.
 
-Not here: the task (worker), or what becomes of the figures (journal, loop).
+Not here: the task (worker), or what becomes of the figures (journal, ledger, loop). torch asks NVML how busy a GPU is,
+by the package nvidia-ml-py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import resource
 import socket
@@ -17,8 +19,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from volpipe.blockwise.gpu import GpuSamples, sampling_gpu
 from volpipe.volumes.storage.tensorstore import Transferred, transferred
+
+GPU_SECONDS = 0.2  # between two samples of a GPU; NVML's own are of 1/6 s to 1 s
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,80 @@ class Usage:
     queued_seconds: float = 0.0
     device_percent: float = 0.0
     device_used_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Totals:
+    """What tasks took, added up; peaks are the highest of any worker.
+
+    Attributes:
+        seconds, cpu_seconds, queued_seconds: of tasks, and before their starts.
+        device_seconds, device_task_seconds: that nets computed on devices, and of tasks that used one.
+        device_busy_seconds: of GPUs at work, by NVML, of any process.
+        attempts, lost_seconds: tasks that failed, or some of whose units did, and the time of those that gave nothing.
+        failed: units that were set aside.
+        began, ended: of the first and the last task, seconds since 1970; 0 where nobody says.
+    """
+
+    units: int = 0
+    tasks: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    queued_seconds: float = 0.0
+    device_seconds: float = 0.0
+    device_task_seconds: float = 0.0
+    device_busy_seconds: float = 0.0
+    device_peak_bytes: int = 0
+    device_used_bytes: int = 0
+    attempts: int = 0
+    lost_seconds: float = 0.0
+    failed: int = 0
+    began: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def device_bytes(self) -> int:
+        """The most memory in use on a device."""
+        return max(self.device_peak_bytes, self.device_used_bytes)
+
+    def add(self, num_units: int, usage: Usage) -> None:
+        """Add a task that did so many units."""
+        self.units += num_units
+        self.tasks += 1
+        self.seconds += usage.seconds
+        self.cpu_seconds += usage.cpu_seconds
+        self.queued_seconds += usage.queued_seconds
+        self.read_bytes += usage.read_bytes
+        self.written_bytes += usage.written_bytes
+        self.peak_bytes = max(self.peak_bytes, usage.peak_bytes)
+        if usage.device or usage.device_percent:
+            self.device_seconds += usage.device_seconds
+            self.device_task_seconds += usage.seconds
+            self.device_busy_seconds += usage.device_percent / 100 * usage.seconds
+            self.device_peak_bytes = max(self.device_peak_bytes, usage.device_peak_bytes)
+            self.device_used_bytes = max(self.device_used_bytes, usage.device_used_bytes)
+        if usage.started:
+            self.began = min(self.began, usage.started) if self.began else usage.started
+            self.ended = max(self.ended, usage.started + usage.seconds)
+
+    def add_attempt(self, usage: Usage) -> None:
+        """Add a task that failed, or some of whose units did."""
+        self.attempts += 1
+        self.lost_seconds += usage.seconds
+
+    def join(self, other: Totals) -> None:
+        """Add what other tasks took."""
+        began = min(filter(None, (self.began, other.began)), default=0.0)
+        for each in dataclasses.fields(Totals):
+            both = getattr(self, each.name), getattr(other, each.name)
+            setattr(self, each.name, max(both) if each.name in HIGHEST else sum(both))
+        self.began = began
+
+
+HIGHEST = {"peak_bytes", "device_peak_bytes", "device_used_bytes", "ended"}
 
 
 @dataclass
@@ -136,6 +213,75 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """A GPU at one moment: utilisation in percent, bytes of its memory in use."""
+
+    percent: float
+    used_bytes: int
+
+
+def sample_gpu() -> GpuSample | None:
+    """Return how the current GPU is now; None without a GPU, or where NVML cannot be asked."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    try:  # another thread may be importing it
+        if not torch.cuda.is_available():
+            return None
+        return GpuSample(float(torch.cuda.utilization()), int(torch.cuda.device_memory_used()))
+    except Exception:  # no nvidia-ml-py, a part of a GPU (MIG), a driver without NVML: each has an error of its own
+        return None
+
+
+@dataclass
+class GpuSamples:
+    """Samples of a stretch of work."""
+
+    _samples: list[GpuSample] = field(default_factory=list)
+
+    def add(self, sample: GpuSample) -> None:
+        self._samples.append(sample)
+
+    @property
+    def percent(self) -> float:
+        """The mean utilisation, 0 without a sample."""
+        return sum(sample.percent for sample in self._samples) / max(1, len(self._samples))
+
+    @property
+    def used_bytes(self) -> int:
+        """The most memory in use, 0 without a sample."""
+        return max((sample.used_bytes for sample in self._samples), default=0)
+
+
+@contextmanager
+def sampling_gpu(
+    take: Callable[[], GpuSample | None] = sample_gpu, seconds: float = GPU_SECONDS
+) -> Iterator[GpuSamples]:
+    """Give samples that a thread takes now and then meanwhile; no thread where the first cannot be had."""
+    samples, is_over = GpuSamples(), threading.Event()
+    if take() is None:
+        yield samples
+        return
+
+    def watch() -> None:
+        while not is_over.wait(seconds):
+            sample = take()
+            if sample is not None:
+                samples.add(sample)
+
+    thread = threading.Thread(target=watch, name="volpipe-gpu", daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        is_over.set()
+        thread.join()
+        last = take()  # of a task that was shorter than the time between two
+        if last is not None:
+            samples.add(last)
 
 
 @contextmanager

@@ -14,9 +14,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -26,24 +25,8 @@ import volpipe
 from volpipe.api.progress import voxels_per_block
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.cli import batch, data, evaluate, k8s, net, outputs, search, segment, shipped, train, viewer, workflow
-from volpipe.cli.options import (
-    Follow,
-    Grouped,
-    Incomplete,
-    MeasureAgain,
-    Parents,
-    RecipeFile,
-    SameInput,
-    Settings,
-    Site,
-    Strict,
-    Tolerate,
-    Trust,
-    Update,
-    monitored,
-    of_incomplete,
-    seconds,
-)
+from volpipe.cli.generate import command_of, given_to
+from volpipe.cli.options import Grouped, Incomplete, Parents, of_incomplete, seconds
 from volpipe.cli.slurm import slurm
 from volpipe.display.console import (
     DONE,
@@ -128,95 +111,47 @@ for group, name in ((slurm, "slurm"), (k8s.app, "k8s"), (shipped.sites_app, "sit
     app.add_typer(group, name=name)
 app.command("sweep")(search.sweep)
 app.command("tune")(search.tune)
-for command in (
+for each in (
     data.info, data.convert, data.sample, viewer.view, shipped.recipes, shipped.nets, train.train, batch.batch,
     evaluate.evaluate, evaluate.compare, segment.segment, net.net, outputs.top, outputs.report, outputs.verify,
     outputs.reproduce,
 ):  # fmt: skip
-    app.command()(command)
-
-
-VolumeArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="VOLUME", help="The volume: N5, Zarr, HDF5, TIFF, MRC, .npy, or an array inside; also s3://, https://."
-    ),
-]
-OutOption = Annotated[
-    str | None,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="OUT",
-        help="Output: NAME.zarr, NAME.n5 or NAME.precomputed, also s3://; by default NAME_NET.zarr here.",
-    ),
-]
-RoiOption = Annotated[
-    str | None,
-    typer.Option(metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 to compute, in voxels or as 100nm:900nm; a bare : is all."),
-]
-OnlyOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 of the output, in voxels: compute what it needs, and no more."
-    ),
-]
-MaskOption = Annotated[
-    str | None,
-    typer.Option(metavar="VOLUME", help="Volume of any resolution, nonzero where voxels are to be computed."),
-]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete this output and its run, and start over.")]
+    app.command()(each)
 
 
 @app.command()
-@monitored("run")
+@command_of("plan", "run")
 def run(
-    volume: VolumeArgument,
-    config: Site = "local",
-    recipe: RecipeFile = None,
-    settings: Settings = None,
-    out_path: OutOption = None,
-    parents: Parents = False,
-    roi: RoiOption = None,
-    mask: MaskOption = None,
-    incomplete: Incomplete = False,
-    trust_model: Trust = False,
-    fresh: FreshOption = False,
-    keep_tensors: Annotated[
-        bool, typer.Option("--keep-tensors", help="Keep window tensors and block tensors.")
-    ] = False,
-    only: OnlyOption = None,
-    tolerate: Tolerate = 0.1,
-    strict: Strict = False,
-    same_input: SameInput = False,
-    update: Update = False,
-    measure_again: MeasureAgain = False,
-    follow: Follow = None,
+    *,
     details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
+    incomplete: Incomplete = False,
+    parents: Parents = False,
+    **options: Any,  # Any: values of options
 ) -> None:
     """Run a net, or a recipe's stages, over VOLUME; run the same command again to continue an interrupted run."""
     with interruptible():
-        asked = _request(volume, recipe, settings, roi, mask, incomplete, trust_model, out_path, parents=parents)
-        if asked.has_stages:
-            workflow.check_options(only, follow)
+        asked = _request(options, incomplete=incomplete, parents=parents)
+        how = given_to("run", options)
+        only, update, follow = how["only"], how["update"], how["follow"]
         from volpipe.apps.pool import starting
+        from volpipe.runs.options import check_stages
 
-        with starting(config, asked.folder.parsl, fresh=fresh) as site, showing() as show:
-            planned, tolerated = _plan(asked, site.capacity, fresh=fresh), 0 if strict else tolerate
+        if asked.has_stages:
+            check_stages(only, follow)
+
+        with starting(how["site"], asked.folder.parsl, fresh=how["fresh"]) as site, showing() as show:
+            planned, config = _plan(asked, site.capacity, fresh=how["fresh"]), how["site"]
+            how |= {"volume": planned, "site": site}
             from volpipe.workflow.plan import FlowPlan
 
             if isinstance(planned, FlowPlan):
                 is_complete = workflow.run(
-                    planned, site, fresh=fresh, keep_tensors=keep_tensors, tolerated=tolerated,
-                    listening=lambda stage, plan: _listener(plan, config, details, show, stage), tell=_tell,
-                    show=show, same_input=same_input, update=update, measure_again=measure_again,
+                    planned, how, listening=lambda stage, plan: _listener(plan, config, details, show, stage),
+                    tell=_tell, show=show,
                 )  # fmt: skip
                 raise typer.Exit(DONE if is_complete else INCOMPLETE)
-            report = volpipe.run(
-                planned, site=site, fresh=fresh, keep_tensors=keep_tensors, only=only, tolerate=tolerated,
-                same_input=same_input, update=update, measure_again=measure_again, follow=follow,
-                listener=_listener(planned, config, details, show, on_look=partial(_tell_look, seconds=follow or 0.0)),
-            )  # fmt: skip
+            on_look = partial(_tell_look, seconds=follow or 0.0)
+            report = volpipe.run(**how, listener=_listener(planned, config, details, show, on_look=on_look))
     assert isinstance(report, volpipe.Report)
     if report.was_complete or (follow is not None and not report.missing):
         since = ", of its volume as it was when you asked to stop" if follow is not None else ""
@@ -259,35 +194,31 @@ def _tell(report: Report, started: float | None = None) -> None:
 
 
 @app.command()
+@command_of("plan", without=("fresh",))
 def plan(
-    volume: VolumeArgument,
-    config: Site = "local",
-    recipe: RecipeFile = None,
-    settings: Settings = None,
-    out_path: OutOption = None,
-    parents: Parents = False,
-    roi: RoiOption = None,
-    mask: MaskOption = None,
-    incomplete: Incomplete = False,
-    trust_model: Trust = False,
+    site: str,
+    *,
     quick: Annotated[bool, typer.Option("--quick", help="Try no block: no times, and upper bounds of bytes.")] = False,
+    incomplete: Incomplete = False,
+    parents: Parents = False,
+    **options: Any,  # Any: values of options
 ) -> None:
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
     with interruptible():
-        asked = _request(volume, recipe, settings, roi, mask, incomplete, trust_model, out_path, parents=parents)
-        planned = _plan(asked, _capacity(config, asked, is_quick=quick))
+        asked = _request(options, incomplete=incomplete, parents=parents)
+        planned = _plan(asked, _capacity(site, asked, is_quick=quick))
         from volpipe.workflow.cost import FlowCost
         from volpipe.workflow.plan import FlowPlan
 
         if isinstance(planned, FlowPlan):
-            workflow.show_plan(planned, None if quick else config, config)
+            workflow.show_plan(planned, None if quick else site, site)
             return
         out.print(plan_summary(planned))
         with bars() as shown:
             on_try = partial(shown.show_seconds, "trying blocks")
-            found = volpipe.estimate(planned, site=None if quick else config, on_try=on_try)
+            found = volpipe.estimate(planned, site=None if quick else site, on_try=on_try)
     assert not isinstance(found, FlowCost)
-    out.print(forecast_summary(found, config))
+    out.print(forecast_summary(found, site))
     _print_details(found)
     found.check()
     found.warn_of_room()
@@ -304,13 +235,10 @@ def _print_details(found: Forecast) -> None:
 
 
 @app.command(cls=outputs.Watchable)
+@command_of("status")
 def status(
-    output: Annotated[
-        str,
-        typer.Argument(
-            metavar="OUTPUT", help="An output, its run's folder, the folder of a training, or a batch's file or folder."
-        ),
-    ],
+    output: str, changes: bool,
+    *,
     every: Annotated[bool, typer.Option("--all", help="List all boxes that failed, not the first of them.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead; with --watch one a line at each look.")
@@ -322,9 +250,6 @@ def status(
             help="Show it until the work ends, looking every so many seconds; it writes nothing, and stops nothing.",
         ),
     ] = None,
-    changes: Annotated[
-        bool, typer.Option("--changes", help="Count the blocks of a run that read files which have changed since.")
-    ] = False,
 ) -> None:  # fmt: skip
     """Print how far a run, its stages, labels, a training or a batch is, who is at work on it, and what failed."""
     found = (
@@ -443,30 +368,17 @@ def _listener(
     return Listener(on_plan, on_estimate, show(name, voxels_per_block(plan)), on_look)
 
 
-def _request(
-    volume: str,
-    recipe: Path | None,
-    settings: list[str] | None,
-    roi: str | None,
-    mask: str | None,
-    incomplete: bool,
-    trust_model: bool,
-    out_path: str | None,
-    *,
-    parents: bool,
-) -> Request:
+def _request(options: Mapping[str, Any], *, incomplete: bool, parents: bool) -> Request:  # Any: values of options
     """Return what is asked for; what needs neither a site nor torch to be refused is refused."""
     from volpipe.api.requests import check, request
     from volpipe.volumes.formats.container import absolute, locate
 
-    asked = request(
-        volume, recipe, out=out_path, settings=settings or [], roi=roi, mask=mask, trust_model=trust_model,
-        for_volume=of_incomplete(incomplete),
-    )  # fmt: skip
+    given = {name: value for name, value in given_to("plan", options).items() if name not in ("site", "fresh")}
+    asked, target = request(**given, for_volume=of_incomplete(incomplete)), given["out"]
     if not asked.has_stages:
         check_folder(f"--out {asked.out}", locate(asked.out)[0], parents=parents)
-    elif out_path is not None:
-        check_folder(f"--out {out_path}", absolute(out_path), parents=parents)
+    elif target is not None:
+        check_folder(f"--out {target}", absolute(target), parents=parents)
     check(asked)
     return asked
 

@@ -1,6 +1,6 @@
 """`volpipe batch`: many datasets, planned and checked together, run on one pool, told as a table.
 
-Not here: the batch (api.batch, workflow.batch), or its tables (display.batches, live_batches). Exit codes as in app.
+Not here: the batch (api.batch, workflow.batch), or its tables (display.batches). Exit codes as in app.
 """
 
 from __future__ import annotations
@@ -8,27 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import volpipe
-from volpipe.cli.options import (
-    Parents,
-    RecipeFile,
-    SameInput,
-    Settings,
-    Site,
-    Trust,
-    Update,
-    complete_volumes,
-    monitored,
-    positive,
-    share,
-)
-from volpipe.display.batches import mistake_table, plan_table, result_table, tally, why_table
+from volpipe.cli.generate import command_of
+from volpipe.cli.options import Parents
+from volpipe.display.batches import mistake_table, plan_table, result_table, showing_rows, tally, why_table
 from volpipe.display.console import INCOMPLETE, REFUSED, err, interruptible, measuring_shown, out, tell_report
-from volpipe.display.live_batches import showing_rows
 from volpipe.errors import BatchError
 from volpipe.units import duration
 
@@ -37,56 +25,18 @@ if TYPE_CHECKING:
     from volpipe.workflow.batch_table import BatchReport
 
 
-@monitored("batch")
+@command_of("batch")
 def batch(
-    volumes: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="VOLUMES", autocompletion=complete_volumes,
-            help="A batch's file; or volumes, 'patterns/*.n5/raw', CSV and text files of them, s3://bucket/prefix.",
-        ),
-    ],
-    config: Site = "local",
-    recipe: RecipeFile = None,
-    settings: Settings = None,
-    out_path: Annotated[
-        str | None,
-        typer.Option(
-            "--out", "-o", metavar="OUT",
-            help="Folder of the outputs, or a name for each, such as 'done/{stem}_{recipe}.zarr'; also {key}, s3://.",
-        ),
-    ] = None,
-    parents: Parents = False,
-    at_once: Annotated[
-        int | None, typer.Option(metavar="N", parser=positive, help="Datasets that may be at work at a time.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what each dataset is: unchanged, or why not. Nothing is run.")
-    ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete all outputs and their runs, and start over.")] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Start over with outputs of another recipe, net, input or version.")
-    ] = False,
-    same_input: SameInput = False,
-    update: Update = False,
-    tolerate: Annotated[
-        float,
-        typer.Option(metavar="SHARE", parser=share, help="Share of a dataset's blocks that may fail before it stops."),
-    ] = 0.1,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Stop a dataset at its first block that fails for good.")
-    ] = False,
-    trust_model: Trust = False,
+    dry_run: bool,
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-) -> None:  # fmt: skip
+    parents: Parents = False,
+    **options: Any,  # Any: values of options
+) -> None:
     """Run a recipe over many volumes on one pool of workers; repeat it to continue: unchanged ones are skipped."""
     try:
         with interruptible(), measuring_shown(), _listening(dry_run=dry_run, as_json=as_json) as listener:
-            report = volpipe.batch(
-                volumes, recipe, out=out_path, site=config, settings=settings or [], at_once=at_once, fresh=fresh,
-                replace=replace, dry_run=dry_run, tolerate=0 if strict else tolerate, same_input=same_input,
-                update=update, trust_model=trust_model, parents=parents, listener=listener,
-            )  # fmt: skip
+            report = volpipe.batch(**options, dry_run=dry_run, parents=parents, listener=listener)
     except BatchError as error:
         err.print(mistake_table(error.mistakes))
         err.print(f"volpipe: {error.sentence}")

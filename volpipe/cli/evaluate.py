@@ -10,12 +10,13 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import volpipe
-from volpipe.cli.options import Incomplete, Parents, Site, Strict, Tolerate, monitored, number
+from volpipe.cli.generate import command_of
+from volpipe.cli.options import Parents
 from volpipe.display.comparisons import difference_tables, made_table, row_table, score_table
 from volpipe.display.console import INCOMPLETE, PLAIN_LINE_SECONDS, check_target, err, interruptible, out
 from volpipe.display.progress import showing
@@ -26,78 +27,34 @@ if TYPE_CHECKING:
     from volpipe.evaluation.results import ComparisonResult
     from volpipe.workflow.compare import ComparisonTable
 
-DataRange = Annotated[
-    float | None,
-    typer.Option(metavar="NUMBER", parser=number, help="Greatest value less least; by default of the type."),
-]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this file.")]
-Output = Annotated[
-    str, typer.Argument(metavar="A", help="An output, such as of the old net; or a batch's file or folder.")
-]
-OtherOutput = Annotated[
-    str, typer.Argument(metavar="B", help="Another of the same input, such as of the new net; or another batch.")
-]
 
-
-@monitored("evaluate")
+@command_of("evaluate")
 def evaluate(
-    output: Annotated[
-        str, typer.Argument(metavar="OUTPUT", help="The volume that is judged, such as an output of `volpipe run`.")
-    ],
-    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The volume to score it against.")],
-    config: Site = "local",
-    labels: Annotated[bool, typer.Option("--labels", help="Both hold labels; 0 is none.")] = False,
-    roi: Annotated[
-        str | None, typer.Option(metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 of both that is compared.")
+    output: str, reference: str, labels: bool, ignore: str | None, report: str | None,
+    *,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the result to this file.")
     ] = None,
-    margin: Annotated[
-        str, typer.Option(metavar="Z,Y,X", help="Voxels at each face of the box that are left out.")
-    ] = "0,0,0",
-    given: Annotated[
-        str | None,
-        typer.Option(metavar="VOLUME", help="The input of the output, if that does not name it; it is interpolated."),
-    ] = None,
-    data_range: DataRange = None,
-    ignore: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LABELS",
-            help="With --labels: numbers such as 5,7 of which nothing is known: voxels with them in REFERENCE are left "
-            "out; by default -1 to -3 and the last three of 32 and 64 bits; none leaves none out.",
-        ),
-    ] = None,
-    any_place: Annotated[
-        bool,
-        typer.Option("--any-place", help="Score voxel by voxel though voxel sizes or origins say they lie elsewhere."),
-    ] = False,
-    incomplete: Incomplete = False,
-    tolerate: Tolerate = 0.1,
-    strict: Strict = False,
-    json_out: JsonFile = None,
-    picture: Annotated[Path | None, typer.Option(metavar="PNG", help="Write slices and errors to this PNG.")] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="HTML", help="Write the report of the evaluation to this file.")
-    ] = None,
+    picture: Annotated[str | None, typer.Option(metavar="PNG", help="Write slices and errors to this PNG.")] = None,
     parents: Parents = False,
-) -> None:
+    **options: Any,  # Any: values of options
+) -> None:  # fmt: skip
     """Score OUTPUT against REFERENCE, block by block on the site's workers.
 
     Where OUTPUT has more voxels than what it was made from, interpolation of that is scored beside it.
     """
     if picture is not None and labels:
         raise VolpipeError("--picture shows images; leave it out with --labels")
-    if picture is not None and picture.suffix.lower() != ".png":
+    if picture is not None and Path(picture).suffix.lower() != ".png":
         raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
-    check_target("--json", json_out, parents=parents)
-    check_target("--picture", picture, parents=parents)
-    check_target("--report", report, parents=parents)
+    for option, file in (("--json", json_file), ("--picture", picture), ("--report", report)):
+        check_target(option, file, parents=parents)
     for location in (output, reference):
         volpipe.open(location)  # refused before heavy packages are loaded
     with interruptible(), showing() as show:
         result = volpipe.evaluate(
-            output, reference, labels=labels, given=given, roi=roi, margin=_sizes(margin), data_range=data_range,
-            ignore=_labels(ignore, labels=labels), any_place=any_place, incomplete=incomplete, site=config,
-            report=report, tolerate=0 if strict else tolerate, on_progress=show(),
+            output, reference, labels=labels, ignore=_labels(ignore, labels=labels), report=report, on_progress=show(),
+            **options,
         )  # fmt: skip
     if result.scores is None:
         print_missing(result)
@@ -105,21 +62,11 @@ def evaluate(
     for note in result.notes:
         err.print(f"note: {note}")
     out.print(score_table(result.scores, result.plan.output))
-    if json_out is not None:
+    if json_file is not None:
         text = json.dumps(result.to_json(), indent=1, allow_nan=False)
-        json_out.write_text(f"{text}\n", encoding="utf-8")
+        Path(json_file).write_text(f"{text}\n", encoding="utf-8")
     if picture is not None:
         result.draw(picture)
-
-
-def _sizes(text: str) -> tuple[int, int, int]:
-    try:
-        z, y, x = (int(part) for part in text.split(","))
-    except ValueError:
-        raise VolpipeError(f"--margin {text!r}: write three numbers, z,y,x, such as 4,0,0") from None
-    if min(z, y, x) < 0:
-        raise VolpipeError(f"--margin {text!r}: give numbers from 0 up")
-    return z, y, x
 
 
 def _labels(text: str | None, *, labels: bool) -> tuple[int, ...] | None:
@@ -134,58 +81,25 @@ def _labels(text: str | None, *, labels: bool) -> tuple[int, ...] | None:
         raise VolpipeError(f"--ignore {text!r}: write labels, such as 5,7 or 0xfffffffffffffffd, or none") from None
 
 
-@monitored("compare")
+@command_of("compare")
 def compare(
-    a: Output,
-    b: OtherOutput,
-    config: Site = "local",
-    labels: Annotated[
-        bool, typer.Option("--labels", help="Both hold labels, whatever they say of themselves; 0 is none.")
-    ] = False,
-    roi: Annotated[
-        str | None, typer.Option(metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 of both that is compared.")
-    ] = None,
-    data_range: DataRange = None,
-    any_input: Annotated[
-        bool, typer.Option("--any-input", help="Compare outputs of different inputs, or of different parts of one.")
-    ] = False,
-    incomplete: Incomplete = False,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=NUMBER",
-            help="Exit code 1 where it is violated: psnr=40 (dB, at least), differ=0.01 (share of voxels), mean=2, "
-            "largest=9 (grey levels), voi=0.1 (bits); may be given several times.",
-        ),
-    ] = None,
-    tolerate: Tolerate = 0.1,
-    strict: Strict = False,
-    json_out: JsonFile = None,
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.html", help="The page with pictures; by default volpipe_A_B_compare.html in this folder."
-        ),
-    ] = None,
-    parents: Parents = False,
-) -> None:
+    a: str, b: str, json_file: str | None, page: str | None, *, parents: Parents = False, **options: Any
+) -> None:  # Any: values of options
     """Compare outputs A and B of one input, or two batches: how much differs, where most, and what was done otherwise.
 
     Their metadata say whether they are labels or images. Run the same command again to continue.
     """
     from volpipe.api.compare import default_name
 
-    target = page or Path(f"{default_name(a, b)}.html")
+    target = Path(page or f"{default_name(a, b)}.html")
     if target.suffix.lower() not in (".html", ".htm"):
         raise VolpipeError(f"--page {target}: an HTML page is written; give a name that ends in .html")
-    check_target("--json", json_out, parents=parents)
+    check_target("--json", json_file, parents=parents)
     check_target("--page", target, parents=parents)
     with interruptible(), showing() as show:
         result = volpipe.compare(
-            a, b, labels=labels, roi=roi, data_range=data_range, any_input=any_input, incomplete=incomplete,
-            limits=limit or (), site=config, tolerate=0 if strict else tolerate, json_file=json_out, page=target,
-            on_progress=show(), on_pair=_line_now_and_then(),
-        )  # fmt: skip
+            a, b, json_file=json_file, page=target, on_progress=show(), on_pair=_line_now_and_then(), **options
+        )
     if isinstance(result, volpipe.ComparisonResult):
         _tell(result)
     else:

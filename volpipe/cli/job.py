@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ALONE = ("local", "local_gpu", "threads")  # sites that compute where the driver is
 # Options that name what a command writes.
 OUTPUTS = {
-    "out_path": "--out", "json_out": "--json", "picture": "--picture", "report": "--report", "page": "--page",
+    "out": "--out", "json_file": "--json", "picture": "--picture", "report": "--report", "page": "--page",
     "log_json": "--log-json",
 }  # fmt: skip
 MAKERS = ("run", "plan", "segment", "train", "sweep", "tune")  # commands that write to their folder without --out
@@ -95,7 +95,7 @@ def _outputs(name: str, given: Mapping[str, Any], folder: Path) -> Iterator[tupl
     for key, option in OUTPUTS.items():
         if given.get(key) is not None and str(given[key]) != STREAM:
             yield f"{option} {given[key]}", str(given[key])
-    if name in IN_ITS_FOLDER or (name in MAKERS and given.get("out_path") is None):
+    if name in IN_ITS_FOLDER or (name in MAKERS and given.get("out") is None):
         yield "the folder of the job", str(folder)
 
 
@@ -142,7 +142,7 @@ def _check_batch(given: Mapping[str, Any], folder: Path | None, on_output: OnOut
     is_file = not others and first.endswith(".toml") and "://" not in first
     batch = _read(first, folder, lambda path: load_batch(path or Path())) if is_file else None
     tables = () if batch is None else batch.dataset
-    if given.get("out_path") is None:
+    if given.get("out") is None:
         if not is_file:
             raise VolpipeError("batch: it needs a place for its outputs; give --out, a folder or a name with {stem}")
         for place in () if batch is None else (batch.out, *(table["out"] for table in tables if "out" in table)):
@@ -158,7 +158,7 @@ def _check_run(given: Mapping[str, Any], folder: Path | None) -> None:  # Any: v
     from volpipe.recipes.inference import Recipe
     from volpipe.recipes.workflow import VOLUME, Comparison
 
-    settings, out = given.get("settings") or [], given.get("out_path")
+    settings, out = given.get("settings") or [], given.get("out")
 
     def load(path: Path | None) -> Recipe | Flow:
         if out is None:
@@ -191,7 +191,7 @@ def check_output(given: Mapping[str, Any]) -> None:  # Any: values of options
     from volpipe.estimation.limits import check_access
     from volpipe.volumes.formats.container import locate
 
-    out = given.get("out_path")
+    out = given.get("out")
     place = Path.cwd() / "output" if out is None else locate(out)[0]
     check_folder(f"--out {out}", place, parents=given["parents"])
     check_access(None, place)

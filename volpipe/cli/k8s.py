@@ -16,7 +16,7 @@ import typer
 from volpipe.cli.job import TRAININGS, check_command, command_options, warn
 from volpipe.cli.options import Whole
 from volpipe.errors import SiteError, VolpipeError
-from volpipe.monitoring.targets import EVERYWHERE, Port, parse_target
+from volpipe.monitoring.exposition import EVERYWHERE, Port, parse_target
 
 if TYPE_CHECKING:
     from volpipe.apps.kubernetes.pod_spec import Claim

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import volpipe as vp
-from volpipe.cli.options import RecipeFile, Settings, amount, complete_net, complete_site
+from volpipe.cli.generate import command_of
+from volpipe.cli.options import amount, complete_site
 from volpipe.display.console import columns, err, measuring_shown, out
 from volpipe.errors import VolpipeError
 from volpipe.units import count, shape, size
@@ -30,26 +31,21 @@ UNTRUE = 1
 HALF_A_GREY_LEVEL = 0.5 / 127.5  # of uint8 voxels between -1 and 1
 
 
+@command_of("net_report")
 def net(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="A shipped net (see `volpipe nets`), module:function, file.py:function, a file or a package.",
-            autocompletion=complete_net,
-        ),
-    ],
+    name: str,
+    settings: list[str],
+    recipe: str | None,
+    trust_model: bool,
+    *,
     volume: Annotated[
         str | None, typer.Argument(metavar="VOLUME", help="Where a real window is taken from; else an invented one.")
     ] = None,
-    recipe: RecipeFile = None,
-    settings: Settings = None,
-    trust_model: Annotated[bool, typer.Option("--trust-model", help="Load a file that is code.")] = False,
     error: Annotated[
         float, typer.Option(parser=amount, metavar="E", help="Largest error that a halo may leave.")
     ] = HALF_A_GREY_LEVEL,
     no_costs: Annotated[bool, typer.Option("--no-costs", help="Try no windows for their memory and speed.")] = False,
-    config: Annotated[
+    site: Annotated[
         str | None,
         typer.Option(
             "--config",
@@ -69,12 +65,12 @@ def net(
     ] = 300,
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
-    if config is not None:
+    if site is not None:
         from volpipe.apps.net_times import check_site
 
-        check_site(config)  # before anything is measured
+        check_site(site)  # before anything is measured
     with measuring_shown():
-        report = vp.net_report(name, *(settings or []), recipe=recipe, trust_model=trust_model)
+        report = vp.net_report(name, *settings, recipe=recipe, trust_model=trust_model)
     facts, geometry = report.facts, report.geometry
     _describe(report)
     if geometry is None:
@@ -83,8 +79,8 @@ def net(
     out.print(_geometry_table(facts, geometry))
     is_plain = not any(facts.fixed) and not geometry.whole_window
     halo = _halos(report.recipe, facts, geometry, volume, error) if is_plain else geometry.halo
-    if config is not None:
-        _times(report.recipe, facts, config, wait)
+    if site is not None:
+        _times(report.recipe, facts, site, wait)
     elif not no_costs:
         _costs(report.recipe, facts, halo)
     for sentence in report.untruths:
@@ -193,7 +189,7 @@ def _times(chosen: Recipe, facts: NetFacts, site: str, wait: float) -> None:
     """Print how fast windows are on a worker of `site`, by arithmetic, in millions of voxels a second."""
     from volpipe.apps.net_times import time_at_site
 
-    with measuring_shown("volpipe.estimation.net_speeds"):
+    with measuring_shown("volpipe.estimation.measure"):
         speeds, where = time_at_site(site, chosen, facts, wait_seconds=wait)
     measured = {
         each.arithmetic.words: {speed.window: math.prod(speed.window) / speed.seconds / 1e6 for speed in each.windows}

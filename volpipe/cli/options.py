@@ -1,24 +1,23 @@
-"""What commands have in common: options with their completion on Tab, and a help that groups the commands.
+"""What commands have in common: how options are typed and completed on Tab, and a help that groups the commands.
 
-Not here: any command. What Tab asks for is read from names of files and types of keys; no heavy package is imported.
+Not here: any command, or what an option means, which its function says (generate). What Tab asks for is read from names
+of files and types of keys; no heavy package is imported.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
-from typer.models import OptionInfo
+from typer.models import ArgumentInfo, OptionInfo
 
 import volpipe as vp
-from volpipe.display.console import err
-from volpipe.monitoring.command import current
+from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -101,64 +100,6 @@ def _files(incomplete: str, *suffixes: str) -> Choices:
             yield name, ""
 
 
-Site = Annotated[
-    str,
-    typer.Option(
-        "--config",
-        metavar="SITE",
-        help="Where to run: a shipped site (see `volpipe sites`) or a Python file.",
-        autocompletion=complete_site,
-    ),
-]
-RecipeFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--recipe",
-        metavar="RECIPE",
-        help="What to do: a shipped recipe (see `volpipe recipes`) or a TOML file; without one, the default recipe.",
-        autocompletion=complete_recipe,
-    ),
-]
-
-
-def _settings(example: str, recipe: Callable[[], type[BaseModel]]) -> OptionInfo:
-    """Return the option for ``key=value`` of a kind of `recipe`, with an `example` in its help."""
-
-    def complete(incomplete: str) -> Choices:
-        from volpipe.recipes.complaints import keys
-
-        yield from ((f"{key}=", "") for key in keys(recipe()) if key.startswith(incomplete))
-
-    text = f"Change a key of the recipe, such as {example}; may be given several times."
-    option: OptionInfo = typer.Option("--set", metavar="KEY=VALUE", help=text, autocompletion=complete)
-    return option
-
-
-Settings = Annotated[list[str] | None, _settings("windows.blend=hann", lambda: vp.Recipe)]
-LabelSettings = Annotated[list[str] | None, _settings("objects.threshold=0.4", lambda: vp.SegmentRecipe)]
-TrainSettings = Annotated[list[str] | None, _settings("train.steps=500", lambda: vp.TrainRecipe)]
-SameInput = Annotated[
-    bool, typer.Option("--same-input", help="Go on with a volume that was copied or touched, not changed.")
-]
-Incomplete = Annotated[
-    bool,
-    typer.Option(
-        "--incomplete", help="Read outputs of volpipe that are not complete as they are; what is missing is zeros."
-    ),
-]
-Update = Annotated[
-    bool,
-    typer.Option("--update", help="Compute again what rests on voxels of the input that changed, and no more."),
-]
-MeasureAgain = Annotated[
-    bool, typer.Option("--measure-again", help="With --update: measure VOLUME again, and compute everything.")
-]
-Trust = Annotated[
-    bool, typer.Option("--trust-model", help="Load a net's file that is code, TorchScript or torch.export.")
-]
-Parents = Annotated[bool, typer.Option("--parents", help="Make the folder of the output, where there is none.")]
-
-
 def of_incomplete(is_read: bool) -> list[str]:
     """Return the settings of a recipe by which an input that is not complete is read, or none."""
     return ["input.incomplete=true"] if is_read else []
@@ -226,66 +167,137 @@ def number(text: str) -> float:
     return value
 
 
-Follow = Annotated[
-    float | None,
-    typer.Option(
-        "--follow",
-        metavar="SECONDS",
-        parser=pause,
-        help="As --update, and so long after each end once more, until Ctrl-C or a file `stop` in the run's folder.",
-    ),
+def sizes(option: typer.CallbackParam, text: str | None) -> tuple[int, int, int] | None:
+    """Return the voxels (z, y, x) that `text` gives; one number is for all three."""
+    from volpipe.volumes.convert import parse_sizes
+
+    return None if text is None else parse_sizes(text, option.opts[0])
+
+
+def lengths(option: typer.CallbackParam, text: str) -> tuple[float, float, float]:
+    """Return the lengths (z, y, x) in nm that `text` gives."""
+    from volpipe.recipes.inference import typed_lengths
+
+    return typed_lengths(option.opts[0], text)
+
+
+def margin(option: typer.CallbackParam, text: str) -> tuple[int, int, int]:
+    """Return the voxels (z, y, x), from 0, that `text` gives."""
+    margins = _three(option, text, "three numbers, z,y,x, such as 4,0,0")
+    if min(margins) < 0:
+        raise VolpipeError(f"{option.opts[0]} {text!r}: give numbers from 0 up")
+    return margins
+
+
+def voxel(option: typer.CallbackParam, text: str | None) -> tuple[int, int, int] | None:
+    """Return the voxel (z, y, x) that `text` names."""
+    return None if text is None else _three(option, text, "three whole numbers, z,y,x, such as 24,512,512")
+
+
+def _three(option: typer.CallbackParam, text: str, expected: str) -> tuple[int, int, int]:
+    try:
+        z, y, x = (int(part) for part in text.split(","))
+    except ValueError:
+        raise VolpipeError(f"{option.opts[0]} {text!r}: write {expected}") from None
+    return z, y, x
+
+
+Strict = Annotated[bool, Option("--strict", help="Stop at the first block that fails for good.")]
+Parents = Annotated[bool, Option("--parents", help="Make the folder of the output, where there is none.")]
+Incomplete = Annotated[
+    bool,
+    Option("--incomplete", help="Read outputs of volpipe that are not complete as they are; what is missing is zeros."),
 ]
-Tolerate = Annotated[
-    float,
-    typer.Option(metavar="SHARE", help="Share of the blocks begun that may fail before the work stops.", parser=share),
-]
-Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first block that fails for good.")]
-MetricsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics",
+WATCHED: Mapping[str, OptionInfo] = {
+    "metrics": Option(
         metavar="PORT|HOST:PORT|FILE",
         help="Let Prometheus read how far it is: at a port of this machine, of HOST for others, or in FILE.prom.",
     ),
-]
-LogJsonOption = Annotated[
-    str | None,
-    typer.Option(
-        "--log-json",
-        metavar="FILE|-",
-        help="Append the log to FILE as JSON lines; -: to standard error, in place of all else there.",
+    "log_json": Option(
+        metavar="FILE|-", help="Append the log to FILE as JSON lines; -: to standard error, in place of all else there."
     ),
-]
-NotifyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--notify",
-        metavar="URL",
-        envvar="VOLPIPE_NOTIFY",
+    "notify": Option(
+        metavar="URL", envvar="VOLPIPE_NOTIFY",
         help="Post a JSON object there at the end, also where it stops or is refused.",
     ),
-]
-WATCHED = {"metrics": MetricsOption, "log_json": LogJsonOption, "notify": NotifyOption}
+}  # fmt: skip
+"""Options of a command that machines watch."""
 
 
-def monitored(command: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives `command` the options by which machines watch it."""
+def _settings(example: str, recipe: Callable[[], type[BaseModel]]) -> OptionInfo:
+    """Return the option for ``key=value`` of a kind of `recipe`, with an `example` in its help."""
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def run(*arguments: Any, **named: Any) -> None:  # Any: the command's own
-            options = [named.pop(name) for name in WATCHED]
-            place = current().begin(command, named.get("recipe"), *options)
-            if place:
-                err.print(f"metrics are at {place}")
-            function(*arguments, **named)
+    def complete(incomplete: str) -> Choices:
+        from volpipe.recipes.complaints import keys
 
-        signature = inspect.signature(function, eval_str=True)
-        kind = inspect.Parameter.KEYWORD_ONLY
-        added = [inspect.Parameter(name, kind, default=None, annotation=option) for name, option in WATCHED.items()]
-        parameters = [*signature.parameters.values(), *added]
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
-        return run
+        yield from ((f"{key}=", "") for key in keys(recipe()) if key.startswith(incomplete))
 
-    return decorate
+    text = f"Change a key of the recipe, such as {example}; may be given several times."
+    option: OptionInfo = Option("--set", metavar="KEY=VALUE", help=text, autocompletion=complete)
+    return option
+
+
+RECIPE_TO_TRAIN = Argument(metavar="RECIPE", autocompletion=complete_recipe)
+TRAINING = Option("--out", "-o", metavar="FOLDER")
+TRAIN_SETTINGS = _settings("train.steps=500", lambda: vp.TrainRecipe)
+OPTIONS: Mapping[str, OptionInfo | ArgumentInfo] = {
+    "at": Option(metavar="Z,Y,X", callback=voxel),
+    "at_once": Option(metavar="N", parser=positive),
+    "bin": Option(metavar="Z,Y,X", callback=sizes),
+    "bind": Option(metavar="PORT"),
+    "chunk": Option(metavar="Z,Y,X", help="Voxels; one number for all three.", callback=sizes),
+    "codec": Option(metavar="CODEC"),
+    "data_range": Option(metavar="NUMBER", parser=number),
+    "file": Option("--out", "-o", metavar="FILE"),
+    "folder": Option("--out", "-o", metavar="FOLDER"),
+    "follow": Option(metavar="SECONDS", parser=pause),
+    "format": Option(metavar="FORMAT"),
+    "given": Option(metavar="VOLUME"),
+    "ignore": Option(metavar="LABELS"),
+    "json_file": Option("--json", metavar="FILE"),
+    "level": Option(metavar="N", parser=whole),
+    "limits": Option(
+        "--limit",
+        metavar="NAME=NUMBER",
+        help="Exit code 1 where it is violated: psnr=40 (dB, at least), differ=0.01 (share of voxels), mean=2, "
+        "largest=9 (grey levels), voi=0.1 (bits); may be given several times.",
+    ),
+    "margin": Option(metavar="Z,Y,X", callback=margin),
+    "mask": Option(metavar="VOLUME"),
+    "only": Option(metavar="BOX"),
+    "out": Option("--out", "-o", metavar="OUT"),
+    "page": Option(
+        metavar="FILE.html", help="The page with pictures; by default volpipe_A_B_compare.html in this folder."
+    ),
+    "recipe": Option(metavar="RECIPE", autocompletion=complete_recipe),
+    "recompute": Option(metavar="K", parser=whole),
+    "report": Option(metavar="HTML"),
+    "roi": Option(metavar="BOX"),
+    "seed": Option(metavar="N", parser=whole),
+    "settings": _settings("windows.blend=hann", lambda: vp.Recipe),
+    "shape": Option(metavar="Z,Y,X", callback=sizes),
+    "shard": Option(metavar="Z,Y,X", callback=sizes),
+    "site": Option("--config", metavar="SITE", autocompletion=complete_site),
+    "tolerate": Option(metavar="SHARE", parser=share),
+    "voxel_size_nm": Option(metavar="Z,Y,X", callback=lengths),
+    "wait_seconds": Option("--wait", metavar="SECONDS", parser=positive),
+    "workers": Option(metavar="N", parser=positive),
+    "batch.volumes": Argument(metavar="VOLUMES", autocompletion=complete_volumes),
+    "check.site": Argument(metavar="SITE", autocompletion=complete_site),
+    "check.volume": Argument(metavar="VOLUME"),
+    "convert.out": Argument(metavar="OUT"),
+    "net.name": Argument(metavar="NAME", autocompletion=complete_net),
+    "segment.settings": _settings("objects.threshold=0.4", lambda: vp.SegmentRecipe),
+    "sweep.out": TRAINING,
+    "sweep.recipe": RECIPE_TO_TRAIN,
+    "sweep.settings": TRAIN_SETTINGS,
+    "train.out": TRAINING,
+    "train.recipe": RECIPE_TO_TRAIN,
+    "train.settings": TRAIN_SETTINGS,
+    "tune.out": TRAINING,
+    "tune.recipe": RECIPE_TO_TRAIN,
+    "tune.settings": TRAIN_SETTINGS,
+    "view.output": Argument(metavar="OUT"),
+    "view.volumes": Argument(metavar="VOLUME"),
+}
+"""What an argument of a function, or that of one command alone, is on the command line beyond its name and its type."""

@@ -10,15 +10,16 @@ import re
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 import volpipe as vp
-from volpipe.blockwise.heartbeat import AWAY_SECONDS, SECONDS
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.cli.options import Parents, seconds, whole
+from volpipe.blockwise.notes import AWAY_SECONDS, SECONDS
+from volpipe.cli.generate import command_of
+from volpipe.cli.options import Parents, seconds
 from volpipe.display.batches import MOST_DATASETS, result_table
 from volpipe.display.console import AT_WORK, DONE, INCOMPLETE, check_target, err, out
 from volpipe.display.reports import driver_line, missing_table, standing_table
@@ -34,26 +35,13 @@ if TYPE_CHECKING:
     from volpipe.workflow.roster import Roster
     from volpipe.workflow.status import Observer, Status
 
-OutputArgument = Annotated[
-    str, typer.Argument(metavar="OUTPUT", help="An output of `volpipe run`, or labels of `volpipe segment`.")
-]
 MOST_NAMED = 100
 
 
-def verify(
-    output: OutputArgument,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Only whether each file of voxels is there; a damaged one is not found.")
-    ] = False,
-    recompute: Annotated[
-        int,
-        typer.Option(parser=whole, metavar="K", help="Random blocks to compute again, by the net or as fragments."),
-    ] = 0,
-    seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Decides which blocks.")] = 0,
-) -> None:
+@command_of("verify")
+def verify(fast: bool, **options: Any) -> None:  # Any: values of options
     """Read OUTPUT back, and name each file that is not as its task wrote it; exit code 1 if there are any."""
-    on_files = partial(_print_files, is_fast=fast)
-    result = vp.verify(output, fast=fast, recompute=recompute, seed=seed, on_files=on_files, on_block=_print_block)
+    result = vp.verify(fast=fast, on_files=partial(_print_files, is_fast=fast), on_block=_print_block, **options)
     for sentence in result.reasons:
         typer.echo(f"why: {sentence}")
     if not result.is_whole:
@@ -86,8 +74,10 @@ def _print_files(verdict: Verdict, *, is_fast: bool) -> None:
         typer.echo(f"{verdict.num_unwritten:,} shards have no checksum: not written yet, or by an earlier version")
 
 
+@command_of("reproduce")
 def reproduce(
-    output: OutputArgument,
+    output: str,
+    *,
     recipe_out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the recipe to this file, and name it.")
     ] = None,
@@ -105,19 +95,8 @@ def reproduce(
     typer.echo(again.command_with(recipe_out))
 
 
-def report(
-    output: Annotated[
-        str,
-        typer.Argument(
-            metavar="OUTPUT", help="An output, its run's folder, the folder of a training, or a batch's file or folder."
-        ),
-    ],
-    file: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="HTML file; by default report.html in the run's folder."),
-    ] = None,
-    parents: Parents = False,
-) -> None:
+@command_of("report")
+def report(output: str, file: str | None, *, parents: Parents = False) -> None:
     """Write the report of OUTPUT, one HTML file that opens offline; also while it is made, or after a kill."""
     check_target("--out", file, parents=parents)
     typer.echo(f"wrote {vp.report(output, file)}")
@@ -149,10 +128,10 @@ def watched(output: str, pause: float | None, *, as_json: bool) -> Status:
         raise typer.Exit(INTERRUPTED) from None
 
 
+@command_of("status", without=("changes",))
 def top(
-    output: Annotated[
-        str, typer.Argument(metavar="OUTPUT", help="As of `volpipe status`: an output, a folder, a batch's file.")
-    ],
+    output: str,
+    *,
     once: Annotated[bool, typer.Option("--once", help="Print all workers once, and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and end.")] = False,
     every: Annotated[
@@ -181,10 +160,10 @@ def top(
 
 
 def _print_workers(observer: Observer, roster: Roster, *, as_json: bool) -> Status:
-    """Print the workers that there are now; one that seems silent gets the time for another sign."""
+    """Print the workers that there are now; one that seems silent gets the time for another note."""
     status = observer.look()
     workers = roster.look(status)
-    silent = [worker.sign.every for worker in workers if not worker.is_alive and not worker.is_left]
+    silent = [worker.note.every for worker in workers if not worker.is_alive and not worker.is_left]
     if silent and status.state == "running":
         time.sleep(min(max(silent), AWAY_SECONDS) + SECONDS)
         status = observer.look()

@@ -8,56 +8,56 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 import volpipe
-from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe, monitored
-from volpipe.display.console import INCOMPLETE, bars, check_folder, columns, err, interruptible, out, tell_report
+from volpipe.cli.generate import command_of
+from volpipe.cli.options import Parents
+from volpipe.display import console
+from volpipe.display.console import INCOMPLETE, bars, check_folder, columns, err, interruptible, tell_report
 
 if TYPE_CHECKING:
     from volpipe.training.search.trials import TrialResult
 
-RecipePath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RECIPE", help="A recipe of `volpipe train` with a table of values.", autocompletion=complete_recipe
-    ),
-]
-Folder = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", metavar="FOLDER", help="Folder; by default RECIPE.sweep or RECIPE.tune here."),
-]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the trainings in that folder, and start over.")]
+
+@command_of("sweep")
+def sweep(recipe: str, out: str | None, *, parents: Parents = False, **options: Any) -> None:  # Any: values of options
+    """Train RECIPE with every combination of the lists in its [sweep]; the same command again does what is missing."""
+    folder = _folder(recipe, out, "sweep", parents=parents)
+    with _shown() as on_progress:
+        results = volpipe.sweep(recipe, out=folder, on_progress=on_progress, **options)
+    _end(results, folder, _tell_sweep)
 
 
-def command(kind: str, help: str) -> Callable[..., None]:
-    """Return the command `kind`, "sweep" or "tune", whose help is `help`."""
+@command_of("tune")
+def tune(recipe: str, out: str | None, *, parents: Parents = False, **options: Any) -> None:  # Any: values of options
+    """Search the ranges in the [tune] of RECIPE for the best values; run the same command again to continue."""
+    folder = _folder(recipe, out, "tune", parents=parents)
+    with _shown() as on_progress:
+        results = volpipe.tune(recipe, out=folder, on_progress=on_progress, **options)
+    _end(results, folder, _tell_tuning)
 
-    def trials(
-        recipe: RecipePath, config: Site = "local", settings: TrainSettings = None, out_path: Folder = None,
-        fresh: Fresh = False, parents: Parents = False,
-    ) -> None:  # fmt: skip
-        folder = out_path or Path(f"{recipe.stem}.{kind}")
-        check_folder(f"--out {folder}", folder, parents=parents)
-        search, tell = (volpipe.sweep, _tell_sweep) if kind == "sweep" else (volpipe.tune, _tell_tuning)
-        with _shown() as on_progress:
-            results = search(
-                recipe, out=folder, site=config, settings=settings or [], fresh=fresh, on_progress=on_progress
-            )  # fmt: skip
-        show_results(results)
-        tell_report(folder)
-        if not tell(results, folder):
-            raise typer.Exit(INCOMPLETE)
 
-    trials.__doc__ = help
-    return monitored(kind)(trials)
+def _folder(recipe: str, out: str | None, kind: str, *, parents: bool) -> Path:
+    """Return the folder of the trainings, of which that above must be there."""
+    folder = Path(out or f"{Path(recipe).stem}.{kind}")
+    check_folder(f"--out {folder}", folder, parents=parents)
+    return folder
+
+
+def _end(results: Sequence[TrialResult], folder: Path, tell: Callable[[Sequence[TrialResult], Path], bool]) -> None:
+    """Print the results, and end with the exit code of trainings that are not done."""
+    show_results(results)
+    tell_report(folder)
+    if not tell(results, folder):
+        raise typer.Exit(INCOMPLETE)
 
 
 def _tell_sweep(results: Sequence[TrialResult], folder: Path) -> bool:
     """Print where the results are, and return whether all trainings are done."""
-    out.print(f"the table is in {folder}/table.json and table.csv, each training in its folder there")
+    console.out.print(f"the table is in {folder}/table.json and table.csv, each training in its folder there")
     return all(result.state == "done" for result in results)
 
 
@@ -66,19 +66,10 @@ def _tell_tuning(results: Sequence[TrialResult], folder: Path) -> bool:
     if results[0].state != "done":
         err.print("volpipe: no trial came to its end")
         return False
-    out.print(
+    console.out.print(
         f"the best is trial {results[0].number:03}; its recipe is {folder}/best.toml, the table {folder}/table.json"
     )
     return all(result.state != "failed" for result in results)
-
-
-sweep = command(
-    "sweep",
-    "Train RECIPE with every combination of the lists in its [sweep]; the same command again does what is missing.",
-)
-tune = command(
-    "tune", "Search the ranges in the [tune] of RECIPE for the best values; run the same command again to continue."
-)
 
 
 @contextmanager
@@ -102,7 +93,7 @@ def show_results(results: Sequence[TrialResult]) -> None:
         values = [_format_value(row.values.get(key, "")) for key in keys]
         loss, score = (f"{row.loss:.5g}" if row.loss is not None else "", f"{row.score:.2f}" if row.score else "")
         table.add_row(f"{row.number:03}", *values, str(row.steps), loss, score, f"{row.seconds:.1f}", row.state)
-    out.print(table)
+    console.out.print(table)
 
 
 def _format_value(value: object) -> str:

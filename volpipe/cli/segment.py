@@ -7,24 +7,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import volpipe
-from volpipe.cli.options import (
-    Incomplete,
-    LabelSettings,
-    Parents,
-    SameInput,
-    Site,
-    Strict,
-    Tolerate,
-    Update,
-    complete_recipe,
-    monitored,
-    of_incomplete,
-)
+from volpipe.cli.generate import command_of
+from volpipe.cli.options import Incomplete, Parents, of_incomplete
+from volpipe.display import console
 from volpipe.display.console import (
     INCOMPLETE,
     check_folder,
@@ -33,7 +23,6 @@ from volpipe.display.console import (
     complete_already,
     err,
     interruptible,
-    out,
     tell_report,
 )
 from volpipe.display.progress import showing
@@ -43,88 +32,61 @@ from volpipe.units import count, duration, size
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from volpipe.estimation.estimate import StageTimes
     from volpipe.segmentation.driver import SegmentationResult
-    from volpipe.segmentation.estimate import SegmentTimes
     from volpipe.segmentation.plan import SegmentPlan
 
-SegmentRecipeFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="RECIPE", help="How, as a TOML file; without one, the defaults.", autocompletion=complete_recipe
-    ),
-]
 
-
-@monitored("segment")
+@command_of("segment")
 def segment(
-    affinities: Annotated[
-        str,
-        typer.Argument(
-            metavar="AFFINITIES", help="Affinities, a channel per offset; or one map, of foreground or membranes."
-        ),
-    ],
-    out_path: Annotated[
-        str | None,
-        typer.Option(
-            "--out", "-o", metavar="OUT",
-            help="The labels, .zarr or .precomputed, also s3://; by default NAME_labels.zarr here.",
-        ),
-    ] = None,
-    config: Site = "local",
-    recipe: SegmentRecipeFile = None,
-    settings: LabelSettings = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Delete these labels and what made them, and start over.")
-    ] = False,
-    tolerate: Tolerate = 0.1,
-    strict: Strict = False,
-    same_input: SameInput = False,
-    update: Update = False,
+    affinities: str, out: str | None, site: str, settings: list[str], update: bool,
+    *,
+    json_file: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write a summary here.")] = None,
     incomplete: Incomplete = False,
-    json_out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write a summary here.")] = None,
     parents: Parents = False,
+    **options: Any,  # Any: values of options
 ) -> None:  # fmt: skip
     """Make objects of AFFINITIES, the same whatever the blocks; run the same command again to continue."""
-    check_target("--json", json_out, parents=parents)
-    if out_path is not None:
+    check_target("--json", json_file, parents=parents)
+    if out is not None:
         from volpipe.volumes.formats.container import locate
 
-        check_folder(f"--out {out_path}", locate(out_path)[0], parents=parents)
-    times: list[SegmentTimes] = []
+        check_folder(f"--out {out}", locate(out)[0], parents=parents)
+    times: list[StageTimes] = []
 
-    def on_estimate(forecast: SegmentTimes) -> None:
+    def on_estimate(forecast: StageTimes) -> None:
         times.append(forecast)
-        out.print(time_table(forecast, config))
+        console.out.print(time_table(forecast, site))
 
     def on_plan(plan: SegmentPlan) -> None:
         for warning in plan.warnings():
             err.print(f"warning: {warning}")
-        out.print(describe_plan(plan))
+        console.out.print(describe_plan(plan))
 
     with interruptible(), showing() as show:
         result = volpipe.segment(
-            affinities, recipe, out=out_path, site=config, settings=[*(settings or []), *of_incomplete(incomplete)],
-            fresh=fresh, same_input=same_input, update=update, tolerate=0 if strict else tolerate,
-            on_plan=on_plan, on_estimate=on_estimate, on_progress=show(),
+            affinities, out=out, site=site, settings=[*settings, *of_incomplete(incomplete)], update=update,
+            on_plan=on_plan, on_estimate=on_estimate, on_progress=show(), **options,
         )  # fmt: skip
     if result.missing:
         print_missing(result)
         tell_report(result.folder)
         raise typer.Exit(INCOMPLETE)
-    if json_out is not None:
+    if json_file is not None:
         facts = {"out": result.out, "table": str(result.table), "objects": result.num_objects}
         facts["seconds"] = result.stage_seconds
-        json_out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        Path(json_file).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     for changed in result.updates:
-        out.print(str(changed))
+        console.out.print(str(changed))
     if result.was_complete:
-        out.print(f"{result.out} is complete, and nothing has changed" if update else complete_already(result.out))
+        unchanged = f"{result.out} is complete, and nothing has changed"
+        console.out.print(unchanged if update else complete_already(result.out))
         return
-    out.print(summary(result, *times))
+    console.out.print(summary(result, *times))
     tell_report(result.folder)
 
 
-def summary(result: SegmentationResult, planned: SegmentTimes | None = None) -> str:
+def summary(result: SegmentationResult, planned: StageTimes | None = None) -> str:
     """Return the result in two lines, planned times in brackets."""
     guess = "≈ " if planned is not None and planned.is_guess else ""
     stages = () if planned is None else planned.stages
@@ -150,7 +112,7 @@ def describe_plan(plan: SegmentPlan) -> str:
     )
 
 
-def time_table(times: SegmentTimes, site: str) -> Table:
+def time_table(times: StageTimes, site: str) -> Table:
     """Return a table of the time of each stage and of all stages on `site`."""
     guess = "≈ " if times.is_guess else ""
     table = columns("stage", "tasks", "time")

@@ -10,16 +10,17 @@ import ast
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 import volpipe as vp
-from volpipe.cli.options import Whole, complete_site, positive
+from volpipe.cli.generate import command_of
+from volpipe.cli.options import Whole
 from volpipe.display.console import err, interruptible, out
 from volpipe.display.sites import checkup_table
 from volpipe.resolve import shipped, shipped_recipe, shipped_recipes
-from volpipe.syntax import parse
+from volpipe.syntax import arguments, parse
 from volpipe.units import duration
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 Tree = Mapping[str, Any]  # Any: TOML values
 FAULTY = 1
-WAIT_SECONDS = 300.0
 
 sites_app = typer.Typer(cls=Whole, rich_markup_mode=None, help="List the shipped sites, or check one.")
 
@@ -74,10 +74,7 @@ def _about(net: str) -> tuple[str, list[str]]:
     tree = parse(Path(volpipe.models.__path__[0], f"{net}.py").read_text(encoding="utf-8"))
     line = (ast.get_docstring(tree) or "").partition("\n")[0].rstrip(".:")
     function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == net)
-    given = function.args
-    plain = list(zip(reversed(given.args), reversed(given.defaults), strict=False))[::-1]
-    named = [(each, default) for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
-    return line, [f"{each.arg}={ast.unparse(default)}" for each, default in (*plain, *named) if default is not None]
+    return line, [f"{each.arg}={ast.unparse(default)}" for each, default in arguments(function) if default is not None]
 
 
 def _weights_of(net: str) -> Iterator[str]:
@@ -99,36 +96,18 @@ def sites(context: typer.Context) -> None:
 
 
 @sites_app.command()
-def check(
-    site: Annotated[
-        str,
-        typer.Argument(
-            metavar="SITE", help="A shipped name (see `volpipe sites`) or a Python file.", autocompletion=complete_site
-        ),
-    ],
-    volume: Annotated[
-        str | None, typer.Argument(metavar="VOLUME", help="A volume that workers should be able to read.")
-    ] = None,
-    out_path: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", metavar="FOLDER", help="Folder of the output, which workers should be able to write."
-        ),
-    ] = Path(),
-    wait: Annotated[
-        float, typer.Option(parser=positive, metavar="SECONDS", help="Seconds to wait for workers.")
-    ] = WAIT_SECONDS,
-) -> None:
+@command_of("check_site")
+def check(site: str, folder: str, volume: str | None, wait_seconds: float) -> None:
     """Start one block of each executor of SITE, and print what a worker finds there, beside what is here.
 
     Whatever differs, or would fail a run, is named. Nothing is left running.
     """
 
     def on_start() -> None:
-        err.print(f"starting one block of each executor of {site}; waiting for at most {duration(wait)}")
+        err.print(f"starting one block of each executor of {site}; waiting for at most {duration(wait_seconds)}")
 
     with interruptible("what was started is stopped"):
-        checked = vp.check_site(site, out_path, volume, wait_seconds=wait, on_start=on_start, on_answer=_tell)
+        checked = vp.check_site(site, folder, volume, wait_seconds=wait_seconds, on_start=on_start, on_answer=_tell)
     out.print(checkup_table(checked))
     found = checked.findings()
     for finding in found:

@@ -66,5 +66,5 @@ def _check(context: typer.Context, cores: int) -> str:
     given = command_options(context, ["run", *context.args])
     check_command("run", given, Path.cwd())
     check_output(given)
-    check_site(given["config"], cores, is_given=any(word.startswith("--config") for word in context.args))
-    return str(given["config"])
+    check_site(given["site"], cores, is_given=any(word.startswith("--config") for word in context.args))
+    return str(given["site"])

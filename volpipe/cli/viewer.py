@@ -11,37 +11,26 @@ import socket
 import sys
 import webbrowser
 from threading import Event
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 import volpipe as vp
+from volpipe.cli.generate import command_of
 from volpipe.display.console import err, out
-from volpipe.errors import VolpipeError
-
-if TYPE_CHECKING:
-    from volpipe.geometry.grid import Triple
 
 
+@command_of("view")
 def view(
-    output: Annotated[str, typer.Argument(metavar="OUT", help="An output, also of a run at work, or any volume.")],
-    volumes: Annotated[
-        list[str] | None, typer.Argument(metavar="VOLUME", help="Volumes to show beside it, such as its input.")
-    ] = None,
-    at: Annotated[
-        str | None, typer.Option(metavar="Z,Y,X", help="Voxel of OUT to begin at; its centre otherwise.")
-    ] = None,
-    bind: Annotated[
-        str,
-        typer.Option(
-            metavar="PORT", help="Listen on this port, or ADDRESS:PORT; by default any that is free, on 127.0.0.1."
-        ),
-    ] = "127.0.0.1:0",
+    output: str,
+    volumes: list[str],
+    *,
     link: Annotated[bool, typer.Option("--link", help="Print the address with the whole state in it.")] = False,
+    **options: Any,  # Any: values of options
 ) -> None:
     """Show OUT and each VOLUME in a browser, side by side, with their difference, by Neuroglancer."""
     try:
-        with vp.view(output, *(volumes or ()), at=None if at is None else voxel(at), bind=bind) as viewer:
+        with vp.view(output, *volumes, **options) as viewer:
             for note in viewer.notes:
                 err.print(note, soft_wrap=True)
             out.print(viewer.link if link else viewer.url, soft_wrap=True)
@@ -49,15 +38,6 @@ def view(
             Event().wait()
     except KeyboardInterrupt:
         err.print("closed")
-
-
-def voxel(text: str) -> Triple:
-    """Return the voxel (z, y, x) that `text` names."""
-    try:
-        z, y, x = (int(part) for part in text.split(","))
-    except ValueError:
-        raise VolpipeError(f"--at {text!r}: write three whole numbers, z,y,x, such as 24,512,512") from None
-    return z, y, x
 
 
 def _tell(viewer: vp.Viewer) -> None:

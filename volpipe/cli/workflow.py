@@ -6,9 +6,9 @@ Not here: the stages (workflow.stages, workflow.execute), or what is printed of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import volpipe
 from volpipe.cli import segment
@@ -16,14 +16,13 @@ from volpipe.display.comparisons import score_table
 from volpipe.display.console import columns, err, out, tell_report
 from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.display.reports import print_missing
-from volpipe.errors import VolpipeError
 from volpipe.units import bounded, count, duration, size
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from volpipe.blockwise.phase import Show
-    from volpipe.blockwise.pool import Site, WorkerPool
+    from volpipe.blockwise.pool import WorkerPool
     from volpipe.estimation.estimate import Estimate
     from volpipe.inference.plan import Plan
     from volpipe.workflow.cost import FlowCost
@@ -33,38 +32,20 @@ if TYPE_CHECKING:
     from volpipe.workflow.stages import ResourceNeeds, StageCost, StagePlan
 
 
-def check_options(only: str | None, follow: float | None) -> None:
-    """Refuse for stages what `volpipe run` has for one net alone.
-
-    Raises:
-        VolpipeError: saying what to do instead.
-    """
-    if only is not None:
-        raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
-    if follow is not None:
-        raise VolpipeError("--follow is for one net; leave it out, and give --update when the volume has changed")
-
-
 def run(
     plan: FlowPlan,
-    site: Site,
+    how: Mapping[str, Any],  # Any: arguments of `volpipe.run`
     *,
-    fresh: bool,
-    keep_tensors: bool,
-    tolerated: float,
     listening: Callable[[str, Plan], Listener],
     tell: Callable[[Report, float], None],
     show: Callable[..., Show],
-    same_input: bool = False,
-    update: bool = False,
-    measure_again: bool = False,
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
     from volpipe.workflow.cost import forecast_flow
     from volpipe.workflow.execute import FlowListener, FlowReport
 
     cost = forecast_flow(plan)
-    if not fresh:
+    if not how["fresh"]:
         cost.check()
 
     def on_workers(workers: WorkerPool) -> None:
@@ -79,13 +60,10 @@ def run(
         on_workers=on_workers,
         of_stage=lambda stage: _of_stage(stage, listening, show),
     )
-    report = volpipe.run(
-        plan, site=site, fresh=fresh, keep_tensors=keep_tensors, tolerate=tolerated, same_input=same_input,
-        update=update, measure_again=measure_again, listener=listener,
-    )  # fmt: skip
+    report = volpipe.run(**how, listener=listener)
     assert isinstance(report, FlowReport)
     if report.was_complete:
-        news = ", and nothing has changed" if update else " already; nothing to do (--fresh starts over)"
+        news = ", and nothing has changed" if how["update"] else " already; nothing to do (--fresh starts over)"
         out.print(f"{plan.out} is complete{news}")
         return True
     out.print(report_table(report, cost))
@@ -130,8 +108,6 @@ def _heading(plan: FlowPlan, stage: StagePlan) -> str:
 
 
 def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
-    from volpipe.segmentation.estimate import SegmentTimes
-
     report = ended.report
     if report.was_complete:
         out.print(f"{ended.stage.out} is complete already")
@@ -142,7 +118,7 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
     elif isinstance(report, volpipe.SegmentationResult):
         for update in report.updates:
             out.print(str(update))
-        times = cost.times if ended.is_new and isinstance(cost.times, SegmentTimes) else None
+        times = cost.times if ended.is_new else None
         out.print(segment.summary(report, times))
     elif isinstance(report, volpipe.EvaluationResult) and report.scores is not None:
         out.print(score_table(report.scores, ended.stage.given))
@@ -197,7 +173,6 @@ def show_plan(plan: FlowPlan, site: str | None, config: str) -> None:
 
     Without a `site` no block is tried.
     """
-    from volpipe.segmentation.estimate import SegmentTimes
     from volpipe.workflow.cost import FlowCost
 
     cost = volpipe.estimate(plan, site=site)
@@ -212,7 +187,7 @@ def show_plan(plan: FlowPlan, site: str | None, config: str) -> None:
             out.print(estimate_table(each.forecast.estimate))
         else:
             _show_labels(each.stage)
-            if isinstance(each.times, SegmentTimes):
+            if each.times is not None and each.stage.makes_volume:
                 out.print(segment.time_table(each.times, config))
             out.print(f"writes {each.stage.out}")
     out.print()

@@ -164,7 +164,7 @@ def tell_report(folder: Path) -> None:
         out.print(f"report: {folder / REPORT}")
 
 
-def check_target(option: str, path: Path | None, *, parents: bool) -> None:
+def check_target(option: str, file: str | Path | None, *, parents: bool) -> None:
     """Refuse a file that cannot be written at the end, before there is anything to write; `parents` makes its folder.
 
     One that an earlier command wrote is deleted, for this one may fail, and that would be taken for its result.
@@ -172,8 +172,9 @@ def check_target(option: str, path: Path | None, *, parents: bool) -> None:
     Raises:
         VolpipeError: there is no folder for it, or it is one.
     """
-    if path is None:
+    if file is None:
         return
+    path = Path(file)
     if path.is_dir():
         raise VolpipeError(f"{option} {path}: it is a folder; name a file in it")
     check_folder(f"{option} {path}", path, parents=parents)

@@ -14,9 +14,8 @@ from volpipe.display.console import columns
 from volpipe.units import bounded, count, duration, in_nm, shape, size
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
-    from volpipe.estimation.alternatives import Alternative
     from volpipe.estimation.estimate import Estimate, Slots
-    from volpipe.estimation.forecast import Forecast
+    from volpipe.estimation.forecast import Alternative, Forecast
     from volpipe.inference.intensity import Affine
     from volpipe.inference.plan import Plan
 
@@ -201,13 +200,14 @@ def estimate_table(found: Estimate) -> Table:
     """Return what each stage will take; bytes are upper bounds until blocks were tried."""
     names = ["stage", "units", *(["tasks"] if found.rates else []), "read", "written", "files"]
     table = columns(*names, *(["time"] if found.rates else []))
-    reading = ("measure", "histogram", "factor" if "factor" in found.by_name() else "infer")
+    reader, once = "factor" if "factor" in found.by_name() else "infer", found.amplification == 1
+    is_known = {"measure": True, "histogram": True, reader: once}  # what a stage reads
     for stage in found.stages:
         table.add_row(
             stage.name,
             f"{stage.units:,}",
             *([f"{stage.num_tasks:,}"] if found.rates else []),
-            size(stage.read_bytes) if stage.name in reading else bounded(stage.read_bytes, found.is_measured),
+            bounded(stage.read_bytes, is_known.get(stage.name, found.is_measured)),
             bounded(stage.written_bytes, found.is_measured),
             f"{stage.files:,}",
             *([duration(found.stage_seconds[stage.name])] if found.rates else []),
@@ -219,7 +219,7 @@ def estimate_table(found: Estimate) -> Table:
 
 
 def _times(number: float) -> str:
-    return "once" if number == 1 else f"{number:.2f} times"
+    return "once" if number == 1 else f"up to {number:.2f} times"
 
 
 def alternatives_table(rows: Sequence[Alternative]) -> Table:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from volpipe.display.cell import Cell
@@ -31,14 +30,13 @@ def showing(cell: Cell | None = None) -> Iterator[Callable[..., Show]]:
     with bars(cell) as shown:
 
         def listener(name: str = "", voxels_per_block: float = 0.0) -> Show:
-            rate, last, before = Rate(voxels_per_block), time.perf_counter(), f"{name}: " if name else ""
+            last, before = time.perf_counter(), f"{name}: " if name else ""
 
             def on_pipe(progress: Progress) -> None:
                 nonlocal last
-                rate.look(progress)
                 if time.perf_counter() - last >= PLAIN_LINE_SECONDS:
                     last = time.perf_counter()
-                    err.print(before + progress_line(progress, rate))
+                    err.print(before + progress_line(progress, voxels_per_block))
 
             def on_bars(progress: Progress) -> None:
                 left, is_first = progress.seconds_left, True
@@ -52,8 +50,8 @@ def showing(cell: Cell | None = None) -> Iterator[Callable[..., Show]]:
         yield listener
 
 
-def progress_line(progress: Progress, rate: Rate) -> str:
-    """Return how far a run is as one plain line."""
+def progress_line(progress: Progress, voxels_per_block: float) -> str:
+    """Return how far a run is as one plain line; 0 voxels per block leave out how fast its net goes."""
     parts = [
         f"{stage.name} {stage.num_done}/{stage.num_units}" + (f" ({len(stage.failed)} failed)" if stage.failed else "")
         for stage in progress.stages
@@ -62,37 +60,18 @@ def progress_line(progress: Progress, rate: Rate) -> str:
     running = count(sum(progress.running.values()), "task")
     part = "" if progress.part is None or not progress.parts else f", {progress.part:.0%} of the windows"
     done = f"{', '.join(parts) or 'starting'}{part}"
-    speed, left = rate.voxels_per_second(progress), progress.seconds_left
+    speed, left = _voxels_per_second(progress, voxels_per_block), progress.seconds_left
     rest = (f", {voxel_rate(speed)}" if speed > 0 else "") + (f", {duration(left)} left" if left is not None else "")
     return f"{duration(progress.seconds)}: {done}; {running} in flight{rest}"
 
 
-@dataclass
-class Rate:
-    """How fast the net goes in this session.
-
-    Attributes:
-        voxels_per_block: output voxels of the average block, to speak of voxels per second; 0 where unknown.
-    """
-
-    voxels_per_block: float = 0.0
-    _first: dict[str, int] = field(default_factory=dict)
-
-    def look(self, progress: Progress) -> None:
-        """Take note of where the stages were at first."""
-        for stage in progress.stages:
-            self._first.setdefault(stage.name, stage.num_done)
-
-    def voxels_per_second(self, progress: Progress) -> float:
-        """Return the output voxels that went through the net, per second since the first task began."""
-        if not progress.first_task:
-            return 0.0
-        blocks = sum(
-            s.num_done - self._first.get(s.name, 0) + progress.parts.get(s.name, 0.0)
-            for s in progress.stages
-            if s.name == "infer"
-        )
-        return blocks * self.voxels_per_block / max(1e-6, time.time() - progress.first_task)
+def _voxels_per_second(progress: Progress, voxels_per_block: float) -> float:
+    """Return the output voxels that went through the net in this session, per second since the first task began."""
+    took = progress.totals.get("infer")
+    if took is None or not progress.first_task:
+        return 0.0
+    num_blocks = took.units + progress.parts.get("infer", 0.0)
+    return num_blocks * voxels_per_block / max(1e-6, time.time() - progress.first_task)
 
 
 def bar_counts(progress: Progress) -> Iterator[tuple[str, float, float, str]]:

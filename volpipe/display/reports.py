@@ -18,9 +18,10 @@ from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.blockwise.failures import Missing
-    from volpipe.blockwise.journal import Totals
+    from volpipe.blockwise.notes import Note, StageNote
+    from volpipe.blockwise.usage import Totals
     from volpipe.estimation.estimate import Estimate
-    from volpipe.runs.presence import Driver, Note, StageNote
+    from volpipe.runs.presence import Driver
     from volpipe.runs.report import WorkReport
     from volpipe.runs.seams import Score
     from volpipe.workflow.driver import Report
@@ -120,7 +121,7 @@ def seam_warning(scores: Sequence[Score]) -> str:
 
 def standing_table(totals: dict[str, Totals], stages: Mapping[str, StageNote], state: str) -> Table:
     """Return how far each stage is, of how many units, and what it took; below it, how far the whole is."""
-    from volpipe.blockwise.journal import Totals
+    from volpipe.blockwise.usage import Totals
 
     table = columns("stage", "done", "in flight", "tasks", "task time", "read", "written", "peak memory", caption=state)
     for name in dict.fromkeys((*stages, *totals)):

@@ -17,14 +17,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from volpipe.display.batches import Now, live_table
 from volpipe.display.console import PLAIN_LINE_SECONDS, columns, is_unread
-from volpipe.display.live_batches import Now, live_table
 from volpipe.display.plain import plain_console
 from volpipe.display.reports import waiting_line
 from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:
-    from volpipe.runs.presence import StageNote
+    from volpipe.blockwise.notes import StageNote
     from volpipe.training.logs import TrainingPace
     from volpipe.workflow.status import Status
 

@@ -18,7 +18,7 @@ from volpipe.display.watching import OTHER_LINES, headline
 from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:
-    from volpipe.blockwise.heartbeat import Sign
+    from volpipe.blockwise.notes import Note
     from volpipe.workflow.roster import Worker, WorkerTask
     from volpipe.workflow.status import Status
 
@@ -61,17 +61,17 @@ def _cut(named: str, workers: Sequence[Worker]) -> str:
 
 
 def _name(worker: Worker) -> str:
-    return f"{worker.sign.host} process {worker.sign.pid}"
+    return f"{worker.note.host} process {worker.note.pid}"
 
 
 def _totals(workers: Sequence[Worker]) -> str:
-    signs = [worker.sign for worker in workers]
+    notes = [worker.note for worker in workers]
     num_idle = sum(not worker.tasks for worker in workers)
-    nodes = f" on {count(num, 'node')}" if (num := len({sign.host for sign in signs})) > 1 else ""
+    nodes = f" on {count(num, 'node')}" if (num := len({note.host for note in notes})) > 1 else ""
     idle = f", {num_idle:,} without a task" if num_idle else ""
     return (
         f"{count(len(workers), 'worker')}{nodes}{idle}; {count(sum(len(worker.tasks) for worker in workers), 'task')}; "
-        f"CPU {sum(sign.cpu_percent for sign in signs):,.0f} %, memory {size(sum(sign.memory_bytes for sign in signs))}"
+        f"CPU {sum(note.cpu_percent for note in notes):,.0f} %, memory {size(sum(note.memory_bytes for note in notes))}"
     )
 
 
@@ -84,7 +84,7 @@ def _tables(workers: Sequence[Worker], width: int, most: int | None) -> Iterator
     shown = [rows[number] for number in sorted(longest)]
     widths = _widths([_cells(worker, task) for worker, task in shown], width)
     yield _table([], widths)  # its heading
-    for node, of_node in groupby(shown, key=lambda row: row[0].sign.host):
+    for node, of_node in groupby(shown, key=lambda row: row[0].note.host):
         yield Text(node)
         table = _table(list(of_node), widths)
         table.show_header = False
@@ -118,22 +118,22 @@ def _widths(rows: Sequence[list[str]], width: int) -> list[int]:
 
 
 def _seconds(task: WorkerTask | None) -> float:
-    return 0.0 if task is None else task.sign.seconds
+    return 0.0 if task is None else task.note.seconds
 
 
 def _cells(worker: Worker, task: WorkerTask | None) -> list[str]:
-    sign = worker.sign
-    own = [f"  {sign.pid}", f"{sign.cpu_percent:.0f} %", size(sign.memory_bytes), _gpu(sign)]
+    note = worker.note
+    own = [f"  {note.pid}", f"{note.cpu_percent:.0f} %", size(note.memory_bytes), _gpu(note)]
     if task is None:
         return [*own, "waits", "", "", ""]
-    name = f"{task.work} {task.sign.stage} {task.sign.unit}".strip()
-    return [*own, name, task.sign.box.replace(",", ", "), _clock(task.sign.seconds), f"{task.share:.0%}"]
+    name = f"{task.work} {task.note.stage} {task.note.unit}".strip()
+    return [*own, name, task.note.box.replace(",", ", "), _clock(task.note.seconds), f"{task.share:.0%}"]
 
 
-def _gpu(sign: Sign) -> str:
-    if sign.device_percent is None:
+def _gpu(note: Note) -> str:
+    if note.device_percent is None:
         return ""
-    return f"{sign.device_percent:.0f} % {size(sign.device_used_bytes or 0)}"
+    return f"{note.device_percent:.0f} % {size(note.device_used_bytes or 0)}"
 
 
 def _clock(seconds: float) -> str:

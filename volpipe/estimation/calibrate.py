@@ -20,8 +20,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
+from volpipe.blockwise.notes import Reporter
 from volpipe.blockwise.phase import Progress, Show
 from volpipe.blockwise.task import work_once
 from volpipe.blockwise.usage import peak_bytes
@@ -31,13 +31,12 @@ from volpipe.estimation.estimate import UnitCosts, upper_bounds
 from volpipe.estimation.memory import array_bytes, net_bytes
 from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Box, Grid, triple
-from volpipe.inference.factor import factor
 from volpipe.inference.infer import block_sums
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import create_output, finish, read_voxels, write_voxels
 from volpipe.inference.plan import Plan, make_plan
 from volpipe.inference.runner import load_runner, smaller_windows
-from volpipe.inference.scratch import Tensors
+from volpipe.inference.scratch import Tensors, factor
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import needs_measuring, sampled_affine
 from volpipe.inference.windows import StreamedWindows
@@ -211,8 +210,8 @@ def _mean(rates: list[UnitCosts]) -> UnitCosts:
 
 def try_blocks(job: Job, units: Sequence[int]) -> Record[UnitCosts]:
     """Run blocks `units` in the job's folder; the record speaks of the first for all."""
-    beater = Beater(Path(job.folder).parents[1])  # the run's folder, in which `calibrate` makes that of the job
-    return work_once("rehearse", units[0], lambda: _try(job, units), beater)
+    reporter = Reporter(Path(job.folder).parents[1])  # the run's folder, in which `calibrate` makes that of the job
+    return work_once("rehearse", units[0], lambda: _try(job, units), reporter)
 
 
 def _try(job: Job, units: Sequence[int]) -> UnitCosts:
@@ -428,11 +427,12 @@ def _try_output(job: Job, block: int) -> tuple[np.ndarray, float, float]:
     create_output(plan, {})
     runner = load_runner(job.plan)
     source = StreamedWindows(worker.open_source(job), plan.lattice, job.normalise)
-    ((_, total),) = block_sums(Selection(plan), job.normalise, runner, source, [block])
-    if isinstance(total, Exception):
-        raise total
-    box = plan.shards().box(next(iter(plan.shards_of_block(block))))
-    data, before = total.part(box), _bytes_in(Path(plan.out))  # of metadata
+    box, layers = plan.shards().box(next(iter(plan.shards_of_block(block)))), []
+    for _, total in block_sums(Selection(plan), job.normalise, runner, source, [block]):
+        if isinstance(total, Exception):
+            raise total
+        layers.append(total.part(total.box & box))
+    data, before = np.concatenate(layers, axis=1), _bytes_in(Path(plan.out))  # of metadata
     write_voxels(plan, 0, box, data)
     written = _bytes_in(Path(plan.out)) - before
     return data, written / box.num_voxels, (_try_coarser(plan, box) if len(plan.factors) > 1 else 0.0)

@@ -14,9 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from volpipe.blockwise.stage import bundle_size
-from volpipe.estimation.cache_model import fetched_share
 from volpipe.estimation.memory import memory_bytes, net_bytes
-from volpipe.estimation.scratch_model import Sums
 from volpipe.geometry.grid import mirror
 from volpipe.inference.plan import Plan
 from volpipe.inference.scratch import FOLDERS
@@ -100,8 +98,8 @@ class Estimate:
     Attributes:
         stages: in the order of a voxel's life.
         rates: measured on a few blocks; without them, bytes are upper bounds (nothing compresses) and times unknown.
-        chunk_reads: reads of chunks of the volume on the way to the net.
-        num_chunks: of the volume, that windows see.
+        amplification: fetches of a chunk of the volume on the way to the net at most, on average: fewer where a worker
+            still has it from the block before.
         output_bytes, output_files, output_folders: of all levels.
         scratch_bytes, scratch_files, scratch_folders: at their highest; folders of blocks, not of their arrays.
         memory_bytes: highest resident memory of a worker; of threads, that of the process that they are all in.
@@ -112,8 +110,7 @@ class Estimate:
 
     stages: tuple[StageEstimate, ...]
     rates: UnitCosts | None
-    chunk_reads: int
-    num_chunks: int
+    amplification: float
     output_bytes: float
     output_files: int
     output_folders: int
@@ -129,11 +126,6 @@ class Estimate:
     def is_measured(self) -> bool:
         """Whether bytes were measured; else they are upper bounds."""
         return self.rates is not None and self.rates.has_bytes
-
-    @property
-    def amplification(self) -> float:
-        """Reads per chunk of the volume, on average."""
-        return self.chunk_reads / self.num_chunks
 
     @property
     def inodes(self) -> int:
@@ -190,6 +182,43 @@ class Slots:
         return stage.seconds / max(1, min(num_workers, stage.units))
 
 
+@dataclass(frozen=True)
+class StageTime:
+    """Time of one stage: the number of its tasks, and their seconds, summed over workers."""
+
+    name: str
+    num_tasks: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Forecast time of a segmentation or an evaluation, whose stages never overlap.
+
+    Attributes:
+        stages: in order.
+        start_seconds: of a worker, before its first block.
+        num_voxels: of the tried blocks.
+        is_guess: whether their voxels were synthetic, because the input does not exist yet.
+        num_workers: of the site.
+    """
+
+    stages: tuple[StageTime, ...]
+    start_seconds: float
+    num_voxels: int
+    is_guess: bool
+    num_workers: int = 1
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the first task to the last."""
+        return self.start_seconds + sum(map(self.elapsed, self.stages))
+
+    def elapsed(self, stage: StageTime) -> float:
+        """Return the seconds from the first task of `stage` to its last, which may leave workers idle."""
+        return stage.seconds * math.ceil(stage.num_tasks / self.num_workers) / stage.num_tasks
+
+
 def estimate(
     plan: Plan, volume: Volume, voxel_bytes: float, slots: Slots, rates: UnitCosts | None = None, share: float = 1.0
 ) -> Estimate:
@@ -207,12 +236,11 @@ def estimate(
     num_waiting = min(totals.product("blocks"), BLOCKS_WAITING) if plan.mode == "stored" else 0
     windows = num_waiting * plan.lattice.windows_per_block
     files, folders = (windows, 0) if plan.recipe.tensors.format == "n5" else (num_waiting, FOLDERS * num_waiting)
-    voxels, sum_files = totals.through_scratch.highest()
+    voxels, sum_files = totals.highest_scratch()
     return Estimate(
         stages=stages,
         rates=rates,
-        chunk_reads=round(share * totals.chunk_reads),
-        num_chunks=totals.num_chunks,
+        amplification=totals.fetched_voxels / totals.product("seen_once"),
         output_bytes=share * totals.output_bytes,
         output_files=math.ceil(share * totals.output_files),
         output_folders=math.ceil(share * plan.num_folders),
@@ -249,27 +277,65 @@ def timed_alone(rates: UnitCosts, plan: Plan) -> UnitCosts:
 
 @dataclass(frozen=True)
 class _Axis:
-    """Sums along one axis of a plan, in its region.
+    """Sums along one axis of a plan, in its region; of the sums of blocks, in output voxels.
 
     Attributes:
         blocks, windows: computed.
-        reads: chunks of the volume that the windows of each block touch, summed over blocks.
-        read_voxels, own_voxels: voxels in the chunks that a block's windows, and its own voxels, touch, summed.
-        shard_reads: shards of the volume, as `reads`.
+        seen: voxels in the chunks of the volume that the windows of each block touch, summed over blocks.
+        seen_once: voxels in all of these chunks.
+        own: as `seen`, of the chunks that a block's own voxels touch.
         direct: shards that one block reaches.
+        reached: voxels that the sums of blocks reach.
+        finished: of these, voxels in shards that no later block adds to.
+        direct_voxels: of these, voxels in shards that no other block adds to.
+        senders: blocks that reach shards which later blocks add to.
     """
 
     blocks: int
     windows: int
-    reads: int
-    read_voxels: int
-    own_voxels: int
-    shard_reads: int
+    seen: int
+    seen_once: int
+    own: int
     direct: int
+    reached: int
+    finished: int
+    direct_voxels: int
+    senders: int
+
+    @classmethod
+    def from_plan(cls, plan: Plan, axis: int, chunk: int) -> _Axis:
+        n, unit, scale, size = plan.source.shape[axis], plan.net.shrink[axis], plan.net.scale[axis], plan.shard[axis]
+        cell, first = plan.blocks.cell[axis] * unit, plan.region.start[axis]
+        ends = [_shown(start, stop - 1, n) for start, stop in seen_along(plan, axis)]
+        own = [(max(0, a), min(a + cell, n) - 1) for a in range(-plan.lattice.phase[axis] * unit, n, cell)]
+        reach = [((a - first) * scale, (b - first) * scale) for a, b in plan.reach_along(axis)]
+        finished, direct_voxels = [0] * len(reach), 0
+        for i in range(plan.shards().counts[axis]):
+            blocks = plan.blocks_along(axis, i)
+            low, high = reach[blocks[-1]]
+            voxels = min((i + 1) * size, high) - max(i * size, low)
+            finished[blocks[-1]] += voxels
+            direct_voxels += voxels if len(blocks) == 1 else 0
+        lengths = [high - low for low, high in reach]
+        lows, highs = zip(*ends, strict=True)
+        return cls(
+            blocks=sum(map(bool, lengths)),
+            windows=len(windows_along(plan, axis)),
+            seen=sum(_voxels_touched(low, high, chunk, n) for low, high in ends),
+            seen_once=_voxels_touched(min(lows), max(highs), chunk, n),
+            own=sum(_voxels_touched(low, high, chunk, n) for low, high in own),
+            direct=sum(plan.direct_along(axis)),
+            reached=sum(lengths),
+            finished=sum(finished),
+            direct_voxels=direct_voxels,
+            senders=sum(length > done for length, done in zip(lengths, finished, strict=True)),
+        )
 
 
 @dataclass(frozen=True)
 class _Totals:
+    """Everything is a sum over a regular grid, and so a product of sums along the axes."""
+
     plan: Plan
     volume: Volume
     voxel_bytes: float
@@ -277,81 +343,97 @@ class _Totals:
     slots: Slots
 
     @cached_property
-    def axes(self) -> tuple[_Axis, ...]:
-        return tuple(self._axis(axis) for axis in range(3))
-
-    def _axis(self, axis: int) -> _Axis:
-        plan, n = self.plan, self.plan.source.shape[axis]
-        chunk, shard = self.volume.spatial_chunks[axis], 0
-        if self.volume.shards is not None:
-            shard = self.volume.spatial(self.volume.shards)[axis]
-        windows, ends = windows_along(plan, axis), _ends(plan, axis)
-        unit = plan.net.shrink[axis]
-        cell = plan.blocks.cell[axis] * unit
-        own = [(max(0, a), min(a + cell, n) - 1) for a in range(-plan.lattice.phase[axis] * unit, n, cell)]
-        return _Axis(
-            blocks=sum(start < stop for start, stop in plan.reach_along(axis)),
-            windows=len(windows),
-            reads=sum(_touched(low, high, chunk) for low, high in ends),
-            read_voxels=sum(_voxels_touched(low, high, chunk, n) for low, high in ends),
-            own_voxels=sum(_voxels_touched(low, high, chunk, n) for low, high in own),
-            shard_reads=sum(_touched(low, high, shard) for low, high in ends) if shard else 0,
-            direct=sum(plan.direct_along(axis)),
-        )
+    def axes(self) -> tuple[_Axis, _Axis, _Axis]:
+        z, y, x = (_Axis.from_plan(self.plan, axis, chunk) for axis, chunk in enumerate(self.volume.spatial_chunks))
+        return z, y, x
 
     def product(self, name: str) -> int:
         return math.prod(getattr(axis, name) for axis in self.axes)
 
     @property
-    def channel_chunks(self) -> int:
-        """Chunks per place (z, y, x), one or more for the channels."""
-        volume = self.volume
-        if volume.view.channel is not None:
-            return 1
-        return math.prod(
-            -(-n // c) for axis, n, c in zip(volume.axes, volume.shape, volume.chunks, strict=True) if axis == "c"
-        )
-
-    @property
-    def chunk_reads(self) -> int:
-        return round(self.fetched_share * self.product("reads") * self.channel_chunks)
-
-    @property
-    def num_chunks(self) -> int:
-        ends = (zip(*_ends(self.plan, axis), strict=True) for axis in range(3))
-        seen = ((min(lows), max(highs)) for lows, highs in ends)
-        sides = zip(seen, self.volume.spatial_chunks, strict=True)
-        return self.channel_chunks * math.prod(_touched(low, high, chunk) for (low, high), chunk in sides)
-
-    @cached_property
-    def through_scratch(self) -> Sums:
-        """The sums of blocks that go through scratch."""
-        pace = self.product("windows") * self.rates.infer_seconds / self.product("blocks")
-        bundle = bundle_size(pace, self.axes[2].blocks, self.slots.gpu)  # the largest where the pace is unknown
-        return Sums(self.plan, self.slots.gpu, 1 if self.plan.has_slabs else bundle)
-
-    @cached_property
-    def fetched_share(self) -> float:
-        """Fetches per touch of a chunk: a worker keeps the chunks that it decoded last."""
-        chunk_bytes = math.prod(self.volume.chunks) * self.volume.dtype.itemsize
-        capacity = CACHE_BYTES // chunk_bytes if any(self.plan.overlap) else 0
-        if not capacity:
-            return 1.0
-        chunk = self.volume.spatial_chunks
-        along = tuple(tuple((a // c, b // c) for a, b in _ends(self.plan, axis)) for axis, c in enumerate(chunk))
-        stored = self.plan.mode == "stored"
-        seconds = self.product("windows") * (self.rates.factor_seconds if stored else self.rates.infer_seconds)
-        bundle = units_per_task(self.product("blocks"), seconds)
-        return fetched_share(along, capacity, self.slots.cpu if stored else self.slots.gpu, bundle)
+    def fetched_voxels(self) -> int:
+        """Voxels of the chunks that are fetched for windows, at most: by each block, or once by each worker that keeps
+        them all."""
+        seen, once, volume = self.product("seen"), self.product("seen_once"), self.volume
+        num_bytes = once * volume.num_channels * volume.dtype.itemsize
+        if not any(self.plan.overlap) or num_bytes > CACHE_BYTES:
+            return seen
+        return min(seen, once * (self.slots.cpu if self.plan.mode == "stored" else self.slots.gpu))
 
     @property
     def volume_bytes(self) -> float:
-        """Stored bytes that the windows of all blocks need, indexes of shards included."""
-        chunks, volume = self.fetched_share * self.product("read_voxels") * self.voxel_bytes, self.volume
-        if volume.shards is None:
-            return chunks
-        inner = math.prod(s // c for s, c in zip(volume.shards, volume.chunks, strict=True))
-        return chunks + self.product("shard_reads") * index_bytes(inner)
+        """Stored bytes of the chunks that are fetched for windows, at most."""
+        return self.fetched_voxels * self.voxel_bytes
+
+    @cached_property
+    def bundle(self) -> int:
+        """Blocks of a task; the most that there may be where the pace of the net is unknown."""
+        if self.plan.has_slabs:
+            return 1
+        pace = self.product("windows") * self.rates.infer_seconds / self.product("blocks")
+        return bundle_size(pace, self.axes[2].blocks, self.slots.gpu)
+
+    @property
+    def missed(self) -> float:
+        """About which share of blocks leave their own part to scratch too, 0 to 1, for `reassemble`.
+
+        A block finishes the shards that no later block adds to, if what the earlier ones add is there. Of those that
+        run side by side, all but the first have an earlier neighbour that is still at work; of the blocks of a task
+        only the first has it on another worker. Blocks that take as long are done at the same moment: either may be
+        first.
+        """
+        if not self.plan.num_sums or self.slots.gpu == 1:
+            return 0.0
+        share = 1 - 1 / min(self.slots.gpu, self.product("blocks"))
+        if self.plan.has_slabs:
+            return share
+        return 0.5 * share if self.bundle in (1, self.axes[2].blocks) else share / self.bundle
+
+    @property
+    def sent_voxels(self) -> int:
+        """Voxels that blocks leave to later ones."""
+        return self.product("reached") - self.product("finished")
+
+    @property
+    def kept_voxels(self) -> int:
+        """Voxels that blocks keep to themselves where they finish their shards, and store where they miss."""
+        return self.product("finished") - self.product("direct_voxels")
+
+    @property
+    def stored_voxels(self) -> float:
+        return self.sent_voxels + self.missed * self.kept_voxels
+
+    def highest_scratch(self) -> tuple[float, int]:
+        """Return the most voxels and files of sums at a time: one layer of the first part, a row of the second."""
+        _, ny, nx = (axis.blocks for axis in self.axes)
+        # Twice as many tasks are sent as there are workers; while sums are discarded, each brings back another.
+        running = 3 * self.slots.gpu * self.bundle
+        late = [running, ny * nx + nx + 1 + running, nx + 1 + running, 1 + running]  # to the diagonal neighbour
+        if not self._is_aligned:
+            late[0] = late[1]
+        alive = [min(count, most) for (count, _), most in zip(self._parts, late, strict=True)]
+        voxels = sum(voxels * n / count for (count, voxels), n in zip(self._parts, alive, strict=True) if count)
+        return voxels, math.ceil(sum(alive))
+
+    @property
+    def _is_aligned(self) -> bool:
+        """Whether shards lie within cores, so that a block that misses nothing leaves no core to scratch."""
+        places = zip(self.plan.region.start, self.plan.lattice.corner, self.plan.blocks.cell, strict=True)
+        return not any((a - c) % n for a, c, n in places)
+
+    @cached_property
+    def _parts(self) -> list[tuple[float, float]]:
+        """Files and voxels of each part of the block tensors, in the order of `Plan.sum_parts`."""
+        z, y, x = self.axes
+        blocks = self.product("blocks")
+        if not self._is_aligned:
+            return [(blocks if self.plan.num_sums else 0, self.stored_voxels), (0, 0), (0, 0), (0, 0)]
+        return [
+            (self.missed * blocks, self.missed * self.kept_voxels),
+            (z.senders * y.blocks * x.blocks, (z.reached - z.finished) * y.reached * x.reached),
+            (z.blocks * y.senders * x.blocks, z.finished * (y.reached - y.finished) * x.reached),
+            (z.blocks * y.blocks * x.senders, z.finished * y.finished * (x.reached - x.finished)),
+        ]
 
     @property
     def direct_files(self) -> int:
@@ -402,7 +484,7 @@ class _Totals:
 
     def _measure(self) -> Iterator[StageEstimate]:
         choice, dtype = self.plan.recipe.normalise, np.dtype(self.plan.source.dtype)
-        read, seconds = self.product("own_voxels") * self.voxel_bytes, self.rates.measure_seconds
+        read, seconds = self.product("own") * self.voxel_bytes, self.rates.measure_seconds
         for name, is_needed in (("measure", needs_measuring), ("histogram", needs_histogram)):
             if is_needed(choice, dtype):
                 total = math.prod(self.plan.source.shape) * seconds
@@ -420,50 +502,35 @@ class _Totals:
         )
 
     def _infer(self) -> StageEstimate:
-        num_windows, sums, rates = self.product("windows"), self.through_scratch, self.rates
-        finished = (1 - sums.missed) * (math.prod(self.plan.out_shape) - sums.direct_voxels)
-        shared_files = (1 - sums.missed) * (self.level_files(0) - self.direct_files)
+        num_windows, rates, found = self.product("windows"), self.rates, 1 - self.missed
+        direct = self.product("direct_voxels")
+        finished = found * (math.prod(self.plan.out_shape) - direct)
+        shared_files = found * (self.level_files(0) - self.direct_files)
         windows = num_windows * rates.window_bytes if self.plan.mode == "stored" else self.volume_bytes
         return StageEstimate(
             "infer",
             self.product("blocks"),
-            windows + (1 - sums.missed) * self._sums_read,
-            (sums.direct_voxels + finished) * rates.output_bytes + sums.stored_voxels * rates.sum_bytes,
-            self.direct_files + round(shared_files) + sums.num_files,
+            windows + found * self.stored_voxels * rates.sum_bytes,
+            (direct + finished) * rates.output_bytes + self.stored_voxels * rates.sum_bytes,
+            self.direct_files + round(shared_files + sum(count for count, _ in self._parts)),
             num_windows * rates.infer_seconds
             + self.slots.gpu * rates.start_seconds
-            + (1 - sums.missed) * (sums.sent_voxels * rates.sum_seconds + finished * rates.write_seconds),
+            + found * (self.sent_voxels * rates.sum_seconds)
+            + finished * rates.write_seconds,
             "gpu",
         )
 
-    @property
-    def _sums_read(self) -> float:
-        """Stored bytes of sums, each read once, with an index for each part that a shard needs."""
-        plan, sums = self.plan, self.through_scratch
-        part = max(math.prod(-(-n // c) for n, c in zip(p.shape, plan.sum_chunk, strict=True)) for p in plan.sum_parts)
-        return sums.stored_voxels * self.rates.sum_bytes + sums.num_reads * index_bytes(part * plan.net.out_channels)
-
     def _reassemble(self) -> StageEstimate:
-        plan, rates, sums = self.plan, self.rates, self.through_scratch
-        rest = sums.missed * (math.prod(plan.out_shape) - sums.direct_voxels)
+        plan, rates, missed = self.plan, self.rates, self.missed
+        rest = missed * (math.prod(plan.out_shape) - self.product("direct_voxels"))
         return StageEstimate(
             "reassemble",
-            math.ceil(sums.missed * plan.num_sums),
-            sums.missed * self._sums_read,
+            math.ceil(missed * plan.num_sums),
+            missed * self.stored_voxels * rates.sum_bytes,
             rest * rates.output_bytes,
-            round(sums.missed * (self.level_files(0) - self.direct_files)),
-            sums.missed * (sums.sent_voxels + sums.own_voxels) * rates.sum_seconds + rest * rates.write_seconds,
+            round(missed * (self.level_files(0) - self.direct_files)),
+            missed * (self.sent_voxels + self.kept_voxels) * rates.sum_seconds + rest * rates.write_seconds,
         )
-
-
-def index_bytes(num_chunks: int) -> int:
-    """Return the size of the index of a shard of `num_chunks`: an offset and a length each, and a checksum."""
-    return 16 * num_chunks + 4
-
-
-def _ends(plan: Plan, axis: int) -> list[tuple[int, int]]:
-    """Return the first and last voxel in the windows of each block along `axis` that computes any."""
-    return [_shown(start, stop - 1, plan.source.shape[axis]) for start, stop in seen_along(plan, axis)]
 
 
 def _shown(low: int, high: int, size: int) -> tuple[int, int]:
@@ -477,7 +544,3 @@ def _shown(low: int, high: int, size: int) -> tuple[int, int]:
 def _voxels_touched(low: int, high: int, cell: int, size: int) -> int:
     """Return the voxels in the cells that low..high touch, of an axis of `size`."""
     return min(size, (high // cell + 1) * cell) - low // cell * cell
-
-
-def _touched(low: int, high: int, cell: int) -> int:
-    return high // cell - low // cell + 1

@@ -1,25 +1,29 @@
 """The forecast: what a plan will take on the workers of a site, and whether they and the disk have it.
 
-Not here: the arithmetic (estimate), trying blocks (calibrate), the limits (limits).
+Not here: the arithmetic (estimate), trying blocks (calibrate), the limits (limits). The rates of blocks that were tried
+are kept in the run's folder, for workers like those that tried them.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Steps
-from volpipe.errors import RunStopped
-from volpipe.estimation.alternatives import Alternative, alternatives
+from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation.calibrate import OnTry, Sample, TooSlowError, calibrate, sample, trial_bytes
-from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate
+from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate, upper_bounds
 from volpipe.estimation.limits import Limits, check_limits, disk_limits, warn_of_room
-from volpipe.estimation.rates import Workers, load_rates, store_rates
-from volpipe.geometry.block_shape import SLAB_VOXELS
+from volpipe.estimation.measure import processor
+from volpipe.estimation.memory import array_bytes
+from volpipe.geometry.block_shape import BLOCKS_PER_WORKER, ENOUGH_BLOCKS, SLAB_VOXELS
+from volpipe.geometry.grid import triple
 from volpipe.inference.intensity import Affine
-from volpipe.inference.plan import Plan
+from volpipe.inference.plan import Plan, make_plan
 from volpipe.inference.selection import Selection
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.paths import locate
@@ -29,6 +33,49 @@ log = logging.getLogger(__name__)
 
 WORTH_CALIBRATING = 100  # blocks per worker: three of them cost 3 % of the time
 UNKNOWN_SLOTS = Slots(1, 1, shared=True)
+NOTABLE = 1.05  # times as much: less says nothing against an alternative
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Workers of a site that rates hold for: seconds go with their number and processor, memory with where nets are.
+
+    Attributes:
+        slots: how many there are.
+        threads: cores of each, None where the site does not say.
+        processor: the name of the GPU that each has, or of this machine's processor; "" where nobody knows.
+    """
+
+    slots: Slots
+    threads: int | None
+    processor: str
+
+    @classmethod
+    def of(cls, pool: WorkerPool) -> Workers:
+        """Return the workers of `pool`."""
+        in_process = pool.capacity is not None and pool.capacity.in_process
+        slots = Slots(pool.slots["cpu"], pool.slots["gpu"], pool.shared, pool.on_gpu, in_process)
+        gpu = None if pool.capacity is None else pool.capacity.gpu
+        own = processor() if pool.is_here and not pool.on_gpu else ""
+        return cls(slots, pool.worker_threads, own if gpu is None else gpu.name)
+
+
+def load_rates(folder: RunFolder, plan: Plan, workers: Workers | None) -> UnitCosts | None:
+    """Return the rates of `plan` that `workers` gave earlier, or any where it is None; None where there are none."""
+    try:
+        stored = json.loads(folder.rates_file.read_text(encoding="utf-8"))
+        if stored["identity"] != plan.identity:
+            return None
+        is_same = workers is None or stored["workers"] == asdict(workers)
+        return UnitCosts(**stored["rates"]) if is_same else None
+    except (OSError, ValueError, KeyError, TypeError):  # none, or another version's: it is made again
+        return None
+
+
+def _store_rates(folder: RunFolder, plan: Plan, workers: Workers, rates: UnitCosts) -> None:
+    folder.path.mkdir(mode=0o750, parents=True, exist_ok=True)
+    content = {"identity": plan.identity, "workers": asdict(workers), "rates": asdict(rates)}
+    folder.rates_file.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -71,8 +118,82 @@ class Forecast:
         warn_of_room("output and scratch", self.most_bytes(share_left), self.plan.out, self.limits)
 
     def alternatives(self) -> list[Alternative]:
-        """Return the plan, and the alternatives to it."""
-        return alternatives(self.plan, self.estimate, self.volume, self.sample.voxel_bytes, self.slots, self.share)
+        """Return the plan first, then the other way to the net, and larger and smaller blocks, each with its reason."""
+        others = [
+            (plan, estimate(plan, self.volume, self.sample.voxel_bytes, self.slots, self._rates_of(plan), self.share))
+            for plan in _other_plans(self.plan, self.volume)
+        ]
+        why = _reason_for(self.plan, self.estimate, [result for _, result in others])
+        rows = [Alternative(plan, result, self._reason_against(plan, result)) for plan, result in others]
+        return [Alternative(self.plan, self.estimate, why, is_chosen=True), *rows]
+
+    def _rates_of(self, other: Plan) -> UnitCosts | None:
+        """Return the rates as they would be with the blocks of `other`."""
+        rates = self.estimate.rates
+        if rates is None:
+            return None
+        peak_bytes = rates.peak_bytes + array_bytes(other) - array_bytes(self.plan)
+        return replace(rates, sum_bytes=rates.sum_bytes or upper_bounds(other).sum_bytes, peak_bytes=peak_bytes)
+
+    def _reason_against(self, other: Plan, result: Estimate) -> str:
+        if other.num_active < max(ENOUGH_BLOCKS, BLOCKS_PER_WORKER * self.slots.gpu):
+            return f"too few blocks ({other.num_active}) for its workers ({self.slots.gpu})"
+        least = _measures(self.estimate)
+        more = {name: value for name, value in _measures(result).items() if value > NOTABLE * least[name]}
+        worse = {name: value / least[name] if least[name] else math.inf for name, value in more.items()}
+        if not worse:
+            return "nothing much; it may be set in the recipe"
+        ranked = sorted(worse, key=lambda name: -worse[name])[:2]
+        return ", ".join(
+            f"{worse[name]:.3g} × {name}" if math.isfinite(worse[name]) else f"needs {name[4:]}" for name in ranked
+        )
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan, its estimate, and the reason for the chosen one or against this one."""
+
+    plan: Plan
+    estimate: Estimate
+    why: str
+    is_chosen: bool = False
+
+
+def _other_plans(plan: Plan, volume: Volume) -> Iterator[Plan]:
+    larger = triple(min(2 * n, most) for n, most in zip(plan.block, plan.lattice.counts, strict=True))
+    other_mode = "stored" if plan.mode == "streamed" else "streamed"
+    choices = [(plan.mode, triple(max(1, n // 2) for n in plan.block)), (plan.mode, larger), (other_mode, plan.block)]
+    for mode, block in dict.fromkeys(choices):
+        if (mode, block) == (plan.mode, plan.block):
+            continue
+        tensors = plan.recipe.tensors.model_copy(update={"mode": mode})
+        windows = plan.recipe.windows.model_copy(update={"block": block})
+        recipe = plan.recipe.model_copy(update={"tensors": tensors, "windows": windows})
+        try:
+            out, folder = locate(plan.out), plan.search_path
+            yield make_plan(recipe, volume, plan.net, out=out, search_path=folder, sizes=plan.sizes)
+        except PlanError:  # a shard that the recipe gives does not fit this block
+            continue
+
+
+def _measures(result: Estimate) -> dict[str, float]:
+    return {
+        "the time": result.seconds or 0.0,
+        "the bytes read and written": result.read_bytes + result.written_bytes,
+        "the scratch": result.scratch_bytes,
+        "the files": result.output_files + result.scratch_files,
+        "the memory": result.memory_bytes,
+    }
+
+
+def _reason_for(plan: Plan, chosen: Estimate, others: list[Estimate]) -> str:
+    if plan.recipe.tensors.mode != "auto" or plan.recipe.windows.block != "auto":
+        return "set in the recipe"
+    own = _measures(chosen)
+    best = [name for name, value in own.items() if value and all(value <= NOTABLE * _measures(o)[name] for o in others)]
+    if best:
+        return f"least of {', '.join(name[4:] for name in best)}"
+    return "few files and fetches, and blocks enough" if plan.has_slabs else "blocks near 256 voxels an axis"
 
 
 @dataclass(frozen=True)
@@ -141,7 +262,7 @@ def forecast_calibrated(
     except TooSlowError as error:
         log.warning("%s", error)
         return replace(result, untimed=str(error))
-    store_rates(folder, plan, Workers.of(pool), rates)
+    _store_rates(folder, plan, Workers.of(pool), rates)
     timed = estimate(plan, result.volume, result.sample.voxel_bytes, result.slots, rates, share)
     return replace(result, estimate=timed, first_task=began)
 

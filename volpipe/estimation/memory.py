@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.estimation.net_speeds import FIXED_BYTES, processor
+from volpipe.estimation.measure import FIXED_BYTES, processor
 from volpipe.geometry.block_shape import Sizes
 from volpipe.geometry.grid import triple
 from volpipe.inference.block_sum import MOST_WEIGHTS
 from volpipe.inference.output import shards_behind
 from volpipe.inference.plan import SUM_TYPE, Plan
-from volpipe.inference.windows import CACHE_BYTES, blocks_ahead, largest_input, seen_along
+from volpipe.inference.windows import CACHE_BYTES, largest_input, seen_along
 from volpipe.nets.cache import known_speeds
 from volpipe.nets.facts import NetSpeeds
 from volpipe.volumes.resampling import REACH
@@ -113,10 +113,9 @@ def array_bytes(plan: Plan) -> int:
     """Return the bytes of arrays in a worker that infers, without the net itself.
 
     Of a block in slabs, two of these, of the volume and of the output (`Sizes.slab_bytes`), and what is on its way from
-    and to a bucket. Else two blocks of voxels
-    (one is read ahead; from a bucket several, if they are small) and the chunks that neighbours share, two sums (one is
-    written meanwhile; into a bucket several, if they are small) with the part that is rounded and those that go to
-    scratch and come from it. And the windows that wait.
+    and to a bucket. Else two blocks of voxels (one is read ahead; from a bucket also pieces of those after it) and the
+    chunks that neighbours share, two sums (one is written meanwhile; into a bucket several, if they are small) with the
+    part that is rounded and those that go to scratch and come from it. And the windows that wait.
     """
     channels, out = plan.source.num_channels, plan.net.out_channels
     itemsize = np.dtype(plan.source.dtype).itemsize
@@ -125,7 +124,10 @@ def array_bytes(plan: Plan) -> int:
     if plan.has_slabs:
         return _slab_bytes(plan) + CACHE_BYTES + 4 * waiting + _moving_bytes(plan) + _resampling_bytes(plan)
     source = math.prod(plan.source.shape) * channels * itemsize
-    stored = (1 + blocks_ahead(plan)) * box * channels * itemsize + (min(cache, source) if any(plan.overlap) else 0)
+    stored = 2 * box * channels * itemsize + (min(cache, source) if any(plan.overlap) else 0)
+    if "://" in plan.source.path:
+        at_once = pieces_at_once(channels * itemsize)
+        stored += (at_once - 1) * min(PIECE_VOXELS, box) * channels * itemsize
     stored += _resampling_bytes(plan)
     parts = 2 * max(p.num_voxels for p in plan.sum_parts) * out * 4 if plan.num_sums else 0
     sums = 2 * math.prod(plan.sum_shape) * out * 4 + (plan.blocks_behind - 1) * plan.sum_bytes

@@ -1,8 +1,7 @@
 """The choice of windows, layout of tensors and precision: the fastest, as measured, for which workers have the memory.
 
-Not here: how windows are measured (net_speeds), what other precisions change (precision), or where a plan cuts windows
-(inference.tiling). It rests on sizes, on facts of the net and on what the site gives its workers alone, so that the
-same command makes the same plan.
+Not here: how windows and precisions are measured (measure), or where a plan cuts windows (inference.tiling). It rests
+on sizes, on facts of the net and on what the site gives its workers, so that the same command makes the same plan.
 """
 
 from __future__ import annotations
@@ -12,28 +11,36 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from volpipe.blockwise.pool import Capacity
 from volpipe.errors import NOTICE, PlanError
+from volpipe.estimation.measure import (
+    GPU_PRECISIONS,
+    difference_here,
+    difference_key,
+    has_bfloat16,
+    is_quick_to_compare,
+    processor,
+    speeds_here,
+)
 from volpipe.estimation.memory import gpu_bytes, memory_bytes, net_bytes
-from volpipe.estimation.net_speeds import GPU_PRECISIONS, has_bfloat16, measured_speeds, processor
-from volpipe.estimation.precision import change, compared_voxels, difference_key, is_allowed, measured_difference
 from volpipe.estimation.window_search import LAYOUTS
 from volpipe.geometry.grid import Triple
 from volpipe.inference.plan import OWN_SIZES, NetSizes, Plan
 from volpipe.inference.tiling import own_window
 from volpipe.inference.windows import windows_along
 from volpipe.nets.cache import (
-    can_keep_speeds,
+    can_store_measured,
     keep_speeds,
-    kept_difference,
     kept_speeds,
-    known_difference,
     known_speeds,
+    load_measured,
+    store_measured,
 )
 from volpipe.nets.facts import (
     FLOAT32,
     Difference,
-    NetFacts,
     NetSpeeds,
     WindowSpeeds,
     shipped_difference,
@@ -45,13 +52,13 @@ from volpipe.units import shape, size
 
 WORTH_MEASURING = 400**3  # voxels that are computed; fewer take a minute or so, and are not worth ten seconds
 WORTH_MEASURING_ON_GPU = 1200**3
-MEASURE_SECONDS = 4.0  # of calls of the net, in each layout and precision; and to compare two precisions
-MEASURE_SECONDS_ON_GPU = 2.0
 TASK_SECONDS = 720.0  # of a core for a block, as measured; the sites of clusters give a task twice as long
 GPU_TIMES = 10.0  # as fast as a core that a GPU is at least, where nothing was measured on it; an H100 is 180 times
 UNKNOWN_ON_GPU = 512**3  # voxels of a block on a GPU, of a net of which nothing was measured: 0.2 million a second
 NOTABLE = 1.03  # times as fast: less is no reason for larger windows, or to speak of
 WORTH_ROUNDING = 1.2  # times as fast: less is no reason to speak of another precision
+MOST_LEVELS = 1  # of 8 bits by which an output may differ
+MOST_RELATIVE = 1e-3  # share of an output's range by which numbers that are not rounded may differ
 
 UNTIMED = "the net's own; `volpipe net NAME --config SITE` times others on the site's GPUs, once for all plans"
 SHIPPED = "as timed on another machine; `volpipe net NAME --config local` times windows on this one, once for all plans"
@@ -194,11 +201,10 @@ def _speeds(plan: Plan, capacity: Capacity) -> NetSpeeds | None:
     known = (known_speeds if gpu is None else kept_speeds)(choice, folder, name)
     if known is not None or is_away or not _is_large(plan, on_gpu=gpu is not None):
         return known
-    if not can_keep_speeds(choice, folder):
+    if not can_store_measured(choice, folder):
         return None
     log.info("times windows of net %s, once", plan.net.label, extra=NOTICE)
-    on_gpu, most_seconds = ("", MEASURE_SECONDS) if gpu is None else (gpu.name, MEASURE_SECONDS_ON_GPU)
-    measured = measured_speeds(choice, plan.net, folder, most_seconds=most_seconds, gpu=on_gpu)
+    measured = speeds_here(choice, plan.net, folder, gpu="" if gpu is None else gpu.name)
     if measured is None:
         log.warning("windows of net %s could not be timed on %s; the net's own are taken", plan.net.label, name)
     if measured is not None or gpu is None:  # a GPU may have been in use
@@ -233,24 +239,38 @@ def _difference(plan: Plan, precision: Precision, speeds: NetSpeeds, capacity: C
     if precision == "bfloat16" and known is not None and known.normalise == normalise:
         return known
     what, folder = difference_key(precision, normalise, net, _processor(capacity)), plan.search_path
-    if capacity.gpu is not None and not capacity.is_here:
-        return known_difference(choice, folder, what)
-    if not is_quick_to_compare(net, speeds) or not _is_large(plan, on_gpu=capacity.gpu is not None):
+    known = load_measured(choice, folder, what, Difference)
+    if known is not None or (capacity.gpu is not None and not capacity.is_here):
+        return known
+    is_worth_it = is_quick_to_compare(net, speeds) and _is_large(plan, on_gpu=capacity.gpu is not None)
+    if not is_worth_it or not can_store_measured(choice, folder):
         return None
     device = "cpu" if capacity.gpu is None else "cuda"
-    return kept_difference(
-        choice,
-        folder,
-        what,
-        lambda: measured_difference(choice, normalise, net, folder, precision=precision, device=device),
-    )
+    measured = difference_here(choice, normalise, net, folder, precision=precision, device=device)
+    store_measured(choice, folder, what, measured)
+    return measured
 
 
-def is_quick_to_compare(net: NetFacts, speeds: NetSpeeds) -> bool:
-    """Return whether a window that is computed to compare precisions takes little."""
-    float32 = speeds.of(FLOAT32)
-    seconds = None if float32 is None else float32.seconds(compared_voxels(net))
-    return seconds is not None and seconds <= MEASURE_SECONDS
+def is_allowed(plan: Plan, measured: Difference) -> bool:
+    """Return whether the output of `plan` may be computed with this difference, by how it is rounded.
+
+    Labels never may. Nor may whole numbers of more than 8 bits: their levels are finer than bfloat16 and TF32 are.
+    """
+    if plan.is_labels or measured.normalise != plan.recipe.normalise:
+        return False
+    if plan.dtype.kind == "f":
+        return measured.relative <= MOST_RELATIVE
+    # the levels of the output are those of the output of 8 bits that was measured
+    is_same_range = plan.intensity == plan.net.intensity and (plan.intensity == "unit" or plan.source.dtype == "uint8")
+    is_grey = plan.dtype == np.uint8 and is_same_range
+    return is_grey and measured.levels is not None and measured.levels <= MOST_LEVELS
+
+
+def _change(plan: Plan, measured: Difference) -> str:
+    """Return what the difference changes in the output of `plan`."""
+    if plan.dtype.kind == "f":
+        return f"voxels by at most {measured.relative:.1g} of the output's range"
+    return f"{measured.share:.2g} of the voxels by one grey level" if measured.levels else "no voxel"
 
 
 def _candidates(
@@ -304,7 +324,7 @@ def _precision_note(chosen: Plan, fitting: Sequence[_Candidate], allowed: Mappin
     would = "" if precision == chosen.precision else "float32; infer.precision=auto would take "
     return (
         f"{would}{precision}, {float32.seconds / other.seconds:.2g} times as fast as float32; over an invented volume "
-        f"it changes {change(chosen, allowed[precision])}"
+        f"it changes {_change(chosen, allowed[precision])}"
     )
 
 

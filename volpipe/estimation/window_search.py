@@ -1,6 +1,6 @@
 """Cost of windows: seconds and memory of a call of the net, each in a process of its own; and the fastest window.
 
-Not here: what windows cost by each arithmetic, by which plans choose (net_speeds), what a whole run costs (estimate),
+Not here: what windows cost by each arithmetic, by which plans choose (measure), what a whole run costs (estimate),
 or how large a halo must be (receptive_field).
 """
 

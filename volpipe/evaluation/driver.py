@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar, TypeVar
 
 from volpipe.blockwise.journal import Kinds, Record, read_results
@@ -22,20 +23,21 @@ from volpipe.blockwise.stage import Feed, Schedule, Stage, fed
 from volpipe.blockwise.work import POOL, Steps, each
 from volpipe.errors import RunError
 from volpipe.estimation.calibrate import MOST_WORKERS
+from volpipe.estimation.estimate import StageTime, StageTimes
 from volpipe.evaluation.compare import Comparison
 from volpipe.evaluation.evaluate import FINGERPRINT, Evaluation
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.lines import summary
-from volpipe.evaluation.panels import evaluation_items
+from volpipe.evaluation.pictures import evaluation_items
 from volpipe.evaluation.results import ComparisonResult, EvaluationResult, evaluation_parts
 from volpipe.evaluation.subject import RESULTS, BlockSums, Subject
 from volpipe.geometry.grid import Grid
 from volpipe.reporting.page import Draft, Item, Note
+from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkSession, check_kind
-from volpipe.segmentation.estimate import elapsed
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, WorkSession, check_kind
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage.metadata import read_json, write_json
@@ -60,7 +62,7 @@ class BlockWork(FolderWork[R]):
     kinds: ClassVar[Kinds] = RESULTS
 
     def __init__(
-        self, subject: Subject, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None, *,
+        self, subject: Subject, folder: RunFolder, options: RunOptions, listener: Listener, feed: Feed | None, *,
         name: str, sent: Subject, close: Callable[..., R], parts_of: Callable[[Taken, bool], Parts],
         check: Callable[[], None] | None = None, slices: Callable[[], Iterable[Item]] | None = None,
         to: Location | None = None,
@@ -83,7 +85,7 @@ class BlockWork(FolderWork[R]):
     def is_complete(self) -> bool:
         """Whether the scores are there, and are those of this subject; without a file, whether every block is."""
         if self.to is None:
-            return self.is_begun and self.replayed().is_complete
+            return self.is_begun and self.ledger().schedule.is_complete
         scores, expected = read_json(self.to), json.loads(json.dumps(self.subject.describe()))
         return scores is not None and {key: scores.get(key) for key in expected} == expected
 
@@ -155,7 +157,7 @@ class BlockWork(FolderWork[R]):
         if self.is_complete:
             return self.close(was_complete=True)
         pool: WorkerPool = yield POOL
-        began, schedule = time.perf_counter(), self.replayed()
+        began, schedule = time.perf_counter(), self.resumed()
         self.listener.on_plan(self.subject, self.folder)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
@@ -175,7 +177,7 @@ def _described(subject: Subject) -> dict[str, object]:
 
 
 def evaluation_work(
-    evaluation: Evaluation, folder: RunFolder, options: Options = PLAIN, listener: Listener = SILENT,
+    evaluation: Evaluation, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT,
     feed: Feed | None = None, *, to: Location | None = None,
 ) -> BlockWork[EvaluationResult]:  # fmt: skip
     """Return the work of `evaluation`; its scores are written to the file `to`, if there is one."""
@@ -204,7 +206,7 @@ def evaluation_work(
 
 
 def comparison_work(
-    comparison: Comparison, folder: RunFolder, options: Options = PLAIN, listener: Listener = SILENT, *,
+    comparison: Comparison, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT, *,
     limits: Sequence[Limit] = (),
 ) -> BlockWork[ComparisonResult]:  # fmt: skip
     """Return the work of `comparison`; a limit of what both do not have is refused."""
@@ -244,17 +246,9 @@ def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lam
 # ---- forecast
 
 
-@dataclass(frozen=True)
-class ScoreTime:
-    """Forecast `seconds` of an evaluation, from first task to last; a guess where volumes do not exist yet."""
-
-    seconds: float
-    is_guess: bool
-
-
 def calibrate_evaluation(
     evaluation: Evaluation, missing: Collection[str], workers: WorkerPool, folder: Path
-) -> Steps[ScoreTime]:
+) -> Steps[StageTimes]:
     """Return the forecast of `evaluation`, from a block that all `workers` score at the same time.
 
     Zeros in `folder`, which is deleted, stand in for volumes whose paths are `missing`, and the reference for labels.
@@ -276,6 +270,7 @@ def calibrate_evaluation(
         records = yield from each("trial", "reduce", lambda number: (trial, [block]), num)
     finally:
         delete(folder)
-    seconds = sum(record.usage.seconds for record in records) / len(records)
-    whole = seconds / trial.blocks.box(block).num_voxels * evaluation.box.num_voxels
-    return ScoreTime(elapsed(whole, len(evaluation.blocks), num_workers), is_guess)
+    seconds, num_voxels = fmean(record.usage.seconds for record in records), trial.blocks.box(block).num_voxels
+    whole = seconds / num_voxels * evaluation.box.num_voxels
+    stage = StageTime(evaluation.stage, len(evaluation.blocks), whole)
+    return StageTimes((stage,), 0.0, num * num_voxels, is_guess, num_workers)

@@ -1,83 +1,177 @@
-"""Pictures for people: captioned panels in one PNG, an output beside its input.
+"""Pictures of slices: an output beside its input or reference, two outputs where they differ most, and their errors.
 
-Not a viewer, and not how volumes are stored: only small 2-D slices pass here.
-
-A picture of two columns, with its fixed distances in pixels::
-
-    +--------------------------- MARGIN ---+
-    | caption        |MARGIN| caption      |  CAPTION high
-    | image          |      | image        |
-    | caption  ...                         |  next row, MARGIN lower
+Not here: drawing (reporting.panels, reporting.frames), or numbers. Only the slices on a picture are read, and of a box
+that differs all its voxels, once, to find the slice that differs most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from volpipe.errors import VolumeError
-from volpipe.reporting.shades import Image2D, diverge, grey
+from volpipe.errors import VolpipeError, VolumeError
+from volpipe.evaluation.compare import Comparison, Differences
+from volpipe.evaluation.differences import Pairs, change_of, unmatched
+from volpipe.evaluation.evaluate import Evaluation
+from volpipe.evaluation.origins import shared_input
+from volpipe.evaluation.subject import read_block
+from volpipe.geometry.grid import Box
+from volpipe.reporting import frames
+from volpipe.reporting.page import Draft, Item, Note, Picture
+from volpipe.reporting.panels import Panel, panels_png
+from volpipe.reporting.shades import coloured, display_change, display_range, diverge, grey, shaded
+from volpipe.volumes.volume import Volume
 
-if TYPE_CHECKING:
-    from volpipe.volumes.volume import Volume
+EDGE = 256  # voxels of a slice to show at most, from the middle
+PLANES = {"xz": 1, "xy": 0}  # and the axis that each is across
+MOST_CHUNK = 8 * 2**20  # bytes of a chunk, decoded, of which a report reads some
+SHOWN = ("nearest", "cubic", "output")
+RED, WHITE = (200, 30, 30), (255, 255, 255)
+MOST_PIXELS = 1 << 14  # of a slice on a picture of whole volumes, along an axis
+NONE = "red: no match"
+Plane = tuple[int, Box, list[Panel], list[Panel]]  # axis that it is across, box, images, and their errors
 
-MARGIN = 8
-CAPTION = 22
-FONT_SIZE = 14
-CURVE_WIDTH, CURVE_HEIGHT, LINE = 640, 240, 2
-FEW_POINTS = 60  # marked one by one
-MIN_WIDTH, MAX_HEIGHT = 240, 4096  # smaller images are enlarged by a whole factor, so that their captions fit
 
+def draw(path: Path, evaluation: Evaluation) -> None:
+    """Write a PNG of the middle xz and xy slices of all candidates, and of their differences from the reference.
 
-def panel(path: Path | BinaryIO, images: Sequence[tuple[str, Image2D]], *, columns: int = 3) -> None:
-    """Write a PNG of captioned images, row by row.
-
-    Args:
-        path: the file to write, whose folder exists, or one that is open.
-        images: captions and images (y, x) or (y, x, 3), uint8. All are enlarged by one whole factor where the
-            widest is narrower than MIN_WIDTH, and none becomes higher than MAX_HEIGHT.
-        columns: images per row.
+    Red is too bright and blue too dark, by up to the largest error that one voxel in a hundred exceeds.
     """
-    from PIL import Image, ImageDraw, ImageFont
-
-    for caption, image in images:
-        if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
-            actual = f"{image.dtype} of shape {image.shape}"
-            raise VolumeError(f"image {caption!r} is {actual}; give uint8 of shape (y, x) or (y, x, 3)")
-    tallest, widest = (max(image.shape[axis] for _, image in images) for axis in (0, 1))
-    zoom = max(1, min(-(-MIN_WIDTH // widest), MAX_HEIGHT // tallest))
-    tops = [MARGIN]
-    for i in range(0, len(images), columns):
-        tops.append(tops[-1] + CAPTION + MARGIN + zoom * max(image.shape[0] for _, image in images[i : i + columns]))
-    width = MARGIN + max(MIN_WIDTH, zoom * widest)
-    canvas = Image.new("RGB", (MARGIN + min(columns, len(images)) * width, tops[-1]), "white")
-    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(FONT_SIZE)
-    for i, (caption, image) in enumerate(images):
-        left, top = MARGIN + i % columns * width, tops[i // columns]
-        draw.text((left, top), caption, fill="black", font=font)
-        enlarged = image.repeat(zoom, axis=0).repeat(zoom, axis=1)
-        canvas.paste(Image.fromarray(enlarged).convert("RGB"), (left, top + CAPTION))
-    canvas.save(path, format="PNG")
+    path.write_bytes(panels_png([row for _, _, shown, errors in _planes(evaluation) for row in (shown, errors) if row]))
 
 
-def curve(points: Sequence[tuple[float, float]]) -> Image2D:
-    """Return a line through `points` (x, y) with y upwards, from the smallest value to the largest, of a fixed size."""
-    from PIL import Image, ImageDraw
+def evaluation_items(evaluation: Evaluation) -> Iterator[Item]:
+    """Yield the same slices for a report, each as a picture; of labels those of both, an object in one colour.
 
-    canvas = Image.new("L", (CURVE_WIDTH, CURVE_HEIGHT), 255)
-    draw, (xs, ys) = ImageDraw.Draw(canvas), np.array(points, np.float64).T
-    spread = np.ptp(xs) or 1.0, np.ptp(ys) or 1.0
-    across = LINE + (xs - xs.min()) / spread[0] * (CURVE_WIDTH - 1 - 2 * LINE)
-    down = LINE + (ys.max() - ys) / spread[1] * (CURVE_HEIGHT - 1 - 2 * LINE)
-    places = list(zip(across.tolist(), down.tolist(), strict=True))
-    draw.rectangle((0, 0, CURVE_WIDTH - 1, CURVE_HEIGHT - 1), outline=200)
-    draw.line(places, fill=0, width=LINE)
-    for x, y in places if len(places) <= FEW_POINTS else ():
-        draw.ellipse((x - LINE, y - LINE, x + LINE, y + LINE), fill=0)
-    return np.asarray(canvas)
+    Nothing of volumes whose chunks are too much to be read for it.
+    """
+    huge = [v for v in (evaluation.output, evaluation.reference) if math.prod(v.chunks) * v.dtype.itemsize > MOST_CHUNK]
+    if huge:
+        yield Note(f"No pictures: a chunk of {huge[0]} is more than is read for a report.")
+        return
+    if evaluation.kind == "image":
+        yield Note("Errors are those against the reference: red is too bright, blue too dark.")
+    size = evaluation.reference.voxel_size_nm
+    voxel = size or (1.0, 1.0, 1.0)
+    for axis, box, images, errors in _planes(evaluation):
+        sides = frames.sides_of(box.shape, voxel, axis)
+        for panel in [*images, *errors]:
+            file = frames.drawn(panel.pixels, sides, min(voxel), is_known=size is not None)
+            yield Picture(panel.caption, str(box), *file)
+
+
+def _planes(evaluation: Evaluation) -> Iterator[Plane]:
+    """Yield the middle slices of an output and of what it is compared with."""
+    for title, axis in PLANES.items():
+        box = _slice(evaluation.box, axis)
+        names = [name for name in SHOWN if name in evaluation.candidates]
+        slices = {name: evaluation.voxels(name, box).squeeze(axis) for name in names}
+        truth = slices["reference"] = read_block(evaluation.reference, box)[0].squeeze(axis)
+        if evaluation.kind == "labels":
+            images = [Panel(f"{title} {name}", coloured(labels)) for name, labels in slices.items()]
+            yield axis, box, images, []
+            continue
+        limits = display_range(truth)
+        errors = [slices[name].astype(np.float64) - truth for name in names]
+        largest = max(float(np.percentile(np.abs(error), 99)) for error in errors) or 1.0
+        images = [Panel(f"{title} {name}", grey(data, limits)) for name, data in slices.items()]
+        full = f"error, {largest:.3g} is full"
+        yield axis, box, images, [Panel(full, diverge(error, largest)) for error in errors]
+
+
+def _slice(box: Box, across: int) -> Box:
+    """Return the middle slice of `box` across an axis, of up to EDGE voxels along the others."""
+    shape = tuple(1 if axis == across else min(EDGE, n) for axis, n in enumerate(box.shape))
+    start = tuple(a + (n - m) // 2 for a, n, m in zip(box.start, box.shape, shape, strict=True))
+    return Box(start, tuple(a + m for a, m in zip(start, shape, strict=True)))
+
+
+# ---- boxes that differ most
+
+
+def worst_drafts(comparison: Comparison, differences: Differences, most: int, name: str = "") -> Iterator[Draft]:
+    """Yield the pictures of up to `most` boxes of outputs that are called `name`, still to be made."""
+    for worst in differences.worst[:most]:
+        title = f"{name}box {worst.box}"
+        make = partial(_worst_items, title, comparison, worst.box, differences.pairs)
+        yield Draft(title, make, "Boxes that differ most")
+
+
+def _worst_items(title: str, comparison: Comparison, box: Box, pairs: Pairs | None) -> list[Item]:
+    """Return the picture of the slice of a box that differs most: the input, A, B and their difference."""
+    a, b = (read_block(volume, box) for volume in (comparison.a, comparison.b))
+    if pairs is None:
+        with np.errstate(invalid="ignore"):  # of infinities
+            change = change_of(a, b)
+            amount = _squares(a, b, change)
+    else:
+        amount = change = unmatched(a.astype(np.uint64), b.astype(np.uint64), pairs)
+    channel, at = divmod(int(amount.sum(axis=(2, 3)).argmax()), amount.shape[1])
+    one, other, changed = a[channel, at], b[channel, at], change[channel, at]
+    images = _of_images(one, other, changed) if pairs is None else _of_labels(one, other, changed, pairs)
+    (z, *start), (_, *stop) = box.start, box.stop
+    source, remark = _input(comparison, Box((z + at, *start), (z + at + 1, *stop)), one.shape)
+    of = f", channel {channel}" if comparison.a.num_channels > 1 else ""
+    place = f"xy at z {z + at}, y,x {Box(tuple(start), tuple(stop))}{of}"
+    caption = f"{place}: the slice of the box that differs most{remark}"
+    return [Picture(title, caption, panels_png([[*source, *images]]), is_wide=True)]
+
+
+def _squares(a: np.ndarray, b: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """Return how much each voxel differs; what is NaN or infinite in one alone, more than all the rest."""
+    amount, same = np.square(change), (a == b) | ((a != a) & (b != b))  # NaN is not itself
+    finite = np.isfinite(amount)
+    result: np.ndarray = np.where(finite, amount, np.where(same, 0.0, 1.0 + amount[finite].sum()))
+    return result
+
+
+def _of_images(a: np.ndarray, b: np.ndarray, change: np.ndarray) -> list[Panel]:
+    limits, full = display_range(a, b), display_change(change)
+    return [
+        Panel(f"A, {limits[0]:.4g} to {limits[1]:.4g}", shaded(a[None], limits)),
+        Panel("B, same greys", shaded(b[None], limits)),
+        Panel(f"B - A: red +, blue -{full:.3g}", diverge(change, full)),
+    ]
+
+
+def _of_labels(a: np.ndarray, b: np.ndarray, is_other: np.ndarray, pairs: Pairs) -> list[Panel]:
+    """Return labels (y, x) in colours, those of B in the colours of their matches; and where they are none."""
+    numbers, place = np.unique(b.astype(np.uint64), return_inverse=True)
+    matches = dict(zip(pairs[1].tolist(), pairs[0].tolist(), strict=True))
+    # without a match a colour of its own
+    colours = np.array(
+        [matches.get(number, np.iinfo(np.uint64).max - number) for number in numbers.tolist()], np.uint64
+    )
+    marked = np.where(is_other[..., None], np.array(RED, np.uint8), np.array(WHITE, np.uint8))
+    return [
+        Panel("A", coloured(a)),
+        Panel("B, matches in A's colours", coloured(colours[place.reshape(b.shape)])),
+        Panel(NONE, marked),
+    ]
+
+
+def _input(comparison: Comparison, box: Box, shape: tuple[int, ...]) -> tuple[list[Panel], str]:
+    """Return the slice of the input that both outputs have, and "", or none and why."""
+    last = shared_input(comparison.made_a, comparison.made_b)
+    if last is None:
+        return [], "; what both were made of is not known"
+    for making in comparison.made_a[: last + 1]:
+        box = making.input_box(box)
+    try:
+        source = comparison.made_a[last].open_input()
+        data = read_block(source, box & Box.from_shape(source.spatial_shape))[:1, 0]
+    except (VolpipeError, OSError) as error:
+        return [], f"; the input cannot be shown: {error}"
+    down, across = shape
+    image = frames.resized(shaded(data, display_range(data)), (down, across))
+    return [Panel("input, greys of its own", image)], ""
+
+
+# ---- whole volumes
 
 
 def draw_comparison(
@@ -111,13 +205,15 @@ def draw_comparison(
     )
     z, y, all_of = after.shape[0] // 2, after.shape[1] // 2, slice(None)
     places = {f"xy at z {z}": (z, all_of, all_of), f"xz at y {y}": (all_of, y, all_of)}
-    images: list[tuple[str, Image2D]] = []
+    rows = []
     for place, index in places.items() if after.ndim == 3 else [("xy", (all_of, all_of))]:
         old, new = before[index], after[index]
         change = new.astype(np.float64) - old
         largest = float(np.abs(change).max())
         scale = f"blue -{largest:.3g}, red +{largest:.3g}" if largest > 0 else "none"
-        images.append((f"{titles[0]}, {place}, {limits[0]:g} to {limits[1]:g}", grey(old, limits)))
-        images.append((f"{titles[1]}, {place}, same greys", grey(new, limits)))
-        images.append((f"difference: {scale}", diverge(change, largest)))
-    panel(Path(path), images)
+        rows.append([
+            Panel(f"{titles[0]}, {place}, {limits[0]:g} to {limits[1]:g}", grey(old, limits)),
+            Panel(f"{titles[1]}, {place}, same greys", grey(new, limits)),
+            Panel(f"difference: {scale}", diverge(change, largest)),
+        ])  # fmt: skip
+    Path(path).write_bytes(panels_png(rows, most=MOST_PIXELS))

@@ -1,6 +1,6 @@
 """How an evaluation or a comparison ended: as numbers, as JSON, as a notebook shows it, and as a page.
 
-Not here: the work (driver), sentences and tables (lines), pictures (panels), or HTML (reporting.render).
+Not here: the work (driver), sentences and tables (lines), pictures (pictures), or HTML (reporting.render).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from volpipe.evaluation.compare import Comparison, Differences
 from volpipe.evaluation.evaluate import Evaluation, Scores
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.origins import differing
-from volpipe.evaluation.panels import draw, worst_drafts
+from volpipe.evaluation.pictures import draw, worst_drafts
 from volpipe.reporting.page import Draft, Facts, Item, Note, Page, Section, Sheet, sections_of
 from volpipe.reporting.render import write_page
 from volpipe.runs.pages import Parts

@@ -14,8 +14,8 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
+from volpipe.blockwise.notes import Reporter
 from volpipe.blockwise.task import work_each
 from volpipe.errors import PlanError
 from volpipe.evaluation.differences import PlainDifference
@@ -120,8 +120,8 @@ def reduce_blocks(
     subject: Subject, units: Sequence[int], session: str = "", run: str | None = None
 ) -> Record[BlockSums]:
     """Return the sums of blocks `units`, on a worker, whose sign of life goes to the folder `run`."""
-    beater = Beater(None if run is None else Path(run), session, subject.own_box)
-    return work_each(subject.stage, units, lambda block: subject.sums(block, session), BlockSums.joined, beater=beater)
+    own = Reporter(None if run is None else Path(run), session, subject.own_box)
+    return work_each(subject.stage, units, lambda block: subject.sums(block, session), BlockSums.joined, reporter=own)
 
 
 def tables(results: Results) -> Iterator[tuple[int, PlainOverlaps]]:

@@ -60,20 +60,18 @@ class BlockSum:
 
     With `crop` each voxel comes from one window, so that it is finished at once and held as it will be stored; a sum of
     several windows, or one that other blocks add to, is float32 until it is written. Nothing asks the device for values
-    while the sum grows, so that a GPU never waits for it. With a `slab`, it is of that part of the block alone, and
-    starts with what the slab `before` left of its own; `box` is what no later slab adds to.
+    while the sum grows, so that a GPU never waits for it. It is of one `slab` of the block, and starts with what the
+    slab `before` left of its own; `box` is what no later slab adds to.
     """
 
     selection: Selection
     normalise: Affine
     block: int
+    slab: Slab
     bus: Bus
-    slab: Slab | None = None
-    is_last: bool = True  # of its block
+    is_last: bool = True  # whether the slab is the last one of its block
     before: InitVar[BlockSum | None] = None
-    box: Box = field(init=False)
     _parts: tuple[BlockSum, ...] = field(default=(), init=False, repr=False)  # of several arrays; no other sum is held
-    _reached: Box = field(init=False, repr=False)
     _total: torch.Tensor = field(init=False, repr=False)
     _tally: Tally = field(default_factory=Tally)
     _flags: torch.Tensor | None = field(default=None, repr=False)  # NaN, infinite; on a CPU once there are any
@@ -83,6 +81,14 @@ class BlockSum:
     @property
     def plan(self) -> Plan:
         return self.selection.plan
+
+    @property
+    def box(self) -> Box:
+        return self.slab.made
+
+    @property
+    def _reached(self) -> Box:
+        return self.slab.reached
 
     @property
     def arrays(self) -> tuple[BlockSum, ...]:
@@ -97,8 +103,6 @@ class BlockSum:
             earlier = [None] * len(selections) if before is None else before._parts
             self._parts = tuple(map(self._of_array, selections, earlier))
             return
-        whole, slab = self.plan.sum_box(self.block), self.slab
-        self._reached, self.box = (whole, whole) if slab is None else (slab.reached, slab.made)
         self._total = self._begun()
         if before is not None:
             left = self._reached & before._reached
@@ -108,10 +112,8 @@ class BlockSum:
 
     def _of_array(self, selection: Selection, before: BlockSum | None) -> BlockSum:
         """Return the sum of one of several arrays, whose slabs have the same windows."""
-        slab = self.slab
-        if slab is not None:
-            (slab,) = (each for each in selection.slabs(self.block) if each.numbers == slab.numbers)
-        return BlockSum(selection, self.normalise, self.block, self.bus, slab, self.is_last, before)
+        (slab,) = (each for each in selection.slabs(self.block) if each.numbers == self.slab.numbers)
+        return BlockSum(selection, self.normalise, self.block, slab, self.bus, self.is_last, before)
 
     def _begun(self) -> torch.Tensor:
         """Return the sum of no window, on the device."""
@@ -120,7 +122,7 @@ class BlockSum:
         channels = self.plan.num_channels if self.is_finished else self.plan.net.out_channels
         shape = (channels, *self._reached.shape)
         dtype = self.plan.dtype if self.is_finished else SUM_TYPE
-        if self.slab is not None and self.bus.device == "cpu":
+        if self.bus.device == "cpu":
             total = torch.from_numpy(mapped(shape, dtype))
         else:
             total = torch.empty(shape, dtype=getattr(torch, dtype.name), device=self.bus.device)

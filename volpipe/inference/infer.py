@@ -22,12 +22,12 @@ from volpipe.inference.reassemble import BlockWriter, Outcome
 from volpipe.inference.runner import Bus, Runner, load_runner
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
-from volpipe.inference.windows import Batch, Voxels, WindowSource, ahead, batches
+from volpipe.inference.windows import Batch, SlabsOf, Voxels, WindowSource, ahead, batches
 
 if TYPE_CHECKING:
     import torch
 
-BATCHES_AHEAD, BLOCKS_AHEAD = 2, 0  # beside the next one
+BATCHES_AHEAD, SLABS_AHEAD = 2, 0  # beside the next one
 
 
 def infer(
@@ -43,15 +43,13 @@ def infer(
 ) -> Iterator[Outcome]:
     """Yield each of `blocks` once it is written, with its result or its error.
 
-    In memory are the sum that grows and those that are being written (`Plan.blocks_behind`); the voxels of the blocks
-    after these (`windows.blocks_ahead`) are read meanwhile. Of a block in slabs, these take the place of blocks. A
-    block is not written if `before_write` raises; `on_windows` is called with the number of windows of each batch that
-    was computed. Once `is_over`, no other block begins.
+    In memory are the slab whose sum grows and those that are being written (`Plan.blocks_behind`); the voxels of those
+    after it are read meanwhile. A block is not written if `before_write` raises; `on_windows` is called with the number
+    of windows of each batch that was computed. Once `is_over`, no other block begins.
     """
     runner = load_runner(selection.plan)
     runner.check()
     num_behind = selection.plan.blocks_behind + runner.bus.is_gpu  # one more, in the GPU's memory: it need not wait
-    source.expect(blocks)
     with closing(source), BlockWriter(selection, tensors, source, before_write) as writer:
         for block, outcome in block_sums(
             selection, normalise, runner, source, blocks,
@@ -59,12 +57,9 @@ def infer(
         ):  # fmt: skip
             yield from writer.written(0 if isinstance(outcome, Exception) else num_behind - 1)
             if isinstance(outcome, Exception):
-                writer.give_up()
-                source.forget(block)
+                writer.give_up(block)
                 yield block, outcome
             elif block not in writer.failed:
-                if outcome.is_last:
-                    source.forget(block)
                 writer.submit(outcome)
             del outcome  # else it would stay while the next one grows
         yield from writer.written(0)
@@ -78,24 +73,25 @@ def block_sums(
     source: WindowSource,
     blocks: Sequence[int],
     *,
+    slabs_of: SlabsOf | None = None,
     on_windows: Callable[[int], None] = lambda num_windows: None,
     given_up: Container[int] = (),
     is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[int, BlockSum | Exception]]:
-    """Yield each of `blocks` with its sum once its last window is added, or with its first error.
+    """Yield each of `blocks` with the sum of each of its slabs once its last window is added, or with its first error.
 
-    Of a block that `source` gives in slabs, each is yielded for itself; blocks that are `given_up` meanwhile are not
-    computed to their end. Once `is_over`, no other block begins.
+    Slabs are all those of the selection, or as `slabs_of` returns them; those of blocks that are `given_up` meanwhile
+    are not computed. Once `is_over`, no other block begins.
 
     The voxels of the next one are on the device by then. On a GPU the sum may still be computed: whoever takes a part
     of it waits.
     """
     growing: BlockSum | None = None
-    before: BlockSum | None = None  # the slab that was yielded last
+    before: BlockSum | None = None  # the slab that was yielded last, where others of its block follow
     failed: int | None = None
-    incoming = batches(source, blocks, runner.batch, selection.windows_of)
+    incoming = batches(source, blocks, slabs_of or selection.slabs, runner.batch)
     as_stored = selection.plan.keeps_integers
-    depth = BLOCKS_AHEAD if source.has_blocks else BATCHES_AHEAD
+    depth = SLABS_AHEAD if source.has_slabs else BATCHES_AHEAD
     for batch, voxels in ahead(lifted(incoming, runner.bus, as_stored=as_stored), depth):
         if batch.block == failed or batch.block in given_up:
             continue
@@ -108,7 +104,7 @@ def block_sums(
                     rolling = before if before is not None and before.block == batch.block else None
                     before = None
                     growing = BlockSum(
-                        selection, normalise, batch.block, runner.bus, batch.slab, batch.is_last, before=rolling
+                        selection, normalise, batch.block, batch.slab, runner.bus, batch.is_last, before=rolling
                     )
                     del rolling
                 for part in batch.parts(runner.batch):
@@ -120,10 +116,10 @@ def block_sums(
         if error is not None:
             failed, growing = batch.block, None
             yield batch.block, error
-        elif batch.is_last or batch.slab is not None:
+        elif batch.ends_slab:
             assert growing is not None
             growing.close()
-            before = growing if batch.slab is not None and not batch.is_last else None
+            before = None if batch.is_last else growing
             yield batch.block, growing
             growing = None
 

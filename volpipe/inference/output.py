@@ -25,14 +25,13 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.volumes import checksums
 from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import grow_array, locate, write_record
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location, reading_once
 from volpipe.volumes.storage.requests import InTurn, boxes_at_once, num_at_once
 from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
-from volpipe.volumes.writer import ShardStream
+from volpipe.volumes.writer import ShardStream, Writer
 
 if TYPE_CHECKING:
     from volpipe.inference.intensity import Array
@@ -288,16 +287,38 @@ def summed(selection: Selection, normalise: Affine, box: Box, total: np.ndarray,
     return finish(selection.plan, normalise, total if mask is None else np.where(mask, total, nothing), tally)
 
 
-def write_selected(selection: Selection, box: Box, data: np.ndarray) -> str:
-    """Write stored `data` (c, z, y, x) to `box` of level 0, zeros outside the selection; return the checksums."""
+def selected(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
+    """Return stored `data` (c, z, y, x) of `box` of level 0, zeros outside the selection."""
     mask = selection.mask(box)
-    return write_voxels(selection.plan, 0, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
+    return data if mask is None else np.where(mask, data, data.dtype.type(0))
+
+
+def summed_layers(
+    selection: Selection, box: Box, summed: Callable[[Box], np.ndarray]
+) -> Iterator[tuple[Box, np.ndarray]]:
+    """Yield layers of `box` of level 0, the next ones of a shard, as they will be stored; `summed` returns parts so.
+
+    Of a large shard these parts are whole chunks of block tensors, which are read once, so that little is in memory.
+    """
+    plan, origin = selection.plan, selection.plan.core_start(0)
+    if box.is_empty:
+        return
+    if not plan.is_layered:
+        yield box, selected(selection, box, summed(box))
+        return
+    row = plan.sum_chunk[0] * box.shape[2] * plan.num_channels * plan.sum_chunk[1]
+    height = plan.sum_chunk[1] * max(1, SUMMED_VOXELS // max(1, row))
+    for layer in box.cut(0, plan.sum_chunk[0], origin[0]):
+        data = np.empty((plan.num_channels, *layer.shape), plan.dtype)
+        for part in layer.cut(1, height, origin[1]):
+            data[:, *part.relative_to(layer.start).slices] = summed(part)
+        yield layer, selected(selection, layer, data)
 
 
 def shards_at_once(plan: OutputPlan) -> int:
     """Return how many shards a worker writes at a time: several into a bucket, where each waits for an answer."""
     shard_bytes = math.prod(plan.shard) * plan.num_channels * plan.dtype.itemsize
-    return num_at_once(shard_bytes, fewest=1) if plan.is_in_bucket else 1
+    return num_at_once(shard_bytes, fewest=1) if plan.is_in_bucket and not plan.is_layered else 1
 
 
 def shards_behind(plan: OutputPlan) -> int:
@@ -307,48 +328,94 @@ def shards_behind(plan: OutputPlan) -> int:
     return max(2, shards_at_once(plan)) if plan.is_in_bucket else 1
 
 
-def open_shard(plan: OutputPlan, shard: int, level: int = 0) -> ShardStream:
-    """Return the stream of `shard` of `level`, which is written layer by layer."""
-    writer = open_writer(plan.out, level_key(level))
-    return ShardStream(writer, stored_box(plan, plan.shards(level).box(shard)), mapped)
+class WholeShard:
+    """A shard that is written at once with its last layer, in the place of a `ShardStream`; its layers wait in memory.
 
-
-def append_selected(selection: Selection, stream: ShardStream, box: Box, data: np.ndarray) -> None:
-    """Append stored `data` (c, z, y, x), the next layers of a shard in `box` of level 0, zeros outside the selection.
-
-    Layers between those before and these are zeros, too.
+    Attributes:
+        position: where the next layer lies along z in the array.
     """
-    mask = selection.mask(box)
-    append_voxels(selection.plan, stream, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
+
+    def __init__(self, writer: Writer, box: Box) -> None:
+        self._writer, self._box, self.position = writer, box, box.start[-3]
+        self._waiting: np.ndarray | None = None
+        self._checksums = ""
+
+    def append(self, data: np.ndarray) -> None:
+        """Take the next layers, `data` in stored axes, and write the shard with the last one."""
+        place = slice(self.position - self._box.start[-3], self.position - self._box.start[-3] + data.shape[-3])
+        self.position += data.shape[-3]
+        if data.shape != self._box.shape:
+            if self._waiting is None:
+                self._waiting = mapped(self._box.shape, self._writer.dtype)
+            self._waiting[..., place, :, :] = data
+        if self.position == self._box.stop[-3]:
+            self._checksums = self._writer.write_summed(self._box, data if self._waiting is None else self._waiting)
+            self._waiting = None
+
+    def fill(self, stop: int) -> None:
+        """Append zeros up to `stop` along z, if anything is missing there."""
+        if (missing := stop - self.position) > 0:
+            shape = self._box.shape
+            self.append(np.zeros((*shape[:-3], missing, *shape[-2:]), self._writer.dtype))
+
+    def settle(self) -> None:
+        """Do nothing: what was written has arrived."""
+
+    def persist(self) -> None:
+        """Do nothing: what was written is stored for good."""
+
+    def close(self) -> None:
+        """Do nothing: the shard is in its place."""
+
+    def abort(self) -> None:
+        """Do nothing: no part of it was written."""
+
+    def checksums(self) -> str:
+        """Return the checksums of the files of the shard, as `checksums.take` does."""
+        return self._checksums
 
 
-def append_summed(selection: Selection, stream: ShardStream, box: Box, summed: Callable[[Box], np.ndarray]) -> None:
-    """Append the next layers of a shard, `box` of level 0, in parts as `summed` returns them as they will be stored.
-
-    Parts are whole chunks of block tensors, which are read once, so that little is in memory however large a shard is.
-    """
-    plan, origin = selection.plan, selection.plan.core_start(0)
-    row = plan.sum_chunk[0] * box.shape[2] * plan.num_channels * plan.sum_chunk[1]
-    height = plan.sum_chunk[1] * max(1, SUMMED_VOXELS // max(1, row))
-    for layer in box.cut(0, plan.sum_chunk[0], origin[0]):
-        data = np.empty((plan.num_channels, *layer.shape), plan.dtype)
-        for part in layer.cut(1, height, origin[1]):
-            data[:, *part.relative_to(layer.start).slices] = summed(part)
-        append_selected(selection, stream, layer, data)
+ShardFile = ShardStream | WholeShard
 
 
-def append_voxels(plan: OutputPlan, stream: ShardStream, box: Box, data: np.ndarray) -> None:
+def open_shard(plan: OutputPlan, shard: int, level: int = 0) -> ShardFile:
+    """Return the file, or the files, of `shard` of `level`, to which its layers are appended."""
+    writer, box = open_writer(plan.out, level_key(level)), stored_box(plan, plan.shards(level).box(shard))
+    return ShardStream(writer, box, mapped) if plan.is_layered else WholeShard(writer, box)
+
+
+def append_voxels(plan: OutputPlan, file: ShardFile, box: Box, data: np.ndarray) -> None:
     """Append `data` (c, z, y, x), the next layers of a shard in `box`; those before that are missing are zeros."""
-    stream.fill(box.start[0])
-    stream.append(data if plan.num_channels > 1 else data[0])
+    file.fill(box.start[0])
+    file.append(data if plan.num_channels > 1 else data[0])
 
 
-def close_shard(plan: OutputPlan, shard: int, stream: ShardStream, level: int = 0) -> str:
+def close_shard(plan: OutputPlan, shard: int, file: ShardFile, level: int = 0) -> str:
     """Put `shard` of `level` in its place, zeros where nothing was appended; return its checksums."""
-    box = plan.shards(level).box(shard)
-    stream.fill(box.stop[0])
-    stream.close()
-    return checksums.joined([stream.checksum()])
+    file.fill(plan.shards(level).box(shard).stop[0])
+    file.close()
+    return file.checksums()
+
+
+def writing_shard(
+    plan: OutputPlan, shard: int, layers: Iterable[tuple[Box, np.ndarray]], level: int = 0
+) -> Callable[[], str]:
+    """Return what writes `shard` of `level`, and returns its checksums.
+
+    Where it is not written layer by layer, its voxels are in memory by now.
+    """
+    layers = layers if plan.is_layered else list(layers)
+
+    def write() -> str:
+        file = open_shard(plan, shard, level)
+        try:
+            for box, data in layers:
+                append_voxels(plan, file, box, data)
+            return close_shard(plan, shard, file, level)
+        finally:
+            file.abort()  # nothing is left once it is closed
+
+    return write
 
 
 def write_voxels(plan: OutputPlan, level: int, box: Box, data: np.ndarray) -> str:

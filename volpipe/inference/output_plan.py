@@ -6,6 +6,7 @@ Not here: how sizes come about (inference.plan, segmentation.plan).
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, field_serializer, model_serializer
 
 from volpipe.errors import PlanError
+from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Grid, Triple, triple
 from volpipe.geometry.levels import FINEST, level_factors, level_shape, level_step
 from volpipe.nets.files import short_hash
@@ -161,9 +163,14 @@ class OutputPlan(BaseModel, ABC):
         return "://" in self.out
 
     @property
-    def is_layered(self) -> bool:
-        """Whether large shards are written layer by layer."""
+    def can_stream(self) -> bool:
+        """Whether shards can be written layer by layer."""
         return can_stream(self.array_format, self.num_channels, in_bucket=self.is_in_bucket)
+
+    @property
+    def is_layered(self) -> bool:
+        """Whether shards are written layer by layer: large ones, where they can be."""
+        return self.can_stream and math.prod(self.shard) > SLAB_VOXELS
 
     @property
     def array_format(self) -> str:

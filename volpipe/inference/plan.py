@@ -382,16 +382,11 @@ class Plan(OutputPlan):
         )
 
     @cached_property
-    def is_streamed(self) -> bool:
-        """Whether shards can be written layer by layer."""
-        return self.mode == "streamed" and self.is_layered
-
-    @cached_property
     def slab(self) -> int:
         """Layers of windows, along z, of a block that are computed at a time; they follow from the sizes alone."""
         whole, chunk = self.lattice.places[0], None if self.is_summed else self.chunk[0]
         layers = slab_layers(self.block, triple(self.lattice.stride), self.net.scale, chunk)
-        return layers if self.is_streamed and layers < self.block[0] else whole
+        return layers if self.mode == "streamed" and self.can_stream and layers < self.block[0] else whole
 
     @property
     def is_summed(self) -> bool:
@@ -402,6 +397,10 @@ class Plan(OutputPlan):
     def has_slabs(self) -> bool:
         """Whether blocks are computed slab by slab."""
         return self.slab < self.lattice.places[0]
+
+    @property
+    def is_layered(self) -> bool:
+        return super().is_layered or (self.can_stream and self.has_slabs)
 
     @property
     def blocks_behind(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from volpipe.geometry.block_shape import SLAB_VOXELS
 from volpipe.geometry.grid import Box, Grid
-from volpipe.inference.output import append_voxels, close_shard, join_arrays, open_shard, read_voxels, write_voxels
+from volpipe.inference.output import join_arrays, read_voxels, writing_shard
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.volumes.storage.fetched_array import LARGEST_BYTES
 from volpipe.volumes.storage.requests import in_turn
@@ -32,27 +32,13 @@ def coarsen(plan: OutputPlan, level: int, shard: int) -> Callable[[], str]:
 
     Where it is not written layer by layer, its voxels are in memory by now.
     """
-    writes = [_coarsen_array(array, level, shard) for array in plan.arrays]
+    writes = []
+    for array in plan.arrays:
+        box = array.shards(level).box(shard)
+        layers = box.layers(SLAB_VOXELS, array.chunk[0]) if array.is_layered else [box]
+        voxels = ((layer, coarse_voxels(array, level, layer)) for layer in layers)
+        writes.append(writing_shard(array, shard, voxels, level))
     return lambda: join_arrays(write() for write in writes)
-
-
-def _coarsen_array(plan: OutputPlan, level: int, shard: int) -> Callable[[], str]:
-    """Return what writes `shard` of `level` of one array; see `coarsen`."""
-    box = plan.shards(level).box(shard)
-    layers = list(box.layers(SLAB_VOXELS, plan.chunk[0]))
-    if len(layers) == 1 or not plan.is_layered:
-        return partial(write_voxels, plan, level, box, coarse_voxels(plan, level, box))
-
-    def write() -> str:
-        stream = open_shard(plan, shard, level)
-        try:
-            for layer in layers:
-                append_voxels(plan, stream, layer, coarse_voxels(plan, level, layer))
-            return close_shard(plan, shard, stream, level)
-        finally:
-            stream.abort()  # nothing is left once it is closed
-
-    return write
 
 
 def coarse_voxels(plan: OutputPlan, level: int, box: Box) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Reassemble: shards of the output from the sums of blocks, each written once; block tensors of what is left of a sum.
 
-A shard is written by the block that finishes it, whole or slab by slab, while the next one is computed; or by a task of
-its own, which adds the block tensors that reach it. Not here: the sum of a block (block_sum), or coarser levels
+A shard is written by the block that finishes it, slab by slab, while the next one is computed; or by a task of its own,
+which adds the block tensors that reach it. Not here: the sum of a block (block_sum), or coarser levels
 (pyramid).
 """
 
@@ -21,14 +21,16 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.inference.output import (
-    append_selected,
-    append_summed,
+    ShardFile,
+    append_voxels,
     close_shard,
     join_arrays,
     open_shard,
+    selected,
     shards_at_once,
     summed,
-    write_selected,
+    summed_layers,
+    writing_shard,
 )
 from volpipe.inference.scratch import SumStream, Tensors
 from volpipe.inference.selection import Selection
@@ -77,48 +79,6 @@ class BlockResult:
 Outcome = tuple[int, Exception | BlockResult]  # of a block
 
 
-def write_block(selection: Selection, tensors: Tensors, done: BlockSum, fingerprint: str = "") -> BlockResult:
-    """Write the shards that block `done` finishes, and return them.
-
-    It finishes the shards that no later block adds to, if the sums of earlier blocks are there; the rest of its sum
-    goes to scratch. Shards without a selected voxel, and those that were written before, do not count.
-    """
-    for array in done.arrays:
-        array.check()
-    closed, stored = _destinations(selection, tensors, done.block)
-    parts = zip(selection.arrays, tensors.arrays, done.arrays, strict=True)
-    return BlockResult.joined([_write_array(*part, closed, stored, fingerprint) for part in parts])
-
-
-def _write_array(
-    selection: Selection,
-    tensors: Tensors,
-    done: BlockSum,
-    closed: Mapping[int, Sequence[int]],
-    stored: Collection[int] | None,
-    fingerprint: str,
-) -> BlockResult:
-    """Write the shards of one array that block `done` finishes; arguments as `_destinations` gives them."""
-    plan = selection.plan
-    if stored is not None:
-        tensors.write_sum(done, stored)
-    tallies = defaultdict[int, Tally](Tally)
-
-    def writes() -> Iterator[Callable[[], str]]:
-        for shard, blocks in closed.items():
-            box = plan.shards().box(shard)
-            data = (
-                done.part(box) if done.is_finished else _summed(selection, tensors, done, box, blocks, tallies[shard])
-            )
-            yield partial(write_selected, selection, box, data)
-
-    checksums = dict(zip(closed, in_turn(writes(), shards_at_once(plan)), strict=True))
-    clipped = {shard: tally.clipped for shard, tally in tallies.items()}
-    clipped_in_block = done.clipped if done.is_finished and closed else 0
-    shared = tuple(shard for shard in closed if not plan.is_direct(shard))
-    return BlockResult(shared, done.bad, checksums, clipped, clipped_in_block, fingerprint)
-
-
 def _destinations(
     selection: Selection, tensors: Tensors, block: int
 ) -> tuple[Mapping[int, Sequence[int]], Collection[int] | None]:
@@ -165,13 +125,17 @@ def _summed(
     return data
 
 
-class SlabWriter:
-    """What a block writes while it is computed slab by slab: shards that it finishes, and the rest of its sum."""
+class BlockFiles:
+    """What a block writes while its slabs come: shards that it finishes, and the rest of its sum.
+
+    It finishes the shards that no later block adds to, if the sums of earlier blocks are there; the rest of its sum
+    goes to scratch. Shards without a selected voxel, and those that were written before, do not count.
+    """
 
     def __init__(self, selection: Selection, tensors: Tensors, block: int) -> None:
         closed, stored = _destinations(selection, tensors, block)
         parts = zip(selection.arrays, tensors.arrays, strict=True)
-        self._arrays = [_ArrayWriter(*part, block, closed, stored) for part in parts]
+        self._arrays = [_ArrayFiles(*part, block, closed, stored) for part in parts]
 
     def add(self, done: BlockSum) -> None:
         """Write the layers of the slab `done`, those before it to which others alone add, and after the last one.
@@ -181,26 +145,26 @@ class SlabWriter:
         """
         for array in done.arrays:
             array.check()
-        for writer, array in zip(self._arrays, done.arrays, strict=True):
-            writer.add(array)
+        for files, array in zip(self._arrays, done.arrays, strict=True):
+            files.add(array)
 
     def persist(self) -> None:
         """Store for good what was added so far; what goes wrong is raised by `close`."""
-        for writer in self._arrays:
-            writer.persist()
+        for files in self._arrays:
+            files.persist()
 
     def close(self, fingerprint: str) -> BlockResult:
         """Put the files in their places, once all slabs were added, and return what was noted of the block."""
-        return BlockResult.joined([writer.close(fingerprint) for writer in self._arrays])
+        return BlockResult.joined([files.close(fingerprint) for files in self._arrays])
 
     def abort(self) -> None:
         """Delete what was written of files that are not whole."""
-        for writer in self._arrays:
-            writer.abort()
+        for files in self._arrays:
+            files.abort()
 
 
-class _ArrayWriter:
-    """What `SlabWriter` writes of one array; arguments as `_destinations` gives them."""
+class _ArrayFiles:
+    """What `BlockFiles` writes of one array; arguments as `_destinations` gives them."""
 
     def __init__(
         self,
@@ -210,34 +174,48 @@ class _ArrayWriter:
         closed: Mapping[int, Sequence[int]],
         stored: Collection[int] | None,
     ) -> None:
-        self.selection, self.tensors, self.block = selection, tensors, block
-        self._streams = {shard: (open_shard(selection.plan, shard), blocks) for shard, blocks in closed.items()}
+        self.selection, self.tensors = selection, tensors
+        self._shards = {shard: (open_shard(selection.plan, shard), blocks) for shard, blocks in closed.items()}
         self._rest = None if stored is None else SumStream(tensors, block, stored)
         self._bad, self._tallies, self._clipped = ALL_FINITE, defaultdict[int, Tally](Tally), 0
         self._error: Exception | None = None
 
     def add(self, done: BlockSum) -> None:
-        selection, shards = self.selection, self.selection.plan.shards()
         if self._rest is not None:
-            self._rest.append(done, done.box)
-        for shard, (stream, blocks) in self._streams.items():
-            box = shards.box(shard)
-            if not done.is_finished:
-                stop = box.stop[0] if done.is_last else min(done.box.stop[0], box.stop[0])
-                make = partial(_summed, selection, self.tensors, done, blocks=blocks, tally=self._tallies[shard])
-                append_summed(selection, stream, box.along(0, stream.position, max(stream.position, stop)), make)
-            elif not (box & done.box).is_empty:
-                append_selected(selection, stream, box & done.box, done.part(box & done.box))
-            if len(self._streams) > 1:
-                stream.settle()
-        if self._streams and done.is_finished:
+            self._rest.append(done.box, done.part)
+        in_turn(self._writes(done), shards_at_once(self.selection.plan))
+        if self._shards and done.is_finished:
             self._clipped += done.clipped
         self._bad += done.bad
 
+    def _writes(self, done: BlockSum) -> Iterator[Callable[[], None]]:
+        """Yield what writes each next layer of each shard, which is made by then."""
+        for shard, (file, blocks) in self._shards.items():
+            for box, data in self._layers(shard, file.position, blocks, done):
+                yield partial(self._write, file, box, data)
+
+    def _write(self, file: ShardFile, box: Box, data: np.ndarray) -> None:
+        append_voxels(self.selection.plan, file, box, data)
+        if len(self._shards) > 1:
+            file.settle()
+
+    def _layers(
+        self, shard: int, position: int, blocks: Sequence[int], done: BlockSum
+    ) -> Iterator[tuple[Box, np.ndarray]]:
+        """Yield the layers of `shard` from `position` on that `done` determines, as they will be stored."""
+        selection, box = self.selection, self.selection.plan.shards().box(shard)
+        if done.is_finished:
+            if not (inside := box & done.box).is_empty:
+                yield inside, selected(selection, inside, done.part(inside))
+            return
+        stop = box.stop[0] if done.is_last else min(done.box.stop[0], box.stop[0])
+        summed = partial(_summed, selection, self.tensors, done, blocks=blocks, tally=self._tallies[shard])
+        yield from summed_layers(selection, box.along(0, position, max(position, stop)), summed)
+
     def persist(self) -> None:
         try:
-            for stream, _ in self._streams.values():
-                stream.persist()
+            for file, _ in self._shards.values():
+                file.persist()
         except Exception as error:
             self._error = self._error or error
 
@@ -247,23 +225,23 @@ class _ArrayWriter:
         plan = self.selection.plan
         if self._rest is not None:
             self._rest.close()
-        checksums = {shard: close_shard(plan, shard, stream) for shard, (stream, _) in self._streams.items()}
+        checksums = {shard: close_shard(plan, shard, file) for shard, (file, _) in self._shards.items()}
         clipped = {shard: tally.clipped for shard, tally in self._tallies.items()}
-        shared = tuple(shard for shard in self._streams if not plan.is_direct(shard))
+        shared = tuple(shard for shard in self._shards if not plan.is_direct(shard))
         return BlockResult(shared, self._bad, checksums, clipped, self._clipped, fingerprint)
 
     def abort(self) -> None:
-        for stream, _ in self._streams.values():
-            stream.abort()
+        for file, _ in self._shards.values():
+            file.abort()
         if self._rest is not None:
             self._rest.abort()
 
 
 class BlockWriter:
-    """Writes blocks, whole or slab by slab, in threads; of what is not whole in the end, nothing stays.
+    """Writes blocks, slab by slab, in threads; of what is not whole in the end, nothing stays.
 
-    Files of slabs are stored for good, and put in their places, by a thread of its own, while others are written: a
-    disk takes as long for that as a GPU for many slabs.
+    Large files are stored for good, and put in their places, by a thread of its own, while others are written: a disk
+    takes as long for that as a GPU for many slabs.
 
     Args:
         before_write: called before each part of a block is written; what it raises is the block's error.
@@ -277,7 +255,7 @@ class BlockWriter:
     ) -> None:
         self.selection, self.tensors, self.source, self.before_write = selection, tensors, source, before_write
         self.failed = set[int]()
-        self._slabs: SlabWriter | None = None  # of the block whose slabs come
+        self._files: dict[int, BlockFiles] = {}  # of blocks whose slabs come
         self._writing = deque[tuple[int, Future[Future[BlockResult] | None]]]()
         self._closing = deque[tuple[int, Future[BlockResult]]]()
 
@@ -288,7 +266,8 @@ class BlockWriter:
 
     def __exit__(self, *error: object) -> None:
         self._writer.shutdown()
-        self.give_up()
+        for block in [*self._files]:
+            self.give_up(block)
         self._closer.shutdown()
 
     def submit(self, done: BlockSum) -> None:
@@ -315,51 +294,46 @@ class BlockWriter:
 
     def _write(self, done: BlockSum) -> Future[BlockResult] | None:
         """Write `done`, and return what its block will have given; None while slabs follow, or if it has failed."""
-        if done.block in self.failed:
+        block = done.block
+        if block in self.failed:
             return None
-        with self._giving_up(done.block):
+        with self._giving_up(block):
             self.before_write()
-            if done.slab is None:
-                whole = Future[BlockResult]()
-                whole.set_result(write_block(self.selection, self.tensors, done, self.source.fingerprint(done.block)))
-                return whole
-            if self._slabs is None:
-                self._slabs = SlabWriter(self.selection, self.tensors, done.block)
-            self._slabs.add(done)
+            if block not in self._files:
+                self._files[block] = BlockFiles(self.selection, self.tensors, block)
+            files = self._files[block]
+            files.add(done)
             if not done.is_last:
-                self._closer.submit(self._slabs.persist)
+                self._closer.submit(files.persist)
                 return None
-            slabs, fingerprint = self._slabs, self.source.fingerprint(done.block)
-        self._slabs = None
-        closed = self._closer.submit(self._close, done.block, slabs, fingerprint)
+            fingerprint = self.source.fingerprint(block)
+        closed = self._closer.submit(self._close, block, fingerprint)
         if self.selection.plan.num_sums:  # the next block looks for what this one left
             wait([closed])
         return closed
 
-    def _close(self, block: int, slabs: SlabWriter, fingerprint: str) -> BlockResult:
-        """Put the files of `block` in their places, whose `slabs` were all written."""
-        with self._giving_up(block, slabs):
+    def _close(self, block: int, fingerprint: str) -> BlockResult:
+        """Put the files of `block` in their places, whose slabs were all written."""
+        with self._giving_up(block):
             self.before_write()  # the last slab may have taken long
-            return slabs.close(fingerprint)
+            result = self._files[block].close(fingerprint)
+            del self._files[block]
+            return result
 
     @contextmanager
-    def _giving_up(self, block: int, slabs: SlabWriter | None = None) -> Iterator[None]:
+    def _giving_up(self, block: int) -> Iterator[None]:
         """Note that `block` has failed where what is done meanwhile raises, and delete what was written of it."""
         try:
             yield
         except BaseException:
             self.failed.add(block)
-            if slabs is None:
-                self.give_up()
-            else:
-                slabs.abort()
+            self.give_up(block)
             raise
 
-    def give_up(self) -> None:
-        """Delete what was written of a block whose slabs do not all come."""
-        if self._slabs is not None:
-            self._slabs.abort()
-        self._slabs = None
+    def give_up(self, block: int) -> None:
+        """Delete what was written of `block`, whose slabs do not all come."""
+        if (files := self._files.pop(block, None)) is not None:
+            files.abort()
 
 
 def _outcome(future: Future[R]) -> R | Exception:
@@ -377,8 +351,8 @@ def reassemble(
 ) -> Callable[[], str]:
     """Return what writes `shard` of level 0, and returns its checksums; `tally` counts the clipped voxels.
 
-    Blocks are added in ascending order, so that the bits depend on nothing else. Where the format allows it, the shard
-    is written layer by layer, into a bucket only a large one; else its voxels are in memory by now.
+    Blocks are added in ascending order, so that the bits depend on nothing else. The voxels of a shard that is not
+    written layer by layer are in memory by now.
     """
     parts = zip(selection.arrays, tensors.arrays, strict=True)
     writes = [_reassemble_array(each, normalise, own, shard, tally) for each, own in parts]
@@ -390,21 +364,9 @@ def _reassemble_array(
 ) -> Callable[[], str]:
     """Return what writes `shard` of one array; see `reassemble`."""
     plan = selection.plan
-    whole = plan.shards().box(shard)
     blocks = list(filter(selection.has_block, plan.blocks_of_shard(shard)))
 
     def added(box: Box) -> np.ndarray:
         return summed(selection, normalise, box, tensors.total(box, blocks), tally)
 
-    if not plan.is_streamed or (plan.is_in_bucket and not plan.has_slabs):
-        return partial(write_selected, selection, whole, added(whole))
-
-    def write() -> str:
-        stream = open_shard(plan, shard)
-        try:
-            append_summed(selection, stream, whole, added)
-            return close_shard(plan, shard, stream)
-        finally:
-            stream.abort()  # nothing is left once it is closed
-
-    return write
+    return writing_shard(plan, shard, summed_layers(selection, plan.shards().box(shard), added))

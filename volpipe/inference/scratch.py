@@ -1,6 +1,6 @@
 """The scratch of a run: window tensors and block tensors, named, laid out, written whole and thrown away.
 
-Not here: their contents (factor, infer). Seven named dimensions in all; dataset and iteration stand in the
+Not here: how sums come about (block_sum). Seven named dimensions in all; dataset and iteration stand in the
 attributes and the key, the other five are the array's: batch (window or block number), channel, z, y, x.
 
     tensors.n5   tensors/source             windows, float32, one window = one chunk (Zarr: one block = one shard)
@@ -14,17 +14,19 @@ The folders of a block in Zarr v3 go with the last of its files.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from volpipe.blockwise.malloc import mapped
 from volpipe.blockwise.usage import counting_growth
 from volpipe.geometry.grid import Box
+from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import SUM_TYPE, Plan
+from volpipe.inference.selection import Selection
+from volpipe.inference.windows import StreamedWindows
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import plain
@@ -35,17 +37,9 @@ from volpipe.volumes.writer import ShardStream
 SOURCE_KEY = "tensors/source"
 DIMENSIONS = ("dataset", "iteration", "batch", "channel", "z", "y", "x")
 NO_SUM = np.float32(-0.0)  # the neutral element of IEEE addition: -0.0 + x has the bits of x, 0.0 + -0.0 has not
+WINDOWS_AT_ONCE = 16  # that are cut and written: bounds the memory of a task
 FOLDERS = 4  # that the file of a block has to itself in Zarr v3: c/<block>/0/0/0/0
 PARTS = ("core", "z", "y", "x")  # of a block tensor, as Plan.sum_parts has them
-
-
-class BlockPart(Protocol):
-    """The sum of a block in memory."""
-
-    block: int
-
-    def part(self, box: Box) -> np.ndarray:
-        """Return it in `box` of the output, (c, z, y, x), float32."""
 
 
 class Tensors:
@@ -158,15 +152,6 @@ class Tensors:
     def has_sums(self, block: int, shard: int) -> bool:
         """Return whether the sums of `block` are stored as far as `shard` of the output, of all of its arrays."""
         return all(array.has_sum(block, array.plan.shards().box(shard)) for array in self.arrays)
-
-    def write_sum(self, total: BlockPart, closed: Collection[int]) -> None:
-        """Write the sum `total` of a block, as far as it reaches, less its `closed` shards."""
-        stream = SumStream(self, total.block, closed)
-        try:
-            stream.append(total, self.plan.sum_box(total.block))
-            stream.close()
-        finally:
-            stream.abort()  # nothing is left once it is closed
 
     def discard_windows(self, block: int) -> None:
         """Delete the window tensors of `block`, if they exist."""
@@ -282,8 +267,11 @@ class SumStream:
                 whole = Box((block, 0, 0, 0, 0), (block + 1, channels, *plan.sum_parts[part].shape))
                 self._streams[part] = ShardStream(tensors.sum_writer(part), whole, mapped)
 
-    def append(self, total: BlockPart, box: Box) -> None:
-        """Write the layers `box` of the output of the sum `total`, which begin where those before ended, or later."""
+    def append(self, box: Box, total: Callable[[Box], np.ndarray]) -> None:
+        """Write the layers `box` of the output, which begin where those before ended, or later.
+
+        `total` returns the sum in parts of it, (c, z, y, x), float32.
+        """
         plan = self._tensors.plan
         for part, region in self._tensors.parts(self._block, box):
             if (stream := self._streams.get(part)) is None:
@@ -291,7 +279,7 @@ class SumStream:
             origin = self._tensors.origin(self._block, part)
             for layer in region.cut(0, plan.sum_chunk[0], origin[0]):
                 data, first = self._layer(part)[:, : layer.shape[0]], (layer.start[0], *origin[1:])
-                data[:, *layer.relative_to(first).slices] = total.part(layer)
+                data[:, *layer.relative_to(first).slices] = total(layer)
                 for inner in (shard & layer for shard in self._closed):
                     data[:, *inner.relative_to(first).slices] = 0.0
                 stream.fill(layer.start[0] - origin[0])
@@ -318,6 +306,22 @@ class SumStream:
         """Delete what was written of parts that are not whole."""
         for stream in self._streams.values():
             stream.abort()
+
+
+def factor(selection: Selection, volume: Volume, normalise: Affine, tensors: Tensors, block: int) -> str:
+    """Write the selected window tensors of `block`, cut from `volume` and mirrored at its faces, and normalised.
+
+    Return the fingerprint of the voxels.
+    """
+    plan, numbers = selection.plan, selection.windows_of(block)
+    source = StreamedWindows(volume, plan.lattice, normalise, padding=plan.net.padding)
+    source.begin([block], selection.slabs)
+    voxels = source.voxels(block, 0, numbers)
+    size = len(numbers) if plan.recipe.tensors.format == "zarr3" else WINDOWS_AT_ONCE
+    for start in range(0, len(numbers), size):
+        part = slice(start, start + size)
+        tensors.write_windows(numbers[part], voxels.part(part).windows())
+    return source.fingerprint(block)
 
 
 def _delete(files: Sequence[Path]) -> None:

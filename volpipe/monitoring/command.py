@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from volpipe.display.console import INCOMPLETE, REFUSED, Notices
 from volpipe.errors import NOTICE, VolpipeError
-from volpipe.monitoring.targets import STANDARD_ERROR, Address, Port, check_file, parse_address, parse_target
+from volpipe.monitoring.exposition import check_file, monitored
 from volpipe.runs.presence import COMMAND
 
 if TYPE_CHECKING:
     from volpipe.monitoring.ending import Ending, State, Witness
+    from volpipe.monitoring.notify import Address
 
 log = logging.getLogger(__name__)
 
+STANDARD_ERROR = "-"  # as a target of the log
 INTERRUPTED_BY = "interrupted; run the same command again to continue"
 
 
@@ -56,6 +58,8 @@ class Watch:
         """
         self.command = command
         if url is not None:
+            from volpipe.monitoring.notify import parse_address
+
             self.address = parse_address(url)
         if metrics is None and log_json is None and url is None:
             return ""
@@ -66,9 +70,7 @@ class Watch:
         self._stack.enter_context(observing(self.witness))
         if log_json is not None:
             self._stack.enter_context(self._logging(log_json))
-        if metrics is None:
-            return ""
-        return self._stack.enter_context(_measured(parse_target(metrics), command, recipe))
+        return self._stack.enter_context(monitored(metrics, command, recipe))
 
     @contextmanager
     def _logging(self, target: str) -> Iterator[None]:
@@ -183,13 +185,3 @@ def watched() -> Iterator[Watch]:
             sys.exit(1)
         raise
     watch.close(0)
-
-
-@contextmanager
-def _measured(target: Port | Path, command: str, recipe: object) -> Iterator[str]:
-    """Let metrics be read at `target` meanwhile, and give their address."""
-    from volpipe.monitoring.exposition import exposed, name_of
-    from volpipe.monitoring.metrics import Metrics
-
-    with exposed(target, Metrics(command, name_of(recipe))) as place:
-        yield place

@@ -1,6 +1,7 @@
 """Where metrics are read: at a port of this machine, or in a file that node_exporter's textfile collector reads.
 
-Not here: the metrics. Once they are to be had, no fault of port, file or network ends a work.
+Not here: the metrics. Once they are to be had, no fault of port, file or network ends a work. Nothing heavy is imported
+before: the command line reads its options here.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from volpipe.blockwise.work import observing
 from volpipe.errors import NOTICE, VolpipeError
-from volpipe.monitoring.targets import Port, check_file, parse_target
 from volpipe.volumes.storage.paths import whole_file
 
 if TYPE_CHECKING:
@@ -23,43 +23,106 @@ if TYPE_CHECKING:
 
     from volpipe.monitoring.metrics import Metrics
 
+LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
+SUFFIX = ".prom"  # the only files that the textfile collector reads
+MOST_PORT = 65535
 PERIOD = 5.0  # seconds between two writings of a file
 ASK_PERIOD = 2.0  # between two looks at the workers
 
 log = logging.getLogger(__name__)
 
 
-@contextmanager
-def exposed(target: Port | Path, metrics: Metrics) -> Iterator[str]:
-    """Let the metrics of what this thread performs meanwhile be read at `target`, and give their address.
+@dataclass(frozen=True)
+class Port:
+    """A port of this machine, at one of its addresses, or under a name of it; 0 is any that is free."""
 
-    Nothing of it stays open.
+    host: str
+    number: int
+    has_host: bool = True  # given by the user
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine, or this pod, can reach it."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    def __str__(self) -> str:
+        return _joined(self.host, self.number) if self.has_host else str(self.number)
+
+    def at(self, number: int) -> str:
+        """Return the address of the metrics, where the port turned out to be `number`."""
+        return f"http://{_joined(self.host, number)}/metrics"
+
+
+def _joined(host: str, number: int) -> str:
+    return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+
+
+def parse_target(text: str) -> Port | Path:
+    """Return the port or the file that `text` names; whether it can be used is not looked at.
 
     Raises:
-        VolpipeError: the port is taken, or the file cannot be written.
+        VolpipeError: it names neither.
     """
-    from prometheus_client import CollectorRegistry
+    host, colon, number = text.rpartition(":")
+    if number.isascii() and number.isdecimal() and "/" not in host:
+        if colon and not host:
+            raise VolpipeError(
+                f"--metrics {text}: there is no host before the colon; write {number}, or 0.0.0.0:{number}"
+            )
+        if int(number) > MOST_PORT:
+            raise VolpipeError(f"--metrics {text}: ports end at {MOST_PORT}, and this is {number}")
+        return Port(host.strip("[]") or LOOPBACK, int(number), bool(colon))
+    path = Path(text).expanduser()
+    if path.suffix != SUFFIX:
+        raise VolpipeError(
+            f"--metrics {text}: write a port such as 9100, HOST:PORT, or a file whose name ends in {SUFFIX}, as those "
+            "that node_exporter reads"
+        )
+    return path
 
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    publisher = _served if isinstance(target, Port) else _written
-    with publisher(target, registry) as place, _asking(metrics), observing(metrics):  # type: ignore[arg-type]
-        yield place
+
+def check_file(option: str, path: Path) -> Path:
+    """Return the absolute place of a file to be written, whose folder is there.
+
+    Raises:
+        VolpipeError: it is a folder, or there is none for it.
+    """
+    if path.is_dir():
+        raise VolpipeError(f"{option} {path}: it is a folder; name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise VolpipeError(f"{option} {path}: there is no folder {path.parent}; make it first")
+    return path.absolute()
 
 
 @contextmanager
-def monitored(target: str | int | Path | None, command: str, recipe: object = None) -> Iterator[None]:
-    """Let metrics be read meanwhile at `target`, as a user names it; None: nowhere. Arguments as of `Metrics`."""
+def monitored(target: str | int | Path | None, command: str, recipe: object = None) -> Iterator[str]:
+    """Let the metrics of what this thread performs meanwhile be read at `target`, and give their address.
+
+    Nothing of it stays open. Arguments as of `Metrics`, and:
+
+    Args:
+        target: as a user names it; None: nowhere, and the address is "".
+
+    Raises:
+        VolpipeError: it is none, the port is taken, or the file cannot be written.
+    """
     if target is None:
-        yield
+        yield ""
         return
+    place = parse_target(str(target))
+    from prometheus_client import CollectorRegistry
+
+    from volpipe.blockwise.work import observing
     from volpipe.monitoring.metrics import Metrics  # knows works of every kind: most of what a run would import
 
-    with exposed(parse_target(str(target)), Metrics(command, name_of(recipe))):
-        yield
+    registry, metrics = CollectorRegistry(), Metrics(command, _name_of(recipe))
+    registry.register(metrics)
+    publisher = _served if isinstance(place, Port) else _written
+    with publisher(place, registry) as address, _asking(metrics), observing(metrics):  # type: ignore[arg-type]
+        yield address
 
 
-def name_of(recipe: object) -> str:
+def _name_of(recipe: object) -> str:
     """Return the name of a recipe that is given by one, "" of any other."""
     return Path(recipe).stem if isinstance(recipe, str | Path) else ""
 

@@ -11,14 +11,15 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import psutil
 
 import volpipe
-from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import Place, Works
 from volpipe.monitoring.ending import State, Witness
 
@@ -28,34 +29,51 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATES: tuple[State, ...] = (
-    "running",
-    "waiting",
-    "complete",
-    "incomplete",
-    "stopped",
-    "interrupted",
-    "refused",
-    "failed",
-)
+    "running", "waiting", "complete", "incomplete", "stopped", "interrupted", "refused", "failed",
+)  # fmt: skip
 MOST_FLOW_STAGES = 64  # labels of stages of flows: a batch may have a recipe for each of its datasets
 OTHER = "other"  # that of all beyond
-OF_STAGE = ("output", "flow_stage", "stage")
+Values = Mapping[str, float]  # by state
+Sources = dict[tuple[str, ...], object]  # what has the values of metrics, by their labels
 
-# Of the tasks of a stage that came back: metric, field of their totals, and what it is. The first are counters.
-COUNTERS = (
-    ("tasks", "tasks", "Tasks that ended, failed ones too."),
-    ("task_seconds", "seconds", "Wall time of workers in tasks."),
-    ("queue_seconds", "queued_seconds", "Time that tasks waited for a worker after they were sent."),
-    ("cpu_seconds", "cpu_seconds", "Processor time of tasks."),
-    ("read_bytes", "read_bytes", "Bytes read by tasks, as they are stored."),
-    ("written_bytes", "written_bytes", "Bytes written by tasks, as they are stored."),
-    ("gpu_seconds", "device_seconds", "Seconds in which the net computed on a GPU."),
-    ("gpu_busy_seconds", "device_busy_seconds", "Seconds in which GPUs were busy while tasks ran, by NVML."),
+# Name, kind and text of each metric, and the attribute that has its value, or those by state; None or {} has none.
+OF_WORK = (
+    ("state", "gauge", "1 for the state that the work is in, 0 for all others.", "states"),
+    ("elapsed_seconds", "gauge", "Seconds since the command began.", "seconds"),
+    ("workers", "gauge", "Workers: the most that the site asks for, and those connected now.", "workers"),
+    ("driver_memory_bytes", "gauge", "Resident memory of the driver.", "memory_bytes"),
+    ("driver_cpu_seconds", "counter", "Processor time of the driver.", "cpu_seconds"),
+    ("datasets", "gauge", "Datasets of a batch by state.", "datasets"),
+    ("trials", "gauge", "Trainings of a sweep or a search by state.", "trials"),
+    ("training_steps", "gauge", "Steps of a training by state, all sessions.", "training_steps"),
 )
-PEAKS = (
-    ("worker_memory_peak_bytes", "peak_bytes", "Highest resident memory of any worker."),
-    ("gpu_memory_peak_bytes", "device_peak_bytes", "Highest GPU memory of any worker, by PyTorch."),
-    ("gpu_memory_used_peak_bytes", "device_used_bytes", "Most GPU memory in use by all processes, by NVML."),
+OF_STAGE = (
+    ("units", "gauge", "Blocks, shards or other units of a stage by state, all sessions.", "units"),
+    ("progress_ratio", "gauge", "Share of a stage that is done, 0 to 1, tasks under way included.", "share"),
+    ("tasks_in_flight", "gauge", "Tasks sent that are not back yet.", "tasks_in_flight"),
+    ("retries", "counter", "Failures of a unit after which it was tried again.", "retries"),
+    ("tasks", "counter", "Tasks that ended, failed ones too.", "totals.tasks"),
+    ("task_seconds", "counter", "Wall time of workers in tasks.", "totals.seconds"),
+    ("queue_seconds", "counter", "Time that tasks waited for a worker after they were sent.", "totals.queued_seconds"),
+    ("cpu_seconds", "counter", "Processor time of tasks.", "totals.cpu_seconds"),
+    ("read_bytes", "counter", "Bytes read by tasks, as they are stored.", "totals.read_bytes"),
+    ("written_bytes", "counter", "Bytes written by tasks, as they are stored.", "totals.written_bytes"),
+    ("gpu_seconds", "counter", "Seconds in which the net computed on a GPU.", "totals.device_seconds"),
+    (
+        "gpu_busy_seconds", "counter", "Seconds in which GPUs were busy while tasks ran, by NVML.",
+        "totals.device_busy_seconds",
+    ),
+    ("worker_memory_peak_bytes", "gauge", "Highest resident memory of any worker.", "totals.peak_bytes"),
+    ("gpu_memory_peak_bytes", "gauge", "Highest GPU memory of any worker, by PyTorch.", "totals.device_peak_bytes"),
+    (
+        "gpu_memory_used_peak_bytes", "gauge", "Most GPU memory in use by all processes, by NVML.",
+        "totals.device_used_bytes",
+    ),
+)  # fmt: skip
+OF_FLOW_STAGE = (
+    ("voxels", "gauge", "Output voxels of a net by state, all sessions.", "voxels_by_state"),
+    ("scratch_bytes", "gauge", "Growth of scratch in this session.", "scratch_bytes"),
+    ("remaining_seconds", "gauge", "Time left, once it is known; not of single datasets or trainings.", "seconds_left"),
 )
 
 
@@ -78,8 +96,13 @@ class _Row:
         self.totals.join(other.totals)
 
     @property
-    def num_units(self) -> int:
-        return self.done + self.in_flight + self.failed + self.left
+    def units(self) -> Values:
+        return {"done": self.done, "in_flight": self.in_flight, "failed": self.failed, "left": self.left}
+
+    @property
+    def share(self) -> float:
+        num_units = sum(self.units.values())
+        return min(1.0, (self.done + self.part) / num_units) if num_units else 1.0
 
 
 @dataclass
@@ -131,6 +154,11 @@ class _Account:
         for row in self.rows.values():
             row.left, row.in_flight, row.part, row.tasks_in_flight = row.left + row.in_flight, 0, 0.0, 0
         self.progress, self.scratch_bytes, self.seconds_left = None, 0, None
+
+    @property
+    def voxels_by_state(self) -> Values:
+        done, whole = self.voxels
+        return {"done": done, "left": whole - done} if whole else {}
 
     def add(self, other: _Account) -> None:
         """Add the numbers of another account."""
@@ -217,122 +245,92 @@ class Metrics(Witness):
             return ()
         try:
             with self._lock:
-                families = (*self._of_work(), *self._of_stages(), *self._of_parts())
+                families = list(self._families())
             return [family for family in families if family.samples]
         except Exception:
             log.warning("the metrics cannot be collected", exc_info=True)
             return ()
 
-    def _gauge(self, name: str, text: str, value: float | None) -> Iterator[Metric]:
-        from prometheus_client.core import GaugeMetricFamily
-
-        if value is not None:
-            family = GaugeMetricFamily(f"volpipe_{name}", text, labels=["output"])
-            family.add_metric([self.output], value)
-            yield family
-
-    def _by_state(self, name: str, text: str, counts: Mapping[str, float]) -> Iterator[Metric]:
-        from prometheus_client.core import GaugeMetricFamily
-
-        family = GaugeMetricFamily(f"volpipe_{name}", text, labels=["output", "state"])
-        for state, count in counts.items():
-            family.add_metric([self.output, state], count)
-        yield family
-
-    def _of_work(self) -> Iterator[Metric]:
-        """Yield what is known of all: state, time, workers and the driver."""
-        from prometheus_client.core import CounterMetricFamily, InfoMetricFamily
+    def _families(self) -> Iterator[Metric]:
+        from prometheus_client.core import InfoMetricFamily
 
         info = {"version": volpipe.__version__, "command": self.command, "recipe": self.recipe, "output": self.output}
         yield InfoMetricFamily("volpipe", "The work: version, command, recipe and output.", value=info)
-        is_waiting = self.state == "running" and self.work is not None and self.work.waits
-        now = "waiting" if is_waiting else self.state
-        states: dict[str, float] = {state: state == now for state in STATES}
-        yield from self._by_state("state", "1 for the state that the work is in, 0 for all others.", states)
-        seconds = time.monotonic() - self._began
-        yield from self._gauge("elapsed_seconds", "Seconds since the command began.", seconds)
-        workers: dict[str, float] = {"wanted": self._most_workers} if self.pool is not None else {}
-        if self.pool is not None and self.num_connected is not None:
-            workers["connected"] = self.num_connected
-        text = "Workers: the most that the site asks for, and those connected now."
-        yield from self._by_state("workers", text, workers)
-        memory = psutil.Process().memory_info().rss
-        yield from self._gauge("driver_memory_bytes", "Resident memory of the driver.", memory)
-        cpu = CounterMetricFamily("volpipe_driver_cpu_seconds", "Processor time of the driver.", labels=["output"])
-        cpu.add_metric([self.output], time.process_time())
-        yield cpu
-
-    def _of_stages(self) -> Iterator[Metric]:
-        """Yield what is known of stages, those of works with the same labels added up."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        accounts = self._sums()
-        rows = [(label, name, row) for label, sums in accounts.items() for name, row in sums.rows.items()]
-        units = GaugeMetricFamily(
-            "volpipe_units", "Blocks, shards or other units of a stage by state, all sessions.",
-            labels=[*OF_STAGE, "state"],
-        )  # fmt: skip
-        share = GaugeMetricFamily(
-            "volpipe_progress_ratio",
-            "Share of a stage that is done, 0 to 1, tasks under way included.",
-            labels=OF_STAGE,
-        )
-        flying = GaugeMetricFamily("volpipe_tasks_in_flight", "Tasks sent that are not back yet.", labels=OF_STAGE)
-        retries = CounterMetricFamily(
-            "volpipe_retries", "Failures of a unit after which it was tried again.", labels=OF_STAGE
-        )
-        for label, name, row in rows:
-            labels = [self.output, label, name]
-            for state in ("done", "in_flight", "failed", "left"):
-                units.add_metric([*labels, state], getattr(row, state))
-            share.add_metric(labels, min(1.0, (row.done + row.part) / row.num_units) if row.num_units else 1.0)
-            flying.add_metric(labels, row.tasks_in_flight)
-            retries.add_metric(labels, row.retries)
-        yield from (units, share, flying, retries)
-        for family, table in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, PEAKS)):
-            for metric, name, text in table:
-                yield self._filled(family(f"volpipe_{metric}", text, labels=OF_STAGE), rows, name)
-        yield from self._of_flow_stages(accounts)
-
-    def _filled(self, family: Metric, rows: Sequence[tuple[str, str, _Row]], name: str) -> Metric:
-        """Return `family` with the values of all stages of the field `name` of their totals."""
-        for label, stage, row in rows:
-            family.add_metric([self.output, label, stage], getattr(row.totals, name))  # type: ignore[attr-defined]
-        return family
-
-    def _of_flow_stages(self, accounts: dict[str, _Account]) -> Iterator[Metric]:
-        """Yield voxels, scratch and time left, which are of all stages of a work together."""
-        from prometheus_client.core import GaugeMetricFamily
-
-        of_work = ("output", "flow_stage")
-        voxels = GaugeMetricFamily(
-            "volpipe_voxels", "Output voxels of a net by state, all sessions.", labels=[*of_work, "state"]
-        )
-        scratch = GaugeMetricFamily("volpipe_scratch_bytes", "Growth of scratch in this session.", labels=of_work)
-        for label, account in accounts.items():
-            done, whole = account.voxels
-            for state, value in (("done", done), ("left", whole - done)) if whole else ():
-                voxels.add_metric([self.output, label, state], value)
-            scratch.add_metric([self.output, label], account.scratch_bytes)
-        left = GaugeMetricFamily(
-            "volpipe_remaining_seconds",
-            "Time left, once it is known; not of single datasets or trainings.",
-            labels=of_work,
-        )  # fmt: skip
-        for place, account in self._open.items():
-            if place in self._own and account.seconds_left is not None:
-                left.add_metric([self.output, account.flow_stage], account.seconds_left)
-        yield from (voxels, scratch, left)
+        works, stages, flow_stages = Sources(), Sources(), Sources()
+        works[self.output,] = self
+        for name, sums in self._sums().items():
+            flow_stages[self.output, name] = sums
+            stages.update({(self.output, name, stage): row for stage, row in sums.rows.items()})
+        yield from _filled(OF_WORK, works, ["output"])
+        yield from _filled(OF_STAGE, stages, ["output", "flow_stage", "stage"])
+        yield from _filled(OF_FLOW_STAGE, flow_stages, ["output", "flow_stage"])
 
     def _sums(self) -> dict[str, _Account]:
         """Return the numbers of all works, ended or not, by stage of a flow."""
         sums: dict[str, _Account] = {}
         for account in (*self._ended.values(), *self._open.values()):
             sums.setdefault(account.flow_stage, _Account(account.flow_stage)).add(account)
+        for place in self._own & self._open.keys():
+            sums[self._open[place].flow_stage].seconds_left = self._open[place].seconds_left
         return sums
 
-    def _of_parts(self) -> Iterator[Metric]:
-        """Yield how many datasets, trainings or steps there are, by state."""
+    @property
+    def states(self) -> Values:
+        is_waiting = self.state == "running" and self.work is not None and self.work.waits
+        now = "waiting" if is_waiting else self.state
+        return {state: float(state == now) for state in STATES}
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def memory_bytes(self) -> float:
+        return float(psutil.Process().memory_info().rss)
+
+    @property
+    def cpu_seconds(self) -> float:
+        return time.process_time()
+
+    @property
+    def workers(self) -> Values:
+        if self.pool is None:
+            return {}
+        connected = {} if self.num_connected is None else {"connected": self.num_connected}
+        return {"wanted": self._most_workers} | connected
+
+    @property
+    def datasets(self) -> Values:
+        return self._counts("datasets")
+
+    @property
+    def trials(self) -> Values:
+        return self._counts("trials")
+
+    @property
+    def training_steps(self) -> Values:
+        return self._counts("training_steps")
+
+    def _counts(self, parts: str) -> Values:
+        """Return how many `parts` of the work there are, by state; {} where it has none of them."""
         counts = None if self.work is None else self.work.counts
-        for name, text, by_state in () if counts is None else counts():
-            yield from self._by_state(name, text, by_state)
+        return {} if counts is None else counts().get(parts, {})
+
+
+def _filled(table: Sequence[tuple[str, str, str, str]], sources: Sources, labels: Sequence[str]) -> Iterator[Metric]:
+    """Yield the metrics of a table with their values of all `sources`, which are given by their `labels`."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    families = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+    for metric, kind, text, attribute in table:
+        value_of = attrgetter(attribute)
+        values = [(names, value) for names, source in sources.items() if (value := value_of(source)) is not None]
+        by_state = any(isinstance(value, Mapping) for _, value in values)
+        family = families[kind](f"volpipe_{metric}", text, labels=[*labels, "state"] if by_state else labels)
+        for names, value in values:
+            if isinstance(value, Mapping):
+                for state, number in value.items():
+                    family.add_metric([*names, state], number)
+            else:
+                family.add_metric(names, value)
+        yield family

@@ -1,4 +1,4 @@
-"""The notification: one JSON object, posted once a command has ended, however that went.
+"""The notification: one JSON object, posted to an address once a command has ended, however that went.
 
 Not here: what ended (ending). A driver that is killed cannot tell anybody.
 """
@@ -12,18 +12,63 @@ import time
 import urllib.request
 from base64 import b64encode
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import volpipe
-from volpipe.errors import NOTICE
-from volpipe.monitoring.targets import Address
+from volpipe.errors import NOTICE, VolpipeError
 
 TIMEOUT = 5.0  # seconds for each answer of the server
 PAUSE = 1.0  # before it is tried once more
 MOST_SECONDS = 12.0  # of both attempts, however slowly a server answers
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Address:
+    """An address of the web, shown without what may be a secret: user, path and query."""
+
+    url: str
+
+    @property
+    def user(self) -> str | None:
+        """The user and the password, user:password, None where the address has none."""
+        user, at, _ = urlsplit(self.url).netloc.rpartition("@")
+        return unquote(user) if at else None
+
+    @property
+    def without_user(self) -> str:
+        """The address without them."""
+        parts = urlsplit(self.url)
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+    def __str__(self) -> str:
+        parts = urlsplit(self.url)
+        port = f":{parts.port}" if parts.port else ""
+        return f"{parts.scheme}://{parts.hostname}{port}/…"
+
+
+def parse_address(text: str) -> Address:
+    """Return the address that `text` is.
+
+    Raises:
+        VolpipeError: it is none that can be posted to; the sentence does not repeat it.
+    """
+    example = "write it whole, such as https://host/path"
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError as error:
+        raise VolpipeError(f"--notify: the address cannot be understood ({error}); {example}") from error
+    if parts.scheme not in ("http", "https"):
+        scheme = f"begins with {parts.scheme}:" if "://" in text else "does not say http:// or https://"
+        raise VolpipeError(f"--notify: the address {scheme}; {example}")
+    if not parts.hostname or any(character.isspace() or ord(character) > 126 for character in text):
+        raise VolpipeError(f"--notify: the address has no host, or a character that addresses do not have; {example}")
+    return Address(text)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

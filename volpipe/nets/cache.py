@@ -1,6 +1,6 @@
 """The user's cache: what was measured or checked of nets, kept by hashes of their code, options and weights.
 
-Not here: the measuring (load, estimation.net_speeds), or the facts that ship with volpipe (facts).
+Not here: the measuring (load, estimation.measure), or the facts that ship with volpipe (facts).
 """
 
 from __future__ import annotations
@@ -14,18 +14,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from volpipe.nets import files
-from volpipe.nets.facts import (
-    Difference,
-    NetSpeeds,
-    choice_digest,
-    is_shipped,
-    models_folder,
-    shipped_speeds,
-    torch_version,
-)
+from volpipe.nets.facts import NetSpeeds, choice_digest, is_shipped, models_folder, shipped_speeds, torch_version
 from volpipe.recipes.inference import NetChoice
 from volpipe.volumes.storage import paths
 
@@ -33,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _memory_of: ContextVar[dict[Any, Any] | None] = ContextVar("results of checks", default=None)  # Any: of any function
 R = TypeVar("R")
+M = TypeVar("M", bound=BaseModel)
 
 
 @contextlib.contextmanager
@@ -110,66 +103,48 @@ def file_of_code(choice: NetChoice, search_path: str, what: str) -> Path | None:
     return cache_file(files.label_of(choice.name), digest) if code and digest else None
 
 
-def known_speeds(choice: NetChoice, search_path: str, processor: str) -> NetSpeeds | None:
-    """Return what windows of the net of `choice` cost on a `processor`: as measured there, else as shipped."""
-    return kept_speeds(choice, search_path, processor) or shipped_speeds(choice)
-
-
-def kept_speeds(choice: NetChoice, search_path: str, processor: str) -> NetSpeeds | None:
-    """Return what windows of the net of `choice` cost on a processor or GPU, if they were measured there."""
-    memory = _memory_of_speeds(choice, search_path, processor)
+def load_measured(choice: NetChoice, search_path: str, what: str, kind: type[M]) -> M | None:
+    """Return `what` was measured of the net of `choice` and is remembered; None where nothing is."""
+    memory = _file_of_measured(choice, search_path, what)
     if memory is not None and memory.is_file():
         with contextlib.suppress(OSError, ValidationError):  # a file cut short is written again
-            return NetSpeeds.model_validate_json(memory.read_bytes())
+            return kind.model_validate_json(memory.read_bytes())
     return None
 
 
-def keep_speeds(choice: NetChoice, search_path: str, speeds: NetSpeeds) -> bool:
-    """Remember what windows of the net of `choice` cost on a processor; return whether that can be."""
-    memory = _memory_of_speeds(choice, search_path, speeds.processor)
+def store_measured(choice: NetChoice, search_path: str, what: str, value: BaseModel) -> bool:
+    """Remember `what` was measured of the net of `choice`; return whether that can be."""
+    memory = _file_of_measured(choice, search_path, what)
     if memory is None:
         return False
     try:
-        paths.write(memory, speeds.model_dump_json().encode())
-    except OSError as error:  # without a cache, they are measured again
+        paths.write(memory, value.model_dump_json().encode())
+    except OSError as error:  # without a cache, it is measured again
         log.debug("%s cannot be written: %s", memory, error)
         return False
     return True
 
 
-def can_keep_speeds(choice: NetChoice, search_path: str) -> bool:
-    """Return whether speeds of the net of `choice` can be remembered: its code is known."""
-    return _memory_of_speeds(choice, search_path, "") is not None
+def can_store_measured(choice: NetChoice, search_path: str) -> bool:
+    """Return whether anything can be remembered of the net of `choice`: its code is known."""
+    return _file_of_measured(choice, search_path, "") is not None
 
 
-def _memory_of_speeds(choice: NetChoice, search_path: str, processor: str) -> Path | None:
-    plain = without_weights(choice)  # whose numbers do not matter
+def _file_of_measured(choice: NetChoice, search_path: str, what: str) -> Path | None:
     memory_of = file_of if is_shipped(choice) else file_of_code
-    return memory_of(plain, search_path, f"speeds on {processor}")
+    return memory_of(without_weights(choice), search_path, what)  # where their numbers matter, `what` names them
 
 
-def kept_difference(
-    choice: NetChoice, search_path: str, what: str, make: Callable[[], Difference | None]
-) -> Difference | None:
-    """Return what `make` returns, which is remembered; None where the code of the net is not known."""
-    memory = _memory_of_difference(choice, search_path, what)
-    return None if memory is None else kept(memory, Difference | None, make)  # type: ignore[arg-type]  # a union
+def kept_speeds(choice: NetChoice, search_path: str, processor: str) -> NetSpeeds | None:
+    """Return what windows of the net of `choice` cost on a processor or GPU, if they were measured there."""
+    return load_measured(choice, search_path, f"speeds on {processor}", NetSpeeds)
 
 
-def known_difference(choice: NetChoice, search_path: str, what: str) -> Difference | None:
-    """Return the difference that is remembered, if any is."""
-    memory = _memory_of_difference(choice, search_path, what)
-    return kept_difference(choice, search_path, what, lambda: None) if memory is not None and memory.is_file() else None
+def keep_speeds(choice: NetChoice, search_path: str, speeds: NetSpeeds) -> bool:
+    """Remember what windows of the net of `choice` cost on a processor; return whether that can be."""
+    return store_measured(choice, search_path, f"speeds on {speeds.processor}", speeds)
 
 
-def keep_difference(choice: NetChoice, search_path: str, what: str, difference: Difference) -> None:
-    """Remember a `difference`, in the place of one that was remembered before."""
-    memory = _memory_of_difference(choice, search_path, what)
-    if memory is not None:
-        memory.unlink(missing_ok=True)
-        kept_difference(choice, search_path, what, lambda: difference)
-
-
-def _memory_of_difference(choice: NetChoice, search_path: str, what: str) -> Path | None:
-    memory_of = file_of if is_shipped(choice) else file_of_code
-    return memory_of(choice, search_path, what)
+def known_speeds(choice: NetChoice, search_path: str, processor: str) -> NetSpeeds | None:
+    """Return what windows of the net of `choice` cost on a `processor`: as measured there, else as shipped."""
+    return kept_speeds(choice, search_path, processor) or shipped_speeds(choice)

@@ -12,9 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets.net_geometry import (
@@ -25,17 +23,9 @@ from volpipe.nets.net_geometry import (
     SlowNetError,
     UnmeasurableError,
     WholeWindowError,
-    reason,
     run_net,
 )
-from volpipe.nets.receptive_field_probe import (
-    FIRST_REACH,
-    MOST_REACH,
-    far_reach,
-    past_window,
-    reach_along,
-    reaches_past,
-)
+from volpipe.nets.receptive_field_probe import reach_along, reaches_past
 from volpipe.nets.window_sizes import STRIDES, AxisSizes, Shapes, window_sizes
 
 if TYPE_CHECKING:
@@ -52,11 +42,6 @@ MOST_SECONDS, LOG_SECONDS = 60.0, 0.5  # of a processor, so that a busy machine 
 PATIENCE = 20  # times as long on the wall: for a net that waits, or is given a twentieth of a processor
 MEASURED = ("scale", *(f"{what} along {axis}" for what in ("stride", "halo") for axis in "zyx"))
 SAME = 1e-5  # of the largest output: more than rounding leaves of equal numbers, and far voxels add
-DRAWS = 4
-MOST_LONGER = 4  # strides by which a reach is made longer where a largest voxel hides others
-
-POOL_ARGUMENTS = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-MEAN_ARGUMENTS = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "ceil_mode": False}
 
 NO_GRADIENT = (
     "no gradient comes through it, as through classes of argmax, a threshold, detach(), no_grad() and numpy",
@@ -243,45 +228,29 @@ class Probe:
                 self.mixed, self.in_channels, axis, self.axes[axis], sizes=self.sizes, least=least, likely=likely
             )
             self.watch.known[f"stride along {'zyx'[axis]}"] = str(strides[axis])
-        has_gradient = not hasattr(self.net, "with_random_weights")
-        module = _randomised(_bare(self.build()).double() if has_gradient else self.net, positive=True)
+        draws_weights = hasattr(self.net, "with_random_weights")
+        module = _randomised(self.net if draws_weights else _bare(self.build()).double(), positive=True)
         positive = self.watch.wrap(module)
+        if not draws_weights:
+            self._check_gradient(positive, strides)
         reaches = [(getattr(self.net, "context", 0),) * 2] * 3
         for axis in measured:
-            if has_gradient:
-                reach = _reach(positive, self.in_channels, axis, strides, self.ratios, self.sizes)
-                reaches[axis] = self._settled(lambda windows: positive(windows.double()), axis, strides, reach)
-            else:
-                reaches[axis] = reach_along(
-                    positive, self.in_channels, axis, strides=strides, ratio=self.ratios[axis], sizes=self.sizes
-                )
+            reaches[axis] = reach_along(
+                positive, self.in_channels, axis, strides=strides, ratios=self.ratios, sizes=self.sizes,
+                is_double=not draws_weights,
+            )  # fmt: skip
             self.watch.known[f"halo along {'zyx'[axis]}"] = str(max(reaches[axis]))
         return strides, reaches
 
-    def _settled(self, positive: Net, axis: int, strides: Sequence[int], reach: tuple[int, int]) -> tuple[int, int]:
-        """Return the reach along `axis`, longer where voxels further away act on the output, as through a largest one.
+    def _check_gradient(self, positive: Net, strides: Sequence[int]) -> None:
+        """Refuse a net whose numbers come from a threshold or the like, which would hide what it sees."""
+        import torch
 
-        Raises:
-            WholeWindowError: all voxels do.
-        """
-        stride, halo = strides[axis], align_up(max(reach), strides[axis])
-        for more in range(MOST_LONGER):
-            window = [only or size for only, size in zip(self.sizes, _thin(strides, self.ratios), strict=True)]
-            length = self.sizes[axis] or 2 * (halo + more * stride) + 3 * stride
-            if length <= halo + (more + 1) * stride:
-                break
-            window[axis] = length
-            if not reaches_past(
-                positive, self.in_channels, axis, window=window, halo=halo + more * stride, stride=stride,
-                ratio=self.ratios[axis],
-            ):  # fmt: skip
-                return reach if not more else (halo + more * stride,) * 2
-        else:
-            raise WholeWindowError(
-                f"voxels at the faces of a window act on all of its output along axis {'zyx'[axis]}, as where it is "
-                "divided by its largest value"
-            )
-        return reach
+        shape = [only or align_up(LATERALS[0], 2 * stride) for only, stride in zip(self.sizes, strides, strict=True)]
+        with torch.enable_grad():
+            window = torch.rand((1, self.in_channels, *shape), dtype=torch.float64, requires_grad=True)
+            if not positive(window).requires_grad:
+                raise UnmeasurableError(*NO_GRADIENT)
 
     def geometry(self) -> tuple[list[int], list[tuple[int, int]]]:
         """Return stride and reach along each axis of a net whose output lacks a margin of its window."""
@@ -511,10 +480,7 @@ def _bare(net: nn.Module) -> nn.Module:
 
 
 def _randomised(net: nn.Module, *, positive: bool) -> nn.Module:
-    """Return `net` with random weights, in place unless it draws its own: none is zero, as an untrained net's may be.
-
-    With positive weights, pooling takes the mean: a largest voxel would hide the others.
-    """
+    """Return `net` with random weights, in place unless it draws its own: none is zero as if it were untrained."""
     import torch
 
     own: Callable[..., nn.Module] | None = getattr(net, "with_random_weights", None)
@@ -528,22 +494,7 @@ def _randomised(net: nn.Module, *, positive: bool) -> nn.Module:
             inputs = max(1, parameter[0].numel()) if parameter.dim() > 1 else 1
             weights = torch.rand_like(parameter) + 0.5 if positive else torch.randn_like(parameter)
             parameter.copy_(weights / (inputs if positive else math.sqrt(inputs)))
-    if positive:
-        _pool_by_mean(net)
     return net
-
-
-def _pool_by_mean(net: nn.Module) -> None:
-    from torch import nn
-
-    for module in list(net.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.MaxPool3d) and child.dilation in (1, (1, 1, 1)):
-                mean3d = nn.AvgPool3d(child.kernel_size, child.stride, child.padding, child.ceil_mode)
-                setattr(module, name, mean3d)
-            if isinstance(child, nn.MaxPool2d) and child.dilation in (1, (1, 1)):
-                mean2d = nn.AvgPool2d(child.kernel_size, child.stride, child.padding, child.ceil_mode)
-                setattr(module, name, mean2d)
 
 
 def _stride(
@@ -629,121 +580,6 @@ def _takes(net: Net, line: torch.Tensor, axis: int, length: int, ratio: Ratio) -
         raise
     except UnmeasurableError:
         return False
-
-
-def _thin(strides: Sequence[int], ratios: Sequence[Ratio]) -> list[int]:
-    """Return sizes of a thin window in whole strides, with two voxels of a coarser output."""
-    return [align_up(max(LATERALS[0], 2 * r.shrink), s) for s, r in zip(strides, ratios, strict=True)]
-
-
-def _reach(
-    net: Net, in_channels: int, axis: int, strides: Sequence[int], ratios: Sequence[Ratio], sizes: Triple
-) -> tuple[int, int]:
-    """Return the largest distance of input below and above an output voxel along `axis`, by the gradient.
-
-    Args:
-        sizes: the only window that the net takes, 0 along an axis where it takes others.
-    """
-    stride, ratio, only = strides[axis], ratios[axis], sizes[axis]
-    reach = (only - stride) // 2 // stride * stride if only else FIRST_REACH
-    while reach <= MOST_REACH:
-        middle = align_up(reach, stride)
-        shape = [own or n for own, n in zip(sizes, _thin(strides, ratios), strict=True)]
-        shape[axis] = only or 2 * middle + stride
-        places = range(ratio.out(middle), ratio.out(middle + stride))
-        slopes = Slopes(net, (in_channels, *shape), axis)
-        first, last = slopes.acting(places)
-        if first > 0 and last < shape[axis] - 1:
-            before, after = 0, 0
-            # All places together see at least as far as each: most need no draw of their own after the outer ones.
-            for place in sorted(places, key=lambda place: min(place - places.start, places.stop - 1 - place)):
-                voxel = ratio.back(place)
-                end = voxel + ratio.shrink - 1
-                if voxel - first > before or last - end > after:
-                    own = slopes.acting(range(place, place + 1))
-                    before, after = max(before, voxel - own[0]), max(after, own[1] - end)
-            return before, after
-        if only:
-            raise past_window(axis, only)
-        reach *= 2
-    raise far_reach(axis)
-
-
-@dataclass
-class Slopes:
-    """The slopes of outputs of `net` for random windows (c, z, y, x), each of which is computed once."""
-
-    net: Net
-    shape: tuple[int, ...]
-    axis: int
-    _draws: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-
-    def acting(self, places: range) -> tuple[int, int]:
-        """Return the first and the last input voxel along the axis that acts on output voxels at `places` there."""
-        acts = np.zeros(self.shape[1 + self.axis], bool)
-        ends: tuple[int, int] | None = None
-        for number in range(DRAWS):
-            try:
-                slope = self._slope(number, places)
-            except UnmeasurableError:
-                raise
-            except Exception as error:  # whatever the net's code makes of it, and code without a gradient
-                raise UnmeasurableError(
-                    f"no gradient comes through it: {reason(error)}",
-                    f"compute its output without detach(), no_grad() and numpy; or {KEYS}",
-                ) from error
-            acts |= (slope[0] != 0).movedim(1 + self.axis, 0).flatten(1).any(dim=1).numpy()
-            (inputs,) = np.nonzero(acts)
-            old, ends = ends, (int(inputs[0]), int(inputs[-1])) if len(inputs) else None
-            if ends is not None and ends == old:
-                break
-        if ends is None:
-            raise UnmeasurableError(
-                f"no input voxel acts on output voxel {places.start} along axis {'zyx'[self.axis]}",
-                f"return numbers from before a threshold, argmax or rounding, which hide it; or {KEYS}",
-            )
-        return ends
-
-    def _slope(self, number: int, places: range) -> torch.Tensor:
-        """Return the slope (1, c, z, y, x), at one of the windows, of the sum of outputs at `places`."""
-        import torch
-
-        if number == len(self._draws):
-            window = torch.rand((1, *self.shape), dtype=torch.float64, requires_grad=True)
-            with torch.enable_grad(), _mean_pools():
-                self._draws.append((window, self.net(window)))
-        window, whole = self._draws[number]
-        with torch.enable_grad():
-            out = whole.narrow(2 + self.axis, places.start, len(places))
-            if not out.requires_grad:
-                raise UnmeasurableError(*NO_GRADIENT)
-            # Outputs that sum to nothing, such as corrections that keep a mean, must not cancel.
-            (slope,) = torch.autograd.grad((out * torch.rand_like(out)).sum(), window, retain_graph=True)
-        return slope
-
-
-def _mean_pools() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which functions that pool take the mean: a largest voxel would hide the others."""
-    import torch
-    from torch.nn import functional
-    from torch.overrides import TorchFunctionMode
-
-    means = {
-        functional.max_pool2d: functional.avg_pool2d, torch.max_pool2d: functional.avg_pool2d,
-        functional.max_pool3d: functional.avg_pool3d, torch.max_pool3d: functional.avg_pool3d,
-    }  # fmt: skip
-
-    class MeanPools(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: of torch
-            mean: Any = means.get(func)  # Any: of torch
-            if mean is None:
-                return func(*args, **(kwargs or {}))
-            named = dict(zip(POOL_ARGUMENTS, args, strict=False)) | (kwargs or {})
-            if named.get("dilation", 1) not in (1, (1, 1), (1, 1, 1), [1, 1], [1, 1, 1]):
-                return func(*args, **(kwargs or {}))
-            return mean(*(named.get(key, default) for key, default in MEAN_ARGUMENTS.items()))
-
-    return MeanPools()
 
 
 def _noise(shape: tuple[int, ...]) -> torch.Tensor:

@@ -26,12 +26,13 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner
 from volpipe.inference.tiling import aligned_halo, losses
 from volpipe.nets.cache import remembering
-from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
-from volpipe.notebook.pictures import DrawnInPanels, Panel
-from volpipe.notebook.slices import error_panel, first_channel, grey_panel, slices_of
+from volpipe.notebook.boxes import Sizes, checked_at, checked_size
+from volpipe.notebook.pictures import Drawn, first_channel, slices_of
 from volpipe.notebook.try_out import computed, loaded, normalisation, plan_whole, whole_voxels
 from volpipe.recipes.inference import Recipe
-from volpipe.reporting.shades import display_range
+from volpipe.reporting.panels import Panel
+from volpipe.reporting.shades import display_range, diverge, shaded
+from volpipe.reporting.slices import part_around
 from volpipe.tables import html_table, text_table
 from volpipe.units import shape
 from volpipe.volumes.storage.metadata import Lengths
@@ -67,7 +68,7 @@ class Blend:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Blends(DrawnInPanels):
+class Blends(Drawn):
     """Ways to join windows over the same box of a volume, and the whole that they are compared with.
 
     Attributes:
@@ -114,11 +115,11 @@ class Blends(DrawnInPanels):
         for part in slices_of(whole.shape, self.out_box.start):
             nm = part.nm(self.voxel_size_nm)
             about = f"whole\n{part.name}, {limits[0]:.4g} to {limits[1]:.4g}"
-            row = [grey_panel(about, whole[part.index], limits, nm)]
+            row = [Panel(about, shaded(whole[None, *part.index], limits), nm)]
             for blend in self.blends:
                 change = first_channel(blend.output)[part.index].astype(np.float64) - whole[part.index]
                 about = f"{blend.name} - whole, RMSE {blend.rmse:.2g}\nblue -{largest:.2g}, red +{largest:.2g}"
-                row.append(error_panel(about, change, largest, nm))
+                row.append(Panel(about, diverge(change, largest), nm))
             yield row
 
     def _table(self) -> str:
@@ -183,5 +184,4 @@ def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
     if at is None:
         middle = triple(min(n - 1, round(m / s) * s) for m, s, n in zip(middle, stride, whole, strict=True))
     sizes = tuple(max(1, w // 2) for w in plan.window) if size is None else checked_size(size, whole)
-    box = box_around(middle, triple(min(s, n) for s, n in zip(sizes, whole, strict=True)), whole)
-    return whole_voxels(plan, box)
+    return whole_voxels(plan, part_around(Box.from_shape(whole), middle, sizes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from volpipe.errors import PlanError
-from volpipe.geometry.grid import Box, Triple, triple
+from volpipe.geometry.grid import Triple, triple
 
 AXES = "zyx"
 MOST_VOXELS = 1 << 28  # of a box: a quarter of a GiB of bytes, and more as float32; larger ones are for a run
@@ -46,12 +46,6 @@ def checked_size(size: Sizes, shape: Triple) -> Triple:
             "size, or use vp.run"
         )
     return sizes
-
-
-def box_around(at: Triple, size: Triple, shape: Triple) -> Box:
-    """Return the box of `size` with `at` in its middle, moved into the volume of `shape` where it would leave it."""
-    start = tuple(min(max(0, a - s // 2), n - s) for a, s, n in zip(at, size, shape, strict=True))
-    return Box.from_shape(size).shift(start)
 
 
 def _three(values: Sequence[int], name: str, example: str) -> Triple:

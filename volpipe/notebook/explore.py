@@ -17,18 +17,17 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import VolpipeError
-from volpipe.evaluation.pictures import panel
 from volpipe.geometry.grid import triple
 from volpipe.notebook.boxes import checked_at
 from volpipe.notebook.cuts import AXES, Cut, Plane, Region, Stack
-from volpipe.reporting.shades import Range, colours, display_range, grey
+from volpipe.reporting.panels import Panel, panels_png
+from volpipe.reporting.shades import Range, coloured, display_range, in_colour, shaded
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.storage.paths import shown
 from volpipe.volumes.volume import Volume
 
 log = logging.getLogger(__name__)
 
-PLANES: tuple[Plane, ...] = ("xy", "xz", "yz")
 STILL = 320  # pixels of the longer edge of each plane in the picture
 MOST_PIXELS = 4096  # of a panel, whatever a browser asks for
 OPACITY = 0.5  # of labels on an image
@@ -81,16 +80,12 @@ class Explorer:
 
     def png(self) -> bytes:
         """Return a PNG of the three planes of each image, with labels over them, and what should be known."""
-        panels = []
+        rows = []
         for image, shades in zip(self.images, self.shades, strict=True):
-            for plane in PLANES:
-                region = self._whole(plane, image)
-                data = _still(image, self.labels, region, shades)
-                panels.append((f"{Path(str(image.levels[0])).name} {plane}", data))
-        file = io.BytesIO()
-        panel(file, panels)
-        notes = [*self.notes, *([] if _has_widgets() else [ADVICE])]
-        return _with_lines(file.getvalue(), notes) if notes else file.getvalue()
+            name = Path(str(image.levels[0])).name
+            planes = ((plane, _still(image, self.labels, self._whole(plane, image), shades)) for plane in AXES)
+            rows.append([Panel(f"{name} {plane}", pixels) for plane, pixels in planes])
+        return panels_png(rows, [*self.notes, *([] if _has_widgets() else [ADVICE])])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[Message, Message]:
         """Return the picture, and beside it the widget where there can be one; Any: names, unused."""
@@ -156,8 +151,8 @@ class Explorer:
             for what, stack in (("image", image), ("labels", self.labels)):
                 cut = None if stack is None else stack.cut(region)
                 if cut is not None and stack is not None:
-                    colours = _colours(cut) if what == "labels" else _shaded(cut, stack, (shades[0], shades[1]))
-                    buffers.append(_png(colours))
+                    pixels = _drawn(cut, stack, (shades[0], shades[1]), is_over=what == "labels")
+                    buffers.append(_png(pixels))
                     place = {"low": cut.low, "high": cut.high, "level": cut.level, "index": cut.index}
                     place |= {"steps": cut.steps, "share": cut.share}
                     pictures.append({"row": asked["row"], "plane": asked["plane"], "what": what, **place})
@@ -222,25 +217,13 @@ def _region(message: Message, asked: Message) -> Region:
     return Region(plane, (z, y, x), (low[0], low[1]), (high[0], high[1]), pixel, message["level"])
 
 
-def _shaded(cut: Cut, image: Stack, shades: Range) -> np.ndarray:
-    """Return the colours (y, x, 4) of an image: greys, channels as red, green and blue, labels by their objects."""
-    if image.is_labels:
-        return _colours(cut, background=True)
-    data = cut.data[:3] if len(cut.data) > 1 else cut.data.repeat(3, axis=0)
-    values = np.where(np.isfinite(data), data, shades[0])
-    channels = [grey(channel, shades) for channel in values]
-    channels += [np.zeros_like(channels[0])] * (3 - len(channels))
-    return np.stack([*channels, cut.is_known.astype(np.uint8) * 255], axis=-1)
-
-
-def _colours(cut: Cut, *, background: bool = False) -> np.ndarray:
-    """Return the colours (y, x, 4) of labels; 0 is clear, or with `background` black."""
-    labels, places = np.unique(cut.data[0], return_inverse=True)
-    table = np.concatenate([colours(labels), np.full((len(labels), 1), 255, np.uint8)], axis=1)
-    table[labels == 0] = (0, 0, 0, 255 if background else 0)
-    shown: np.ndarray = table[places.reshape(cut.data[0].shape)]
-    shown[~cut.is_known] = 0
-    return shown
+def _drawn(cut: Cut, stack: Stack, shades: Range, *, is_over: bool) -> np.ndarray:
+    """Return the colours (y, x, 4) of a cut; with `is_over` label 0 is clear, to lie over an image."""
+    pixels = in_colour(coloured(cut.data[0]) if is_over or stack.is_labels else shaded(cut.data, shades))
+    is_clear = ~cut.is_known | (cut.data[0] == 0 if is_over else False)
+    pixels = np.concatenate([pixels, np.full((*pixels.shape[:2], 1), 255, np.uint8)], axis=-1)
+    pixels[is_clear] = 0
+    return pixels
 
 
 def _still(image: Stack, labels: Stack | None, region: Region, shades: Range) -> np.ndarray:
@@ -254,7 +237,7 @@ def _still(image: Stack, labels: Stack | None, region: Region, shades: Range) ->
         cut = None if stack is None else stack.cut(region)
         if cut is None or stack is None:
             continue
-        shown = _shaded(cut, stack, shades) if stack is image else _colours(cut)
+        shown = _drawn(cut, stack, shades, is_over=stack is labels)
         which = [
             np.floor((place - edge) / (far - edge) * n).astype(int)
             for place, edge, far, n in zip(places, cut.low, cut.high, shown.shape[:2], strict=True)
@@ -265,20 +248,6 @@ def _still(image: Stack, labels: Stack | None, region: Region, shades: Range) ->
         weight = share * (pixels[..., 3:] / 255)
         canvas[where] = np.rint(canvas[where] * (1 - weight) + pixels[..., :3] * weight).astype(np.uint8)
     return canvas
-
-
-def _with_lines(png: bytes, lines: Sequence[str]) -> bytes:
-    """Return the picture `png` with lines of text below it."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    picture, file = Image.open(io.BytesIO(png)), io.BytesIO()
-    canvas = Image.new("RGB", (picture.width, picture.height + 22 * len(lines)), "white")
-    canvas.paste(picture, (0, 0))
-    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(14)
-    for number, line in enumerate(lines):
-        draw.text((8, picture.height + 22 * number), line, fill="black", font=font)
-    canvas.save(file, format="PNG")
-    return file.getvalue()
 
 
 def _png(pixels: np.ndarray) -> bytes:

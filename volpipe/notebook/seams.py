@@ -6,11 +6,13 @@ Not here: the score (runs.seams), or runs.
 from __future__ import annotations
 
 import html
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.errors import RunError, VolpipeError
-from volpipe.notebook.pictures import Curve, Drawn, curves_png
+from volpipe.notebook.pictures import Drawn
+from volpipe.reporting.panels import Panel, curve
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.seams import (
     MEANING,
@@ -56,30 +58,25 @@ class Seams(Drawn):
             return f"faces of windows may be seen along {', '.join(seen)}, above {THRESHOLD:g}"
         return f"{MEANING}, above {THRESHOLD:g} one may be seen" if self.scores else "one window along each axis"
 
-    def png(self) -> bytes:
-        """Return the profile of each axis, the faces at 0, as the bytes of a PNG.
+    @property
+    def has_picture(self) -> bool:
+        return bool(self.scores)
 
-        Raises:
-            VolpipeError: matplotlib is not installed, or there are no faces.
-        """
+    def panels(self) -> Iterator[list[Panel]]:
+        """Yield the profile of each axis, the faces at 0."""
         if not self.scores:
             raise VolpipeError(f"{self.output} has no faces of windows to draw: {self._verdict}")
         values = {score.axis: score.value for score in self.scores}
-        return curves_png(
-            [
-                Curve(
-                    f"across faces along {profile.axis}: score {values[profile.axis]:.2f}",
-                    profile.distances, profile.differences, "voxels from the face; mean square of neighbours",
-                )
-                for profile in self.profiles
-            ]
-        )  # fmt: skip
-
-    def _repr_png_(self) -> bytes | None:
-        return super()._repr_png_() if self.scores else None
-
-    def _repr_html_(self) -> str:
-        return super()._repr_html_() if self.scores else self._table()
+        row = []
+        for profile in self.profiles:
+            first, *_, last = profile.distances
+            image = curve([*zip(profile.distances, profile.differences, strict=True)], low=0.0, marked=0.0)
+            caption = (
+                f"across faces along {profile.axis}: score {values[profile.axis]:.2f}\nmean square of neighbours, 0 to "
+                f"{max(profile.differences):.3g}, {first} to {last} voxels from the face"
+            )
+            row.append(Panel(caption, image))
+        yield row
 
     def _table(self) -> str:
         rows = {axis: (axis, "no faces, or too few", "", "") for axis in AXES}

@@ -21,11 +21,12 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.evaluation.image_scores import ImageSums, psnr
 from volpipe.geometry.grid import Box, Shape, Triple, triple
-from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
-from volpipe.notebook.pictures import DrawnInPanels, Panel
-from volpipe.notebook.slices import channel_note, error_panel, first_channel, grey_panel, slices_of
+from volpipe.notebook.boxes import Sizes, checked_at, checked_size
+from volpipe.notebook.pictures import Drawn, channel_note, first_channel, slices_of
 from volpipe.notebook.try_out import TryOut, divided, repeated, squeezed
-from volpipe.reporting.shades import display_range
+from volpipe.reporting.panels import Panel
+from volpipe.reporting.shades import display_range, diverge, shaded
+from volpipe.reporting.slices import middle_of, part_around, voxel_at
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.tables import html_facts
 from volpipe.units import shape
@@ -48,11 +49,10 @@ class Image:
         name: for captions and refusals.
         shape: (z, y, x).
         num_channels: of what `read` returns, (c, z, y, x).
-        unit: of the lengths below: "nm", "voxels" of a volume that does not say their size, or "" of an array alone.
+        unit: of the lengths below: "nm", "voxels of a volume of …" that does not say their size, "" of an array alone.
         voxel: its lengths (z, y, x).
         origin: centre of the first voxel, (z, y, x).
         read: returns the voxels of a box (z, y, x).
-        volume_shape: of the volume whose voxels are the unit; None of other units.
         is_part: whether it is known to be a box of its volume.
     """
 
@@ -64,12 +64,11 @@ class Image:
     voxel: Lengths
     origin: Lengths
     read: Callable[[Box], np.ndarray]
-    volume_shape: Triple | None = None
     is_part: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SideBySide(DrawnInPanels):
+class SideBySide(Drawn):
     """Two images over the same box, on the finer of their grids, and how they differ.
 
     Attributes:
@@ -123,9 +122,9 @@ class SideBySide(DrawnInPanels):
             largest = float(np.nanmax(np.abs(shown), initial=0.0, where=np.isfinite(shown)))
             scale = f"blue -{largest:.3g}, red +{largest:.3g}" if largest > 0 else "none"
             yield [
-                grey_panel(about, a[part.index], limits, nm),
-                grey_panel(f"{self.names[1]}\n{part.name}, same greys", b[part.index], limits, nm),
-                error_panel(f"difference b - a\n{scale}", shown, largest, nm),
+                Panel(about, shaded(a[None, *part.index], limits), nm),
+                Panel(f"{self.names[1]}\n{part.name}, same greys", shaded(b[None, *part.index], limits), nm),
+                Panel(f"difference b - a\n{scale}", diverge(shown, largest), nm),
             ]
 
     def _table(self) -> str:
@@ -186,37 +185,44 @@ def image_of(value: object, called: str) -> Image:
 
 
 def _volume_image(value: Volume) -> Image:
-    """Return `value`; without a voxel size it lies in voxels of its own."""
     name = "/".join(str(value.folder).split("/")[-2:])
     image = Image(name, value.spatial_shape, value.num_channels, value.dtype, "", UNPLACED, UNPLACED, value.crop)
-    if value.voxel_size_nm is None:
-        return _in_voxels(image, image.shape)
-    return replace(image, unit="nm", voxel=value.voxel_size_nm, origin=value.origin_nm)
+    return _placed(image, value.voxel_size_nm, value.origin_nm, image.shape)
 
 
 def _report_image(report: Report | SegmentationResult) -> Image:
     """Return the output of `report`; without a voxel size it lies in voxels of the volume that was read."""
-    image, whole = image_of(open_volume(report.plan.out), "output"), report.plan.source.shape
+    volume, plan = open_volume(report.plan.out), report.plan
+    image, place = _volume_image(volume), (volume.voxel_size_nm, volume.origin_nm, plan.source.shape)
     if isinstance(report, SegmentationResult):
-        return image if image.unit == "nm" else _in_voxels(image, whole)
+        return _placed(image, *place)
+    net = report.plan.net
     image = replace(image, is_part=not report.plan.is_whole)
-    net, start = report.plan.net, report.plan.roi_box.start
-    return image if image.unit == "nm" else _in_voxels(image, whole, start, divided(net.shrink, net.scale))
+    return _placed(image, *place, report.plan.roi_box.start, divided(net.shrink, net.scale))
 
 
 def _try_out_image(result: TryOut) -> Image:
     """Return the output of `result`; without a voxel size it lies in voxels of its volume, as others of that do."""
     image = _array_image(result.output, f"{result.facts.net} at {result.box}")
     image = replace(image, is_part=result.box.shape != result.volume_shape)
-    if result.out_voxel_size_nm is not None:
-        return replace(image, unit="nm", voxel=result.out_voxel_size_nm, origin=result.out_origin_nm)
-    return _in_voxels(image, result.volume_shape, result.box.start, result.out_voxel)
+    place = result.out_voxel_size_nm, result.out_origin_nm, result.volume_shape
+    return _placed(image, *place, result.box.start, result.out_voxel)
 
 
-def _in_voxels(image: Image, whole: Triple, start: Shape = (0, 0, 0), voxel: Lengths = (1.0, 1.0, 1.0)) -> Image:
-    """Return `image` in voxels of a volume of shape `whole`: from voxel `start` on, a `voxel` as large."""
+def _placed(
+    image: Image, size_nm: Lengths | None, origin_nm: Lengths, whole: Triple,
+    start: Shape = (0, 0, 0), voxel: Lengths = (1.0, 1.0, 1.0),
+) -> Image:  # fmt: skip
+    """Return `image` in nm where its voxel size is known, else in voxels of a volume of shape `whole`.
+
+    Args:
+        start: voxel of that volume in which the image begins.
+        voxel: lengths of the image's voxels, in voxels of that volume.
+    """
+    if size_nm is not None:
+        return replace(image, unit="nm", voxel=size_nm, origin=origin_nm)
     origin = triple(a + (v - 1) / 2 for a, v in zip(start, voxel, strict=True))
-    return replace(image, unit="voxels", voxel=voxel, origin=origin, volume_shape=whole)
+    return replace(image, unit=f"voxels of a volume of {shape(whole)}", voxel=voxel, origin=origin)
 
 
 def _array_image(data: np.ndarray, name: str) -> Image:
@@ -236,9 +242,8 @@ def _lay_over(one: Image, other: Image) -> tuple[tuple[Triple, Triple], Triple]:
     Raises:
         VolumeError: no whole factors, or the voxels lie askew, or nothing says where a box of a volume lies.
     """
-    units = one.unit, other.unit
-    is_placed = "" not in units and units[0] == units[1] and one.volume_shape == other.volume_shape
-    if not is_placed and "" not in units:
+    is_placed = one.unit == other.unit != ""
+    if not is_placed and one.unit and other.unit:
         _check_whole(one, other)
     along = _by_place if is_placed else _by_shape
     first, second, shift = zip(*(along(one, other, axis) for axis in range(3)), strict=True)
@@ -250,15 +255,11 @@ def _check_whole(one: Image, other: Image) -> None:
     for (called, image), (rest, beside) in permutations(zip(CALLED, (one, other), strict=True)):
         if image.is_part:
             raise VolumeError(
-                f"{called}, {image.name}, is a box of a volume, which lies {_place_of(image)}, and {rest}, "
-                f"{beside.name}, lies {_place_of(beside)}, so that it is unknown which voxels lie over each other; "
+                f"{called}, {image.name}, is a box of a volume, which lies in {image.unit}, and {rest}, "
+                f"{beside.name}, lies in {beside.unit}, so that it is unknown which voxels lie over each other; "
                 "give both a voxel size, by vp.open(…, view=vp.View(voxel_size_nm=(z, y, x))), or crop them to the "
                 "same box and give arrays"
             )
-
-
-def _place_of(image: Image) -> str:
-    return "in nm" if image.volume_shape is None else f"in voxels of a volume of {shape(image.volume_shape)}"
 
 
 def _by_shape(one: Image, other: Image, axis: int) -> Triple:
@@ -276,7 +277,7 @@ def _by_shape(one: Image, other: Image, axis: int) -> Triple:
 
 def _by_place(one: Image, other: Image, axis: int) -> Triple:
     """Return how often voxels of both are repeated along `axis`, and where `other` begins, in repeated voxels."""
-    size, width, unit = one.voxel[axis], other.voxel[axis], one.unit
+    size, width, unit = one.voxel[axis], other.voxel[axis], one.unit.partition(" ")[0]
     fine = min(size, width)
     pair = round(size / fine), round(width / fine)
     start = ((other.origin[axis] - width / 2) - (one.origin[axis] - size / 2)) / fine
@@ -297,17 +298,16 @@ def _by_place(one: Image, other: Image, axis: int) -> Triple:
 def _chosen(one: Image, factor: Triple, shared: Box, at: Sequence[int] | None, size: Sizes | None) -> Box:
     """Return the box to compare, in repeated voxels of `one`: around `at`, of `size`, both in its own voxels."""
     if at is None:
-        middle = triple((a + b) // 2 for a, b in zip(shared.start, shared.stop, strict=True))
+        middle = middle_of(shared)
     else:
-        middle = triple(a * f + f // 2 for a, f in zip(checked_at(at, one.shape), factor, strict=True))
-        if not shared.contains(Box(middle, tuple(m + 1 for m in middle))):
+        middle = tuple(a * f + f // 2 for a, f in zip(checked_at(at, one.shape), factor, strict=True))
+        if not shared.contains(voxel_at(middle)):
             raise VolumeError(f"at {tuple(at)}: b has no voxel there; both have {shared}, in the finer voxels of a")
     length = triple(min(s, n) for s, n in zip(SHOWN, shared.shape, strict=True))
     if size is not None:
         asked = checked_size(size, one.shape)
         length = checked_size([s * f for s, f in zip(asked, factor, strict=True)], triple(shared.shape))
-    place = triple(m - a for m, a in zip(middle, shared.start, strict=True))
-    return box_around(place, length, triple(shared.shape)).shift(shared.start)
+    return part_around(shared, middle, length)
 
 
 def _enlarged(image: Image, factor: Triple, box: Box) -> np.ndarray:

@@ -29,11 +29,12 @@ from volpipe.inference.runner import Runner
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import affine, join, measure, needs_histogram, needs_measuring, sampled_affine
 from volpipe.inference.windows import StreamedWindows
-from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
-from volpipe.notebook.pictures import DrawnInPanels, Panel
-from volpipe.notebook.slices import channel_note, first_channel, grey_panel, slices_of
+from volpipe.notebook.boxes import Sizes, checked_at, checked_size
+from volpipe.notebook.pictures import Drawn, channel_note, first_channel, slices_of
 from volpipe.recipes.inference import Recipe
-from volpipe.reporting.shades import display_range
+from volpipe.reporting.panels import Panel
+from volpipe.reporting.shades import display_range, shaded
+from volpipe.reporting.slices import middle_of, part_around
 from volpipe.runs.verify import compute_box
 from volpipe.tables import html_facts
 from volpipe.units import count, shape
@@ -78,7 +79,7 @@ class TryFacts:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TryOut(DrawnInPanels):
+class TryOut(Drawn):
     """A box of a volume before and after a net.
 
     Attributes:
@@ -142,8 +143,8 @@ class TryOut(DrawnInPanels):
             about = f"input{channel_note(self.input)}\n{part.name}, {shown[0]:.4g} to {shown[1]:.4g}"
             result = f"output of {self.facts.net}{channel_note(self.output)}\n{part.name}, {same}"
             yield [
-                grey_panel(about, before[part.index], shown, nm),
-                grey_panel(result, after[part.index], greys, nm),
+                Panel(about, shaded(before[None, *part.index], shown), nm),
+                Panel(result, shaded(after[None, *part.index], greys), nm),
             ]
 
     def _table(self) -> str:
@@ -215,8 +216,8 @@ def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
     core = Box.from_shape(stride).shift(corner) & Box.from_shape(shape)
     if size is None:
         return core
-    middle = tuple((a + b) // 2 for a, b in zip(core.start, core.stop, strict=True)) if at is None else at
-    return whole_voxels(plan, box_around(checked_at(middle, shape), checked_size(size, shape), shape))
+    middle = checked_at(middle_of(core) if at is None else at, shape)
+    return whole_voxels(plan, part_around(Box.from_shape(shape), middle, checked_size(size, shape)))
 
 
 def whole_voxels(plan: Plan, box: Box) -> Box:
@@ -234,7 +235,7 @@ def computed(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box:
     part = part_of(plan, box)
     selection = Selection(part)
     windows = StreamedWindows(
-        source, part.lattice, normalise, selection.input_box,
+        source, part.lattice, normalise,
         session=uuid.uuid4().hex,  # a file may have changed
         padding=part.net.padding,
     )  # fmt: skip
@@ -256,7 +257,8 @@ def normalisation(plan: Plan, source: Volume) -> tuple[Affine, list[str]]:
             statistics = join(measure(reader.read_own(box), ends) for box in boxes)
         return affine(choice, dtype, statistics), []
     numbers = np.random.default_rng(0).choice(len(plan.blocks), min(SAMPLED_BOXES, len(plan.blocks)), replace=False)
-    parts = [_middle(plan.lattice.core_box(int(number))) for number in sorted(numbers)]
+    cores = [plan.lattice.core_box(int(number)) for number in sorted(numbers)]
+    parts = [part_around(core, middle_of(core), (SAMPLED_EDGE,) * 3) for core in cores]
     voxels = np.concatenate([source.crop(part).reshape(plan.source.num_channels, -1) for part in parts], axis=1)
     mapped = sampled_affine(choice, voxels)
     note = (
@@ -265,12 +267,6 @@ def normalisation(plan: Plan, source: Volume) -> tuple[Affine, list[str]]:
         "make both the same"
     )
     return mapped, [note]
-
-
-def _middle(box: Box) -> Box:
-    """Return the middle of `box`, of at most SAMPLED_EDGE voxels along an axis."""
-    start = tuple(a + max(0, n - SAMPLED_EDGE) // 2 for a, n in zip(box.start, box.shape, strict=True))
-    return Box.from_shape((SAMPLED_EDGE,) * 3).shift(start) & box
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from volpipe.reporting import frames
 from volpipe.reporting.frames import EDGE
 from volpipe.reporting.histogram import histogram
 from volpipe.reporting.page import Item, Note, Picture, reason_of
-from volpipe.reporting.shades import Image2D, Range, colours, display_change, display_range, diverge, grey
+from volpipe.reporting.shades import Image2D, Range, coloured, display_change, display_range, diverge, shaded
 from volpipe.reporting.slices import (
     MOST_BYTES,
     PLANES,
@@ -35,6 +35,7 @@ from volpipe.reporting.slices import (
     flat,
     inside,
     lost_in,
+    middle_of,
     missing_in,
     part_around,
     slice_at,
@@ -42,7 +43,6 @@ from volpipe.reporting.slices import (
 )
 from volpipe.volumes.storage.metadata import Lengths
 
-OPACITY = 0.55  # of labels over an image
 AXES = "zyx"
 
 
@@ -160,8 +160,7 @@ def outer(subject: Subject, box: Box) -> tuple[Box, Index]:
     def shown(part: Box) -> Box:
         return inside(part.relative_to(subject.region.start), subject.shrink).scaled(subject.scale)
 
-    voxel = shown(voxel_at(subject.at))
-    return shown(box), tuple((a + b) // 2 for a, b in zip(voxel.start, voxel.stop, strict=True))
+    return shown(box), middle_of(shown(voxel_at(subject.at)))
 
 
 def _inner(subject: Subject, box: Box) -> Box:
@@ -171,7 +170,8 @@ def _inner(subject: Subject, box: Box) -> Box:
 
 def field_of(subject: Subject, sights: dict[str, Sight]) -> Box:
     """Return the part of the input that is shown."""
-    field = part_around(subject.region, subject.at, subject.input_voxel, subject.pixel, EDGE)
+    sizes = tuple(max(1, int(EDGE * subject.pixel / v * 1.000001)) for v in subject.input_voxel)
+    field = part_around(subject.region, subject.at, sizes)
     if "input" in sights:
         field = sights["input"].within_reach(field, subject.at)
     if "output" in sights:
@@ -230,12 +230,12 @@ class Drawing:
             yield Note(self.legend)
         for plane in self.planes:
             if plane.source is not None:
-                yield self._picture(plane, "Input", self._image(plane, plane.source, "input"))
+                yield self._picture(plane, "Input", image_of(plane.source, plane.axis, self.limits["input"]))
         for plane in self.planes:
             if plane.output is not None and self.subject.plan.is_labels:
                 yield self._picture(plane, "Objects", self._objects(plane, plane.output))
             elif plane.output is not None:
-                yield self._picture(plane, "Output", self._image(plane, plane.output, "output"))
+                yield self._picture(plane, "Output", image_of(plane.output, plane.axis, self.limits["output"]))
         for plane in self.planes:
             if plane.change is not None and self.largest:
                 yield self._difference(plane, plane.change)
@@ -244,7 +244,7 @@ class Drawing:
         """Return labels in colours, over the input where that is known."""
         labels, known, below = flat(output.data[0], plane.axis), flat(output.is_known, plane.axis), None
         if plane.source is not None:
-            image = self._image(plane, plane.source, "input")
+            image = image_of(plane.source, plane.axis, self.limits["input"])
             down, across = map(max, labels.shape, image.shape[:2])
             labels, known, below = (frames.resized(each, (down, across)) for each in (labels, known, image))
         return frames.hatched(coloured(labels, below), known)
@@ -254,20 +254,15 @@ class Drawing:
         known = ~np.isnan(image)
         finite = image[np.isfinite(image)]
         mean = f"mean {finite.mean():+.2g}, of absolute values {np.abs(finite).mean():.2g}; " if finite.size else ""
-        shown = frames.hatched(diverge(np.where(known, image, 0.0), self.largest), known)
+        shown = frames.hatched(diverge(image, self.largest), known)
         return self._picture(plane, "Difference", shown, mean)
 
     def _picture(self, plane: Plane, title: str, image: Image2D, remark: str = "") -> Picture:
         """Return an image of a plane, in voxels of the input or the output, as a picture with square pixels."""
         subject = self.subject
-        lengths = [n * v for n, v in zip(plane.box.shape, subject.voxel, strict=True)]
-        file = frames.drawn(image, sides_of(lengths, plane.axis), subject.pixel, is_known=subject.is_sized)
+        sides = frames.sides_of(plane.box.shape, subject.voxel, plane.axis)
+        file = frames.drawn(image, sides, subject.pixel, is_known=subject.is_sized)
         return Picture(f"{title}, {plane.name}", f"{remark}{_place(plane)}", *file)
-
-    def _image(self, plane: Plane, patch: Patch, name: str) -> Image2D:
-        """Return a slice in greys, several channels in colours, and hatched where it is not known."""
-        data = flat(patch.data, plane.axis)
-        return frames.hatched(shaded(data, self.limits[name]), flat(patch.is_known, plane.axis))
 
     @cached_property
     def limits(self) -> dict[str, Range]:
@@ -312,10 +307,10 @@ class Drawing:
         return " ".join(sentences)
 
 
-def sides_of(lengths: Sequence[float], axis: int) -> tuple[float, float]:
-    """Return the lengths (down, across) of a slice across `axis` of a box with `lengths` (z, y, x)."""
-    down, across = (length for i, length in enumerate(lengths) if i != axis)
-    return down, across
+def image_of(patch: Patch, axis: int, limits: Range | None) -> Image2D:
+    """Return a slice in greys, several channels in colours, labels (no `limits`) too; hatched where it is not known."""
+    data = flat(patch.data, axis)
+    return frames.hatched(coloured(data[0]) if limits is None else shaded(data, limits), flat(patch.is_known, axis))
 
 
 def _channels(plan: OutputPlan) -> str:
@@ -335,29 +330,6 @@ def _place(plane: Plane) -> str:
 def limits_of(patches: Sequence[Patch]) -> Range:
     """Return the values of black and white of all that is known."""
     return display_range(*(patch.values() for patch in patches))
-
-
-def shaded(data: np.ndarray, limits: Range) -> Image2D:
-    """Return channels (c, y, x) as an image: greys of one, red, green and blue of more; NaN and infinities are red."""
-    finite = np.isfinite(data).all(axis=0)
-    channels = [grey(np.where(finite, channel, limits[0]), limits) for channel in data[:3]]
-    if len(channels) == 1 and finite.all():
-        return channels[0]
-    channels = channels * 3 if len(channels) == 1 else channels + [np.zeros_like(channels[0])] * (3 - len(channels))
-    image = np.stack(channels, axis=-1)
-    image[~finite] = (255, 0, 0)
-    return image
-
-
-def coloured(labels: np.ndarray, below: Image2D | None = None) -> Image2D:
-    """Return labels (y, x), each in a colour of its own, over the image `below`, or over black; 0 is clear."""
-    numbers, places = np.unique(labels, return_inverse=True)
-    table = colours(numbers)
-    shown = table[places.reshape(labels.shape)].astype(np.float64)
-    base = np.zeros_like(shown) if below is None else frames.in_colour(below).astype(np.float64)
-    share = np.where(labels == 0, 0.0, 1.0 if below is None else OPACITY)[..., None]
-    image: Image2D = np.rint(base * (1 - share) + shown * share).astype(np.uint8)
-    return image
 
 
 def _histograms(subject: Subject, planes: Sequence[Plane]) -> Iterator[Item]:

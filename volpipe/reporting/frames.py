@@ -13,12 +13,13 @@ Not here: what the image shows (comparison), or greys (shades). A frame in pixel
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from volpipe.geometry.grid import Box
-from volpipe.reporting.shades import Image2D, bar_nm, length_text
+from volpipe.geometry.grid import Box, Shape
+from volpipe.reporting.shades import Image2D, bar_nm, in_colour, length_text
 
 EDGE = 368  # pixels of a picture, at most: three are side by side
 STRIP, MIN_WIDTH, FONT = 18, 84, 12  # pixels
@@ -51,11 +52,6 @@ def resized(image: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     return pixels
 
 
-def in_colour(image: Image2D) -> Image2D:
-    """Return a grey image (y, x) as red, green and blue; one of colours as it is."""
-    return image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=-1)
-
-
 def hatched(image: Image2D, is_known: np.ndarray) -> Image2D:
     """Return `image` with stripes where it is not known, (y, x); as it is where all of it is."""
     if is_known.all():
@@ -65,10 +61,11 @@ def hatched(image: Image2D, is_known: np.ndarray) -> Image2D:
     return np.where(is_known[..., None], in_colour(image), stripes)
 
 
-def outlined(image: Image2D, part: Box) -> Image2D:
-    """Return `image` with a frame around `part` (y, x)."""
+def outlined(image: Image2D, part: Box, shape: tuple[int, ...]) -> Image2D:
+    """Return `image` with a frame around `part` (y, x), in pixels of an image of `shape` that it was made of."""
     shown = in_colour(image).copy()
-    (top, left), (bottom, right) = part.start, (b - 1 for b in part.stop)
+    sides = zip(part.start, part.stop, image.shape, shape, strict=False)
+    (top, bottom), (left, right) = (_ends(a * n / m, b * n / m, n) for a, b, n, m in sides)
     for thickness in (0, 1):
         a, b, c, d = (max(0, top - thickness), bottom + thickness, max(0, left - thickness), right + thickness)
         shown[[a, min(b, len(shown) - 1)], c : d + 1] = FRAME
@@ -76,31 +73,50 @@ def outlined(image: Image2D, part: Box) -> Image2D:
     return shown
 
 
+def _ends(start: float, stop: float, most: int) -> tuple[int, int]:
+    """Return the first and the last of `most` pixels between two places, at least one of them."""
+    first = min(int(start), most - 1)
+    return first, min(max(first + 1, round(stop)), most) - 1
+
+
+def sides_of(shape: Shape, voxel: Sequence[float], axis: int) -> tuple[float, float]:
+    """Return the lengths (down, across) of a slice across `axis` of a box of `shape`, with voxels of these lengths."""
+    down, across = (n * v for i, (n, v) in enumerate(zip(shape, voxel, strict=True)) if i != axis)
+    return down, across
+
+
 def framed(image: Image2D, scale: Scale) -> Image2D:
     """Return `image` with a strip below it that has the scale bar."""
+    width = max(image.shape[1], MIN_WIDTH)
+    padding = ((0, 0), (0, width - image.shape[1]), (0, 0))[: image.ndim]
+    bar = bar_strip(width, scale)
+    return np.concatenate([np.pad(image, padding), bar if image.ndim == 2 else in_colour(bar)])
+
+
+def bar_strip(width: int, scale: Scale) -> Image2D:
+    """Return a scale bar with its length, white on black, below an image of so many pixels."""
     from PIL import Image, ImageDraw, ImageFont
 
-    height, width = image.shape[:2]
-    length = bar_nm(max(BAR_SHARE * max(width, MIN_WIDTH) * scale.pixel, 1e-9))
-    canvas = Image.new("RGB" if image.ndim == 3 else "L", (max(width, MIN_WIDTH), height + STRIP))
-    canvas.paste(Image.fromarray(image), (0, 0))
+    length = bar_nm(max(BAR_SHARE * width * scale.pixel, 1e-9))
+    canvas = Image.new("L", (width, STRIP))
     draw, pixels = ImageDraw.Draw(canvas), max(1, round(length / scale.pixel))
-    top = height + (STRIP - BAR_HEIGHT) // 2
+    top = (STRIP - BAR_HEIGHT) // 2
     draw.rectangle((6, top, 5 + pixels, top + BAR_HEIGHT - 1), fill="white")
-    font, x, baseline = ImageFont.load_default(FONT), 12.0 + pixels, height + STRIP - 5
+    font, x, baseline = ImageFont.load_default(FONT), 12.0 + pixels, STRIP - 5
     for letter in scale.text(length):
         plain = "u" if letter == "µ" else letter  # which the font of PIL lacks: a u with a tail
         draw.text((x, baseline), plain, "white", font, "ls")
         if letter == "µ":
             draw.line((x + 1, baseline - 1, x + 1, baseline + 2), "white")
         x += font.getlength(plain)
-    shown: Image2D = np.asarray(canvas)
-    return shown
+    strip: Image2D = np.asarray(canvas)
+    return strip
 
 
 def drawn(
-    image: Image2D, sides: tuple[float, float], pixel: float, *, is_known: bool = True, edge: int = EDGE
-) -> tuple[bytes, str]:
+    image: Image2D, sides: tuple[float, float], pixel: float, *,
+    is_known: bool = True, edge: int = EDGE, part: Box | None = None,
+) -> tuple[bytes, str]:  # fmt: skip
     """Return an image as a file with a scale bar, and its media type; small ones are enlarged by a whole factor.
 
     Args:
@@ -108,10 +124,13 @@ def drawn(
         pixel: length that a pixel shows before it is enlarged.
         is_known: whether lengths are in nm; else they are in voxels.
         edge: pixels of the longer side, at most.
+        part: of the image (y, x) that has a frame around it.
     """
     zoom = max(1, int(edge * pixel / max(sides) * 1.000001))
     down, across = (max(1, round(side / pixel * zoom)) for side in sides)
-    return encoded(framed(resized(image, (down, across)), Scale(pixel / zoom, is_known)))
+    shown = resized(image, (down, across))
+    shown = shown if part is None else outlined(shown, part, image.shape)
+    return encoded(framed(shown, Scale(pixel / zoom, is_known)))
 
 
 def encoded(image: Image2D, most: int = MOST_BYTES) -> tuple[bytes, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.reporting.page import Chart
+from volpipe.reporting.page import Chart, columns_of
 from volpipe.units import count
 
 MOST_BINS = 128
@@ -33,14 +33,13 @@ def edges_of(values: Mapping[str, np.ndarray]) -> np.ndarray:
 def histogram(title: str, values: Mapping[str, np.ndarray]) -> Chart:
     """Return the histogram of several series of values, (n,) each, over the same bins."""
     edges = edges_of(values)
-    columns: dict[str, list[object]] = {"low": [], "high": [], "count": [], "share": [], "series": []}
-    for name, series in values.items():
-        counts = _counts(series, edges)
-        columns["low"] += edges[:-1].tolist()
-        columns["high"] += edges[1:].tolist()
-        columns["count"] += counts.tolist()
-        columns["share"] += (counts / max(1, series.size)).round(6).tolist()
-        columns["series"] += [name] * len(counts)
+    bins = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+    rows = [
+        (low, high, num, round(num / max(1, series.size), 6), name)
+        for name, series in values.items()
+        for (low, high), num in zip(bins, _counts(series, edges).tolist(), strict=True)
+    ]
+    columns = columns_of(("low", "high", "count", "share", "series"), rows)
     return Chart(title, "Of the voxels in the slices above.", "histogram", columns)
 
 

@@ -67,7 +67,6 @@ class Picture:
     """An image as a file has it; PNG, or JPEG or WebP where that is much smaller.
 
     Attributes:
-        is_pixelated: whether its pixels are shown as squares when it is enlarged: voxels are not to be smoothed.
         is_wide: whether it has a line of its own.
     """
 
@@ -75,7 +74,6 @@ class Picture:
     caption: str
     image: bytes = field(repr=False)
     media_type: str = "image/png"
-    is_pixelated: bool = True
     is_wide: bool = False
 
 
@@ -86,15 +84,13 @@ class Chart:
     Attributes:
         kind: names charts/KIND.json, a specification without its data.
         data: columns of one length: lists or arrays of numbers, texts and None; a number that is not finite is none.
-        height: of the chart in pixels, instead of that of the specification; 0: as that says.
-        changes: keys of the specification that differ for this chart, such as titles of axes; they are merged into it.
+        changes: keys of the specification that differ for this chart, such as its height; they are merged into it.
     """
 
     title: str
     caption: str
     kind: str
     data: Mapping[str, Sequence[object]] = field(repr=False)
-    height: int = 0
     changes: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -126,15 +122,10 @@ class Draft:
 
 @dataclass(frozen=True)
 class Section:
-    """Items below one title.
-
-    Attributes:
-        is_side_by_side: whether items that follow each other share a line where the window is wide enough.
-    """
+    """Items below one title."""
 
     title: str
     items: Sequence[Item]
-    is_side_by_side: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,6 +144,11 @@ class Page:
     sections: Sequence[Section]
     is_well: bool = True
     line: str = ""
+
+
+def columns_of(names: Sequence[str], rows: Sequence[Sequence[object]]) -> dict[str, list[object]]:
+    """Return the data of a chart from its rows."""
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
 def filled(sheet: Sheet) -> Sheet:

@@ -12,14 +12,14 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import volpipe
-from volpipe.reporting.page import Chart, Facts, Item, Link, Page, Picture, Sheet
+from volpipe.reporting.page import Chart, Facts, Item, Link, Note, Page, Picture, Sheet
 from volpipe.volumes.storage.paths import whole_file
 
 FOLDER = Path(__file__).parent
@@ -52,32 +52,6 @@ class _Budget:
         return True
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """A cell of a table as the template shows it; the head of a column says whether that has numbers."""
-
-    text: str
-    is_number: bool = False
-    is_short: bool = False
-    target: str = ""
-    image: str = ""
-
-
-@dataclass(frozen=True)
-class _View:
-    """An item as the template shows it: `kind` is the macro of it; others are what that reads."""
-
-    kind: str
-    title: str = ""
-    caption: str = ""
-    lines: Sequence[Any] = ()  # Any: of facts, names and their values; of a table, rows of cells, each with a sentence
-    heads: Sequence[_Cell] = ()
-    image: str = ""
-    is_pixelated: bool = False
-    is_wide: bool = False
-    spec: Mapping[str, object] = field(default_factory=dict)
-
-
 def write_page(page: Page, file: Path) -> int:
     """Write `page` to `file`, whole or not at all, and return its bytes."""
     data = render(page).encode()
@@ -89,8 +63,8 @@ def write_page(page: Page, file: Path) -> int:
 def render(page: Page) -> str:
     """Return `page` as HTML."""
     budget = _Budget()
-    sections = [(section, [_view(item, budget) for item in section.items]) for section in page.sections]
-    charts = any(view.kind == "chart" for _, views in sections for view in views)
+    sections = [replace(section, items=[_fitted(item, budget) for item in section.items]) for section in page.sections]
+    charts = any(isinstance(item, Chart) for section in sections for item in section.items)
     facts = {"version": volpipe.__version__, "moment": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())}
     result: str = _template().render(page=page, sections=sections, scripts=_scripts() if charts else (), **facts)
     return result
@@ -102,7 +76,10 @@ def _template() -> Any:  # Any: jinja2.Template, which is imported where it is u
 
     loader = FileSystemLoader(FOLDER)
     options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
-    return Environment(loader=loader, autoescape=True, **options).get_template("page.html")
+    environment = Environment(loader=loader, autoescape=True, **options)
+    environment.filters |= {"data_url": _data_url, "heads": _heads, "drawing": _drawing}
+    environment.globals["macro_of"] = lambda item: type(item).__name__.lower()
+    return environment.get_template("page.html")
 
 
 @cache
@@ -113,92 +90,86 @@ def _scripts() -> list[tuple[str, str]]:
     return [(licence, code.partition("//# sourceMappingURL")[0]) for licence, code in pairs]
 
 
-def _view(item: Item, budget: _Budget) -> _View:
-    if isinstance(item, Facts):
-        return _facts(item, budget)
-    if isinstance(item, Sheet):
-        return _table(item, budget)
-    if isinstance(item, Picture):
-        return _picture(item, budget)
-    if isinstance(item, Chart):
-        return _chart(item, budget)
-    return _View(item.kind, caption=item.text)
+# ---- what fits into a page
 
 
-def _left_out(item: Picture | Chart, reason: str) -> _View:
-    return _View("remark", item.title, f"{item.title}: left out, {reason}.")
+def _fitted(item: Item, budget: _Budget) -> Item:
+    """Return as much of an item as there is room for; of a picture or chart that is too large a sentence."""
+    match item:
+        case Facts():
+            entries = {_clipped(name): _values(value, budget) for name, value in item.entries.items()}
+            return replace(item, entries=entries)
+        case Sheet():
+            return _rows(item, budget)
+        case Picture() if not budget.takes("pictures", len(_data_url(item))):
+            return _left_out(item)
+        case Chart():
+            columns = {name: list(map(_plain, _listed(column))) for name, column in item.data.items()}
+            fits = budget.takes("charts", len(json.dumps(columns, separators=(",", ":"))))
+            return replace(item, data=columns) if fits else _left_out(item)
+    return item
 
 
-def _facts(facts: Facts, budget: _Budget) -> _View:
-    lines = []
-    for name, value in facts.entries.items():
-        values = [_clipped(text) for text in ([value] if isinstance(value, str) else value)]
-        fitting = [text for text in values if budget.takes("text", len(text.encode()) + 40)]
-        more = [f"… and {len(values) - len(fitting):,} more"] if len(fitting) < len(values) else []
-        lines.append((_clipped(name), fitting + more))
-    return _View("facts", facts.title, lines=lines)
+def _left_out(item: Picture | Chart) -> Note:
+    return Note(f"{item.title}: left out, as the page would be too large.")
 
 
-def _table(sheet: Sheet, budget: _Budget) -> _View:
-    rows, remarks = list[list[_Cell]](), list(map(_clipped, sheet.remarks)) or [""] * len(sheet.rows)
+def _values(value: str | Sequence[str], budget: _Budget) -> list[str]:
+    values = [_clipped(text) for text in ([value] if isinstance(value, str) else value)]
+    fitting = [text for text in values if budget.takes("text", len(text.encode()) + 40)]
+    return fitting + ([f"… and {len(values) - len(fitting):,} more"] if len(fitting) < len(values) else [])
+
+
+def _rows(sheet: Sheet, budget: _Budget) -> Sheet:
+    """Return `sheet` with cells of texts and links alone, and a sentence on the rows that are left out."""
+    rows, remarks = list[list[str | Link]](), list(map(_clipped, sheet.remarks)) or [""] * len(sheet.rows)
     for row, remark in zip(sheet.rows, remarks, strict=True):
         cells = [_cell(value, budget) for value in row]
-        texts = [remark, *(cell.text + cell.target for cell in cells)]
+        texts = [remark, *(cell if isinstance(cell, str) else cell.text + cell.target for cell in cells)]
         if not budget.takes("text", sum(len(text.encode()) + 20 for text in texts)):
             break
         rows.append(cells)
     more = len(sheet.rows) - len(rows)
     caption = f"{sheet.caption} {more:,} more lines are not shown: the page would be too large.".strip()
-    columns = [[row[i] for row in rows] for i in range(len(sheet.names))]
-    heads = [
-        _Cell(name, is_number=_is_numeric(cells), is_short=all(len(cell.text) <= SHORT for cell in cells))
-        for name, cells in zip(sheet.names, columns, strict=True)
-    ]
-    lines = list(zip(rows, remarks, strict=False))
-    return _View("table", sheet.title, caption if more else sheet.caption, lines=lines, heads=heads)
+    return replace(sheet, rows=rows, remarks=remarks[: len(rows)], caption=caption if more else sheet.caption)
 
 
-def _is_numeric(cells: Sequence[_Cell]) -> bool:
-    """Return whether a column has numbers, and beside them nothing."""
-    texts = [cell.text for cell in cells if cell.text]
-    return bool(texts) and all(NUMBER.fullmatch(text) for text in texts)
-
-
-def _cell(value: object, budget: _Budget) -> _Cell:
+def _cell(value: object, budget: _Budget) -> str | Link:
     if isinstance(value, Link):
-        image = _data_url(value.image, value.media_type)
-        fits = bool(value.image) and budget.takes("pictures", len(image))
-        return _Cell(_clipped(value.text), target=quote(value.target), image=image if fits else "")
+        fits = bool(value.image) and budget.takes("pictures", len(_data_url(value)))
+        return replace(value, text=_clipped(value.text), target=quote(value.target), image=value.image * fits)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return _Cell("" if value is None else _clipped(str(value)))
-    return _Cell(f"{value:,}" if isinstance(value, int) else f"{value:,.4g}")
+        return "" if value is None else _clipped(str(value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
 def _clipped(text: str) -> str:
     return text if len(text) <= MOST_CELL else f"{text[:MOST_CELL]} …"
 
 
-def _data_url(image: bytes, media_type: str) -> str:
-    return f"data:{media_type};base64,{base64.b64encode(image).decode()}"
+# ---- what the template asks for
 
 
-def _picture(picture: Picture, budget: _Budget) -> _View:
-    url = _data_url(picture.image, picture.media_type)
-    if not budget.takes("pictures", len(url)):
-        return _left_out(picture, "as the page would be too large")
-    return _View(
-        "picture", picture.title, picture.caption,
-        image=url, is_pixelated=picture.is_pixelated, is_wide=picture.is_wide,
-    )  # fmt: skip
+def _heads(sheet: Sheet) -> list[tuple[str, str]]:
+    """Return name and kind of each column: numbers, short texts, or texts."""
+    rows = [[cell.text if isinstance(cell, Link) else str(cell) for cell in row] for row in sheet.rows]
+    return [(name, _kind([row[i] for row in rows])) for i, name in enumerate(sheet.names)]
 
 
-def _chart(chart: Chart, budget: _Budget) -> _View:
-    columns = {name: list(map(_plain, _listed(column))) for name, column in chart.data.items()}
-    if not budget.takes("charts", len(json.dumps(columns, separators=(",", ":")))):
-        return _left_out(chart, "as the page would be too large")
+def _kind(texts: Sequence[str]) -> str:
+    if any(texts) and all(NUMBER.fullmatch(text) for text in texts if text):
+        return "number"
+    return "short" if all(len(text) <= SHORT for text in texts) else ""
+
+
+def _data_url(item: Picture | Link) -> str:
+    return f"data:{item.media_type};base64,{base64.b64encode(item.image).decode()}"
+
+
+def _drawing(chart: Chart) -> dict[str, object]:
+    """Return the specification of a chart and its data."""
     spec = json.loads((FOLDER / "charts" / f"{chart.kind}.json").read_text(encoding="utf-8"))
-    spec = _merged(spec, chart.changes) | ({"height": chart.height} if chart.height else {})
-    return _View("chart", chart.title, chart.caption, spec={"spec": spec, "columns": columns})
+    return {"spec": _merged(spec, chart.changes), "columns": chart.data}
 
 
 def _listed(column: Sequence[object]) -> list[object]:

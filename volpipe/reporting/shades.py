@@ -1,6 +1,6 @@
 """Shades: values of voxels as greys and colours, which of them are black and white, and the length of a scale bar.
 
-Not here: pictures of them (frames here, evaluation.pictures and notebook.pictures above), or which voxels (slices).
+Not here: pictures of them (frames, panels), or which voxels (slices).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ Image2D = np.ndarray[Any, Any]  # (y, x) grey or (y, x, 3) red, green, blue; uin
 
 DARK, BRIGHT = 0.5, 99.5  # percentiles shown black and white
 LARGEST = 99.5  # percentile of the absolute differences that is full blue or red
+OPACITY = 0.55  # of labels over an image
 
 
 def display_range(*images: np.ndarray) -> Range:
@@ -57,13 +58,41 @@ def grey(image: np.ndarray, limits: Range) -> Image2D:
 
 
 def diverge(change: np.ndarray, largest: float) -> Image2D:
-    """Return `change` (y, x) as (y, x, 3) uint8: blue at -largest, white at 0, red at +largest."""
-    share = change / largest if largest > 0 else np.zeros(change.shape)
+    """Return `change` (y, x) as (y, x, 3) uint8: blue at -largest, white at 0, red at +largest; NaN and such black."""
+    finite = np.isfinite(change)
+    share = np.where(finite, change, 0.0) / (largest if largest > 0 else np.inf)
     red = 1 + np.clip(share, -1, 0)
     blue = 1 - np.clip(share, 0, 1)
     colour = np.stack([red, np.minimum(red, blue), blue], axis=-1)
-    shown: Image2D = np.rint(colour * 255)
+    shown: Image2D = np.where(finite[..., None], np.rint(colour * 255), 0)
     return shown.astype(np.uint8)
+
+
+def in_colour(image: Image2D) -> Image2D:
+    """Return a grey image (y, x) as red, green and blue; one of colours as it is."""
+    return image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=-1)
+
+
+def shaded(data: np.ndarray, limits: Range) -> Image2D:
+    """Return channels (c, y, x) as an image: greys of one, red, green and blue of more; NaN and infinities are red."""
+    finite = np.isfinite(data).all(axis=0)
+    channels = [grey(np.where(finite, channel, limits[0]), limits) for channel in data[:3]]
+    if len(channels) == 1 and finite.all():
+        return channels[0]
+    channels = channels * 3 if len(channels) == 1 else channels + [np.zeros_like(channels[0])] * (3 - len(channels))
+    image = np.stack(channels, axis=-1)
+    image[~finite] = (255, 0, 0)
+    return image
+
+
+def coloured(labels: np.ndarray, below: Image2D | None = None) -> Image2D:
+    """Return labels (y, x), each in a colour of its own, over the image `below`, or over black; 0 is clear."""
+    numbers, places = np.unique(labels, return_inverse=True)
+    shown = colours(numbers)[places.reshape(labels.shape)]
+    base = np.zeros_like(shown) if below is None else in_colour(below)
+    share = np.where(labels == 0, 0.0, 1.0 if below is None else OPACITY)[..., None]
+    image: Image2D = np.rint(base * (1 - share) + shown * share).astype(np.uint8)
+    return image
 
 
 def colours(labels: np.ndarray) -> np.ndarray:

@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
-from volpipe.geometry.grid import Box, Grid, Index, Triple, triple
+from volpipe.geometry.grid import Box, Grid, Index, Shape, Triple, triple
 from volpipe.units import size
-from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import Volume
 
 PLANES = {"xy": 0, "xz": 1, "yz": 2}  # and the axis that each cuts; of the other two the first goes down
@@ -188,20 +187,22 @@ def voxel_at(at: Index) -> Box:
 
 def slice_at(box: Box, axis: int, at: Index) -> Box:
     """Return the slice of `box` across `axis` that the voxel `at` is in."""
-    sides = [voxel_at(at) if i == axis else box for i in range(3)]
-    return Box(tuple(s.start[i] for i, s in enumerate(sides)), tuple(s.stop[i] for i, s in enumerate(sides)))
+    return box.along(axis, at[axis], at[axis] + 1)
 
 
-def part_around(whole: Box, at: Index, voxel: Lengths, pixel: float, most: int) -> Box:
-    """Return the part of `whole` around the voxel `at` that `most` pixels show along each axis, at least a voxel.
+def part_around(whole: Box, at: Index, sizes: Shape) -> Box:
+    """Return the part of `whole` of `sizes`, as far as it has as many voxels, with the voxel `at` in its middle.
 
-    Args:
-        voxel: lengths of a voxel, in the unit of `pixel`.
-        pixel: length that one pixel shows.
+    It is moved where it would leave `whole`.
     """
-    sizes = [min(n, max(1, int(most * pixel / v * 1.000001))) for n, v in zip(whole.shape, voxel, strict=True)]
-    start = tuple(min(max(a, c - s // 2), b - s) for a, b, c, s in zip(whole.start, whole.stop, at, sizes, strict=True))
-    return Box(start, tuple(a + s for a, s in zip(start, sizes, strict=True)))
+    shape = [min(n, m) for n, m in zip(whole.shape, sizes, strict=True)]
+    start = tuple(min(max(a, c - n // 2), b - n) for a, b, c, n in zip(whole.start, whole.stop, at, shape, strict=True))
+    return Box(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
+
+
+def middle_of(box: Box) -> Index:
+    """Return the voxel in the middle of `box`."""
+    return tuple((a + b) // 2 for a, b in zip(box.start, box.stop, strict=True))
 
 
 def num_chunks(box: Box, chunks: Triple) -> int:
@@ -237,17 +238,13 @@ def middle_of_done(grid: Grid, done: np.ndarray) -> Index:
         flags = np.ones_like(flags)
     sides = [np.flatnonzero(flags.any(axis=tuple({0, 1, 2} - {axis}))) for axis in range(3)]
     box = Box(tuple(int(s[0]) for s in sides), tuple(int(s[-1]) + 1 for s in sides)).scaled(grid.cell)
-    middle = _middle(box & Box.from_shape(grid.shape))
+    middle = middle_of(box & Box.from_shape(grid.shape))
     cell = tuple(m // c for m, c in zip(middle, grid.cell, strict=True))
     if flags[cell]:
         return middle
     places = np.argwhere(flags)
     nearest = places[np.square(places - cell).sum(axis=1).argmin()]
-    return _middle(grid.box(grid.number(tuple(nearest.tolist()))))
-
-
-def _middle(box: Box) -> Index:
-    return tuple((a + b) // 2 for a, b in zip(box.start, box.stop, strict=True))
+    return middle_of(grid.box(grid.number(tuple(nearest.tolist()))))
 
 
 def flat(data: np.ndarray, axis: int) -> np.ndarray:

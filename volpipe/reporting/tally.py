@@ -1,24 +1,24 @@
 """The tasks of journals, added up in one pass: by stage, worker, node and session, and over time in bins.
 
-Not here: tables and charts of that (tasks). A journal of 10^7 lines is read in bounded memory: sums and bins are kept,
-and single tasks only while there are few. A line that is damaged is left out and counted; whether a run can go on with
-such a journal is for `blockwise.journal` to say, which reads it strictly.
+Not here: tables and charts of that (tasks), or which units are done (blockwise.ledger). A journal of 10^7 lines is read
+in bounded memory: sums and bins are kept, and single tasks only while there are few. A line that is damaged is left out
+and counted; whether a run can go on with such a journal is for the ledger to say, which reads it strictly.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from array import array
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from volpipe.blockwise.journal import Totals
-from volpipe.blockwise.stage import Unit
+from volpipe.blockwise.journal import Attempt, JournalReader, Line
+from volpipe.blockwise.usage import Totals, Usage
+from volpipe.errors import RunError
 from volpipe.reporting.block_map import BlockMap
 
 MOST_TASKS = 2_000  # that are kept one by one
@@ -29,7 +29,6 @@ MOST_NODES = 2_000
 MOST_KINDS = 100  # of reasons
 NUM_BINS = 256
 LEAST_SECONDS = 1 / 128  # of a bin
-ATTEMPT = "Attempt"  # the class of a journal's result: a task that failed
 ANY = 0  # pid of workers that are not told apart
 
 Worker = tuple[str, int]  # host and pid
@@ -138,7 +137,6 @@ class Tally:
     most_scratch_bytes: int = 0
     num_damaged: int = 0
     first_damaged: str = ""
-    set_aside: dict[Unit, str] = field(default_factory=dict)
     _slowest: list[tuple[float, int, Task]] = field(default_factory=list)
     _workers: set[Worker] = field(default_factory=set)
     _nodes: set[str] = field(default_factory=set)
@@ -173,98 +171,63 @@ class Tally:
             result.setdefault(key(stage, worker), Totals()).join(sums)
         return result
 
-    def units(self, journal: Path, prefix: str = "") -> Iterator[Unit]:
-        """Add the journal, whose stages are called with `prefix`, and yield the units that are done, as it names them.
-
-        There is nothing to add where there is no file; a last line that is not whole is still being written.
-        """
-        from pydantic_core import from_json  # a third of the time of json's
-
-        if not journal.is_file():
-            return
-        with journal.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.endswith(b"\n"):
-                    return
-                try:
-                    yield from self._add(from_json(line), prefix)
-                except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-                    self.num_damaged += 1
-                    self.first_damaged = self.first_damaged or f"line {number} of {journal}"
-
     def read(self, journal: Path, prefix: str = "") -> None:
-        """Add the journal; see `units`."""
-        for _ in self.units(journal, prefix):
-            pass
+        """Add the journal, whose stages are called with `prefix`; nothing where there is no file."""
+        for line in JournalReader(journal, None, on_damage=self.note_damage).lines():
+            self.add(line, prefix)
 
-    def _add(self, fields: dict[str, Any], prefix: str) -> Iterator[Unit]:  # Any: JSON
-        """Add a line; nothing of one that is no such line.
+    def note_damage(self, damage: RunError) -> None:
+        """Count a line that is left out."""
+        self.num_damaged += 1
+        self.first_damaged = self.first_damaged or str(damage).partition(" is damaged")[0]
 
-        Raises:
-            ValueError, TypeError, KeyError, AttributeError, OverflowError: it is none.
-        """
-        get = fields.get
-        stage, done = fields["stage"], fields["done"]
-        began, seconds, queued = get("started", 0.0), get("seconds", 0.0), get("queued_seconds", 0.0)
-        cpu, peak = get("cpu_seconds", 0.0), get("peak_bytes", 0)
-        read, written, scratch = get("read_bytes", 0), get("written_bytes", 0), get("scratch_bytes", 0)
-        if not (
-            isinstance(stage, str)
-            and isinstance(done, list)
-            and 0 <= began < math.inf and 0 <= seconds < math.inf and 0 <= cpu < math.inf and 0 <= queued < math.inf
-            and read >= 0 and written >= 0 and peak >= 0
-        ):  # fmt: skip
-            raise ValueError("it is no line of a task")
-        scratch, units = int(scratch), tuple(map(int, done))
-        if get("result") == ATTEMPT:
-            self._add_attempt(prefix + stage, fields, began, seconds)
+    def add(self, line: Line, prefix: str = "") -> None:
+        """Add a line, whose stage is called with `prefix`."""
+        fields, stage = line.fields, f"{prefix}{line.fields.stage}"
+        if line.kind is Attempt:
+            self._add_attempt(stage, fields)
             return
-        failed = get("failed", ())
-        for unit, reason in failed:
-            self.set_aside[prefix + stage, int(unit)] = str(reason)
-        if not units:
-            if failed:
-                self._sums(prefix + stage, self._worker(fields)).failed += len(failed)
+        if fields.failed:
+            self._sums(stage, self._worker(fields)).failed += len(fields.failed)
+        if not (fields.done or fields.seconds):
             return
-        worker = self._worker(fields)
-        for sums in self._both(prefix + stage, worker, began):
-            sums.add_task(len(units), fields)
-        self.scratch_bytes += scratch
+        worker, seconds = self._worker(fields), max(0.0, fields.seconds)
+        for sums in self._both(stage, worker, fields.started):
+            sums.add(len(fields.done), fields)
+        self.scratch_bytes += fields.scratch_bytes
         self.most_scratch_bytes = max(self.most_scratch_bytes, self.scratch_bytes)
         self.num_tasks += 1
-        if began:
-            self.bins.add((prefix + stage, worker), began, began + seconds)
-        if stage in self.maps:
-            self.maps[stage].add(units, seconds, worker[0])
-        pace = seconds / len(units)
+        if fields.started > 0:
+            self.bins.add((stage, worker), fields.started, fields.started + seconds)
+        if fields.stage in self.maps:
+            self.maps[fields.stage].add(fields.done, seconds, worker[0])
+        pace = seconds / len(fields.done) if fields.done else 0.0
         is_slow = len(self._slowest) < MOST_SLOWEST or pace > self._slowest[0][0]
         if is_slow or self.num_tasks <= MOST_TASKS:
-            self._keep(Task(prefix + stage, units, began, seconds, queued, *worker, read, written, peak), pace, is_slow)
+            task = Task(
+                stage, fields.done, fields.started, seconds, fields.queued_seconds, *worker,
+                fields.read_bytes, fields.written_bytes, fields.peak_bytes,
+            )  # fmt: skip
+            self._keep(task, pace, is_slow and bool(fields.done))
         elif self.tasks:
             self.tasks = []
-        for unit in get("shared", ()):  # which need no reassembly; see `runs.worker.Inferred`
-            yield "reassemble", int(unit)
-        for unit in units:
-            yield stage, unit
 
-    def _add_attempt(self, stage: str, fields: dict[str, Any], began: float, seconds: float) -> None:
+    def _add_attempt(self, stage: str, fields: Any) -> None:  # Any: those of a line
         """Add a task that failed."""
-        reason, units = str(fields["reason"]), tuple(map(int, fields["units"]))
-        if not units:
-            raise ValueError("it is an attempt at nothing")
-        worker = self._worker(fields)
-        if stage in self.maps:
-            self.maps[stage].add_attempt(units)
-        for sums in self._both(stage, worker, began):
-            sums.attempts += 1
-            sums.lost_seconds += seconds
-        task = Task(stage, units, began, seconds, 0.0, *worker, 0, 0, fields.get("peak_bytes", 0), reason or "?")
+        worker, seconds = self._worker(fields), max(0.0, fields.seconds)
+        if fields.stage in self.maps:
+            self.maps[fields.stage].add_attempt(fields.units)
+        for sums in self._both(stage, worker, fields.started):
+            sums.add_attempt(fields)
+        task = Task(
+            stage, fields.units, fields.started, seconds, 0.0, *worker, 0, 0, fields.peak_bytes, fields.reason or "?"
+        )
         self.failures.append(task)
-        kind = (stage, reason)
+        kind = (stage, fields.reason)
         if kind in self.reasons or len(self.reasons) < MOST_KINDS:
             self.reasons[kind] += 1
-        if began and seconds and task.host:
-            self.bins.add((stage, worker), began, began + seconds)
+        if fields.started > 0 and seconds and task.host:
+            self.bins.add((stage, worker), fields.started, fields.started + seconds)
 
     def _keep(self, task: Task, pace: float, is_slow: bool) -> None:
         """Keep a task that is one of the first or of the slowest."""
@@ -288,9 +251,9 @@ class Tally:
             return (own,)
         return own, self.by_session[max(0, bisect_right(self.sessions, began) - 1)]
 
-    def _worker(self, fields: dict[str, Any]) -> Worker:
+    def _worker(self, usage: Usage) -> Worker:
         """Return the worker of a task, told apart from others as long as they are not too many."""
-        worker = str(fields.get("host", "")), int(fields.get("pid", 0))
+        worker = usage.host, usage.pid
         if worker in self._workers:
             return worker
         if len(self._workers) < MOST_WORKERS and (worker[0] in self._nodes or len(self._nodes) < MOST_NODES):

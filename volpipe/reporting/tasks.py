@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from volpipe.blockwise.failures import message_of
-from volpipe.blockwise.journal import Totals
-from volpipe.reporting.page import Chart, Item, Note, Section, Sheet, filled
+from volpipe.blockwise.usage import Totals
+from volpipe.reporting.page import Chart, Item, Note, Section, Sheet, columns_of, filled
 from volpipe.reporting.tally import ANY, MOST_SLOWEST, MOST_WORKERS, NUM_BINS, Tally, Task, Worker
 from volpipe.units import brief, count, size
 
@@ -43,7 +43,7 @@ def task_sections(
     box_of: BoxOf = lambda stage, unit: None,
     sites: Sequence[tuple[str, float]] = (),
 ) -> list[Section]:
-    """Return timeline, tables and failures of the tasks of `tally`, and the slowest of many.
+    """Return timeline, tables, failures and the slowest of the tasks of `tally`.
 
     Args:
         stages: how far each is, in the order of a voxel's life.
@@ -55,11 +55,10 @@ def task_sections(
         return [Section("Tasks", [Note("No task has ended yet.")])]
     tables = [stage_sheet(tally, stages or {}, names), *_worker_sheets(tally), *_session_sheet(tally, sites)]
     sections = [Section("Timeline", [*timeline(tally, names, box_of)]), Section("Tasks", tables)]
-    if failures := _failure_items(tally, box_of):
-        sections.append(Section("Failures and retries", failures))
-    if (slowest := slowest_sheet(tally, box_of)) is not None:
-        sections.append(Section("Slowest tasks", [slowest]))
-    return sections
+    slowest = slowest_sheet(tally, box_of)
+    failures = Section("Failures and retries", _failure_items(tally, box_of))
+    others = [failures, Section("Slowest tasks", [slowest] if slowest else [])]
+    return [*sections, *(section for section in others if section.items)]
 
 
 def _percent(part: float, whole: float) -> str:
@@ -216,15 +215,15 @@ def _at_work(tally: Tally, colours: Mapping[str, str]) -> Chart:
         rows[stage] = [a + b for a, b in zip(rows[stage], seconds, strict=True)]
     used = [i for i in range(NUM_BINS) if any(row[i] for row in rows.values())]
     span = range(used[0], min(used[-1] + 2, NUM_BINS))
-    columns: dict[str, list[object]] = {"began": [], "stage": [], "tasks": []}
-    for stage, row in rows.items():
-        if any(row):
-            columns["began"] += [_ms((bins.first + i) * bins.seconds) for i in span]
-            columns["stage"] += [stage] * len(span)
-            columns["tasks"] += [round(row[i] / bins.seconds, 3) for i in span]
+    points = [
+        (_ms((bins.first + i) * bins.seconds), stage, round(row[i] / bins.seconds, 3))
+        for stage, row in rows.items()
+        for i in (span if any(row) else ())
+    ]
+    columns = columns_of(("began", "stage", "tasks"), points)
     caption = f"Mean number of tasks at work in each {brief(bins.seconds)}, failed ones included; times are local."
     changes = {"encoding": {"color": _legend(colours, failed=False)}}
-    return Chart("Tasks at work", caption, "at_work", columns, changes=changes)
+    return Chart("Tasks at work", caption, "at_work", columns, changes)
 
 
 def _ms(seconds: float) -> int:
@@ -254,19 +253,19 @@ def _bar_chart(tally: Tally, bars: Sequence[tuple[str, Task]], colours: Mapping[
     """Return a bar for each task."""
     names = ("worker", "colour", "stage", "units", "box", "sent", "began", "ended", "seconds", "queued", "read",
              "written", "memory", "failed", "retried")  # fmt: skip
-    columns: dict[str, list[object]] = {name: [] for name in names}
     failures = {(task.stage, unit) for _, task in bars if task.reason for unit in task.units}
-    for lane, task in bars:
-        units = f"{task.units[0]}" + (f" and {len(task.units) - 1} more" if len(task.units) > 1 else "")
-        values = (
-            lane, FAILED if task.reason else task.stage, task.stage, units, box_of(task.stage, task.units[0]),
+
+    def row(lane: str, task: Task) -> tuple[object, ...]:
+        return (
+            lane, FAILED if task.reason else task.stage, task.stage, _units(task), _box(task, box_of),
             _ms(task.began - task.queued_seconds), _ms(task.began), _ms(task.began + task.seconds),
             round(task.seconds, 3), round(task.queued_seconds, 3), size(task.read_bytes), size(task.written_bytes),
             size(task.peak_bytes) if task.peak_bytes else None, message_of(task.reason)[:200] or None,
             next((f"{task.stage} {unit}" for unit in task.units if (task.stage, unit) in failures), None),
         )  # fmt: skip
-        for name, value in zip(names, values, strict=True):
-            columns[name].append(value)
+
+    columns = columns_of(names, [row(lane, task) for lane, task in bars])
+    shown = {name: column for name, column in columns.items() if any(value is not None for value in column)}
     caption = "A bar is a task, the thin line before it the time that it waited since it was sent. " + ZOOM
     if failures:
         caption += (
@@ -274,13 +273,24 @@ def _bar_chart(tally: Tally, bars: Sequence[tuple[str, Task]], colours: Mapping[
             "worker was lost, its bar spans the time from sending the task to the loss."
         )
     lanes = list(dict.fromkeys(lane for lane, _ in bars))
-    changes = {"encoding": {"color": _legend(colours, failed=bool(failures)), "y": {"scale": {"domain": lanes}}}}
-    height = LANE_PIXELS * len(lanes)
-    return Chart("Workers and their tasks", caption, "timeline", _without_empty(columns), height, changes)
+    changes = _lanes(lanes, _legend(colours, failed=bool(failures)))
+    return Chart("Workers and their tasks", caption, "timeline", shown, changes)
 
 
-def _without_empty(columns: Mapping[str, list[object]]) -> dict[str, list[object]]:
-    return {name: column for name, column in columns.items() if any(value is not None for value in column)}
+def _units(task: Task) -> str:
+    if not task.units:
+        return "an update took them back"
+    return f"{task.units[0]}" + (f" and {len(task.units) - 1} more" if len(task.units) > 1 else "")
+
+
+def _box(task: Task, box_of: BoxOf) -> object:
+    return box_of(task.stage, task.units[0]) if task.units else None
+
+
+def _lanes(names: Sequence[str], legend: Mapping[str, object]) -> dict[str, object]:
+    """Return what is different in the specification of a chart with these lanes and colours."""
+    encoding = {"color": legend, "y": {"scale": {"domain": names}}}
+    return {"height": LANE_PIXELS * len(names), "encoding": encoding}
 
 
 def _tile_chart(tally: Tally, colours: Mapping[str, str]) -> Chart:
@@ -293,41 +303,32 @@ def _tile_chart(tally: Tally, colours: Mapping[str, str]) -> Chart:
         lane = (worker[0] or LOST) if of_nodes else _lane_name(worker, len(hosts) == 1)
         own = rows.setdefault(lane, {}).setdefault(stage, [0.0] * NUM_BINS)
         own[:] = [a + b for a, b in zip(own, row, strict=True)]
-    shown = dict(heapq.nlargest(MOST_LANES, rows.items(), key=lambda item: sum(map(sum, item[1].values()))))
-    columns: dict[str, list[object]] = {name: [] for name in ("worker", "colour", "began", "ended", "busy", "tasks")}
-    for lane in (lane for lane in rows if lane in shown):
-        _add_tiles(columns, lane, rows[lane], tally)
+    busiest = heapq.nlargest(MOST_LANES, rows, key=lambda lane: sum(map(sum, rows[lane].values())))
+    lanes = [lane for lane in rows if lane in set(busiest)]
+    names = ("worker", "colour", "began", "ended", "busy", "tasks")
+    columns = columns_of(names, [tile for lane in lanes for tile in _tiles(lane, rows[lane], tally)])
     what = "node" if of_nodes else "worker"
     caption = (
         f"{tally.num_tasks:,} tasks are too many for a bar each: a tile is {brief(bins.seconds)} of a {what}, its "
         "colour the stage that took most of it, its strength how busy it was. Times are local. " + ZOOM
     )
-    if len(rows) > len(shown):
+    if len(rows) > len(lanes):
         caption += f" The {MOST_LANES} busiest of {len(rows):,}."
-    changes = {
-        "encoding": {
-            "color": _legend(colours, failed=False),
-            "y": {"scale": {"domain": [lane for lane in rows if lane in shown]}},
-        }
-    }
     title = "Nodes and their tasks" if of_nodes else "Workers and their tasks"
-    return Chart(title, caption, "tiles", columns, LANE_PIXELS * len(shown), changes)
+    return Chart(title, caption, "tiles", columns, _lanes(lanes, _legend(colours, failed=False)))
 
 
-def _add_tiles(
-    columns: dict[str, list[object]], lane: str, stages: Mapping[str, Sequence[float]], tally: Tally
-) -> None:
+def _tiles(lane: str, stages: Mapping[str, Sequence[float]], tally: Tally) -> Iterator[tuple[object, ...]]:
+    """Yield the stage that took most of each stretch of time, when that was, and how busy the lane was."""
     bins = tally.bins
     sums = [sum(row[i] for row in stages.values()) for i in range(NUM_BINS)]
     most = max(sums)
     for i, seconds in enumerate(sums):
-        if seconds <= 0.005 * most:
-            continue
-        largest = max(stages, key=lambda stage: stages[stage][i])
-        began = (bins.first + i) * bins.seconds
-        values = (lane, largest, _ms(began), _ms(began + bins.seconds), round(seconds / most, 2))
-        for name, value in zip(columns, (*values, round(seconds / bins.seconds, 2)), strict=True):
-            columns[name].append(value)
+        if seconds > 0.005 * most:
+            largest = max(stages, key=lambda stage: stages[stage][i])
+            began = (bins.first + i) * bins.seconds
+            busy, tasks = round(seconds / most, 2), round(seconds / bins.seconds, 2)
+            yield lane, largest, _ms(began), _ms(began + bins.seconds), busy, tasks
 
 
 def _failure_items(tally: Tally, box_of: BoxOf) -> list[Item]:
@@ -350,8 +351,7 @@ def _failure_row(task: Task, box_of: BoxOf) -> tuple[object, ...]:
     units = ", ".join(map(str, task.units[:4])) + (" …" if len(task.units) > 4 else "")
     worker = f"{task.host} {task.pid}" if task.host else "lost"
     when = moment(task.began) if task.began else ""
-    box = box_of(task.stage, task.units[0]) if task.units else None
-    return when, task.stage, units, box, worker, brief(task.seconds), message_of(task.reason)
+    return when, task.stage, units, _box(task, box_of), worker, brief(task.seconds), message_of(task.reason)
 
 
 def slowest_sheet(tally: Tally, box_of: BoxOf) -> Sheet | None:

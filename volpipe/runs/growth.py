@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,13 +29,13 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import needs_measuring
 from volpipe.inference.tiling import AXES
+from volpipe.runs.output_work import OutputWork
 from volpipe.runs.prepasses import Work, known_normalisation
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.update import Again, rests_on
 from volpipe.runs.updates import BLOCKS, STAGE, Updated, to_ranges
 from volpipe.runs.verify import written
-from volpipe.runs.worker import RESULTS
 from volpipe.volumes.storage import paths
 
 log = logging.getLogger(__name__)
@@ -127,10 +128,7 @@ def _check_growth(old: OutputPlan, new: OutputPlan) -> None:
 
 
 def follow(work: Work, old: Work) -> Updated:
-    """Note in the journal that the volume has grown since the plan of `old`, and store that of `work`.
-
-    A kill before the plan is stored leaves the old one, for which the journal is as it was.
-    """
+    """Note in the journal that the volume has grown since the plan of `old`, from when on that of `work` counts."""
     selection, normalise = Selection(work.plan), known_normalisation(old)
     again = _made_again(work.plan, old)
     is_measured = needs_measuring(work.plan.recipe.normalise, np.dtype(work.plan.source.dtype))
@@ -140,15 +138,25 @@ def follow(work: Work, old: Work) -> Updated:
     kept = normalise.rows if is_measured and normalise is not None else ()
     shapes = (" × ".join(map(str, each.plan.source.shape)) for each in (old, work))
     update = Updated(
-        time.time(), len(again.changed), len(again.blocks), selection.num_blocks, taken, kept,
-        "the volume has grown from {} to {}".format(*shapes), old.plan.identity, work.plan.identity, grids_of(old.plan),
+        time.time(), len(again.changed), len(again.blocks), selection.num_blocks, kept,
+        "the volume has grown from {} to {}".format(*shapes), work.plan.identity, taken=taken,
     )  # fmt: skip
+    return grow(work, old.plan, update)
+
+
+def grow(work: OutputWork[Any, Any], before: Blocks, update: Updated) -> Updated:
+    """Note the `update` in the journal of `work`, whose units had the numbers of the plan `before`, and return it.
+
+    A kill before the journal has it leaves the old plan, one after it the new one.
+    """
     work.before_change()
-    with Journal(work.folder.journal, RESULTS) as journal:
-        journal.append(Record(STAGE, (), result=update))
+    numbered = replace(update, before=grids_of(before), now=grids_of(work.plan))
+    work.folder.store_next(work.plan)
+    with Journal(work.folder.journal, work.kinds) as journal:
+        journal.append(Record(STAGE, (), result=numbered))
     work.folder.store(work.plan)
     log.info("%s", update)
-    return update
+    return numbered.noted()
 
 
 def _made_again(plan: Plan, old: Work) -> Again:

@@ -6,7 +6,6 @@ Not here: work in general (work), or what makes the voxels (workflow.driver, seg
 from __future__ import annotations
 
 import logging
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +15,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from volpipe.blockwise.journal import Attempt, Journal, Record, read_records
+from volpipe.blockwise.journal import Attempt, read_records
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.stage import Feed, Schedule, Unit
+from volpipe.blockwise.stage import Feed, Schedule
 from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box
@@ -27,6 +26,8 @@ from volpipe.inference.output_plan import OutputPlan
 from volpipe.reporting.comparison import Subject, slices_of
 from volpipe.reporting.overview import main_picture, overview_of, small_picture
 from volpipe.reporting.page import Draft, Item, Note, Picture
+from volpipe.runs.comparison import Comparison
+from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import (
     Parts,
     Taken,
@@ -38,9 +39,9 @@ from volpipe.runs.pages import (
     volume_line,
 )
 from volpipe.runs.planned import Planned
-from volpipe.runs.provenance import begin, begin_session, has_voxels, recognise, unseal
+from volpipe.runs.provenance import begin, begin_session, has_voxels, recognise, stored_fingerprint, unseal
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import STAGE, Updated, is_due, key_of, standing_history, to_ranges, updates_in
+from volpipe.runs.updates import Updated, updates_in
 from volpipe.runs.verify import (
     Recomputed,
     Shard,
@@ -57,7 +58,6 @@ from volpipe.runs.work import (
     SILENT,
     FolderWork,
     Listener,
-    Options,
     WorkSession,
     check_kind,
 )
@@ -84,11 +84,12 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     what: ClassVar[str]
     goes_on: ClassVar[str]
     prepasses: ClassVar[Collection[str]] = ()
+    updates: tuple[Updated, ...] = ()  # of this session
 
     def __init__(
         self,
         plan: P,
-        options: Options = PLAIN,
+        options: RunOptions = PLAIN,
         listener: Listener = SILENT,
         feed: Feed | None = None,
         folder: RunFolder | None = None,
@@ -96,7 +97,6 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         super().__init__(folder or RunFolder.from_output(paths.locate(plan.out)), options, listener, feed)
         self.plan, self.name = plan, plan.out
         self.inputs: dict[str, Identity] = {}
-        self.is_comparing = False  # with its input, so that an update that is due counts no more
 
     @property
     def has_moved(self) -> bool:
@@ -119,12 +119,6 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """Whether the command could update what rests on an input that has changed."""
         return self.options.update is not None
 
-    def standing_units(self) -> Iterator[Unit] | None:
-        """Return the units that are done where an update took others back; see `FolderWork`."""
-        if not updates_in(self.journal, self.kinds, self.plan.identity):
-            return None
-        return (unit for record in self.records() for unit in record.units)
-
     def volumes(self) -> dict[str, Volume]:
         """Return what the work reads, by what it is."""
         return {"volume": self.plan.source.opened()}
@@ -143,7 +137,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         plan, remark = self.plan, self.remark if is_complete else ""
         planned = Planned.load(self.folder.path, plan.identity)
         summary: list[Item] = [planned_sheet(planned, taken.tally, plan, is_complete=is_complete)]
-        summary += update_items(standing_history(self.folder.journal, self.kinds, plan.identity))
+        summary += update_items(updates_in(self.folder.journal, self.kinds))
         if is_complete and self.has_moved:
             summary.append(Note(f"Files of the input have changed since: {self.remedy}.", "warning"))
         facts = {"input": volume_line(plan.source), "output": output_line(plan), **self.facts()}
@@ -278,14 +272,13 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             reader.open(shards, range(len(shards)))
 
     @property
-    def is_due(self) -> bool:
+    def is_uncompared(self) -> bool:
         """Whether what it reads has been changed by other work of ours, and was not compared since."""
-        return is_due(self.folder.journal, self.kinds, self.plan.identity)
+        return self.folder.uncompared.is_file()
 
-    @property
-    def has_grown(self) -> bool:
-        """Whether the volume has grown since the work was begun."""
-        return any(update.grids for _, update in updates_in(self.folder.journal, self.kinds, self.plan.identity))
+    def is_all(self, taken: Taken) -> bool:
+        """Whether all is done, and of the input as it is; see `FolderWork`."""
+        return not self.is_uncompared and super().is_all(taken)
 
     def write_metadata(self, provenance: dict[str, object], of_arrays: Sequence[dict[str, object]] = ()) -> None:
         """Write the metadata of the output, first of all that it is not complete; voxels that exist stay.
@@ -294,36 +287,35 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """
         with paths.reading_once():
             begin(self.folder, self.plan, self.kinds)
-            if self.has_grown:
+            if any(update.plan for update in updates_in(self.folder.journal, self.kinds)):  # the volume has grown
                 grow_output(self.plan)
             create_output(self.plan, provenance, of_arrays)
 
     def check_update(self) -> None:
         """Refuse an update that cannot be told from its options; `RunError` says why."""
 
-    def await_change(self) -> None:
-        """Note that other work is about to change what this work reads: until it is compared nothing counts."""
-        old = self.folder.load(type(self.plan))
-        if old is not None and old.identity != self.plan.identity:  # the volume has grown, which it follows later
-            self.before_growth(old).await_change()
-            return
-        plan, shards = self.plan, {f"s{i}": len(self.plan.shards(i)) for i in range(len(self.plan.factors))}
-        sizes = {key_of(stage.name): stage.size for stage in self.schedule().stages if stage.marked} | shards
-        taken = {key: to_ranges(range(size)) for key, size in sizes.items() if size}
-        due = Updated(time.time(), 0, 0, 0, taken, before=plan.identity, plan=plan.identity, is_due=True)
-        with self.folder.locked():
-            if not self.is_due:
-                with Journal(self.folder.journal, self.kinds) as journal:
-                    journal.append(Record(STAGE, (), result=due))
-            begin_session(self.folder, self.options.site, getattr(plan, "code_sha256", ""))
-            if paths.exists(paths.locate(plan.out)):
-                unseal(plan, ())
+    @abstractmethod
+    def grown(self) -> P | None:
+        """Return the plan with the sizes of what was begun before the volume grew; None where nothing grew."""
 
-    def before_growth(self, old: P) -> OutputWork[P, R]:
-        """Return the work of the plan `old`, before the volume grew: what it did counts until that is compared."""
-        work = type(self)(old, self.options, folder=self.folder)
-        work.is_comparing = True
-        return work
+    @abstractmethod
+    def follow(self, old: P) -> Updated:
+        """Note in the journal that the volume has grown since the plan `old`."""
+
+    def _grow(self) -> None:
+        """Follow a volume that has grown, if the work can."""
+        old, grown = self.folder.load(type(self.plan)), self.grown()
+        if old is not None and grown is not None and grown.identity == self.plan.identity:
+            self.updates = (self.follow(old),)
+
+    def await_change(self) -> None:
+        """Note that other work is about to change what this work reads: until it is compared it is not complete."""
+        with self.folder.locked():
+            paths.atomic_write(self.folder.uncompared, b"")
+            begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
+            plan = self.folder.load(type(self.plan))  # of a volume that has grown it is another, which follows later
+            if plan is not None and paths.exists(paths.locate(plan.out)):
+                unseal(plan, ())
 
     def note_session(self) -> None:
         """Note that this session works on the output, which is not sealed from then on."""
@@ -331,20 +323,48 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
             self._is_noted = True
 
-    def update_steps(self, session: WorkSession) -> Steps[None]:
-        """Take back what rests on an input that has changed.
+    @abstractmethod
+    def compared(self) -> Comparison:
+        """Return how the input compares with what was read, as far as the states of its files tell."""
+
+    @abstractmethod
+    def take_back_steps(self, session: WorkSession) -> Steps[Updated | None]:
+        """Take back in the journal what rests on voxels of the input that have changed; None where none has.
 
         Raises:
-            RunError: it cannot be told what that is.
+            RunStopped: the input cannot be read.
         """
-        raise RunError(f"--update is for runs of a net, not for {self.what}s; use --fresh to make it again")
-        yield
+
+    @abstractmethod
+    def renew_metadata(self) -> None:
+        """Write what the output says of its input anew, as far as that is known."""
+
+    def update_steps(self, session: WorkSession) -> Steps[None]:
+        """Take back what rests on an input that has changed, and let the output say so.
+
+        Raises:
+            RunError: files of the output are gone.
+            RunStopped: the input cannot be read.
+        """
+        shards = self.shards()
+        if shards:
+            check_present(self.plan.out, shards, is_thorough=True)
+        update = yield from self.take_back_steps(session)
+        self.updates += () if update is None else (update,)
+        is_other = stored_fingerprint(self.plan.out) not in ("", self.inputs["volume"].fingerprint)
+        if self.updates or is_other:
+            self.note_session()
+            if paths.exists(paths.locate(self.plan.out)):
+                unseal(self.plan, self.updates)
+                if not self.updates:
+                    self.renew_metadata()
+        store_identities(self.folder.inputs, self.inputs)
 
     def session_steps(self, session: WorkSession) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
-        if (self.options.update or self.is_due) and self.was_begun:
-            self.is_comparing = True
+        if (self.options.update or self.is_uncompared) and self.was_begun:
             yield from self.update_steps(session)
+            self.folder.uncompared.unlink(missing_ok=True)
         if self.is_complete:
             check_present(self.plan.out, self.shards())
             self.open_readers()
@@ -362,6 +382,9 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def claim(self) -> None:
         """Make sure that folder, output and input are those of this plan; see `FolderWork`."""
+        self.check_update()
+        if self.options.update:
+            self._grow()
         out, options, volumes = paths.locate(self.plan.out), self.options, self.volumes()
         self.check_written(volumes)
         self.check_free()
@@ -370,6 +393,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         if options.fresh or self.folder.clearing.is_file():
             self.clear()
         self._clear_unstarted()
+        self.folder.settle(type(self.plan))
         self.check_same()
         if not paths.exists(out) and self.shards():
             raise RunError(
@@ -394,7 +418,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def _needs_whole(self) -> bool:
         """Whether its input must be complete: unless that is followed, or the recipe reads it as it is."""
         is_theirs = self.options.is_outside and self.feed is None
-        return is_theirs and not (self.options.is_following or self.plan.recipe.input.incomplete)
+        return is_theirs and not (self.options.follow is not None or self.plan.recipe.input.incomplete)
 
     def check_written(self, volumes: Mapping[str, Volume]) -> None:
         """Refuse `volumes` to be read that other work of ours has not completed."""
@@ -416,8 +440,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     @property
     def is_unstarted(self) -> bool:
         """Whether it was begun and ended before a task did something: refused, by the site perhaps, or interrupted."""
-        is_begun = self.is_begun and not paths.size(self.folder.scan)
-        return is_begun and self._is_idle and not has_voxels(paths.locate(self.plan.out))
+        return self.is_begun and self._is_idle and not has_voxels(paths.locate(self.plan.out))
 
     @property
     def _is_idle(self) -> bool:
@@ -464,7 +487,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         old = self.folder.load(type(self.plan))
         if old is not None and old.identity != self.plan.identity:
             self.clear()
-        elif not (self.folder.scanned.is_file() or self.folder.journal.is_file()):
+        elif not self.folder.journal.is_file():
             for path in (self.folder.inputs, self.folder.discards):
                 path.unlink(missing_ok=True)
 
@@ -495,7 +518,8 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def is_complete(self) -> bool:
         """Whether nothing is left to do, as far as the journal says."""
         old = self.folder.load(type(self.plan))
-        return old is not None and old.identity == self.plan.identity and self.replayed().is_complete
+        is_same = old is not None and old.identity == self.plan.identity
+        return is_same and not self.is_uncompared and self.ledger().schedule.is_complete
 
     def clean(self) -> None:
         """Delete what killed writers left in the output."""

@@ -11,20 +11,23 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from volpipe.blockwise.failures import Missing, last_line
-from volpipe.blockwise.stage import Schedule, Unit
+from volpipe.blockwise.journal import Kinds
+from volpipe.blockwise.ledger import Ledger
+from volpipe.blockwise.stage import Schedule
 from volpipe.errors import RunError, VolpipeError
 from volpipe.inference.output_plan import OutputPlan, Source
 from volpipe.inference.plan import Plan
 from volpipe.reporting.block_map import BlockMap
 from volpipe.reporting.page import REPORT, Draft, Facts, Item, Note, Page, Section, Sheet, filled, sections_of
 from volpipe.reporting.tally import Tally
-from volpipe.reporting.tasks import StageState, damage_note, moment, task_sections
+from volpipe.reporting.tasks import BoxOf, StageState, damage_note, moment, task_sections
 from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.provenance import read_provenance, sessions_of, settings_of
@@ -47,7 +50,7 @@ COUNT_SECONDS = 0.5  # for counting the files of an output; more are not counted
 
 @dataclass(frozen=True)
 class Taken:
-    """What the journals of a folder say: sums of tasks, and the schedule with what is done and what failed.
+    """What the journal of a folder says: sums of tasks, and the schedule with what is done and what failed.
 
     Attributes:
         sites: site and beginning of each session.
@@ -61,34 +64,20 @@ class Taken:
 
     @classmethod
     def read(
-        cls, folder: RunFolder, schedule: Schedule, journals: Sequence[Path], tally: Tally | None = None,
-        prefix: str = "", maps: Mapping[str, BlockMap] | None = None, standing: Iterable[Unit] | None = None,
+        cls, folder: RunFolder, schedule: Callable[[], Schedule], kinds: Kinds, tally: Tally | None = None,
+        prefix: str = "", maps: Mapping[str, BlockMap] | None = None,
     ) -> Taken:  # fmt: skip
-        """Return what `journals` say, the last of which is of the stages of `schedule`; damage is passed by.
+        """Return what the journal says of the stages of a `schedule`; damage is passed by.
 
         Args:
-            schedule: of which nothing is done; it is changed.
+            kinds: of results.
             tally: which is added to, with `prefix` before the names of stages; a new one where it is not given.
             maps: of blocks, which a new one adds to.
-            standing: units that are done, where these are not all that the journal has.
         """
         sites = session_facts(folder)
         tally = Tally([began for _, began in sites], maps or {}) if tally is None else tally
-        for journal in journals[:-1]:
-            tally.read(journal, prefix)
-        units = tally.units(journals[-1], prefix)
-        if standing is not None:
-            for _ in units:  # which adds them up
-                pass
-            units = iter(standing)
-        schedule.resume(_known(schedule, units))
-        stages = schedule.by_name
-        named = {(name.removeprefix(prefix), unit): reason for (name, unit), reason in tally.set_aside.items()}
-        failed = {(n, u): r for (n, u), r in named.items() if n in stages and 0 <= u < stages[n].size}
-        latest = {(name, unit): reason for (name, unit), reason in failed.items() if not stages[name].done[unit]}
-        for name, unit in latest:
-            stages[name].failed.add(unit)
-        return cls(tally, schedule, sites, schedule.missing(latest))
+        ledger = Ledger(folder.journal, kinds, schedule, partial(tally.add, prefix=prefix), tally.note_damage).look()
+        return cls(tally, ledger.schedule, sites, ledger.missing)
 
     @property
     def stages(self) -> dict[str, StageState]:
@@ -102,10 +91,20 @@ class Taken:
         return None if known is None or unit >= known.size else str(self.schedule.box(known, unit))
 
 
-def _known(schedule: Schedule, units: Iterable[Unit]) -> Iterator[Unit]:
-    """Yield those of `units` that there are: a damaged line may name any."""
-    stages = schedule.by_name
-    return ((name, unit) for name, unit in units if name not in stages or 0 <= unit < stages[name].size)
+@dataclass(frozen=True)
+class Several:
+    """What the journals of several works say together; see `Taken`.
+
+    Attributes:
+        stages: how far each is, by names that tell whose it is.
+        box: returns the box of a unit of a stage as a text; None where it has none.
+    """
+
+    tally: Tally
+    missing: Sequence[Missing] = ()
+    stages: Mapping[str, StageState] = field(default_factory=dict)
+    box: BoxOf = lambda stage, unit: None
+    sites: Sequence[tuple[str, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -114,11 +113,11 @@ class Parts:
 
     Attributes:
         title, what: its name, and what it is in a few words.
-        facts: for the summary, after the command.
+        facts: for the summary, before those of times and command.
         summary: further items of it.
+        sections: that follow the summary.
         pictures: drafts of pictures and charts.
         origin: items of recipe, versions and origin.
-        sections: further ones, after the summary.
     """
 
     title: str
@@ -130,31 +129,20 @@ class Parts:
     sections: Sequence[Section] = ()
 
 
-def page_of(folder: RunFolder, taken: Taken, parts: Parts, *, is_complete: bool) -> Page:
-    """Return the page of work with a journal of tasks."""
-    tasks = task_sections(taken.tally, taken.stages, taken.box, taken.sites)
-    return work_page(
-        folder, parts, taken.tally, tasks, is_complete=is_complete, missing=taken.missing, sites=taken.sites
-    )
-
-
-def work_page(
-    folder: RunFolder, parts: Parts, tally: Tally, tasks: Sequence[Section], *, is_complete: bool,
-    missing: Sequence[Missing] = (), sites: Sequence[tuple[str, float]] = (),
-) -> Page:  # fmt: skip
-    """Return the page of any work: how it stands, its command, its `parts`, `tasks` of the `tally`, and warnings."""
-    driver = find_driver(folder.path, folder.journal if folder.journal.is_file() else folder.log)
-    state, is_well, sentence = _standing(driver, is_complete=is_complete, num_missing=len(missing))
-    facts = {**parts.facts, **times_facts(tally, len(sites)), **command_facts(folder.path, driver)}
-    if sites:
-        facts["site"] = ", ".join(dict.fromkeys(site for site, _ in sites))
+def page_of(folder: RunFolder, taken: Taken | Several, parts: Parts, *, is_complete: bool) -> Page:
+    """Return the page of work in `folder`: how it stands, its command, its `parts`, its tasks, and warnings."""
+    tally, driver = taken.tally, find_driver(folder.path, folder.journal if folder.journal.is_file() else folder.log)
+    state, is_well, sentence = _standing(driver, is_complete=is_complete, num_missing=len(taken.missing))
+    facts = {**parts.facts, **times_facts(tally, len(taken.sites)), **command_facts(folder.path, driver)}
+    if taken.sites:
+        facts["site"] = ", ".join(dict.fromkeys(site for site, _ in taken.sites))
     damage, warnings = damage_note(tally), log_notes(folder.log)
-    summary = [Facts("", facts), *missing_items(missing, driver), *([damage] if damage else []), *parts.summary]
+    summary: list[Item] = [Facts("", facts), *missing_items(taken.missing, driver)]
     sections = [
-        Section("Summary", summary),
+        Section("Summary", [*summary, *([damage] if damage else []), *parts.summary]),
         *parts.sections,
         *sections_of(parts.pictures),
-        *tasks,
+        *task_sections(tally, taken.stages, taken.box, taken.sites),
         *([Section("Warnings in the log", warnings)] if warnings else []),
         *([Section("Recipe and origin", parts.origin)] if parts.origin else []),
     ]
@@ -340,8 +328,8 @@ def log_notes(log: Path) -> list[Item]:
 
     Attempts that failed are left out: a table has them.
     """
-    data = paths.read_end(log, LOG_BYTES) if log.is_file() else None
-    texts = ENTRY.split((data or b"").decode(errors="replace"))[1:]
+    part = paths.fetch(log, (-LOG_BYTES, 0)) if log.is_file() else None
+    texts = ENTRY.split("" if part is None else part.data.decode(errors="replace"))[1:]
     entries = zip(texts[::2], texts[1::2], strict=True)
     lines = dict.fromkeys(f"{level.lower()}: {_shortened(text)}" for level, text in entries if not ATTEMPT.search(text))
     notes: list[Item] = [Note(line, "warning") for line in list(lines)[-MOST_WARNINGS:]]

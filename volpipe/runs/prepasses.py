@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from volpipe.blockwise.failures import message_of
-from volpipe.blockwise.journal import Journal, read_results
+from volpipe.blockwise.journal import read_results
+from volpipe.blockwise.ledger import Ledger
 from volpipe.blockwise.phase import Phase
 from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.stage import Feed, Schedule, Stage, fed
@@ -46,15 +47,14 @@ MEASURING = "measuring the intensities of the volume"
 SCANNING = "looking for empty space and the mask"
 
 
-def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, submit: Submit) -> Steps[None]:
+def _finish(work: Work, session: WorkSession, stage: Stage, submit: Submit) -> Steps[None]:
     """Do all of `stage`, less what the journal has.
 
     Raises:
         RunStopped: some of it cannot be done, without which nothing else can.
     """
-    schedule = Schedule(stage)
-    records = journal.records() if journal.path == work.folder.scan else work.records()
-    schedule.resume(unit for record in records for unit in record.units)
+    journal = session.journal
+    schedule = Ledger(journal.path, RESULTS, lambda: Schedule(stage)).resumed()
     phase = yield from session.finish(Phase(schedule, submit, journal, session.show))
     if stage.failed:
         unit = min(stage.failed)
@@ -69,8 +69,8 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
 
 def _kept_normalisation(work: Work) -> Affine | None:
     """Return the normalisation that an update kept; None where there was none, or the last one had it measured anew."""
-    updates = updates_in(work.folder.journal, work.kinds, work.plan.identity, with_due=False)
-    return Affine.from_rows(updates[-1][1].normalise) if updates and updates[-1][1].normalise else None
+    updates = updates_in(work.folder.journal, work.kinds)
+    return Affine.from_rows(updates[-1].normalise) if updates and updates[-1].normalise else None
 
 
 def known_normalisation(work: Work) -> Affine | None:
@@ -104,19 +104,23 @@ def scanned(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> Ste
         PlanError: nothing is; the folder is as if nobody had begun.
     """
     plan, folder = work.plan, work.folder
-    with Journal(folder.scan, RESULTS) as journal:
-        yield from _finish(work, session, scan_stage(plan, work.feed), journal, submitter(pool, job))
-        selection = gather(plan, (entry for result in journal.results(Cells) for entry in result.cells))
+    yield from _finish(work, session, scan_stage(plan, work.feed), submitter(pool, job))
+    selection = _gathered(work)
     if not selection.num_cells:
-        folder.scan.unlink()
+        session.journal.clear()
         folder.inputs.unlink(missing_ok=True)
         folder.plan_file.unlink()
         raise PlanError(_nothing_selected(plan))
     store_selection(folder.selection_file, selection)
-    folder.scan.replace(folder.scanned)
     num_windows = plan.lattice.num_windows
     log.info("selected %d of %d windows, in %d blocks", selection.num_cells, num_windows, selection.num_blocks)
     return selection
+
+
+def _gathered(work: Work) -> Selection:
+    """Return what the scans of the journal select, of each block the last."""
+    results = read_results(work.folder.journal, RESULTS, Cells)
+    return gather(work.plan, (entry for result in results for entry in result.cells))
 
 
 def rescanned(work: Work, session: WorkSession) -> Steps[Selection]:
@@ -131,13 +135,13 @@ def rescanned(work: Work, session: WorkSession) -> Steps[Selection]:
         pool: WorkerPool = yield POOL
         job = Job(str(folder.path), plan.identity, session=session.name)
         stage = Stage("scan", len(plan.blocks), active=moved, doing=SCANNING)
-        with Journal(folder.scanned, RESULTS) as journal:
-            phase = yield from session.finish(Phase(Schedule(stage), submitter(pool, job), journal, session.show))
+        phase = Phase(Schedule(stage), submitter(pool, job), session.journal, session.show)
+        yield from session.finish(phase)
         if stage.failed:
             reason = phase.reasons["scan", min(stage.failed)]
             called = stage.called(min(stage.failed))
             raise RunStopped(f"{called} failed, {NEEDED['scan']}: {message_of(reason)}", reason)
-    selection = gather(plan, (each for result in read_results(folder.scanned, RESULTS, Cells) for each in result.cells))
+    selection = _gathered(work)
     if not selection.num_cells:
         raise RunError(f"{_nothing_selected(plan)}; --update would leave an output without voxels, use --fresh")
     return selection
@@ -147,9 +151,8 @@ def _moved(plan: Plan, folder: RunFolder) -> np.ndarray:
     """Return a flag for each block of the region: whether files that decide what of it is selected are not as then."""
     mask = None if plan.mask is None else KnownStates(open_volume(plan.mask.path, plan.mask.key).as_it_is)
     states, before = ScanStates(plan, KnownStates(plan.source.as_planned()), mask), dict[int, str]()
-    if folder.scanned.is_file():
-        for result in read_results(folder.scanned, RESULTS, Cells):
-            before |= result.seen
+    for result in read_results(folder.journal, RESULTS, Cells):
+        before |= result.states
     owners = Selection(plan).owners
     moved = np.ones(len(plan.blocks), bool) if owners is None else owners.copy()
     for block in np.flatnonzero(moved).tolist():
@@ -172,12 +175,12 @@ def measured(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> St
     All of the volume counts, so that a part of it comes out as in a run over everything; but for voxels that are NaN or
     infinite where nothing is selected.
     """
-    plan, journal = work.plan, session.journal
+    plan = work.plan
     choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
 
     def statistics_of(name: str, job: Job) -> Steps[Statistics]:
         stage = fed(Stage(name, len(plan.blocks), doing=MEASURING), work.feed, plan.lattice.core_box)
-        yield from _finish(work, session, stage, journal, submitter(pool, job))
+        yield from _finish(work, session, stage, submitter(pool, job))
         return join(r.result for r in work.records() if r.stage == name and isinstance(r.result, Statistics))
 
     if not needs_measuring(choice, dtype):

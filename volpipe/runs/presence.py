@@ -1,26 +1,25 @@
-"""The presence of a driver: what it says of itself while it works, in a file of its run's folder, and who reads that.
+"""The driver of a run: what it says of itself in its note, and who it is, and whether it is alive, as others see it.
 
-Not here: what is done for good (journal). The file is a hint: it is written every few seconds, whole or not at all, and
-says nothing that a resume rests on. Whether a driver is alive the folder's lock says, as far as this machine sees it.
+Not here: notes (blockwise.notes), or what is done for good (journal). Whether a driver is alive the folder's lock says,
+as far as this machine sees it.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import shlex
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from volpipe.blockwise.notes import DRIVER, Note, StageNote, keeping_notes, read_note, write_note
 from volpipe.volumes.storage.lock import find_holder
-from volpipe.volumes.storage.paths import whole_file
 
-FILE = "progress.json"
 SECONDS = 2.0  # between two writings, at least
 NOTIFY, ONLY = "--notify", "--only"
 FRESH_SECONDS = 60.0  # a sign of life that is older says nothing
@@ -59,45 +58,9 @@ class _Command:
 COMMAND = _Command()
 
 
-@dataclass(frozen=True)
-class StageNote:
-    """How far a stage is: units done and in all, tasks in flight, units that failed for good."""
-
-    done: int
-    all: int
-    in_flight: int = 0
-    failed: int = 0
-
-
-@dataclass(frozen=True)
-class Note:
-    """What a driver says of its work.
-
-    Attributes:
-        session: the driver, as the lock names it.
-        command: that it was started by, and the folder it was given in.
-        at: when this was written, seconds since 1970.
-        stages: by name, in their order.
-        part: the share of the longest stage that is done, 0 to 1, tasks under way included; None where unknown.
-        seconds_left: None while that is not known.
-        ended: how the driver left: "ended", "stopped" or "interrupted"; "" while it works.
-        waits: until when it waits for its input to change, seconds since 1970; 0 while it does not.
-    """
-
-    session: str
-    command: str = ""
-    folder: str = ""
-    at: float = 0.0
-    stages: Mapping[str, StageNote] = field(default_factory=dict)
-    part: float | None = None
-    seconds_left: float | None = None
-    ended: str = ""
-    waits: float = 0.0
-
-
 @dataclass
 class Presence:
-    """A driver's note, kept up to date; a folder that cannot be written to is no reason to fail."""
+    """A driver's note, kept up to date."""
 
     path: Path
     note: Note
@@ -128,17 +91,21 @@ class Presence:
     def _write(self) -> None:
         self._last = time.monotonic()
         self.note = replace(self.note, at=time.time())
-        with suppress(OSError), whole_file(self.path, lasting=False) as partial:
-            partial.write_bytes(json.dumps(asdict(self.note)).encode())
+        write_note(self.path, self.note)
 
 
 @contextmanager
 def present(folder: Path, session: str) -> Iterator[Presence]:
-    """Give the presence of the driver that holds `folder` as `session`; at the end it says how that went."""
-    presence = Presence(folder / FILE, Note(session, COMMAND.line, str(Path.cwd())))
+    """Give the presence of the driver that holds `folder` as `session`; at the end it says how that went.
+
+    Notes of workers are kept meanwhile.
+    """
+    note = Note(session, socket.gethostname(), os.getpid(), command=COMMAND.line, folder=str(Path.cwd()))
+    presence = Presence(folder / DRIVER, note)
     presence.tell({})
     try:
-        yield presence
+        with keeping_notes(folder):
+            yield presence
     except KeyboardInterrupt:
         presence.leave("interrupted")
         raise
@@ -146,16 +113,6 @@ def present(folder: Path, session: str) -> Iterator[Presence]:
         presence.leave("stopped")
         raise
     presence.leave("ended")
-
-
-def read_note(folder: Path) -> Note | None:
-    """Return what a driver said last in `folder`; None where it said nothing, or another version did."""
-    try:
-        fields = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        stages = {name: StageNote(**stage) for name, stage in fields.pop("stages").items()}
-        return Note(**fields, stages=stages)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
 
 
 @dataclass(frozen=True)
@@ -201,7 +158,7 @@ def find_driver(folder: Path, journal: Path) -> Driver:
     holder = find_holder(folder)
     if holder is None:
         return Driver("ended")
-    note = read_note(folder)
+    note = read_note(folder / DRIVER)
     if note is not None and note.session != holder.name:
         note = None
     words = HOLDER.match(holder.name)
@@ -227,3 +184,28 @@ def _silence(note: Note | None, journal: Path) -> float | None:
     with suppress(OSError):
         signs.append(journal.stat().st_mtime)
     return max(0.0, time.time() - max(signs)) if signs else None
+
+
+@dataclass(frozen=True)
+class _Sighting:
+    """What was seen of a process, since when by our own clock, and whether it was something else before."""
+
+    content: object
+    since: float
+    is_moving: bool = False
+
+
+@dataclass
+class Sightings:
+    """Signs of life of processes, whose clocks may differ: what changes is a sign, whatever its time."""
+
+    _latest: dict[Hashable, _Sighting] = field(default_factory=dict)
+
+    def silence(self, process: Hashable, content: object, age: float) -> float:
+        """Return the seconds since `process` came to have such `content`, which by its own time is so old."""
+        now = time.monotonic()
+        seen = self._latest.get(process, _Sighting(content, now))
+        if seen.content != content:
+            seen = _Sighting(content, now, is_moving=True)
+        self._latest[process] = seen
+        return now - seen.since if seen.is_moving else max(now - seen.since, age)

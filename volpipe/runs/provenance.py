@@ -20,7 +20,8 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, Field
 
 import volpipe
-from volpipe.blockwise.journal import Journal, Kinds, Record, read_records, read_results, read_usages
+from volpipe.blockwise.journal import Journal, Kinds, Record, read_records, read_results
+from volpipe.blockwise.ledger import Ledger
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine
@@ -32,7 +33,7 @@ from volpipe.recipes.inference import Recipe
 from volpipe.recipes.toml import NO_RECIPE, Section
 from volpipe.runs.presence import COMMAND
 from volpipe.runs.run_folder import NOTES, Metadata, RunFolder, Session
-from volpipe.runs.updates import Updated, standing_history, updates_in
+from volpipe.runs.updates import Updated, updates_in
 from volpipe.runs.verify import metadata_sums
 from volpipe.volumes.completeness import joined, mark_complete, mark_incomplete, mark_written, written_boxes
 from volpipe.volumes.formats.container import ATTRIBUTE_FILES, METADATA_NAMES, RECORD, create_groups, read_attributes
@@ -93,7 +94,7 @@ def begin(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> None:
 
     Its metadata need not exist yet.
     """
-    keeps_parts = not updates_in(folder.journal, kinds, plan.identity)
+    keeps_parts = not updates_in(folder.journal, kinds)
     for group in plan.groups:
         mark_incomplete(paths.locate(group.out), plan.array_format, COMMAND.completing, keeps_parts=keeps_parts)
 
@@ -188,15 +189,9 @@ def is_sealed(folder: RunFolder) -> bool:
 
 
 def _history(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> dict[str, Any]:  # Any: JSON
-    ended, devices, hosts = 0.0, set[str](), set[str]()
-    for usage in read_usages(folder.journal, kinds):
-        ended = max(ended, usage.started + usage.seconds) if usage.seconds else ended
-        devices.add(usage.device)
-        hosts.add(usage.host)
-    ended = ended or time.time()
-    updates = standing_history(folder.journal, kinds, plan.identity)
-    last = [update for _, update in updates_in(folder.journal, kinds, plan.identity, with_due=False)][-1:]
-    kept = {"statistics": "of the volume as it was before the updates"} if updates and last[0].normalise else {}
+    ledger, updates = Ledger(folder.journal, kinds).look(), updates_in(folder.journal, kinds)
+    ended = max((totals.ended for totals in ledger.totals.values()), default=0.0) or time.time()
+    kept = {"statistics": "of the volume as it was before the updates"} if updates and updates[-1].normalise else {}
     sessions = sessions_of(folder)
     started = min((session.began for session in sessions), default=ended)
     return {
@@ -206,8 +201,8 @@ def _history(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> dict[str, Any
         "folder": plan.search_path,
         "output": plan.out,
         "sessions": [{"site": s.site, "started": _moment(s.began), "code_sha256": s.code_sha256} for s in sessions],
-        "devices": sorted(devices - {""}),
-        "hosts": sorted(hosts - {""}),
+        "devices": sorted(ledger.devices - {""}),
+        "hosts": sorted(ledger.hosts - {""}),
         **({"updates": list(map(_entry, updates))} if updates else {}),
         **kept,
     }

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from volpipe.blockwise.failures import Missing, last_line
-from volpipe.blockwise.journal import Record, Totals
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.usage import Totals
 from volpipe.inference.intensity import ALL_FINITE, Nonfinite
 from volpipe.inference.selection import Selection
 from volpipe.runs.worker import Inferred, Written

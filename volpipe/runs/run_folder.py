@@ -115,9 +115,8 @@ class RunFolder:
     discards = _Inside("discards")  # exists once tensors may have been discarded
     rehearsal = _Inside("rehearsal")
     rates_file = _Inside("rates.json")
-    scan = _Inside("scan.jsonl")  # the journal of the scan, until the selection is complete
-    scanned = _Inside("scanned.jsonl")  # that of all scans, for updates, which scan what has changed
-    next_selection = _Inside("next_selection.npy")  # what an update selects, until its record counts
+    next_selection = _Inside("next_selection.npy")  # what an update selects, until the journal has it
+    uncompared = _Inside("uncompared")  # exists once other work changes what this one reads, until that is compared
     selection_file = _Inside(SELECTION_FILE)  # the selected cells, once they are known
     clearing = _Inside("clearing")  # exists while the folder and its output are being deleted: nothing there counts
     inputs = _Inside("inputs.json")  # the identities of the volume and the mask when the run was begun
@@ -133,15 +132,31 @@ class RunFolder:
         Raises:
             RunError: there is one, but of another version or damaged.
         """
-        path = self.path / kind.FILE
         if not self.holds(kind):
             return None
+        grown = self._parse(self._next_plan(kind), kind)
+        return grown if grown is not None and self._has_followed(grown) else self._parse(self.path / kind.FILE, kind)
+
+    def _parse(self, path: Path, kind: type[P]) -> P | None:
         try:
             return kind.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
         except ValueError as error:
             raise RunError(
                 f"{path} cannot be understood (written by another version?); use --fresh to start over"
             ) from error
+
+    def _next_plan(self, kind: type[OutputPlan]) -> Path:
+        return self.path / f"next_{kind.FILE}"
+
+    def _has_followed(self, plan: OutputPlan) -> bool:
+        """Return whether the journal is numbered as `plan` has it, which was stored to follow a volume that grew."""
+        mark = f'"plan":"{plan.identity}"'.encode()
+        if not self.journal.is_file():
+            return False
+        with self.journal.open("rb") as lines:
+            return any(mark in line for line in lines)
 
     def load_selection(self, plan: Plan) -> Selection | None:
         """Return what is wanted of `plan`, or None where a scan has still to tell.
@@ -156,6 +171,17 @@ class RunFolder:
     def store(self, plan: OutputPlan) -> None:
         """Store `plan` whole, or leave what was there."""
         atomic_write(self.path / plan.FILE, plan.model_dump_json(indent=1).encode())
+        self._next_plan(type(plan)).unlink(missing_ok=True)
+
+    def settle(self, kind: type[OutputPlan]) -> None:
+        """Let the plan of a volume that grew, which the journal follows, take its place, after a kill before that."""
+        plan = self.load(kind) if self._next_plan(kind).is_file() else None
+        if plan is not None:
+            self.store(plan)
+
+    def store_next(self, plan: OutputPlan) -> None:
+        """Store `plan` for when the journal says that it is followed: from then on it is the one that is here."""
+        atomic_write(self._next_plan(type(plan)), plan.model_dump_json(indent=1).encode())
 
     def as_begun(self, plan: P) -> P:
         """Return `plan` with the sizes of what was begun here, if all else is alike: perhaps on a site of other

@@ -164,9 +164,9 @@ class RunSchedule(OutputSchedule[Plan]):
         """The stages that have units, in the order of a voxel's life."""
         return [s for s in (self.factor, self.infer, self.reassemble, *self.pyramid) if s.num_units]
 
-    def resume_many(self, done: Iterable[Mapping[str, list[int]]]) -> None:
+    def resume(self, done: Iterable[Mapping[str, Sequence[int] | np.ndarray]]) -> None:
         """Mark what an earlier session finished; see `Schedule`."""
-        super().resume_many(done)
+        super().resume(done)
         self.factor.leave_out(self.infer.done[: self.factor.size])
         for stage in (self.infer, self.reassemble, *self.pyramid):
             stage.look_again()
@@ -177,7 +177,7 @@ class RunSchedule(OutputSchedule[Plan]):
         Shards and coarser levels that are whole by that are written, wherever they lie.
         """
         outside = np.ones(len(self.plan.blocks), bool)
-        for shard in self.plan.shards().touching(box):
+        for shard in filter(partial(self._is_due, 0), self.plan.shards().touching(box)):
             outside[list(self.plan.blocks_of_shard(shard))] = False
         self._num_outside = int(np.count_nonzero(outside & ~self.infer.done))
         self.infer.hold(outside)

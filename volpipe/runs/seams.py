@@ -24,7 +24,7 @@ from volpipe.inference.output import read_each
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.inference.tiling import AXES
-from volpipe.reporting.page import Chart, Item, Note
+from volpipe.reporting.page import Chart, Item, Note, columns_of
 from volpipe.units import size
 
 MOST_SAMPLES, REMOTE_SAMPLES = 32, 8  # per axis; of an output in a bucket, where each is two to four requests
@@ -188,11 +188,12 @@ def profile_items(selection: Selection, sample: Sequence[Squares] | None = None)
     profiles = seam_profiles(plan, sample)
     if not profiles:
         return [Note("No profile across the faces of windows: there are none, or too few voxels at them.")]
-    columns: dict[str, list[object]] = {"axis": [], "distance": [], "difference": []}
-    for profile in profiles:
-        columns["axis"] += [f"along {profile.axis}"] * len(profile.distances)
-        columns["distance"] += profile.distances
-        columns["difference"] += [float(f"{value**0.5:.5g}") for value in profile.differences]
+    rows = [
+        (f"along {profile.axis}", distance, float(f"{value**0.5:.5g}"))
+        for profile in profiles
+        for distance, value in zip(profile.distances, profile.differences, strict=True)
+    ]
+    columns = columns_of(("axis", "distance", "difference"), rows)
     return [Chart("Profiles across the faces of windows", PROFILE_CAPTION, "seams", columns)]
 
 
@@ -252,10 +253,7 @@ def _squares(selection: Selection, axis: int, rng: np.random.Generator, most_sam
 
 def _longer(selection: Selection, axis: int, box: Box, more: int) -> Box:
     """Return `box` longer by `more` voxels along `axis`, as far as the output goes; as it is where that is masked."""
-    start, stop = list(box.start), list(box.stop)
-    start[axis] = max(0, start[axis] - more)
-    stop[axis] = min(selection.plan.out_shape[axis], stop[axis] + more)
-    longer = Box(tuple(start), tuple(stop))
+    longer = box.along(axis, max(0, box.start[axis] - more), min(selection.plan.out_shape[axis], box.stop[axis] + more))
     return longer if longer == box or _is_selected(selection, longer) else box
 
 

@@ -19,8 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -31,102 +30,48 @@ from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import POOL, Steps
 from volpipe.errors import RunStopped
-from volpipe.geometry.grid import Box
 from volpipe.inference.output import stored_box
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, read_selection, store_due, store_selection
 from volpipe.inference.statistics import needs_measuring
+from volpipe.runs.comparison import LOOK, Comparison
 from volpipe.runs.prepasses import Work, known_normalisation
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.updates import SEEN, STAGE, Updated, from_ranges, is_due, to_ranges, updates_in
+from volpipe.runs.updates import SEEN, STAGE, Updated, from_ranges, to_ranges, updates_in
 from volpipe.runs.verify import remove, written
 from volpipe.runs.work import WorkSession
 from volpipe.runs.worker import DUE_FILE, RESULTS, Job, Seen, submitter
-from volpipe.units import count
-from volpipe.volumes.file_states import KnownStates, is_same
+from volpipe.volumes.file_states import is_same
 from volpipe.volumes.identity import changes as differences
 from volpipe.volumes.identity import read_identities
 from volpipe.volumes.storage import paths
-from volpipe.volumes.volume import Volume
 
 log = logging.getLogger(__name__)
 
 MEASURED_AGAIN = "the volume is measured again"
-LOOK = "reread changed"  # a stage that reads blocks without computing them
-NO_FINGERPRINT = b""
-FINGERPRINT = np.dtype("S33")  # two hashes of 16 digits
 
 
-@dataclass(frozen=True, eq=False)
-class Known:
-    """What the journal knows of what blocks read; blocks are counted.
+def changed_blocks(
+    session: WorkSession, compared: Comparison, submit: Callable[[WorkerPool], Submit]
+) -> Steps[np.ndarray]:
+    """Return a flag for each block, whether it has changed.
 
-    Attributes:
-        fingerprints: of each block, FINGERPRINT; NO_FINGERPRINT where none was noted, or where it was taken back.
-        mixed: a flag for each block that was computed again for its neighbours, and then read other voxels than when it
-            wrote the shards that were kept.
+    Workers read those that have moved; what they see is in the journal as well.
+
+    Args:
+        submit: returns what submits units to a pool.
+
+    Raises:
+        RunStopped: some cannot be read.
     """
-
-    fingerprints: np.ndarray
-    mixed: np.ndarray
-
-    def of(self, block: int) -> str:
-        """Return the fingerprint of `block`, "" where there is none."""
-        text: str = self.fingerprints[block].decode()
-        return text
-
-
-def find_known(records: Iterable[Record[Any]], num_blocks: int) -> Known:  # Any: of any kind
-    """Return what the `records` of a journal know of what the blocks of its work read."""
-    known = Known(np.zeros(num_blocks, FINGERPRINT), np.zeros(num_blocks, bool))
-    for record in records:
-        for block, fingerprint in getattr(record.result, "seen", ()):
-            before = known.of(block)
-            is_other = bool(before) and not is_same(before, fingerprint)
-            if record.stage == LOOK and (is_other or not before):
-                continue  # an update that was interrupted before it could take the block back
-            known.mixed[block] |= is_other
-            known.fingerprints[block] = fingerprint.encode()
-    return known
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Blocks of a run whose input is not as it was when they read it; an array of flags, (blocks,), for each answer.
-
-    Attributes:
-        changed: which are known to have changed.
-        moved: whose files are in another state, or tell none: only their voxels can say whether they changed.
-        unknown: of which the journal has no fingerprint.
-    """
-
-    changed: np.ndarray
-    moved: np.ndarray
-    unknown: np.ndarray
-
-    @property
-    def num_open(self) -> int:
-        """Number of blocks that an update may find changed."""
-        return int(np.count_nonzero(self.changed | self.moved | self.unknown))
-
-
-def compare(work: Work, selection: Selection) -> Comparison:
-    """Return how the input compares with what the blocks of `work` read, as far as the states of its files tell."""
-    schedule, _, _ = work.resumed()
-    assert isinstance(schedule, RunSchedule)
-    known = find_known(work.records(), len(work.plan.blocks))
-    return compare_known(known, work.plan.source.as_planned(), selection.input_box, schedule.infer.done)
-
-
-def compare_known(known: Known, volume: Volume, box: Callable[[int], Box], done: np.ndarray) -> Comparison:
-    """Return how `volume` compares with what is `known` of blocks that read such a `box` of it and are `done`."""
-    has_read = known.fingerprints != NO_FINGERPRINT
-    moved, states = np.zeros(len(has_read), bool), KnownStates(volume)
-    for block in np.flatnonzero(has_read & ~known.mixed).tolist():
-        now = states.hash(box(block))
-        moved[block] = not now or now != known.of(block).partition(":")[0]
-    return Comparison(known.mixed, moved, done & ~has_read)
+    changed = compared.changed.copy()
+    if compared.moved.any():
+        pool: WorkerPool = yield POOL
+        for record in (yield from looked(session, submit(pool), LOOK, compared.moved)):
+            for block, fingerprint in record.result.seen if record.result is not None else ():
+                changed[block] = not is_same(compared.known.of(block), fingerprint)
+    return changed
 
 
 @dataclass(frozen=True)
@@ -219,26 +164,22 @@ class Update:
             every = filter(self.selection.has_block, range(len(self.plan.blocks)))
             return self._take_back(list(every), MEASURED_AGAIN)
         log.info("looking for what has changed in %s", self.plan.source.path)
-        found = compare(self.work, self.selection)
-        changed, why = found.changed.copy(), ""
-        if found.unknown.any():
-            changed |= found.unknown
-            why = f"{count(int(found.unknown.sum()), 'block')} did not note what they read, and are computed again"
-            log.warning("%s", why)
-        if found.moved.any():
-            changed |= yield from self._changed(found.moved)
+        work, selection = self.work, self.selection
+        compared = work.compared()
+        job = Job(str(work.folder.path), self.plan.identity, session=self.session.name, cells=selection.fingerprint)
+        changed = yield from changed_blocks(self.session, compared, partial(submitter, job=job))
         changed[self._moved_windows()] = True
-        return self._take_back(np.flatnonzero(changed).tolist(), why)
+        return self._take_back(np.flatnonzero(changed).tolist(), "")
 
     @property
     def _is_measuring_again(self) -> bool:
         """Whether an earlier session began to measure again, and did not come to its end."""
-        updates = updates_in(self.work.folder.journal, RESULTS, self.plan.identity)
-        return bool(updates) and updates[-1][1].why == MEASURED_AGAIN and not self._schedule.is_complete
+        updates = updates_in(self.work.folder.journal, RESULTS)
+        return bool(updates) and updates[-1].why == MEASURED_AGAIN and not self._schedule.is_complete
 
     @cached_property
     def _schedule(self) -> RunSchedule:
-        schedule, _, _ = self.work.resumed()
+        schedule = self.work.ledger().schedule
         assert isinstance(schedule, RunSchedule)
         return schedule
 
@@ -246,22 +187,6 @@ class Update:
     def _is_other_input(self) -> bool:
         before = read_identities(self.work.folder.inputs) or {}
         return any(what not in before or differences(before[what], now) for what, now in self.work.inputs.items())
-
-    def _changed(self, moved: np.ndarray) -> Steps[np.ndarray]:
-        """Return which of the `moved` blocks have other voxels than they read; the states of the rest are noted."""
-        known = find_known(self.work.records(), len(self.plan.blocks))
-        return changed_blocks(known, (yield from self._looked(LOOK, moved)))
-
-    def _looked(self, stage: str, blocks: np.ndarray) -> Steps[list[Record[Seen]]]:
-        """Let workers read `blocks`, and return what they saw; it is in the journal as well.
-
-        Raises:
-            RunStopped: some cannot be read.
-        """
-        pool: WorkerPool = yield POOL
-        work, session = self.work, self.session
-        job = Job(str(work.folder.path), self.plan.identity, session=session.name, cells=self.selection.fingerprint)
-        return (yield from looked(session, submitter(pool, job), stage, blocks))
 
     def _take_back(self, changed: Sequence[int], why: str) -> Updated | None:
         """Note in the journal what is to be done again because these blocks have `changed`, if anything is."""
@@ -279,22 +204,20 @@ class Update:
         if is_measured and normalise is None and (changed or self._is_other_input):
             every = to_ranges(range(len(plan.blocks)))
             taken |= {"measure": every, "histogram": every}
-        elif not changed and others is None and not is_due(self.work.folder.journal, RESULTS, plan.identity):
+        if others is None and not any(taken.values()):
             return None
         update = Updated(
-            time.time(), len(changed), len(again.blocks), chosen.num_blocks, taken,
+            time.time(), len(changed), len(again.blocks), chosen.num_blocks,
             normalise.rows if is_measured and normalise is not None else (), why,
-            plan.identity, plan.identity, cells=chosen.fingerprint,
+            cells=chosen.fingerprint, taken=taken,
         )  # fmt: skip
-        is_none = others is None and not any(taken.values())
-        if not is_none:
-            self.work.before_change()
+        self.work.before_change()
         if others is not None:
             store_selection(self.work.folder.next_selection, chosen)
         self.session.journal.append(Record(STAGE, (), result=update))
         take_selection(self.work)
         log.info("%s", update)
-        return None if is_none else update
+        return update
 
     def _with_dropped(self, taken: dict[str, str]) -> dict[str, str]:
         """Return `taken` with the blocks that are not computed any more."""
@@ -318,21 +241,24 @@ def take_selection(work: Work) -> None:
     A kill before the update was noted leaves the selection that was there; one after it is made good here.
     """
     plan, folder = work.plan, work.folder
-    if not plan.needs_scan or not folder.selection_file.is_file():
+    if not folder.next_selection.is_file():
         return
-    updates = updates_in(folder.journal, RESULTS, plan.identity, with_due=False)
-    cells = updates[-1][1].cells if updates else ""
-    if folder.next_selection.is_file():
-        if read_selection(folder.next_selection, plan).fingerprint == cells:
-            folder.next_selection.replace(folder.selection_file)
-        else:
-            folder.next_selection.unlink()
-    if not cells or not paths.exists(paths.locate(plan.out)):
+    updates, chosen = updates_in(folder.journal, RESULTS), read_selection(folder.next_selection, plan)
+    if not updates or updates[-1].cells != chosen.fingerprint:
+        folder.next_selection.unlink()
         return
-    selection = read_selection(folder.selection_file, plan)
+    if paths.exists(paths.locate(plan.out)):
+        _delete_dropped(plan, read_selection(folder.selection_file, plan), chosen)
+    folder.next_selection.replace(folder.selection_file)
+
+
+def _delete_dropped(plan: Plan, before: Selection, chosen: Selection) -> None:
+    """Delete the shards of the output in which something was selected `before`, and nothing is now."""
     for level in range(len(plan.factors)):
-        due, units = selection.shards(level), from_ranges(updates[-1][1].taken.get(f"s{level}", ""))
-        for shard in (shard for part in units for shard in part if due is not None and not due[shard]):
+        was, now = before.shards(level), chosen.shards(level)
+        assert now is not None  # not all is selected
+        dropped = ~now if was is None else was & ~now
+        for shard in np.flatnonzero(dropped).tolist():
             for array in plan.arrays:
                 remove(array.out, level, stored_box(array, array.shards(level).box(shard)))
 
@@ -358,21 +284,12 @@ def looked(session: WorkSession, submit: Submit, stage: str, blocks: np.ndarray)
     return records
 
 
-def changed_blocks(known: Known, records: Iterable[Record[Seen]]) -> np.ndarray:
-    """Return a flag for each block, whether it was seen with other voxels than are `known`."""
-    changed = np.zeros(len(known.mixed), bool)
-    for record in records:
-        for block, fingerprint in record.result.seen if record.result is not None else ():
-            changed[block] = not is_same(known.of(block), fingerprint)
-    return changed
-
-
 def with_due(selection: Selection, work: Work, folder: RunFolder) -> tuple[Selection, str]:
     """Return `selection` with the shards that are still to be written, and the fingerprint of the file that says them.
 
     Without an update these are all that the open blocks add to, and nothing needs to be said.
     """
-    if not updates_in(folder.journal, RESULTS, work.plan.identity):
+    if not updates_in(folder.journal, RESULTS):
         return selection, ""
     due = np.ones(len(work.plan.shards()), bool)
     due[[shard for level, shard in written(work.records()) if level == 0]] = False

@@ -18,7 +18,6 @@ import numpy as np
 from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box, Slab
-from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.infer import block_sums
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import finish, read_voxels
@@ -255,12 +254,10 @@ def recompute(
     source = plan.source.as_planned()
     for block in sorted(map(int, chosen)):
         box = core_box(plan, block)
-        windows = StreamedWindows(source, plan.lattice, normalise, selection.input_box, padding=plan.net.padding)
-        if plan.has_slabs:
-            depth = plan.slab * plan.lattice.stride[0] * plan.net.scale[0]
-            layers = list(filter(selection.touches, box.cut(0, depth, box.start[0])))
-            box = layers[int(rng.integers(len(layers)))]
-            windows.slabs_of = partial(_slabs_in, selection, box)
+        windows = StreamedWindows(source, plan.lattice, normalise, padding=plan.net.padding)
+        depth = plan.slab * plan.lattice.stride[0] * plan.net.scale[0]
+        layers = list(filter(selection.touches, box.cut(0, depth, box.start[0])))
+        box = layers[int(rng.integers(len(layers)))]
         due = compute_box(selection, normalise, windows, box, runner)
         found = read_voxels(plan, 0, box)
         differs = due.view(f"V{due.itemsize}") != found.view(f"V{due.itemsize}")
@@ -286,11 +283,13 @@ def compute_box(
     shards = plan.shards().touching(box)
     blocks = sorted({b for shard in shards for b in plan.blocks_of_shard(shard) if selection.has_block(b)})
     blocks = [b for b in blocks if not (plan.sum_box(b) & box).is_empty]
-    if windows.slabs_of is not None:
-        blocks = list(filter(windows.slabs, blocks))
+    slabs_of = partial(_slabs_in, selection, box)
+    blocks = list(filter(slabs_of, blocks))
     total = np.full((plan.net.out_channels, *box.shape), NO_SUM, np.float32)
     stored: np.ndarray | None = None
-    for done in _sums(selection, normalise, windows, blocks, runner):
+    for _, done in block_sums(selection, normalise, runner, windows, blocks, slabs_of=slabs_of):
+        if isinstance(done, Exception):
+            raise done
         part = done.box & box
         if done.is_finished:
             stored = np.zeros(total.shape, plan.dtype) if stored is None else stored
@@ -302,17 +301,6 @@ def compute_box(
         total = total if mask is None else np.where(mask, total, np.float32(0))
         stored = finish(plan, normalise, total)
     return np.ascontiguousarray(stored if mask is None else np.where(mask, stored, stored.dtype.type(0)))
-
-
-def _sums(
-    selection: Selection, normalise: Affine, windows: StreamedWindows, blocks: Sequence[int], runner: Runner
-) -> Iterator[BlockSum]:
-    """Yield the sums of `blocks`, ascending."""
-    for block, outcome in block_sums(selection, normalise, runner, windows, blocks):
-        windows.forget(block)
-        if isinstance(outcome, Exception):
-            raise outcome
-        yield outcome
 
 
 def metadata_sums(out: paths.Location, folders: Sequence[str], names: Sequence[str]) -> Metadata:

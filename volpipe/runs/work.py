@@ -14,65 +14,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from volpipe.blockwise.failures import Missing
-from volpipe.blockwise.heartbeat import listening
-from volpipe.blockwise.journal import Attempt, Journal, JournalReader, Kinds, Record, Totals, read_records
+from volpipe.blockwise.journal import Journal, Kinds, Record, read_records
+from volpipe.blockwise.ledger import Ledger
 from volpipe.blockwise.logs import logging_to
-from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
+from volpipe.blockwise.notes import StageNote
+from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.pool import Submit
-from volpipe.blockwise.stage import Feed, Schedule, Unit
+from volpipe.blockwise.stage import Feed, Schedule
+from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import Steps, Work
 from volpipe.errors import NOTICE, RunError
-from volpipe.geometry.grid import Box, Grid
+from volpipe.geometry.grid import Grid
 from volpipe.reporting.block_map import BlockMap, slowest_maps
 from volpipe.reporting.page import REPORT, Draft, Page, reason_of
 from volpipe.reporting.render import write_page
 from volpipe.reporting.tally import Tally
-from volpipe.runs.pages import (
-    Parts,
-    Taken,
-    is_current,
-    page_of,
-)
-from volpipe.runs.presence import Presence, StageNote, present
+from volpipe.runs.options import RunOptions
+from volpipe.runs.pages import Parts, Taken, is_current, page_of
+from volpipe.runs.presence import Presence, present
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import TakesBack
-from volpipe.runs.worker import Written
 from volpipe.volumes.storage import paths
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 QUICK_BYTES = 32 << 20  # of a journal that is read within seconds
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a command that makes an output.
-
-    Attributes:
-        fresh: delete the output and the run that made it, and start over.
-        keep_tensors: keep window tensors and block tensors.
-        site: name of the site, for the output's attributes.
-        only: box of the output (z, y, x); what other shards need is left for another session.
-        tolerated: share of units that may fail; see `Phase`.
-        same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
-        is_outside: whether others may change the volume: not that which earlier work of ours writes.
-        is_following: whether the volume is looked at again, so that it need not be complete yet.
-        update: compute again what rests on voxels of the input that have changed; None where the command has no update.
-        measure_again: with `update`, measure the volume again, and compute everything.
-    """
-
-    fresh: bool = False
-    keep_tensors: bool = False
-    site: str = ""
-    only: Box | None = None
-    tolerated: float = TOLERATED_SHARE
-    same_input: bool = False
-    is_outside: bool = True
-    is_following: bool = False
-    update: bool | None = None
-    measure_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,82 +54,7 @@ class Listener:
     on_look: Callable[[Any], None] = lambda look: None
 
 
-SILENT, PLAIN = Listener(), Options()
-
-
-@dataclass(frozen=True)
-class JournalProgress:
-    """How far the work on an output is, from its journal.
-
-    Attributes:
-        schedule: with the units that are done, and those that failed when they were last tried.
-        reasons: of these, by stage and unit.
-        totals: what tasks took over all sessions, by stage.
-        is_complete: whether nothing is left to do, as far as the journal says.
-        has_output: whether something of the output was written.
-    """
-
-    schedule: Schedule
-    reasons: Mapping[tuple[str, int], str]
-    totals: dict[str, Totals]
-    is_complete: bool
-    has_output: bool
-
-    @property
-    def missing(self) -> list[Missing]:
-        return self.schedule.missing(self.reasons)
-
-
-class JournalAccount:
-    """How far `work` is, whoever does it; at each look its journal is read on from where it was read last."""
-
-    def __init__(self, work: FolderWork[Any]) -> None:  # Any: its report
-        self.work = work
-        self._reader = JournalReader(work.journal, work.kinds, self._begin)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._schedule, self._totals = self.work.schedule(), dict[str, Totals]()
-        self._reasons, self._has_output = dict[Unit, str](), False
-
-    def look(self) -> JournalProgress:
-        """Return how far it is now.
-
-        Raises:
-            RunError: its journal is damaged, or of another version.
-        """
-        for record in self._reader.records():
-            if isinstance(record.result, TakesBack):
-                self._take_anew()
-                break
-            self._add(record)
-        schedule = self._schedule
-        for stage in schedule.stages:
-            stage.failed.clear()
-        latest = {unit: reason for unit, reason in self._reasons.items() if unit[0] in schedule.by_name}
-        for name, number in latest:
-            schedule.by_name[name].failed.add(number)
-        is_complete = self.work.journal == self.work.folder.journal and schedule.is_complete
-        return JournalProgress(schedule, latest, self._totals, is_complete, self._has_output)
-
-    def _take_anew(self) -> None:
-        """Take what the journal has, in which units were taken back, until nothing more has come meanwhile."""
-        num_new = 1
-        while num_new:
-            self._begin()
-            for record in self.work.records():
-                self._add(record)
-            num_new = sum(1 for _ in self._reader.records())
-
-    def _add(self, record: Record[Any]) -> None:  # Any: one of the journal's kinds
-        self._has_output = self._has_output or isinstance(record.result, Written)
-        if is_counted(record):
-            self._totals.setdefault(record.stage, Totals()).add(record)
-        self._reasons |= {(record.stage, number): reason for number, reason in record.failed}
-        for name, number in record.units:
-            self._reasons.pop((name, number), None)
-            if name in self._schedule.by_name:
-                self._schedule.by_name[name].mark(number)
+SILENT, PLAIN = Listener(), RunOptions()
 
 
 def file_mark(path: Path) -> tuple[int, int, int] | None:
@@ -175,12 +66,7 @@ def file_mark(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def is_counted(record: Record[Any]) -> bool:  # Any: one of its journal's kinds
-    """Return whether its usage is of units that were done, those included that an update took back since."""
-    return bool(record.done or record.usage.seconds) and not isinstance(record.result, Attempt)
-
-
-Counts = tuple[str, str, Mapping[str, float]]  # of parts by state: a name, a sentence, and how many
+Counts = Mapping[str, Mapping[str, float]]  # how many parts there are by state, by what they are
 
 
 class HeldWork(Work[R]):
@@ -198,13 +84,13 @@ class HeldWork(Work[R]):
         waits: whether nothing is done until what it reads changes.
     """
 
-    counts: Callable[[], Sequence[Counts]] | None = None
+    counts: Callable[[], Counts] | None = None
     waits = False
 
     def __init__(
         self, kind: str, folder: RunFolder, *, claim: Callable[[], None],
         held_steps: Callable[[str, Presence], Steps[R]], page: Callable[..., Page], name: str = "",
-        witnesses: Sequence[Path] = (), counts: Callable[[], Sequence[Counts]] | None = None,
+        witnesses: Sequence[Path] = (), counts: Callable[[], Counts] | None = None,
     ) -> None:  # fmt: skip
         self.kind, self.folder, self.name = kind, folder, name or str(folder.path)
         self.claim, self.held_steps, self.page, self.counts = claim, held_steps, page, counts
@@ -254,7 +140,7 @@ class HeldWork(Work[R]):
             self.claim()
             path = self.folder.path
             log_file, reports = logging_to(self.folder.log), self.reporting()
-            with log_file, reports, present(path, name) as presence, listening(path):
+            with log_file, reports, present(path, name) as presence:
                 return (yield from self.held_steps(name, presence))
 
 
@@ -273,7 +159,7 @@ class FolderWork(HeldWork[R], ABC):
 
     kinds: ClassVar[Kinds]
 
-    def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
+    def __init__(self, folder: RunFolder, options: RunOptions, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.name, self.options, self.listener, self.feed = (
             folder,
             str(folder.path),
@@ -282,6 +168,7 @@ class FolderWork(HeldWork[R], ABC):
             feed,
         )
         self.readers, self.was_begun, self._is_noted = list[Feed](), False, False
+        self._ledger: tuple[Sequence[object], Ledger] | None = None  # and what it follows from
         self.before_change: Callable[[], None] = lambda: None
 
     def grids(self) -> Mapping[str, Grid]:
@@ -296,11 +183,6 @@ class FolderWork(HeldWork[R], ABC):
     def needs_all(self) -> bool:
         """Whether it must wait for all of what it reads, where other work is still writing that."""
         return False
-
-    @property
-    def journal(self) -> Path:
-        """The journal of the stages of `schedule`."""
-        return self.folder.journal
 
     @property
     @abstractmethod
@@ -353,41 +235,32 @@ class FolderWork(HeldWork[R], ABC):
             return (yield from self.session_steps(WorkSession(self, name, presence, journal)))
 
     def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
-        """Yield what the journal has, oldest first, less what an update took back."""
-        return read_records(self.journal, self.kinds)
+        """Yield what the journal has, oldest first."""
+        return read_records(self.folder.journal, self.kinds)
 
-    def replayed(self) -> Schedule:
-        """Return the schedule less the units that the journal has."""
-        schedule = self.schedule()
-        schedule.resume(unit for record in self.records() for unit in record.units)
-        return schedule
+    def ledger(self) -> Ledger:
+        """Return how far the work is now, whoever does it; it is read on at each call, and nobody may change it.
 
-    def resumed(self) -> tuple[Schedule, dict[str, Totals], dict[tuple[str, int], str]]:
-        """Return the schedule less what the journal has, the totals of its tasks, and the reasons of failures."""
-        schedule, totals, reasons = self.schedule(), dict[str, Totals](), dict[tuple[str, int], str]()
+        Raises:
+            RunError: the journal is damaged, or of another version.
+        """
+        marks = self.marks
+        if self._ledger is None or self._ledger[0] != marks:
+            self._ledger = marks, Ledger(self.folder.journal, self.kinds, self.schedule)
+        return self._ledger[1].look()
 
-        def units() -> Iterator[Unit]:
-            for record in self.records():
-                if is_counted(record):
-                    totals.setdefault(record.stage, Totals()).add(record)
-                for unit, reason in record.failed:
-                    reasons[record.stage, unit] = reason
-                yield from record.units
+    @property
+    def marks(self) -> Sequence[object]:
+        """What the schedule follows from, beside the journal, and may change."""
+        return ()
 
-        schedule.resume(units())
-        return schedule, totals, reasons
-
-    def progress(self) -> JournalProgress:
-        """Return how far the work is, and what failed when it was last tried."""
-        return JournalAccount(self).look()
+    def resumed(self) -> Schedule:
+        """Return the schedule of this session, less what the journal has."""
+        ledger, self._ledger = self.ledger(), None  # its schedule changes from here on
+        return ledger.resumed()
 
     def witnesses(self) -> Sequence[Path]:
         return [self.folder.journal, self.folder.sessions]
-
-    @property
-    def earlier_journals(self) -> Sequence[Path]:
-        """Journals of passes before those of `journal`."""
-        return ()
 
     @abstractmethod
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
@@ -399,12 +272,7 @@ class FolderWork(HeldWork[R], ABC):
 
     def taken(self, tally: Tally | None = None, prefix: str = "", maps: Mapping[str, BlockMap] | None = None) -> Taken:
         """Return what the journals say for a report; arguments as of `Taken.read`."""
-        journals = [*self.earlier_journals, self.journal]
-        return Taken.read(self.folder, self.schedule(), journals, tally, prefix, maps, self.standing_units())
-
-    def standing_units(self) -> Iterator[Unit] | None:
-        """Return the units that are done where the journal has others besides, which an update took back; else None."""
-        return None
+        return Taken.read(self.folder, self.schedule, self.kinds, tally, prefix, maps)
 
     def page(self, *, with_pictures: bool = True) -> Page:
         maps = {stage: BlockMap(stage, grid) for stage, grid in self.grids().items()}

@@ -1,6 +1,6 @@
 """What runs remotely: a task takes a run's folder and the numbers of its units, works them off, and reports.
 
-Not here: what each stage does to voxels (statistics, factor, infer, reassemble, pyramid). What arrives is names and
+Not here: what each stage does to voxels (statistics, scratch, infer, reassemble, pyramid). What arrives is names and
 integers, what goes back is a small plain record; nothing is raised, since an exception that cannot be unpickled would
 stop the driver's result thread. Marks are the driver's.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from volpipe.blockwise.heartbeat import Beater, no_box
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.malloc import keep_freed_memory
+from volpipe.blockwise.notes import Reporter, no_box
 from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.task import Making, Outcomes, work, work_behind, work_each
 from volpipe.errors import PlanError
@@ -33,15 +33,13 @@ from volpipe.inference.selection import SELECTION_FILE, Selection, load_due, loa
 from volpipe.inference.selection import scan as scan_block
 from volpipe.inference.statistics import Statistics, is_finite, join, measure_each
 from volpipe.inference.statistics import measure as measure_voxels
-from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource, blocks_ahead, read_fingerprint
-from volpipe.runs.updates import SEEN, Number, Updated
+from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource, read_fingerprint
+from volpipe.runs.updates import LEVEL, SEEN, SHARDS, Units, Updated
 from volpipe.units import count
 from volpipe.volumes.file_states import FileStates, read_still
 from volpipe.volumes.node_cache import through_cache
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.volume import Volume, open_volume
-
-V = TypeVar("V")
 
 READ_LAYERS = 64  # voxels along z that a measuring task reads at least
 DUE_FILE = "due.npy"
@@ -92,9 +90,11 @@ class Job:
     def tensors(self) -> Tensors:
         return Tensors(self.plan, Path(self.folder))
 
-    def beater(self, box: Callable[[int], Box] | None = None, num_windows: Callable[[], int] | None = None) -> Beater:
+    def reporter(
+        self, box: Callable[[int], Box] | None = None, num_windows: Callable[[], int] | None = None
+    ) -> Reporter:
         """Return what tells of a task, whose units have such a box (z, y, x), in the sign of its worker."""
-        return Beater(Path(self.folder), self.session, box or no_box, num_windows)
+        return Reporter(Path(self.folder), self.session, box or no_box, num_windows)
 
     def check_session(self) -> None:
         """Refuse to write for a driver whose place another has taken: workers outlive a killed driver for a while.
@@ -108,25 +108,23 @@ class Job:
 
 @dataclass(frozen=True)
 class Cells:
-    """Result of a scan: number of each block, its selected cells as `selection.scan` gives them, and what was read.
+    """Result of a scan: number of each block, and its selected cells as `selection.scan` gives them.
 
     Attributes:
-        seen: the states of the files that decided, of the volume and of the mask: "VOLUME:MASK".
+        states: of the files that decided, of the volume and of the mask: "VOLUME:MASK".
     """
 
     cells: tuple[tuple[int, str], ...]
-    seen: tuple[tuple[int, str], ...] = ()
+    states: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Seen:
     """Result of a task that reads the input of blocks: the number of each, and the fingerprint of what was read."""
 
-    seen: tuple[tuple[int, str], ...] = ()
+    UNITS: ClassVar[Units] = {"seen": SEEN}
 
-    def kept(self, number: Number, stage: str) -> Seen:
-        """Return what of it still counts; see `runs.updates`."""
-        return Seen(kept_entries(self.seen, partial(number, SEEN)))
+    seen: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,32 +133,26 @@ class Written:
 
     Attributes:
         checksums: level, number and checksums (`checksums.take`) of each shard.
-        clipped: voxels that were clipped to the type of the output.
-        clipped_shards: those by shard of level 0; shards of which there are none are left out.
+        clipped_shards: voxels that were clipped to the type of the output, by shard of level 0; shards of which there
+            are none are left out.
     """
 
+    UNITS: ClassVar[Units] = {"checksums": LEVEL, "clipped_shards": SHARDS}
+
     checksums: tuple[tuple[int, int, str], ...] = ()
-    clipped: int = 0
     clipped_shards: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def clipped(self) -> int:
+        """Voxels that were clipped."""
+        return sum(count for _, count in self.clipped_shards)
 
     @classmethod
     def joined(cls, parts: Sequence[Written]) -> Written:
         """Return all `parts` as one."""
         return cls(
             tuple(entry for part in parts for entry in part.checksums),
-            sum(part.clipped for part in parts),
             tuple(entry for part in parts for entry in part.clipped_shards),
-        )
-
-    def kept(self, number: Number, stage: str) -> Self:
-        """Return what of it still counts; see `runs.updates`."""
-        numbers = ((level, number(f"s{level}", shard), sums) for level, shard, sums in self.checksums)
-        clipped = kept_entries(self.clipped_shards, partial(number, "s0"))
-        return replace(
-            self,
-            checksums=tuple((level, shard, sums) for level, shard, sums in numbers if shard is not None),
-            clipped=self.clipped - sum(count for _, count in self.clipped_shards) + sum(count for _, count in clipped),
-            clipped_shards=clipped,
         )
 
 
@@ -177,33 +169,19 @@ class Inferred(Written):
     """
 
     FINISHED: ClassVar[Mapping[str, str]] = {"shared": "reassemble"}  # these shards need no reassembly, being written
+    UNITS: ClassVar[Units] = {
+        **Written.UNITS, "shared": SHARDS, "nonfinite": "infer", "seen": SEEN, "clipped_blocks": "infer",
+    }  # fmt: skip
 
     shared: tuple[int, ...] = ()
     nonfinite: tuple[tuple[int, int, int], ...] = ()
     seen: tuple[tuple[int, str], ...] = ()
     clipped_blocks: tuple[tuple[int, int], ...] = ()
 
-    def kept(self, number: Number, stage: str) -> Self:
-        """Return what of it still counts; see `runs.updates`."""
-        shared = (number("s0", shard) for shard in self.shared)
-        bad = ((number(stage, block), nan, infinite) for block, nan, infinite in self.nonfinite)
-        by_shard = super().kept(number, stage)
-        by_block = kept_entries(self.clipped_blocks, partial(number, stage))
-        num_taken = sum(count for _, count in self.clipped_blocks) - sum(count for _, count in by_block)
-        return replace(
-            by_shard,
-            clipped=by_shard.clipped - num_taken,
-            clipped_blocks=by_block,
-            shared=tuple(shard for shard in shared if shard is not None),
-            nonfinite=tuple((block, nan, infinite) for block, nan, infinite in bad if block is not None),
-            seen=kept_entries(self.seen, partial(number, SEEN)),
-        )
-
-
-def kept_entries(entries: Sequence[tuple[int, V]], number: Callable[[int], int | None]) -> tuple[tuple[int, V], ...]:
-    """Return those of `entries` whose unit still has a `number`, with that."""
-    numbers = ((number(unit), value) for unit, value in entries)
-    return tuple((unit, value) for unit, value in numbers if unit is not None)
+    @property
+    def clipped(self) -> int:
+        """Voxels that were clipped."""
+        return super().clipped + sum(count for _, count in self.clipped_blocks)
 
 
 RESULTS = (Cells, Statistics, Written, Inferred, Seen, Updated)
@@ -224,8 +202,11 @@ def measure(job: Job, units: Sequence[int]) -> Record[Statistics]:
         data = data if is_whole else _finite(job.selection, box, data)
         return measure_voxels(data, job.bins[0] if job.bins else None)
 
-    stage, beater = "histogram" if job.bins else "measure", job.beater(lambda block: job.plan.lattice.core_box(block))
-    return work_each(stage, units, one, join, job.check_session, beater)
+    stage, reporter = (
+        "histogram" if job.bins else "measure",
+        job.reporter(lambda block: job.plan.lattice.core_box(block)),
+    )
+    return work_each(stage, units, one, join, job.check_session, reporter)
 
 
 def _finite(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
@@ -261,19 +242,19 @@ def scan(job: Job, units: Sequence[int]) -> Record[Cells]:
             tuple((block, cells) for block, cells, _ in found), tuple((block, state) for block, _, state in found)
         )
 
-    beater = job.beater(lambda block: job.plan.lattice.core_box(block))
-    return work_each("scan", units, one, joined, job.check_session, beater)
+    reporter = job.reporter(lambda block: job.plan.lattice.core_box(block))
+    return work_each("scan", units, one, joined, job.check_session, reporter)
 
 
 def factor(job: Job, units: Sequence[int]) -> Record[Seen]:
     """Write the window tensors of the given blocks."""
-    from volpipe.inference.factor import factor as factor_block
+    from volpipe.inference.scratch import factor as factor_block
 
     def one(block: int) -> tuple[int, str]:
         return block, factor_block(job.selection, open_source(job), job.normalise, job.tensors, block)
 
-    beater = job.beater(lambda block: job.plan.sum_box(block))
-    return work_each("factor", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
+    reporter = job.reporter(lambda block: job.plan.sum_box(block))
+    return work_each("factor", units, one, lambda seen: Seen(tuple(seen)), job.check_session, reporter)
 
 
 def look(job: Job, units: Sequence[int], what: str) -> Record[Seen]:
@@ -281,11 +262,10 @@ def look(job: Job, units: Sequence[int], what: str) -> Record[Seen]:
 
     def one(block: int) -> tuple[int, str]:
         reader = open_source(job).open(session=job.session, live=True)
-        slabs = job.selection.slabs(block) if job.plan.has_slabs else ()
-        return block, read_fingerprint(reader, slabs, job.selection.input_box(block))
+        return block, read_fingerprint(reader, job.selection.slabs(block))
 
-    beater = job.beater(job.selection.input_box)
-    return work_each(f"reread {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
+    reporter = job.reporter(job.selection.input_box)
+    return work_each(f"reread {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, reporter)
 
 
 @dataclass(frozen=True)
@@ -317,12 +297,12 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
     def num_windows() -> int:
         return sum(len(job.selection.windows_of(block)) for block in units)
 
-    beater = job.beater(lambda block: job.plan.sum_box(block), num_windows)
+    reporter = job.reporter(lambda block: job.plan.sum_box(block), num_windows)
 
     def outcomes() -> Outcomes:
         for block, outcome in infer_blocks(
             job.selection, job.normalise, job.tensors, window_source(job), units,
-            before_write=job.check_session, on_windows=beater.add, is_over=lambda: beater.is_dismissed,
+            before_write=job.check_session, on_windows=reporter.add, is_over=lambda: reporter.is_dismissed,
         ):  # fmt: skip
             if isinstance(outcome, Exception):
                 yield block, outcome
@@ -339,12 +319,9 @@ def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
             yield block, None
 
     def result() -> Inferred:
-        total = sum(count for _, count in (*clipped, *in_blocks))
-        return Inferred(
-            tuple(sums), total, tuple(clipped), tuple(sorted(shared)), tuple(bad), tuple(seen), tuple(in_blocks)
-        )
+        return Inferred(tuple(sums), tuple(clipped), tuple(sorted(shared)), tuple(bad), tuple(seen), tuple(in_blocks))
 
-    return work("infer", units, outcomes(), result, beater)
+    return work("infer", units, outcomes(), result, reporter)
 
 
 def reassemble(job: Job, units: Sequence[int]) -> Record[Written]:
@@ -358,12 +335,12 @@ def reassemble(job: Job, units: Sequence[int]) -> Record[Written]:
         def written() -> Written:
             sums = write()
             clipped = ((shard, tally.clipped),) if tally.clipped else ()
-            return Written(((0, shard, sums),), tally.clipped, clipped)
+            return Written(((0, shard, sums),), clipped)
 
         return written
 
-    beater, making = job.beater(lambda shard: job.plan.shards().box(shard)), Making(make, shards_behind(job.plan))
-    return work_behind("reassemble", units, making, Written.joined, job.check_session, beater)
+    reporter, making = job.reporter(lambda shard: job.plan.shards().box(shard)), Making(make, shards_behind(job.plan))
+    return work_behind("reassemble", units, making, Written.joined, job.check_session, reporter)
 
 
 def coarsen(job: Job, units: Sequence[int], level: int) -> Record[Written]:
@@ -375,8 +352,11 @@ def coarsen(job: Job, units: Sequence[int], level: int) -> Record[Written]:
         return lambda: Written(((level, shard, write()),))
 
     keep_freed_memory()  # of one part after the other
-    beater, making = job.beater(lambda shard: job.plan.shards(level).box(shard)), Making(make, shards_behind(job.plan))
-    return work_behind(f"pyramid {level}", units, making, Written.joined, job.check_session, beater)
+    reporter, making = (
+        job.reporter(lambda shard: job.plan.shards(level).box(shard)),
+        Making(make, shards_behind(job.plan)),
+    )
+    return work_behind(f"pyramid {level}", units, making, Written.joined, job.check_session, reporter)
 
 
 def discard(job: Job, units: Sequence[int], what: str) -> Record[None]:
@@ -388,7 +368,7 @@ def discard(job: Job, units: Sequence[int], what: str) -> Record[None]:
         else:
             job.tensors.discard_sum(*divmod(unit, len(PARTS)))
 
-    return work_each(f"discard {what}", units, one, check=job.check_session, beater=job.beater())
+    return work_each(f"discard {what}", units, one, check=job.check_session, reporter=job.reporter())
 
 
 def submitter(pool: WorkerPool, job: Job) -> Submit:
@@ -407,12 +387,7 @@ def window_source(job: Job) -> WindowSource:
     plan = job.plan
     if plan.mode == "stored":
         return StoredWindows(_stored_windows(job.identity, job.folder), plan.lattice)
-    selection = job.selection
-    slabs_of = selection.slabs if plan.has_slabs else None
-    return StreamedWindows(
-        open_source(job), plan.lattice, job.normalise, selection.input_box, job.session, slabs_of, blocks_ahead(plan),
-        plan.net.padding,
-    )  # fmt: skip
+    return StreamedWindows(open_source(job), plan.lattice, job.normalise, job.session, plan.net.padding)
 
 
 @lru_cache(maxsize=4)

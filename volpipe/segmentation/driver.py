@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,16 +39,18 @@ from volpipe.reporting.comparison import Subject
 from volpipe.reporting.histogram import sizes_chart
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
-from volpipe.runs.growth import grids_of, grown_from
+from volpipe.runs.comparison import Comparison, compare
+from volpipe.runs.growth import grown_from
+from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.planned import Planned
-from volpipe.runs.provenance import is_sealed, seal, stored_fingerprint, stored_offsets, unseal
+from volpipe.runs.provenance import is_sealed, seal, stored_offsets
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import OutputSchedule
-from volpipe.runs.updates import Updated, records_after
-from volpipe.runs.verify import Recomputed, Verdict, check_present, judge, written
-from volpipe.runs.work import SILENT, Listener, Options, WorkSession
+from volpipe.runs.updates import Updated
+from volpipe.runs.verify import Recomputed, Verdict, judge, written
+from volpipe.runs.work import PLAIN, SILENT, Listener, WorkSession
 from volpipe.segmentation import tasks
 from volpipe.segmentation.estimate import forecast_labels
 from volpipe.segmentation.graph import check_size
@@ -71,7 +73,7 @@ from volpipe.segmentation.tasks import (
     note_painted,
     submitter,
 )
-from volpipe.segmentation.update import follow, standing_updates, update_steps
+from volpipe.segmentation.update import follow, update_steps
 from volpipe.segmentation.verify import recompute_labels
 from volpipe.tables import html_table
 from volpipe.units import shape
@@ -237,12 +239,6 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     what: ClassVar[str] = "segmentation"
     goes_on: ClassVar[str] = "volpipe segment"
     kinds: ClassVar[Kinds] = tasks.RESULTS
-    updates: tuple[Updated, ...] = ()  # of this session
-
-    def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
-        """Yield what the journal has that no update took back, numbered as the plan has it; see `FolderWork`."""
-        updates = standing_updates(self.journal, self.plan, with_due=not self.is_comparing)
-        return records_after(self.journal, self.kinds, updates, grids_of(self.plan))
 
     @property
     def remark(self) -> str:
@@ -251,9 +247,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         return f"{result.num_objects:,} objects; what each is, is in {self.folder.path / TABLE}"
 
     def grids(self) -> dict[str, Grid]:
-        """Return the blocks; none of a volume that has grown: they had other numbers."""
-        if self.has_grown:
-            return {}
+        """Return the blocks."""
         return dict.fromkeys(("pieces", "edges", "paint"), self.plan.blocks)
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
@@ -297,31 +291,25 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         blocks = sorted(block for level, block in written(self.records()) if level == 0)
         yield from recompute_labels(self.plan, blocks, num_blocks, seed)
 
-    def claim(self) -> None:
-        """Make sure that folder and output are this plan's to write; see `OutputWork`."""
-        old = self.folder.load(SegmentPlan) if self.options.update else None
-        grown = None if old is None else grown_from(self.plan, self.folder)
-        if old is not None and grown is not None and grown.identity == self.plan.identity:
-            self.updates = (follow(self, self.before_growth(old)),)
-        super().claim()
+    def grown(self) -> SegmentPlan | None:
+        """Return the plan with the sizes of one that was begun before the volume grew; see `OutputWork`."""
+        return grown_from(self.plan, self.folder)
 
-    def update_steps(self, session: WorkSession) -> Steps[None]:
+    def follow(self, old: SegmentPlan) -> Updated:
+        """Note in the journal that the volume has grown; see `OutputWork`."""
+        return follow(self, old)
+
+    def compared(self) -> Comparison:
+        """Return how the volume compares with what fragments were made of; see `OutputWork`."""
+        done = self.ledger().schedule.by_name["pieces"].done
+        return compare(self.records(), self.plan.source.as_planned(), self.plan.input_box, done)
+
+    def take_back_steps(self, session: WorkSession) -> Steps[Updated | None]:
         """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""
-        shards, is_written = self.shards(), paths.exists(paths.locate(self.plan.out))
-        if shards:
-            check_present(self.plan.out, shards, is_thorough=True)
-        update = yield from update_steps(self, session)
-        self.updates += () if update is None else (update,)
-        is_other = stored_fingerprint(self.plan.out) not in ("", self.inputs["volume"].fingerprint)
-        if self.updates or is_other:
-            self.note_session()
-            if is_written:
-                unseal(self.plan, self.updates)
-        if not self.updates and is_other and is_written:
-            self._create_output()
-        store_identities(self.folder.inputs, self.inputs)
+        return (yield from update_steps(self, session, self.compared()))
 
-    def _create_output(self) -> None:
+    def renew_metadata(self) -> None:
+        """Write what the labels say of their input anew; see `OutputWork`."""
         if self.feed is not None:  # other work has written it by now
             self.inputs["volume"] = identify(self.plan.source.volume())
         self.write_metadata(origin(self.plan, self.inputs["volume"].fingerprint))
@@ -329,15 +317,14 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     def _note_painted(self) -> None:
         """Tell the task of the graph which labels are painted, by their digests in the journal."""
         digests = np.zeros(len(self.plan.blocks), tasks.DIGEST)
-        updates = standing_updates(self.journal, self.plan, is_pending=False)
-        for record in records_after(self.journal, self.kinds, updates, grids_of(self.plan)):
-            for block, digest in record.result.labels if isinstance(record.result, Painted) else ():
+        for result in read_results(self.folder.journal, self.kinds, Painted):
+            for block, digest in result.labels:
                 digests[block] = digest.encode()
         note_painted(self.folder.path, digests)
 
     def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[SegmentationResult]:
         """Do the stages that are not done yet."""
-        plan, schedule, began = self.plan, self.resumed()[0], time.perf_counter()
+        plan, schedule, began = self.plan, self.resumed(), time.perf_counter()
         assert isinstance(schedule, SegmentSchedule)
         check_memory(plan, pool.worker_bytes)
         warn_of_room("labels and scratch", plan.most_bytes, plan.out, disk_limits(paths.locate(plan.out)))
@@ -356,7 +343,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             yield from session.finish(self.phase(session, schedule, submit, only=("solve", "number", "name", "graph")))
         if schedule.graph.num_done:
             schedule = self._painting()
-            self._create_output()
+            self.renew_metadata()
             schedule.open_readers()
             rest = ("paint", *(stage.name for stage in schedule.pyramid))
             yield from session.finish(self.phase(session, schedule, submit, only=rest))
@@ -364,7 +351,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def _painting(self) -> SegmentSchedule:
         """Return the schedule once the graph is solved, which says what labels have to be painted."""
-        schedule = self.resumed()[0]
+        schedule = self.resumed()
         assert isinstance(schedule, SegmentSchedule)
         schedule.paint.look_again()
         return schedule
@@ -382,8 +369,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
                 dataclasses.replace(planned, seconds=times.seconds).store(self.folder.path)
 
     def _report(self, session: WorkSession, missing: list[Missing], seconds: float) -> SegmentationResult:
-        _, totals, _ = self.resumed()
-        result = objects_of(self.folder)
+        totals, result = self.ledger().totals, objects_of(self.folder)
         return SegmentationResult(
             self.plan,
             self.folder.path,
@@ -433,11 +419,10 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             RunStopped: naming both.
         """
         plan, sizes = self.plan, np.zeros((len(self.plan.boxes.levels[0]), 3), np.int64)
-        for result in (record.result for record in self.records()):
-            if isinstance(result, Counts):
-                columns = [0] if isinstance(result, FragmentCounts) else [1, 2]
-                for block, *counts in result.blocks:
-                    sizes[next(plan.boxes.around(block)), columns] += counts[: len(columns)]
+        for result in read_results(self.folder.journal, self.kinds, Counts):
+            columns = [0] if isinstance(result, FragmentCounts) else [1, 2]
+            for block, *counts in result.blocks:
+                sizes[next(plan.boxes.around(block)), columns] += counts[: len(columns)]
         try:
             for unit, (num_fragments, num_joins, num_edges) in enumerate(sizes.tolist()):
                 check_size(plan, unit, num_fragments, num_joins, num_edges)
@@ -452,23 +437,23 @@ def objects_of(folder: RunFolder) -> Objects | None:
     return last[0] if last else None
 
 
-def segment(plan: SegmentPlan, start: Start, *, listener: Listener = SILENT, **options: Any) -> SegmentationResult:
+def segment(
+    plan: SegmentPlan, start: Start, options: RunOptions = PLAIN, listener: Listener = SILENT
+) -> SegmentationResult:
     """Do the tasks of `plan` that are not done yet, and return the result.
 
     Args:
         plan: from `plan_segmentation`.
         start: starts the workers in a folder for their files, and stops them on every way out.
         listener: whom to tell; one that asks for an estimate gets it before the first task of a new segmentation.
-        options: those of `Options`.
 
     Raises:
         RunError: another run's folder or output is in the way.
         PlanError: a task needs more memory than a worker has.
         RunStopped: too many blocks fail, or the graph needs more memory than the recipe gives it.
     """
-    asked = Options(**options)
-    grown = grown_from(plan, RunFolder.from_output(paths.locate(plan.out))) if asked.update else None
-    work = SegmentWork(grown or plan, asked, listener)
+    grown = grown_from(plan, RunFolder.from_output(paths.locate(plan.out))) if options.update else None
+    work = SegmentWork(grown or plan, options, listener)
     return perform(work, partial(start, work.folder.parsl))
 
 

@@ -1,8 +1,7 @@
 """Time of a segmentation, forecast from a small one of the same voxels that each worker makes and deletes.
 
 Not here: bytes and files (workflow.cost), or the segmentation (driver). Blocks of up to EDGE voxels per axis are tried,
-larger ones where that is quick; times are per voxel. The graph grows with fragments and edges: many copies of the small
-graph are solved together, so that constant costs count little.
+larger ones where that is quick. The time of each stage is scaled by its units: voxels, or blocks.
 """
 
 from __future__ import annotations
@@ -11,27 +10,27 @@ import dataclasses
 import logging
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
-from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
+from volpipe.blockwise.notes import Reporter
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.task import work_once
 from volpipe.blockwise.work import Steps, each
 from volpipe.errors import RunError, RunStopped
 from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
+from volpipe.estimation.estimate import StageTime, StageTimes
 from volpipe.geometry.grid import Box
 from volpipe.inference.output_plan import Source, level_key
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import graph
 from volpipe.segmentation import tasks as label_tasks
-from volpipe.segmentation.graph import load_block, rows_csv
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.segmentation.solve import FIRST, Frame, Part, solve
 from volpipe.segmentation.tasks import SegmentJob
 from volpipe.volumes.placeholder import synthetic_affinities, write
 from volpipe.volumes.storage import paths
@@ -45,7 +44,6 @@ WORTH_TRYING = 8  # blocks per worker: a trial takes about as long as one
 WARM_EDGE, EDGE = 16, 64  # voxels
 MOST_SECONDS = 1.5  # of a larger block
 NUM_PLACES, PROBE = 4, 32  # candidate places beside the middle; voxels per axis read of each
-MANY = 20_000  # least number of fragments and edges of the copied graphs
 SEED = 0
 SINGLE = (1, 1, 1)  # voxel
 HELD = "a segmentation that is tried"
@@ -59,63 +57,13 @@ class SegmentCosts:
         num_voxels: of the tried blocks.
         start_seconds: of a worker, before its first block.
         read_seconds: per voxel, to read and decode the channels that tasks read.
-        fragments_seconds: per voxel of blocks with their halos.
-        edges_seconds: the same, times the logarithm of a block's voxels: their pairs are sorted.
-        paint_seconds: per voxel.
-        coarse_seconds: per voxel of the level before.
-        graph_parts: fragments and edges per voxel.
-        graph_seconds: per fragment or edge, times the logarithm of their number: they are sorted.
-        load_seconds: per block, to load the graph.
-        number_seconds: per fragment or edge, to number objects.
-        name_seconds: per block, to name its fragments.
-        finish_seconds: per block, to join the table of objects.
+        stage_seconds: of each stage, per unit of `_stages`; coarser levels as the first of them.
     """
 
     num_voxels: int
     start_seconds: float
     read_seconds: float
-    fragments_seconds: float
-    edges_seconds: float
-    paint_seconds: float
-    coarse_seconds: float
-    graph_parts: float
-    graph_seconds: float
-    load_seconds: float
-    number_seconds: float
-    name_seconds: float
-    finish_seconds: float
-
-
-@dataclass(frozen=True)
-class StageTime:
-    """Time of one stage: the number of its tasks, and their seconds, summed over workers."""
-
-    name: str
-    num_tasks: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class SegmentTimes:
-    """Forecast time of a segmentation.
-
-    Attributes:
-        stages: in order, never overlapping.
-        seconds: from the first task to the last.
-        num_voxels: of the tried blocks.
-        is_guess: whether their voxels were synthetic, because the input does not exist yet.
-        num_workers: of the site.
-    """
-
-    stages: tuple[StageTime, ...]
-    seconds: float
-    num_voxels: int
-    is_guess: bool
-    num_workers: int = 1
-
-    def elapsed(self, stage: StageTime) -> float:
-        """Return the seconds from the first task of `stage` to its last."""
-        return elapsed(stage.seconds, stage.num_tasks, self.num_workers)
+    stage_seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -128,7 +76,7 @@ class SegmentTrial:
     folder: str
 
 
-def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> Steps[SegmentTimes]:
+def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> Steps[StageTimes]:
     """Return the forecast of `trial`'s segmentation, from blocks that all workers try at the same time.
 
     Raises:
@@ -145,7 +93,7 @@ def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> Steps[Se
     return segment_times(trial, _mean(costs), num_workers)
 
 
-def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[SegmentTimes]]:
+def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[StageTimes]]:
     """Return the forecast of `plan`; [] where trying blocks would cost much of the whole, or fails."""
     if len(plan.blocks) < WORTH_TRYING * workers.slots["cpu"]:
         return []
@@ -158,38 +106,48 @@ def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[Segmen
         return []
 
 
-def _mean(rates: Sequence[SegmentCosts]) -> SegmentCosts:
-    values = np.array([dataclasses.astuple(rate) for rate in rates])
-    return dataclasses.replace(SegmentCosts(*values.mean(axis=0).tolist()), num_voxels=int(values[:, 0].sum()))
-
-
-def segment_times(trial: SegmentTrial, rates: SegmentCosts, num_workers: int) -> SegmentTimes:
-    """Return the forecast of `trial`'s segmentation on `num_workers` at `rates`."""
-    plan = trial.plan
-    num_blocks, num_voxels = len(plan.blocks), math.prod(plan.shape)
-    reading = rates.read_seconds * _touched(plan, plan.near, trial.volume.spatial_chunks)
-    parts = rates.graph_parts * num_voxels
-    again = reading if plan.recipe.objects.method == "watershed" else 0.0
-    stages = (
-        StageTime("pieces", num_blocks, reading + rates.fragments_seconds * _touched(plan, plan.near, SINGLE)),
-        StageTime("edges", num_blocks, again + rates.edges_seconds * _pairs(plan)),
-        StageTime("solve", len(plan.boxes), rates.graph_seconds * sorting(parts) + rates.load_seconds * num_blocks),
-        StageTime("number", plan.boxes.num_slabs, rates.number_seconds * parts),
-        StageTime("name", len(plan.boxes), rates.name_seconds * num_blocks),
-        StageTime("graph", 1, rates.finish_seconds * num_blocks),
-        StageTime("paint", num_blocks, rates.paint_seconds * num_voxels),
-        *(
-            StageTime(f"pyramid {n}", len(plan.shards(n)), rates.coarse_seconds * math.prod(plan.level_shape(n - 1)))
-            for n in range(1, len(plan.factors))
-        ),
+def _mean(costs: Sequence[SegmentCosts]) -> SegmentCosts:
+    names = costs[0].stage_seconds
+    return SegmentCosts(
+        sum(each.num_voxels for each in costs),
+        fmean(each.start_seconds for each in costs),
+        fmean(each.read_seconds for each in costs),
+        {name: fmean(each.stage_seconds[name] for each in costs) for name in names},
     )
-    seconds = sum(elapsed(stage.seconds, stage.num_tasks, num_workers) for stage in stages)
-    return SegmentTimes(stages, rates.start_seconds + seconds, rates.num_voxels, not trial.is_there, num_workers)
 
 
-def elapsed(seconds: float, num_tasks: int, num_workers: int) -> float:
-    """Return the elapsed time of equal tasks of `seconds` in all; the last round may leave workers idle."""
-    return seconds * math.ceil(num_tasks / num_workers) / num_tasks
+def segment_times(trial: SegmentTrial, costs: SegmentCosts, num_workers: int) -> StageTimes:
+    """Return the forecast of `trial`'s segmentation on `num_workers` at `costs`."""
+    plan, rates = trial.plan, costs.stage_seconds
+    reading = costs.read_seconds * _touched(plan, plan.near, trial.volume.spatial_chunks)
+    readers = ("pieces", "edges") if plan.recipe.objects.method == "watershed" else ("pieces",)
+    stages = tuple(
+        StageTime(
+            name,
+            num_tasks,
+            units * rates["pyramid 1" if name.startswith("pyramid") else name] + (reading if name in readers else 0.0),
+        )
+        for name, (num_tasks, units) in _stages(plan).items()
+    )
+    return StageTimes(stages, costs.start_seconds, costs.num_voxels, not trial.is_there, num_workers)
+
+
+def _stages(plan: SegmentPlan) -> dict[str, tuple[int, int]]:
+    """Return the number of tasks of each stage, and its units: voxels that it reads or writes, or blocks of files."""
+    num_blocks, num_boxes, num_voxels = len(plan.blocks), len(plan.boxes), math.prod(plan.shape)
+    return {
+        "pieces": (num_blocks, _touched(plan, plan.near, SINGLE)),
+        "edges": (num_blocks, _touched(plan, plan.reach, SINGLE)),
+        "solve": (num_boxes, num_voxels),
+        "number": (plan.boxes.num_slabs, num_voxels),
+        "name": (num_boxes, num_blocks),
+        "graph": (1, num_blocks),
+        "paint": (num_blocks, num_voxels),
+        **{
+            f"pyramid {n}": (len(plan.shards(n)), math.prod(plan.level_shape(n - 1)))
+            for n in range(1, len(plan.factors))
+        },
+    }
 
 
 def _touched(plan: SegmentPlan, reach: Sequence[int], cell: Sequence[int]) -> int:
@@ -200,12 +158,6 @@ def _touched(plan: SegmentPlan, reach: Sequence[int], cell: Sequence[int]) -> in
     )
 
 
-def _pairs(plan: SegmentPlan) -> float:
-    """Return the unit of `edges_seconds`: voxels times the logarithm of a block's voxels."""
-    of_block = math.prod(min(b, n) for b, n in zip(plan.block, plan.shape, strict=True))
-    return _touched(plan, plan.reach, SINGLE) * math.log(max(2, of_block))
-
-
 def cell_voxels(start: int, stop: int, cell: int, size: int) -> int:
     """Return the voxels of the cells that start..stop touches, along an axis of `size`."""
     low, high = max(0, start), min(size, stop)
@@ -214,7 +166,7 @@ def cell_voxels(start: int, stop: int, cell: int, size: int) -> int:
 
 def try_blocks(trial: SegmentTrial, number: int) -> Record[SegmentCosts]:
     """Segment some blocks in a folder of the worker's own."""
-    return work_once("rehearse", number, lambda: _try(trial, number), Beater(Path(trial.folder).parent))
+    return work_once("rehearse", number, lambda: _try(trial, number), Reporter(Path(trial.folder).parent))
 
 
 def _try(trial: SegmentTrial, number: int) -> SegmentCosts:
@@ -292,34 +244,21 @@ def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:
     for level in range(len(plan.factors)):
         spec = ArraySpec(shape=plan.level_shape(level), dtype=plan.dtype, chunks=plan.chunk, shards=plan.shard)
         create_array(Path(plan.out), level_key(level), spec, "zarr3")
-    blocks, num_voxels = range(len(plan.blocks)), math.prod(plan.shape)
-    tasks = label_tasks.fragments, label_tasks.edges
-    fragments, edges = (_seconds(function(job, blocks)) for function in tasks)
-    with stopwatch() as loading:
-        parts = [load_block(job, block) for block in blocks]
-    solve_seconds, number_seconds = _graph_seconds(parts, plan)
-    boxes, slabs = range(len(plan.boxes)), range(plan.boxes.num_slabs)
-    _seconds(graph.solve_boxes(job, boxes))
-    _seconds(graph.number_objects(job, slabs))
-    name, finish = _seconds(graph.name_fragments(job, boxes[::-1])), _seconds(graph.finish_graph(job, [0]))
-    paint = _seconds(label_tasks.paint(job, blocks))
-    coarser = dataclasses.replace(job, level=1)
-    coarse = range(len(plan.shards(1))) if len(plan.factors) > 1 else ()
-    return SegmentCosts(
-        num_voxels=num_voxels,
-        start_seconds=0.0,
-        read_seconds=0.0,
-        fragments_seconds=fragments / _touched(plan, plan.near, SINGLE),
-        edges_seconds=edges / _pairs(plan),
-        paint_seconds=paint / num_voxels,
-        coarse_seconds=_seconds(label_tasks.coarsen(coarser, coarse)) / num_voxels,
-        graph_parts=num_items(parts) / num_voxels,
-        graph_seconds=solve_seconds,
-        load_seconds=loading.seconds / len(blocks),
-        number_seconds=number_seconds,
-        name_seconds=name / len(blocks),
-        finish_seconds=finish / len(blocks),
-    )
+    blocks, boxes = range(len(plan.blocks)), range(len(plan.boxes))
+    seconds = {
+        "pieces": _seconds(label_tasks.fragments(job, blocks)),
+        "edges": _seconds(label_tasks.edges(job, blocks)),
+        "solve": _seconds(graph.solve_boxes(job, boxes)),
+        "number": _seconds(graph.number_objects(job, range(plan.boxes.num_slabs))),
+        "name": _seconds(graph.name_fragments(job, boxes[::-1])),
+        "graph": _seconds(graph.finish_graph(job, [0])),
+        "paint": _seconds(label_tasks.paint(job, blocks)),
+    }
+    if len(plan.factors) > 1:
+        coarser = dataclasses.replace(job, level=1)
+        seconds["pyramid 1"] = _seconds(label_tasks.coarsen(coarser, range(len(plan.shards(1)))))
+    units = {name: num_units for name, (_, num_units) in _stages(plan).items()}
+    return SegmentCosts(math.prod(plan.shape), 0.0, 0.0, {name: taken / units[name] for name, taken in seconds.items()})
 
 
 def _seconds(record: Record[object]) -> float:
@@ -331,39 +270,3 @@ def _seconds(record: Record[object]) -> float:
     for _, reason in record.failed:
         raise RunStopped(reason)
     return record.usage.seconds
-
-
-def _graph_seconds(parts: Sequence[Part], plan: SegmentPlan) -> tuple[float, float]:
-    """Return the seconds of many copies of `parts`: to solve them per unit of `sorting`, to number objects per item."""
-    num = num_items(parts)
-    if not num:
-        return 0.0, 0.0
-    copies, box = math.ceil(MANY / num), Box.from_shape(plan.shape)
-    many = repeated(parts, copies, math.prod(plan.shape))
-    frame = Frame(box, plan.shape, plan.contact, lambda blocks: np.ones(len(blocks), bool))
-    with stopwatch() as solving:
-        solved = solve(many, frame, plan.recipe.objects)
-    with stopwatch() as numbering:
-        rows_csv(solved.objects, plan, 1)
-    return solving.seconds / sorting(copies * num), numbering.seconds / (copies * num)
-
-
-def num_items(parts: Sequence[Part]) -> int:
-    """Return the number of nodes and edges of `parts`."""
-    return sum(len(part.table) + len(part.pairs) for part in parts)
-
-
-def sorting(parts: float) -> float:
-    """Return the relative time of sorting `parts` items: n log n."""
-    return parts * math.log(max(2.0, parts))
-
-
-def repeated(parts: Sequence[Part], copies: int, num_voxels: int) -> Part:
-    """Return `copies` of the graph of blocks `parts` side by side as one, each of a volume of `num_voxels`."""
-    one, ids = Part.joined(parts), len(parts) << 32
-    columns = {name: np.concatenate([column] * copies) for name, column in vars(one).items()}
-    before = np.arange(copies)[:, np.newaxis]  # copies
-    for name, step in (("nodes", len(one.table)), ("ids", ids), ("joins", ids), ("pairs", ids)):
-        columns[name].reshape(copies, -1)[:] += step * before
-    columns["table"][:, FIRST].reshape(copies, -1)[:] += num_voxels * before
-    return Part(**columns)

@@ -72,7 +72,7 @@ def solve_boxes(job: SegmentJob, units: Sequence[int]) -> Record[None]:
             counts=counts,
         )  # fmt: skip
 
-    return work_each("solve", units, one, check=job.check_session, beater=job.beater(job.plan.boxes.box))
+    return work_each("solve", units, one, check=job.check_session, reporter=job.reporter(job.plan.boxes.box))
 
 
 def frame_of(plan: SegmentPlan, unit: int) -> Frame:
@@ -143,7 +143,7 @@ def number_objects(job: SegmentJob, units: Sequence[int]) -> Record[None]:
             **{str(unit): own for (unit, _), own in zip(parts, splits, strict=False)},
         )
 
-    return work_each("number", units, one, check=job.check_session, beater=job.beater(job.plan.boxes.slab_box))
+    return work_each("number", units, one, check=job.check_session, reporter=job.reporter(job.plan.boxes.slab_box))
 
 
 def _begun_in(job: SegmentJob, unit: int, slab: int) -> np.ndarray:
@@ -171,7 +171,7 @@ def name_fragments(job: SegmentJob, units: Sequence[int]) -> Record[None]:
         job.check_session()
         save(job.file(NAMES, unit), is_kept=False, **names)
 
-    return work_each("name", units, one, check=job.check_session, beater=job.beater(job.plan.boxes.box))
+    return work_each("name", units, one, check=job.check_session, reporter=job.reporter(job.plan.boxes.box))
 
 
 def _labels(job: SegmentJob, unit: int, target: np.ndarray) -> np.ndarray:
@@ -202,7 +202,7 @@ def finish_graph(job: SegmentJob, units: Sequence[int]) -> Record[Objects]:
         num = int(load_one(job.file(SOLVED, len(boxes) - 1), "counts").sum())
         return Objects(num, checksums.checksum(job.path / TABLE), _levels(plan, sorted(changed)))
 
-    return work_once("graph", units[0], do, job.beater(lambda unit: job.plan.box))
+    return work_once("graph", units[0], do, job.reporter(lambda unit: job.plan.box))
 
 
 def _painted(job: SegmentJob) -> np.ndarray:

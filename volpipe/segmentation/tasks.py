@@ -16,17 +16,17 @@ from __future__ import annotations
 import dataclasses
 import io
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from volpipe.blockwise.heartbeat import Beater
-from volpipe.blockwise.journal import Record
+from volpipe.blockwise.journal import Record, TakesBack
+from volpipe.blockwise.notes import Reporter
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.task import Making, work_behind, work_each
 from volpipe.geometry.affinities import Offset
@@ -34,8 +34,8 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.output import shards_behind, write_voxels
 from volpipe.inference.pyramid import coarse_voxels
 from volpipe.recipes.segmentation import NEAREST
-from volpipe.runs.updates import SEEN, SHARDS, Number, TakesBack, Updated
-from volpipe.runs.worker import Seen, Written, kept_entries
+from volpipe.runs.updates import SEEN, SHARDS, Remainder, Units, Updated, remainder
+from volpipe.runs.worker import Seen, Written
 from volpipe.segmentation.boundary_maps import VoxelBox, nearest_affinities, read_probabilities
 from volpipe.segmentation.edges import NO_PAIR, Edges, grouped
 from volpipe.segmentation.fragments import COLUMNS, find_fragments
@@ -79,9 +79,9 @@ class SegmentJob:
         """Refuse to write for a driver that another has replaced."""
         check_holder(self.path, self.session)
 
-    def beater(self, box: Callable[[int], Box]) -> Beater:
+    def reporter(self, box: Callable[[int], Box]) -> Reporter:
         """Return what tells of a task, whose units have such a box (z, y, x), in the sign of its worker."""
-        return Beater(self.path, self.session, box)
+        return Reporter(self.path, self.session, box)
 
     def read(self, block: int) -> tuple[VoxelBox, str]:
         """Return the voxels of the volume that the tasks of `block` rest on, and their fingerprint."""
@@ -96,10 +96,10 @@ class SegmentJob:
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of things in blocks, which add up.
+    """Numbers of things in blocks.
 
     Attributes:
-        blocks: the numbers of each block: its own, and those of the things in the order of their names.
+        blocks: the numbers of each block: its own, and those of the things.
         seen: block and fingerprint of the input that each read.
     """
 
@@ -107,38 +107,24 @@ class Counts:
     seen: tuple[tuple[int, str], ...] = ()
 
     @classmethod
-    def total(cls, blocks: Iterable[tuple[int, ...]], seen: Iterable[tuple[int, str]]) -> Self:
-        """Return the sums of `blocks`."""
-        rows, names = tuple(blocks), (entry.name for entry in dataclasses.fields(cls))
-        sums = (sum(row[column] for row in rows) for column in (1, 2))
-        numbers = dict(zip((name for name in names if name.startswith("num_")), sums, strict=True))
-        return cls(blocks=rows, seen=tuple(seen), **numbers)
-
-    @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the sums of `parts`."""
-        return cls.total((row for part in parts for row in part.blocks), (e for part in parts for e in part.seen))
-
-    def kept(self, number: Number, stage: str) -> Self:
-        """Return what of it still counts; see `runs.updates`. An earlier version did not note whose they are."""
-        rows = ((now, *counts) for block, *counts in self.blocks if (now := number(stage, block)) is not None)
-        return self.total(rows, kept_entries(self.seen, partial(number, SEEN)))
+        """Return all `parts` as one."""
+        blocks = tuple(row for part in parts for row in part.blocks)
+        return cls(blocks, tuple(entry for part in parts for entry in part.seen))
 
 
 @dataclass(frozen=True)
 class FragmentCounts(Counts):
     """Number of fragments of blocks, and of their joins to neighbouring blocks."""
 
-    num_fragments: int = 0
-    num_joins: int = 0
+    UNITS: ClassVar[Units] = {"blocks": "pieces", "seen": SEEN}
 
 
 @dataclass(frozen=True)
 class EdgeCounts(Counts):
     """Number of joins and of edges of blocks' fragments."""
 
-    num_joins: int = 0
-    num_edges: int = 0
+    UNITS: ClassVar[Units] = {"blocks": "edges", "seen": SEEN}
 
 
 @dataclass(frozen=True)
@@ -146,13 +132,20 @@ class Objects(TakesBack):
     """Number of objects, and the checksum of their table.
 
     Attributes:
-        painted: shards that are to be written, as ranges by level ("s0"), of those that there were when the graph was
-            solved; others have their labels already.
+        painted: shards that are to be written, as ranges by level ("s0"); others have their labels already.
     """
 
     num_objects: int
     table_checksum: int
     painted: dict[str, str] = field(default_factory=dict)
+
+    def remainder(self) -> Remainder:
+        """Return what takes back the labels that are to be written; see `TakesBack`."""
+        return remainder(self.painted)
+
+    def noted(self) -> Self:
+        """Return it without them."""
+        return dataclasses.replace(self, painted={})
 
 
 @dataclass(frozen=True)
@@ -163,12 +156,9 @@ class Painted(Written):
         labels: block and digest of what was painted.
     """
 
-    labels: tuple[tuple[int, str], ...] = ()
+    UNITS: ClassVar[Units] = {**Written.UNITS, "labels": SHARDS}
 
-    def kept(self, number: Number, stage: str) -> Self:
-        """Return what of it still counts; see `runs.updates`."""
-        labels = kept_entries(self.labels, partial(number, SHARDS))
-        return dataclasses.replace(super().kept(number, stage), labels=labels)
+    labels: tuple[tuple[int, str], ...] = ()
 
 
 RESULTS = (FragmentCounts, EdgeCounts, Objects, Written, Painted, Seen, Updated)
@@ -203,29 +193,28 @@ def fragments(job: SegmentJob, units: Sequence[int]) -> Record[FragmentCounts]:
         open_writer(job.path / IDS, "").write(plan.blocks.box(block), result.ids)
         ids = np.array(hash_voxels(result.ids))
         save(job.file(FRAGMENTS, block), joins=result.joins, table=result.table, ids=ids)
-        return FragmentCounts.total([(block, len(result.table), len(result.joins))], [(block, seen)])
+        return FragmentCounts(((block, len(result.table), len(result.joins)),), ((block, seen),))
 
-    beater = job.beater(lambda block: job.plan.blocks.box(block))
-    return work_each("pieces", units, one, FragmentCounts.joined, job.check_session, beater)
+    reporter = job.reporter(lambda block: job.plan.blocks.box(block))
+    return work_each("pieces", units, one, FragmentCounts.joined, job.check_session, reporter)
 
 
 def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
     """Write the joins and the edges of the fragments of blocks `units`."""
 
     def one(block: int) -> EdgeCounts:
-        near, result, seen = Neighbourhood.load(job, block), _NO_EDGES, list[tuple[int, str]]()
+        near, result, seen = Neighbourhood.load(job, block), _NO_EDGES, tuple[tuple[int, str], ...]()
         joins = near.joined_ids(load_one(job.file(FRAGMENTS, block), "joins"))
         if job.plan.recipe.objects.method == "watershed":
             voxels, fingerprint = job.read(block)
-            result, seen = near.edges(voxels), [(block, fingerprint)]
+            result, seen = near.edges(voxels), ((block, fingerprint),)
         job.check_session()
         pairs = near.global_ids(result.pairs)
         save(job.file(EDGES, block), joins=joins, pairs=pairs, sums=result.sums, first=result.first)
-        return EdgeCounts.total([(block, len(joins), len(result.pairs))], seen)
+        return EdgeCounts(((block, len(joins), len(result.pairs)),), seen)
 
-    return work_each(
-        "edges", units, one, EdgeCounts.joined, job.check_session, job.beater(lambda block: job.plan.blocks.box(block))
-    )
+    reporter = job.reporter(lambda block: job.plan.blocks.box(block))
+    return work_each("edges", units, one, EdgeCounts.joined, job.check_session, reporter)
 
 
 _NO_EDGES = Edges(*(np.zeros((0, columns), np.int64) for columns in (2, 2, 1)))
@@ -250,7 +239,7 @@ def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
         return Painted(both.checksums, labels=tuple(entry for part in parts for entry in part.labels))
 
     making = Making(make, shards_behind(job.plan))
-    return work_behind("paint", units, making, joined, job.check_session, _shard_beater(job))
+    return work_behind("paint", units, making, joined, job.check_session, _shard_reporter(job))
 
 
 def _labels(job: SegmentJob, block: int) -> tuple[np.ndarray, str]:
@@ -272,7 +261,7 @@ def coarsen(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
         return partial(_write, job, shard, coarse_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard)))
 
     making = Making(make, shards_behind(job.plan))
-    return work_behind(f"pyramid {job.level}", units, making, Written.joined, job.check_session, _shard_beater(job))
+    return work_behind(f"pyramid {job.level}", units, making, Written.joined, job.check_session, _shard_reporter(job))
 
 
 def _write(job: SegmentJob, shard: int, labels: np.ndarray) -> Written:
@@ -281,8 +270,8 @@ def _write(job: SegmentJob, shard: int, labels: np.ndarray) -> Written:
     return Written(((job.level, shard, sums),))
 
 
-def _shard_beater(job: SegmentJob) -> Beater:
-    return job.beater(lambda shard: job.plan.shards(job.level).box(shard))
+def _shard_reporter(job: SegmentJob) -> Reporter:
+    return job.reporter(lambda shard: job.plan.shards(job.level).box(shard))
 
 
 def look(job: SegmentJob, units: Sequence[int], what: str) -> Record[Seen]:
@@ -291,8 +280,8 @@ def look(job: SegmentJob, units: Sequence[int], what: str) -> Record[Seen]:
     def one(block: int) -> tuple[int, str]:
         return block, job.read(block)[1]
 
-    beater = job.beater(job.plan.input_box)
-    return work_each(f"reread {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, beater)
+    reporter = job.reporter(job.plan.input_box)
+    return work_each(f"reread {what}", units, one, lambda seen: Seen(tuple(seen)), job.check_session, reporter)
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from typing import Any
 
 import volpipe
 from volpipe.blockwise.failures import last_line, message_of
-from volpipe.blockwise.heartbeat import FOLDER as SIGNS
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Attempt, Journal, Record
 from volpipe.blockwise.loop import perform
+from volpipe.blockwise.notes import DRIVER, WORKERS, StageNote
 from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
@@ -35,8 +35,7 @@ from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.toml import Section
 from volpipe.recipes.training import LOSSES, STOP, WEIGHTS, TrainRecipe
 from volpipe.reporting.page import REPORT
-from volpipe.runs.presence import FILE as NOTE_FILE
-from volpipe.runs.presence import Presence, StageNote
+from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Counts, HeldWork
 from volpipe.tables import html_facts
@@ -52,7 +51,7 @@ from volpipe.volumes.storage.paths import shown
 log = logging.getLogger(__name__)
 
 # files where no training has begun
-BOOKKEEPING = ("lock", "parsl", "volpipe.log", "inputs.json", NOTE_FILE, REPORT, SIGNS)
+BOOKKEEPING = ("lock", "parsl", "volpipe.log", "inputs.json", REPORT, DRIVER, WORKERS)
 
 OnStep = Callable[[int], None]
 Task = Future[Record[RankResult]]  # of a rank, or of all of an attempt
@@ -166,10 +165,9 @@ def training_work(
 ) -> HeldWork[TrainingResult]:  # fmt: skip
     """Return the work of `training`; arguments as of `run_training`."""
 
-    def counts() -> Sequence[Counts]:
+    def counts() -> Counts:
         done = last_step(folder.path)
-        steps = {"done": done, "left": max(0, training.recipe.train.steps - done)}
-        return [("training_steps", "Steps of a training by state, all sessions.", steps)]
+        return {"training_steps": {"done": done, "left": max(0, training.recipe.train.steps - done)}}
 
     return HeldWork(
         "training", folder,

@@ -1,29 +1,43 @@
-"""The report of a training: how far it is, its losses and scores in numbers, its recipe, and what its tasks took.
+"""The report of a training: how far it is, its losses and scores, its recipe, and predictions of held-out windows.
 
-Not here: its curves and pictures of samples (pictures), or the reports of many (training.search).
+Not here: what is logged (loop), which windows are predicted (validate), or the reports of many (training.search).
+Nothing is computed: torch is not needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.errors import RunError
+from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.recipes.toml import Section as RecipeSection
-from volpipe.recipes.training import WEIGHTS
-from volpipe.reporting.page import Draft, Facts, Item, Note, Page, Sheet
+from volpipe.recipes.training import TENSORS, TRUTH_KEY, WEIGHTS, TrainRecipe
+from volpipe.reporting import frames
+from volpipe.reporting.page import Chart, Draft, Facts, Item, Note, Page, Picture, Sheet, columns_of
+from volpipe.reporting.shades import Range, display_range, shaded
 from volpipe.runs.pages import Parts, Taken, page_of
 from volpipe.runs.provenance import toml
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training.logs import read_log
-from volpipe.training.pictures import curves, held_out_pictures
-from volpipe.training.task import STAGE, Training, newest_step
+from volpipe.training.logs import read_log, sampled_log
+from volpipe.training.task import STAGE, RankResult, Training, newest_step
 from volpipe.units import brief
+from volpipe.volumes.volume import Volume, open_volume
 
 SHOWN = ("loss", "psnr", "ssim", "auc")
 HIGHER = ("psnr", "ssim", "auc")  # is better
+MOST_POINTS = 400  # of a curve
+SCORES = {"psnr": "PSNR, dB", "auc": "area under the curve", "accuracy": "accuracy"}
+OTHERS = ("step", "time", "seconds", "waited", "rate", "norm", *SCORES)  # what is no loss
+MOST_WINDOWS, MOST_BYTES = 4, 16 * 2**20  # of windows that are shown, decoded
+EDGE = 240  # pixels of a window, about
+
+Points = Mapping[str, Sequence[tuple[float, float]]]  # step and value, by series
 
 
 def training_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
@@ -36,8 +50,8 @@ def training_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     if training is None:
         raise RunError(f"{folder.path} holds no training")
     recipe, entries, newest = training.recipe, _entries(folder.path), newest_step(folder.path)
-    stage = Stage(STAGE, recipe.train.ranks, marked=False)
-    taken = Taken.read(folder, Schedule(stage), [folder.journal])
+    schedule = Schedule(Stage(STAGE, recipe.train.ranks, marked=False))
+    taken = Taken.read(folder, lambda: schedule, (RankResult,))
     done = max([newest, *(int(entry["step"]) for entry in entries[-1:])])
     facts: dict[str, str | Sequence[str]] = {
         "net": f"{recipe.net.name}" + (f", {toml(recipe.net.options)}" if recipe.net.options else ""),
@@ -91,3 +105,100 @@ def _scores(entries: Sequence[Mapping[str, Any]]) -> list[Item]:
     if not rows:
         return [Note("No step is logged yet.")]
     return [Sheet("Losses and scores", ("", "first", "last", "best"), rows)]
+
+
+# ---- curves and pictures
+
+
+def curves(folder: Path) -> Iterator[Item]:
+    """Yield charts of the losses, each score and the learning rate in the log of a training."""
+    names = [f'"{name}"'.encode() for name in SCORES]
+    entries = [*sampled_log(folder, MOST_POINTS, lambda line: any(name in line for name in names))]
+    if not entries:
+        yield Note("There is no step in the log yet.")
+        return
+    losses = dict.fromkeys(name for entry in entries for name in entry if name not in OTHERS)
+    yield curve("Losses", "loss", _points(entries, losses), is_wide=True)
+    scores = [name for name in SCORES if any(name in entry for entry in entries)]
+    for name in scores:
+        yield curve(f"Score of held-out voxels: {SCORES[name]}", SCORES[name], _points(entries, [name]))
+    if not scores:
+        yield Note("Nothing was held out and scored: data.held_out and train.validate_every tell how good the net is.")
+    yield curve("Learning rate", "learning rate", _points(entries, ["rate"]))
+
+
+def _points(entries: Sequence[Mapping[str, float]], names: Sequence[str] | Mapping[str, None]) -> Points:
+    """Return the points of each series, as many as a curve has at most: evenly spread ones of more."""
+    points = {name: [(entry["step"], entry[name]) for entry in entries if name in entry] for name in names}
+    return {name: some[:: max(1, -(-len(some) // (2 * MOST_POINTS)))] for name, some in points.items()}
+
+
+def curve(title: str, name: str, points: Points, *, is_wide: bool = False) -> Chart:
+    """Return a chart of series of points; `is_wide`: on a logarithmic axis where they span more than a decade."""
+    rows = [(series, x, y) for series, some in points.items() for x, y in some if math.isfinite(y)]
+    values = [y for _, _, y in rows if y > 0]
+    is_log = is_wide and len(values) == len(rows) > 0 and max(values) > 10 * min(values)
+    scale = {"type": "log"} if is_log else {"zero": False}
+    encoding = {"x": {"title": "step"}, "y": {"title": name, "scale": scale}}
+    changes = {"encoding": encoding, "mark": {"point": len(rows) <= 2 * len(points) * 20}}
+    return Chart(title, "", "lines", columns_of(("series", "x", "y"), rows), changes)
+
+
+def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
+    """Yield the inputs, the newest predictions and the truth of held-out windows, where the training stores them."""
+    newest = _newest(folder)
+    if newest is None:
+        yield Note(
+            "No pictures of held-out windows: the training stores no predictions; train.predict_every and "
+            "data.held_out make it do so."
+        )
+        return
+    step, prediction = newest
+    volumes = {"Input": open_volume(folder / TENSORS, SOURCE_KEY), "Prediction": prediction}
+    volumes["Truth"] = open_volume(folder / TENSORS, TRUTH_KEY)
+    windows = {name: _windows(volume) for name, volume in volumes.items()}
+    is_coarse = windows["Input"].shape[2] < windows["Truth"].shape[2]  # fewer slices: seen from the side
+    limits = _limits(windows, recipe)
+    seen = "from the side, xz," if is_coarse else "in their middle slice, xy,"
+    channels = " The first three channels of affinities are red, green and blue." if recipe.learns_labels else ""
+    yield Note(f"Held-out windows {seen} with what the net made of them after step {step:,}.{channels}")
+    for number in range(len(windows["Truth"])):
+        _, down, across = _plane(windows["Truth"][number], is_coarse=is_coarse).shape
+        for name, data in windows.items():
+            image = shaded(_plane(data[number], is_coarse=is_coarse), limits[name])
+            file = frames.drawn(image, (down, across), 1.0, is_known=False, edge=EDGE)
+            yield Picture(f"{name}, window {number}", "", *file)
+
+
+def _newest(folder: Path) -> tuple[int, Volume] | None:
+    """Return the step and the array of the newest predictions."""
+    known = {Path(SOURCE_KEY).name, Path(TRUTH_KEY).name}
+    labels = [path for path in (folder / TENSORS / "tensors").glob("*") if path.is_dir() and path.name not in known]
+    steps = {int(path.name): path for label in labels for path in label.glob("[0-9]*") if path.name.isdecimal()}
+    if not steps:
+        return None
+    path = steps[max(steps)]
+    return max(steps), open_volume(folder / TENSORS, str(path.relative_to(folder / TENSORS)))
+
+
+def _windows(volume: Volume) -> np.ndarray:
+    """Return some windows (n, c, z, y, x), at most three channels of each."""
+    window = math.prod(volume.shape[1:]) * volume.dtype.itemsize
+    num = max(1, min(MOST_WINDOWS, volume.shape[0], MOST_BYTES // window))
+    data: np.ndarray = volume.open().read_raw((slice(0, num), slice(0, 3)))
+    return data
+
+
+def _plane(window: np.ndarray, *, is_coarse: bool) -> np.ndarray:
+    """Return the middle slice (c, down, across) of a window (c, z, y, x): xz of a coarse one, else xy."""
+    axis = 2 if is_coarse else 1
+    image: np.ndarray = window.take(window.shape[axis] // 2, axis)
+    return image
+
+
+def _limits(windows: Mapping[str, np.ndarray], recipe: TrainRecipe) -> dict[str, Range]:
+    """Return the values of black and white: of images those of the truth, of affinities 0 and 1."""
+    names = ("Input", "Truth") if recipe.learns_labels else ("Truth", "Truth")
+    own, truth = (display_range(windows[name]) for name in names)
+    truth = (0.0, 1.0) if recipe.learns_labels else truth
+    return {"Input": own, "Prediction": truth, "Truth": truth}

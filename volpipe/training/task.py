@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from volpipe.blockwise.heartbeat import Beater
 from volpipe.blockwise.journal import Record
+from volpipe.blockwise.notes import Reporter
 from volpipe.blockwise.task import Outcomes, work
 from volpipe.errors import RecipeError, RunError
 from volpipe.nets.files import code_hash
@@ -119,4 +119,4 @@ def train_task(folder: str, session: str, info: RankInfo) -> Record[RankResult]:
             raise
         yield info.rank, None
 
-    return work(STAGE, [info.rank], outcomes(), lambda: RankResult(peer_lost), Beater(Path(folder), session))
+    return work(STAGE, [info.rank], outcomes(), lambda: RankResult(peer_lost), Reporter(Path(folder), session))

@@ -113,12 +113,10 @@ def tiled(
     plan = make_plan(tree, volume, facts, out=folder / "validated.zarr")
     normalise, selection = held_out.source.normalise, Selection(plan)
     runner = Runner(plan, next(net.parameters()).device.type, _net=net)
-    slabs_of = selection.slabs if plan.has_slabs else None
-    windows = StreamedWindows(volume, plan.lattice, normalise, slabs_of=slabs_of)
-    for block, outcome in block_sums(selection, normalise, runner, windows, range(len(plan.blocks))):
+    windows = StreamedWindows(volume, plan.lattice, normalise)
+    for _, outcome in block_sums(selection, normalise, runner, windows, range(len(plan.blocks))):
         if isinstance(outcome, Exception):
             raise outcome
-        windows.forget(block)
         part = outcome.part(outcome.box)
         yield outcome.box, part if outcome.is_finished else finish(plan, normalise, part)
 

@@ -5,20 +5,20 @@ Not here: Neuroglancer's words for it (state), or HTTP (pages).
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box, Grid, triple
 from volpipe.reporting.shades import Range, display_change, display_range
+from volpipe.reporting.slices import middle_of, part_around
 from volpipe.viewer.objects import Objects, find_objects
 from volpipe.viewer.progress import Watch, outputs_of, watch
 from volpipe.viewer.sources import (
@@ -27,16 +27,14 @@ from volpipe.viewer.sources import (
     Chunks,
     Folder,
     Source,
-    as_files,
     decoded,
     difference,
     public_url,
 )
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.places import Paired, Raster, places
-from volpipe.volumes.storage import paths
 from volpipe.volumes.survey import sample_parts
-from volpipe.volumes.volume import Volume, absolute, open_volume
+from volpipe.volumes.volume import View, Volume, absolute, open_volume
 
 Kind = Literal["image", "colours", "labels", "difference", "progress"]
 WIDE = ("uint32", "int32", "uint64", "int64")  # integers that no microscope gives: numbers of objects
@@ -100,13 +98,12 @@ def open_scene(output: str | Path | Volume, volumes: Sequence[str | Path | Volum
     if not isinstance(output, Volume):
         places = outputs_of(str(output)) or places
     inputs = [_layer(place, notes) for place in volumes]
-    layers = _shaded([*inputs, *(_layer(place, notes) for place in places)])
-    layers = _named(layers)
+    layers = _named(_shaded([*inputs, *(_layer(place, notes) for place in places)]))
     images = [layer for layer in layers[: len(inputs)] if layer.kind == "image"]
     derived = [_difference(images[0], layer, notes) for layer in layers[len(inputs) :] if images]
-    derived = [layer if layer is None else replace(layer, shades=_changes(layer)) for layer in derived]
     derived += [_progress(layer) for layer in layers]
-    return Scene((*layers, *(layer for layer in derived if layer is not None)), tuple(dict.fromkeys(notes)))
+    found = (layer for layer in derived if layer is not None)
+    return with_shades(Scene((*layers, *found), tuple(dict.fromkeys(notes))))
 
 
 def with_shades(scene: Scene) -> Scene:
@@ -123,19 +120,11 @@ def with_shades(scene: Scene) -> Scene:
 
 def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
     """Return the layer of one volume, its shades still to be found."""
-    if not isinstance(place, Volume):
-        folder = paths.locate(place)
-        if isinstance(folder, Path) and (info := _precomputed(folder)) is not None and not _is_made_now(folder):
-            return _own_format(folder, info)
-        volume = open_volume(place).as_it_is
-    else:
-        volume = place.as_it_is
+    volume = (place if isinstance(place, Volume) else open_volume(place)).as_it_is
     run = _run_of(volume, notes)
     as_labels = is_labels(volume)
-    url = public_url(volume) if run is None else None
-    source: Source | None = as_files(volume) if run is None and url is None else None
-    if source is None and url is None:
-        source = decoded(volume, as_labels=as_labels, written=None if run is None else run.written)
+    url = "" if run is not None else public_url(volume)
+    source = None if url else _source(volume, run, as_labels=as_labels)
     if volume.voxel_size_nm is None:
         notes.append(f"{volume}: voxel size unknown: places are in voxels, and there is no scale bar")
     kind: Kind = "labels" if as_labels else "colours" if volume.num_channels > 1 else "image"
@@ -144,16 +133,19 @@ def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
     objects = find_objects(volume) if as_labels else None
     return Layer(
         Path(str(volume)).stem if not volume.key else f"{Path(volume.path).stem} {volume.key}",
-        kind, Raster.from_volume(volume), source, url or "", None, volume.num_channels, objects, run, volume,
+        kind, Raster.from_volume(volume), source, url, None, volume.num_channels, objects, run, volume,
     )  # fmt: skip
 
 
-def _is_made_now(folder: Path) -> bool:
-    """Return whether a run writes the volume in `folder`; False where what it stored cannot be understood."""
-    try:
-        return watch(str(folder)) is not None
-    except RunError:  # which `_run_of` notes
-        return False
+def _source(volume: Volume, run: Watch | None, *, as_labels: bool) -> Source:
+    """Return what is served of `volume`: a whole folder of Neuroglancer's own format as it lies."""
+    folder = absolute(volume.path)
+    if run is not None:
+        return decoded(volume, as_labels=as_labels, written=run.written)
+    is_whole = volume.levels[:1] == (volume.key,) and volume.view == View()
+    if volume.format == "precomputed" and isinstance(folder, Path) and is_whole:
+        return Folder(folder)
+    return decoded(volume, as_labels=as_labels)
 
 
 def _run_of(volume: Volume, notes: list[str]) -> Watch | None:
@@ -176,43 +168,6 @@ def is_labels(volume: Volume) -> bool:
     name = f"{Path(volume.path).stem}/{volume.key}".lower()
     declared = declared or (volume.format == "precomputed" and attributes.get("type") == "segmentation")
     return declared or str(volume.dtype) in WIDE or any(word in name for word in ("label", "segment", "fragment"))
-
-
-def _precomputed(folder: Path) -> dict[str, Any] | None:  # Any: JSON
-    """Return the description of a folder of Neuroglancer's own format, None of any other."""
-    try:
-        info = json.loads((folder / "info").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return info if isinstance(info, dict) and info.get("scales") and "data_type" in info else None
-
-
-def _own_format(folder: Path, info: dict[str, Any]) -> Layer:  # Any: JSON
-    """Return the layer of a precomputed volume, as it lies."""
-    try:
-        scale, count = info["scales"][0], int(info["num_channels"])
-        shape = triple(int(n) for n in reversed(scale["size"]))
-        size = triple(float(v) for v in reversed(scale["resolution"]))
-        offset = triple(float(v) for v in reversed(scale.get("voxel_offset", (0, 0, 0))))
-        origin = triple((n + 0.5) * v for n, v in zip(offset, size, strict=True))
-        shades: Range = (0, 1) if info["data_type"] == "float32" else (0, float(np.iinfo(info["data_type"]).max))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise VolumeError(f"{folder}/info is no description of a precomputed volume: {error}") from error
-    kind: Kind = "labels" if info.get("type") == "segmentation" else "colours" if count > 1 else "image"
-    volume = None
-    with suppress(VolumeError):  # one that only Neuroglancer decodes
-        volume = open_volume(folder)
-        volume.open()
-    return Layer(
-        folder.name,
-        kind,
-        Raster(shape, size, origin),
-        Folder(folder),
-        "",
-        None if volume else shades,
-        count,
-        volume=volume,
-    )
 
 
 def _shaded(layers: Sequence[Layer]) -> list[Layer]:
@@ -249,13 +204,7 @@ def _written_parts(volume: Volume, run: Watch) -> Iterator[np.ndarray]:
     """Yield voxels of the middles of shards that are written."""
     reader = volume.open(cache_bytes=0)
     for box in run.written_boxes(MOST_MEASURED):
-        yield reader.read(_middle(box))
-
-
-def _middle(box: Box) -> Box:
-    """Return the part of EDGE voxels, at most, in the middle of `box`."""
-    start = triple(a + max(0, n - EDGE) // 2 for a, n in zip(box.start, box.shape, strict=True))
-    return Box(start, triple(a + EDGE for a in start)) & box
+        yield reader.read(part_around(box, middle_of(box), (EDGE,) * 3))
 
 
 def _named(layers: Sequence[Layer]) -> list[Layer]:

@@ -1,7 +1,7 @@
 """How far the run is that writes an output, cell by cell, while it is shown.
 
 Not here: the work, or who shows it. All that is known of the engine is read in `Watch`: the plan, the journal's
-records, the beats of workers and the presence of the driver.
+records, the notes of workers and the presence of the driver.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from volpipe.blockwise.heartbeat import read_beats
 from volpipe.blockwise.journal import JournalReader, Record
+from volpipe.blockwise.notes import read_tasks
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import TakesBack
-from volpipe.runs.verify import written
 from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.units import count
@@ -110,15 +108,13 @@ class Watch:
     def _read(self) -> None:
         """Take note of what the journal has since the last time; of all where it was begun anew."""
         with self._lock:
-            for record in self._reader.records():
-                self._note(record)
+            for line in self._reader.lines():
+                self._note(line.record())
 
     def _forget(self) -> None:
         self._done, self._failed = set(), {}
 
     def _note(self, record: Record[Any]) -> None:
-        if isinstance(record.result, TakesBack):
-            self._done = {shard for level, shard in written(self.work.records()) if level == 0}
         if isinstance(record.result, Written):
             self._done |= {shard for level, shard, _ in record.result.checksums if level == 0}
         for unit in record.units:
@@ -128,8 +124,8 @@ class Watch:
     def _boxes_under_way(self) -> Iterator[Box]:
         """Yield the boxes of tasks whose workers say how far they are; others are counted in the sentence alone."""
         if isinstance(self.work, RunWork):
-            beats = read_beats(self.folder.path)
-            yield from (self.work.plan.sum_box(unit) for stage, unit in beats if stage == "infer")
+            tasks = read_tasks(self.folder.path)
+            yield from (self.work.plan.sum_box(unit) for stage, unit in tasks if stage == "infer")
 
     def _box(self, name: str, unit: int) -> Box:
         """Return the box (z, y, x) of the output that a unit makes; none of a coarser level."""

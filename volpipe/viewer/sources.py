@@ -1,9 +1,8 @@
-"""What the viewer may read of a volume: each source is a small OME-Zarr, N5 or precomputed folder of its own.
+"""What the viewer may read of a volume: an OME-Zarr that our reader makes while it is read, or a precomputed folder.
 
-Not here: HTTP (pages), or how a layer looks (layers). Metadata are written anew from what our reader knows of a
-volume, so that voxel sizes and places are right whatever the format says; chunks are the volume's own files where
-Neuroglancer decodes them itself, else bytes that our reader decodes. Nothing but these can be asked for: a name is an
-array's metadata, or a chunk by its numbers.
+Not here: HTTP (pages), or how a layer looks (layers). Metadata are what our reader knows of a volume, so that voxel
+sizes and places are right whatever the format says. Nothing else can be asked for: a name is an array's metadata, or
+a chunk by its numbers.
 
 Neuroglancer counts from the corner of a voxel, OME-Zarr and volpipe from its centre::
 
@@ -26,9 +25,8 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, triple
 from volpipe.volumes.formats.container import read_attributes
-from volpipe.volumes.places import Raster, factors_between, levels_of, rasters_of
+from volpipe.volumes.places import Raster, levels_of, rasters_of
 from volpipe.volumes.storage import object_store
-from volpipe.volumes.storage.metadata import read_json
 from volpipe.volumes.storage.object_store import find_credentials
 from volpipe.volumes.volume import Reader, View, Volume, absolute
 
@@ -40,12 +38,6 @@ CACHE_BYTES = 2**28
 NOTHING = np.float32(2.0**126)  # a difference that there is not
 
 NATIVE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")  # that Neuroglancer shows
-N5_CODECS = ("raw", "gzip", "blosc", "zstd")
-ZARR2_CODECS = ("blosc", "zlib", "gzip", "zstd")
-ZARR3_CODECS = ("bytes", "blosc", "gzip", "zstd", "crc32c", "sharding_indexed")
-GROUP_FILES = {"n5": "attributes.json", "zarr2": ".zattrs", "zarr3": "zarr.json"}
-ARRAY_FILES = GROUP_FILES | {"zarr2": ".zarray"}
-CHUNK = re.compile(r"(?:c[./])?\d{1,19}(?:[./]\d{1,19})*")
 LEVEL = re.compile(r"s(\d{1,3})/(.+)", re.DOTALL)
 
 Tree = dict[str, Any]  # Any: JSON
@@ -91,7 +83,7 @@ class Chunks:
     def answer(self, name: str) -> bytes | None:
         """Return the bytes called `name`; None where there is no such thing."""
         if name == "zarr.json":
-            return _json(_group(3, self._axes, self.rasters))
+            return _json(_group(self._axes, self.rasters))
         level, rest = _level(name, len(self.rasters))
         if level is None:
             return None
@@ -239,46 +231,6 @@ def _voxels_apart(first: Volume, second: Volume) -> Triple | None:
 
 
 @dataclass(frozen=True)
-class Files:
-    """The levels of a Zarr or an N5: metadata of ours, chunks, shards and blocks as they lie."""
-
-    levels: tuple[Volume, ...]
-    documents: tuple[Tree, ...]
-    is_live: bool = False
-
-    @property
-    def scheme(self) -> str:
-        return self.levels[0].format
-
-    def check(self) -> None:
-        """Raise VolumeError, with a sentence, if what is shown is gone."""
-        self.levels[0].open()
-
-    def answer(self, name: str) -> bytes | Path | None:
-        """Return the bytes called `name`, or the file that has them; None where there is no such thing."""
-        if name == GROUP_FILES[self.scheme]:
-            return _json(self._group())
-        level, rest = _level(name, len(self.levels))
-        if level is None:
-            return None
-        is_document = rest == ARRAY_FILES[self.scheme]
-        return _json(self.documents[level]) if is_document else chunk_file(self.levels[level], rest)
-
-    def _group(self) -> Tree:
-        axes, rasters = self.levels[0].axes, rasters_of(self.levels)
-        if self.scheme != "n5":
-            return _group(2 if self.scheme == "zarr2" else 3, axes, rasters)
-        size = rasters[0].voxel_size_nm
-        factors = [factors_between(rasters[0], raster) or (1, 1, 1) for raster in rasters]
-        return {
-            "axes": ["c^" if axis == "c" else axis for axis in reversed(axes)],
-            "units": ["nm" if axis in "zyx" else "" for axis in reversed(axes)],
-            "resolution": [_along(size, axis) for axis in reversed(axes)],
-            "downsamplingFactors": [[_along(factor, axis) for axis in reversed(axes)] for factor in factors],
-        }
-
-
-@dataclass(frozen=True)
 class Folder:
     """A folder of Neuroglancer's own format, as it lies."""
 
@@ -296,87 +248,7 @@ class Folder:
         return file_inside(self.root, name)
 
 
-Source = Chunks | Files | Folder  # what one layer reads
-
-
-def as_files(volume: Volume) -> Files | None:
-    """Return the source of `volume` whose chunks are its own files; None where Neuroglancer cannot decode them."""
-    levels = levels_of(volume)
-    if not all(_is_plain(level) for level in levels):
-        return None
-    documents = [read_json(level.folder / ARRAY_FILES[level.format]) or {} for level in levels]
-    if volume.format == "n5":
-        rasters = rasters_of(levels)
-        is_even = all(factors_between(rasters[0], raster) is not None for raster in rasters)
-        plain = all(_n5_codec(document) in N5_CODECS for document in documents)
-        keys = ("dimensions", "blockSize", "dataType", "compression", "compressionType")
-        kept = tuple({key: document[key] for key in keys if key in document} for document in documents)
-        return Files(levels, kept) if is_even and plain else None
-    decodes = _decodes_zarr2 if volume.format == "zarr2" else _decodes_zarr3
-    if not all(map(decodes, documents)):
-        return None
-    dropped = ("attributes", "dimension_names")
-    return Files(levels, tuple({k: v for k, v in d.items() if k not in dropped} for d in documents))
-
-
-def _is_plain(volume: Volume) -> bool:
-    """Return whether the array's files, as they lie, show what the volume is: same axes, type and channels."""
-    folder, container = volume.folder, absolute(volume.path)
-    channels = dict(zip(volume.axes, volume.chunks, strict=True)).get("c", 1)
-    return (
-        volume.format in ("n5", "zarr2", "zarr3")
-        and isinstance(folder, Path)
-        and isinstance(container, Path)
-        and folder.resolve().is_relative_to(container.resolve())
-        and set(volume.axes) <= set("czyx")
-        and {"y", "x"} <= set(volume.axes)
-        and str(volume.dtype) in NATIVE
-        and volume.view.channel is None
-        and volume.view.time is None
-        and channels == volume.num_stored_channels  # a chunk without all of them cannot be shown in colours
-    )
-
-
-def _n5_codec(document: Tree) -> str:
-    compression = document.get("compression", document.get("compressionType"))
-    return str(compression.get("type") if isinstance(compression, dict) else compression)
-
-
-def _decodes_zarr2(document: Tree) -> bool:
-    compressor = document.get("compressor")
-    stored = np.dtype(document["dtype"]) if isinstance(document.get("dtype"), str) else None
-    return (
-        stored is not None
-        and str(stored.newbyteorder("=")) in NATIVE
-        and not document.get("filters")
-        and document.get("order", "C") == "C"
-        and (compressor is None or compressor.get("id") in ZARR2_CODECS)
-        and _is_number(document.get("fill_value"))
-    )
-
-
-def _decodes_zarr3(document: Tree) -> bool:
-    codecs = document.get("codecs")
-    is_named = isinstance(document.get("data_type"), str) and document["data_type"] in NATIVE
-    return is_named and isinstance(codecs, list) and all(map(_decodes, codecs)) and _is_number(document["fill_value"])
-
-
-def _decodes(codec: Any) -> bool:  # Any: JSON
-    if not isinstance(codec, dict) or codec.get("name") not in ZARR3_CODECS:
-        return False
-    inner = codec.get("configuration") or {}
-    return all(map(_decodes, [*inner.get("codecs", ()), *inner.get("index_codecs", ())]))
-
-
-def _is_number(value: object) -> bool:
-    """Return whether a fill value is one that a double holds, as Neuroglancer's parser has it."""
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53)
-
-
-def chunk_file(volume: Volume, name: str) -> Path | None:
-    """Return the file of the chunk `name` of `volume`; None where there is none, or none that may be shown."""
-    assert isinstance(volume.folder, Path)
-    return file_inside(volume.folder, name) if CHUNK.fullmatch(name) else None
+Source = Chunks | Folder  # what one layer reads
 
 
 def file_inside(root: Path, name: str) -> Path | None:
@@ -407,22 +279,22 @@ def shown_dtype(dtype: np.dtype, *, as_labels: bool) -> np.dtype:
     return np.dtype(np.uint64 if as_labels else np.float32)
 
 
-def public_url(volume: Volume) -> str | None:
-    """Return the address by which a browser reads a remote `volume` itself; None where it cannot.
+def public_url(volume: Volume) -> str:
+    """Return the address by which a browser reads a remote `volume` itself; "" where it cannot.
 
     A browser has none of this machine's keys: with those, volumes in S3 are read by our reader.
     """
     place = absolute(volume.path)
     if not isinstance(place, object_store.Remote) or volume.format not in ("n5", "zarr2", "zarr3"):
-        return None
+        return ""
     if place.is_s3 and find_credentials().kind != "anonymous":
-        return None
+        return ""
     is_native = str(volume.dtype) in NATIVE and volume.view == View() and set(volume.axes) <= set("czyx")
     is_first = bool(volume.levels) and volume.key == volume.levels[0]
     group = volume.key.split("/")[:-1] if is_first else [volume.key]
     folder = place.joinpath(*filter(None, group))
     if not is_native or not _says_its_place(read_attributes(folder), volume.format):
-        return None
+        return ""
     root = place.root if not place.endpoint else f"{place.endpoint}/{place.bucket}"
     return f"{'/'.join((root, *folder.parts))}/|{volume.format}:"
 
@@ -446,8 +318,8 @@ def _level(name: str, num_levels: int) -> tuple[int | None, str]:
     return int(match[1]), match[2]
 
 
-def _group(version: int, axes: Sequence[str], rasters: Sequence[Raster]) -> Tree:
-    """Return the metadata of an OME-Zarr group, 0.4 or 0.5; an axis called c^ is that of channels to Neuroglancer."""
+def _group(axes: str, rasters: Sequence[Raster]) -> Tree:
+    """Return the metadata of an OME-Zarr 0.5 group; an axis called c^ is that of channels to Neuroglancer."""
     multiscale: Tree = {
         "axes": [
             {"name": "c^"} if axis == "c" else {"name": axis, "type": "space", "unit": "nanometer"} for axis in axes
@@ -463,8 +335,6 @@ def _group(version: int, axes: Sequence[str], rasters: Sequence[Raster]) -> Tree
             for number, raster in enumerate(rasters)
         ],
     }
-    if version == 2:
-        return {"multiscales": [multiscale | {"version": "0.4"}]}
     ome = {"version": "0.5", "multiscales": [multiscale]}
     return {"zarr_format": 3, "node_type": "group", "attributes": {"ome": ome}}
 

@@ -16,6 +16,7 @@ import numpy as np
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Triple
 from volpipe.reporting.shades import Range
+from volpipe.reporting.slices import voxel_at
 from volpipe.viewer.layers import Layer, Scene, scale_of
 from volpipe.viewer.progress import DONE, FAILED, RUNNING
 from volpipe.viewer.sources import NOTHING, Chunks
@@ -126,7 +127,7 @@ def check_at(scene: Scene, at: Triple) -> None:
         VolpipeError: with the shape.
     """
     main = main_layer(scene)
-    if not Box.from_shape(main.raster.shape).contains(Box(at, tuple(n + 1 for n in at))):
+    if not Box.from_shape(main.raster.shape).contains(voxel_at(at)):
         shape = " × ".join(map(str, main.raster.shape))
         raise VolpipeError(
             f"--at {','.join(map(str, at))} lies outside of {main.name}, which has {shape} voxels (z, y, x), from 0"

@@ -90,10 +90,10 @@ def view(output: Place, *volumes: Place, at: Triple | None = None, bind: str = "
     """Return a viewer whose `url` shows `output`, `volumes` beside it, and their difference, until it is closed.
 
     Args:
-        output: of a run or a segmentation, also one that goes on, or its report; or any volume.
-        volumes: such as its input; or their locations, as `open` takes them.
-        at: voxel (z, y, x) of the output to begin at; its centre where it is not given.
-        bind: port, or address and port, to listen on; 0 is any that is free.
+        output: an output, also of a run at work, or any volume. Also the report of a run.
+        volumes: volumes to show beside it, such as its input.
+        at: voxel of `output` to begin at; its centre otherwise.
+        bind: listen on this port, or ADDRESS:PORT; by default any that is free, on 127.0.0.1.
 
     Raises:
         VolpipeError: no such volume or voxel, the port is taken, or Neuroglancer is not installed.

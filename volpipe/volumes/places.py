@@ -12,8 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Triple, triple
 from volpipe.volumes.storage.metadata import Lengths, shown
@@ -150,16 +148,6 @@ def rasters_of(levels: Sequence[Volume]) -> tuple[Raster, ...]:
         step = triple(max(1, round(n / m)) for n, m in zip(base.shape, level.spatial_shape, strict=True))
         rasters.append(replace(base.every(step), shape=level.spatial_shape))
     return tuple(rasters)
-
-
-def factors_between(base: Raster, level: Raster) -> Triple | None:
-    """Return how many voxels of `base` one of `level` joins (z, y, x); None if no whole number, or not in step."""
-    exact = np.array(level.voxel_size_nm) / base.voxel_size_nm
-    z, y, x = (round(n) for n in exact.tolist())
-    middle = np.array(base.origin_nm) + (exact - 1) / 2 * base.voxel_size_nm
-    is_middle = np.allclose(middle, level.origin_nm, rtol=0, atol=1e-3 * min(base.voxel_size_nm))
-    is_even = is_middle and np.allclose(exact, (z, y, x), rtol=1e-6)
-    return (z, y, x) if is_even and min(z, y, x) > 0 else None
 
 
 def extent_nm(raster: Raster) -> Lengths:

@@ -53,7 +53,7 @@ from volpipe.volumes.resampling import Resampling, coarsened
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
 from volpipe.volumes.storage.chunk_files import describe_names
 from volpipe.volumes.storage.damage import naming
-from volpipe.volumes.storage.fetched_array import FetchedArray, LocalArray, can_fetch
+from volpipe.volumes.storage.fetched_array import FetchedArray, LocalArray
 from volpipe.volumes.storage.metadata import (
     GUESSED_SIZE,
     UNKNOWN_SIZE,
@@ -276,7 +276,7 @@ class Volume:
             raise VolumeError(f"{self} has no level {number}; its levels are {known}")
         if self.view.voxel_size_nm is not None or self.view.origin_nm is not None:
             raise VolumeError(f"{self} was given a voxel size or origin of its own; open level {number} with its own")
-        other = describe_array(absolute(self.path), self.levels[number])
+        other, _ = _resolve(absolute(self.path), self.levels[number], 0)
         other = other.as_it_is if self.incomplete is None else other
         if other.view == self.view:
             return other
@@ -398,18 +398,16 @@ class Reader:
         self._array = open_array(header, cache_bytes, live=live)
         self._through: tensorstore.StoredArray | None = None
         self._lock = threading.Lock()
-        is_fetched = can_fetch(header) and isinstance(self._array, tensorstore.TensorStoreArray)
-        self._fetched = FetchedArray(header, cache_bytes, live=live) if is_fetched else None
 
     def read_through(self, wrap: Callable[[Header, tensorstore.StoredArray], tensorstore.StoredArray]) -> None:
         """Read voxels through the array that `wrap` returns; only the first call counts."""
         with self._lock:
-            self._through = self._through or wrap(self._header, self._fetched or self._array)
+            self._through = self._through or wrap(self._header, self._array)
 
     @property
     def is_fetched(self) -> bool:
         """Whether boxes are read by requests of ours, which note the stamps of files; see `fetched_array`."""
-        return self._through is None and self._fetched is not None
+        return self._through is None and isinstance(self._array, FetchedArray)
 
     def __reduce__(self) -> tuple[Callable[[], Reader], tuple[()]]:
         return partial(self.volume.open, cache_bytes=self._cache_bytes, live=self._live), ()
@@ -445,12 +443,12 @@ class Reader:
 
         True also for an array of which only a read can tell.
         """
-        array = self._array
-        if not isinstance(array, tensorstore.TensorStoreArray | LocalArray) or self._header.format == "precomputed":
+        array, is_precomputed = self._array, self._header.format == "precomputed"
+        if is_precomputed or not isinstance(array, FetchedArray | LocalArray | tensorstore.TensorStoreArray):
             return True
         index = self.stored_index(mirrored(box, self.volume.spatial_shape))
         with naming(self.volume, box, self._header.folder):
-            return array.is_stored(index) or (self._fetched is not None and self._fetched.is_elsewhere(index))
+            return array.is_stored(index)
 
     def stored_index(self, box: Box, num_channels: int | None = None) -> tensorstore.Index:
         """Return where `box` (z, y, x) is stored, of all channels or the first `num_channels`, in the stored axes."""
@@ -518,7 +516,7 @@ class Reader:
             box, spatial = bounds(index, self.shape), self.volume.spatial
             stop, lengths = spatial(box.stop), spatial(box.shape)
             self.volume.check_written(Box(tuple(b - n for b, n in zip(stop, lengths, strict=True)), stop))
-        array = self._through or self._fetched or self._array
+        array = self._through or self._array
         data = damage.read(self.volume, self._header, array, index, is_checked=self.is_fetched)
         return data.view(np.uint8) if data.dtype == np.bool_ else data
 
@@ -530,11 +528,8 @@ def _holds(shape: tuple[int, ...], header: Header) -> bool:
     return len(header.shape) == len(shape) and all(now >= n for now, n in zip(header.shape, shape, strict=True))
 
 
-def describe_array(container: Location, key: str) -> Volume:
-    """Return the volume of the one array `key`, with what the groups around it say of it."""
-    header = read_header(container / key)
-    if header is None:
-        raise VolumeError(f"no array at {container / key}")
+def _describe(container: Location, key: str, header: Header) -> Volume:
+    """Return the volume of the one array `key` with this `header`, with what the groups around it say of it."""
     parts = Path(key).parts
     for depth in reversed(range(len(parts))):
         group, inner = "/".join(parts[:depth]), "/".join(parts[depth:])
@@ -547,13 +542,13 @@ def describe_array(container: Location, key: str) -> Volume:
             continue
         for dataset in datasets:
             if dataset.path.strip("/") == inner:
-                return make_volume(container, header, dataset, level_keys(group, datasets))
+                return _make_volume(container, header, dataset, level_keys(group, datasets))
     is_zarr = header.format in ("zarr2", "zarr3") and isinstance(header.folder, Path)
     around = webknossos.read_dataset(Path(str(header.folder))) if is_zarr else None
-    return make_volume(container, header, around or Dataset(key), ())
+    return _make_volume(container, header, around or Dataset(key), ())
 
 
-def make_volume(container: Location, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
+def _make_volume(container: Location, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
     rank = len(header.shape)
     axes = dataset.axes if dataset.axes and len(dataset.axes) == rank else header.axes or usual_axes(rank)
     is_guessed = header.is_guessed or (axes is not dataset.axes and header.axes is None)
@@ -593,12 +588,10 @@ def open_volume(
     The slices of a folder are compared, unless a plan has them already (`is_planned`): others may have come since.
     """
     container, key = locate(location, key)
-    if not isinstance(container, object_store.Remote):  # there it is asked last: not all that may be read may be listed
-        probe_file(container)
-        _check_exists(container, key)
+    probe_file(container)
     with paths.reading_once():
-        volume = _resolve(container, key, level)
-        note = _note_on_names(volume)
+        volume, header = _resolve(container, key, level)
+        note = _note_on_names(volume, header)
     if volume.slices and not is_planned and isinstance(volume.folder, Path):
         tiff_folder.check(volume.folder)
     volume = with_view(replace(volume, notes=(*volume.notes, note)) if note else volume, view)
@@ -611,15 +604,15 @@ def open_volume(
     return volume
 
 
-def _note_on_names(volume: Volume) -> str:
+def _note_on_names(volume: Volume, header: Header) -> str:
     """Return a sentence on chunk files with other names than the metadata give; of outputs of ours no bucket is asked.
 
     Raises:
         VolumeError: none of the files there is a chunk.
     """
-    header, folder = read_header(volume.folder), volume.folder
+    folder = header.folder
     is_own = volume.levels and isinstance(folder, object_store.Remote) and "volpipe" in read_attributes(folder.parent)
-    return "" if header is None or is_own else describe_names(header)
+    return "" if is_own else describe_names(header)
 
 
 def with_view(volume: Volume, view: View) -> Volume:
@@ -693,7 +686,7 @@ def list_arrays(location: str | Path) -> list[Volume]:
     volumes = []
     for name in sorted(f"{key}/{inner}".strip("/") for inner in walk(container / key, enter_groups=True)):
         try:
-            volumes.append(describe_array(container, name))
+            volumes.append(_resolve(container, name, 0)[0])
         except RemoteError:
             raise
         except VolumeError as error:
@@ -723,19 +716,25 @@ def _listed(names: list[str]) -> str:
     return text + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
 
-def _resolve(container: Location, key: str, level: int) -> Volume:
+def _resolve(container: Location, key: str, level: int) -> tuple[Volume, Header]:
+    """Return the volume that `key` means, and the header of its array; nothing is asked for twice.
+
+    Whether there is anything is asked last: of a bucket, not all that may be read may be listed.
+    """
     folder = container / key
-    if read_header(folder) is not None:
+    header = read_header(folder)
+    if header is not None:
         if level:
             raise VolumeError(f"{folder} is one array, which has no level {level}; name the group that it is in")
-        return describe_array(container, key)
+        return _describe(container, key, header), header
     datasets = read_datasets(folder)
     if datasets is None:
         return _resolve(container, _only_key(container, key), level)
     headers = _check_group(folder, datasets)
     if not 0 <= level < len(datasets):
         raise VolumeError(f"{folder} has no level {level}; its levels are 0 to {len(datasets) - 1}")
-    return make_volume(container, headers[level], datasets[level], level_keys(key, datasets))
+    volume = _make_volume(container, headers[level], datasets[level], level_keys(key, datasets))
+    return volume, headers[level]
 
 
 def _only_key(container: Location, key: str) -> str:

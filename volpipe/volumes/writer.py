@@ -235,9 +235,9 @@ class ShardStream:
             tensorstore.count(written=len(index))
             self._growing.close()
 
-    def checksum(self) -> int:
-        """Return the checksum of the closed shard; see `checksums.checksum`."""
-        return self._growing.checksum() or 1 if self._size else checksums.ABSENT
+    def checksums(self) -> str:
+        """Return the checksums of the closed shard, as `checksums.take` does."""
+        return checksums.joined([self._growing.checksum() or 1 if self._size else checksums.ABSENT])
 
     def _order(self) -> None:
         """Give the chunks in the file the order of the shard's, where channels were written in turn."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from volpipe.blockwise.loop import perform
-from volpipe.blockwise.phase import TOLERATED_SHARE, Progress
+from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Ended, Steps, Together, Work
 from volpipe.errors import BatchError, RunError, VolpipeError
@@ -26,9 +26,10 @@ from volpipe.nets.cache import remembering
 from volpipe.recipes.batch import Dataset, Mistake
 from volpipe.recipes.workflow import VOLUME
 from volpipe.runs.growth import grown_plan
+from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import Counts, HeldWork, Listener, Options
+from volpipe.runs.work import Counts, HeldWork, Listener
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.units import sizes
 from volpipe.volumes.storage import paths
@@ -44,28 +45,6 @@ from volpipe.workflow.plan import FlowPlan, grown_flow, stages_of
 AT_ONCE = 8  # datasets at work at a time, where nobody says: the tail of one is filled by the next
 Prepare = Callable[[Dataset], Plan | FlowPlan]
 COMPUTING = ("infer", "pieces")  # stages whose units are the blocks that are computed
-
-
-@dataclass(frozen=True)
-class BatchOptions:
-    """What holds for every dataset; as the arguments of `execute`.
-
-    `replace` makes anew what was made otherwise, `update` what rests on voxels that have changed; no more than
-    `at_once` datasets are at work at a time.
-    """
-
-    fresh: bool = False
-    replace: bool = False
-    site: str = ""
-    tolerated: float = TOLERATED_SHARE
-    same_input: bool = False
-    at_once: int = AT_ONCE
-    update: bool = False
-
-    @property
-    def updates(self) -> bool:
-        """Whether outputs are updated, where they were begun."""
-        return self.update and not self.fresh
 
 
 @dataclass
@@ -94,7 +73,8 @@ def plan_batch(
     prepare: Prepare,
     *,
     mistakes: Iterable[Mistake] = (),
-    options: BatchOptions,
+    options: RunOptions,
+    at_once: int = AT_ONCE,
     check_out: Callable[[Location], None] = lambda out: None,
     on_dataset: Callable[[int], None] = lambda number: None,
 ) -> BatchPlan:
@@ -123,7 +103,7 @@ def plan_batch(
                 wrong.append((_name(dataset), str(error)))
             on_dataset(number)
     notes = list(_mapped_otherwise(rows))
-    wrong += [*places.mistakes(), *(("all datasets", why) for why in _check_room(rows, options.at_once, notes))]
+    wrong += [*places.mistakes(), *(("all datasets", why) for why in _check_room(rows, at_once, notes))]
     if wrong:
         num = "1 thing is" if len(wrong) == 1 else f"{len(wrong):,} things are"
         remedy = "; mend what is wrong, or give the other volumes in a .txt file, one on each line" if rows else ""
@@ -154,7 +134,7 @@ def _name(dataset: Dataset) -> str:
     return f"{dataset.volume} ({dataset.line})" if dataset.line else dataset.volume
 
 
-def _row(dataset: Dataset, plan: Plan | FlowPlan, options: BatchOptions) -> DatasetRow:
+def _row(dataset: Dataset, plan: Plan | FlowPlan, options: RunOptions) -> DatasetRow:
     state, why = _state(plan, options)
     is_done = state == "unchanged" and not options.fresh and not options.updates
     stages = stages_of(plan)
@@ -180,7 +160,7 @@ def _row(dataset: Dataset, plan: Plan | FlowPlan, options: BatchOptions) -> Data
     return replace(row, **findings(plan)) if is_done else row
 
 
-def _state(plan: Plan | FlowPlan, options: BatchOptions) -> tuple[State, str]:
+def _state(plan: Plan | FlowPlan, options: RunOptions) -> tuple[State, str]:
     """Return how the output of `plan` stands, and what differs; of one that is updated, its volume may have grown."""
     if not options.updates or not any(stage.is_grown for stage in stages_of(plan)):
         return find_state(plan, same_input=options.same_input)
@@ -305,7 +285,7 @@ WAYS_OUT: dict[State, str] = {
 """States of single datasets that others need not wait for, and what to do."""
 
 
-def check_changed(plan: BatchPlan, options: BatchOptions) -> None:
+def check_changed(plan: BatchPlan, options: RunOptions) -> None:
     """Refuse outputs that were made otherwise, unless they are to be replaced, or others can go on without them.
 
     Raises:
@@ -324,14 +304,14 @@ def check_changed(plan: BatchPlan, options: BatchOptions) -> None:
     )
 
 
-def _is_changed(row: DatasetRow, options: BatchOptions) -> bool:
+def _is_changed(row: DatasetRow, options: RunOptions) -> bool:
     """Return whether going on with the output of `row` would mix two, and none of `options` says what to do."""
     if options.replace or options.fresh or row.state not in CHANGED:
         return False
     return not (options.update and row.state == "input changed")
 
 
-def _set_aside(row: DatasetRow, options: BatchOptions) -> DatasetRow:
+def _set_aside(row: DatasetRow, options: RunOptions) -> DatasetRow:
     """Return `row`, as failed if its output was made otherwise, so that its dataset is left alone."""
     if not _is_changed(row, options):
         return row
@@ -360,7 +340,8 @@ def execute_batch(
     plan: BatchPlan,
     start: Start,
     prepare: Prepare,
-    options: BatchOptions,
+    options: RunOptions,
+    at_once: int,
     listener: BatchListener,
 ) -> BatchReport:
     """Run the datasets of `plan` that are not complete on one pool of workers, and return how each ended.
@@ -370,6 +351,7 @@ def execute_batch(
     Args:
         start: starts the workers once, where anything is to be done; it is given a folder for their files.
         prepare: returns the plan of a dataset, when its turn comes.
+        at_once: how many datasets are at work at a time, at most.
 
     Raises:
         BatchError: outputs were made otherwise, and no other can go on.
@@ -377,7 +359,7 @@ def execute_batch(
         SiteError: the site cannot be used.
     """
     check_changed(plan, options)
-    batch = _Batch(plan, prepare, options, listener)
+    batch = _Batch(plan, prepare, options, at_once, listener)
     with remembering():
         return perform(batch.work(), partial(start, plan.folder.parsl))
 
@@ -388,7 +370,8 @@ class _Batch:
 
     plan: BatchPlan
     prepare: Prepare
-    options: BatchOptions
+    options: RunOptions
+    at_once: int
     listener: BatchListener
 
     def __post_init__(self) -> None:
@@ -408,8 +391,8 @@ class _Batch:
         self.table = Table(self.plan.folder.path, rows)
         self.table.store()
 
-    def _counts(self) -> Sequence[Counts]:
-        return [("datasets", "Datasets of a batch by state.", Counter(row.ended for row in list(self.table.rows)))]
+    def _counts(self) -> Counts:
+        return {"datasets": Counter(row.ended for row in list(self.table.rows))}
 
     def _held_steps(self, name: str, presence: Presence) -> Steps[BatchReport]:
         """Run the datasets that are left."""
@@ -431,7 +414,7 @@ class _Batch:
             if row.ended == "failed":
                 self.listener.on_end(number, row)
         try:
-            yield Together(left, keep, at_once=self.options.at_once, on_tick=table.keep_up)
+            yield Together(left, keep, at_once=self.at_once, on_tick=table.keep_up)
         finally:
             stopped = [number for number, row in enumerate(table.rows) if row.ended == "running"]
             for number in stopped:
@@ -450,10 +433,8 @@ class _Batch:
         updates = asked.updates and (row.state == "input changed" or row.state not in CHANGED)
         if updates:
             plan = grown_flow(plan) if isinstance(plan, FlowPlan) else grown_plan(plan) or plan
-        options = Options(
-            fresh=asked.fresh or (row.state in CHANGED and not updates), site=asked.site,
-            tolerated=asked.tolerated, same_input=asked.same_input, update=updates,
-        )  # fmt: skip
+        fresh = asked.fresh or (row.state in CHANGED and not updates)
+        options = replace(asked, fresh=fresh, update=updates)
 
         def listener(stage: str) -> Listener:
             return Listener(on_progress=partial(self.listener.on_progress, number, stage))

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import volpipe
+from volpipe.blockwise.notes import StageNote
 from volpipe.errors import RunError
-from volpipe.runs.presence import StageNote
 from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote

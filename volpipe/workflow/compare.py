@@ -24,11 +24,12 @@ from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.results import MOST_SHOWN, ComparisonResult, ComparisonRow, Filed, page_of_many, row_sheet
 from volpipe.geometry.grid import Box
 from volpipe.reporting.page import Page, Sheet
+from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import check_present
-from volpipe.runs.work import HeldWork, Options, check_kind
+from volpipe.runs.work import HeldWork, check_kind
 from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import write_json
@@ -162,7 +163,7 @@ def check_complete(name: str, output: str, volume: Volume, box: Box) -> None:
         work = None  # in this folder, by the same name, of another output in a bucket
     missing = int((read_provenance(place).get("run") or {}).get("missing") or 0)
     if (work is not None and not work.is_complete) or (work is None and missing):
-        parts = len(work.progress().missing) if work is not None else missing
+        parts = len(work.ledger().missing) if work is not None else missing
         why = f"{parts:,} of its parts failed" if parts else "its run is not done"
         raise PlanError(
             f"{name} is not complete, {why}: {output}; what is missing reads as zeros: "
@@ -265,7 +266,7 @@ Plan = Callable[[str, str], Comparison]  # of two outputs
 
 
 def pairs_work(
-    table: ComparisonTable, pairs: Pairs, plan: Plan, folder: RunFolder, options: Options,
+    table: ComparisonTable, pairs: Pairs, plan: Plan, folder: RunFolder, options: RunOptions,
     on_pair: Callable[[int, int], None],
 ) -> HeldWork[ComparisonTable]:  # fmt: skip
     """Return the work of comparing many pairs, side by side on one pool; an error of one stops no other.

@@ -6,46 +6,35 @@ evaluations are stored: the plan of a flow measures them, its run need not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.work import POOL, Steps, Work
+from volpipe.estimation.estimate import StageTimes
 from volpipe.estimation.limits import check_room, disk_limits, warn_of_room
-from volpipe.evaluation.driver import ScoreTime
 from volpipe.recipes.workflow import named
-from volpipe.segmentation.estimate import SegmentTimes
 from volpipe.volumes.storage.metadata import write_json
 from volpipe.workflow.plan import FlowPlan
 from volpipe.workflow.stages import NOTHING, ResourceNeeds, StageCost, StagePlan
 
 TIMES_FILE = "times.json"
 
-StageTimes = SegmentTimes | ScoreTime
 
-
-class StoredTimes(BaseModel):
-    """Times of a stage, measured on a few of its blocks; `of` identifies its work."""
-
-    model_config = ConfigDict(frozen=True)
+@dataclass(frozen=True)
+class StoredTimes:
+    """Times of a stage on `num_workers`, by blocks that were tried; `of` identifies its work."""
 
     of: str
-    times: Annotated[StageTimes, Field(union_mode="left_to_right")]
-
-
-class Times(BaseModel):
-    """Times of labellings and evaluations by the name of the stage, on `num_workers`."""
-
-    model_config = ConfigDict(frozen=True)
-
     num_workers: int
-    stages: Mapping[str, StoredTimes]
+    times: StageTimes
+
+
+_STORED = TypeAdapter(dict[str, StoredTimes])  # by the name of the stage
 
 
 @dataclass(frozen=True)
@@ -148,13 +137,12 @@ def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
         with plan.folder.locked(), logging_to(plan.folder.log):
             pool: WorkerPool = yield POOL
             result = yield from forecast_stages(plan, pool, tries=True)
-            stages = {
-                cost.stage.name: StoredTimes(of=cost.stage.plan.identity, times=cost.times)
+            stored = {
+                cost.stage.name: StoredTimes(cost.stage.plan.identity, pool.slots["cpu"], cost.times)
                 for cost in result.stages
                 if cost.times is not None
             }
-            times = Times(num_workers=pool.slots["cpu"], stages=stages)
-            write_json(plan.folder.path / TIMES_FILE, times.model_dump(mode="json"))
+            write_json(plan.folder.path / TIMES_FILE, _STORED.dump_python(stored, mode="json"))
             return result
 
     return perform(Work("plan", steps), partial(start, plan.folder.parsl))
@@ -163,12 +151,12 @@ def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
 def known_times(plan: FlowPlan, num_workers: int) -> dict[str, StageTimes]:
     """Return the stored times of stages with the same work on as many workers, by name."""
     try:
-        stored = Times.model_validate_json((plan.folder.path / TIMES_FILE).read_bytes())
+        stored = _STORED.validate_json((plan.folder.path / TIMES_FILE).read_bytes())
     except (OSError, ValidationError):  # none, or another version's
         return {}
-    stages = {stage.name: stage for stage in plan.stages}
+    works = {stage.name: stage.plan.identity for stage in plan.stages}
     return {
         name: entry.times
-        for name, entry in stored.stages.items()
-        if stored.num_workers == num_workers and name in stages and stages[name].plan.identity == entry.of
+        for name, entry in stored.items()
+        if entry.num_workers == num_workers and works.get(name) == entry.of
     }

@@ -13,12 +13,11 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from volpipe.blockwise.journal import Kinds, Record, read_records, read_units
+from volpipe.blockwise.journal import Kinds, read_records
 from volpipe.blockwise.logs import logging_to, warned
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pace import Prospect
@@ -41,29 +40,33 @@ from volpipe.inference.statistics import needs_measuring
 from volpipe.reporting.comparison import Subject
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done, voxel_at
-from volpipe.runs.growth import follow, grids_of, grown_plan
+from volpipe.runs.comparison import Comparison, compare
+from volpipe.runs.growth import follow, grown_plan
+from volpipe.runs.options import RunOptions, written
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import known_normalisation, measured, rescanned, scan_stage, scanned
-from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal, stored_fingerprint, unseal
+from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
 from volpipe.runs.report import WorkReport, clipped_in, kept_in
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, Squares, profile_items, seam_squares, worst_scores
 from volpipe.runs.update import Update, take_selection, with_due
-from volpipe.runs.updates import Updated, standing_records, updates_in
-from volpipe.runs.verify import Recomputed, Shard, check_present, recompute
-from volpipe.runs.work import SILENT, Listener, Options, WorkSession, file_mark
+from volpipe.runs.updates import Updated
+from volpipe.runs.verify import Recomputed, Shard, recompute
+from volpipe.runs.work import PLAIN, SILENT, Listener, WorkSession, file_mark
 from volpipe.runs.worker import RESULTS, Job, submitter
 from volpipe.units import count, shape
 from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume, open_volume
 
-__all__ = ["Listener", "Options", "Report", "RunWork", "execute", "preview"]
+__all__ = ["Listener", "Report", "RunWork", "execute", "preview"]
 
 log = logging.getLogger(__name__)
+
+CLIPPED = ("clipped_shards", "clipped_blocks")  # keys of a journal's lines that count clipped voxels
 
 
 @dataclass(repr=False)
@@ -109,10 +112,8 @@ class RunWork(OutputWork[Plan, Report]):
 
     what: ClassVar[str] = "run"
     goes_on: ClassVar[str] = "volpipe run"
-    prepasses: ClassVar[Collection[str]] = ("histogram", "measure")
+    prepasses: ClassVar[Collection[str]] = ("scan", "histogram", "measure")
     kinds: ClassVar[Kinds] = RESULTS
-    updates: tuple[Updated, ...] = ()  # of this session
-    _replayed: tuple[tuple[object, ...], RunSchedule] | None = None  # and what it follows from
     _squares: Sequence[Sequence[Squares]] = ()  # of each array, read when the run was closed
 
     def volumes(self) -> dict[str, Volume]:
@@ -120,49 +121,14 @@ class RunWork(OutputWork[Plan, Report]):
         mask = self.plan.mask
         return super().volumes() | ({} if mask is None else {"mask": open_volume(mask.path, mask.key)})
 
-    @property
-    def journal(self) -> Path:
-        return self.folder.journal if self._selection() is not None else self.folder.scan
-
-    def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
-        """Yield what the journal has that no update took back, numbered as the plan has it; see `FolderWork`."""
-        grids, with_due = grids_of(self.plan), not self.is_comparing
-        return standing_records(self.journal, self.kinds, self.plan.identity, grids, with_due=with_due)
-
-    @property
-    def earlier_journals(self) -> Sequence[Path]:
-        """The journal of the scan, once that has told what is selected."""
-        return [] if self._selection() is None else [self.folder.scan]
-
     def is_all(self, taken: Taken) -> bool:
         """Whether all that is selected is done; see `FolderWork`."""
         return self._selection() is not None and super().is_all(taken)
 
-    def replayed(self) -> RunSchedule:
-        """Return the schedule less the units that are done; see `FolderWork`.
-
-        A journal of 10^6 lines takes seconds, and is not read again until it, or what is selected, has changed.
-        """
-        folder, plan = self.folder, self.plan
-        marks = (plan.identity, self.is_comparing, file_mark(folder.journal), file_mark(folder.selection_file))
-        if self._replayed is None or self._replayed[0] != marks:
-            schedule = self._schedule(self._selected())
-            if self._is_updated:
-                schedule.resume(unit for record in self.records() for unit in record.units)
-            else:
-                schedule.resume_many(read_units(self.folder.journal, self.kinds))
-            self._replayed = marks, schedule
-        return self._replayed[1]
-
-    def _records_with(self, field: str) -> Iterator[Record[Any]]:  # Any: one of its kinds
-        """Return those of `records` that may have `field`, a key of their lines: few, of many."""
-        return self.records() if self._is_updated else read_records(self.folder.journal, self.kinds, [field])
-
     @property
-    def _is_updated(self) -> bool:
-        """Whether an update took units back, so that a line says no more what still counts of it."""
-        with_due = not self.is_comparing
-        return bool(updates_in(self.folder.journal, self.kinds, self.plan.identity, with_due=with_due))
+    def marks(self) -> Sequence[object]:
+        """The plan and what is selected; see `FolderWork`."""
+        return self.plan.identity, file_mark(self.folder.selection_file)
 
     def facts(self) -> dict[str, str]:
         """Return net, windows and blocks."""
@@ -215,10 +181,8 @@ class RunWork(OutputWork[Plan, Report]):
         )
 
     def grids(self) -> dict[str, Grid]:
-        """Return the blocks of the scan, or of the run; none of a volume that has grown: they had other numbers."""
+        """Return the blocks of the scan, or of the run."""
         selection = self._selection()
-        if self.has_grown:
-            return {}
         if selection is None:
             return {"scan": self.plan.blocks}
         stages = ("factor", "infer") if self.plan.mode == "stored" else ("infer",)
@@ -264,9 +228,6 @@ class RunWork(OutputWork[Plan, Report]):
 
     def claim(self) -> None:
         """Make sure that folder and output are this plan's to write; see `OutputWork`."""
-        self.check_update()
-        if self.options.update:
-            self._grow()
         super().claim()
         take_selection(self)
         self._agree_on_tensors()
@@ -283,51 +244,48 @@ class RunWork(OutputWork[Plan, Report]):
 
     def check_update(self) -> None:
         """Refuse an update that cannot be told from its options; see `OutputWork`."""
-        options = self.options
-        if options.measure_again and not options.update:
-            raise RunError("--measure-again says how --update goes; give that as well")
-        if not options.update:
-            return
-        if options.keep_tensors:
-            raise RunError(
-                "--update writes tensors of what has changed alone, so that --keep-tensors would keep some of two "
-                "inputs; leave it out, or use --fresh"
+        is_measured = needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype))
+        if self.options.measure_again and not is_measured:
+            why = (
+                "nothing is measured in this run, the recipe or the type of the voxels says how grey levels are mapped"
             )
-        if options.measure_again and not needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype)):
-            raise RunError(
-                "--measure-again: nothing is measured in this run, the recipe or the type of the voxels says how grey "
-                "levels are mapped; leave it out"
-            )
+            raise RunError(f"{written('measure_again')}: {why}; leave it out")
 
-    def _grow(self) -> None:
-        """Follow a volume that has grown, if its run can."""
-        old, grown = self.folder.load(Plan), grown_plan(self.plan)
-        if old is not None and grown is not None and grown.identity == self.plan.identity:
-            self.updates = (follow(self, self.before_growth(old)),)
+    def grown(self) -> Plan | None:
+        """Return the plan with the sizes of a run that was begun before the volume grew; see `OutputWork`."""
+        return grown_plan(self.plan)
+
+    def follow(self, old: Plan) -> Updated:
+        """Note in the journal that the volume has grown; see `OutputWork`."""
+        return follow(self, RunWork(old, folder=self.folder))
+
+    def compared(self) -> Comparison:
+        """Return how the volume compares with what blocks read; see `OutputWork`."""
+        schedule = self.ledger().schedule
+        assert isinstance(schedule, RunSchedule)
+        return compare(self.records(), self.plan.source.as_planned(), self._selected().input_box, schedule.infer.done)
 
     def update_steps(self, session: WorkSession) -> Steps[None]:
         """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""
-        selection, shards = self._selection(), self.shards()
+        selection = self._selection()
         if selection is None:
-            self.folder.scan.unlink(
-                missing_ok=True
-            )  # of an input that may have been another: it is short, and goes again
+            session.journal.clear()  # of an input that may have been another: it is short, and goes again
             return
-        if shards:
-            check_present(self.plan.out, shards, is_thorough=True)
+        yield from super().update_steps(session)
+        if self._selected().fingerprint != selection.fingerprint and paths.exists(paths.locate(self.plan.out)):
+            self.renew_metadata()
+
+    def take_back_steps(self, session: WorkSession) -> Steps[Updated | None]:
+        """Take back what rests on voxels of the volume, or on parts that are selected; see `OutputWork`."""
+        selection = self._selected()
         chosen = (yield from rescanned(self, session)) if self.plan.needs_scan else selection
-        update = yield from Update(self, selection, session, chosen).steps()
-        self.updates += () if update is None else (update,)
-        is_other = stored_fingerprint(self.plan.out) not in ("", self.inputs["volume"].fingerprint)
-        if self.updates or is_other:
-            self.note_session()
-            if shards:
-                unseal(self.plan, self.updates)
+        return (yield from Update(self, selection, session, chosen).steps())
+
+    def renew_metadata(self) -> None:
+        """Write what the output says of its input anew, once its grey levels are known; see `OutputWork`."""
         normalise = known_normalisation(self)
-        is_moved = chosen.fingerprint != selection.fingerprint
-        if (is_moved or (is_other and not self.updates)) and normalise is not None and shards:
-            self._create_output(chosen, normalise)
-        store_identities(self.folder.inputs, self.inputs)
+        if normalise is not None:
+            self._create_output(self._selected(), normalise)
 
     @property
     def needs_all(self) -> bool:
@@ -347,7 +305,8 @@ class RunWork(OutputWork[Plan, Report]):
         selection = self._selection()
         if selection is None:
             selection = yield from scanned(self, session, pool, job)
-        schedule, self._replayed = self.replayed(), None  # it changes from here on
+        schedule = self.resumed()
+        assert isinstance(schedule, RunSchedule)
         self._limit(schedule, selection)
         forecast = yield from forecast_run(
             selection, folder, pool, schedule.share_left, is_pending=self.feed is not None
@@ -363,13 +322,11 @@ class RunWork(OutputWork[Plan, Report]):
         schedule.open_readers()
         _, due = with_due(selection, self, folder)
         job = dataclasses.replace(job.of(normalise), due=due)
-        if self.has_grown and not job.tensors.is_fitting:  # a kill kept those of before, which nothing rests on
+        if not job.tensors.is_fitting:  # of a volume that has grown since, after a kill: nothing rests on them
             job.tensors.remove()
         job.tensors.create()
         job.tensors.forget_sums(schedule.infer.done)
-        num_windows, num_voxels = selection.num_windows, selection.num_voxels
-        beats = folder.path if pool.is_here else None
-        prospect = Prospect(forecast.estimate.seconds_per_unit, num_windows, num_voxels, beats)
+        prospect = Prospect(forecast.estimate.seconds_per_unit, selection.num_windows, selection.num_voxels)
         phase = yield from session.finish(self.phase(session, schedule, submitter(pool, job), prospect=prospect))
         first_tasks = filter(None, (forecast.first_task, session.first_task))
         return Report(
@@ -428,8 +385,8 @@ class RunWork(OutputWork[Plan, Report]):
         """Return the report, after scratch was deleted and the output was given what it says of how its run ended."""
         selection, was_complete = self._selected(), report is None
         report = report or Report(self.plan, self.folder.path)
-        report.kept = kept_in(self._records_with("nonfinite"))
-        report.clipped = clipped_in(self._records_with("clipped"), selection)
+        report.kept = kept_in(read_records(self.folder.journal, RESULTS, ["nonfinite"]))
+        report.clipped = clipped_in(read_records(self.folder.journal, RESULTS, CLIPPED), selection)
         if report.is_complete:
             self.clean()
             if not self.options.keep_tensors:
@@ -458,20 +415,18 @@ class RunWork(OutputWork[Plan, Report]):
         self._create_output(selection, report.normalise)
 
 
-def execute(plan: Plan, start: Start, *, listener: Listener = SILENT, **options: Any) -> Report:  # Any: of Options
+def execute(plan: Plan, start: Start, options: RunOptions = PLAIN, listener: Listener = SILENT) -> Report:
     """Run `plan`, or resume it, until its output is whole or what is left cannot be done; return how it ended.
 
     Args:
         start: starts the workers, and stops them on every way out; it is given a folder for their files.
-        options: those of `Options`.
 
     Raises:
         RunError: another run's folder or output is in the way, or too much fails.
         SiteError: the site cannot be used.
     """
-    asked = Options(**options)
-    grown = grown_plan(plan) if asked.update else None
-    work = RunWork(grown or plan, asked, listener)
+    grown = grown_plan(plan) if options.update else None
+    work = RunWork(grown or plan, options, listener)
     return perform(work, partial(start, work.folder.parsl))
 
 

@@ -22,10 +22,11 @@ from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until, Work
 from volpipe.errors import RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
+from volpipe.runs.options import RunOptions, written
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, HeldWork, Listener, Options
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, HeldWork, Listener
 from volpipe.tables import html_table
 from volpipe.units import duration, size
 from volpipe.volumes.storage.metadata import write_json
@@ -112,7 +113,7 @@ class FlowListener:
 QUIET = FlowListener()
 
 
-def flow_work(plan: FlowPlan, options: Options = PLAIN, listener: FlowListener = QUIET) -> HeldWork[FlowReport]:
+def flow_work(plan: FlowPlan, options: RunOptions = PLAIN, listener: FlowListener = QUIET) -> HeldWork[FlowReport]:
     """Return the work of the stages of `plan` that are not complete, side by side.
 
     Of the options, which are for every stage, `fresh` deletes the outputs of all and the runs that made them.
@@ -125,7 +126,7 @@ def flow_work(plan: FlowPlan, options: Options = PLAIN, listener: FlowListener =
 
 
 def _held_steps(
-    plan: FlowPlan, options: Options, listener: FlowListener, name: str, presence: Presence
+    plan: FlowPlan, options: RunOptions, listener: FlowListener, name: str, presence: Presence
 ) -> Steps[FlowReport]:
     """Do what is not done yet, and return how that ended; see `HeldWork`."""
     began, ended = time.monotonic(), dict[str, Ended[StageReport | None]]()
@@ -146,7 +147,7 @@ def _held_steps(
     return FlowReport(plan, [each for each in results if each is not None], time.monotonic() - began)
 
 
-def _works(plan: FlowPlan, options: Options, listener: FlowListener) -> list[Work[StageReport | None]]:
+def _works(plan: FlowPlan, options: RunOptions, listener: FlowListener) -> list[Work[StageReport | None]]:
     """Return the work of each stage, which feeds those that read its output."""
     makers, works = dict[str, tuple[StagePlan, FolderWork[Any]]](), list[Work[StageReport | None]]()
     for stage in plan.stages:
@@ -189,10 +190,10 @@ def _stage_steps(
 
 def _is_compared(work: FolderWork[Any]) -> bool:
     """Return whether a stage was begun, and is compared with what it reads, which must be there and stay for that."""
-    return isinstance(work, OutputWork) and work.is_begun and (bool(work.options.update) or work.is_due)
+    return isinstance(work, OutputWork) and work.is_begun and (bool(work.options.update) or work.is_uncompared)
 
 
-def _await_change(plan: FlowPlan, options: Options, name: str) -> None:
+def _await_change(plan: FlowPlan, options: RunOptions, name: str) -> None:
     """Note in stages that rest on the stage `name` that what they read is about to change."""
     for later in plan.after(name):
         work = later.work(options)
@@ -204,7 +205,7 @@ def _await_change(plan: FlowPlan, options: Options, name: str) -> None:
                     work.clear()
 
 
-def _claim(plan: FlowPlan, options: Options) -> None:
+def _claim(plan: FlowPlan, options: RunOptions) -> None:
     """Make sure that what is there is of this flow, and that no stage is older than what it read."""
     _check_out(plan)
     if options.fresh:
@@ -229,26 +230,26 @@ def _claim(plan: FlowPlan, options: Options) -> None:
     write_json(plan.folder.path / FLOW_FILE, {"recipe": plan.source, "volume": plan.volume, "stages": entries})
 
 
-def execute_flow(plan: FlowPlan, start: Start, *, listener: FlowListener = QUIET, **options: Any) -> FlowReport:
+def execute_flow(
+    plan: FlowPlan, start: Start, options: RunOptions = PLAIN, listener: FlowListener = QUIET
+) -> FlowReport:
     """Run the stages of `plan` that are not complete, and return how that ended.
 
     Args:
         start: starts the workers once, and stops them on every way out; it is given a folder for their files.
-        options: those of `Options`.
 
     Raises:
         RunError: another run's folder or output is in the way, or too much of a stage fails; the message names it.
         SiteError: the site cannot be used.
         VolumeError: a bucket may not be written to, or does not answer.
     """
-    asked = Options(**options)
-    if asked.update:
+    if options.update:
         plan = grown_flow(plan)
-    return perform(flow_work(plan, asked, listener), partial(start, plan.folder.parsl))
+    return perform(flow_work(plan, options, listener), partial(start, plan.folder.parsl))
 
 
 def work_for(
-    plan: Plan | FlowPlan, options: Options = PLAIN, listener: Callable[[str], Listener] = lambda stage: SILENT
+    plan: Plan | FlowPlan, options: RunOptions = PLAIN, listener: Callable[[str], Listener] = lambda stage: SILENT
 ) -> RunWork | HeldWork[FlowReport]:
     """Return the work of `plan`; `listener` gives whom to tell of the stage of that name, of a run alone ""."""
     if isinstance(plan, FlowPlan):
@@ -256,15 +257,15 @@ def work_for(
     return RunWork(plan, options, listener(""))
 
 
-def _of_stage(options: Options, stage: StagePlan) -> Options:
+def _of_stage(options: RunOptions, stage: StagePlan) -> RunOptions:
     """Return those of `options`, which are for all stages, that are of use to `stage`."""
     return dataclasses.replace(options, measure_again=options.measure_again and stage.is_measured)
 
 
-def _check_measuring(plan: FlowPlan, options: Options) -> None:
+def _check_measuring(plan: FlowPlan, options: RunOptions) -> None:
     """Refuse to measure again what no stage measured."""
     if options.measure_again and not any(stage.is_measured for stage in plan.stages):
-        raise RunError("--measure-again: no stage measures what it reads; leave it out")
+        raise RunError(f"{written('measure_again')}: no stage measures what it reads; leave it out")
 
 
 def _check_out(plan: FlowPlan) -> None:

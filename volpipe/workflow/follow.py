@@ -15,19 +15,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Steps, Until
-from volpipe.errors import RunError, VolpipeError
+from volpipe.errors import VolpipeError
 from volpipe.inference.plan import Plan
 from volpipe.reporting.page import Page
 from volpipe.resolve import describe_error
 from volpipe.runs.growth import grown_plan
+from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
-from volpipe.runs.work import SILENT, HeldWork, Listener, Options
+from volpipe.runs.work import SILENT, HeldWork, Listener
 from volpipe.units import duration
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.workflow.driver import Report, RunWork
@@ -166,26 +167,21 @@ class _Looks(Generic[R]):
         )  # fmt: skip
 
 
-def execute_following(
-    plan: Plan, start: Start, seconds: float, *, listener: Listener = SILENT, **options: Any
-) -> Report:
+def execute_following(plan: Plan, start: Start, options: RunOptions, listener: Listener = SILENT) -> Report:
     """Run `plan`, or resume it, and follow its volume until somebody asks to stop; return how the last look ended.
 
     Args:
         start: starts the workers for each look that finds something; it is given a folder for their files.
-        seconds: from the end of a look to the next one.
+        options: its `follow` is given.
         listener: its `on_look` is called after each look.
-        options: those of `Options`.
 
     Raises:
         RunError: another run's folder or output is in the way, or too much fails.
         SiteError: the site cannot be used.
     """
-    asked = Options(**options | {"update": True, "is_following": True})
-    if asked.only is not None:
-        raise RunError("--follow takes all that changes in the volume, and --only leaves some out; give one of them")
-    first = RunWork(grown_plan(plan) or plan, asked, listener)
-    work = _Looks(first, updated_again, seconds, listener.on_look).work
+    assert options.follow is not None
+    first = RunWork(grown_plan(plan) or plan, dataclasses.replace(options, update=True), listener)
+    work = _Looks(first, updated_again, options.follow, listener.on_look).work
     return perform(work, partial(start, work.folder.parsl))
 
 

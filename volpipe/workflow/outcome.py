@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from volpipe.errors import VolumeError
-from volpipe.evaluation.pictures import curve, panel
 from volpipe.inference.intensity import Affine
 from volpipe.inference.statistics import affine
 from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import WEIGHTS, Data, TrainRecipe
+from volpipe.reporting.panels import Panel, curve, panels_png
 from volpipe.runs.provenance import settings_of
 from volpipe.training.data.volumes import resolve_address
 from volpipe.training.logs import SCORES, read_log
@@ -48,16 +48,16 @@ def outcome_lines(folder: Path) -> Iterator[str]:
 
 def draw_curve(folder: Path) -> Path | None:
     """Draw losses and scores over the steps, and return the picture's path in `folder`; None without a log."""
-    images = []
+    rows = []
     for name in ("loss", *SCORES):
         points = read_points(folder, name)
         if points:
             low, high = min(value for _, value in points), max(value for _, value in points)
             title = f"{name}, {low:.3g} (bottom) to {high:.3g} (top), steps {points[0][0]:,} to {points[-1][0]:,}"
-            images.append((title, curve(points)))
-    if not images:
+            rows.append([Panel(title, curve(points))])
+    if not rows:
         return None
-    panel(folder / CURVE, images, columns=1)
+    (folder / CURVE).write_bytes(panels_png(rows))
     return folder / CURVE
 
 

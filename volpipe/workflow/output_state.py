@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import volpipe
-from volpipe.blockwise.journal import Totals, read_records
+from volpipe.blockwise.ledger import Ledger
+from volpipe.blockwise.usage import Totals
 from volpipe.errors import RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
@@ -102,9 +103,9 @@ def _state_of_work(work: OutputWork[Any, Any], *, same_input: bool, is_outside: 
 
 
 def _left(work: OutputWork[Any, Any]) -> str:
-    progress = work.progress()
-    left = "; ".join(f"{s.name} {s.num_done:,} of {s.num_units:,}" for s in progress.schedule.shown)
-    return left + (f"; {count(len(progress.missing), 'part')} failed" if progress.missing else "")
+    ledger = work.ledger()
+    left = "; ".join(f"{s.name} {s.num_done:,} of {s.num_units:,}" for s in ledger.schedule.shown)
+    return left + (f"; {count(len(ledger.missing), 'part')} failed" if ledger.missing else "")
 
 
 def _kind(changed: Sequence[str]) -> State:
@@ -125,12 +126,12 @@ def share_left(plan: Plan | FlowPlan, state: State) -> float:
 
 def findings(plan: Plan | FlowPlan) -> dict[str, Any]:  # Any: JSON
     """Return what the journals and the outputs of `plan` say of how it was done, by the names of a batch's table."""
-    totals, missing, seams, origins = Totals(), 0, dict[str, float](), []
+    taken, missing, seams, origins = Totals(), 0, dict[str, float](), []
     for stage in stages_of(plan):
         if not stage.makes_volume:
             continue
-        for record in read_records(stage.folder.journal, stage.work().kinds):
-            totals.add(record)
+        for totals in Ledger(stage.folder.journal, stage.work().kinds).look().totals.values():
+            taken.join(totals)
         said = read_provenance(str(stage.out)) if paths.exists(stage.out) else {RUN_KEY: {}}
         run = said.pop(RUN_KEY)
         origins.append(said)
@@ -139,9 +140,9 @@ def findings(plan: Plan | FlowPlan) -> dict[str, Any]:  # Any: JSON
             seams[axis] = max(value, seams.get(axis, value))
     digest = hashlib.sha256(json.dumps(origins, sort_keys=True).encode()).hexdigest()
     return {
-        "cpu_seconds": totals.cpu_seconds,
-        "read_bytes": totals.read_bytes,
-        "written_bytes": totals.written_bytes,
+        "cpu_seconds": taken.cpu_seconds,
+        "read_bytes": taken.read_bytes,
+        "written_bytes": taken.written_bytes,
         "missing": missing,
         "seams": seams,
         "provenance": digest[:32],

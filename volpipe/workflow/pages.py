@@ -7,27 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from volpipe.blockwise.failures import Missing
 from volpipe.errors import RunError, VolpipeError
-from volpipe.reporting.page import (
-    REPORT,
-    Draft,
-    Item,
-    Link,
-    Note,
-    Page,
-    Section,
-    Sheet,
-    filled,
-    reason_of,
-)
+from volpipe.reporting.page import REPORT, Draft, Item, Link, Note, Page, Section, Sheet, filled, reason_of
 from volpipe.reporting.tally import Tally
-from volpipe.reporting.tasks import task_sections
-from volpipe.runs.pages import Parts, Taken, work_page
+from volpipe.runs.pages import Parts, Several, Taken, page_of
 from volpipe.runs.planned import Planned
 from volpipe.runs.run_folder import RunFolder
 from volpipe.units import bounded, brief, count, size
@@ -82,18 +70,16 @@ def flow_page(folder: RunFolder, out: str, *, with_pictures: bool = True) -> Pag
         if part.taken is not None
         for name, state in part.taken.stages.items()
     }
-    pictures = stage_pictures(entries) if with_pictures else ()
 
-    def box(stage: str, unit: int) -> str | None:
+    def box(stage: str, unit: int) -> object:
         name, _, own = stage.partition(": ")
         taken = next((part.taken for part in parts if part.entry.name == name), None)
         return None if taken is None else taken.box(own, unit)
 
-    what, is_complete = f"A recipe of {count(len(parts), 'stage')}.", all(part.is_complete for part in parts)
-    own = Parts(Path(out).name, what, facts, summary, pictures=pictures)
-    return work_page(
-        folder, own, tally, task_sections(tally, stages, box), is_complete=is_complete, missing=missing
-    )  # fmt: skip
+    pictures = stage_pictures(entries) if with_pictures else ()
+    said = Parts(Path(out).name, f"A recipe of {count(len(parts), 'stage')}.", facts, summary, pictures)
+    is_complete = all(part.is_complete for part in parts)
+    return page_of(folder, Several(tally, missing, stages, box), said, is_complete=is_complete)
 
 
 def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
@@ -106,8 +92,7 @@ def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
             tally.read(entry.run.journal, prefix)
             return _StagePart(entry, None, own, is_done(entry), None)
         taken = work.taken(tally, prefix)
-        for journal in (*work.earlier_journals, work.journal):
-            own.read(journal)
+        own.read(entry.run.journal)
         return _StagePart(entry, taken, own, work.is_all(taken), Planned.load(entry.run.path, work.plan.identity))
     except RunError as error:
         return _StagePart(entry, None, own, is_complete=False, planned=None, problem=reason_of(error))
@@ -160,12 +145,12 @@ def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     facts |= {"recipe": rows[0].recipe} if len({row.recipe for row in rows}) == 1 else {}
     taken = f"read {size(sum(r.read_bytes for r in rows))}, written {size(sum(r.written_bytes for r in rows))}"
     facts |= {"planned": _planned(rows), "taken": taken}
-    summary = list[Item]()
-    if num_read < len(rows):
-        summary.append(Note(f"Timeline and tables of tasks are of the first {num_read:,} datasets: all are too many."))
+    first = f"Timeline and tables of tasks are of the first {num_read:,} datasets: all are too many."
+    summary = [Note(first)] if num_read < len(rows) else []
     datasets = Section("Datasets", [dataset_sheet(folder.path, rows, thumbnails(rows) if with_pictures else {})])
-    parts = Parts(folder.path.name, f"A batch of {count(len(rows), 'dataset')}.", facts, summary, sections=[datasets])
-    return work_page(folder, parts, tally, task_sections(tally), is_complete=done == len(rows))
+    what = f"A batch of {count(len(rows), 'dataset')}."
+    parts = Parts(folder.path.name, what, facts, summary, sections=[datasets])
+    return page_of(folder, Several(tally), parts, is_complete=done == len(rows))
 
 
 def _planned(rows: Sequence[DatasetRow]) -> str:
@@ -200,28 +185,24 @@ def _journals_of(row: DatasetRow) -> Iterator[Path]:
 
 def dataset_sheet(folder: Path, rows: Sequence[DatasetRow], images: Mapping[int, tuple[bytes, str]]) -> Sheet:
     """Return a line for each dataset, with a link to its report, and above that its image, where it has one."""
+    is_one_recipe = len({row.recipe for row in rows}) == 1  # which the summary has
     lines = [
-        (_link(folder, _folder_of(row), _short(row.volume), images.get(number, NO_IMAGE)), row.ended,
-         _duration(row.wall_seconds),
-         brief(row.cpu_seconds) if row.cpu_seconds else "", "×".join(map(str, row.shape)), row.num_blocks,
-         bounded(row.output_bytes, row.is_measured), size(row.read_bytes), size(row.written_bytes), row.missing or "",
-         ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()), row.recipe, row.out,
-         row.changes, row.grey)
+        (_link(folder, _folder_of(row), _short(row.volume), images.get(number, NO_IMAGE)), row.ended, row.changes,
+         _duration(row.wall_seconds), row.missing or "", brief(row.cpu_seconds) if row.cpu_seconds else "",
+         "×".join(map(str, row.shape)), row.grey, row.num_blocks, bounded(row.output_bytes, row.is_measured),
+         size(row.read_bytes), size(row.written_bytes),
+         ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()),
+         "" if is_one_recipe else row.recipe, row.out)
         for number, row in enumerate(rows)
     ]  # fmt: skip
-    names = ("dataset", "ended", "elapsed", "CPU time", "voxels z,y,x", "blocks", "output planned", "read", "written",
-             "missing", "seams", "recipe", "output", "blocks changed", "grey levels")  # fmt: skip
+    names = ("dataset", "ended", "blocks changed", "elapsed", "missing", "CPU time", "voxels z,y,x", "grey levels",
+             "blocks", "output planned", "read", "written", "seams", "recipe", "output")  # fmt: skip
     caption = (
         "A name leads to the dataset's own report; its picture is a slice of the whole output. Elapsed is of the "
         "session that ended it, in which others ran beside it; CPU time, read and written are of all its tasks, in all "
         "sessions. Seams are steps at the faces of windows alone: a dataset's own report says what they do not see."
     )
-    order = [0, 1, 13, 2, 9, 3, 4, 14, *range(5, 9), 10, 11, 12]  # what is missing before the rest
-    if len({row.recipe for row in rows}) == 1:
-        order.remove(names.index("recipe"))  # the summary has it
-    sheet = Sheet("", names, lines, caption, [row.reason or row.why for row in rows])
-    shown = replace(sheet, names=[names[i] for i in order], rows=[[line[i] for i in order] for line in lines])
-    return filled(shown)
+    return filled(Sheet("", names, lines, caption, [row.reason or row.why for row in rows]))
 
 
 def _folder_of(row: DatasetRow) -> Path:

@@ -1,7 +1,6 @@
 """The workers of work that is watched: which are alive, what each takes of its machine, and the task that it does.
 
-Not here: the signs of life by which they are known (blockwise.heartbeat), or printing (display.workers). Nothing is
-written. Clocks of several machines may differ: a sign that changes is a sign, whatever its time.
+Not here: the notes by which they are known (blockwise.notes), or printing (display.workers). Nothing is written.
 """
 
 from __future__ import annotations
@@ -13,27 +12,27 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from volpipe.blockwise.heartbeat import Sign, TaskSign, read_signs
-from volpipe.runs.presence import FILE as NOTE_FILE
+from volpipe.blockwise.notes import DRIVER, Note, TaskNote, read_workers
+from volpipe.runs.presence import Sightings
 from volpipe.training.task import STAGE as TRAIN
 from volpipe.workflow.status import Status
 
-MISSED_SIGNS, MORE_SECONDS = 3, 2.0  # after which a worker counts as silent: killed, frozen, or cut off
+MISSED_NOTES, MORE_SECONDS = 3, 2.0  # after which a worker counts as silent: killed, frozen, or cut off
 MOST_DIFFERENCE = 10.0  # seconds between a worker's clock and that of the file system, above which it is named
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """A task under way: of which of several works, "" of one alone; how much of it is done, 0 to 1; and its sign."""
+    """A task under way: of which of several works, "" of one alone; how much of it is done, 0 to 1; and its note."""
 
     work: str
     share: float
-    sign: TaskSign
+    note: TaskNote
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker by its latest sign.
+    """A worker by its latest note.
 
     Attributes:
         silent_seconds: since then.
@@ -42,7 +41,7 @@ class Worker:
         clock_seconds: by which its clock is ahead of the file system's.
     """
 
-    sign: Sign
+    note: Note
     tasks: tuple[WorkerTask, ...]
     silent_seconds: float
     is_alive: bool
@@ -51,31 +50,22 @@ class Worker:
 
     @property
     def place(self) -> tuple[str, int]:
-        return self.sign.host, self.sign.pid
+        return self.note.host, self.note.pid
 
     def to_json(self) -> dict[str, Any]:  # Any: plain values
         """Return the same in plain values; the keys are those of docs/reference/machines.md."""
         names = ("host", "pid", "cpu_percent", "memory_bytes", "device_percent", "device_used_bytes")
-        tasks = [{"work": task.work or None, "share": task.share} | asdict(task.sign) for task in self.tasks]
-        return {name: getattr(self.sign, name) for name in names} | {
+        tasks = [{"work": task.work or None, "share": task.share} | asdict(task.note) for task in self.tasks]
+        return {name: getattr(self.note, name) for name in names} | {
             "silent_seconds": round(self.silent_seconds, 3), "alive": self.is_alive, "tasks": tasks,
         }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """A sign, since when it is there by our own clock, and whether another one was there before."""
-
-    sign: Sign
-    since: float
-    is_moving: bool = False
 
 
 @dataclass
 class Roster:
     """Looks at the workers of work as often as it is asked."""
 
-    _seen: dict[tuple[Path, str, int], _Seen] = field(default_factory=dict)
+    _sightings: Sightings = field(default_factory=Sightings)
 
     def look(self, status: Status) -> list[Worker]:
         """Return the workers of the work that has this `status`, by host and process."""
@@ -88,25 +78,16 @@ class Roster:
 
     def _of_work(self, name: str, status: Status) -> Iterator[Worker]:
         assert status.folder is not None
-        signs = read_signs(status.folder)
-        newest = max([_changed(status.folder / NOTE_FILE), *(changed for _, changed in signs)])
-        for sign, changed in signs:
+        notes = list(read_workers(status.folder))
+        newest = max([_changed(status.folder / DRIVER), *(changed for _, changed in notes)])
+        for note, changed in notes:
             # The clock of the file system counts, and shows the time while the driver does; else it is our own.
             age = (newest if status.driver.is_at_work else max(newest, time.time())) - changed
-            age = self._silence(status.folder, sign, age)
-            is_left = bool(sign.session) and sign.session != status.driver.session
-            is_alive = not is_left and age <= MISSED_SIGNS * sign.every + MORE_SECONDS
-            tasks = tuple(WorkerTask(name, _share(task, status), task) for task in sign.tasks)
-            yield Worker(sign, tasks, age, is_alive, is_left, sign.at - changed)
-
-    def _silence(self, folder: Path, sign: Sign, age: float) -> float:
-        """Return the seconds since `sign` came, which is `age` old by its file."""
-        key, now = (folder, sign.host, sign.pid), time.monotonic()
-        seen = self._seen.get(key, _Seen(sign, now))
-        if seen.sign != sign:
-            seen = _Seen(sign, now, is_moving=True)
-        self._seen[key] = seen
-        return now - seen.since if seen.is_moving else max(now - seen.since, age)
+            age = self._sightings.silence((status.folder, note.host, note.pid), note, age)
+            is_left = bool(note.session) and note.session != status.driver.session
+            is_alive = not is_left and age <= MISSED_NOTES * note.every + MORE_SECONDS
+            tasks = tuple(WorkerTask(name, _share(task, status), task) for task in note.tasks)
+            yield Worker(note, tasks, age, is_alive, is_left, note.at - changed)
 
 
 def _works(status: Status) -> Iterator[tuple[str, Status]]:
@@ -120,17 +101,17 @@ def _works(status: Status) -> Iterator[tuple[str, Status]]:
         yield from ((f"{volume} {name}".rstrip(), work) for name, work in _works(part))
 
 
-def _share(task: TaskSign, status: Status) -> float:
+def _share(task: TaskNote, status: Status) -> float:
     """Return how much of a task is done; a training is one task, whose steps are in its log."""
     if task.stage == TRAIN and TRAIN in status.stages:
-        note = status.stages[TRAIN]
-        return note.done / max(1, note.all)
+        stage = status.stages[TRAIN]
+        return stage.done / max(1, stage.all)
     return min(1.0, task.done / task.num_units)
 
 
 def _joined(one: Worker, other: Worker) -> Worker:
-    """Return a worker that does tasks of two works, as its later sign has it."""
-    later = max(one, other, key=lambda worker: (worker.is_alive, worker.sign.at))
+    """Return a worker that does tasks of two works, as its later note has it."""
+    later = max(one, other, key=lambda worker: (worker.is_alive, worker.note.at))
     tasks = [task for worker in (other, one) if worker.is_alive for task in worker.tasks]
     return replace(later, tasks=tuple(tasks) if later.is_alive else later.tasks)
 
@@ -143,5 +124,5 @@ def _changed(path: Path) -> float:
 
 def wrong_clocks(workers: Sequence[Worker]) -> dict[str, float]:
     """Return the hosts whose clocks differ from that of the file system, with the seconds by which they are ahead."""
-    ahead = {worker.sign.host: worker.clock_seconds for worker in workers}
+    ahead = {worker.note.host: worker.clock_seconds for worker in workers}
     return {host: seconds for host, seconds in ahead.items() if abs(seconds) > MOST_DIFFERENCE}

@@ -20,10 +20,16 @@ from volpipe.blockwise.stage import Feed
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError
 from volpipe.estimation.calibrate import TooSlowError, calibrate
-from volpipe.estimation.estimate import Estimate, estimate, timed_alone
-from volpipe.estimation.forecast import UNKNOWN_SLOTS, Forecast, PendingInput, forecast, forecast_calibrated
-from volpipe.estimation.rates import load_rates
-from volpipe.evaluation.driver import BlockWork, ScoreTime, calibrate_evaluation, evaluation_work
+from volpipe.estimation.estimate import Estimate, StageTimes, estimate, timed_alone
+from volpipe.estimation.forecast import (
+    UNKNOWN_SLOTS,
+    Forecast,
+    PendingInput,
+    forecast,
+    forecast_calibrated,
+    load_rates,
+)
+from volpipe.evaluation.driver import BlockWork, calibrate_evaluation, evaluation_work
 from volpipe.evaluation.evaluate import Evaluation
 from volpipe.evaluation.results import EvaluationResult
 from volpipe.inference.output import planned_volume
@@ -31,11 +37,12 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.statistics import needs_measuring
 from volpipe.recipes.workflow import VOLUME
 from volpipe.runs.growth import grown_from, grown_plan
+from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener
 from volpipe.segmentation.driver import SegmentWork, check_memory
-from volpipe.segmentation.estimate import SegmentTimes, SegmentTrial, calibrate_segmentation
+from volpipe.segmentation.estimate import SegmentTrial, calibrate_segmentation
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage import paths
@@ -88,7 +95,9 @@ class StagePlan(ABC):
     def num_blocks(self) -> int:
         """Number of blocks that it computes."""
 
-    def work(self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> FolderWork[Any]:
+    def work(
+        self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
+    ) -> FolderWork[Any]:
         """Return its work; arguments as of `FolderWork`."""
         return self.maker(self.plan, options, listener, feed, self.folder)
 
@@ -102,7 +111,7 @@ class StagePlan(ABC):
         """Share of its units that is still to be done."""
         if self.is_complete:
             return 0.0
-        longest = max(self.work().progress().schedule.shown, key=lambda stage: stage.num_units)
+        longest = max(self.work().ledger().schedule.shown, key=lambda stage: stage.num_units)
         return 1.0 - longest.num_done / max(1, longest.num_units)
 
     def volume(self, level: int = 0, array: str = "") -> Volume:
@@ -302,7 +311,7 @@ class ScoreStage(StagePlan):
     plan: Evaluation
 
     def work(
-        self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
+        self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
     ) -> BlockWork[EvaluationResult]:
         return evaluation_work(self.plan, self.folder, options, listener, feed, to=self.out)
 
@@ -405,7 +414,7 @@ class StageCost:
     need: ResourceNeeds | None = None
     forecast: Forecast | None = None
     share_left: float = 1.0
-    times: SegmentTimes | ScoreTime | None = None
+    times: StageTimes | None = None
 
     @classmethod
     def from_forecast(cls, stage: StagePlan, forecast: Forecast, share_left: float = 1.0) -> StageCost:

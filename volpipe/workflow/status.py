@@ -5,7 +5,6 @@ Not here: printing (cli.app). Nothing is written and no lock is taken for longer
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -13,22 +12,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from volpipe.blockwise.failures import Missing
-from volpipe.blockwise.journal import Totals
+from volpipe.blockwise.notes import StageNote
+from volpipe.blockwise.usage import Totals
 from volpipe.errors import RemoteError, RunError, VolpipeError
 from volpipe.evaluation.evaluate import Evaluation
 from volpipe.geometry.grid import Triple, triple
 from volpipe.inference.plan import Plan
-from volpipe.inference.selection import SELECTION_FILE, Selection
+from volpipe.inference.selection import Selection
 from volpipe.recipes.training import LOSSES, WEIGHTS
 from volpipe.runs.output_work import OutputWork
-from volpipe.runs.presence import Driver, StageNote, find_driver
+from volpipe.runs.presence import Driver, Sightings, find_driver
 from volpipe.runs.provenance import is_sealed
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.update import compare
-from volpipe.runs.work import JournalAccount, file_mark
+from volpipe.runs.work import file_mark
+from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.segmentation.update import compare as compare_segmentation
 from volpipe.training.logs import TrainingPace, read_pace
 from volpipe.training.search.grid import SWEEP_FILE
 from volpipe.training.search.optuna import STUDY
@@ -44,6 +43,7 @@ from volpipe.workflow.entries import Entry, find_entries, find_work
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
 KINDS: dict[str, Kind] = {"run": "run", "segmentation": "labels", "label": "labels", "evaluate": "evaluation"}
+UNCOMPARED = "but what it reads is changed by another stage; the same command compares it"
 NOT_THERE = "not there any more"  # begins the reason of a dataset whose output was deleted
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
 
@@ -176,15 +176,6 @@ class _Held:
     content: Any  # what each kind has
 
 
-@dataclass(frozen=True)
-class _Sign:
-    """A driver's sign of life, since when it is there by our own clock, and whether another one was there before."""
-
-    content: tuple[object, ...]
-    since: float
-    is_moving: bool = False
-
-
 @dataclass
 class Observer:
     """Looks at the work on `output` as often as it is asked; journals are read on from where they were read last."""
@@ -192,7 +183,7 @@ class Observer:
     output: str
     _held: dict[Path, _Held] = field(default_factory=dict)
     _datasets: dict[str, Observer] = field(default_factory=dict)  # of a batch, under way, by output
-    _signs: dict[Path, _Sign] = field(default_factory=dict)  # of drivers
+    _sightings: Sightings = field(default_factory=Sightings)  # of drivers
     _is_evaluation: bool = False  # what was seen at the last look
 
     def look(self) -> Status:
@@ -215,16 +206,10 @@ class Observer:
         """Return the driver in `folder`; of one that was seen before, a new sign counts, not what its clock says."""
         driver = find_driver(folder, journal)
         size = journal.stat().st_size if journal.is_file() else 0
-        sign = (driver.process, driver.host, driver.began, None if driver.note is None else driver.note.at, size)
-        now = time.monotonic()
-        seen = self._signs.get(folder, _Sign(sign, now))
-        if sign != seen.content:
-            seen = _Sign(sign, now, is_moving=True)
-        self._signs[folder] = seen
         if driver.silent_seconds is None:
             return driver
-        silence = now - seen.since
-        return replace(driver, silent_seconds=silence if seen.is_moving else max(silence, driver.silent_seconds))
+        sign = (driver.session, None if driver.note is None else driver.note.at, size)
+        return replace(driver, silent_seconds=self._sightings.silence(folder, sign, driver.silent_seconds))
 
     def _kept(self, path: Path, files: Sequence[Path], read: Callable[[], Any]) -> Any:  # Any: what each kind has
         """Return what `read` gave of `path` when its `files` were last changed."""
@@ -234,16 +219,13 @@ class Observer:
             held = self._held[path] = _Held(marks, read())
         return held.content
 
-    def _account(self, folder: RunFolder) -> JournalAccount | None:
-        """Return the account of the work whose plan lies in `folder`, None where there is none."""
-        names = (Plan.FILE, SegmentPlan.FILE, SELECTION_FILE)
-
-        def begin() -> JournalAccount | None:
-            work = find_work(folder)
-            return None if work is None else JournalAccount(work)
-
-        account: JournalAccount | None = self._kept(folder.path, [folder.path / name for name in names], begin)
-        return account
+    def _work(self, folder: RunFolder) -> RunWork | SegmentWork | None:
+        """Return the work whose plan lies in `folder`, None where there is none."""
+        names = (Plan.FILE, SegmentPlan.FILE)
+        work: RunWork | SegmentWork | None = self._kept(
+            folder.path, [folder.path / name for name in names], lambda: find_work(folder)
+        )
+        return work
 
     def _of_batch(self, folder: Path) -> Status:
         """Return the status of a batch; a dataset that its driver left is one that was interrupted."""
@@ -282,9 +264,9 @@ class Observer:
                 f"`volpipe batch {self.output}` begins one, and of other work name the output"
             )
         folder = RunFolder.find(self.output)
-        driver, account = self._driver(folder.path, folder.journal), self._account(folder)
-        if account is not None:
-            return _of_work(account, driver)
+        driver, work = self._driver(folder.path, folder.journal), self._work(folder)
+        if work is not None:
+            return _of_work(work, driver)
         if (folder.path / Evaluation.mark).is_file():
             self._is_evaluation = True
             return Status("evaluation", self.output, False, driver, _noted(driver), folder=folder.path)
@@ -311,9 +293,9 @@ class Observer:
         return Status("stages", self.output, is_complete, driver, parts=parts, folder=folder)
 
     def _of_entry(self, entry: Entry) -> Status:
-        driver, account = self._driver(entry.run.path, entry.run.journal), self._account(entry.run)
-        if account is not None:
-            return replace(_of_work(account, driver), name=entry.name)
+        driver, work = self._driver(entry.run.path, entry.run.journal), self._work(entry.run)
+        if work is not None:
+            return replace(_of_work(work, driver), name=entry.name)
         is_complete = entry.kind == "evaluate" and paths.is_file(paths.locate(entry.out))
         stages = {} if is_complete else _noted(driver)
         return Status(KINDS[entry.kind], entry.out, is_complete, driver, stages, folder=entry.run.path, name=entry.name)
@@ -402,30 +384,27 @@ def _changes_of(work: OutputWork[Any, Any]) -> Changes:
     source = work.plan.source
     now = zip(source.volume().spatial_shape, source.shape, strict=True)
     grown = triple(n - before for n, before in now)
-    if isinstance(work, SegmentWork):
-        return Changes(compare_segmentation(work).num_open, len(work.plan.blocks), grown)
-    selection = Selection(work.plan)
-    return Changes(compare(work, selection).num_open, selection.num_blocks, grown)
+    num_blocks = Selection(work.plan).num_blocks if isinstance(work, RunWork) else len(work.plan.blocks)
+    return Changes(work.compared().num_open, num_blocks, grown)
 
 
-def _of_work(account: JournalAccount, driver: Driver) -> Status:
-    progress, work = account.look(), account.work
-    assert isinstance(work, OutputWork)
-    out = work.plan.out
-    notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in progress.schedule.shown}
-    stages, is_complete = _with_flights(notes, driver), progress.is_complete
-    remark = work.remark if is_complete else ""
+def _of_work(work: RunWork | SegmentWork, driver: Driver) -> Status:
+    ledger, out, is_complete = work.ledger(), work.plan.out, work.is_complete
+    notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in ledger.schedule.shown}
+    stages = _with_flights(notes, driver)
+    remark = work.remark if is_complete else UNCOMPARED if work.is_uncompared else ""
     if is_complete and work.has_moved:
         remark = f"but its input has changed since: {work.remedy}"
+    has_output = any(issubclass(kind, Written) for kind in ledger.results)
     try:
-        if not driver.is_at_work and progress.has_output and not paths.exists(paths.locate(out)):
+        if not driver.is_at_work and has_output and not paths.exists(paths.locate(out)):
             is_complete, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"
         elif is_complete and not driver.is_at_work and not is_sealed(work.folder):
             is_complete, remark = False, f"all is computed, and `{work.goes_on}` again closes the output"
     except RemoteError as error:
         remark = f"so its journal says; whether the output is there cannot be seen: {error}"
     return Status(
-        KINDS[work.what], out, is_complete, driver, stages, progress.totals, progress.missing, remark,
+        KINDS[work.what], out, is_complete, driver, stages, ledger.totals, ledger.missing, remark,
         folder=work.folder.path,
     )  # fmt: skip
 

@@ -155,15 +155,14 @@ def sliding_on_gpu(location: str, recipe_json: str, planned: list[Triple], monai
 
 def remember_speeds(recipe: Recipe, gpu: str) -> None:
     """Time windows of a net on this machine's GPU once, as a plan of a large volume does."""
-    from volpipe.estimation.net_speeds import measured_speeds
-    from volpipe.estimation.window_choice import MEASURE_SECONDS_ON_GPU
+    from volpipe.estimation.measure import speeds_here
     from volpipe.nets.cache import keep_speeds, kept_speeds
     from volpipe.nets.load import describe
 
     facts, here = describe(recipe.net, str(Path.cwd())), str(Path.cwd())
     if kept_speeds(recipe.net, here, gpu) is not None:
         return
-    speeds = measured_speeds(recipe.net, facts, here, most_seconds=MEASURE_SECONDS_ON_GPU, gpu=gpu)
+    speeds = speeds_here(recipe.net, facts, here, gpu=gpu)
     if speeds is None or not keep_speeds(recipe.net, here, speeds):
         raise RuntimeError(f"windows of {facts.label} could not be timed, or the times not kept")
 

@@ -27,10 +27,9 @@ from benchmarks.engine.recorded import shares
 from benchmarks.engine.whole_runs import StandIns, planned
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import in_process
-from volpipe.blockwise.journal import Record, read_usages
+from volpipe.blockwise.journal import Record, read_records
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.usage import Usage
 from volpipe.blockwise.work import Observer, Place, Works, observing
 from volpipe.inference.plan import Plan
 from volpipe.runs.run_folder import RunFolder
@@ -148,7 +147,8 @@ def lost(plan: Plan, num_workers: int) -> dict[str, float]:
 
     It is made of `between`, the share before a worker's next task, and `end`, the share after its last one.
     """
-    usages = list[Usage](read_usages(RunFolder.from_output(locate(plan.out)).journal, RESULTS))
+    records = read_records(RunFolder.from_output(locate(plan.out)).journal, RESULTS)
+    usages = [record.usage for record in records if record.done]
     first, last = min(u.started for u in usages), max(u.started + u.seconds for u in usages)
     ends: dict[int, float] = {}
     for usage in usages:

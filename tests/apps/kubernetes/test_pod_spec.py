@@ -19,38 +19,27 @@ from real_cluster import KILL
 
 from volpipe.apps.htex.processes import WORKER, WORKERS
 from volpipe.apps.kubernetes.manifest import service
-from volpipe.apps.kubernetes.pod_spec import Claim, Owner, Shape, dress, host_name
+from volpipe.apps.kubernetes.pod_spec import Claim, Owner, Shape, host_name, worker_pod
 from volpipe.errors import SiteError
 
-
-def of_parsl() -> client.V1Pod:
-    """Return a pod as Parsl's provider makes it: with a port, a variable and a mount that nobody asked for."""
-    container = client.V1Container(
-        name="0a1b2c3d",
-        image="lab/volpipe:1",
-        command=["/bin/bash"],
-        args=["-c", "true\n\nprocess_worker_pool.py --workers 2\n"],
-        ports=[client.V1ContainerPort(container_port=80)],
-        env=[client.V1EnvVar(name="TEST", value="SOME DATA")],
-        volume_mounts=[client.V1VolumeMount(name="data.of.lab", mount_path="/data")],
-        resources=client.V1ResourceRequirements(limits={"cpu": "2"}, requests={"cpu": "2"}),
-    )
-    claim = client.V1PersistentVolumeClaimVolumeSource(claim_name="data.of.lab")
-    spec = client.V1PodSpec(
-        containers=[container],
-        volumes=[client.V1Volume(name="data.of.lab", persistent_volume_claim=claim)],
-        image_pull_secrets=[client.V1LocalObjectReference(name="parsls")],
-        service_account_name="worker",
-    )
-    metadata = client.V1ObjectMeta(name="volpipe.0a1b2c3d", labels={"parsl-job-id": "0a1b2c3d"})
-    return client.V1Pod(metadata=metadata, spec=spec)
+TWO_CORES = {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}
 
 
-def dressed(**choices: Any) -> Json:  # Any: fields of Shape
+def pod_with(command: str = "true\n\nprocess_worker_pool.py", **choices: Any) -> client.V1Pod:  # Any: fields of Shape
+    return worker_pod("volpipe.0a1b2c3d", "lab/volpipe:1", command, Shape(**choices), TWO_CORES, "worker")
+
+
+def manifest_with(**choices: Any) -> Json:  # Any: fields of Shape
     """Return the manifest of a pod with a shape, which an API server would take."""
-    manifest = plain(dress(of_parsl(), Shape(**choices)))
+    manifest = plain(pod_with(**choices))
     assert faults(manifest) == []
     return manifest
+
+
+def shell_of(command: str) -> list[str]:
+    """Return what the container of a pod starts."""
+    (container,) = pod_with(command).spec.containers
+    return [*container.command, *container.args]
 
 
 def container_of(manifest: Json) -> Json:
@@ -59,7 +48,7 @@ def container_of(manifest: Json) -> Json:
 
 
 def test_a_pod_is_not_root_and_may_do_little() -> None:
-    manifest = dressed()
+    manifest = manifest_with()
     assert manifest["spec"]["securityContext"] == {
         "runAsNonRoot": True,
         "runAsUser": 1000,
@@ -71,17 +60,17 @@ def test_a_pod_is_not_root_and_may_do_little() -> None:
     expected = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert container_of(manifest)["securityContext"] == expected
     assert manifest["spec"]["automountServiceAccountToken"] is False
-    assert dressed(uid=0)["spec"]["securityContext"]["runAsNonRoot"] is False
+    assert manifest_with(uid=0)["spec"]["securityContext"]["runAsNonRoot"] is False
 
 
 def test_a_pod_is_never_restarted_in_place_and_ends_soon() -> None:
-    spec = dressed(deadline=3600, grace=5)["spec"]
+    spec = manifest_with(deadline=3600, grace=5)["spec"]
     assert (spec["restartPolicy"], spec["activeDeadlineSeconds"], spec["terminationGracePeriodSeconds"]) == (
         "Never",
         3600,
         5,
     )
-    assert "activeDeadlineSeconds" not in dressed()["spec"]
+    assert "activeDeadlineSeconds" not in manifest_with()["spec"]
     assert spec["enableServiceLinks"] is False  # a service volpipe-k8s would be taken for settings
 
 
@@ -89,7 +78,7 @@ def test_what_a_user_asks_for_is_in_the_manifest() -> None:
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
     taint = {"key": "nautilus.io/reservation", "operator": "Exists", "effect": "NoSchedule"}
-    manifest = dressed(
+    manifest = manifest_with(
         env={"HOME": "/tmp"},
         labels={"lab": "em"},
         node_selector={"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"},
@@ -103,12 +92,12 @@ def test_what_a_user_asks_for_is_in_the_manifest() -> None:
     spec, container = manifest["spec"], container_of(manifest)
     assert {"name": "HOME", "value": "/tmp"} in container["env"]
     assert {"name": "LOGNAME", "value": "volpipe"} in container["env"]
-    assert {("parsl-job-id", "0a1b2c3d"), ("lab", "em")} < manifest["metadata"]["labels"].items()
+    assert manifest["metadata"]["labels"] == {"lab": "em", "volpipe-role": "worker"}
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
     assert spec["affinity"] == affinity
     assert spec["tolerations"][0] == taint
     assert spec["priorityClassName"] == "opportunistic"
-    assert [secret["name"] for secret in spec["imagePullSecrets"]] == ["parsls", "mine", "ours"]
+    assert [secret["name"] for secret in spec["imagePullSecrets"]] == ["mine", "ours"]
     assert spec["serviceAccountName"] == "worker"
     assert container["imagePullPolicy"] == "Always"
     assert container["resources"] == {
@@ -120,7 +109,7 @@ def test_what_a_user_asks_for_is_in_the_manifest() -> None:
 
 def test_a_lost_node_gives_its_pods_up_after_a_minute_unless_the_user_says_otherwise() -> None:
     def seconds(**choices: Any) -> dict[str, int]:  # Any: fields of Shape
-        return {t["key"]: t["tolerationSeconds"] for t in dressed(**choices)["spec"]["tolerations"]}
+        return {t["key"]: t["tolerationSeconds"] for t in manifest_with(**choices)["spec"]["tolerations"]}
 
     assert seconds() == {"node.kubernetes.io/unreachable": 60, "node.kubernetes.io/not-ready": 60}
     own = {
@@ -133,7 +122,7 @@ def test_a_lost_node_gives_its_pods_up_after_a_minute_unless_the_user_says_other
 
 
 def test_claims_are_mounted_where_they_should_be_the_same_one_twice_too() -> None:
-    manifest = dressed(
+    manifest = manifest_with(
         claims=[
             Claim("data.of.lab", "/data", read_only=True),
             Claim("scratch", "/scratch"),
@@ -157,14 +146,14 @@ def test_claims_are_mounted_where_they_should_be_the_same_one_twice_too() -> Non
 
 
 def test_the_owner_takes_its_pods_with_it() -> None:
-    owners = dressed(owner=Owner("driver-x7k2p", "0b1c"))["metadata"]["ownerReferences"]
+    owners = manifest_with(owner=Owner("driver-x7k2p", "0b1c"))["metadata"]["ownerReferences"]
     assert owners == [{"apiVersion": "v1", "kind": "Pod", "name": "driver-x7k2p", "uid": "0b1c"}]
 
 
 def test_a_pod_has_a_name_in_the_dns_by_the_service_that_is_printed_for_its_namespace() -> None:
     printed = service("lab")
     assert faults(printed) == []
-    manifest = dressed(labels={"volpipe-role": "mine"})
+    manifest = manifest_with(labels={"volpipe-role": "mine"})
     assert manifest["spec"]["subdomain"] == printed["metadata"]["name"]
     assert manifest["spec"]["hostname"] == "volpipe-0a1b2c3d"
     assert printed["spec"]["selector"].items() <= manifest["metadata"]["labels"].items()
@@ -177,12 +166,6 @@ def test_whatever_parsl_calls_a_pod_its_host_has_one_label_that_no_other_pod_has
     assert LABEL.fullmatch(first)
     assert first != second
     assert f"{name}.0a1b2c3d".replace(".", "-").endswith(first)
-
-
-def test_dressing_leaves_what_it_was_given_alone() -> None:
-    pod = of_parsl()
-    dress(pod, Shape(gpus=1, env={"A": "b"}))
-    assert pod == of_parsl()
 
 
 @pytest.mark.parametrize(
@@ -201,10 +184,7 @@ def test_what_no_pod_can_be_is_refused(make: Callable[[], object], sentence: str
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_the_command_keeps_its_exit_code_and_what_ran_before_it(code: int) -> None:
-    pod = of_parsl()
-    pod.spec.containers[0].args = ["-c", f"export A=b\n\ntest $A = b && exit {code}\n"]
-    container = dress(pod, Shape()).spec.containers[0]
-    assert subprocess.run([*container.command, *container.args]).returncode == code
+    assert subprocess.run(shell_of(f"export A=b\n\ntest $A = b && exit {code}\n")).returncode == code
 
 
 @pytest.mark.parametrize(("name", "which"), [(WORKER, "tail -1"), (WORKERS, "head -1")])
@@ -224,10 +204,7 @@ def test_what_kills_in_a_real_pod_finds_neither_itself_nor_a_shell(tmp_path: Pat
 
 
 def test_term_ends_a_command_at_once_that_the_shell_waits_for() -> None:
-    pod = of_parsl()
-    pod.spec.containers[0].args = ["-c", "true\n\nsleep 30\n"]
-    container = dress(pod, Shape()).spec.containers[0]
-    process = subprocess.Popen([*container.command, *container.args], start_new_session=True)
+    process = subprocess.Popen(shell_of("true\n\nsleep 30\n"), start_new_session=True)
     time.sleep(0.3)
     began = time.monotonic()
     process.terminate()
@@ -235,7 +212,8 @@ def test_term_ends_a_command_at_once_that_the_shell_waits_for() -> None:
     assert time.monotonic() - began < 5
 
 
-ONE = [{"name": "a", "image": "b"}]
+ONE: list[Json] = [{"name": "a", "image": "b"}]
+EMPTY, TOO_MUCH = {"name": "v"}, {"limits": {"memory": "1Gi"}, "requests": {"memory": "1500Mi"}}
 WRONG = [
     ({"spec": {"containers": ONE, "hostname": "a.b"}}, "spec.hostname: Invalid value: 'a.b'"),
     ({"spec": {"containers": ONE, "hostname": "a" * 64}}, "spec.hostname: Invalid value: 'aaaa"),
@@ -248,33 +226,15 @@ WRONG = [
     ({"spec": {"containers": []}}, "spec.containers: Required value"),
     ({"spec": {"containers": [{"name": "a"}]}}, "spec.containers.image: Required value"),
     ({"spec": {"containers": [{"image": "a"}]}}, "name"),
-    ({"spec": {"containers": [{"name": "a", "image": "b"}], "restartPolicyy": "Never"}}, 'unknown field "spec.restart'),
+    ({"spec": {"containers": ONE, "restartPolicyy": "Never"}}, 'unknown field "spec.restart'),
     ({"spec": {"containers": [{"name": "a", "image": 3}]}}, "valid string"),
     (
-        {"spec": {"containers": [{"name": "a", "image": "b", "volumeMounts": [{"name": "v", "mountPath": "/"}]}]}},
+        {"spec": {"containers": [ONE[0] | {"volumeMounts": [EMPTY | {"mountPath": "/"}]}]}},
         "volumeMounts.name: Not found: 'v'",
     ),
+    ({"spec": {"containers": ONE, "volumes": [EMPTY | {"emptyDir": {}}] * 2}}, "spec.volumes: Duplicate value"),
     (
-        {
-            "spec": {
-                "containers": [{"name": "a", "image": "b"}],
-                "volumes": [{"name": "v", "emptyDir": {}}, {"name": "v", "emptyDir": {}}],
-            }
-        },
-        "spec.volumes: Duplicate value",
-    ),
-    (
-        {
-            "spec": {
-                "containers": [
-                    {
-                        "name": "a",
-                        "image": "b",
-                        "resources": {"limits": {"memory": "1Gi"}, "requests": {"memory": "1500Mi"}},
-                    }
-                ]
-            }
-        },
+        {"spec": {"containers": [ONE[0] | {"resources": TOO_MUCH}]}},
         "requests[memory]: Invalid value: '1500Mi': must be less than or equal to limit 1Gi",
     ),
 ]

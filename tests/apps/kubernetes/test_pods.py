@@ -387,6 +387,7 @@ def test_the_arguments_of_parsls_provider_mean_the_same(cluster: Cluster) -> Non
     pod = cluster.pod(cluster.names()[0])
     assert pod.metadata["name"].startswith("mine.")
     assert pod.metadata["annotations"] == {"a": "b"}
+    assert pod.labels["parsl-job-id"] in pods.resources
     assert {m["mountPath"] for m in pod.container["volumeMounts"]} == {"/data", "/again", "/scratch"}
     assert len(pod.spec["volumes"]) == 2
     assert pod.spec["imagePullSecrets"] == [{"name": "parsls"}, {"name": "ours"}]

@@ -58,7 +58,7 @@ def give(folder: Path, slurm: Slurm, *command: str, **settings: str) -> Ended:
 @pytest.mark.long
 def test_windows_are_timed_on_a_gpu_worker_and_plans_for_the_site_choose_by_that(tmp_path: Path, slurm: Slurm) -> None:
     (tmp_path / "double").mkdir()
-    put_hook(tmp_path / "double", "volpipe.estimation.gpu_times", DOUBLE)
+    put_hook(tmp_path / "double", "volpipe.estimation.measure", DOUBLE)
     create_array(tmp_path / "large.n5", "raw", ArraySpec((2048,) * 3, np.dtype("uint8"), (64,) * 3), "n5")
     plan = ("plan", "--quick", "--config", "slurm_htex", f"{tmp_path}/large.n5", "-o", "out.zarr")
     before = give(tmp_path / "before", slurm, *plan)
@@ -125,7 +125,7 @@ def test_a_worker_that_is_late_is_waited_for_no_longer(
 ) -> None:
     """Its job starts late, or its net takes long."""
     (tmp_path / "double").mkdir()
-    put_hook(tmp_path / "double", "volpipe.estimation.gpu_times", SLOW)
+    put_hook(tmp_path / "double", "volpipe.estimation.measure", SLOW)
     slow = on_slurm(tmp_path / "late", slurm, 0, GPUS="1", MEM_GB="4", INIT=init.format(double=tmp_path / "double"))
     command = ("net", "unet3d", "--config", "slurm_htex", "--wait", wait)
     ended = finish(slow.folder, begin(slow.folder, *command, **slow.environment), 240)

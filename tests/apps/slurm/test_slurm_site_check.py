@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from command import begin, finish, processes_in, sentences
-from disks import OWN_MOUNTS, needs_mounts, small_disk
 from slurm import Slurm, kill
 from slurm_runs import check_gone, new_slurm, on_slurm
 
@@ -31,13 +30,10 @@ def _no_process_outlives_a_test(place: Path) -> Iterator[None]:
     kill(processes_in(place))
 
 
-def check_site(
-    folder: Path, slurm: Slurm, wait: float = 120, out: Path | None = None, **settings: str
-) -> tuple[int, list[str]]:
+def check_site(folder: Path, slurm: Slurm, wait: float = 120, **settings: str) -> tuple[int, list[str]]:
     """Return the exit code of `volpipe sites check` on Slurm, and what it named; see that no job is left."""
     slow = on_slurm(folder, slurm, 0, **settings)
     command = ["sites", "check", "slurm_htex", str(folder.parent / "in.n5"), "--wait", str(wait)]
-    command += ["--out", str(out)] if out else []
     ended = finish(slow.folder, begin(slow.folder, *command, **slow.environment), 240)
     assert "Traceback" not in ended.err
     check_gone(slow, slurm)
@@ -65,46 +61,6 @@ def test_a_check_of_a_site_on_slurm_gives_the_last_words_of_its_jobs(place: Path
     assert code == 1
     assert [sentence.partition(":")[0] for sentence in named] == ["cpu", "gpu"]
     assert all("last said: no module named cuda" in sentence for sentence in named)
-
-
-def of_both(named: list[str]) -> list[str]:
-    """Return what was named of both kinds of jobs alike."""
-    notes = [sentence for sentence in named if sentence.startswith("note: ")]
-    assert notes == ["note: gpu: its site asks for no GPU, so nets run on CPUs there"]
-    faults = [sentence.partition(": ") for sentence in named if not sentence.startswith("note: ")]
-    assert sorted(kind for kind, _, _ in faults) == ["cpu", "gpu"]
-    return [sentence for _, _, sentence in faults]
-
-
-@pytest.mark.long
-def test_a_check_of_a_site_on_slurm_names_another_version(place: Path, slurm: Slurm) -> None:
-    other = place / "first/zarr/__init__.py"
-    other.parent.mkdir(parents=True)
-    other.write_text("__version__ = '2.18.0'")
-    code, named = check_site(place / "version", slurm, INIT=f"export PYTHONPATH={place}/first:$PYTHONPATH")
-    assert code == 1
-    assert all(sentence.startswith("zarr is 2.18.0 on ") for sentence in of_both(named))
-
-
-@pytest.mark.long
-def test_a_check_of_a_site_on_slurm_names_a_volume_that_nodes_do_not_see(place: Path, slurm: Slurm) -> None:
-    needs_mounts()
-    volume = place / "in.n5"
-    hidden = OWN_MOUNTS.format(copy=f"{place}/$SLURM_JOB_ID.sh", mount=f"mount -t tmpfs tmpfs {volume}")
-    code, named = check_site(place / "unseen", slurm, INIT=hidden)
-    assert code == 1
-    assert all(f"{volume}:raw cannot be read on " in sentence for sentence in of_both(named))
-
-
-@pytest.mark.long
-def test_a_check_of_a_site_on_slurm_names_a_full_disk(place: Path, slurm: Slurm) -> None:
-    (place / "disk").mkdir()
-    with small_disk(place / "disk", "size=1m"):
-        (place / "disk/data").write_bytes(bytes(1 << 20))
-        code, named = check_site(place / "full", slurm, out=place / "disk")
-    (sentence,) = named
-    assert code == 1
-    assert sentence.startswith(f"here: {place}/disk cannot be written here: the disk is full; ")
 
 
 @pytest.mark.long

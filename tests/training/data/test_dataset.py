@@ -29,6 +29,7 @@ import volpipe.training.data.dataset
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice
 from volpipe.recipes.inference import load_recipe
+from volpipe.runs.options import RunOptions
 from volpipe.training.data.dataset import ChunkSampler, WindowDataset
 from volpipe.volumes.volume import ArraySpec, Reader, create_array, open_volume, open_writer
 from volpipe.workflow.driver import execute
@@ -56,7 +57,7 @@ def stored(folder: Path, volume: Path, format: str, *, most_tasks: int | None = 
     tensors = ["tensors.mode=stored", f"tensors.format={format}", "windows.blend=hann"]
     out = folder / "cells_unet3d.zarr"
     plan = prepare(str(volume), load_recipe(None, ["net.name=identity", *windows, *tensors]), out, folder)
-    execute(plan, Inline(most_tasks=most_tasks).start, keep_tensors=True)
+    execute(plan, Inline(most_tasks=most_tasks).start, RunOptions(keep_tensors=True))
     return folder / "cells_unet3d.zarr.run" / ("tensors.n5" if format == "n5" else "tensors.zarr")
 
 

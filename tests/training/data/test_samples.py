@@ -15,6 +15,7 @@ from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box, Triple
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import TrainRecipe
+from volpipe.runs.options import RunOptions
 from volpipe.training.data.augment import coarser
 from volpipe.training.data.degrade import context
 from volpipe.training.data.samples import Sampler
@@ -259,7 +260,7 @@ def windows(volume: np.ndarray, tmp_path: Path) -> Path:
         "net.name=identity", "tensors.mode=stored", "windows.shape=[8,8,8]", "windows.overlap=4", "windows.blend=hann",
     ]  # fmt: skip
     plan = prepare(str(tmp_path / "v.tif"), load_recipe(None, settings), tmp_path / "out.zarr", tmp_path)
-    assert execute(plan, Inline().start, keep_tensors=True).missing == []
+    assert execute(plan, Inline().start, RunOptions(keep_tensors=True)).missing == []
     return tmp_path / "out.zarr.run" / "tensors.n5"
 
 

@@ -12,7 +12,7 @@ import pytest
 from command import begin, finish, giver, processes_in, wait_until
 from trainings import Threads, losses_in, make_folder
 
-from volpipe.blockwise.heartbeat import FOLDER as SIGNS
+from volpipe.blockwise.notes import WORKERS
 from volpipe.errors import RecipeError, RunError, SiteError
 from volpipe.recipes.training import WEIGHTS, load_training
 from volpipe.runs.run_folder import RunFolder
@@ -210,8 +210,8 @@ def test_the_command_sweeps_on_processes_of_this_machine_one_of_which_is_killed(
     options = [part for setting in settings for part in ("--set", setting)]
     process = begin(folder, "sweep", "recipe.toml", *options, VOLPIPE_WORKERS="2")
     trial = folder / "recipe.sweep" / "001"
-    wait_until(lambda: last_step(trial) > 7 and any((trial / SIGNS).iterdir()), 120)
-    (sign,) = (trial / SIGNS).iterdir()  # of the worker that trains it; another may have ended all others meanwhile
+    wait_until(lambda: last_step(trial) > 7 and any((trial / WORKERS).iterdir()), 120)
+    (sign,) = (trial / WORKERS).iterdir()  # of the worker that trains it; another may have ended all others meanwhile
     psutil.Process(int(sign.name.rpartition("-")[2])).kill()
     assert last_step(trial) < 200
     ended = finish(folder, process, 200)

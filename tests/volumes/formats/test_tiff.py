@@ -333,9 +333,6 @@ def test_a_cache_keeps_what_was_decoded(tmp_path: Path) -> None:
     data = noise((3, 40, 41), "uint16")
     path = write(tmp_path / "a.tif", data, compression="zlib", rowsperstrip=8)
     cached = open_volume(path).open(cache_bytes=data.nbytes // 2)
-    for _ in range(2):
-        for box in boxes_of(data.shape):
-            assert np.array_equal(cached.read(box)[0], data[box.slices])
     kept = cached[0, :8]
     with path.open("r+b") as stream:
         stream.seek(0)

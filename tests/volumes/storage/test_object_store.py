@@ -30,6 +30,7 @@ from remote_volumes import DATA, LAYOUTS, SETTINGS, make, plan_of
 
 from volpipe.errors import ChunkError, PlanError, RunError, VolumeError
 from volpipe.geometry.grid import Box
+from volpipe.runs.options import RunOptions
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes import checksums
 from volpipe.volumes.file_states import read_known
@@ -566,7 +567,7 @@ def test_a_run_into_s3_goes_on_to_the_same_bytes(
         there = open_volume("s3://cells/out.zarr", level=level).open()[...]
         assert np.array_equal(there, open_volume(tmp_path / "local.zarr", level=level).open()[...])
         assert there.any()
-    execute(plan, Inline().start, fresh=True)
+    execute(plan, Inline().start, RunOptions(fresh=True))
     again = {key: data for key, data in bucket.files.items() if key.startswith("out.zarr/")}
     assert whole.keys() == again.keys()
     assert [key for key in whole if whole[key] != again[key]] == ["out.zarr/run/zarr.json"]  # it holds times
@@ -581,7 +582,7 @@ def test_an_output_in_s3_is_not_taken_from_another(
     plan = plan_of("s3://cells/in.zarr", "s3://cells/out.zarr", tmp_path)
     for fresh in (False, True):
         with pytest.raises(RunError, match=r"s3://cells/out.zarr.* made"):
-            execute(plan, Inline().start, fresh=fresh)
+            execute(plan, Inline().start, RunOptions(fresh=fresh))
     with pytest.raises(PlanError, match="would overwrite the volume"):
         plan_of("s3://cells/in.zarr", "s3://cells/in.zarr", tmp_path)
     with pytest.raises(PlanError, match="would lie inside the volume"):
@@ -646,7 +647,7 @@ def test_a_run_through_faults_in_passing_ends_with_the_same_bytes(
             return next(kinds) if is_first else ""
 
     bucket.fault = fault
-    assert execute(plan, Inline().start, fresh=True).missing == []
+    assert execute(plan, Inline().start, RunOptions(fresh=True)).missing == []
     rough = {key: data for key, data in bucket.files.items() if key.startswith("out.zarr/")}
     assert calm.keys() == rough.keys()
     assert [key for key in calm if calm[key] != rough[key]] == ["out.zarr/run/zarr.json"]  # it holds times

@@ -44,7 +44,7 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice, Triple
 from volpipe.inference.intensity import Affine
 from volpipe.inference.scratch import SOURCE_KEY
-from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource
+from volpipe.inference.windows import StoredWindows, VolumeWindows
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import RESULTS
 from volpipe.volumes.volume import Volume, open_volume
@@ -59,7 +59,7 @@ class WindowDataset(Dataset[torch.Tensor]):
     open their own volume; forked ones cannot, once the process that they come from has read or written any.
     """
 
-    def __init__(self, source: WindowSource) -> None:
+    def __init__(self, source: StoredWindows | VolumeWindows) -> None:
         self.source = source
 
     @classmethod
@@ -103,7 +103,7 @@ class WindowDataset(Dataset[torch.Tensor]):
             raise ValueError(f"low {low} must be below high {high}")
         volume = open_volume(location, key)
         normalise = Affine((low + high) / 2, (high - low) / 2)
-        return cls(StreamedWindows(volume, Lattice(volume.spatial_shape, window, overlap, block), normalise))
+        return cls(VolumeWindows(volume, Lattice(volume.spatial_shape, window, overlap, block), normalise))
 
     @property
     def lattice(self) -> Lattice:

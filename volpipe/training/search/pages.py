@@ -1,4 +1,4 @@
-"""The report of a sweep or a search: the table of its trials, the best first, each a link to its own report.
+"""The report of a sweep or a search: the table of its trials with links to their reports, and their scores.
 
 Not here: the report of one training (training.pages).
 """
@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from volpipe.recipes.training import LOSSES
-from volpipe.reporting.page import REPORT, Link, Note, Page, Section, Sheet
+from volpipe.reporting.page import REPORT, Chart, Draft, Item, Link, Note, Page, Section, Sheet
 from volpipe.reporting.tally import Tally
-from volpipe.reporting.tasks import task_sections
-from volpipe.runs.pages import Parts, work_page
+from volpipe.runs.pages import Parts, Several, page_of
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training.search.pictures import trial_pictures
+from volpipe.training.logs import read_scores
+from volpipe.training.pages import Points, curve
 from volpipe.training.task import Training, newest_step
 from volpipe.units import brief, count
 
 TABLE = "table.json"  # in a folder of trials, with the same as table.csv
 FIXED = ("trial", "steps", "loss", "score", "seconds", "state", "reason")
 MOST_JOURNALS = 200  # of trials whose tasks are shown together
+MOST_TRIALS, MOST_POINTS = 200, 40  # whose scores are read; points of a curve, about
 
 
 def trials_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
@@ -34,14 +35,12 @@ def trials_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     tally, names = Tally(), [str(row["trial"]).zfill(3) for row in rows]
     for name in names[:MOST_JOURNALS]:
         tally.read(path / name / folder.journal.name, prefix=f"{name} ")
-    parts = Parts(
-        path.name,
-        f"{count(len(rows), 'training')} side by side.",
-        {"trials": f"{len(rows):,}, {done:,} of them done"},
-        sections=[Section("Trials", [_sheet(path, rows) if rows else Note("No trial has begun.")])],
-        pictures=trial_pictures(path) if with_pictures else (),
-    )
-    return work_page(folder, parts, tally, task_sections(tally), is_complete=is_complete)
+    facts = {"trials": f"{len(rows):,}, {done:,} of them done"}
+    table = Section("Trials", [_sheet(path, rows) if rows else Note("No trial has begun.")])
+    charts = [Draft("Scores of trials", lambda: trial_items(path), "Scores of trials")] if with_pictures else []
+    what = f"{count(len(rows), 'training')} side by side."
+    parts = Parts(path.name, what, facts, pictures=charts, sections=[table])
+    return page_of(folder, Several(tally), parts, is_complete=is_complete)
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:  # Any: JSON
@@ -87,3 +86,23 @@ def _sheet(path: Path, rows: Sequence[Mapping[str, Any]]) -> Sheet:
 
 def _text(value: object) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# ---- charts
+
+
+def trial_items(folder: Path) -> list[Item]:
+    """Return the last score of each trial in `folder`, and its scores over the steps."""
+    folders = sorted(path for path in folder.glob("[0-9]*") if path.is_dir())
+    points = {path.name: read_scores(path) for path in folders[:MOST_TRIALS]}
+    known: Points = {name: some for name, some in points.items() if some}
+    if not known:
+        return [Note("No trial has a score yet: train.validate_every and data.held_out say when and on what.")]
+    caption = f"Of the first {MOST_TRIALS} trials." if len(folders) > MOST_TRIALS else ""
+    last = [some[-1] for some in known.values()]
+    columns: dict[str, Sequence[object]] = {
+        "trial": list(known), "score": [score for _, score in last], "step": [step for step, _ in last],
+    }  # fmt: skip
+    thinned = {name: some[:: max(1, len(some) // MOST_POINTS)] for name, some in known.items()}
+    bars = Chart("Last score of each trial", caption, "trials", columns)
+    return [bars, curve("Scores over the steps", "score", thinned)]

@@ -17,13 +17,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from volpipe.blockwise.heartbeat import listening
+from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import POOL, RELEASED, Ended, Steps, Together, Work
 from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.training import TrainRecipe
-from volpipe.runs.presence import Presence, StageNote, present
+from volpipe.runs.presence import Presence, present
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Counts, HeldWork
 from volpipe.training.driver import (
@@ -232,10 +232,10 @@ class Trials:
             held_steps=self._held_steps, page=partial(trials_page, self.folder), counts=self._counts,
         )  # fmt: skip
 
-    def _counts(self) -> Sequence[Counts]:
+    def _counts(self) -> Counts:
         states = Counter(row.state for row in list(self.rows.values()))
         running = {"waiting": max(0, states["waiting"] - len(self.running)), "running": len(self.running)}
-        return [("trials", "Trainings of a sweep or a search by state.", {**states, **running})]
+        return {"trials": {**states, **running}}
 
     def _held_steps(self, name: str, presence: Presence) -> Steps[list[TrialResult]]:
         """Train what is not complete, and return the results of all."""
@@ -278,7 +278,7 @@ class Trials:
         """Begin or resume the training of `trial`."""
         training = Training.begin(trial.recipe, self.search_path)
         work = training_work(RunFolder(self.folder.path / trial.name), training, same_input=True)
-        with work.folder.locked() as session, listening(work.folder.path):
+        with work.folder.locked() as session:
             work.claim()
             log.info("trial %s begins: %s", trial.name, format_values(trial.values))
             self.running[trial.name] = trial

@@ -34,7 +34,7 @@ from volpipe.volumes.formats import (
 )
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage import object_store, paths, tensorstore
-from volpipe.volumes.storage.fetched_array import LocalArray
+from volpipe.volumes.storage.fetched_array import INDEX_BYTES, FetchedArray, LocalArray, can_fetch
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
     Header,
@@ -417,15 +417,17 @@ def state(folder: Location, *, has_slices: bool = False) -> tuple[object, ...]:
 
 
 def open_array(header: Header, cache_bytes: int, *, live: bool) -> StoredArray:
-    """Return the array through its format, or through tensorstore, or zarr-python what tensorstore does not know."""
+    """Return the array through its format, or by its chunk files; what tensorstore does not know, by zarr-python."""
     if "names" in header.known:
         return tiff_folder.SliceArray(header, cache_bytes)
     if header.format in FILES:
         return FILES[header.format].open_array(header, cache_bytes)
     try:
         if not header.unsupported:
-            array = tensorstore.open_array(header, cache_bytes=cache_bytes, live=live)
-            return LocalArray(header, array) if isinstance(header.folder, Path) else array
+            if isinstance(header.folder, Path):
+                return LocalArray(header, tensorstore.open_array(header, cache_bytes=cache_bytes, live=live))
+            array = tensorstore.open_array(header, cache_bytes=max(cache_bytes, INDEX_BYTES), live=live)
+            return FetchedArray(header, cache_bytes, live=live) if can_fetch(header) else array
     except ValueError as error:
         if header.format == "n5":
             raise VolumeError(f"{header.folder}: {error}") from error

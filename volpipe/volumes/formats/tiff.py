@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -25,7 +26,7 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.volumes.formats.flat import FlatArray, Part, RawFile, check_end, num_bytes
 from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.formats.tiff_pages import Coding, Decoder, Directories, InvertedArray, Layout, Page, PagedArray
+from volpipe.volumes.formats.tiff_pages import Decoder, InvertedArray, Layout, Page, PagedArray
 from volpipe.volumes.storage import decoded_size
 from volpipe.volumes.storage.memory import check_memory
 from volpipe.volumes.storage.metadata import (
@@ -40,13 +41,16 @@ from volpipe.volumes.storage.metadata import (
     voxel_dtype,
     voxels,
 )
-from volpipe.volumes.storage.paths import check_beside
+from volpipe.volumes.storage.paths import State, check_beside, file_state
 
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
 
 MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MAX_SERIES = 10_000_000
+MAX_PAGES, KNOWN_FILES = 10_000_000, 128
+OTHER_CODING = (292, 293, 530)  # T4Options, T6Options, YCbCrSubSampling: a page's hash, by tifffile, has all other tags
+Coding = tuple[object, ...]  # what decides how the bytes of a page become voxels
 STACKED = {"generic", "shaped", "uniform"}  # kinds of series that may be parts of one stack
 CLASSIC_BYTES = 2**32 - 2**26  # beyond it offsets of 32 bits do not reach the pages' tags
 IMAGEJ_DTYPES = ("uint8", "uint16", "float32")
@@ -123,7 +127,7 @@ def exists(file: Path, key: str) -> bool:
 
 def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | InvertedArray | PagedArray:
     """Return the array of `header`; `cache_bytes` of decoded strips and tiles are kept in memory."""
-    with _opened(header.known["file"], is_alike=header.known["is_alike"]) as stack:
+    with _opened(header.known["file"]) as stack:
         series = stack.series(header.known["key"])
         layout = _layout(series, stack.file)
         if header.known["is_uniform"] and _is_flat(series, stack.file) and series.dataoffset is not None:
@@ -134,7 +138,7 @@ def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | InvertedArra
 
 def is_alone(header: Header) -> bool:
     """Return whether all voxels of `header` lie in its own file."""
-    with _opened(header.known["file"], is_alike=header.known["is_alike"]) as stack:
+    with _opened(header.known["file"]) as stack:
         return _files(stack.series(header.known["key"])) == {str(stack.file.resolve())}
 
 
@@ -154,15 +158,13 @@ class _Stack:
     Attributes:
         file: where it is.
         tif: tifffile's object.
-        is_alike: whether the bytes of all pages in its chain become voxels alike.
-        directories: of its pages, and of those in other files of its set; paths are without links.
+        common: the coding of all pages in its chain, None where they have several.
         joined: one series of all pages, where the file has them as single images alike; None of other files.
     """
 
     file: Path
     tif: TiffFile
-    is_alike: bool
-    directories: dict[TiffFile, Directories]
+    common: Coding | None
     joined: TiffPageSeries | None
 
     def find(self, key: str) -> _Image | None:
@@ -189,37 +191,76 @@ class _Stack:
             raise VolumeError(f"{self.file} has no image {key!r} any more; open it again")
         return image.series.levels[image.level or 0]
 
-    def directories_of(self, page: TiffPage | TiffFrame) -> Directories:
-        """Return the directories of the file in which `page` is."""
-        if page.parent not in self.directories:
-            self.directories[page.parent] = Directories(Path(page.parent.filehandle.path))
-        return self.directories[page.parent]
-
     def coding(self, page: TiffPage | TiffFrame) -> Coding:
         """Return what decides how the bytes of `page` become voxels."""
-        return self.directories_of(page).coding(page.offset)
+        if self.common is not None and page.parent is self.tif and len(page.treeindex) == 1:
+            return self.common
+        return _coding(_with_own_tags(page))
+
+
+def _coding(page: TiffPage) -> Coding:
+    return page.hash, *(str(page.tags.valueof(code)) for code in OTHER_CODING)
 
 
 @contextmanager
-def _opened(file: Path, *, is_alike: bool | None = None) -> Iterator[_Stack]:
-    """Open a file; `is_alike` is what its `_Stack` said when its chain of pages was checked, None before."""
+def _opened(file: Path) -> Iterator[_Stack]:
     from tifffile import TiffFile
 
     try:
-        directories = Directories(file.resolve())
-        if is_alike is None:
-            directories.check_chain()
-            is_alike = len(set(directories.codings.values())) < 2
+        common = _common_coding(file, file_state(file))
         with TiffFile(file) as tif:
-            if not is_alike:
+            if common is None:
                 tif.is_uniform = False  # it looks at four pages alone
-            yield _Stack(file, tif, is_alike, {tif: directories}, _join(tif))
+            yield _Stack(file, tif, common, _join(tif))
     except VolumeError:
         raise
     except OSError as error:
         raise VolumeError(f"{file} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # tifffile lets through whatever damaged tags make Python raise
         raise VolumeError(f"{file} is damaged: {error}") from error
+
+
+def _page_at(tif: TiffFile, number: int) -> TiffPage | None:
+    """Return the page of a file's chain with this number, by its own tags; None behind the last."""
+    try:
+        return tif.pages.get(number).aspage()
+    except IndexError:
+        return None
+
+
+def _offset_after(tif: TiffFile) -> int:
+    """Return where the page behind the last one that tifffile finds is said to be, 0 where that is the last."""
+    place, size = tif.pages.next_page_offset or 0, tif.tiff.offsetsize
+    check_end(Path(tif.filehandle.path), place + size)
+    tif.filehandle.seek(place)
+    return int.from_bytes(tif.filehandle.read(size), "little" if tif.byteorder == "<" else "big")
+
+
+@lru_cache(maxsize=KNOWN_FILES)
+def _common_coding(file: Path, _state: State) -> Coding | None:
+    """Return the coding of all pages in the chain of a file, None where they have several; read once in each state.
+
+    Raises:
+        VolumeError: the chain leaves the file or goes in circles; tifffile would take the rest for the whole.
+    """
+    from tifffile import TiffFile, TiffFileError
+
+    codings, offsets, num_bytes = set[Coding](), set[int](), file.stat().st_size
+    try:
+        with TiffFile(file) as tif:
+            while page := _page_at(tif, len(offsets)):
+                if page.offset in offsets or len(offsets) >= MAX_PAGES:
+                    raise VolumeError(f"{file} has more than {MAX_PAGES} pages, or they go in circles; it is damaged")
+                offsets.add(page.offset)
+                codings.add(_coding(page))
+            following = _offset_after(tif)
+    except TiffFileError as error:  # of a directory whose end is missing, too
+        what = f"{file} has {num_bytes} bytes and is damaged or cut short"
+        raise VolumeError(f"{what}: {error}; copy it again") from error
+    if following:
+        check_end(file, following + 1)
+        raise VolumeError(f"{file} is damaged: the page at byte {following} cannot be read")
+    return codings.pop() if len(codings) == 1 else None
 
 
 def _join(tif: TiffFile) -> TiffPageSeries | None:
@@ -268,7 +309,6 @@ def _header(key: str, stack: _Stack, image: _Image) -> Header:
         known={
             "file": file,
             "key": key,
-            "is_alike": stack.is_alike,
             "is_uniform": is_uniform,
             "colours": colours_of(series.keyframe),
         },
@@ -349,8 +389,11 @@ def _is_flat(series: TiffPageSeries, file: Path) -> bool:
 
 
 def _files(series: TiffPageSeries) -> set[str]:
-    parents = {page.parent for page in series if page is not None}
-    return {parent.filehandle.path for parent in parents}
+    return {parent.filehandle.path for parent in _parents(series)}
+
+
+def _parents(series: TiffPageSeries) -> set[TiffFile]:
+    return {page.parent for page in series if page is not None}
 
 
 def _pages(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> list[Page]:
@@ -360,24 +403,24 @@ def _pages(stack: _Stack, series: TiffPageSeries, is_uniform: bool) -> list[Page
     if missing:
         raise VolumeError(f"{file}: {missing} of {len(pages)} pages are missing; is a file of the set not beside it?")
     resolved = file.resolve()  # tifffile's paths are without links
-    for path in _files(series) - {str(resolved)}:
-        check_beside(path, resolved)
+    paths = {parent: Path(parent.filehandle.path) for parent in _parents(series)}
+    for path in {*paths.values()} - {resolved}:
+        check_beside(str(path), resolved)
     keyframe = series.keyframe
     decoders = {stack.coding(keyframe): _decoder(keyframe, file)}
     usual = next(iter(decoders))
     result = []
     for number, page in enumerate(page for page in pages if page is not None):
-        directories = stack.directories_of(page)
-        coding = usual if is_uniform or not page.offset else directories.coding(page.offset)
+        coding, path = usual if is_uniform or not page.offset else stack.coding(page), paths[page.parent]
         if coding == usual:
-            result.append(_page(page, decoders[usual], directories.file))
+            result.append(_page(page, decoders[usual], path))
             continue
         own = _with_own_tags(page)
         if coding not in decoders:
             if _kind(own) != _kind(keyframe):
                 raise VolumeError(f"{file}: {_unlike(number, own, keyframe)}; save pages of one kind")
             decoders[coding] = _decoder(own, file)
-        result.append(_page(own, decoders[coding], directories.file))
+        result.append(_page(own, decoders[coding], path))
     return result
 
 

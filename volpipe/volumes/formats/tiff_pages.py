@@ -1,4 +1,4 @@
-"""Pages: the strips and tiles that a box touches, read, decoded and put in their place; and the directories of TIFF.
+"""Pages: the strips and tiles that a box touches, read, decoded and put in their place.
 
 Not here: which pages make up an array and how they are decoded (tiff, picture). Pages that are not compressed are read
 row by row (flat).
@@ -7,8 +7,7 @@ row by row (flat).
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,129 +18,13 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, cells, ravel
 from volpipe.geometry.indexing import bounds, ranges
-from volpipe.volumes.formats.flat import FlatArray, RawFile, check_end
+from volpipe.volumes.formats.flat import FlatArray, RawFile
 from volpipe.volumes.storage import decoded_size
 from volpipe.volumes.storage.metadata import voxel_dtype
 from volpipe.volumes.storage.tensorstore import Index
 
 MOST_GROWTH = 4  # a picture may have colours, or fill a tile up, that are then cut off
 OPEN_FILES = 16  # of one array; an OME-TIFF may be spread over many
-
-
-PLACES = (273, 279, 324, 325)  # StripOffsets, StripByteCounts, TileOffsets, TileByteCounts
-PROBED_BYTES = 512  # most pages' tags are in them
-TYPES = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I", 16: "Q"}  # BYTE, SHORT, LONG …, by TIFF's numbers
-SIZES = {kind: struct.calcsize(form) for kind, form in TYPES.items()}
-MAX_PAGES = 10_000_000
-MAX_SAMPLES = 1024  # of which a tag may speak one by one
-WIDTH, LENGTH, ROWS_PER_STRIP = 256, 257, 278
-CODING = {  # tags by which a page's bytes become voxels, and what a page without one means (TIFF 6.0)
-    WIDTH: (), LENGTH: (),
-    258: (1,),  # BitsPerSample
-    259: (1,),  # Compression
-    262: (1,),  # PhotometricInterpretation
-    266: (1,),  # FillOrder
-    277: (1,),  # SamplesPerPixel
-    ROWS_PER_STRIP: (), 284: (1,),  # PlanarConfiguration
-    292: (0,), 293: (0,),  # T4Options, T6Options
-    317: (1,),  # Predictor
-    322: (), 323: (),  # TileWidth, TileLength
-    338: (),  # ExtraSamples
-    339: (1,),  # SampleFormat
-    530: (2, 2),  # YCbCrSubSampling
-    32997: (1,), 32998: (1,),  # ImageDepth, TileDepth
-}  # fmt: skip
-Coding = tuple[object, ...]  # a value that is the same for pages whose bytes become voxels alike
-
-
-class Directories:
-    """The directories (IFDs) of the pages of a TIFF file, read without tifffile: it looks at each page's places alone.
-
-    Attributes:
-        file: where they are.
-        codings: of the pages that were looked at, by the offset of their directory.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self.codings: dict[int, Coding] = {}
-        self.file = file
-        self._size = file.stat().st_size
-        self._raw = RawFile(file)
-        start = self._raw.read(0, min(16, self._size))
-        self._order = "<" if start[:2] == b"II" else ">"
-        big = start[2:4] in (b"+\0", b"\0+")
-        if self._size < (16 if big else 8):
-            raise VolumeError(f"{file} has {self._size} bytes: it is cut short; copy it again")
-        forms = ("Q", "Q", "HHQQ") if big else ("I", "H", "HHII")
-        self._number, self._counter, self._tag = (struct.Struct(self._order + form) for form in forms)
-        self._first = int(self._number.unpack(start[self._number.size : 2 * self._number.size])[0])
-        self._known: dict[
-            tuple[tuple[int, int, int, int | bytes], ...], Coding
-        ] = {}  # by tags: of 10^5 pages few differ
-
-    def check_chain(self) -> None:
-        """Raise if the chain of pages leaves the file; tifffile would take the rest for the whole."""
-        offset = self._first
-        while offset:
-            if offset in self.codings or len(self.codings) >= MAX_PAGES:
-                raise VolumeError(f"{self.file} has more than {MAX_PAGES} pages, or they go in circles; it is damaged")
-            offset = self._look_at(offset)
-
-    def coding(self, offset: int) -> Coding:
-        """Return what decides how the bytes of the page whose directory is at `offset` become voxels."""
-        if offset not in self.codings:
-            self._look_at(offset)
-        return self.codings[offset]
-
-    def _look_at(self, offset: int) -> int:
-        """Keep the coding of the page at `offset`, and return the offset of the next page, 0 after the last."""
-        self._check_end(offset + self._counter.size)
-        text = self._raw.read(offset, min(PROBED_BYTES, self._size - offset))
-        (count,) = self._counter.unpack_from(text)
-        end = self._counter.size + count * self._tag.size
-        if end + self._number.size > len(text):
-            self._check_end(offset + end + self._number.size)
-            text = self._raw.read(offset, end + self._number.size)
-        tags = list(self._tag.iter_unpack(text[self._counter.size : end]))
-        # Where the numbers end that say where the voxels are.
-        placed = ((num * SIZES.get(kind, 0), at) for code, kind, num, at in tags if code in PLACES)
-        self._check_end(max((at + size for size, at in placed if size > self._number.size), default=0))
-        coding = tuple([(*tag[:3], self._content(offset, text, *tag[1:])) for tag in tags if tag[0] in CODING])
-        if coding not in self._known:
-            self._known[coding] = (self._order, *_normal({tag[0]: self._numbers(*tag[1:]) for tag in coding}))
-        self.codings[offset] = self._known[coding]
-        return int(self._number.unpack_from(text, end)[0])
-
-    def _content(self, offset: int, text: bytes, kind: int, num: int, at: int) -> int | bytes:
-        """Return what a tag of the directory `text` at `offset` holds: its own bytes, or those that it leads to."""
-        size = num * SIZES.get(kind, 0)
-        if size <= self._number.size or num > MAX_SAMPLES:
-            return at
-        self._check_end(at + size)
-        is_near = offset <= at and at + size <= offset + len(text)
-        return text[at - offset :][:size] if is_near else self._raw.read(at, size)
-
-    def _numbers(self, kind: int, num: int, content: int | bytes) -> tuple[int, ...]:
-        """Return the numbers of a tag; () of what are none."""
-        data = self._number.pack(content) if isinstance(content, int) else content
-        size = num * SIZES.get(kind, 0)
-        return struct.unpack(f"{self._order}{num}{TYPES[kind]}", data[:size]) if 0 < size <= len(data) else ()
-
-    def _check_end(self, end: int) -> None:
-        """Raise where the file ends before `end`; its size is asked for once."""
-        if end > self._size:
-            check_end(self.file, end)
-
-
-def _normal(coding: dict[int, tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """Yield the values of all CODING tags; what means the same is the same."""
-    for code, usual in CODING.items():
-        values = coding.get(code, usual)
-        if code == ROWS_PER_STRIP:
-            rows = coding.get(LENGTH, ())
-            yield min(values or rows, rows)  # more rows than there are mean one strip
-        else:
-            yield values[:1] if len(set(values)) == 1 and code != 338 else values
 
 
 @dataclass(frozen=True)

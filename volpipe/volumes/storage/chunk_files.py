@@ -7,14 +7,12 @@ asking. Not here: decoding (tensorstore), or sampling (survey).
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
-import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -23,19 +21,16 @@ import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Grid, Index
-from volpipe.volumes.storage import decoded_size, object_store, paths
-from volpipe.volumes.storage.decoded_size import unpack
+from volpipe.volumes.storage import decoded_size, paths, tensorstore
 from volpipe.volumes.storage.metadata import Header, Tree
-from volpipe.volumes.storage.object_store import Part, Remote, Stamp
+from volpipe.volumes.storage.object_store import Part, Remote
 from volpipe.volumes.storage.paths import Location
 
 ABSENT = np.uint64(2**64 - 1)  # offset and length of a chunk that a shard lacks
 OFFSET_BYTES, CHECKSUM_BYTES = 16, 4
-ENTRY_BYTES = 24  # of a chunk in the index of a minishard
 EXTENSION = re.compile(r"\.[A-Za-z]\w*$")
 SPAN = re.compile(r"(-?\d+)-(-?\d+)")  # of a precomputed chunk along an axis
 SHARD = ".shard"
-MOST_BITS = 16  # of the minishards of a shard, and of the chunks of a minishard, whose indices are read here
 
 
 def count_folders(array_format: str, counts: Sequence[int]) -> int:
@@ -161,8 +156,8 @@ class ChunkFiles:
 
         None where it is unknown: nested or transposed shards, an index with its own encoding, a damaged file.
         """
-        if self.minishards is not None:
-            return self._count_in_minishards(self.minishards, self.header.folder / self.name(index, style))
+        if self.header.format == "precomputed":
+            return self._count_in_precomputed(index) if self.style == (style or self.style) else None
         places = self.places_in_shard(index, style)
         if places is None:
             return None
@@ -171,25 +166,20 @@ class ChunkFiles:
         inside = tuple(slice(0, n - i * per) for n, i, per in total)  # the array may end within the shard
         return int(is_stored[inside].sum())
 
-    def _count_in_minishards(self, bits: Tree, file: Location) -> int | None:
-        num_bytes = paths.size(file)
+    def _count_in_precomputed(self, index: tuple[int, ...]) -> int | None:
+        (word,) = _precomputed_words(self.header, index) or ("",)
         try:
-            table = paths.read(file, Minishards.table_bytes(bits)) or b""
-            shard = Minishards.parse(self.header, bits, table, num_bytes or 0, Stamp(num_bytes or 0))
-            for number, (first, last) in enumerate(shard.table.tolist()):
-                if first < last:
-                    shard.learn(number, paths.read_part(file, first, last - first))
+            return tensorstore.count_in_shard(self.header, int(word, 16)) if word else None
         except ValueError:
             return None
-        return sum(len(chunks[0]) for chunks in shard.known.values())
 
     def places_in_shard(self, index: tuple[int, ...], style: Style | None = None) -> np.ndarray | None:
         """Return offset and length of each chunk of the shard at `index`, (…, 2), uint64; None as above."""
         if self.sharding is None:
             return None
         file, (num_bytes, at_end) = self.header.folder / self.name(index, style), self.index_bytes()
-        data = paths.read_end(file, num_bytes) if at_end else paths.read(file, num_bytes)
-        return self._places(data) if data is not None and len(data) >= num_bytes else None
+        part = paths.fetch(file, (-num_bytes, 0) if at_end else (0, num_bytes), denied_ok=True)
+        return self._places(part.data) if part is not None and len(part.data) >= num_bytes else None
 
     def index_bytes(self) -> tuple[int, bool]:
         """Return the bytes of the index of a shard, with its checksum, and whether they are the last of its file."""
@@ -231,15 +221,6 @@ class ChunkFiles:
         return len((self.sharding or {}).get("index_codecs", ())) == 2
 
     @property
-    def minishards(self) -> Tree | None:
-        """The sharding of a precomputed array whose shards are boxes of chunks, None of other arrays."""
-        if self.header.format != "precomputed" or self.header.shards is None:
-            return None
-        bits: Tree = self.header.known["scale_metadata"]["sharding"]
-        is_usual = max(bits["preshift_bits"], bits["minishard_bits"]) <= MOST_BITS and bits.get("hash") == "identity"
-        return bits if is_usual else None
-
-    @property
     def sharding(self) -> Tree | None:
         """The settings of the array's shards, None where there are none, or none of the usual kind."""
         codecs = self.header.known.get("codecs") or []
@@ -251,88 +232,6 @@ class ChunkFiles:
         usual = index in (["bytes"], ["bytes", "crc32c"]) and "sharding_indexed" not in inner
         little = usual and (settings["index_codecs"][0].get("configuration") or {}).get("endian", "little") == "little"
         return settings if little else None
-
-
-@dataclass
-class Minishards:
-    """The index of a shard of a precomputed array (neuroglancer_uint64_sharded_v1), as far as it was read.
-
-    A shard begins with a table of its minishards: where the index of each lies, counted from the end of the table. That
-    lists the chunks: numbers, offsets and lengths, numbers and offsets as differences.
-
-    Attributes:
-        header: of the array.
-        bits: its sharding, as the metadata say.
-        table: first byte of the index of each minishard in the file, and that after its last, (n, 2), uint64.
-        known: of the minishards whose index was read, the chunks that they hold, in the order of their numbers: number,
-            first byte and that after the last, (3, n), uint64.
-    """
-
-    header: Header
-    bits: Tree
-    table: np.ndarray
-    file_bytes: int
-    stamp: Stamp
-    known: dict[int, np.ndarray] = field(default_factory=dict)
-
-    @staticmethod
-    def table_bytes(bits: Tree) -> int:
-        """Return the bytes of the table."""
-        return int(OFFSET_BYTES << bits["minishard_bits"])
-
-    @classmethod
-    def parse(cls, header: Header, bits: Tree, data: bytes, file_bytes: int, stamp: Stamp) -> Minishards:
-        """Return the index of a shard of `file_bytes`, which begins with `data`; no minishard is known yet.
-
-        Raises:
-            ValueError: it is cut short, or a minishard's index would lie outside the file.
-        """
-        size = cls.table_bytes(bits)
-        if len(data) < size:
-            raise ValueError(f"DATA_LOSS: a shard of {file_bytes} bytes is too short for its table of {size}")
-        table = np.frombuffer(data, "<u8", size // 8).reshape(-1, 2)
-        if (table[:, 0] > table[:, 1]).any() or (table > max(0, file_bytes - size)).any():
-            raise ValueError(f"DATA_LOSS: the shard's table names bytes beyond the {file_bytes} of its file")
-        return cls(header, bits, table + np.uint64(size), file_bytes, stamp)
-
-    def _number(self, chunk: Index) -> int:
-        scale = self.header.known["scale_metadata"]
-        return morton(chunk[:-4:-1], axis_bits(scale["size"], scale["chunk_size"]))
-
-    def minishard(self, chunk: Index) -> int:
-        """Return the minishard that `chunk`, at its place in stored axes, is in."""
-        return self._number(chunk) >> int(self.bits["preshift_bits"]) & (1 << int(self.bits["minishard_bits"])) - 1
-
-    def index_span(self, minishard: int) -> tuple[int, int]:
-        """Return the first byte of the index of `minishard` and that after its last; the same where it is empty."""
-        first, last = map(int, self.table[minishard])
-        return first, last
-
-    def learn(self, minishard: int, data: bytes) -> None:
-        """Note the chunks of `minishard` by its index, `data`.
-
-        Raises:
-            ValueError: it is damaged.
-        """
-        if self.bits.get("minishard_index_encoding") == "gzip" and data:
-            data = unpack(data, "gzip", ENTRY_BYTES << int(self.bits["preshift_bits"]))
-        if len(data) % ENTRY_BYTES:
-            raise ValueError(f"DATA_LOSS: the index of a minishard has {len(data)} bytes, no multiple of {ENTRY_BYTES}")
-        rows = np.frombuffer(data, "<u8").reshape(3, -1)
-        numbers, gaps, sizes = np.cumsum(rows[0]), rows[1], rows[2]
-        stops = np.cumsum(gaps) + np.cumsum(sizes) + np.uint64(self.table_bytes(self.bits))
-        if (stops > self.file_bytes).any() or (sizes > stops).any():
-            raise ValueError(
-                f"DATA_LOSS: the index of a minishard names bytes beyond the {self.file_bytes} of its file"
-            )
-        self.known[minishard] = np.stack([numbers, stops - sizes, stops])[:, np.argsort(numbers)]
-
-    def span(self, chunk: Index) -> tuple[int, int] | None:
-        """Return the first byte of `chunk` and that after its last, None where it is not stored."""
-        number = self._number(chunk)
-        numbers, starts, stops = self.known[self.minishard(chunk)]
-        at = int(np.searchsorted(numbers, np.uint64(number)))
-        return (int(starts[at]), int(stops[at])) if at < len(numbers) and numbers[at] == number else None
 
 
 def _numbers(words: Sequence[str]) -> list[int] | None:
@@ -659,30 +558,12 @@ class ChunkSource:
                 return None
             name = self._files.name(unit, style)
             raise VolumeError(f"{self._header.folder}: {_unreadable(name, self._files.name(unit))}")
-        if isinstance(file, Remote):
-            part = object_store.fetch(file, span, tag, most=self._most, own=self._own)
-        else:
-            part = _read_local(file, span)
+        part = paths.fetch(file, span, tag, most=self._most, own=self._own)
         extension = _extension(self._header, style)
         if part is None or not extension:
             return part
         data = decoded_size.undo(part.data, (decoded_size.SUFFIXES[extension],), self._most, self._own)
         return Part(data, part.stamp, len(data))
-
-
-def _read_local(file: Path, span: tuple[int, int] | None) -> Part | None:
-    """Return `file` on a disk, or a span of it; None where there is no such file."""
-    first, last = span or (0, -1)
-    try:
-        with file.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            stream.seek(max(0, status.st_size + first) if first < 0 else first)
-            data = stream.read(last - first if span is not None and first >= 0 else -1)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
-            return None
-        raise
-    return Part(data, Stamp(status.st_size, status.st_mtime_ns))
 
 
 def _num_bytes(shape: tuple[int, ...], header: Header) -> int:

@@ -11,7 +11,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -179,7 +179,7 @@ def _check_before(place: str, header: Header, box: Box) -> None:
                 continue
             offset = start
         elif header.format == "n5":
-            offset = _n5_start(header, paths.read_part(file, 0, 2))
+            offset = _n5_start(header, _bytes(file, 0, 2))
         try:
             _check_blosc(file, offset, most)
         except ChunkError as error:
@@ -237,9 +237,17 @@ def _place_in_shard(header: Header, chunk: tuple[int, ...], known: dict[Location
     return None if place == ABSENT else place
 
 
+def _bytes(file: Path, offset: int, count: int) -> bytes:
+    """Return up to `count` bytes of a file; none where it cannot be read, since reading the chunk gives the error."""
+    with suppress(OSError, ValueError, OverflowError):
+        part = paths.fetch(file, (offset, offset + count))
+        return b"" if part is None else part.data
+    return b""
+
+
 @lru_cache(maxsize=KNOWN_CHUNKS)  # of valid chunks: one that raises is checked again
 def _check_blosc(file: Path, offset: int, most: int) -> None:
-    _check_blosc_size(file, paths.read_part(file, offset, BLOSC_BYTES), most)
+    _check_blosc_size(file, _bytes(file, offset, BLOSC_BYTES), most)
 
 
 def _check_blosc_size(file: object, text: bytes, most: int) -> None:

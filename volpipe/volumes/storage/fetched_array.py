@@ -1,10 +1,10 @@
 """Arrays whose chunk files are read by us: those in buckets and on web servers, and odd ones on a disk.
 
 Each chunk is fetched by one request, and decoded as it comes. What comes says which version of the file it is of, so
-that nobody has to ask for that beside it. Of a shard, of Zarr v3 or precomputed, the index is fetched once, and chunks
-that lie together come by one request. On a disk tensorstore reads all but what it cannot: chunks by other names, and
-forms that other decoders know. Not here: requests (object_store), names (chunk_files), or decoding (tensorstore).
-Arrays whose shards are of a rarer kind are read by tensorstore alone.
+that nobody has to ask for that beside it. Of a shard of Zarr v3 the index is fetched once, and chunks that lie
+together come by one request; shards of other kinds, those of precomputed too, are read by tensorstore alone. On a disk
+tensorstore reads all but what it cannot: chunks by other names, and forms that other decoders know. Not here: requests
+(object_store), names (chunk_files), or decoding (tensorstore).
 """
 
 from __future__ import annotations
@@ -28,17 +28,14 @@ from volpipe.geometry.indexing import Region, pieces, ranges
 from volpipe.volumes.storage import object_store, tensorstore
 from volpipe.volumes.storage.chunk_files import (
     ABSENT,
-    ENTRY_BYTES,
     ChunkFiles,
     ChunkSource,
-    Minishards,
     as_tensorstore_reads,
     in_one_member,
     is_named,
     is_other_form,
 )
 from volpipe.volumes.storage.damage import CHUNKED, check_content
-from volpipe.volumes.storage.decoded_size import unpack
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.object_store import Part, Remote, Stamp
 from volpipe.volumes.storage.paths import Location
@@ -149,9 +146,7 @@ class FetchedArray:
         self._inner = _in_chunk_files(header)
         self._number, self._cache = next(_numbers), _cache(cache_bytes)
         self._source = ChunkSource(header)
-        self._indices: OrderedDict[Location, ShardIndex | Minishards] = OrderedDict()
-        bits = ChunkFiles(header).minishards
-        self._is_packed = bits is not None and bits.get("data_encoding") == "gzip"
+        self._indices: OrderedDict[Location, ShardIndex] = OrderedDict()
         self._memory, self._lock = threading.local(), threading.Lock()
         # Boxes at the same time would fetch chunks of a shard twice that they share.
         self._turns = [] if header.shards is None else [threading.Lock() for _ in range(TURNS)]
@@ -185,6 +180,10 @@ class FetchedArray:
     def _region(self, index: tensorstore.Index) -> Region:
         header = self._header
         return Region.of(index, header.shape, header.chunks, header.write_unit)
+
+    def is_stored(self, index: tensorstore.Index) -> bool:
+        """Return whether some chunk at `index` is stored; no chunk is read."""
+        return tensorstore.open_array(self._header).is_stored(index) or self.is_elsewhere(index)
 
     def is_elsewhere(self, index: tensorstore.Index) -> bool:
         """Return whether a file of the voxels at `index`, none of which is there, is there by another name."""
@@ -224,7 +223,7 @@ class FetchedArray:
 
     def _find(
         self, region: Region, data: np.ndarray, shard: Index
-    ) -> tuple[ShardIndex | Minishards | None, list[list[tuple[tuple[int, int], Index]]]]:
+    ) -> tuple[ShardIndex | None, list[list[tuple[tuple[int, int], Index]]]]:
         """Return the index of `shard` and its chunks in `region` that are to be fetched, with their bytes, in groups.
 
         Those that are in memory or not stored are read at once; so is a small shard that is read whole.
@@ -241,8 +240,6 @@ class FetchedArray:
             index = None if whole is None else self._parsed(file, whole, whole.data)
         elif index is None:
             index = self._fetch_index(shard)
-        if isinstance(index, Minishards):
-            self._learn(shard, index, {index.minishard(chunk) for chunk in chunks}, whole)
         left = []
         for chunk in chunks:
             span = None if index is None else index.span(chunk)
@@ -266,47 +263,26 @@ class FetchedArray:
         num_inside = math.prod(-(-min(u, n - i * u) // c) for n, i, u, c in axes)
         return math.prod(unit) * self._header.dtype.itemsize <= LARGEST_BYTES and num_inside == num_chunks
 
-    def _fetch_index(self, shard: Index) -> ShardIndex | Minishards | None:
-        files = ChunkFiles(self._header)
-        bits = files.minishards
-        num_bytes, at_end = files.index_bytes() if bits is None else (Minishards.table_bytes(bits), False)
+    def _fetch_index(self, shard: Index) -> ShardIndex | None:
+        num_bytes, at_end = ChunkFiles(self._header).index_bytes()
         part = self._fetch(shard, (-num_bytes, 0) if at_end else (0, num_bytes))
         return None if part is None else self._parsed(self._file(shard), part, part.data)
 
-    def _parsed(self, file: Location, part: Part, data: bytes) -> ShardIndex | Minishards:
+    def _parsed(self, file: Location, part: Part, data: bytes) -> ShardIndex:
         """Return the index in `data`, a shard or the part of it with the index, and keep it."""
-        files, file_bytes = ChunkFiles(self._header), part.file_bytes
-        index: ShardIndex | Minishards
-        if (bits := files.minishards) is None:
-            index = ShardIndex(files.parse_index(data, file_bytes), part.stamp)
-            num_bytes = index.places.nbytes
-        else:
-            index = Minishards.parse(self._header, bits, data, file_bytes, part.stamp)
-            num_bytes = index.table.nbytes + (ENTRY_BYTES << bits["preshift_bits"] + bits["minishard_bits"])
+        index = ShardIndex(ChunkFiles(self._header).parse_index(data, part.file_bytes), part.stamp)
         with self._lock:
             self._indices[file] = index
-            while len(self._indices) > max(1, INDEX_BYTES // num_bytes):
+            while len(self._indices) > max(1, INDEX_BYTES // index.places.nbytes):
                 self._indices.popitem(last=False)
         return index
-
-    def _learn(self, shard: Index, index: Minishards, minishards: set[int], whole: Part | None) -> None:
-        """Read the indices of those `minishards` that are not known yet; they are in `whole` where that was fetched."""
-        missing = {number: index.index_span(number) for number in minishards - index.known.keys()}
-        for number in [number for number, (start, stop) in missing.items() if start == stop]:
-            index.learn(number, b"")
-            del missing[number]
-        for group in _grouped([(span, (number,)) for number, span in missing.items()]):
-            start, stop = group[0][0][0], max(span[1] for span, _ in group)
-            data = self._range(shard, index, start, stop).data if whole is None else whole.data[start:stop]
-            for span, (number,) in group:
-                index.learn(number, data[span[0] - start : span[1] - start])
 
     def _fill_group(
         self,
         region: Region,
         data: np.ndarray,
         shard: Index,
-        index: ShardIndex | Minishards,
+        index: ShardIndex,
         group: Sequence[tuple[tuple[int, int], Index]],
     ) -> None:
         """Read those chunks of a shard that lie together, by one request."""
@@ -317,7 +293,7 @@ class FetchedArray:
             self._cache.put((self._number, chunk), Part(content, part.stamp))
             self._decode(region, data, chunk, content)
 
-    def _range(self, shard: Index, index: ShardIndex | Minishards, start: int, stop: int) -> Part:
+    def _range(self, shard: Index, index: ShardIndex, start: int, stop: int) -> Part:
         """Return these bytes of a shard, which must be the one of `index` still."""
         part = self._fetch(shard, (start, stop), index.stamp.tag)
         if part is None or part.stamp != index.stamp:
@@ -337,9 +313,6 @@ class FetchedArray:
         if content is None:
             data[target] = here.read(place)
             return
-        if self._is_packed:
-            most = 2 * math.prod(self._header.chunks) * self._header.dtype.itemsize + GAP_BYTES
-            content = unpack(content, "gzip", most)
         content = as_tensorstore_reads(self._inner, content)
         try:
             data[target] = self._decoded(here, chunk, content, place)
@@ -442,18 +415,14 @@ def _is_usual(header: Header) -> bool:
     """Return whether chunks of the array of `header` are files, or in shards of a usual kind."""
     if header.unsupported:
         return False
-    files = ChunkFiles(header)
     if header.shards is not None:
-        return files.sharding is not None or files.minishards is not None
+        return ChunkFiles(header).sharding is not None
     is_plain = header.format == "precomputed" and "sharding" not in header.known["scale_metadata"]
     return is_plain or header.format in CHUNKED
 
 
 def _in_chunk_files(header: Header) -> Header:
     """Return `header` of the same array with each chunk in a file of its own."""
-    if ChunkFiles(header).minishards is not None:
-        scale = {name: value for name, value in header.known["scale_metadata"].items() if name != "sharding"}
-        return replace(header, shards=None, known={**header.known, "scale_metadata": scale})
     settings = ChunkFiles(header).sharding
     if settings is None:
         return header

@@ -10,7 +10,6 @@ import configparser
 import itertools
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -45,7 +44,6 @@ NO_ENCODINGS = ("", "identity", "none", "utf-8", "aws-chunked")  # what some say
 MOST_ENCODED_BYTES = 256 << 20  # of a file, stored or unpacked, that is fetched whole where a part is needed
 
 _owner: int | None = None  # the process that uses obstore, whose threads do not survive a fork
-_latencies: dict[tuple[str, str], float] = {}  # seconds, by server
 
 
 def client(place: Remote, upload_seconds: int = 0, num_retries: int = 0) -> S3Store | HTTPStore:
@@ -197,10 +195,7 @@ def fetch(
         options["range"] = {"suffix": -span[0]} if span[0] < 0 else span
 
     def request() -> tuple[Part, tuple[str, ...]]:
-        started = time.perf_counter()
-        result = obstore.get(client(file), file.key, options=options)  # its first byte came, not all
-        seconds, server = time.perf_counter() - started, (file.root, file.endpoint)
-        _latencies[server] = min(seconds, _latencies.get(server, seconds))
+        result = obstore.get(client(file), file.key, options=options)
         return Part(bytes(result.bytes()), _stamp(result.meta)), _encodings(file, result)
 
     answer = _ask(file, request, missing_ok=True, denied_ok=denied_ok)
@@ -220,13 +215,6 @@ def fetch(
         return None
     first, last = span if span[0] >= 0 else (max(0, len(whole.data) + span[0]), len(whole.data))
     return Part(whole.data[first:last], whole.stamp, len(whole.data))
-
-
-def latency(place: Remote) -> float:
-    """Return the shortest time, in seconds, to the first byte of an answer from the server of `place`; 0.0 where none
-    came to this process.
-    """
-    return _latencies.get((place.root, place.endpoint), 0.0)
 
 
 def stamp(file: Remote) -> Stamp | None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from volpipe.errors import VolumeError
 from volpipe.volumes.storage import object_store
-from volpipe.volumes.storage.object_store import Remote, Stamp
+from volpipe.volumes.storage.object_store import MOST_ENCODED_BYTES, Part, Remote, Stamp
 from volpipe.volumes.storage.requests import each
 
 log = logging.getLogger(__name__)
@@ -128,30 +128,35 @@ def check_beside(name: str, file: Path) -> Path:
     return target
 
 
-def read_end(file: Location, num_bytes: int) -> bytes | None:
-    """Return the last `num_bytes` of `file`, all of a shorter one; None where there is no such file."""
-    if isinstance(file, Remote):
-        part = object_store.fetch(file, (-num_bytes, 0), denied_ok=True)
-        return None if part is None else part.data
-    try:
-        with file.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - num_bytes))
-            return stream.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+def fetch(
+    file: Location,
+    span: tuple[int, int] | None = None,
+    tag: str = "",
+    *,
+    denied_ok: bool = False,
+    most: int = MOST_ENCODED_BYTES,
+    own: str = "",
+) -> Part | None:
+    """Return `file`, or a span of it, with its stamp; None where there is no such file.
 
+    Arguments are those of `object_store.fetch`, of which only the span means something on a disk.
 
-def read_part(file: Location, offset: int, count: int) -> bytes:
-    """Return up to `count` bytes of `file` from `offset` on, b"" where there are none."""
+    Raises:
+        OSError: it cannot be read.
+    """
     if isinstance(file, Remote):
-        part = object_store.fetch(file, (offset, offset + count), denied_ok=True)
-        return b"" if part is None else part.data
+        return object_store.fetch(file, span, tag, denied_ok=denied_ok, most=most, own=own)
+    first, last = span or (0, -1)
     try:
         with open(file, "rb", opener=_without_waiting) as stream:
-            stream.seek(offset)
-            return stream.read(count)
-    except (OSError, ValueError, OverflowError):  # reading the chunk gives the error
-        return b""
+            status = os.fstat(stream.fileno())
+            stream.seek(max(0, status.st_size + first) if first < 0 else first)
+            data = stream.read(last - first if span is not None and first >= 0 else -1)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+            return None
+        raise
+    return Part(data, Stamp(status.st_size, status.st_mtime_ns))
 
 
 def size(file: Location) -> int | None:

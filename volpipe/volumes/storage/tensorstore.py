@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from volpipe.geometry.indexing import Index as Index
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.metadata import Header, Tree
 from volpipe.volumes.storage.object_store import credentials_file, find_credentials
+from volpipe.volumes.storage.paths import Location
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -114,8 +115,7 @@ def open_array(
         folder = header.folder
         for _ in PurePosixPath(_scale_key(header)).parts:
             folder = folder.parent
-        on_disk = {"driver": "file", "path": f"{folder}/"}
-        kvstore = _kvstore(folder) if isinstance(folder, object_store.Remote) else on_disk
+        kvstore = _kvstore(folder)
     is_precomputed = header.format == "precomputed"
     known = dict(header.known) if is_precomputed else {"metadata": dict(header.known)}
     spec = {"driver": DRIVERS[header.format], "kvstore": kvstore, **known}
@@ -131,8 +131,25 @@ def open_array(
     return TensorStoreArray(turned, sharded=header.shards is not None)
 
 
-def _kvstore(folder: object_store.Remote) -> Tree:
+def count_in_shard(header: Header, number: int) -> int:
+    """Return how many chunks the shard `number` of a precomputed array of `header` holds.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    import tensorstore as ts
+
+    sharding = header.known["scale_metadata"]["sharding"]
+    spec = {"driver": "neuroglancer_uint64_sharded", "base": _kvstore(header.folder), "metadata": sharding}
+    bits = sharding["preshift_bits"] + sharding["minishard_bits"]
+    first, last = (((number + i) << bits).to_bytes(8, "big") for i in range(2))  # names of chunks are their numbers
+    return len(ts.KvStore.open(spec, context=context()).result().list(ts.KvStore.KeyRange(first, last)).result())
+
+
+def _kvstore(folder: Location) -> Tree:
     """Return tensorstore's spec of `folder`."""
+    if isinstance(folder, Path):
+        return {"driver": "file", "path": f"{folder}/"}
     path = f"{folder.key}/" if folder.parts else ""
     if not folder.is_s3:
         return {"driver": "http", "base_url": folder.root, "path": path}
