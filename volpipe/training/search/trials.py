@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 TABLE = "table"  # in a folder of trials: table.json and table.csv
 UNFINISHED = "unfinished"  # a file there, from when trials begin until the table has them
-SCORES = ("psnr", "auc")  # log keys of a validation, of images and of affinities; higher is better
+SCORES = ("psnr", "auc", "mean dice")  # log keys of a validation, one for each kind; higher is better
 
 Values = dict[str, Any]  # Any: TOML values, by the keys of a recipe such as train.learning_rate
 
