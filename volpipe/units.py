@@ -52,8 +52,8 @@ def count(number: int, noun: str) -> str:
 
 
 def plural(noun: str) -> str:
-    """Return the plural of a noun: tasks, boxes."""
-    return f"{noun}es" if noun.endswith("x") else f"{noun}s"
+    """Return the plural of a noun: tasks, boxes, classes."""
+    return f"{noun}es" if noun.endswith(("x", "s")) else f"{noun}s"
 
 
 def shape(values: tuple[int, ...]) -> str:

@@ -17,7 +17,7 @@ class Cuda:
     """A double of torch.cuda: one GPU, which grows busier with each question."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.num_asked, self.error = 0, error
+        self.given, self.error = list[int](), error
 
     def is_available(self) -> bool:
         return True
@@ -25,11 +25,11 @@ class Cuda:
     def utilization(self) -> int:
         if self.error is not None:
             raise self.error
-        self.num_asked += 1
-        return min(100, 10 * self.num_asked)
+        self.given.append(min(100, 10 * (len(self.given) + 1)))
+        return self.given[-1]
 
     def device_memory_used(self) -> int:
-        return 1000 - self.num_asked
+        return 1000 - len(self.given)
 
     def max_memory_allocated(self) -> int:
         return 7
@@ -39,9 +39,8 @@ def test_a_net_task_has_the_mean_of_its_samples_and_the_most_memory(monkeypatch:
     wait_until(lambda: not any(thread.name == "volpipe-gpu" for thread in threading.enumerate()), 20)  # of other tests
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=(cuda := Cuda())))
     with measured("infer") as meter:
-        wait_until(lambda: cuda.num_asked >= 2, 20)
-    samples = range(2, cuda.num_asked + 1)  # the first question is whether there is an answer
-    assert meter.usage.device_percent == statistics.mean(min(100, 10 * n) for n in samples) >= 25
+        wait_until(lambda: len(cuda.given) >= 3, 20)
+    assert meter.usage.device_percent == statistics.mean(cuda.given[1:]) >= 25  # the first one says that there is one
     assert meter.usage.device_used_bytes == 998
 
 
@@ -80,4 +79,4 @@ def test_a_stage_without_a_net_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     with measured("factor"):
         pass
-    assert cuda.num_asked == 0
+    assert not cuda.given

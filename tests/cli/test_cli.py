@@ -324,7 +324,7 @@ def test_a_net_that_fails_everywhere_stops_the_run_at_once(tmp_path: Path, give:
 
 
 def test_what_nobody_foresaw_is_a_sentence_too_and_the_traceback_is_in_the_log(tmp_path: Path, give: Give) -> None:
-    (tmp_path / "out.zarr.run/journal.jsonl").mkdir(parents=True)
+    (tmp_path / "out.zarr.run/plan.json").mkdir(parents=True)
     ended = give("run", *THREADS, *IDENTITY, "-o", "out.zarr", "in.n5")
     log = tmp_path / "out.zarr.run/volpipe.log"
     assert ended.code == 1

@@ -46,7 +46,7 @@ MISTAKES = [
         "notes.txt is a file of 6 bytes in no format that volpipe knows, and looks like a text: it reads",
     ),
     ("run empty.tif", "0 bytes in no format that volpipe knows, for it is empty"),
-    ("run cut.tif", "it is cut short; copy it again"),
+    ("run cut.tif", "is damaged or cut short"),
     ("run in.n5/rww", "in.n5 holds raw"),
     ("info in.n5 --level 7", "has no level 7; name the group that it is in"),
     ("info in.n5 --level x", "Invalid value for '--level': x is not a whole number from 0"),

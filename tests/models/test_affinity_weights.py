@@ -10,6 +10,7 @@ import tifffile
 from cards import card, checked_facts
 from command import giver
 from inline import Inline
+from trainings import made
 
 from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipes.inference import load_recipe
@@ -89,5 +90,5 @@ def test_the_recipe_finds_its_volumes_and_labels(tmp_path: Path, shared: Path) -
     for folder in ("gala_tinyfib", "fibsem_medulla"):
         (tmp_path / folder).symlink_to(shared / folder)
     recipe = load_training(TRAINING, ["samples.shape=[24,32,32]"])
-    sample = Sampler(recipe, (1, 1, 1), str(tmp_path)).sample(0)
+    sample = made(Sampler(recipe, (1, 1, 1), str(tmp_path)), 0)
     assert sample.truth.shape == (len(OFFSETS), 24, 32, 32)

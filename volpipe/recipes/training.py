@@ -20,6 +20,7 @@ from volpipe.units import count
 
 CHECKPOINTS, LOSSES, EVENTS = "checkpoints", "losses.jsonl", "events"  # in a training's folder
 WEIGHTS = "weights.safetensors"
+MOST_CLASSES = 127  # as a target of 8 bits has them
 TENSORS, TRUTH_KEY = "tensors.n5", "tensors/truth"  # predictions of held-out windows, and what they should be
 STOP = "stop"  # a file that asks a training to end at the next step where it validates or writes a checkpoint
 VARIED = ("sweep", "tune")  # tables of a recipe that say what to vary; one training has no use for them
@@ -165,6 +166,31 @@ class Affinities(Section):
         return self
 
 
+class Classes(Section):
+    """What the net gives where the labels are classes, such as mitochondrion, and not numbers of objects."""
+
+    names: tuple[str, ...] = ()
+    """A name for each class: label k is of class k, the first one of label 0, and the net has a channel for each."""
+    ignore: Ignore = None
+    """Labels of voxels of which nothing is known: as `affinities.ignore`."""
+    balance: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()
+    """Weight of the voxels of each class in the cross-entropy; by default all weigh the same."""
+    cross_entropy: float = Field(1.0, ge=0)
+    """Weight of the cross-entropy."""
+    dice: float = Field(1.0, ge=0)
+    """Weight of 1 less the Dice coefficient, the mean over classes."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Classes:
+        if len(self.names) == 1 or len(self.names) > MOST_CLASSES or len(set(self.names)) < len(self.names):
+            raise ValueError(f"names {self.names}: give 2 to {MOST_CLASSES} different ones, the first for label 0")
+        if self.balance and len(self.balance) != len(self.names):
+            raise ValueError(f"balance has {len(self.balance)} weights for {count(len(self.names), 'class')}")
+        if not self.cross_entropy and not self.dice:
+            raise ValueError("cross_entropy and dice are 0; give one above 0")
+        return self
+
+
 class Steps(Section):
     """How many steps of which size, and how fast."""
 
@@ -254,6 +280,7 @@ class TrainRecipe(Section):
     samples: Samples = Samples()
     loss: Loss = Loss()
     affinities: Affinities = Affinities()
+    classes: Classes = Classes()
     adversary: Adversary = Adversary()
     train: Steps = Steps()
 
@@ -263,13 +290,20 @@ class TrainRecipe(Section):
         return self.data[0].labels is not None
 
     @property
-    def weights(self) -> Loss | Affinities:
+    def learns_classes(self) -> bool:
+        """Whether the labels are classes; else they are objects, of which affinities are learnt."""
+        return bool(self.classes.names)
+
+    @property
+    def weights(self) -> Loss | Affinities | Classes:
         """The weights of the terms of the loss."""
-        return self.affinities if self.learns_labels else self.loss
+        return self.classes if self.learns_classes else self.affinities if self.learns_labels else self.loss
 
     @property
     def output(self) -> Output:
         """The output of a run of the trained net: of images grey levels, also where the net declares no intensity."""
+        if self.learns_classes:
+            return Output(kind="classes")
         return Output() if self.learns_labels else Output(intensity="same")
 
     @model_validator(mode="after")
@@ -289,8 +323,12 @@ class TrainRecipe(Section):
             raise ValueError(f"data.labels is given for some volumes, not for {bare[0]}; give it for all or for none")
         if bare and self.affinities != Affinities():
             raise ValueError("affinities are learnt from labels; give data.labels")
+        if self.learns_classes and (bare or self.affinities != Affinities()):
+            raise ValueError(
+                "classes are learnt from labels, and without affinities; give data.labels, or leave one out"
+            )
         if not bare and self.loss != Loss():
-            raise ValueError("loss is for images; of labels, affinities.bce and affinities.dice are the weights")
+            raise ValueError("loss is for images; of labels, the weights are in affinities or in classes")
         if not bare and self.adversary.weight:
             raise ValueError("adversary is for images; leave it out, or data.labels")
         return self
@@ -313,15 +351,24 @@ class TrainRecipe(Section):
                 f"{self.degrade.kind!r}, from which means of the truth differ too; leave it out, or set "
                 "degrade.kind = 'bin'"
             )
-        num_offsets = len(self.affinities.offsets)
-        if self.learns_labels and out_channels != num_offsets:
-            raise RecipeError(
-                f"net {self.net.name} gives {count(out_channels, 'channel')}, affinities.offsets are {num_offsets}; "
-                f"set the net's out_channels to {num_offsets}, or give other offsets"
-            )
-        if self.learns_labels and scale != (1, 1, 1):
+        if not self.learns_labels:
+            return
+        if scale != (1, 1, 1):
             raise RecipeError(f"net {self.net.name} has scale {scale}, labels are learnt at scale 1; choose another")
-        if self.learns_labels and intensity != "unit":
+        num, key = len(self.affinities.offsets), "affinities.offsets"
+        if self.learns_classes:
+            num, key = len(self.classes.names), "classes.names"
+        if out_channels != num:
+            raise RecipeError(
+                f"net {self.net.name} gives {count(out_channels, 'channel')}, {key} are {num}; "
+                f"set the net's out_channels to {num}, or give other {key.partition('.')[2]}"
+            )
+        if self.learns_classes and intensity == "unit":
+            raise RecipeError(
+                f"net {self.net.name} gives intensity 'unit', classes are learnt from logits; take off its last "
+                'sigmoid or softmax, such as by net.options.output = "none"'
+            )
+        if not self.learns_classes and intensity != "unit":
             raise RecipeError(
                 f"net {self.net.name} gives intensity {intensity!r}, affinities are chances from 0 to 1; give it a "
                 'sigmoid at its end, such as net.options.output = "sigmoid", or net.intensity = "unit" if it has one'

@@ -24,7 +24,7 @@ EVENT_FILE = "events.out.tfevents.0.volpipe"
 MASK = 0xA282EAD8  # of TensorFlow's checksums
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 VERSION = b"brain.Event:2"
-SCORES = ("psnr", "auc")  # keys of a validation, of images and of affinities; higher is better
+SCORES = ("psnr", "auc", "mean dice")  # keys of a validation, one for each kind; higher is better
 PACE_BYTES, PACE_SECONDS = 1 << 16, 120.0  # of the end of the log, by which the speed is told
 
 Write = Callable[[Mapping[str, float]], None]  # of an entry

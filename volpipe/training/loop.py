@@ -105,7 +105,7 @@ def make_train_state(recipe: TrainRecipe, search_path: str = "") -> TrainState:
     scaler = torch.amp.GradScaler(device, enabled=choice.precision == "float16")
     average = copy.deepcopy(net).requires_grad_(False).eval()
     discriminator = Discriminator.from_choice(recipe.adversary, device)
-    logits = recipe.learns_labels and getattr(net, "logits", None) is False
+    logits = recipe.learns_labels and not recipe.learns_classes and getattr(net, "logits", None) is False
     if logits:  # of the net that learns; the average, which is kept, has its sigmoid
         net.logits = True  # type: ignore[assignment]  # a module's attributes are tensors to its stubs
     return TrainState(net, average, optimiser, scaler, device, discriminator, logits=logits)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool3d, binary_cross_entropy, binary_cross_entropy_with_logits
+from torch.nn.functional import avg_pool3d, binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy
 
 from volpipe.geometry.grid import Triple
-from volpipe.recipes.training import Affinities, Loss
+from volpipe.recipes.training import Affinities, Classes, Loss
 from volpipe.training.data.targets import NEAR, UNKNOWN
 
 ROOM = (0, 2, 3, 4)  # all axes but the channels'
@@ -18,11 +18,15 @@ RAREST = 0.05  # share of the voxels, as of a small window that no membrane cuts
 SMALL = 1e-6  # squared error, normalised, below which charbonnier is round
 
 
-def loss_terms(loss: Loss | Affinities, out: Tensor, truth: Tensor, *, logits: bool = False) -> dict[str, Tensor]:
+def loss_terms(
+    loss: Loss | Affinities | Classes, out: Tensor, truth: Tensor, *, logits: bool = False
+) -> dict[str, Tensor]:
     """Return the unweighted terms of `loss` whose weight is not 0; `out`, `truth` (n, c, z, y, x).
 
     `logits`: `out` are the logits of affinities.
     """
+    if isinstance(loss, Classes):
+        return class_terms(loss, out, truth)
     if isinstance(loss, Affinities):
         return affinity_terms(loss, out, truth, logits=logits)
     error = out - truth
@@ -54,6 +58,27 @@ def affinity_terms(choice: Affinities, out: Tensor, truth: Tensor, *, logits: bo
     if choice.dice:
         chance = out.sigmoid() if logits else out
         terms["dice"] = 1 - _dice((1 - chance) * known, (1 - near) * known).mean()
+    return terms
+
+
+def class_terms(choice: Classes, out: Tensor, truth: Tensor) -> dict[str, Tensor]:
+    """Return the unweighted terms of `choice` whose weight is not 0.
+
+    Args:
+        out: (n, class, z, y, x), logits.
+        truth: (n, 1, z, y, x), the number of the class, or UNKNOWN, which does not count.
+    """
+    known = truth != UNKNOWN
+    terms = {}
+    if choice.cross_entropy:
+        weights = out.new_tensor(choice.balance) if choice.balance else None
+        index = truth[:, 0].long()
+        shares = known[:, 0].float() if weights is None else weights[index.clamp(min=0)] * known[:, 0]
+        sums = cross_entropy(out, index, weights, reduction="sum", ignore_index=UNKNOWN)
+        terms["cross_entropy"] = sums / shares.sum().clamp(min=SMALL)
+    if choice.dice:
+        of_class = truth == torch.arange(out.shape[1], device=out.device).view(1, -1, 1, 1, 1)
+        terms["dice"] = 1 - _dice(out.softmax(1) * known, of_class.float()).mean()
     return terms
 
 

@@ -29,10 +29,15 @@ from volpipe.training.task import STAGE, RankResult, Training, newest_step
 from volpipe.units import brief
 from volpipe.volumes.volume import Volume, open_volume
 
-SHOWN = ("loss", "psnr", "ssim", "auc")
-HIGHER = ("psnr", "ssim", "auc")  # is better
+SHOWN = ("loss", "psnr", "ssim", "auc", "mean dice")
+HIGHER = ("psnr", "ssim", "auc", "mean dice")  # is better
 MOST_POINTS = 400  # of a curve
-SCORES = {"psnr": "PSNR, dB", "auc": "area under the curve", "accuracy": "accuracy"}
+SCORES = {
+    "psnr": "PSNR, dB",
+    "auc": "area under the curve",
+    "accuracy": "accuracy",
+    "mean dice": "mean Dice coefficient",
+}
 OTHERS = ("step", "time", "seconds", "waited", "rate", "norm", *SCORES)  # what is no loss
 MOST_WINDOWS, MOST_BYTES = 4, 16 * 2**20  # of windows that are shown, decoded
 EDGE = 240  # pixels of a window, about
@@ -117,7 +122,9 @@ def curves(folder: Path) -> Iterator[Item]:
     if not entries:
         yield Note("There is no step in the log yet.")
         return
-    losses = dict.fromkeys(name for entry in entries for name in entry if name not in OTHERS)
+    losses = dict.fromkeys(
+        name for entry in entries for name in entry if not (name in OTHERS or name.startswith("dice "))
+    )
     yield curve("Losses", "loss", _points(entries, losses), is_wide=True)
     scores = [name for name in SCORES if any(name in entry for entry in entries)]
     for name in scores:
@@ -160,7 +167,11 @@ def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
     is_coarse = windows["Input"].shape[2] < windows["Truth"].shape[2]  # fewer slices: seen from the side
     limits = _limits(windows, recipe)
     seen = "from the side, xz," if is_coarse else "in their middle slice, xy,"
-    channels = " The first three channels of affinities are red, green and blue." if recipe.learns_labels else ""
+    channels = (
+        " The first three channels of affinities are red, green and blue."
+        if recipe.learns_labels and not recipe.learns_classes
+        else ""
+    )
     yield Note(f"Held-out windows {seen} with what the net made of them after step {step:,}.{channels}")
     for number in range(len(windows["Truth"])):
         _, down, across = _plane(windows["Truth"][number], is_coarse=is_coarse).shape
@@ -197,8 +208,9 @@ def _plane(window: np.ndarray, *, is_coarse: bool) -> np.ndarray:
 
 
 def _limits(windows: Mapping[str, np.ndarray], recipe: TrainRecipe) -> dict[str, Range]:
-    """Return the values of black and white: of images those of the truth, of affinities 0 and 1."""
+    """Return the values of black and white: of images those of the truth, of affinities 0 and 1, of classes all."""
     names = ("Input", "Truth") if recipe.learns_labels else ("Truth", "Truth")
     own, truth = (display_range(windows[name]) for name in names)
-    truth = (0.0, 1.0) if recipe.learns_labels else truth
+    if recipe.learns_labels:
+        truth = (0.0, len(recipe.classes.names) - 1.0 if recipe.learns_classes else 1.0)
     return {"Input": own, "Prediction": truth, "Truth": truth}

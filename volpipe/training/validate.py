@@ -27,9 +27,9 @@ from volpipe.inference.windows import StreamedWindows
 from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Infer, Recipe, Windows
 from volpipe.recipes.training import TENSORS, TRUTH_KEY, TrainRecipe
-from volpipe.training.data.augment import PairMaker
+from volpipe.training.data.augment import PairMaker, targets_of
 from volpipe.training.data.samples import Sampler, SampleSource
-from volpipe.training.data.targets import accuracy, histograms, roc_auc, targets
+from volpipe.training.data.targets import accuracy, confusion, dice, histograms, roc_auc, signed
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 EDGE = 160  # longest edge, in voxels of the truth, of the validated middle of a held-out box
@@ -42,7 +42,7 @@ class HeldOut:
     """The validated box of one volume.
 
     Attributes:
-        truth: (z, y, x) in its own type; of labels, their targets (offset, z, y, x), int8.
+        truth: (z, y, x) in its own type; of labels, their targets (offset or 1, z, y, x), int8.
         key: the array of the net's input in `INPUTS`.
     """
 
@@ -62,8 +62,11 @@ def prepare_held_out(sampler: Sampler, folder: Path) -> list[HeldOut]:
         if source.held_out is None or source.stored is not None:
             continue
         box = middle(source.held_out, EDGE, sampler.scale)
-        labels, choice = source.read_labels(box), sampler.recipe.affinities
-        truth = source.reader.read(box)[0] if labels is None else targets(labels, choice.offsets, choice.ignore)
+        labels = source.read_labels(box)
+        if labels is None:
+            truth = source.reader.read(box)[0]
+        else:
+            truth = targets_of(sampler.recipe, signed(labels)[None], labels.dtype)[0].numpy()
         window = sampler.plain(source, box, np.random.default_rng((sampler.recipe.train.seed, i, 2)))
         inputs = maker.degraded(maker.load(window).voxels[None].float(), [window])[0, 0].numpy()
         key, spec = f"s{i}", ArraySpec(inputs.shape, source.volume.dtype, inputs.shape)
@@ -80,10 +83,21 @@ def validate(
 ) -> dict[str, float]:
     """Return the scores of `net` over all held-out boxes, by name.
 
-    psnr: in dB, over the range of the type. Of affinities, auc and accuracy: `targets.roc_auc`, `targets.accuracy`.
+    psnr: in dB, over the range of the type. Of affinities, auc and accuracy: `targets.roc_auc`, `targets.accuracy`. Of
+    classes, "dice NAME" is the Dice coefficient of each that occurs, and "mean dice" their mean.
 
     The net runs over windows with its halo, block by block; its outputs are rounded and clipped as in a run.
     """
+    if recipe.learns_classes:
+        names = recipe.classes.names
+        table = sum(
+            confusion(outputs, volume.truth[:, *box.slices], len(names))
+            for volume in held_out
+            for box, outputs in tiled(net, facts, recipe, volume, folder)
+        )
+        of_each = dice(np.asarray(table))
+        named = {f"dice {name}": float(each) for name, each in zip(names, of_each, strict=True) if np.isfinite(each)}
+        return {"mean dice": float(np.mean(list(named.values()))) if named else math.nan, **named}
     if recipe.learns_labels:
         levels = sum(
             histograms(outputs, volume.truth[:, *box.slices])
@@ -131,6 +145,8 @@ def predict(net: nn.Module, sampler: Sampler, folder: Path, label: str, step: in
     device = next(net.parameters()).device
     with torch.inference_mode():
         outputs = torch.cat([net(each[None].to(device)).float().cpu() for each in inputs])
+    if sampler.recipe.learns_classes:
+        outputs = outputs.argmax(1, keepdim=True)
     source = str(sampler.sources[0].volume)
     for key, data in ((SOURCE_KEY, inputs), (TRUTH_KEY, truth)):
         _write(folder, key, data.numpy(), {"dataset": source, "tensor": key.rpartition("/")[2], "iteration": 0})

@@ -383,13 +383,13 @@ def test_the_workers_of_jobs_are_seen_with_what_they_take(place: Path, slurm: Sl
 
     wait_until(lambda: len(workers()) == 2, 120)
     seen, pools_of_jobs = workers(), pools(slow)
-    assert len({worker.sign.pid for worker in seen}) == 2
+    assert len({worker.note.pid for worker in seen}) == 2
     for worker in seen:
-        process = psutil.Process(worker.sign.pid)
+        process = psutil.Process(worker.note.pid)
         assert set(process.parents()) & set(pools_of_jobs)
-        assert worker.sign.memory_bytes == pytest.approx(process.memory_info().rss, rel=0.5)
-        assert 0 <= worker.sign.cpu_percent < 100 * psutil.cpu_count() + 100
-        assert {task.sign.stage for task in worker.tasks} <= STAGES
+        assert worker.note.memory_bytes == pytest.approx(process.memory_info().rss, rel=0.5)
+        assert 0 <= worker.note.cpu_percent < 100 * psutil.cpu_count() + 100
+        assert {task.note.stage for task in worker.tasks} <= STAGES
     press_ctrl_c(slow, slurm)
     slow.finish()
     check_gone(slow, slurm)

@@ -21,7 +21,8 @@ from volpipe.inference.intensity import to_dtype
 from volpipe.recipes.training import TrainRecipe
 from volpipe.training.data.degrade import blur, context, gaussian, radius
 from volpipe.training.data.samples import Changes, SampleSource, Window
-from volpipe.training.data.targets import signed, tensor_targets
+from volpipe.training.data.targets import class_targets, signed, tensor_targets
+from volpipe.training.data.volumes import check_classes
 
 Pair = tuple[Tensor, Tensor]  # inputs, float32, and truth, float32 or int8 targets: (n, c, z, y, x)
 
@@ -70,6 +71,8 @@ class PairMaker:
         data, labels = window.source.read(window), window.source.read_labels(window.box)
         small = data.dtype.itemsize <= 2 and data.dtype.kind in "iu"
         voxels = torch.from_numpy(np.ascontiguousarray(data, data.dtype.newbyteorder("=") if small else np.float32))
+        if labels is not None and self.recipe.learns_classes:
+            check_classes(window.source.labels, labels, self.recipe.classes)
         numbers = None if labels is None else signed(labels)
         if self.device != "cpu":
             voxels, numbers = voxels.pin_memory(), None if numbers is None else numbers.pin_memory()
@@ -81,9 +84,7 @@ class PairMaker:
         data, labels = self._moved(batch)
         inputs = _intensities(self.degraded(data, windows), windows)
         if labels is not None:
-            dtype = windows[0].source.label_dtype
-            choice = self.recipe.affinities
-            return inputs, tensor_targets(labels, choice.offsets, ignored(dtype, choice.ignore))
+            return inputs, targets_of(self.recipe, labels, windows[0].source.label_dtype)
         z, y, x = (slice(c, n - c) for c, n in zip(self.context, data.shape[2:], strict=True))
         return inputs, _intensities(data[..., z, y, x], windows)
 
@@ -131,6 +132,13 @@ class PairMaker:
             if numbers is not None:
                 labels.append(turned(numbers, changes))
         return torch.stack(voxels), torch.stack(labels) if labels else None
+
+
+def targets_of(recipe: TrainRecipe, labels: Tensor, dtype: np.dtype) -> Tensor:
+    """Return what is learnt of `signed` labels (n, z, y, x) that had `dtype`: (n, c, z, y, x), int8."""
+    if recipe.learns_classes:
+        return class_targets(labels, len(recipe.classes.names), ignored(dtype, recipe.classes.ignore))
+    return tensor_targets(labels, recipe.affinities.offsets, ignored(dtype, recipe.affinities.ignore))
 
 
 def mirrored_part(data: Tensor, box: Box) -> Tensor:

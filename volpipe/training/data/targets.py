@@ -1,4 +1,4 @@
-"""Targets of a net that learns affinities, from labels; and scores of its outputs against them.
+"""Targets of a net that learns affinities or classes, from labels; and scores of its outputs against them.
 
 Not here: the offsets (affinities), or the loss (losses).
 """
@@ -40,9 +40,7 @@ def tensor_targets(labels: Tensor, offsets: Sequence[Offset], unknown: Sequence[
         unknown: numbers of labels, as their own type has them, of which nothing is known.
     """
     made = labels.new_full((len(labels), len(offsets), *labels.shape[1:]), UNKNOWN, dtype=torch.int8)
-    half = 1 << (8 * labels.element_size() - 1)
-    numbers = [(number + half) % (2 * half) - half for number in unknown]
-    known = torch.stack([labels != number for number in numbers]).all(0) if numbers else None
+    known = known_in(labels, unknown) if unknown else None
     filled = labels != 0
     for channel, offset in enumerate(offsets):
         here = tuple(slice(max(0, -o), min(n, n - o)) for o, n in zip(offset, labels.shape[1:], strict=True))
@@ -54,6 +52,40 @@ def tensor_targets(labels: Tensor, offsets: Sequence[Offset], unknown: Sequence[
             near.masked_fill_(~(known[:, *here] & known[:, *there]), UNKNOWN)
         made[:, channel][:, *here] = near
     return made
+
+
+def class_targets(labels: Tensor, num: int, unknown: Sequence[int]) -> Tensor:
+    """Return the classes of `signed` labels (n, z, y, x): (n, 1, z, y, x), int8: 0 to num - 1, or UNKNOWN.
+
+    Args:
+        unknown: as in `tensor_targets`; all other labels must be classes.
+    """
+    return labels.where((labels >= 0) & (labels < num) & known_in(labels, unknown), UNKNOWN).to(torch.int8)[:, None]
+
+
+def known_in(labels: Tensor, unknown: Sequence[int]) -> Tensor:
+    """Return where `signed` labels are none of `unknown`, numbers as the labels' own type has them; bool."""
+    half = 1 << (8 * labels.element_size() - 1)
+    known = torch.ones_like(labels, dtype=torch.bool)
+    for number in unknown:
+        known &= labels != (number + half) % (2 * half) - half
+    return known
+
+
+def confusion(outputs: np.ndarray, truth: np.ndarray, num: int) -> np.ndarray:
+    """Return the number of voxels of each class of the truth (rows) that have each class in `outputs`, int64.
+
+    UNKNOWN voxels of the truth do not count.
+    """
+    known = truth != UNKNOWN
+    pairs = truth[known].astype(np.int64) * num + outputs[known]
+    return np.bincount(pairs, minlength=num * num).reshape(num, num)
+
+
+def dice(table: np.ndarray) -> np.ndarray:
+    """Return the Dice coefficient of each class of a `confusion`; NaN of a class that is in neither."""
+    together = table.sum(0) + table.sum(1)
+    return np.where(together > 0, 2 * np.diag(table) / np.maximum(together, 1), np.nan)
 
 
 def histograms(outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:

@@ -16,12 +16,13 @@ import numpy as np
 
 from volpipe.errors import NOTICE, PlanError, RunError
 from volpipe.geometry.grid import Box
+from volpipe.geometry.labels import is_ignored
 from volpipe.inference.roi import find_roi
 from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.inference.statistics import mapping_notes, needs_measuring
 from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Normalise, Recipe
-from volpipe.recipes.training import Data, TrainRecipe
+from volpipe.recipes.training import Classes, Data, TrainRecipe
 from volpipe.training.data.degrade import context
 from volpipe.units import count
 from volpipe.volumes.identity import changes, has_moved, identify, is_alike, read_identities
@@ -193,6 +194,9 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
             )
         for note in data_notes(data, opened, recipe.normalise):
             log.warning("%s", note, extra=NOTICE)
+        if opened.labels is not None and recipe.learns_classes and (seen := take_sample(opened.labels)) is not None:
+            for part in seen.boxes:
+                check_classes(opened.labels, part, recipe.classes)
         check_holds(opened.volume, window)
         check_free(opened, tuple(n + 2 * c for n, c in zip(window, around, strict=True)), around)
 
@@ -242,6 +246,20 @@ def check_free(data: TrainingData, window: Sequence[int], around: Sequence[int])
         raise PlanError(
             f"held_out {data.held_out} leaves no room in {data.volume}, {data.volume.spatial_shape} voxels, for a "
             f"window of {tuple(window)}; make samples.shape or the box smaller"
+        )
+
+
+def check_classes(volume: Volume | None, labels: np.ndarray, classes: Classes) -> None:
+    """Refuse labels that are no class, and are not ignored.
+
+    Raises:
+        PlanError: with the largest, and the classes that there are.
+    """
+    beyond = labels[((labels < 0) | (labels >= len(classes.names))) & ~is_ignored(labels, classes.ignore)]
+    if beyond.size:
+        raise PlanError(
+            f"{volume} has label {beyond.max()}, classes.names are {count(len(classes.names), 'class')}, 0 to "
+            f"{len(classes.names) - 1}; name more, or give classes.ignore = {beyond.max()} if nothing is known there"
         )
 
 

@@ -217,7 +217,7 @@ def _opened(file: Path) -> Iterator[_Stack]:
     except OSError as error:
         raise VolumeError(f"{file} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # tifffile lets through whatever damaged tags make Python raise
-        raise VolumeError(f"{file} is damaged: {error}") from error
+        raise _damaged(file, error) from error
 
 
 def _page_at(tif: TiffFile, number: int) -> TiffPage | None:
@@ -236,6 +236,11 @@ def _offset_after(tif: TiffFile) -> int:
     return int.from_bytes(tif.filehandle.read(size), "little" if tif.byteorder == "<" else "big")
 
 
+def _damaged(file: Path, error: Exception) -> VolumeError:
+    what = f"{file} has {file.stat().st_size} bytes and is damaged or cut short"
+    return VolumeError(f"{what}: {error}; copy it again")
+
+
 @lru_cache(maxsize=KNOWN_FILES)
 def _common_coding(file: Path, _state: State) -> Coding | None:
     """Return the coding of all pages in the chain of a file, None where they have several; read once in each state.
@@ -245,7 +250,7 @@ def _common_coding(file: Path, _state: State) -> Coding | None:
     """
     from tifffile import TiffFile, TiffFileError
 
-    codings, offsets, num_bytes = set[Coding](), set[int](), file.stat().st_size
+    codings, offsets = set[Coding](), set[int]()
     try:
         with TiffFile(file) as tif:
             while page := _page_at(tif, len(offsets)):
@@ -255,8 +260,7 @@ def _common_coding(file: Path, _state: State) -> Coding | None:
                 codings.add(_coding(page))
             following = _offset_after(tif)
     except TiffFileError as error:  # of a directory whose end is missing, too
-        what = f"{file} has {num_bytes} bytes and is damaged or cut short"
-        raise VolumeError(f"{what}: {error}; copy it again") from error
+        raise _damaged(file, error) from error
     if following:
         check_end(file, following + 1)
         raise VolumeError(f"{file} is damaged: the page at byte {following} cannot be read")
