@@ -170,12 +170,9 @@ def training_work(
         return {"training_steps": {"done": done, "left": max(0, training.recipe.train.steps - done)}}
 
     return HeldWork(
-        "training", folder,
-        claim=partial(_claim, folder, training, fresh=fresh, same_input=same_input),
-        held_steps=partial(_held_steps, folder, training, on_step),
-        page=partial(training_page, folder),
-        witnesses=[folder.path / LOSSES, folder.journal],
-        counts=counts,
+        "training", folder, claim=partial(_claim, folder, training, fresh=fresh, same_input=same_input),
+        held_steps=partial(_held_steps, folder, training, on_step), page=partial(training_page, folder),
+        witnesses=[folder.path / LOSSES, folder.journal], counts=counts,
     )  # fmt: skip
 
 

@@ -132,12 +132,11 @@ def format_values(values: Mapping[str, Any]) -> str:  # Any: TOML values
 
 def result_of(trial: Trial, folder: Path, state: str, reason: str = "") -> TrialResult:
     """Return the result of `trial` from its training's log in `folder`."""
-    entries = read_log(folder)
-    steps, scores = newest_step(folder), read_scores(folder)
+    entries, scores = read_log(folder), read_scores(folder)
     return TrialResult(
         trial.number,
         trial.values,
-        steps,
+        newest_step(folder),
         float(entries[-1]["loss"]) if entries else None,
         scores[-1][1] if scores else None,
         sum(float(line["seconds"]) for line in entries),
