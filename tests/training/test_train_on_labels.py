@@ -197,7 +197,11 @@ def test_a_net_that_gives_something_else_is_refused(folder: Path, settings: list
             '[[data]]\npath = "w.tif"\n[affinities]',
             "data.labels is given for some volumes, not for w.t",
         ),
-        ("[train]", "[loss]\nl2 = 1.0\n[train]", "loss is for images; of labels, affinities.bce and affinities.dice"),
+        (
+            "[train]",
+            "[loss]\nl2 = 1.0\n[train]",
+            "loss is for images; of labels, the weights are in aff",
+        ),
         ("[train]", "[adversary]\nweight = 1.0\n[train]", "adversary is for images; leave it out"),
         ("[samples]", "bce = 0.0\n[samples]", "bce and dice are 0; give one above 0"),
         ("[-1, 0, 0]", "[0, 0, 0]", "leads to the voxel itself; leave it out"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -121,10 +121,22 @@ def run_training(
     check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
     if fresh or not is_complete(folder.path, recipe):  # a complete training needs no volume
-        check_data(recipe, describe(recipe.net, str(search_path)), str(search_path))
+        check_recipes([recipe], search_path)
     training = Training.begin(recipe, search_path)
     work = training_work(folder, training, fresh=fresh, same_input=same_input, on_step=on_step)
     return perform(work, partial(start, folder.parsl))
+
+
+def check_recipes(recipes: Iterable[TrainRecipe], search_path: Path) -> None:
+    """Refuse recipes whose volumes do not fit them or their nets; those that differ in steps alone are looked at once.
+
+    Raises:
+        RecipeError: a net does not give what is learnt, or cannot be trained.
+        VolpipeError: a volume is missing, or does not fit.
+    """
+    for recipe in {each.model_dump_json(exclude={"train"}): each for each in recipes}.values():
+        check_trainable(recipe.net)
+        check_data(recipe, describe(recipe.net, str(search_path)), str(search_path))
 
 
 def log_beginning(folder: RunFolder, command: str, recipe: Section) -> None:

@@ -13,14 +13,14 @@ from command import begin, finish, giver, processes_in, wait_until
 from trainings import Threads, losses_in, make_folder
 
 from volpipe.blockwise.notes import WORKERS
-from volpipe.errors import RecipeError, RunError, SiteError
+from volpipe.errors import RecipeError, RunError, SiteError, VolpipeError
 from volpipe.recipes.training import WEIGHTS, load_training
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training import loop as module
 from volpipe.training.logs import last_step
 from volpipe.training.loop import train
 from volpipe.training.search.grid import combined, load_sweep, run_sweep
-from volpipe.training.search.optuna import load_tuning
+from volpipe.training.search.optuna import load_tuning, run_tuning
 from volpipe.training.search.trials import OnEnd, TrialResult, with_overrides
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
@@ -134,16 +134,14 @@ def test_what_is_done_is_left_alone_and_new_values_get_the_next_numbers(folder: 
 
 def test_a_trial_that_fails_stops_no_other_and_is_named(folder: Path) -> None:
     text = (folder / "recipe.toml").read_text()
-    (folder / "recipe.toml").write_text(
-        text.partition("[sweep]")[0] + '[sweep]\n"samples.shape" = [[4,16,16],[40,16,16]]'
-    )
-    rows = swept(folder, Threads(1))
+    (folder / "recipe.toml").write_text(text.partition("[sweep]")[0] + '[sweep]\n"train.learning_rate" = [1e-3, 1e30]')
+    rows = swept(folder, Threads(1), "train.clip=0")
     assert [row.state for row in rows] == ["done", "failed"]
-    assert "longer than the volume" in rows[1].reason
+    assert "give a smaller train.learning_rate" in rows[1].reason
     table = json.loads((folder / "s" / "table.json").read_text())
-    assert [(line["trial"], line["state"], line["samples.shape"]) for line in table] == [
-        (0, "done", [4, 16, 16]),
-        (1, "failed", [40, 16, 16]),
+    assert [(line["trial"], line["state"], line["train.learning_rate"]) for line in table] == [
+        (0, "done", 1e-3),
+        (1, "failed", 1e30),
     ]
     with (folder / "s" / "table.csv").open() as file:
         assert [line["steps"] for line in csv.DictReader(file)] == ["6", "0"]
@@ -175,6 +173,26 @@ def test_folders_of_others_and_trainings_in_use_are_refused(folder: Path) -> Non
 def test_more_ranks_than_workers_are_refused(folder: Path) -> None:
     with pytest.raises(SiteError, match=r"train.ranks is 3, and the site runs 2 tasks"):
         swept(folder, Threads(2), "train.ranks=3")
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("degrade.kind=none", "degrade.kind is none, so that its input would be as fine as the truth"),
+        ("samples.shape=[4,15,15]", "is not a multiple of the stride"),
+        ("data.0.path=gone.tif", "gone.tif"),
+    ],
+)
+def test_what_a_training_refuses_a_sweep_and_a_search_refuse(folder: Path, setting: str, sentence: str) -> None:
+    more = '[tune]\n"train.learning_rate" = { low = 1e-4, high = 1e-2 }\n'
+    make_folder(folder, "validate_every = 2\n" + SWEEP + more)
+    workers = Threads(1)
+    with pytest.raises(VolpipeError, match=sentence):
+        swept(folder, workers, setting)
+    tuning = load_tuning(folder / "recipe.toml", [setting])
+    with pytest.raises(VolpipeError, match=sentence):
+        run_tuning(tuning, folder / "t", workers.start, search_path=folder)
+    assert not list(folder.glob("s/[0-9]*")) and not (folder / "t").exists()
 
 
 # ---- the commands

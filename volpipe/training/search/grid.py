@@ -22,7 +22,7 @@ from volpipe.recipes.toml import load_tree, typed
 from volpipe.recipes.training import VARIED, TrainRecipe
 from volpipe.resolve import recipe_name
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training.driver import check_trainable, is_complete
+from volpipe.training.driver import check_recipes, check_trainable, is_complete
 from volpipe.training.search.trials import (
     OnEnd,
     Source,
@@ -139,10 +139,12 @@ def _open(sweep: Sweep, folder: Path, search_path: Path) -> Source:
 
     Raises:
         RecipeError: a trial's folder holds a training by another recipe.
+        VolpipeError: `volpipe train` would refuse a trial.
     """
     trials = _number(folder, sweep)
     check_folders(trials, folder, search_path)
     left = [trial for trial in trials if not is_complete(folder / trial.name, trial.recipe)]
+    check_recipes((trial.recipe for trial in left), search_path)
     log.info("%d trials, of which %d are done", len(trials), len(trials) - len(left))
     states = ("waiting" if trial in left else "done" for trial in trials)
     known = [result_of(trial, folder / trial.name, state) for trial, state in zip(trials, states, strict=True)]

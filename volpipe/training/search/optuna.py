@@ -24,7 +24,7 @@ from volpipe.recipes.training import STOP, VARIED, TrainRecipe
 from volpipe.resolve import recipe_name
 from volpipe.runs.provenance import to_toml
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training.driver import check_trainable
+from volpipe.training.driver import check_recipes
 from volpipe.training.logs import read_scores
 from volpipe.training.search.trials import (
     OnEnd,
@@ -187,10 +187,10 @@ def run_tuning(
         RunError: Optuna is not installed, or the folder holds other files.
     """
     _check_installed()
-    for key, values in tuning.search.ranges.items():
-        for value in values.ends:
-            check_trainable(tuning.recipe_with({key: value}).net)
     folder = RunFolder(out.absolute())
+    if fresh or not (folder.path / STUDY).exists():
+        ends = ((key, value) for key, values in tuning.search.ranges.items() for value in values.ends)
+        check_recipes((tuning.recipe_with({key: value}) for key, value in ends), search_path)
     trials = Trials(
         kind="tune", file=STUDY, folder=folder, recipe=tuning.recipe, open=lambda: Study(tuning, folder.path).source,
         search_path=search_path, fresh=fresh, on_end=on_end,
