@@ -227,7 +227,10 @@ class RunFolder:
         session = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')} ({time.time_ns()})"
         with _unwritable_by_others(self.path), held(self.path, session, RunError):
             for path in partial_files(self.path):
-                path.unlink(missing_ok=True)
+                if path.is_dir():
+                    delete(path)
+                else:
+                    path.unlink(missing_ok=True)
             yield session
 
     def clear(self) -> None:
