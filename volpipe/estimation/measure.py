@@ -47,7 +47,7 @@ from volpipe.synthetic.volume import Sample
 if TYPE_CHECKING:
     from torch import nn
 
-MEASURED_VOXELS = 116**3  # of the window by which the memory of a net is measured; it varies by a fifth
+MEASURED_VOXELS = (84**3, 116**3)  # of windows by which the memory of a net is measured: either may take more a voxel
 REPEATS, MOST_REPEATED = 3, 10.0  # of a call that is timed, the fastest counts; no more after so many seconds
 THOROUGH_SECONDS = 60.0  # of calls of a net by one arithmetic
 MOST_WAIT = 180.0  # seconds, for processes that load torch and the net
@@ -143,13 +143,14 @@ def speeds_on_core(
 
     share_heap()
     keep_freed_memory()
-    net, large = laid_out(choice, search_path, arithmetic.channels_last), _sized_as(facts, MEASURED_VOXELS)
+    net = laid_out(choice, search_path, arithmetic.channels_last)
     torch.set_num_threads(2)
     count_peak()
-    before = peak_bytes()
-    # first of all: what smaller windows have freed would be used again, and not be counted
-    _timed_calls(net, (1, facts.in_channels, *large), arithmetic, "cpu", time.process_time, repeats=1)
-    per_voxel = max(0.0, (peak_bytes() - before - FIXED_BYTES) / math.prod(large))
+    before, per_voxel = peak_bytes(), 0.0
+    # First of all: what other windows have freed would be used again, and not be counted.
+    for window in (_sized_as(facts, num) for num in MEASURED_VOXELS):
+        _timed_calls(net, (1, facts.in_channels, *window), arithmetic, "cpu", time.process_time, repeats=1)
+        per_voxel = max(per_voxel, (peak_bytes() - before - FIXED_BYTES) / math.prod(window))
     torch.set_num_threads(1)
 
     def attempt(window: Triple) -> tuple[float, float]:
