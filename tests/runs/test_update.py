@@ -8,6 +8,7 @@ import math
 import shutil
 import tempfile
 from pathlib import Path
+from typing import get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -25,12 +26,14 @@ from volumes import fingerprint, noise, windowed, write_volume
 from volpipe.errors import RunError, RunStopped
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
+from volpipe.inference.statistics import Statistics
 from volpipe.reporting.page import Sheet
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_provenance
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.updates import from_ranges, to_ranges, updates_in
-from volpipe.runs.worker import RESULTS
+from volpipe.runs.updates import Updated, from_ranges, to_ranges, updates_in
+from volpipe.runs.worker import RESULTS, Cells
+from volpipe.segmentation import tasks
 from volpipe.workflow.driver import RunWork, execute
 from volpipe.workflow.status import find_status
 
@@ -247,6 +250,14 @@ def test_ranges_of_units_come_back() -> None:
     for units in ([], [4], [0, 1, 2, 3, 7], [5, 9, 10], list(range(1000))):
         assert [unit for part in from_ranges(to_ranges(units)) for unit in part] == units
     assert to_ranges([0, 1, 2, 3, 7]) == "0-3,7"
+
+
+def test_a_result_says_of_which_units_each_of_its_lists_is_so_that_an_update_can_take_them_back() -> None:
+    """But for a scan, of which the last of a block counts, and which no grown volume has; and numbers of the whole."""
+    whole = {Cells, Statistics, Updated}
+    for kind in {*RESULTS, *tasks.RESULTS} - whole:
+        lists = {name for name, annotation in get_type_hints(kind).items() if get_origin(annotation) is tuple}
+        assert lists == getattr(kind, "UNITS", {}).keys(), kind
 
 
 class Updating(Slow):
