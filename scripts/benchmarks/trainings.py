@@ -48,7 +48,8 @@ def measure(setting: Setting, repeats: int, *, kind: str) -> Iterator[Outcome]:
 
     recipe, steps = recipe_of(setting, kind), 3 if setting.short else 10
     scale = describe(recipe.net).scale
-    state, sampler, maker = make_train_state(recipe), Sampler(recipe, scale), PairMaker(recipe, scale)
+    state, sampler = make_train_state(recipe), Sampler(recipe, scale)
+    maker = PairMaker(sampler)
     size = recipe.train.batch
 
     def batch(number: int) -> Pair:
@@ -81,8 +82,9 @@ def measure_gpu(setting: Setting, repeats: int, *, kind: str) -> Iterator[Outcom
 
     recipe, steps = recipe_of(setting, kind), 10 if setting.short else 200
     scale = describe(recipe.net).scale
-    state, sampler, maker = make_train_state(recipe), Sampler(recipe, scale), PairMaker(recipe, scale, "cuda")
-    maker.hold(sampler.sources, 0.5 * torch.cuda.mem_get_info()[0])
+    state, sampler = make_train_state(recipe), Sampler(recipe, scale)
+    maker = PairMaker(sampler, "cuda")
+    maker.hold(0.5 * torch.cuda.mem_get_info()[0])
     fresh = pairs(recipe, sampler, maker, 0, RankGroup())
     there = itertools.cycle([next(fresh) for _ in range(BATCHES)])
 

@@ -66,7 +66,7 @@ class Sample:
 
 def made(sampler: Sampler, number: int) -> Sample:
     """Return window `number` of `sampler`, made on the CPU."""
-    maker = PairMaker(sampler.recipe, sampler.scale)
+    maker = PairMaker(sampler)
     inputs, truth = maker.pair([maker.load(sampler.window(number))])
     return Sample(inputs[0].numpy(), truth[0].numpy())
 

@@ -135,9 +135,9 @@ def train(
     facts = describe(recipe.net, search_path)
     recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
     sampler = Sampler(recipe, facts.scale, search_path)
-    maker = PairMaker(recipe, facts.scale, state.device)
+    maker = PairMaker(sampler, state.device)
     if state.device != "cpu":
-        maker.hold(sampler.sources, HELD_SHARE * torch.cuda.mem_get_info()[0])
+        maker.hold(HELD_SHARE * torch.cuda.mem_get_info()[0])
     batches = pairs(recipe, sampler, maker, state.step, group)
     logs: contextlib.AbstractContextManager[Write] = contextlib.nullcontext(lambda entry: None)
     if group.is_rank_zero:

@@ -57,7 +57,7 @@ def prepare_held_out(sampler: Sampler, folder: Path) -> list[HeldOut]:
     Raises:
         PlanError: no volume holds out voxels.
     """
-    boxes, maker = [], PairMaker(sampler.recipe, sampler.scale)
+    boxes, maker = [], PairMaker(sampler)
     for i, source in enumerate(sampler.sources):
         if source.held_out is None or source.stored is not None:
             continue
@@ -140,7 +140,7 @@ def predict(net: nn.Module, sampler: Sampler, folder: Path, label: str, step: in
 
     Inputs and truth are written beside it. All are float32, normalised.
     """
-    maker = PairMaker(sampler.recipe, sampler.scale)
+    maker = PairMaker(sampler)
     inputs, truth = maker.pair([maker.load(sampler.plain(source, box)) for source, box in _windows(sampler)])
     device = next(net.parameters()).device
     with torch.inference_mode():

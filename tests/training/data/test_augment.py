@@ -11,7 +11,7 @@ import torch
 from scipy import ndimage, stats
 
 from volpipe.geometry.grid import Box
-from volpipe.recipes.training import TrainRecipe
+from volpipe.recipes.training import Steps, TrainRecipe
 from volpipe.training.data.augment import PairMaker, bent, blurred, mirrored_part, normal, slipped
 from volpipe.training.data.degrade import radius
 from volpipe.training.data.samples import Sampler
@@ -46,7 +46,7 @@ def test_noise_of_a_key_does_not_depend_on_the_other_keys() -> None:
 
 
 def test_a_pair_does_not_depend_on_the_others_of_its_batch(sampler: Sampler) -> None:
-    maker = PairMaker(sampler.recipe, sampler.scale)
+    maker = PairMaker(sampler)
     together = maker.pair([maker.load(sampler.window(number)) for number in range(6)])
     for number in (5, 0, 3):
         alone = maker.pair([maker.load(sampler.window(number))])
@@ -54,17 +54,19 @@ def test_a_pair_does_not_depend_on_the_others_of_its_batch(sampler: Sampler) -> 
             torch.testing.assert_close(one[0], batch[number], rtol=0, atol=0)
 
 
-def test_windows_of_a_held_volume_are_those_that_are_read(sampler: Sampler) -> None:
-    reading, holding = (PairMaker(sampler.recipe, sampler.scale) for _ in range(2))
-    holding.hold(sampler.sources, room=sum(source.num_bytes for source in sampler.sources))
+def test_windows_of_a_held_volume_are_those_that_are_read(sampler: Sampler, tmp_path: Path) -> None:
+    reading, holding = (PairMaker(sampler) for _ in range(2))
+    room = sampler.sources[0].num_bytes
+    holding.hold(room)
     assert holding.held and not reading.held
     for number in range(5):
         pairs = [maker.pair([maker.load(sampler.window(number))]) for maker in (reading, holding)]
         for read, held in zip(*pairs, strict=True):
             torch.testing.assert_close(read, held, rtol=0, atol=0)
-    holding = PairMaker(sampler.recipe, sampler.scale)
-    holding.hold(sampler.sources, room=sampler.sources[0].num_bytes - 1)
-    assert not holding.held
+    few = Sampler(sampler.recipe.model_copy(update={"train": Steps(steps=3)}), (1, 1, 1), str(tmp_path))
+    for maker, most in ((PairMaker(sampler), room - 1), (PairMaker(few), room)):  # no room, or seen in part
+        maker.hold(most)
+        assert not maker.held
 
 
 @pytest.mark.parametrize("box", [Box((0, 0, 0), (20, 24, 28)), Box((-3, 5, -30), (25, 9, 40))])
@@ -115,7 +117,8 @@ def test_the_input_alone_is_defocused_or_cut_out(tmp_path: Path, choice: dict[st
     tifffile.imwrite(tmp_path / "v.tif", GREY)
     tree = {"net": {"name": "identity"}, "data": [{"path": "v.tif"}], "degrade": choice | {"whole": False}}
     recipe = TrainRecipe.model_validate(tree | {"samples": {"shape": (12, 18, 18), "swap": False}})
-    sampler, maker = Sampler(recipe, (1, 1, 1), str(tmp_path)), PairMaker(recipe, (1, 1, 1))
+    sampler = Sampler(recipe, (1, 1, 1), str(tmp_path))
+    maker = PairMaker(sampler)
     inputs, truth = (part.numpy() for part in maker.pair([maker.load(sampler.window(number)) for number in range(60)]))
     windows = np.lib.stride_tricks.sliding_window_view(GREY, truth.shape[2:])
     for number in range(60):

@@ -20,7 +20,7 @@ from volpipe.geometry.labels import ignored
 from volpipe.inference.intensity import to_dtype
 from volpipe.recipes.training import TrainRecipe
 from volpipe.training.data.degrade import blur, context, gaussian, radius
-from volpipe.training.data.samples import Changes, SampleSource, Window
+from volpipe.training.data.samples import Changes, Sampler, Window
 from volpipe.training.data.targets import class_targets, signed, tensor_targets
 from volpipe.training.data.volumes import check_classes
 
@@ -39,21 +39,23 @@ class Loaded:
 
 
 class PairMaker:
-    """Makes pairs of the windows of a training on `device`.
+    """Makes pairs of the windows of a `sampler`, on `device`."""
 
-    Args:
-        scale: voxels (z, y, x) of the truth per voxel of the input.
-    """
-
-    def __init__(self, recipe: TrainRecipe, scale: Triple, device: str = "cpu") -> None:
-        self.recipe, self.scale, self.device = recipe, scale, device
-        self.context = context(recipe.degrade.kind, scale)
+    def __init__(self, sampler: Sampler, device: str = "cpu") -> None:
+        self.sampler, self.recipe, self.device = sampler, sampler.recipe, device
         self.held: dict[int, tuple[Tensor, Tensor | None]] = {}
 
-    def hold(self, sources: Sequence[SampleSource], room: float) -> None:
-        """Keep the voxels of those `sources` on the device, as stored, that fit into `room` bytes, small ones first."""
-        for source in sorted(sources, key=lambda each: each.num_bytes):
-            if source.stored is None and source.num_bytes <= room:
+    def hold(self, room: float) -> None:
+        """Keep volumes on the device, as stored, that fit into `room` bytes, small ones first.
+
+        One of which the training sees but a part is not kept: to read it whole would take longer.
+        """
+        steps, window = self.recipe.train, math.prod(self.sampler.shape)
+        num_voxels = self.sampler.shares * steps.steps * steps.batch * steps.accumulate * window
+        for seen, source in sorted(
+            zip(num_voxels, self.sampler.sources, strict=True), key=lambda pair: pair[1].num_bytes
+        ):
+            if source.stored is None and source.num_bytes <= room and math.prod(source.shape) <= seen:
                 loaded = self._read(Window(source, Box.from_shape(source.shape), Changes()))
                 labels = None if loaded.labels is None else loaded.labels.to(self.device)
                 self.held[id(source)] = loaded.voxels.to(self.device), labels
@@ -85,13 +87,13 @@ class PairMaker:
         inputs = _intensities(self.degraded(data, windows), windows)
         if labels is not None:
             return inputs, targets_of(self.recipe, labels, windows[0].source.label_dtype)
-        z, y, x = (slice(c, n - c) for c, n in zip(self.context, data.shape[2:], strict=True))
+        z, y, x = (slice(c, n - c) for c, n in zip(self.sampler.context, data.shape[2:], strict=True))
         return inputs, _intensities(data[..., z, y, x], windows)
 
     def degraded(self, data: Tensor, windows: Sequence[Window]) -> Tensor:
         """Return `data` (n, c, z, y, x) with its context as the inputs of `windows`, in units of their volumes."""
         choice, changes = self.recipe.degrade, [window.changes for window in windows]
-        inputs = coarser(data, choice.kind, self.scale)
+        inputs = coarser(data, choice.kind, self.sampler.scale)
         if choice.blur:
             inputs = blurred(inputs, [each.blur for each in changes], (2, 3, 4))
         if choice.defocused:
