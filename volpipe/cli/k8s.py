@@ -36,7 +36,6 @@ INPUTS = (
 )  # options and arguments that are read
 DEFAULT_SITE = "k8s_htex"
 PARTS = ("rights", "claims", "service", "job")
-WATCHED = ("run", "batch", "segment", "evaluate", "train", "sweep", "tune")  # commands that take --metrics
 
 app = typer.Typer(
     cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="Run the driver in a Kubernetes cluster."
@@ -162,7 +161,7 @@ def _check_writable(what: str, place: str, folder: Path, claims: Sequence[Claim]
 def _with_metrics(context: typer.Context, command: Sequence[str]) -> tuple[list[str], int | None]:
     """Return COMMAND, whose --metrics PORT is to be reached from outside of its pod, and that port; None without."""
     words = list(command)
-    asked = command_options(context, command)["metrics"] if command[0] in WATCHED else None
+    asked = command_options(context, command).get("metrics")
     target = None if asked is None else parse_target(asked)
     if not isinstance(target, Port):
         return words, None

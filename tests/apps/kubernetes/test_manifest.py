@@ -150,6 +150,13 @@ def test_prometheus_finds_the_pod_of_a_driver_that_serves_metrics(give: Give, op
     assert "annotations" not in job["metadata"]
 
 
+@pytest.mark.parametrize("command", [("compare", "/scratch/a.zarr", "/scratch/b.zarr"), ("train", "/scratch/r.toml")])
+def test_metrics_of_any_command_are_open_to_others(give: Give, command: tuple[str, ...]) -> None:
+    (job,) = documents(give("k8s", "manifest", "--only", "job", *command, "--config", "k8s_htex", "--metrics", "9100"))
+    (driver,) = job["spec"]["template"]["spec"]["containers"]
+    assert driver["command"][-2:] == ["--metrics", "0.0.0.0:9100"]
+
+
 def test_a_pod_that_serves_no_metrics_to_others_is_not_found(give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
     for option in ((), ("--metrics", "/scratch/m.prom"), ("--metrics", "127.0.0.1:9100")):
         ended = give("k8s", "manifest", "--only", "job", *RUN, *option)
