@@ -25,6 +25,8 @@ class Cuda:
     def utilization(self) -> int:
         if self.error is not None:
             raise self.error
+        if threading.current_thread().name == "volpipe-notes":  # of a run of another test: no sample of a task
+            return 0
         self.given.append(min(100, 10 * (len(self.given) + 1)))
         return self.given[-1]
 
