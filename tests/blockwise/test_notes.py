@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_written_costs_no_task(tmp_path: Path, monkeypat
 
 def test_a_process_that_was_forked_speaks_for_itself(tmp_path: Path) -> None:
     code = """
-import os, sys, time
+import os, sys
 from pathlib import Path
 from volpipe.blockwise.notes import Reporter
 run = Path(sys.argv[1])
@@ -246,14 +246,14 @@ with Reporter(run, sys.argv[2]).reporting("edges", [1]):
     pid = os.fork()
     if pid == 0:
         with Reporter(run, sys.argv[2]).reporting("edges", [2]):
-            time.sleep(1)
+            sys.stdin.read()
         os._exit(0)
-    time.sleep(1)
     os.waitpid(pid, 0)
 """
-    with keeping_notes(tmp_path):
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), HERE], env=environment)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, str(tmp_path), HERE]
+    with keeping_notes(tmp_path), subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as process:
         wait_until(lambda: {task.unit for note in notes(tmp_path) for task in note.tasks} == {1, 2}, 30)
         assert len({note.pid for note in notes(tmp_path)}) == 2
-        assert process.wait(30) == 0
+        process.communicate(timeout=30)
+    assert process.returncode == 0
