@@ -67,14 +67,14 @@ while [ "$counter" ] && kill -0 $pool 2>/dev/null; do
 done
 """
 
-# What workers kept on their node's disk (volpipe.volumes.node_cache) is deleted when nobody holds it any more.
-# Where there is no flock, the next worker there does that.
+# What workers kept on their node's disk (volpipe.volumes.node_cache), or among its temporary files, is deleted when
+# nobody holds it any more. Where there is no flock, the next worker there does that.
 SWEEP = """
-if [ "$VOLPIPE_NODE_DIRECTORY" ]; then
-  for lock in "$VOLPIPE_NODE_DIRECTORY"/volpipe-$(id -u)-*/lock; do
-    [ -e "$lock" ] && flock --wait 3 "$lock" rm -rf "$(dirname "$lock")"
+for folder in "$VOLPIPE_NODE_DIRECTORY" "$TMPDIR" /tmp; do
+  for lock in "$folder"/volpipe-$(id -u)-*/lock; do
+    [ -e "$lock" ] && flock --wait 0.5 "$lock" rm -rf "$(dirname "$lock")"
   done
-fi
+done
 """
 
 # What a killed pool leaves, its queues' process above all, ends with it, and so does what was started beside it. One of

@@ -1,17 +1,21 @@
-"""A sweep of small trainings on two workers, against the same on one worker, one after another.
+"""Sweeps: of small trainings on two workers, against the same on one; and of 24 that wait, as for a GPU, on as many.
 
-A worker has one core, to which it is bound: a training with one thread reads ahead in another, which would otherwise
-take a part of the second core where one worker is alone.
+A worker of the first has one core, to which it is bound: a training with one thread reads ahead in another, which would
+otherwise take a part of the second core where one worker is alone. Those of the second are threads of this process,
+with the driver and the loop of every training: their nets wait half a second in each step, and compute next to nothing.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+
+from parsl.config import Config
+from parsl.executors import ThreadPoolExecutor
 
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting, compared
@@ -31,23 +35,67 @@ train = { steps = STEPS, batch = 2, threads = 1 }
 "train.seed" = [0, 1, 2, 3]
 "train.learning_rate" = [1e-3, 3e-4]
 """
+WAITING = """
+net = { name = "waiting.py:net" }
+data = [{ path = "PATH" }]
+normalise = { low = 0, high = 255 }
+degrade = { noise = 4 }
+samples = { shape = [16, 32, 32] }
+train = { steps = STEPS, batch = 2, threads = 1 }
+[sweep]
+"train.seed" = SEEDS
+"""
+NET = """
+import time
+from torch import nn
+
+class Waiting(nn.Conv3d):
+    def forward(self, windows):
+        if self.training:
+            time.sleep(0.5)
+        return super().forward(windows)
+
+def net():
+    return Waiting(1, 1, 3, padding=1)
+"""
+MANY, FEW = 24, 3  # trainings side by side, and one after another, of which each takes the same time
+Start = Callable[[Path], AbstractContextManager[ParslPool]]
 
 
 def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
-    recipe = setting.scratch / "recipe.toml"
     steps = 10 if setting.short else 1000
-    place = inputs.volume(setting, (128, 128, 128))
-    recipe.write_text(RECIPE.replace("PATH", place).replace("STEPS", str(steps)), encoding="utf-8")
-    yield from compared(repeats, lambda: _sweep(setting, recipe, 2), lambda: _sweep(setting, recipe, 1), "one worker")
+    recipe = _recipe(setting, RECIPE, STEPS=steps)
+
+    def seconds(workers: int) -> float:
+        return _sweep(setting, recipe, partial(_with_a_core_each, workers))
+
+    yield from compared(repeats, lambda: seconds(2), lambda: seconds(1), "one worker")
 
 
-def _sweep(setting: Setting, recipe: Path, workers: int) -> float:
+def measure_many(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    (setting.scratch / "waiting.py").write_text(NET, encoding="utf-8")
+    steps = 2 if setting.short else 40
+
+    def seconds(trainings: int, workers: int) -> float:
+        recipe = _recipe(setting, WAITING, STEPS=steps, SEEDS=list(range(trainings)))
+        return _sweep(setting, recipe, partial(_as_threads, workers))
+
+    seconds(1, 1)  # so that neither side imports torch
+    yield from compared(repeats, lambda: seconds(MANY, MANY), lambda: seconds(FEW, 1) * MANY / FEW, "one after another")
+
+
+def _recipe(setting: Setting, text: str, **numbers: object) -> Path:
+    recipe = setting.scratch / "recipe.toml"
+    for name, value in {"PATH": inputs.volume(setting, (128, 128, 128)), **numbers}.items():
+        text = text.replace(name, str(value))
+    recipe.write_text(text, encoding="utf-8")
+    return recipe
+
+
+def _sweep(setting: Setting, recipe: Path, start: Start) -> float:
     """Return the seconds of all trainings, from before the workers start until they are gone."""
-    place = setting.scratch / "sweep"
     began = time.perf_counter()
-    rows = run_sweep(
-        load_sweep(recipe), place, partial(_with_a_core_each, workers), search_path=setting.scratch, fresh=True
-    )
+    rows = run_sweep(load_sweep(recipe), setting.scratch / "sweep", start, search_path=setting.scratch, fresh=True)
     seconds = time.perf_counter() - began
     if any(row.state != "done" for row in rows):
         raise VolpipeError(next(row.reason for row in rows if row.state != "done"))
@@ -62,6 +110,14 @@ def _with_a_core_each(workers: int, folder: Path) -> AbstractContextManager[Pars
     return start_pool(with_executors(str(folder), [bound]))
 
 
+def _as_threads(workers: int, folder: Path) -> AbstractContextManager[ParslPool]:
+    """Start the site `threads` with so many `workers`."""
+    threads = ThreadPoolExecutor(label="threads", max_threads=workers)
+    return start_pool(
+        Config(executors=[threads], run_dir=str(folder), strategy="none", initialize_logging=False, usage_tracking=0)
+    )
+
+
 ROWS = [
     Row(
         "sweep",
@@ -70,5 +126,13 @@ ROWS = [
         0.52,
         measure,
         why="8 trainings of 1,000 steps, a thread and a core each, with the start of Parsl and torch on both sides",
-    )
+    ),
+    Row(
+        "sweep-24",
+        "24 trainings that wait, on 24 workers ÷ one after another",
+        1 / 20,
+        1 / 22,
+        measure_many,
+        why="40 steps of half a second each; one after another is 8 times 3 of them on one worker",
+    ),
 ]

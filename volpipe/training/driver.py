@@ -45,8 +45,9 @@ from volpipe.training.pages import training_page
 from volpipe.training.rank_info import ABANDONED, RankInfo
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training, newest_step
 from volpipe.units import count
-from volpipe.volumes.identity import check_same_inputs, identify, store_identities
+from volpipe.volumes.identity import Identity, check_same_inputs, has_moved, identify, store_identities
 from volpipe.volumes.storage.paths import shown
+from volpipe.volumes.volume import Volume
 
 log = logging.getLogger(__name__)
 
@@ -128,15 +129,16 @@ def run_training(
 
 
 def check_recipes(recipes: Iterable[TrainRecipe], search_path: Path) -> None:
-    """Refuse recipes whose volumes do not fit them or their nets; those that differ in steps alone are looked at once.
+    """Refuse recipes whose volumes do not fit them or their nets; each volume is sampled once for all.
 
     Raises:
         RecipeError: a net does not give what is learnt, or cannot be trained.
         VolpipeError: a volume is missing, or does not fit.
     """
+    sampled: set[str] = set()
     for recipe in {each.model_dump_json(exclude={"train"}): each for each in recipes}.values():
         check_trainable(recipe.net)
-        check_data(recipe, describe(recipe.net, str(search_path)), str(search_path))
+        check_data(recipe, describe(recipe.net, str(search_path)), str(search_path), sampled)
 
 
 def log_beginning(folder: RunFolder, command: str, recipe: Section) -> None:
@@ -173,22 +175,29 @@ def claim_folder(folder: RunFolder, file: str, *, fresh: bool) -> None:
 
 def training_work(
     folder: RunFolder, training: Training, *, fresh: bool = False, same_input: bool = False,
-    on_step: OnStep = lambda step: None,
+    on_step: OnStep = lambda step: None, identities: dict[Volume, Identity] | None = None,
 ) -> HeldWork[TrainingResult]:  # fmt: skip
-    """Return the work of `training`; arguments as of `run_training`."""
+    """Return the work of `training`; arguments as of `run_training`.
+
+    Args:
+        identities: those known of volumes, which are not sampled again while their files are as they were; added to.
+    """
+    known = {} if identities is None else identities
 
     def counts() -> Counts:
         done = last_step(folder.path)
         return {"training_steps": {"done": done, "left": max(0, training.recipe.train.steps - done)}}
 
     return HeldWork(
-        "training", folder, claim=partial(_claim, folder, training, fresh=fresh, same_input=same_input),
+        "training", folder, claim=partial(_claim, folder, training, known, fresh=fresh, same_input=same_input),
         held_steps=partial(_held_steps, folder, training, on_step), page=partial(training_page, folder),
         witnesses=[folder.path / LOSSES, folder.journal], counts=counts,
     )  # fmt: skip
 
 
-def _claim(folder: RunFolder, training: Training, *, fresh: bool, same_input: bool) -> None:
+def _claim(
+    folder: RunFolder, training: Training, known: dict[Volume, Identity], *, fresh: bool, same_input: bool
+) -> None:
     """Refuse the folder of another recipe's training as well, or of other volumes; clear one without a checkpoint.
 
     Raises:
@@ -204,11 +213,18 @@ def _claim(folder: RunFolder, training: Training, *, fresh: bool, same_input: bo
     if is_complete(folder.path, training.recipe):
         return
     is_begun, file = bool(old is not None and step), folder.inputs
-    inputs = {what: identify(each) for what, each in open_inputs(training.recipe, training.search_path).items()}
+    inputs = {what: _identity(each, known) for what, each in open_inputs(training.recipe, training.search_path).items()}
     if is_begun:
         check_same_inputs(file, inputs, accept=same_input, work="training")
     if not is_begun or same_input or not file.is_file():
         store_identities(file, inputs)
+
+
+def _identity(volume: Volume, known: dict[Volume, Identity]) -> Identity:
+    """Return the present identity of `volume`, the one that is `known` where no file of it is in another state."""
+    if volume not in known or has_moved(known[volume], volume):
+        known[volume] = identify(volume)
+    return known[volume]
 
 
 def _held_steps(

@@ -117,6 +117,8 @@ def train(
     search_path: str = "",
     check: Callable[[], None] = lambda: None,
     group: RankGroup = SINGLE_RANK,
+    *,
+    is_trial: bool = False,
 ) -> int:
     """Take the steps of `recipe` that `folder` lacks, and return the number of the last.
 
@@ -126,6 +128,7 @@ def train(
         search_path: folder that the recipe's relative names count from.
         check: called before anything is written; it raises where this process may no longer write.
         group: the ranks that take each step together.
+        is_trial: whether other trainings of this node read the same volumes.
     """
     torch.set_num_threads(recipe.train.threads or DEFAULT_THREADS)
     with SEEDING:
@@ -134,7 +137,7 @@ def train(
     check()
     facts = describe(recipe.net, search_path)
     recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
-    sampler = Sampler(recipe, facts.scale, search_path)
+    sampler = Sampler(recipe, facts.scale, search_path, is_trial=is_trial)
     maker = PairMaker(sampler, state.device)
     if state.device != "cpu":
         maker.hold(HELD_SHARE * torch.cuda.mem_get_info()[0])

@@ -32,6 +32,7 @@ class Training(BaseModel):
     Attributes:
         search_path: folder that the recipe's relative names count from.
         code_sha256: of the code of the net when the training began; "" where it has none.
+        is_trial: whether others like it read the same volumes, so that those of a node share decoded copies.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -39,12 +40,13 @@ class Training(BaseModel):
     recipe: TrainRecipe
     search_path: str
     code_sha256: str = ""
+    is_trial: bool = False
 
     @classmethod
-    def begin(cls, recipe: TrainRecipe, search_path: Path) -> Training:
+    def begin(cls, recipe: TrainRecipe, search_path: Path, *, is_trial: bool = False) -> Training:
         """Return the training of `recipe` with the code that its net has now."""
         code = code_hash(recipe.net.name, str(search_path))
-        return cls(recipe=recipe, search_path=str(search_path), code_sha256=code)
+        return cls(recipe=recipe, search_path=str(search_path), code_sha256=code, is_trial=is_trial)
 
     def check_same(self, other: Training, step: int) -> None:
         """Refuse to go on from `step` of this training as `other`, which would have made other weights by then.
@@ -113,7 +115,7 @@ def train_task(folder: str, session: str, info: RankInfo) -> Record[RankResult]:
 
         try:
             with join_ranks(info, Path(folder), check) as group:
-                train(recipe, Path(folder), search_path, check_all, group)
+                train(recipe, Path(folder), search_path, check_all, group, is_trial=training.is_trial)
         except PeerLost:
             peer_lost = True
             raise

@@ -1,4 +1,4 @@
-"""Chunks of the input on a node's own disk: each file is fetched once for all workers of the node, and kept there.
+"""Files on a node's own disk, made once for all workers of the node, and kept there: chunks of the input, above all.
 
 Not here: who names the folder on that disk (the site: `VOLPIPE_NODE_DIRECTORY` in a worker's environment). Where that
 disk fails, the volume is read directly. Each process that uses a cache holds a shared lock on it, which the system
@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -46,6 +47,8 @@ LARGEST_BYTES = 64 * 2**20
 MOST_STATES = 2**16  # of files that a process remembers
 FETCHERS = 16  # files of a box at a time
 
+T = TypeVar("T")
+
 _warnings: dict[str, bool] = {}  # for the driver, and whether each was taken
 _caches: dict[tuple[str, str], NodeCache] = {}
 _lock = threading.Lock()
@@ -66,27 +69,55 @@ class NodeCache:
         Raises:
             OSError: the disk is full or gone.
         """
+
+        def write(partial: Path) -> bytes | None:
+            data = fetch()
+            if data is not None:
+                self._make_room(len(data))
+                partial.write_bytes(data)
+            return data
+
+        return self._once(name, Path.read_bytes, write)
+
+    def place(self, name: str, num_bytes: int, write: Callable[[Path], None]) -> Path:
+        """Return the file `name`, which `write` makes on first use with `num_bytes`; the other workers wait.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+
+        def make(partial: Path) -> Path:
+            try:
+                self._make_room(num_bytes)
+                write(partial)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+            return self.folder / name
+
+        file = self._once(name, lambda file: file.resolve(strict=True), make)
+        assert file is not None
+        return file
+
+    def _once(self, name: str, take: Callable[[Path], T], make: Callable[[Path], T | None]) -> T | None:
+        """Return what `take` gives of the file `name`, or else `make`, which writes it; None where there is none."""
         file = self.folder / name.replace("/", "_")
         with contextlib.suppress(FileNotFoundError):
-            return file.read_bytes()
+            return take(file)
         partial = file.with_name(file.name + PARTIAL)
         while True:
             with partial.open("ab") as stream:
                 fcntl.flock(stream, fcntl.LOCK_EX)
                 with contextlib.suppress(FileNotFoundError):  # another worker was faster
-                    return file.read_bytes()
+                    return take(file)
                 if not _is_at(stream.fileno(), partial):  # what others write there now is not this worker's
                     continue
-                data = fetch()
-                if data is None:
+                made = make(partial)
+                if made is None:
                     partial.unlink(missing_ok=True)
-                    return None
-                self._make_room(len(data))
-                stream.truncate(0)  # left by a killed writer
-                stream.write(data)
-                stream.flush()
-                partial.rename(file)
-            return data
+                else:
+                    partial.rename(file)
+            return made
 
     def drop(self, name: str) -> None:
         """Delete the file `name`, if it is here."""
@@ -242,10 +273,15 @@ class CachedArray:
 
 def through_cache(volume: Volume, run: str) -> Volume:
     """Return `volume`, read through this node's cache if the site names a directory and there is no `obstacle`."""
-    base = os.path.expanduser(os.path.expandvars(os.environ.get(VARIABLE, "")))  # noqa: PTH111  # "" is no path
+    base = node_directory()
     if not base or obstacle(volume):
         return volume
     return CachedVolume(**vars(volume), base=base, run=f"{run} {volume.path} {volume.key}")
+
+
+def node_directory() -> str:
+    """Return the folder on this node's disk that the site names, "" where it names none."""
+    return os.path.expanduser(os.path.expandvars(os.environ.get(VARIABLE, "")))  # noqa: PTH111  # "" is no path
 
 
 def obstacle(volume: Volume) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from command import begin, finish, giver, processes_in, wait_until
@@ -14,14 +17,21 @@ from trainings import Threads, losses_in, make_folder
 
 from volpipe.blockwise.notes import WORKERS
 from volpipe.errors import RecipeError, RunError, SiteError, VolpipeError
+from volpipe.geometry.grid import Box
 from volpipe.recipes.training import WEIGHTS, load_training
 from volpipe.runs.run_folder import RunFolder
+from volpipe.training import driver
 from volpipe.training import loop as module
+from volpipe.training.data import volumes as training_volumes
 from volpipe.training.logs import last_step
 from volpipe.training.loop import train
 from volpipe.training.search.grid import combined, load_sweep, run_sweep
 from volpipe.training.search.optuna import load_tuning, run_tuning
 from volpipe.training.search.trials import OnEnd, TrialResult, with_overrides
+from volpipe.volumes import node_cache
+from volpipe.volumes.identity import Identity, identify, read_identities
+from volpipe.volumes.values import take_sample
+from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
@@ -113,6 +123,72 @@ def test_each_trial_learns_as_it_would_alone(folder: Path) -> None:
     assert (folder / "s" / "002" / WEIGHTS).read_bytes() == (folder / "alone" / WEIGHTS).read_bytes()
     assert losses_in(folder / "s" / "000") != losses_in(folder / "s" / "002")
     assert rows[2].loss == losses_in(folder / "alone")[-1]
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder that the site names on this node, for this process."""
+    monkeypatch.setenv(node_cache.VARIABLE, str(tmp_path / "node"))
+    yield tmp_path / "node"
+    node_cache.close_caches()
+
+
+def compressed(folder: Path, fill: int) -> None:
+    """Write the volume `v.n5`, in chunks that are to be decoded, and let the recipe learn from it."""
+    create_array(folder / "v.n5", "", ArraySpec((24, 24, 24), np.dtype(np.uint8), (8, 8, 8), codec="gzip"), "n5")
+    data = np.random.default_rng(fill).integers(0, 256, (24, 24, 24), np.uint8)
+    open_writer(folder / "v.n5", "").write(Box.from_shape((24, 24, 24)), data)
+    recipe = folder / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("v.tif", "v.n5"))
+
+
+def test_trials_share_a_decoded_copy_and_learn_the_same_bytes_as_without(
+    folder: Path, node: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    compressed(folder, 1)
+    settings = ("train.steps=12", "train.validate_every=6")  # windows of as many voxels as there are
+    assert [row.state for row in swept(folder, Threads(4), *settings)] == ["done"] * 4
+    assert sum("is decoded for all trainings" in line for line in caplog.messages) == 1
+    assert [file.name for file in node.glob("*/*.npy")] == ["voxels.npy"]
+    copied = len(list(node.glob("*")))
+    for number, recipe in enumerate(load_sweep(folder / "recipe.toml", settings).recipes):
+        alone, trial = folder / f"alone{number}", folder / "s" / f"00{number}"
+        train(recipe, alone, str(folder))
+        assert (trial / WEIGHTS).read_bytes() == (alone / WEIGHTS).read_bytes()
+        assert losses_in(trial) == losses_in(alone)
+    assert len(list(node.glob("*"))) == copied == 1
+    swept(folder, Threads(1), *settings, "train.steps=11", fresh=True)  # of fewer steps: a part of it is enough
+    assert len(list(node.glob("*"))) == copied
+
+
+def test_volumes_are_sampled_once_for_all_trials_until_they_change(
+    folder: Path, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compressed(folder, 1)
+    sampled: list[str] = []
+    checked: list[str] = []
+
+    def taken(volume: Volume) -> object:
+        checked.append(str(volume))
+        return take_sample(volume)
+
+    def noted(volume: Volume) -> Identity:
+        sampled.append(str(volume))
+        return identify(volume)
+
+    def change(result: TrialResult) -> None:
+        if result.number == 1:
+            compressed(folder, 2)
+
+    monkeypatch.setattr(driver, "identify", noted)
+    monkeypatch.setattr(training_volumes, "take_sample", taken)
+    assert [row.state for row in swept(folder, Threads(1), on_end=change)][:2] == ["done"] * 2
+    noted_first, noted_last = (read_identities(folder / "s" / name / "inputs.json") for name in ("001", "003"))
+    assert noted_first is not None and noted_last is not None
+    assert (sampled, noted_first == noted_last) == ([str(folder / "v.n5")] * 2, False)
+    assert checked == [str(folder / "v.n5")]  # for two nets
+    assert noted_last["volume 1"] == identify(open_volume(folder / "v.n5"))
 
 
 def test_what_is_done_is_left_alone_and_new_values_get_the_next_numbers(folder: Path) -> None:

@@ -50,12 +50,9 @@ class PairMaker:
 
         One of which the training sees but a part is not kept: to read it whole would take longer.
         """
-        steps, window = self.recipe.train, math.prod(self.sampler.shape)
-        num_voxels = self.sampler.shares * steps.steps * steps.batch * steps.accumulate * window
-        for seen, source in sorted(
-            zip(num_voxels, self.sampler.sources, strict=True), key=lambda pair: pair[1].num_bytes
-        ):
-            if source.stored is None and source.num_bytes <= room and math.prod(source.shape) <= seen:
+        pairs = zip(self.sampler.seen_whole, self.sampler.sources, strict=True)
+        for is_whole, source in sorted(pairs, key=lambda pair: pair[1].num_bytes):
+            if is_whole and source.num_bytes <= room:
                 loaded = self._read(Window(source, Box.from_shape(source.shape), Changes()))
                 labels = None if loaded.labels is None else loaded.labels.to(self.device)
                 self.held[id(source)] = loaded.voxels.to(self.device), labels

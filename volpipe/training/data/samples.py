@@ -25,11 +25,12 @@ from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.dataset import WindowDataset
 from volpipe.training.data.degrade import context
 from volpipe.training.data.volumes import check_finite, check_holds, open_data, resolve_address, seen_from
+from volpipe.volumes.decoded import decoded
 from volpipe.volumes.identity import real_place
 from volpipe.volumes.volume import Reader, Volume, open_volume
 
 AXES = "zyx"
-CACHE_BYTES = 1 << 30  # of decoded chunks of each volume
+CACHE_BYTES = 1 << 30  # of decoded chunks of each volume, in memory or shared
 BEND = 16  # voxels between the corners of a lattice of displacements
 DEFOCUS = 2.0  # voxels, the largest standard deviation of the blur of a slice out of focus
 MAX_DRAWS = 1000  # of a window outside of the held-out boxes, before the recipe is refused
@@ -91,6 +92,7 @@ class SampleSource:
         stored: the stored windows, None where windows are cut from the volume.
         labels: of the volume's voxels, None where the truth is the volume itself.
         weight: factor on its share of the windows, which is else that of its size.
+        is_shared: whether it is read by the copy that trainings of this node share.
     """
 
     volume: Volume
@@ -100,6 +102,7 @@ class SampleSource:
     labels: Volume | None = None
     weight: float = 1.0
     closed: tuple[Box, ...] = ()
+    is_shared: bool = False
 
     @property
     def shape(self) -> Triple:
@@ -120,11 +123,14 @@ class SampleSource:
 
     @cached_property
     def reader(self) -> Reader:
-        return self.volume.open(cache_bytes=CACHE_BYTES)
+        return self._open(self.volume)
 
     @cached_property
     def label_reader(self) -> Reader | None:
-        return None if self.labels is None else self.labels.open(cache_bytes=CACHE_BYTES)
+        return None if self.labels is None else self._open(self.labels)
+
+    def _open(self, volume: Volume) -> Reader:
+        return (decoded(volume, CACHE_BYTES) if self.is_shared else volume).open(cache_bytes=CACHE_BYTES)
 
     def read(self, window: Window) -> np.ndarray:
         """Return the voxels of `window` (c, z, y, x) in their own type, mirrored at the volume's faces.
@@ -152,20 +158,29 @@ class Sampler:
 
     Args:
         search_path: folder that the recipe's relative names count from.
+        is_trial: whether other trainings of this node read the same volumes.
 
     Raises:
         VolpipeError: a volume is missing, or holds no window.
     """
 
-    def __init__(self, recipe: TrainRecipe, scale: Triple, search_path: str = "") -> None:
+    def __init__(self, recipe: TrainRecipe, scale: Triple, search_path: str = "", *, is_trial: bool = False) -> None:
         self.recipe, self.scale = recipe, scale
         self.shape = triple(n * s for n, s in zip(recipe.samples.shape, scale, strict=True))
         self.context = context(recipe.degrade.kind, scale)
-        self.sources = open_sources(recipe, search_path)
-        for source in self.sources:
+        sources = open_sources(recipe, search_path)
+        for source in sources:
             self._check_holds(source)
-        sizes = np.array([math.prod(source.shape) * source.weight for source in self.sources], float)
+        sizes = np.array([math.prod(source.shape) * source.weight for source in sources], float)
         self.shares = sizes / sizes.sum()
+        seen = recipe.train.steps * recipe.train.batch * recipe.train.accumulate * math.prod(self.shape) * self.shares
+        self.seen_whole = [
+            source.stored is None and math.prod(source.shape) <= n for n, source in zip(seen, sources, strict=True)
+        ]
+        self.sources = [
+            replace(source, is_shared=is_trial and whole)
+            for whole, source in zip(self.seen_whole, sources, strict=True)
+        ]
 
     def window(self, number: int) -> Window:
         """Return window `number`, the same each time."""

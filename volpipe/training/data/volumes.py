@@ -167,8 +167,11 @@ def resolve_address(path: str, search_path: str) -> str:
     return path if "://" in path else str(Path(search_path) / path)
 
 
-def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
+def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str, sampled: set[str] | None = None) -> None:
     """Refuse volumes without room for a window outside of the held-out box, or that the net of `facts` cannot take.
+
+    Args:
+        sampled: what others were sampled for, which is not done again; added to.
 
     Raises:
         VolpipeError: as `open_data`, or a window, a stride or a number of channels does not fit.
@@ -183,6 +186,7 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
             )
     window = tuple(n * s for n, s in zip(recipe.samples.shape, facts.scale, strict=True))
     around = context(recipe.degrade.kind, facts.scale)
+    sampled = set() if sampled is None else sampled
     for data in recipe.data:
         if data.stored:
             continue
@@ -192,13 +196,21 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
                 f"{opened.volume} has {count(opened.volume.num_channels, 'channel')}, net {recipe.net.name} takes "
                 f"{facts.in_channels}; give another volume, or a net of as many"
             )
-        for note in data_notes(data, opened, recipe.normalise):
-            log.warning("%s", note, extra=NOTICE)
-        if opened.labels is not None and recipe.learns_classes and (seen := take_sample(opened.labels)) is not None:
-            for part in seen.boxes:
-                check_classes(opened.labels, part, recipe.classes)
+        purpose = repr((data, recipe.normalise, recipe.classes))
+        if purpose not in sampled:
+            _check_values(data, opened, recipe)
+            sampled.add(purpose)
         check_holds(opened.volume, window)
         check_free(opened, tuple(n + 2 * c for n, c in zip(window, around, strict=True)), around)
+
+
+def _check_values(data: Data, opened: TrainingData, recipe: TrainRecipe) -> None:
+    """Log what a user should know of the volumes of `data`, and refuse labels that are no classes of `recipe`."""
+    for note in data_notes(data, opened, recipe.normalise):
+        log.warning("%s", note, extra=NOTICE)
+    if opened.labels is not None and recipe.learns_classes and (seen := take_sample(opened.labels)) is not None:
+        for part in seen.boxes:
+            check_classes(opened.labels, part, recipe.classes)
 
 
 def check_degrade(kind: str, net: str, scale: Sequence[int]) -> None:

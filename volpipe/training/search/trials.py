@@ -38,6 +38,8 @@ from volpipe.training.driver import (
 from volpipe.training.logs import read_log, read_scores
 from volpipe.training.search.pages import TABLE, trials_page
 from volpipe.training.task import STAGE, Training, newest_step
+from volpipe.volumes.identity import Identity
+from volpipe.volumes.volume import Volume
 
 log = logging.getLogger(__name__)
 
@@ -211,6 +213,7 @@ class Trials:
         on_end: called with the result of each trial as it ends.
         rows: the results that are known, by number.
         running: trials that are being trained, by name.
+        identities: of the volumes of trials that have begun.
     """
 
     kind: str
@@ -223,6 +226,7 @@ class Trials:
     on_end: OnEnd
     rows: dict[int, TrialResult] = field(default_factory=dict)
     running: dict[str, Trial] = field(default_factory=dict)
+    identities: dict[Volume, Identity] = field(default_factory=dict)
 
     def work(self) -> HeldWork[list[TrialResult]]:
         """Return the work of all trials."""
@@ -275,8 +279,9 @@ class Trials:
 
     def _trial(self, trial: Trial) -> Steps[None]:
         """Begin or resume the training of `trial`."""
-        training = Training.begin(trial.recipe, self.search_path)
-        work = training_work(RunFolder(self.folder.path / trial.name), training, same_input=True)
+        training = Training.begin(trial.recipe, self.search_path, is_trial=True)
+        folder = RunFolder(self.folder.path / trial.name)
+        work = training_work(folder, training, same_input=True, identities=self.identities)
         with work.folder.locked() as session:
             work.claim()
             log.info("trial %s begins: %s", trial.name, format_values(trial.values))
