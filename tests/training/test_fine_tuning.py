@@ -185,6 +185,17 @@ def test_grey_levels_of_other_types_are_those_that_a_run_would_take(
     assert recipe.net.trained_range == (recipe.normalise.low, recipe.normalise.high)
 
 
+def test_noise_stays_what_the_net_saw_where_grey_levels_are_others(folder: Path) -> None:
+    tifffile.imwrite("unit.tif", tifffile.imread("raw.tif").astype(np.float32) / 1000)
+    given = (Start.find("affinities"), "unit.tif", "labels.tif")
+    recipe = fine_tuning(*given, LABELLED, ".")
+    low, high = recipe.normalise.low, recipe.normalise.high
+    assert low is not None and high is not None and high < 0.3
+    assert recipe.degrade.noise == pytest.approx(8 * (high - low) / 255)
+    assert fine_tuning(*given, [*LABELLED, "degrade.noise=0.5"], ".").degrade.noise == 0.5
+    assert fine_tuning(*given, [*LABELLED, "degrade.blur=0"], ".").degrade.noise == recipe.degrade.noise
+
+
 @pytest.mark.parametrize(
     ("start", "labels", "settings", "sentence"),
     [

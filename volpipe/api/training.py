@@ -168,11 +168,7 @@ def tune(
 
 
 def training_folder(recipe: TrainRecipe | str | Path | Tree, out: str | Path | None, start: str | Path | None) -> Path:
-    """Return the folder of a training; by default it is named after its recipe, or its volume and its `start`.
-
-    Raises:
-        VolpipeError: neither has a name.
-    """
+    """Return the folder of a training; by default it is named after its recipe, or its volume and its `start`."""
     if out is None and start is not None and isinstance(recipe, str | Path):
         return Path(default_name(str(recipe), f"{Path(start).stem}.train"))
     return _folder(recipe, out, "train")

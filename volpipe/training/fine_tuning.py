@@ -104,7 +104,7 @@ def fine_tuning(
         recipe = _typed(start, data, settings, recipe.train.steps)
     if old is not None and old.data[0].path == recipe.data[0].path:
         return _filled(recipe, start, old)
-    return _filled(recipe, start, _chosen(recipe, search_path))
+    return _filled(recipe, start, _chosen(recipe, start, search_path))
 
 
 def _typed(start: Start, data: Data, settings: Sequence[str], steps: int) -> TrainRecipe:
@@ -127,11 +127,13 @@ def _filled(recipe: TrainRecipe, start: Start, known: TrainRecipe) -> TrainRecip
     if recipe.normalise == start.run.normalise:
         net = recipe.net.model_copy(update={"trained_range": known.net.trained_range})
         changes |= {"normalise": known.normalise, "net": net}
+    if recipe.degrade.noise == start.training.degrade.noise:
+        changes["degrade"] = recipe.degrade.model_copy(update={"noise": known.degrade.noise})
     return recipe.model_copy(update=changes)
 
 
-def _chosen(recipe: TrainRecipe, search_path: str) -> TrainRecipe:
-    """Return `recipe` with a held-out box and grey levels for its volume; both are said.
+def _chosen(recipe: TrainRecipe, start: Start, search_path: str) -> TrainRecipe:
+    """Return `recipe` with a held-out box, grey levels and noise for its volume; the first two are said.
 
     Raises:
         VolpipeError: as of `fine_tuning`.
@@ -140,6 +142,10 @@ def _chosen(recipe: TrainRecipe, search_path: str) -> TrainRecipe:
     view = View(incomplete=first.incomplete)
     volume = open_volume(resolve_address(first.path, search_path), first.key, level=first.level, view=view)
     recipe = _with_grey_levels(recipe, volume)
+    if (low := recipe.normalise.low) is not None and (high := recipe.normalise.high) is not None:
+        below, above = start.run.net.trained_range or (low, high)
+        noise = recipe.degrade.noise * (high - low) / (above - below)  # as the net sees it, it stays what it was
+        recipe = recipe.model_copy(update={"degrade": recipe.degrade.model_copy(update={"noise": noise})})
     if first.held_out == OPEN:
         opened = open_data(first.model_copy(update={"held_out": None}), recipe.normalise, search_path)
         first = first.model_copy(update={"held_out": str(_held_out(recipe, opened, search_path))})

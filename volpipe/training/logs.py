@@ -87,10 +87,7 @@ def read_scores(folder: Path) -> list[tuple[int, float]]:
 
 
 def no_better(folder: Path) -> str:
-    """Return that a training has made no better weights than those that it began with, as a sentence; "" otherwise.
-
-    It scores these before its first step.
-    """
+    """Return that a training has made no better weights than those that it began with, as a sentence; "" otherwise."""
     scores = read_scores(folder)
     if len(scores) < 2 or scores[0][0] or scores[-1][1] > scores[0][1]:
         return ""

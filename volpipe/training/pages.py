@@ -153,10 +153,7 @@ def curve(title: str, name: str, points: Points, *, is_wide: bool = False) -> Ch
 
 
 def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
-    """Yield the inputs, the newest predictions and the truth of held-out windows, where the training stores them.
-
-    Those of the weights that it began with, if any, come before.
-    """
+    """Yield inputs, predictions (of weights to start from, and the newest) and truth of held-out windows, if stored."""
     predictions = _predictions(folder)
     if not predictions:
         yield Note(
