@@ -108,6 +108,12 @@ def shipped_recipes() -> list[str]:
     return sorted(path.stem for path in _recipes().glob("*.toml"))
 
 
+def shipped_starts() -> list[str]:
+    """Return the names of the shipped recipes of runs whose training is a shipped recipe too, sorted."""
+    names = shipped_recipes()
+    return [name for name in names if f"train_{name}" in names]
+
+
 def recipe_name(recipe: Path) -> str:
     """Return the name of a recipe for messages: that of a shipped one, else the path as the user wrote it."""
     path = shipped_recipe(recipe)

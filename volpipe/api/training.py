@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from volpipe.api.arguments import site_of, with_settings
+from volpipe.api.arguments import default_name, site_of, with_settings
 from volpipe.api.progress import count_shown
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import VolpipeError
@@ -19,9 +19,12 @@ from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.toml import typed
 from volpipe.recipes.training import VARIED, TrainRecipe, load_training
 from volpipe.training.driver import TrainingResult, run_training
+from volpipe.training.fine_tuning import Start, fine_tuning
+from volpipe.training.logs import no_better
 from volpipe.training.search.grid import load_sweep, run_sweep, sweep_of
 from volpipe.training.search.optuna import load_tuning, run_tuning, tuning_of
 from volpipe.training.search.trials import TrialResult
+from volpipe.training.task import Training
 from volpipe.workflow.outcome import draw_curve, outcome_lines, run_command
 
 Tree = Mapping[str, Any]  # Any: TOML values
@@ -33,6 +36,8 @@ OnTrial = Callable[[int, int, TrialResult | None], None]
 def train(
     recipe: TrainRecipe | str | Path | Tree,
     *,
+    start: str | Path | None = None,
+    labels: str | Path | None = None,
     out: str | Path | None = None,
     site: str | Path | WorkerPool = "local",
     settings: Sequence[str] = (),
@@ -47,7 +52,10 @@ def train(
 
     Args:
         recipe: what to learn: a TOML file, or a shipped recipe (see `volpipe recipes`). Also one that is loaded, or its
-            sections.
+            sections. With `start` it is the volume to learn from.
+        start: begin with the weights of a shipped recipe, or of a training's folder. What a recipe would say is taken
+            from their training, with fewer steps and a part of the volume held out; `settings` change it.
+        labels: with `start`: the labels of the volume, where affinities or classes are learnt.
         out: folder of the training; by default RECIPE.train here. A recipe without a name needs it.
         site, same_input, search_path, progress, metrics: as of `run`.
         settings: ``key=value``, on top of the recipe.
@@ -55,26 +63,33 @@ def train(
         on_progress: called now and then with the number of steps taken and of all.
 
     Raises:
-        RecipeError: no such recipe, an invalid one, or another than that of the training in the folder.
+        RecipeError: no such recipe, an invalid one, or another than that of the training in the folder; no such start.
         VolpipeError: a volume is missing or does not fit, the site cannot be used, or the training failed.
     """
-    chosen, folder, place = _load(recipe, settings), _folder(recipe, out, "train"), Path(search_path or Path.cwd())
-    start, _ = site_of(site)
+    folder, place = training_folder(recipe, out, start), Path(search_path or Path.cwd())
+    if start is not None:
+        chosen = _fine_tuning(recipe, start, labels, settings, folder, place, fresh=fresh)
+    elif labels is None:
+        chosen = _load(recipe, settings)
+    else:
+        raise VolpipeError("labels go with --from (start=); in a recipe they are data.labels")
+    begin, _ = site_of(site)
 
     shown = count_shown("train", "step", progress, on_progress)
     with monitored(metrics, "train", recipe), shown as show:
         result = run_training(
-            chosen, folder, start,
+            chosen, folder, begin,
             search_path=place, fresh=fresh, same_input=same_input,
             on_step=lambda step: show(step, chosen.train.steps),
         )  # fmt: skip
     if result.was_stopped:
         return result
+    command = run_command(chosen, folder, str(place))
     return dataclasses.replace(
         result,
         summary=tuple(outcome_lines(folder)),
         curve=draw_curve(folder),
-        run_command=run_command(chosen, folder, str(place)),
+        run_command="" if no_better(folder) else command,
     )
 
 
@@ -150,6 +165,26 @@ def tune(
         _counting(chosen.search.trials, progress, on_progress) as on_end,
     ):
         return run_tuning(chosen, folder, start, search_path=place, fresh=fresh, on_end=on_end)
+
+
+def training_folder(recipe: TrainRecipe | str | Path | Tree, out: str | Path | None, start: str | Path | None) -> Path:
+    """Return the folder of a training; by default it is named after its recipe, or its volume and its `start`."""
+    if out is None and start is not None and isinstance(recipe, str | Path):
+        return Path(default_name(str(recipe), f"{Path(start).stem}.train"))
+    return _folder(recipe, out, "train")
+
+
+def _fine_tuning(
+    volume: TrainRecipe | str | Path | Tree, start: str | Path, labels: str | Path | None, settings: Sequence[str],
+    folder: Path, place: Path, *, fresh: bool,
+) -> TrainRecipe:  # fmt: skip
+    if not isinstance(volume, str | Path):
+        raise VolpipeError("with start, give the path of the volume to learn from in place of a recipe")
+    old = None if fresh else Training.load(folder)
+    return fine_tuning(
+        Start.find(str(start)), str(volume), None if labels is None else str(labels), settings, str(place),
+        None if old is None else old.recipe,
+    )  # fmt: skip
 
 
 def _load(recipe: TrainRecipe | str | Path | Tree, settings: Sequence[str]) -> TrainRecipe:

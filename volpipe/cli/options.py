@@ -78,6 +78,14 @@ def complete_recipe(incomplete: str) -> Choices:
     yield from _files(incomplete, ".toml")
 
 
+def complete_start(incomplete: str) -> Choices:
+    """Yield the shipped recipes whose weights can be trained on, and folders, that begin so."""
+    from volpipe.resolve import shipped_starts
+
+    yield from ((name, "shipped") for name in shipped_starts() if name.startswith(incomplete))
+    yield from _files(incomplete)
+
+
 def complete_volumes(incomplete: str) -> Choices:
     """Yield the TOML, CSV and text files, the volumes and the folders, that begin so."""
     yield from _files(incomplete, ".toml", ".csv", ".txt", ".h5", ".hdf5", ".tif", ".tiff", ".mrc", ".npy")
@@ -291,9 +299,11 @@ OPTIONS: Mapping[str, OptionInfo | ArgumentInfo] = {
     "sweep.out": TRAINING,
     "sweep.recipe": RECIPE_TO_TRAIN,
     "sweep.settings": TRAIN_SETTINGS,
+    "train.labels": Option(metavar="VOLUME"),
     "train.out": TRAINING,
     "train.recipe": RECIPE_TO_TRAIN,
     "train.settings": TRAIN_SETTINGS,
+    "train.start": Option("--from", metavar="NAME|FOLDER", autocompletion=complete_start),
     "tune.out": TRAINING,
     "tune.recipe": RECIPE_TO_TRAIN,
     "tune.settings": TRAIN_SETTINGS,

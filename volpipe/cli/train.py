@@ -5,7 +5,6 @@ Not here: the training (api.training, training). Exit codes as in app.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import volpipe
@@ -18,7 +17,9 @@ from volpipe.display.console import bars, check_folder, interruptible, tell_repo
 @command_of("train")
 def train(recipe: str, out: str | None, *, parents: Parents = False, **options: Any) -> None:  # Any: values of options
     """Train a net by RECIPE; run the same command again to continue from the newest checkpoint."""
-    folder = Path(out or f"{Path(recipe).stem}.train")
+    from volpipe.api.training import training_folder
+
+    folder = training_folder(recipe, out, options["start"])
     check_folder(f"--out {folder}", folder, parents=parents)
     with interruptible("run the same command again to continue from the newest checkpoint"), bars() as progress:
         result = volpipe.train(
@@ -39,4 +40,5 @@ def train(recipe: str, out: str | None, *, parents: Parents = False, **options: 
         console.out.print(f"the curve is in {result.curve}")
     if not result.was_complete:
         tell_report(folder)
-    console.out.print(f"use the weights: {result.run_command}")
+    if result.run_command:
+        console.out.print(f"use the weights: {result.run_command}")

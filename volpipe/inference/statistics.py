@@ -255,6 +255,16 @@ def sampled_affine(choice: Normalise, voxels: np.ndarray) -> Affine:
         return Affine()
 
 
+def in_numbers(choice: Normalise, mapped: Affine) -> Normalise:
+    """Return `choice` with the numbers of `mapped`, the map of one channel that it gave for a volume."""
+    (shift,), (scale,) = mapped.rows
+    if choice.method == "none":
+        return choice
+    if choice.method == "zscore":
+        return Normalise(method="zscore", mean=shift, std=scale)
+    return Normalise(method="range", low=shift - scale, high=shift + scale)
+
+
 def mapping(choice: Normalise, dtype: np.dtype) -> str:
     """Return by which rule grey levels are mapped, and which become -1 and 1 where that is known: "8 bits: 0 … 255"."""
     choice = resolve_method(choice, dtype)

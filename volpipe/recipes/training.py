@@ -19,7 +19,7 @@ from volpipe.recipes.toml import Section, Sizes, differences, load_tree, typed
 from volpipe.units import count
 
 CHECKPOINTS, LOSSES, EVENTS = "checkpoints", "losses.jsonl", "events"  # in a training's folder
-WEIGHTS = "weights.safetensors"
+WEIGHTS, RUN_RECIPE = "weights.safetensors", "run.toml"
 MOST_CLASSES = 127  # as a target of 8 bits has them
 TENSORS, TRUTH_KEY = "tensors.n5", "tensors/truth"  # predictions of held-out windows, and what they should be
 STOP = "stop"  # a file that asks a training to end at the next step where it validates or writes a checkpoint

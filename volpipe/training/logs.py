@@ -86,6 +86,18 @@ def read_scores(folder: Path) -> list[tuple[int, float]]:
     return scores
 
 
+def no_better(folder: Path) -> str:
+    """Return that a training has made no better weights than those that it began with, as a sentence; "" otherwise."""
+    scores = read_scores(folder)
+    if len(scores) < 2 or scores[0][0] or scores[-1][1] > scores[0][1]:
+        return ""
+    (_, before), (step, after) = scores[0], scores[-1]
+    return (
+        f"on what was held out the net is no better than before: {before:.5g} before, {after:.5g} after step {step:,}. "
+        "Keep the weights that it began with; a smaller train.learning_rate, fewer steps or more data may do better"
+    )
+
+
 def last_step(folder: Path) -> int:
     """Return the last step in the log of a training, 0 without one; only the end of the file is read."""
     entries = _last_entries(folder, 4096)
@@ -103,7 +115,7 @@ class TrainingPace:
 
 def read_pace(folder: Path) -> TrainingPace | None:
     """Return the pace of the training in `folder`, None before its first step; only the end of its log is read."""
-    entries = _last_entries(folder, PACE_BYTES)
+    entries = [entry for entry in _last_entries(folder, PACE_BYTES) if entry["step"]]
     if not entries:
         return None
     last = entries[-1]

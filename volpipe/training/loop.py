@@ -122,6 +122,8 @@ def train(
 ) -> int:
     """Take the steps of `recipe` that `folder` lacks, and return the number of the last.
 
+    Weights to start from are scored before the first.
+
     Args:
         folder: the training's folder, for checkpoints, logs and at the end the weights. A file "stop" in it ends the
             training at its next validation or checkpoint.
@@ -144,10 +146,12 @@ def train(
     batches = pairs(recipe, sampler, maker, state.step, group)
     logs: contextlib.AbstractContextManager[Write] = contextlib.nullcontext(lambda entry: None)
     if group.is_rank_zero:
-        logs = open_log(folder, state.step)
+        logs = open_log(folder, state.step or -1)  # a training that begins again scores its weights again
     with contextlib.closing(batches), logs as write:  # type: ignore[type-var]
         read_every = 1 if state.device == "cpu" else READ_EVERY
         train_log = TrainLog(recipe, facts, sampler, folder, check, group, write, read_every)
+        if not state.step and recipe.net.weights is not None:
+            train_log.begin(state)
         while state.step < recipe.train.steps:
             entry = take_step(state, recipe, facts.scale, batches, group)
             if train_log.write(state, entry):
@@ -175,6 +179,11 @@ class TrainLog:
     @cached_property
     def held_out(self) -> list[HeldOut]:
         return prepare_held_out(self.sampler, self.folder)
+
+    def begin(self, state: TrainState) -> None:
+        """Log the scores of the weights to start from as those of step 0, and write their predictions."""
+        if self.group.is_rank_zero and (scores := self.scores(state)):
+            self._log([{"step": 0, **scores, "time": time.time()}])
 
     def write(self, state: TrainState, entry: Entry) -> bool:
         """Log `entry` and, at their intervals, scores and a checkpoint; return whether the training stops here.

@@ -24,7 +24,7 @@ from volpipe.reporting.shades import Range, display_range, shaded
 from volpipe.runs.pages import Parts, Taken, page_of
 from volpipe.runs.provenance import toml
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training.logs import read_log, sampled_log
+from volpipe.training.logs import no_better, read_log, sampled_log
 from volpipe.training.task import STAGE, RankResult, Training, newest_step
 from volpipe.units import brief
 from volpipe.volumes.volume import Volume, open_volume
@@ -74,7 +74,8 @@ def training_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
         Draft("Losses and scores", lambda: [*curves(folder.path)], "Losses and scores"),
         Draft("Held-out windows", lambda: [*held_out_pictures(folder.path, recipe)], "Held-out windows"),
     ]
-    parts = Parts(folder.path.name, what, facts, _scores(entries), pictures if with_pictures else (), origin)
+    scores = [*_scores(entries), *([Note(sentence)] if is_complete and (sentence := no_better(folder.path)) else [])]
+    parts = Parts(folder.path.name, what, facts, scores, pictures if with_pictures else (), origin)
     return page_of(folder, taken, parts, is_complete=is_complete)
 
 
@@ -152,18 +153,18 @@ def curve(title: str, name: str, points: Points, *, is_wide: bool = False) -> Ch
 
 
 def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
-    """Yield the inputs, the newest predictions and the truth of held-out windows, where the training stores them."""
-    newest = _newest(folder)
-    if newest is None:
+    """Yield inputs, predictions (of weights to start from, and the newest) and truth of held-out windows, if stored."""
+    predictions = _predictions(folder)
+    if not predictions:
         yield Note(
             "No pictures of held-out windows: the training stores no predictions; train.predict_every and "
             "data.held_out make it do so."
         )
         return
-    step, prediction = newest
-    volumes = {"Input": open_volume(folder / TENSORS, SOURCE_KEY), "Prediction": prediction}
-    volumes["Truth"] = open_volume(folder / TENSORS, TRUTH_KEY)
-    windows = {name: _windows(volume) for name, volume in volumes.items()}
+    step = max(predictions)
+    names = {"Before": 0, "Prediction": step} if step and 0 in predictions else {"Prediction": step}
+    volumes = {"Input": SOURCE_KEY} | {name: predictions[at] for name, at in names.items()} | {"Truth": TRUTH_KEY}
+    windows = {name: _windows(open_volume(folder / TENSORS, key)) for name, key in volumes.items()}
     is_coarse = windows["Input"].shape[2] < windows["Truth"].shape[2]  # fewer slices: seen from the side
     limits = _limits(windows, recipe)
     seen = "from the side, xz," if is_coarse else "in their middle slice, xy,"
@@ -172,7 +173,8 @@ def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
         if recipe.learns_labels and not recipe.learns_classes
         else ""
     )
-    yield Note(f"Held-out windows {seen} with what the net made of them after step {step:,}.{channels}")
+    before = "before the first step and " if "Before" in names else ""
+    yield Note(f"Held-out windows {seen} with what the net made of them {before}after step {step:,}.{channels}")
     for number in range(len(windows["Truth"])):
         _, down, across = _plane(windows["Truth"][number], is_coarse=is_coarse).shape
         for name, data in windows.items():
@@ -181,15 +183,12 @@ def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
             yield Picture(f"{name}, window {number}", "", *file)
 
 
-def _newest(folder: Path) -> tuple[int, Volume] | None:
-    """Return the step and the array of the newest predictions."""
+def _predictions(folder: Path) -> dict[int, str]:
+    """Return the arrays of predictions by the steps after which they were made."""
     known = {Path(SOURCE_KEY).name, Path(TRUTH_KEY).name}
     labels = [path for path in (folder / TENSORS / "tensors").glob("*") if path.is_dir() and path.name not in known]
-    steps = {int(path.name): path for label in labels for path in label.glob("[0-9]*") if path.name.isdecimal()}
-    if not steps:
-        return None
-    path = steps[max(steps)]
-    return max(steps), open_volume(folder / TENSORS, str(path.relative_to(folder / TENSORS)))
+    paths = [path for label in labels for path in label.glob("[0-9]*") if path.name.isdecimal()]
+    return {int(path.name): str(path.relative_to(folder / TENSORS)) for path in paths}
 
 
 def _windows(volume: Volume) -> np.ndarray:
@@ -213,4 +212,4 @@ def _limits(windows: Mapping[str, np.ndarray], recipe: TrainRecipe) -> dict[str,
     own, truth = (display_range(windows[name]) for name in names)
     if recipe.learns_labels:
         truth = (0.0, len(recipe.classes.names) - 1.0 if recipe.learns_classes else 1.0)
-    return {"Input": own, "Prediction": truth, "Truth": truth}
+    return {"Input": own} | dict.fromkeys(("Before", "Prediction", "Truth"), truth)

@@ -10,17 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from volpipe.errors import VolumeError
-from volpipe.inference.intensity import Affine
-from volpipe.inference.statistics import affine
+from volpipe.inference.statistics import affine, in_numbers
 from volpipe.recipes.inference import Normalise, Recipe
-from volpipe.recipes.training import WEIGHTS, Data, TrainRecipe
+from volpipe.recipes.training import RUN_RECIPE, WEIGHTS, Data, TrainRecipe
 from volpipe.reporting.panels import Panel, curve, panels_png
 from volpipe.runs.provenance import settings_of
 from volpipe.training.data.volumes import resolve_address
-from volpipe.training.logs import SCORES, read_log
+from volpipe.training.logs import SCORES, no_better, read_log
 from volpipe.volumes.volume import open_volume
 
-CURVE, RUN_RECIPE = "curve.png", "run.toml"  # in a training's folder
+CURVE = "curve.png"  # in a training's folder
 UNITS = {"psnr": " dB"}
 Points = list[tuple[int, float]]  # step and value
 
@@ -41,9 +40,13 @@ def outcome_lines(folder: Path) -> Iterator[str]:
         if points := read_points(folder, name):
             scored, (step, last), best = True, points[-1], max(points, key=lambda point: point[1])
             unit = UNITS.get(name, "")
-            yield f"held out: {name} {last:.4g}{unit} at step {step:,}, best {best[1]:.4g}{unit} at step {best[0]:,}"
+            before = "" if points[0][0] else f"{points[0][1]:.4g}{unit} before, "
+            most = f"best {best[1]:.4g}{unit} at step {best[0]:,}"
+            yield f"held out: {name} {before}{last:.4g}{unit} at step {step:,}, {most}"
     if not scored:
         yield "nothing was held out and scored: data.held_out and train.validate_every tell how good the net is"
+    if sentence := no_better(folder):
+        yield sentence
 
 
 def draw_curve(folder: Path) -> Path | None:
@@ -87,10 +90,4 @@ def run_command(recipe: TrainRecipe, folder: Path, search_path: str) -> str:
 def _in_numbers(recipe: TrainRecipe, data: Data, search_path: str) -> Normalise:
     """Return the normalisation of the volume `data`, in numbers."""
     dtype = open_volume(resolve_address(data.path, search_path), data.key, level=data.level).dtype
-    applied: Affine = affine(recipe.normalise, dtype, None)
-    (shift,), (scale,) = applied.rows
-    if recipe.normalise.method == "none":
-        return recipe.normalise
-    if recipe.normalise.method == "zscore":
-        return Normalise(method="zscore", mean=shift, std=scale)
-    return Normalise(method="range", low=shift - scale, high=shift + scale)
+    return in_numbers(recipe.normalise, affine(recipe.normalise, dtype, None))

@@ -134,7 +134,7 @@ def format_values(values: Mapping[str, Any]) -> str:  # Any: TOML values
 
 def result_of(trial: Trial, folder: Path, state: str, reason: str = "") -> TrialResult:
     """Return the result of `trial` from its training's log in `folder`."""
-    entries, scores = read_log(folder), read_scores(folder)
+    entries, scores = [entry for entry in read_log(folder) if entry["step"]], read_scores(folder)
     return TrialResult(
         trial.number,
         trial.values,

@@ -1,0 +1,216 @@
+"""The recipe of a fine-tuning: a training that begins with weights that are there, and goes on with another volume.
+
+Not here: the training (driver), to which it is one like any other, whose `net.weights` are given. What the user leaves
+open is chosen here, and said: held-out box, steps, learning rate, grey levels.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from volpipe.errors import NOTICE, PlanError, RecipeError
+from volpipe.geometry.grid import Box
+from volpipe.geometry.labels import Ignore, is_ignored
+from volpipe.inference.statistics import as_trained, in_numbers, needs_measuring, sampled_affine
+from volpipe.nets.load import describe
+from volpipe.recipes.inference import Recipe, load_recipe
+from volpipe.recipes.toml import set_values, typed
+from volpipe.recipes.training import RUN_RECIPE, WEIGHTS, Data, TrainRecipe, load_training
+from volpipe.resolve import nearest, shipped_starts
+from volpipe.training.data.degrade import context
+from volpipe.training.data.volumes import TrainingData, check_holds, open_data, resolve_address
+from volpipe.training.task import Training
+from volpipe.volumes.values import take_sample
+from volpipe.volumes.volume import View, Volume, open_volume
+
+log = logging.getLogger(__name__)
+
+SHARE = 5  # of the longest axis, a part of so many is held out, at least a window
+FEWER, LEAST_STEPS = 10, 200  # so many times fewer steps than the weights took
+SLOWER = 0.2  # of the learning rate of the weights
+WARM_UP = 20  # steps: the optimiser knows no gradient yet
+SCORED = 4  # times, beside before the first step
+OPEN = "open"  # the held-out box of a recipe, until the volume is
+
+
+@dataclass(frozen=True)
+class Start:
+    """Weights to begin with: `run` is the recipe that runs them, `training` the one that they were trained by."""
+
+    name: str
+    run: Recipe
+    training: TrainRecipe
+
+    @classmethod
+    def find(cls, name: str) -> Start:
+        """Return the weights of the shipped recipe `name`, or of the training in a folder.
+
+        Raises:
+            RecipeError: there are none, or they cannot be trained on.
+        """
+        folder, known = Path(name), shipped_starts()
+        old = Training.load(folder)
+        if old is not None:
+            if missing := [file for file in (WEIGHTS, RUN_RECIPE) if not (folder / file).is_file()]:
+                raise RecipeError(f"the training in {folder} has no {missing[0]} yet; end it by its own command first")
+            run, training = load_recipe(folder / RUN_RECIPE), old.recipe
+            weights = {"weights": str((folder / WEIGHTS).absolute())}  # the folder may have moved
+            run = run.model_copy(update={"net": run.net.model_copy(update=weights)})
+        elif name in known:
+            run, training = load_recipe(Path(name)), load_training(Path(f"train_{name}"))
+        else:
+            raise RecipeError(
+                f"there is no training of {name} to go on with{nearest(name, known)}; give the folder of a training, "
+                f"or a shipped recipe whose training is known: {', '.join(known)}"
+            )
+        if training.adversary.weight:
+            raise RecipeError(
+                f"{name} was trained against a discriminator, which is not kept; go on with weights that were trained "
+                "without [adversary], such as superres_z4"
+            )
+        return cls(name, run, training)
+
+
+def fine_tuning(
+    start: Start, path: str, labels: str | None, settings: Sequence[str], search_path: str,
+    old: TrainRecipe | None = None,
+) -> TrainRecipe:  # fmt: skip
+    """Return the recipe of a training that begins with the weights of `start`.
+
+    Args:
+        path: of the volume to learn from; `labels` of its labels, where affinities or classes are learnt.
+        settings: ``key=value``, on top.
+        search_path: folder that relative names count from.
+        old: recipe of the training to continue. What was chosen for it stays, whatever became of its volume.
+
+    Raises:
+        VolpipeError: labels are missing or of no use; the volume is missing, too small, or has no grey levels.
+    """
+    if start.training.learns_labels and labels is None:
+        raise RecipeError(f"{start.name} learns from labels; give those of {path}: --labels VOLUME (labels=)")
+    if labels is not None and not start.training.learns_labels:
+        raise RecipeError(f"{start.name} learns from the volume alone; leave out --labels {labels}")
+    data = Data(path=path, labels=labels, held_out=OPEN)
+    before = start.training.train.steps
+    steps = before if start.training.net.weights else max(LEAST_STEPS, before // FEWER)
+    recipe = _typed(start, data, settings, steps)
+    if recipe.train.steps != steps:
+        recipe = _typed(start, data, settings, recipe.train.steps)
+    if old is not None and old.data[0].path == recipe.data[0].path:
+        return _filled(recipe, start, old)
+    return _filled(recipe, start, _chosen(recipe, start, search_path))
+
+
+def _typed(start: Start, data: Data, settings: Sequence[str], steps: int) -> TrainRecipe:
+    """Return the recipe for so many `steps`, what depends on the volume still open."""
+    old = start.training
+    tree: dict[str, Any] = old.model_dump(mode="json")  # Any: TOML values
+    tree |= {"data": [data.model_dump()], **start.run.model_dump(mode="json", include={"net", "normalise"})}
+    every, rate = max(1, steps // SCORED), old.train.learning_rate * (1.0 if old.net.weights else SLOWER)
+    tree["train"] |= {"steps": steps, "schedule": "trapezoid", "decay": steps // 2, "warm_up": WARM_UP, "threads": 0}
+    tree["train"] |= {"learning_rate": rate, "checkpoint_every": every, "validate_every": every, "predict_every": steps}
+    set_values(tree, settings)
+    return typed(TrainRecipe, tree, f"the fine-tuning of {start.name}", settings)
+
+
+def _filled(recipe: TrainRecipe, start: Start, known: TrainRecipe) -> TrainRecipe:
+    """Return `recipe` with what `known` has, where no setting says otherwise."""
+    first, changes = recipe.data[0], dict[str, object]()
+    if first.held_out == OPEN:
+        changes["data"] = (first.model_copy(update={"held_out": known.data[0].held_out}), *recipe.data[1:])
+    if recipe.normalise == start.run.normalise:
+        net = recipe.net.model_copy(update={"trained_range": known.net.trained_range})
+        changes |= {"normalise": known.normalise, "net": net}
+    if recipe.degrade.noise == start.training.degrade.noise:
+        changes["degrade"] = recipe.degrade.model_copy(update={"noise": known.degrade.noise})
+    return recipe.model_copy(update=changes)
+
+
+def _chosen(recipe: TrainRecipe, start: Start, search_path: str) -> TrainRecipe:
+    """Return `recipe` with a held-out box, grey levels and noise for its volume; the first two are said.
+
+    Raises:
+        VolpipeError: as of `fine_tuning`.
+    """
+    first = recipe.data[0]
+    view = View(incomplete=first.incomplete)
+    volume = open_volume(resolve_address(first.path, search_path), first.key, level=first.level, view=view)
+    recipe = _with_grey_levels(recipe, volume)
+    if (low := recipe.normalise.low) is not None and (high := recipe.normalise.high) is not None:
+        below, above = start.run.net.trained_range or (low, high)
+        noise = recipe.degrade.noise * (high - low) / (above - below)  # as the net sees it, it stays what it was
+        recipe = recipe.model_copy(update={"degrade": recipe.degrade.model_copy(update={"noise": noise})})
+    if first.held_out == OPEN:
+        opened = open_data(first.model_copy(update={"held_out": None}), recipe.normalise, search_path)
+        first = first.model_copy(update={"held_out": str(_held_out(recipe, opened, search_path))})
+    log.warning(
+        "%s steps at a learning rate of %g (train.steps, train.learning_rate); box %s is scored, and not learnt from "
+        "(data.0.held_out)", f"{recipe.train.steps:,}", recipe.train.learning_rate, first.held_out, extra=NOTICE,
+    )  # fmt: skip
+    return recipe.model_copy(update={"data": (first, *recipe.data[1:])})
+
+
+def _with_grey_levels(recipe: TrainRecipe, volume: Volume) -> TrainRecipe:
+    """Return `recipe` with the grey levels that a run would take for -1 and 1, in numbers, by a sample of `volume`."""
+    if not needs_measuring(recipe.normalise, volume.dtype):
+        return recipe
+    sample = take_sample(volume)
+    if sample is None or sample.is_constant:  # the training refuses, and says which keys to give
+        return recipe
+    choice = as_trained(Recipe(net=recipe.net, normalise=recipe.normalise), sample).normalise
+    voxels = np.concatenate([box.reshape(volume.num_channels, -1) for box in sample.boxes], axis=1)
+    numbers = in_numbers(choice, sampled_affine(choice, voxels))
+    log.warning(
+        "%s, of which %g … %g become -1 … 1: as in a run, but by this sample; normalise.low and high give others",
+        sample.seen, numbers.low, numbers.high, extra=NOTICE,
+    )  # fmt: skip
+    net = recipe.net.model_copy(update={"trained_range": (numbers.low, numbers.high)})
+    return recipe.model_copy(update={"normalise": numbers, "net": net})
+
+
+def _held_out(recipe: TrainRecipe, data: TrainingData, search_path: str) -> Box:
+    """Return the box to hold out: an end of the volume along its longest axis, where that leaves room for a window.
+
+    Raises:
+        PlanError: none leaves room, or none has two values by which a net could be scored.
+    """
+    facts = describe(recipe.net, search_path)
+    window = [n * s for n, s in zip(recipe.samples.shape, facts.scale, strict=True)]
+    check_holds(data.volume, window)
+    shape, around = data.volume.spatial_shape, context(recipe.degrade.kind, facts.scale)
+    boxes = []
+    for axis in sorted(range(3), key=lambda axis: -shape[axis]):
+        num = max(window[axis], shape[axis] // SHARE)
+        if shape[axis] - num >= window[axis] + around[axis]:
+            whole = Box.from_shape(shape)
+            boxes += [whole.along(axis, shape[axis] - num, shape[axis]), whole.along(axis, 0, num)]
+    if not boxes:
+        smaller = [-(-n // 2 // s) * s for n, s in zip(recipe.samples.shape, facts.stride, strict=True)]
+        raise PlanError(
+            f"{data.volume} has {shape} voxels (z, y, x): no axis has room for a window of {tuple(window)} and as much "
+            f"beside it to hold out; give a larger volume, or smaller windows, such as samples.shape={smaller}"
+        )
+    ignore = (recipe.classes if recipe.learns_classes else recipe.affinities).ignore if data.labels else ()
+    for box in boxes:
+        if _differs(data.labels or data.volume, box, ignore):
+            return box
+    raise PlanError(
+        f"{data.labels or data.volume} has one value alone in {' and '.join(map(str, boxes))}, which tells nothing of "
+        "a net; give data.0.held_out, a box where there is more"
+    )
+
+
+def _differs(volume: Volume, box: Box, ignore: Ignore) -> bool:
+    """Return whether a sample of the `box` has two values that count."""
+    sample = take_sample(volume, box)
+    if sample is None:  # a worker says why
+        return True
+    values = [part[~is_ignored(part, ignore)] if volume.dtype.kind in "iu" else part for part in sample.boxes]
+    ends = [end for part in values if part.size for end in (part.min(), part.max())]
+    return bool(ends) and min(ends) < max(ends)
