@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -17,7 +18,12 @@ from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 from hypothesis import HealthCheck, settings
 from warm import ADDRESS, FOR_ALL, SCRIPTS, warm
 
+from volpipe.volumes.formats import hdf5_probe
 from volpipe.volumes.storage.object_store import ROLES
+
+if TYPE_CHECKING:
+    from browser import Browser
+    from command import Give
 
 # No deadlines: how long an example takes says what else the machine does. `--hypothesis-profile drawn` draws others.
 settings.register_profile("same", deadline=None, derandomize=True)
@@ -46,7 +52,7 @@ LONGEST = tuple(
     f"test_{name}.py"
     for name in (
         "pages", "slurm", "k8s", "resume", "site_check", "growth", "chaos", "laws", "update", "update_states",
-        "update_selection", "sites", "convert", "interchange", "slurm_site_check", "manifest",
+        "update_selection", "sites", "convert", "interchange", "slurm_checks", "manifest",
         "node_cache_runs", "tune", "follow", "sweep", "train", "usage", "notebooks", "segment_kill",
         "batch_command", "browser", "workflow_s3", "faults_of_works", "distributed", "packaging", "top",
         "threads", "estimate", "segment", "jupyterlab", "workflow_commands", "reports", "cli", "watching", "fuzz",
@@ -100,6 +106,21 @@ def _warm(_own_temporary_files: None) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def _one_hdf5_process() -> Iterator[None]:
+    """Look at all HDF5 files in one process: starting it takes a second on a busy machine."""
+    with hdf5_probe.keep_process():
+        yield
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    from browser import chromium  # and selenium with it
+
+    with chromium() as started:
+        yield started
+
+
 @pytest.fixture
 def _pools_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Parsl's processes be started as users have them."""
@@ -133,6 +154,14 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
         yield served
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    """The command line in this process, as if in a shell in the folder of the test."""
+    from command import giver  # which imports this module
+
+    return giver(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture

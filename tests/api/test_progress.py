@@ -108,10 +108,7 @@ def test_nothing_is_shown_to_who_listens_or_does_not_want_it(notebook: Kernel) -
 
 @pytest.mark.parametrize(
     ("call", "bar"),
-    [
-        ("vp.convert('in.n5', 'told.npy', {})", "convert"),
-        ("vp.sample('told.n5', (16, 24, 24), {})", "sample"),
-    ],
+    [("vp.convert('in.n5', 'told.npy', {})", "convert"), ("vp.sample('told.n5', (16, 24, 24), {})", "sample")],
 )
 def test_who_listens_and_wants_a_display_gets_both(notebook: Kernel, call: str, bar: str) -> None:
     asked = call.format("progress=True, on_progress=lambda done, whole: seen.append((done, whole))")

@@ -191,9 +191,7 @@ def imported() -> list[str]:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_pools_start_anew")
-def test_a_worker_leaves_out_what_only_drivers_need_until_a_task_wants_it(
-    kernel: DataFlowKernel, executor: ResilientExecutor
-) -> None:
+def test_a_worker_imports_packages_of_drivers_on_demand(kernel: DataFlowKernel, executor: ResilientExecutor) -> None:
     assert executor.submit(imported, {}).result(60) == ["V1Pod", "Session"]
 
 
@@ -388,9 +386,7 @@ def unloadable() -> object:
 
 
 @pytest.mark.slow
-def test_only_a_connected_idle_block_is_scaled_in_and_only_as_many_as_asked(
-    kernel: DataFlowKernel, executor: ResilientExecutor
-) -> None:
+def test_only_connected_idle_blocks_are_scaled_in(kernel: DataFlowKernel, executor: ResilientExecutor) -> None:
     assert list(executor.idle_blocks()) == ["0"]
     assert executor.scale_in(0, max_idletime=0.0) == []
     assert executor.scale_in(1, max_idletime=3600.0) == []

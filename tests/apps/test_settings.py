@@ -148,9 +148,7 @@ def test_all_settings_that_a_site_does_not_have_are_named(tmp_path: Path, monkey
         ("NODES", "a100", "VOLPIPE_LAB_NODES='a100' is no table of texts"),
     ],
 )
-def test_what_the_environment_cannot_mean_is_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str
-) -> None:
+def test_a_wrong_variable_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str) -> None:
     monkeypatch.setenv("VOLPIPE_LAB_PARTITION", "a")
     monkeypatch.setenv(f"VOLPIPE_LAB_{name}", text)
     with pytest.raises(SiteError) as refused:
@@ -175,7 +173,7 @@ def test_a_number_that_no_machine_can_have_is_refused(tmp_path: Path, text: str,
 
 
 @pytest.mark.parametrize(("text", "number"), [(None, 3), ("", 3), ("1", 1), ("7", 7), ("128", 128)])
-def test_the_number_of_workers_is_that_of_the_environment(
+def test_the_environment_has_the_number_of_workers(
     monkeypatch: pytest.MonkeyPatch, text: str | None, number: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})

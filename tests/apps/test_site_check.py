@@ -2,7 +2,7 @@
 
 Faults are real ones: packages that lie before the driver's, mounts that only the worker has or lacks, a full disk.
 What a worker finds by itself is tried in the shell of a block; by way of Parsl as well with -m long. Slurm and
-Kubernetes are tried in test_slurm_site_check and test_k8s.
+Kubernetes are tried in test_slurm_checks and test_k8s.
 """
 
 from __future__ import annotations
@@ -154,12 +154,10 @@ def put_package(trial: Trial, name: str, code: str) -> None:
     trial.init = f"export PYTHONPATH={folder.parent}:$PYTHONPATH"
 
 
-def test_threads_that_lack_nothing_are_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_threads_that_lack_nothing_are_well(tmp_path: Path, give: Give) -> None:
     volume = write_volume(tmp_path / "in.n5", noise((20, 24, 28)))
     before = sorted(tmp_path.iterdir())
-    ended = giver(tmp_path, monkeypatch, capsys)("sites", "check", "threads", volume)
+    ended = give("sites", "check", "threads", volume)
     assert ended.code == 0, ended.err
     assert sentences(ended) == []
     assert ended.out.splitlines()[-1] == "site threads: nothing found that would fail a run"
@@ -406,14 +404,10 @@ def test_ctrl_c_stops_what_was_started(trial: Trial) -> None:
     ],
 )
 def test_what_cannot_be_tried_is_refused_in_a_sentence(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    said: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, give: Give, arguments: list[str], said: str
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    ended = giver(tmp_path, monkeypatch, capsys)("sites", "check", *arguments)
+    ended = give("sites", "check", *arguments)
     assert ended.code == 2
     assert said in ended.err.splitlines()[-1]
     assert "starting" not in ended.err  # said only when all is checked that can be refused
@@ -476,9 +470,7 @@ WELL: Facts = {
         ({"folder_error": "gone", "free_bytes": 0}, 1, 0),
     ],
 )
-def test_what_would_fail_a_run_is_a_fault_and_what_merely_differs_a_note(
-    there: dict[str, object], faults: int, notes: int
-) -> None:
+def test_what_fails_a_run_is_a_fault_and_a_difference_a_note(there: dict[str, object], faults: int, notes: int) -> None:
     facts: Facts = {**WELL, **there}  # type: ignore[typeddict-item]
     found = Checked("/out", "in.n5", WELL, [Answer("cpu", Gpus.NONE, facts)]).findings()
     assert sum(finding.is_fault for finding in found) == faults

@@ -67,9 +67,7 @@ def test_nothing_is_begun_but_of_workers_on_this_machine(
     assert pools == [] and [*tmp_path.iterdir()] == [tmp_path / "sbatch"]
 
 
-def test_nothing_is_begun_where_a_run_is_there_or_its_folder_cannot_be_or_is_cleared(
-    tmp_path: Path, pools: list[str]
-) -> None:
+def test_nothing_is_begun_where_a_run_is_there_or_its_folder_cannot_be(tmp_path: Path, pools: list[str]) -> None:
     (tmp_path / "old.zarr.run").mkdir()
     (tmp_path / "file").touch()
     places = {"old.zarr.run": False, "missing/out.zarr.run": False, "file/out.zarr.run": False, "out.zarr.run": True}

@@ -116,10 +116,7 @@ def test_forty_datasets_of_all_formats_on_local_workers(tmp_path: Path, give: Gi
     assert told(tmp_path, "forty") == {"failed": 2, "incomplete": 1, "unchanged": 37}
     assert "left alone: input changed: " in str(rows(tmp_path, "forty")["v09.n5"]["reason"])
     again = give(*command, *THREADS, "--replace")
-    assert (again.code, told(tmp_path, "forty")) == (
-        1,
-        {"done": 1, "failed": 1, "incomplete": 1, "unchanged": 37},
-    )
+    assert (again.code, told(tmp_path, "forty")) == (1, {"done": 1, "failed": 1, "incomplete": 1, "unchanged": 37})
     np.testing.assert_array_equal(vp.open(tmp_path / "done" / "v09.zarr")[...], vp.open(tmp_path / "raw/v09.n5")[...])
     assert f"\nto see it again: volpipe status {tmp_path}/forty.batch\n" in again.out
     (tmp_path / "some.txt").write_text("raw/v09.n5\n")
@@ -136,9 +133,7 @@ def three_volumes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_or_interrupted_driver_is_gone_on_with_and_the_bytes_are_the_same(
-    tmp_path: Path, give: Give, number: signal.Signals
-) -> None:
+def test_a_batch_goes_on_to_the_same_bytes_after_a_signal(tmp_path: Path, give: Give, number: signal.Signals) -> None:
     three_volumes(tmp_path)
     command = ("batch", "raw/*.n5", "--recipe", "mine.toml", *THREADS, "-o")
     assert give(*command, "whole").code == 0

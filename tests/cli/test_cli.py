@@ -82,9 +82,7 @@ def test_a_quick_plan_tries_nothing_and_says_so(tmp_path: Path, give: Give) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.n5"]
 
 
-def test_a_plan_that_cannot_work_is_shown_and_then_refused(
-    give: Give, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_cannot_work_is_refused(give: Give, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nearly_full(out: Path, worker_bytes: int | None = None) -> Limits:
         return Limits(free_files=1, worker_bytes=worker_bytes)
 

@@ -23,7 +23,11 @@ from volpipe.blockwise.usage import Totals
 from volpipe.display import progress as display
 from volpipe.display.console import Bars, columns
 from volpipe.display.progress import progress_line
+from volpipe.display.watching import follow
+from volpipe.runs.presence import Driver
 from volpipe.units import count, duration, size
+from volpipe.volumes.volume import open_volume
+from volpipe.workflow.status import Status
 
 SHAPE = (16, 24, 16)
 
@@ -157,22 +161,14 @@ def test_sizes_and_times_are_for_people() -> None:
 @pytest.mark.parametrize(
     ("command", "function", "sentence"),
     [
-        (
-            ["run", *THREADS, *IDENTITY, "in.n5"],
-            "volpipe.api.runs.execute",
-            "run the same command again to continue",
-        ),
+        (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.api.runs.execute", "run the same command again to continue"),
         (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.apps.pool.on_site", "run the same command again to continue"),
         (
             ["train", "train_affinities.toml"],
             "volpipe.api.training.run_training",
             "run the same command again to continue from the newest checkpoint",
         ),
-        (
-            ["train", "mine.toml"],
-            "volpipe.api.training.load_training",
-            "",
-        ),  # before it could say what the command does
+        (["train", "mine.toml"], "volpipe.api.training.load_training", ""),  # before it could say what the command does
         (["sweep", "mine.toml"], "volpipe.api.training.load_sweep", ""),
         (["tune", "mine.toml"], "volpipe.api.training.load_tuning", ""),
         (["segment", *THREADS, "in.n5"], "volpipe.cli.segment.check_target", ""),
@@ -196,11 +192,52 @@ def test_a_command_that_is_interrupted_ends_with_a_code_of_its_own(
     assert sentence in ended.err
 
 
-def test_a_command_that_is_interrupted_before_it_began_ends_with_that_code_too(
-    give: Give, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_interrupted_before_it_began_has_that_code(give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(**named: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("volpipe.cli.app._commands", lambda: interrupted)
     assert give("run") == Ended(4, "", "volpipe: interrupted\n")
+
+
+# ---- pipes
+
+
+def piped(folder: Path, *arguments: str, lines: int) -> tuple[int, bytes, bytes]:
+    """Return how a command ends whose reader takes so many lines and goes: its code, these lines, and its errors."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "volpipe", *arguments],
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        first = b"".join(process.stdout.readline() for _ in range(lines))
+        process.stdout.close()
+        errors = process.stderr.read()
+        return process.wait(timeout=100), first, errors
+
+
+@pytest.mark.parametrize(("arguments", "lines"), [(("nets",), 1), (("run", "-h"), 0)])
+def test_a_list_whose_reader_goes_away_ends_quietly(tmp_path: Path, arguments: tuple[str, ...], lines: int) -> None:
+    code, first, errors = piped(tmp_path, *arguments, lines=lines)
+    assert (code, errors) == (0, b"")
+    assert bool(first) == bool(lines)
+
+
+@pytest.mark.long
+def test_a_run_whose_reader_goes_away_works_on_to_its_end(tmp_path: Path) -> None:
+    write_volume(tmp_path / "in.n5", noise((16, 16, 16)))
+    command = ("run", *THREADS, *IDENTITY, "-o", "out.zarr", "in.n5")
+    code, first, errors = piped(tmp_path, *command, lines=1)
+    assert (code, b"Traceback" in errors, first[:6]) == (0, False, b"input ")
+    assert (open_volume(tmp_path / "out.zarr")[:] == open_volume(tmp_path / "in.n5")[:]).all()
+    code, _, errors = piped(tmp_path, *command, "--set", "output.levels=1", lines=0)
+    assert code == 2 and b"volpipe: " in errors and b"another recipe" in errors and b"Traceback" not in errors
+
+
+def test_who_watches_work_ends_when_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Status] = []
+    status = Status("run", "out.zarr", False, Driver("running"), {})
+    monkeypatch.setattr(Status, "state", "running")
+    monkeypatch.setattr("volpipe.display.watching.is_unread", lambda: len(shown) == 2)
+    assert follow(lambda: status, None, 0.01, shown.append) is status  # type: ignore[arg-type]
+    assert len(shown) == 2

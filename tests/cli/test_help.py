@@ -99,31 +99,37 @@ def test_each_option_says_in_a_sentence_what_it_is() -> None:
     check("volpipe", get_command(app))
 
 
-def completed(folder: Path, *words: str) -> list[str]:
-    """Return what Tab offers in bash after `words`, of which the last is begun."""
-    asked = {"_VOLPIPE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
-    code = (
-        "import sys, volpipe.cli.app\n"
-        "try:\n    volpipe.cli.app.app(prog_name='volpipe')\n"
-        f"finally:\n    print(*[n for n in {HEAVY} if n in sys.modules], file=sys.stderr)\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | asked
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=True
-    )
-    assert ended.stderr.split() == []
-    return ended.stdout.split()
+COMPLETING = f"""
+import os, sys, volpipe.cli.app
+for line in sys.argv[1:]:
+    os.environ |= {{"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}}
+    try:
+        volpipe.cli.app.app(prog_name="volpipe")
+    except SystemExit:
+        print("|")
+print(*[n for n in {HEAVY} if n in sys.modules], file=sys.stderr)
+"""
 
 
 def test_tab_completes_sites_recipes_nets_and_keys_without_heavy_packages(tmp_path: Path) -> None:
+    """What Tab offers in bash after a line, whose last word is begun."""
     (tmp_path / "mine.toml").touch()
     (tmp_path / "mine.py").touch()
-    assert completed(tmp_path, "volpipe", "run", "--config", "lo") == ["local", "local_gpu"]
-    assert completed(tmp_path, "volpipe", "run", "--config", "m") == ["mine.py"]
-    assert completed(tmp_path, "volpipe", "run", "--recipe", "superres_z4") == ["superres_z4", "superres_z4_sharp"]
-    assert completed(tmp_path, "volpipe", "train", "mi") == ["mine.toml"]
-    (tmp_path / "minced.n5").mkdir()
-    assert completed(tmp_path, "volpipe", "batch", "mi") == ["minced.n5/", "mine.toml"]
-    assert completed(tmp_path, "volpipe", "net", "un") == ["unet3d"]
-    offered = completed(tmp_path, "volpipe", "run", "--set", "windows.")
-    assert offered == [f"{key}=" for key in keys(Recipe) if key.startswith("windows.")] and len(offered) > 3
+    (tmp_path / "volume.n5").mkdir()
+    expected = {
+        "volpipe run --config lo": ["local", "local_gpu"],
+        "volpipe run --config m": ["mine.py"],
+        "volpipe run --recipe superres_z4": ["superres_z4", "superres_z4_sharp"],
+        "volpipe train mi": ["mine.toml"],
+        "volpipe batch mi": ["mine.toml"],
+        "volpipe batch vo": ["volume.n5/"],
+        "volpipe net un": ["unet3d"],
+        "volpipe run --set windows.": [f"{key}=" for key in keys(Recipe) if key.startswith("windows.")],
+    }
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "_VOLPIPE_COMPLETE": "complete_bash"}
+    command = [sys.executable, "-c", COMPLETING, *expected]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stderr.split() == []
+    offered = [part.split() for part in ended.stdout.split("|")[:-1]]
+    assert dict(zip(expected, offered, strict=True)) == expected
+    assert len(offered[-1]) > 3

@@ -41,10 +41,8 @@ FOLDER_OF_CHUNKS = "which is a folder of chunks, OME-Zarr (.zarr), N5 (.n5) or N
 
 MISTAKES = [
     # volumes
-    (
-        "run notes.txt",
-        "notes.txt is a file of 6 bytes in no format that volpipe knows, and looks like a text: it reads",
-    ),
+    ("run notes.txt",
+     "notes.txt is a file of 6 bytes in no format that volpipe knows, and looks like a text: it reads"),
     ("run empty.tif", "0 bytes in no format that volpipe knows, for it is empty"),
     ("run cut.tif", "is damaged or cut short"),
     ("run in.n5/rww", "in.n5 holds raw"),
@@ -52,10 +50,8 @@ MISTAKES = [
     ("info in.n5 --level x", "Invalid value for '--level': x is not a whole number from 0"),
     ("info in.n5 --fast --codecs", "--codecs reads voxels, which --fast leaves alone; give one of the two"),
     # where the output goes
-    (
-        "run in.n5 -o out.tif",
-        f".tif is no format of an output, {FOLDER_OF_CHUNKS}; give --out out.zarr; `volpipe convert",
-    ),
+    ("run in.n5 -o out.tif",
+     f".tif is no format of an output, {FOLDER_OF_CHUNKS}; give --out out.zarr; `volpipe convert"),
     ("run in.n5 -o out.png", f".png is no format of an output, {FOLDER_OF_CHUNKS}; give --out out.zarr"),
     ("run in.n5 -o out.h5", "`volpipe convert out.zarr out.h5` then makes a file of it"),
     ("plan in.n5 -o out.MRC", ".mrc is no format of an output"),
@@ -67,14 +63,10 @@ MISTAKES = [
     ("run --recipe segment in.n5 -o no/seg", "/no; make it first, or give --parents"),
     ("plan --recipe segment in.n5 -o seg.tif", ".tif is no format of an output"),
     ("segment in.n5 -o l.tif", ".tif is no format of an output"),
-    (
-        "segment in.n5 -o l.precomputed --set output.codec=gzip",
-        "--out l.precomputed: output.codec gzip is for ome-zarr",
-    ),
-    (
-        "segment in.n5 -o l.zarr --set output.format=precomputed",
-        "its name is that of ome-zarr-0.5, and output.format is",
-    ),
+    ("segment in.n5 -o l.precomputed --set output.codec=gzip",
+     "--out l.precomputed: output.codec gzip is for ome-zarr"),
+    ("segment in.n5 -o l.zarr --set output.format=precomputed",
+     "its name is that of ome-zarr-0.5, and output.format is"),
     ("segment in.n5 -o l.n5", "labels are written as OME-Zarr or precomputed; give a name that ends in .zarr or"),
     ("segment in.n5 -o no/l.zarr", "/no; make it first, or give --parents"),
     ("segment in.n5 --json no/x.json", "there is no folder no; make it first, or give --parents"),
@@ -89,29 +81,21 @@ MISTAKES = [
     ("train train_superres_z4 -o no/x", "there is no folder no; make it first, or give --parents"),
     ("sweep train.toml -o no/x", "there is no folder no; make it first, or give --parents"),
     # recipes and settings
-    (
-        "run --recipe superres_z3 in.n5",
-        "no recipe at superres_z3 (did you mean 'superres_z4'?); give a TOML file, or the",
-    ),
+    ("run --recipe superres_z3 in.n5",
+     "no recipe at superres_z3 (did you mean 'superres_z4'?); give a TOML file, or the"),
     ("segment in.n5 --recipe superes_z4", "(did you mean 'superres_z4'?)"),
     ("train superres", "no recipe at superres (did you mean 'superres_z4'?)"),
     ("run --recipe bad.toml in.n5", "volpipe: bad.toml is not valid TOML"),
-    (
-        "run --recipe mine.toml in.n5",
-        "volpipe: mine.toml: windows.shape: 'big' is neither a list of three whole numbers",
-    ),
+    ("run --recipe mine.toml in.n5",
+     "volpipe: mine.toml: windows.shape: 'big' is neither a list of three whole numbers"),
     ("run --recipe section.toml in.n5", "section.toml: windows: 3 is not a section, which has the keys shape, overlap"),
     ("run --recipe flow.toml in.n5", "flow.toml, stage 1: name: 'a b' is not a text of letters, digits, - and _"),
-    (
-        "run --recipe train_superres_z4 in.n5",
-        "train_superres_z4 is a recipe of `volpipe train`; give it to that command",
-    ),
+    ("run --recipe train_superres_z4 in.n5",
+     "train_superres_z4 is a recipe of `volpipe train`; give it to that command"),
     ("train segment", "segment is a recipe of `volpipe run`; give it to that command"),
     ("train default", "default: data is missing; give a list of sections, each begun as [[data]]"),
-    (
-        "train train.toml",
-        "train.toml: data.0.path is missing; give a text; unknown key data.0.pth (did you mean 'path'?)",
-    ),
+    ("train train.toml",
+     "train.toml: data.0.path is missing; give a text; unknown key data.0.pth (did you mean 'path'?)"),
     ("tune default", "the shipped recipe default has no [tune]; add one"),
     ("sweep train.toml", "train.toml has no [sweep]; add one"),
     ("run in.n5 --set windows.shpe=[8,8,8]", "volpipe: --set windows.shpe=[8,8,8]: unknown key windows.shpe (did you"),
@@ -130,10 +114,8 @@ MISTAKES = [
     ("run in.n5 --set net.name=unet4d", "no net 'unet4d' (did you mean 'unet3d'?)…identity"),
     ("run in.n5 --set net.name=mine.py:net", "mine.py"),
     ("run in.n5 --set net.weights=w.pt", "no weights at"),
-    (
-        "run in.n5 --set net.options.featurs=[1]",
-        "net unet3d has no option featurs (did you mean 'features'?); it takes",
-    ),
+    ("run in.n5 --set net.options.featurs=[1]",
+     "net unet3d has no option featurs (did you mean 'features'?); it takes"),
     ("net in.n5", "no net 'in.n5'"),
     # sites
     ("run in.n5 --config k8s_htx", "no site 'k8s_htx' (did you mean 'k8s_htex'?)…local_gpu, slurm_htex, slurm_single"),
@@ -143,6 +125,14 @@ MISTAKES = [
     ("slurm script in.n5 --recipe superres_z3", "(did you mean 'superres_z4'?)"),
     ("slurm script in.n5 --set net.name=unet4d", "no net 'unet4d' (did you mean 'unet3d'?)"),
     ("slurm script in.n5 --config slurm_htx", "no site 'slurm_htx' (did you mean 'slurm_htex'?)"),
+    ("slurm script in.n5 -o no/out.zarr", "/no; make it first, or give --parents"),
+    ("slurm script in.n5 -o out.tif", ".tif is no format of an output"),
+    # what a browser shows
+    ("view nothing.zarr", "no volume at"),
+    ("view in.n5 nothing.zarr", "no volume at"),
+    ("view in.n5 --at 1,2", "write three whole numbers, z,y,x, such as 24,512,512"),
+    ("view in.n5 --at 1,2,99", "lies outside of in raw, which has 16 × 24 × 16 voxels (z, y, x), from 0"),
+    ("view in.n5 --bind here", "write a port, such as 8765, or an address and a port"),
     # files of users, and outputs that are in the way
     ("run in.n5 --config mine/site.py", "no site 'mine/site.py'…or give a Python file"),
     ("run in.n5 --config broken.py", "site broken.py cannot be loaded: ZeroDivisionError…(broken.py, line 2)"),
@@ -183,7 +173,7 @@ MISTAKES = [
     ("verify nothing", "there is nothing at nothing; name an output of `volpipe run` or `volpipe segment`"),
     ("reproduce in.n5", "says nothing of where it comes from"),
     ("status nothing", "no run of nothing was started"),
-]
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -200,9 +190,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_meets_a_sentence_that_names_it_and_leaves_nothing_behind(
-    tmp_path: Path, give: Give, line: str, words: str
-) -> None:
+def test_a_mistake_is_named_and_leaves_nothing_behind(tmp_path: Path, give: Give, line: str, words: str) -> None:
     before = sorted(path.name for path in tmp_path.iterdir())
     ended = give(*shlex.split(line))
     assert (ended.code, ended.out) == (2, "")

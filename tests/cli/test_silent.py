@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import IDENTITY, THREADS, Give, giver, set_each
+from command import IDENTITY, THREADS, Give, set_each
 from plans import facts, planned, volume
 from volumes import noise, windowed, write_volume
 
@@ -20,11 +21,6 @@ from volpipe.volumes.volume import open_volume
 
 SHAPE = (16, 16, 24)
 WINDOWS = set_each(*windowed((8, 8, 8), (0, 0, 0), (2, 1, 1), "crop"), "output.levels=0")
-
-
-@pytest.fixture
-def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
-    return giver(tmp_path, monkeypatch, capsys)
 
 
 def refusal(give: Give, *arguments: str, code: int = 2) -> str:
@@ -193,3 +189,48 @@ def test_offsets_are_one_for_each_channel() -> None:
     with pytest.raises(PlanError, match=r"net\.offsets names 1 channel, net net makes 3"):
         planned("net.offsets=[[-1,0,0]]", net=facts(out_channels=3))
     assert load_recipe(shipped_recipe(Path("affinities"))).net.offsets == OFFSETS
+
+
+# ---- files of results
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "code"),
+    [
+        (("evaluate", "a.npy", "nan.npy", "--data-range", "1"), "--json", 1),
+        (("evaluate", "a.npy", "nan.npy", "--data-range", "1"), "--picture", 1),
+        (("evaluate", "a.npy", "gone.npy"), "--json", 2),
+        (("segment", "gone.npy", "-o", "s.zarr"), "--json", 2),
+        (("compare", "a.npy", "gone.npy"), "--json", 2),
+        (("compare", "a.npy", "gone.npy"), "--page", 2),
+    ],
+)
+def test_a_command_that_fails_leaves_no_result_of_an_earlier_one(
+    tmp_path: Path, give: Give, command: tuple[str, ...], option: str, code: int
+) -> None:
+    data = np.random.default_rng(0).random((16, 16, 16), np.float32)
+    np.save(tmp_path / "a.npy", data)
+    data[3, 3, 3] = np.nan
+    np.save(tmp_path / "nan.npy", data)
+    file = tmp_path / {"--json": "r.json", "--picture": "r.png", "--page": "r.html"}[option]
+    file.write_text("of an earlier command")
+    ended = give(*command, "--config", "threads", option, file.name)
+    assert ended.code == code, ended.err
+    assert not file.exists()
+
+
+def test_the_refusal_of_an_incomplete_output_names_the_command_that_completes_it(tmp_path: Path, give: Give) -> None:
+    write_volume(tmp_path / "raw.n5", noise((16, 16, 16)), 8)
+    sizes = (f"--set={key}=[8,8,8]" for key in ("windows.shape", "output.shard", "output.chunk"))
+    whole = ("run", "--config", "threads", "--set=net.name=identity", "--set=windows.block=[1,1,1]", *sizes)
+    assert give(*whole, "-o", "o.zarr", "raw.n5/raw", "--only", "0:8,:,:").code == 0
+    refused = give("convert", "o.zarr", "copy.tif")
+    assert refused.code == 2
+    words = " ".join(refused.err.split())
+    assert "is incomplete: only 0:8,0:16,0:16 is written" in words
+    assert f"`volpipe {shlex.join(whole)} -o o.zarr raw.n5/raw` completes it" in words
+    assert "--incomplete" in words
+    assert give("info", "o.zarr", "--fast").out.splitlines()[0].endswith("(incomplete, written: 0:8,0:16,0:16)")
+    assert give("convert", "o.zarr", "copy.tif", "--incomplete").code == 0
+    assert give(*whole, "-o", "o.zarr", "raw.n5/raw").code == 0
+    assert give("convert", "o.zarr", "whole.tif").code == 0

@@ -48,7 +48,7 @@ def damage(folder: Path, *spared: Path) -> None:
 
 @settings(max_examples=60)
 @given(data=st.data(), plane=st.sampled_from(list(AXES)), pixel=st.sampled_from([1.0, 6.0, 17.0, 40.0, 400.0]))
-def test_a_cut_is_the_voxels_whose_places_it_says(
+def test_a_cut_is_its_voxels(
     volume: tuple[Volume, np.ndarray], data: st.DataObject, plane: Plane, pixel: float
 ) -> None:
     stack, voxels = Stack.from_volume(volume[0]), volume[1]
@@ -126,7 +126,7 @@ def test_the_coarsest_level_that_fits_is_read(tmp_path: Path) -> None:
                 explorer.draw(asked)
 
 
-def test_of_a_large_slice_without_levels_some_chunks_are_read_each_in_its_place(
+def test_some_chunks_of_a_large_slice_are_read_each_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = noise((8, 128, 128)) | 1
@@ -190,9 +190,7 @@ def picture(bundle: dict[str, Any]) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(bundle["image/png"])).convert("RGB"))
 
 
-def test_a_picture_goes_with_the_widget_and_says_where_there_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_goes_with_the_widget_or_says_so_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = noise((40, 40, 40))
     explorer = placed(tmp_path / "a.n5", data, (8.0, 8.0, 8.0), (0.0, 0.0, 0.0)).show()
     bundle, _ = explorer._repr_mimebundle_()
@@ -225,7 +223,7 @@ def test_channels_are_colours_and_other_types_are_stretched(tmp_path: Path) -> N
     np.testing.assert_allclose(np.moveaxis(shown[..., :3], -1, 0), in_greys(channels[:, 4]), atol=0.51)
 
 
-def test_every_question_of_a_browser_is_answered(
+def test_each_question_of_a_page_is_answered(
     volume: tuple[Volume, np.ndarray], caplog: pytest.LogCaptureFixture
 ) -> None:
     explorer = vp.explore(volume[0])

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from arrays import in_greys
-from browser import Browser, chromium
+from browser import Browser
 from conftest import TEST_PATH
 from PIL import Image
 from volumes import noise, write_volume
@@ -27,10 +27,7 @@ from volumes import noise, write_volume
 pytestmark = pytest.mark.browser
 
 SHAPE, AT = (8, 40, 40), (3, 20, 20)
-CELLS = (
-    "import volpipe as vp\ncopy = vp.convert('in.n5', 'out.zarr')",
-    f"vp.explore('in.n5', copy, at={AT})",
-)
+CELLS = ("import volpipe as vp\ncopy = vp.convert('in.n5', 'out.zarr')", f"vp.explore('in.n5', copy, at={AT})")
 RUN = "jupyterapp.commands.execute('notebook:run-all-cells')"
 STARTED = f"""return window.jupyterapp && document.querySelectorAll(".jp-CodeCell").length === {len(CELLS)}
   && document.querySelector("#jp-bottom-panel, #jp-main-statusbar").textContent.includes("Idle")"""
@@ -86,12 +83,6 @@ def wait_for_port(server: subprocess.Popen[bytes], home: Path) -> int:
             if text := file.read_text():
                 return int(json.loads(text)["port"])
         time.sleep(0.1)
-
-
-@pytest.fixture
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 def shown_slice(browser: Browser, row: int, zoom: float = 1.0) -> np.ndarray:

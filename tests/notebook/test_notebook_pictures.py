@@ -76,9 +76,7 @@ def test_html_holds_the_picture_and_the_facts(volume: vp.Volume) -> None:
     assert "windows" in text and "halo" in text and str(result.box) in text
 
 
-def test_a_cell_shows_the_picture_once_and_the_table_below_it(
-    volume: vp.Volume, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_shows_the_picture_once_and_a_table(volume: vp.Volume, monkeypatch: pytest.MonkeyPatch) -> None:
     result, shown = vp.try_net("identity", volume, size=8), []
     monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
     result._ipython_display_()

@@ -113,9 +113,7 @@ def test_trials_on_other_boxes_of_a_volume_without_voxel_sizes_are_not_mixed_up(
         vp.side_by_side(first, far)
 
 
-def test_a_box_without_voxel_sizes_lies_in_its_volume_and_in_runs_of_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_box_without_voxel_sizes_lies_in_volume_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     volume = vp.open(write_volume(Path("a.n5"), noise((16, 16, 16))))
     choice = {"net": {"name": "upsample", "options": {"scale": [2, 1, 1], "mode": "nearest"}}}

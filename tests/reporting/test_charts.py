@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from arrays import in_greys
-from browser import Browser, chromium
+from browser import Browser
 from inline import Inline
 from PIL import Image
 from test_comparison import drawn, pictures, plan_of, ramp
@@ -39,12 +38,6 @@ from volpipe.volumes.volume import open_volume
 from volpipe.workflow.batch_table import DatasetRow
 from volpipe.workflow.driver import execute
 from volpipe.workflow.pages import dataset_sheet
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 def table(folder: Path, sizes: np.ndarray) -> Path:

@@ -334,9 +334,7 @@ def test_the_slices_of_a_region_lie_in_it(tmp_path: Path) -> None:
     assert captions["Output, xy"].endswith("y 0:32, x 0:20")
 
 
-def test_an_output_in_a_bucket_is_shown_as_one_on_disk(
-    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_in_a_bucket_is_shown_too(tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = plan_of(tmp_path, ramp((24, 24, 24)), *SAME)
     execute(plan, Inline().start)

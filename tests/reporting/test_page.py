@@ -6,12 +6,11 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import Browser, chromium
+from browser import Browser
 from conftest import ROOT
 from PIL import Image
 
@@ -21,12 +20,6 @@ from volpipe.reporting.render import MOST_BYTES, render, write_page
 
 EVIL = "<script>alert(1)</script>"
 BREAKOUT = "</script><script>alert(2)</script>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 def png(shape: tuple[int, int], value: int = 200) -> bytes:

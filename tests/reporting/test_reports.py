@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import Browser, chromium
+from browser import Browser
 from command import begin, giver, wait_until
 from reported_works import EVIL, FAILING, FLOW, IDENTITY, NET, SHAPE, SMALL, WAITING, check_sums, items, lines_of, sheet
 from trainings import make_folder
@@ -60,12 +60,6 @@ REPORTS = {
     "clean": "clean.zarr.run", "failed": "failed.zarr.run", "flow": "flow.run", "training": "trained",
     "batch": "many.batch", "stage": "flow/first.zarr.run", "labels": "flow/objects.zarr.run",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 def test_numbers_of_a_clean_run_are_those_of_its_journal(place: Path) -> None:
@@ -115,10 +109,7 @@ def test_failures_are_counted_explained_and_placed(place: Path) -> None:
     assert rows["infer"]["units"] == "7 of 8" and rows["infer"]["set aside"] == 1
     assert (page.state, page.is_well) == ("1 part missing", False)
     reasons = {row["reason"]: row["attempts"] for row in sheet(page, "Why tasks failed").values()}
-    assert reasons == {
-        "ValueError: the grey block always fails <b>": 3,
-        "ValueError: the bright block fails once": 1,
-    }
+    assert reasons == {"ValueError: the grey block always fails <b>": 3, "ValueError: the bright block fails once": 1}
     missing = next(i for i in items(page) if isinstance(i, Sheet) and i.title == "Missing")
     assert missing.rows[0] == ("infer", 7, "0:8,8:16,24:32", "ValueError: the grey block always fails <b>")
     assert any("then run the same command again to compute it." in i.text for i in items(page) if isinstance(i, Note))
@@ -182,7 +173,13 @@ def test_a_batch_has_a_line_for_each_dataset_and_leads_to_its_report(place: Path
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("clean", "failed", "flow", "batch"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("training", "stage", "labels")),
+    ],
+)
 def test_a_report_opens_offline(place: Path, browser: Browser, name: str) -> None:
     file = (place / REPORTS[name] / REPORT).resolve()
     assert file.stat().st_size < render.MOST_BYTES / 2
@@ -397,9 +394,7 @@ def test_a_complete_run_given_again_keeps_its_report(place: Path) -> None:
     assert file.is_file()
 
 
-def test_a_sweep_leads_to_the_reports_of_its_trials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
-) -> None:
+def test_a_sweep_leads_to_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser) -> None:
     monkeypatch.chdir(tmp_path)
     make_folder(tmp_path, '[sweep]\n"train.seed" = [1, 2]\n')
     vp.sweep("recipe.toml", out="swept", site="threads")

@@ -6,8 +6,6 @@ import hashlib
 import itertools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import numpy as np
 import pytest
 import tifffile
 import zarr
-from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inline import Inline
@@ -35,6 +32,8 @@ from volpipe.volumes.volume import ArraySpec, View, Volume, create_array, open_v
 from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
 
+pytestmark = pytest.mark.usefixtures("_one_hdf5_process")
+
 SIZE, ORIGIN = (6.5, 5.0, 4.0), (30.0, 20.0, 10.0)  # nm, z y x
 ENDINGS = {
     "n5": "n5",
@@ -44,8 +43,6 @@ ENDINGS = {
     "npy": "npy",
     "precomputed": "precomputed",
 }  # the others are .zarr
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
-COMMAND = [sys.executable, "-m", "volpipe"]
 
 
 def make(path: Path, data: np.ndarray, chunk: int = 16) -> Volume:
@@ -217,15 +214,6 @@ def test_channels_are_kept_and_mrc_refuses_them(tmp_path: Path) -> None:
     assert np.array_equal(voxels(again), data)
 
 
-def test_slices_and_colours_become_a_volume(tmp_path: Path) -> None:
-    data = noise((5, 12, 13, 3))
-    (tmp_path / "slices").mkdir()
-    for z, plane in enumerate(data):
-        tifffile.imwrite(tmp_path / f"slices/{z + 8}.tif", plane, photometric="rgb")
-    made = convert(open_volume(tmp_path / "slices"), tmp_path / "a.zarr")
-    assert np.array_equal(voxels(made), np.moveaxis(data, -1, 0))
-
-
 @pytest.mark.parametrize(("format", "codec"), [(format, codec) for format in FORMATS for codec in CODECS[format]])
 def test_every_codec(tmp_path: Path, format: str, codec: str) -> None:
     data = noise((9, 12, 13), "uint32" if codec == "compressed_segmentation" else "uint16")
@@ -237,9 +225,7 @@ def test_every_codec(tmp_path: Path, format: str, codec: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_number_of_workers_does_not_change_a_byte(
-    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_do_not_change_a_byte(tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MIN_BOX_BYTES", 1)
     monkeypatch.setattr(module, "MAX_BOX_BYTES", 20_000)  # so that there are many boxes
     data = noise((40, 37, 51), "uint16")
@@ -260,9 +246,7 @@ def test_the_number_of_workers_does_not_change_a_byte(
 
 @settings(max_examples=25)
 @given(draw=st.data())
-def test_any_grid_of_boxes_copies_every_voxel_once(
-    tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject
-) -> None:
+def test_any_boxes_copy_every_voxel_once(tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("any")
     data = noise(tuple(draw.draw(st.integers(1, 20)) for _ in range(3)), "uint8", 1)
     source = make(folder / "a.n5", data, chunk=draw.draw(st.integers(1, 9)))
@@ -323,9 +307,7 @@ def test_nothing_is_overwritten_and_what_does_not_fit_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["b.h5", "b.tif", "b.npy"])
-def test_a_copy_in_one_file_is_on_disk_before_it_gets_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_copy_in_one_file_is_stored_before_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     synced, fsync = list[tuple[str, int]](), os.fsync
 
     def note(descriptor: int) -> None:
@@ -378,9 +360,7 @@ def test_a_disk_too_small_for_a_raw_copy_is_refused_before_the_start(tmp_path: P
             convert(open_volume(tmp_path / "a.npy"), tmp_path / name)
 
 
-def test_a_quota_too_small_for_a_raw_copy_is_refused_before_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quota_too_small_for_a_copy_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make(tmp_path / "a.n5", noise((9, 12, 13)))
     found = [Quota("user ada", None, 5), Quota("group lab", 9 * 12 * 13 - 1, None)]
     monkeypatch.setattr(module, "find_quotas", lambda folder: found if folder == tmp_path else [])
@@ -397,27 +377,6 @@ def test_sizes_are_one_number_or_three() -> None:
     for text in ("", "1,2", "0", "a", "1,2,3,4", "1,,2"):
         with pytest.raises(VolumeError, match="--chunk"):
             parse_sizes(text, "--chunk")
-
-
-@pytest.mark.long
-def test_the_command_copies_and_says_what_it_made(tmp_path: Path) -> None:
-    data = noise((20, 30, 40))
-    make(tmp_path / "a.n5", data)
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*COMMAND, *words], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
-        )
-
-    ended = run("convert", "a.n5", "b.h5", "--chunk", "10", "--workers", "2")
-    assert ended.returncode == 0, ended.stderr
-    assert "wrote b.h5 in" in ended.stdout
-    assert "chunks      10 × 10 × 10" in ended.stdout
-    ended = run("info", "b.h5")
-    assert "20 × 30 × 40 (z, y, x), uint8" in ended.stdout
-    assert "voxel size  6.5 × 5 × 4 nm, origin 30 × 20 × 10 nm" in ended.stdout
-    ended = run("convert", "a.n5", "b.h5")
-    assert (ended.returncode, "b.h5 exists already" in ended.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["b.h5", "b.tif", "b.mrc", "b.npy", "slices"])

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from boxes import MiB
 from bucket import Bucket
+from command import Give
 from conftest import ROOT
 from volumes import fingerprint, noise
 
@@ -84,7 +85,14 @@ def chunks(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
 
 
-@pytest.mark.parametrize(("format", "workers"), [("n5", 1), ("n5", 2), ("ome-zarr-0.4", 1), ("ome-zarr-0.5", 2)])
+@pytest.mark.parametrize(
+    ("format", "workers"),
+    [
+        ("n5", 1),
+        ("ome-zarr-0.5", 2),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("n5", 2), ("ome-zarr-0.4", 1))),
+    ],
+)
 def test_a_killed_copy_goes_on_to_the_same_bytes(tmp_path: Path, format: str, workers: int) -> None:
     source = make(tmp_path / "a.n5")
     (tmp_path / "whole").mkdir()
@@ -220,25 +228,14 @@ def test_a_copy_that_met_damage_goes_on_when_that_is_mended(tmp_path: Path) -> N
     assert np.array_equal(made.open()[...], source.open()[...])
 
 
-def test_the_command_copies_into_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+def test_the_command_copies_into_a_bucket(bucket: Bucket, tmp_path: Path, give: Give) -> None:
     source = make(tmp_path / "a.n5")
-    command = [
-        sys.executable,
-        "-m",
-        "volpipe",
-        "convert",
-        "--workers",
-        "2",
-        str(tmp_path / "a.n5"),
-        "s3://cells/b.zarr",
-    ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "wrote s3://cells/b.zarr in" in ended.stdout
+    ended = give("convert", "--workers", "2", "a.n5", "s3://cells/b.zarr")
+    assert ended.code == 0, ended.err
+    assert "wrote s3://cells/b.zarr in" in ended.out
     assert np.array_equal(open_volume("s3://cells/b.zarr").open()[...], source.open()[...])
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (ended.returncode, "exists already" in ended.stderr) == (2, True)
+    ended = give("convert", "a.n5", "s3://cells/b.zarr")
+    assert (ended.code, "exists already" in ended.err) == (2, True)
 
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 import psutil
 import pytest
-from command import IDENTITY, begin, finish, giver, is_pool, processes_in, set_each, wait_until
+from command import IDENTITY, Give, begin, finish, is_pool, processes_in, set_each, wait_until
 from disks import small_disk
 from disturbance import Slow
 from hypothesis import HealthCheck, given, settings
@@ -112,7 +112,7 @@ def test_a_spoilt_copy_is_read_where_it_comes_from_and_said_to_be(node: Path, tm
     assert copy.read_bytes() == (tmp_path / "in/raw/0/0/0").read_bytes()
 
 
-def test_a_folder_that_cannot_be_is_told_and_the_input_read_straight(
+def test_where_a_folder_cannot_be_the_input_is_read(
     node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = noise((16, *SHAPE[1:]))
@@ -138,13 +138,9 @@ def test_what_is_no_file_of_a_chunk_is_read_where_it_lies(node: Path, tmp_path: 
     assert node_cache.obstacle(large) == "its shards hold 128 MiB, more than 64, and are read in part"
 
 
-def test_the_plan_says_why_an_input_is_not_kept_on_nodes(
-    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plan_says_why_an_input_is_not_kept_on_nodes(node: Path, tmp_path: Path, give: Give) -> None:
     np.save(tmp_path / "in.npy", noise((16, 16, 16)))
-    ended = giver(tmp_path, monkeypatch, capsys)(
-        "plan", "--config", "threads", *IDENTITY, "--set", "normalise.method=none", "in.npy"
-    )
+    ended = give("plan", "--config", "threads", *IDENTITY, "--set", "normalise.method=none", "in.npy")
     assert ended.code == 0, ended.err
     said = "input is read where it lies, not by way of $HERE/node of each node: npy is read in parts of files"
     assert said in " ".join(ended.out.split())

@@ -14,7 +14,7 @@ import pytest
 import tifffile
 import zarr
 from bucket import serving
-from command import giver
+from command import Give
 
 from volpipe.display.volumes import intensity_line
 from volpipe.geometry.grid import Box
@@ -223,11 +223,8 @@ def test_a_folder_with_too_many_files_is_estimated(tmp_path: Path) -> None:
     assert found.num_stored is not None and found.num_chunks == 2048
 
 
-def test_info_prints_the_survey_and_fast_leaves_it_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_info_prints_the_survey_and_fast_leaves_it_out(tmp_path: Path, give: Give) -> None:
     lay(tmp_path / "a.zarr", patchy(), "shards")
-    give = giver(tmp_path, monkeypatch, capsys)
     fast, usual, full = give("info", "--fast", "a.zarr"), give("info", "a.zarr"), give("info", "--codecs", "a.zarr")
     assert (fast.code, usual.code, full.code) == (0, 0, 0)
     assert full.out.startswith(usual.out.rstrip()) and usual.out.startswith(fast.out)
@@ -242,9 +239,7 @@ KINDS = ("n5", "zarr2", "zarr3", "ome-zarr-0.4", "ome-zarr-0.5", "hdf5", "tiff",
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "slices"])
-def test_info_goes_through_every_kind_of_volume(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_info_goes_through_every_kind_of_volume(kind: str, tmp_path: Path, give: Give) -> None:
     data = patchy()
     location = tmp_path / "v"
     if kind == "slices":
@@ -255,7 +250,7 @@ def test_info_goes_through_every_kind_of_volume(
         np.save(tmp_path / "in.npy", data)
         copy = convert(open_volume(tmp_path / "in.npy"), location, Choice(kind))
         location = Path(copy.path) / copy.key
-    ended = giver(tmp_path, monkeypatch, capsys)("info", location)
+    ended = give("info", location)
     assert (ended.code, ended.err) == (0, "")
     assert "20 × 28 × 36 (z, y, x)" in ended.out
     assert f"min {data.min()}" in ended.out and f"max {data.max()}" in ended.out

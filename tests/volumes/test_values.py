@@ -59,9 +59,7 @@ def test_values_that_are_no_probabilities_are_refused_unless_they_are_given(
         (np.maximum(INSIDE, LABELS % 3 > 0), "membrane", 1, "is it a map of objects, input.kind=foreground"),
     ],
 )
-def test_values_that_look_wrong_are_told(
-    data: np.ndarray, kind: str, top: float, sentence: str, tmp_path: Path
-) -> None:
+def test_odd_values_are_told(data: np.ndarray, kind: str, top: float, sentence: str, tmp_path: Path) -> None:
     notes = check_probabilities(sampled(tmp_path, data), kind, (0.0, top), "input.range")
     assert [note for note in notes if sentence.replace("\\", "") in note]
 
@@ -106,8 +104,6 @@ def test_a_sample_sees_what_is_far_from_the_middle_and_leaves_out_what_cannot_be
     ("shift", "scale", "is_told"),
     [(0.5, 0.5, True), (127.5, 127.5, False), (0.0, 255.0, False), (32767.5, 32767.5, True)],
 )
-def test_a_map_that_leaves_the_range_of_a_net_is_told(
-    shift: float, scale: float, is_told: bool, tmp_path: Path
-) -> None:
+def test_a_map_beyond_the_range_is_told(shift: float, scale: float, is_told: bool, tmp_path: Path) -> None:
     notes = grey_notes(sampled(tmp_path, noise(SHAPE)), shift, scale, "normalise.low and high")
     assert bool(notes) == is_told

@@ -99,12 +99,6 @@ def test_nothing_says_what_was_looked_for(tmp_path: Path) -> None:
         list_arrays(tmp_path / "typo")
 
 
-def test_a_series_in_time_is_refused(tmp_path: Path) -> None:
-    data = np.zeros((3, 4, 4, 4), np.uint8)
-    with pytest.raises(VolumeError, match="3 points in time"):
-        make(tmp_path / "a", data, axes=("t", "z", "y", "x"))
-
-
 def test_a_plate_lists_its_images(tmp_path: Path) -> None:
     lay(
         tmp_path / "p.zarr",
@@ -181,8 +175,15 @@ def try_to_read(volume: Volume, answer: Any) -> None:  # Any: a queue, of a type
         answer.put(str(error))
 
 
-@pytest.mark.parametrize("place", ["a", "s3://cells/a"])
-@pytest.mark.parametrize(("method", "fact"), [("fork", "was forked from one"), ("spawn", "0")])
+@pytest.mark.parametrize(
+    ("place", "method", "fact"),
+    [
+        ("a", "fork", "was forked from one"),
+        ("s3://cells/a", "fork", "was forked from one"),
+        ("s3://cells/a", "spawn", "0"),
+        pytest.param("a", "spawn", "0", marks=pytest.mark.long),
+    ],
+)
 def test_a_forked_process_is_told_and_a_spawned_one_reads(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, method: str, fact: str
 ) -> None:

@@ -116,10 +116,7 @@ def test_k8s_htex_asks_for_what_it_is_told(cluster: Cluster, tmp_path: Path, mon
     assert "OMP_NUM_THREADS=3" in container["args"][1]
     assert {
         m["mountPath"]: (m.get("subPath"), m["readOnly"]) for m in container["volumeMounts"] if "readOnly" in m
-    } == {
-        str(tmp_path): (None, False),
-        "/data": ("raw", True),
-    }
+    } == {str(tmp_path): (None, False), "/data": ("raw", True)}
     assert spec["activeDeadlineSeconds"] == 7200
     assert spec["imagePullSecrets"] == [{"name": "lab-registry"}]
     assert spec["securityContext"]["runAsUser"] == os.getuid()
@@ -172,16 +169,14 @@ def test_a_nodes_disk_is_mounted_where_nothing_else_is(directory: str | None, mo
     assert node_disk(directory, [Claim("scratch", "/scratch")]) == mounted
 
 
-def test_a_cluster_without_gpus_gets_one_kind_of_pod(
+def test_without_gpus_there_is_one_kind_of_pod(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told(monkeypatch, gpus="0")
     assert set(executors("k8s_htex", tmp_path)) == {"cpu"}
 
 
-def test_k8s_nautilus_asks_for_a_type_of_gpu_and_gives_way(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_k8s_nautilus_asks_for_a_type_of_gpu(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, gpu_type="NVIDIA-L40")
     spec = manifest_of(executors("k8s_nautilus", tmp_path)["nautilus"], cluster)["spec"]
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-L40"}
@@ -196,9 +191,7 @@ def test_k8s_nautilus_asks_for_a_type_of_gpu_and_gives_way(
     assert "priorityClassName" not in spec
 
 
-def test_workers_belong_to_the_pod_of_their_driver(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_drivers_pod_owns_its_workers(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver_pod() is None
     monkeypatch.setenv("POD_NAME", "volpipe-x7k2p")
     monkeypatch.setenv("POD_UID", "0b1c")

@@ -212,19 +212,13 @@ def test_an_image_that_is_not_there_is_told_and_its_pod_removed(cluster: Cluster
     ("arguments", "words"),
     [
         ({"gpus": 5}, "Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu."),
-        (
-            {"node_selector": {"a": "b"}},
-            "Unschedulable: 0/1 nodes are available: 1 node(s) didn't match Pod's node aff",
-        ),
-        (
-            {"claims": [Claim("none", "/data")]},
-            'Unschedulable: 0/1 nodes are available: persistentvolumeclaim "none" not found',
-        ),
+        ({"node_selector": {"a": "b"}},
+         "Unschedulable: 0/1 nodes are available: 1 node(s) didn't match Pod's node aff"),
+        ({"claims": [Claim("none", "/data")]},
+         'Unschedulable: 0/1 nodes are available: persistentvolumeclaim "none" not found'),
     ],
-)
-def test_what_the_scheduler_says_is_handed_on_after_a_while(
-    cluster: Cluster, arguments: dict[str, object], words: str
-) -> None:
+)  # fmt: skip
+def test_the_words_of_the_scheduler_are_handed_on(cluster: Cluster, arguments: dict[str, object], words: str) -> None:
     pods = provider(patience=Patience(pending=1.0), **arguments)
     job = pods.submit(FOR_EVER, 1)
     assert status_of(pods, job).state == JobState.PENDING

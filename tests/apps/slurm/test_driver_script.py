@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command import giver
+from command import Give
 from parsl.jobs.states import JobState
 from volumes import noise, write_volume
 
@@ -54,11 +54,8 @@ def test_the_script_asks_for_what_it_was_told() -> None:
     assert not any("account" in line for line in asked)
 
 
-def test_what_a_run_would_refuse_is_refused_when_the_script_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_run_would_refuse_is_refused_when_the_script_is_made(tmp_path: Path, give: Give) -> None:
     write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
-    give = giver(tmp_path, monkeypatch, capsys)
     assert give("slurm", "script", "--config", "slurm_htex", "in.n5").code == 0
     ended = give("slurm", "script", "--fesh", "in.n5")
     assert (ended.code, ended.out) == (2, "")
@@ -66,26 +63,6 @@ def test_what_a_run_would_refuse_is_refused_when_the_script_is_made(
     assert "VOLUME" in give("slurm", "script", "--fresh").err.upper()
     ended = give("slurm", "script", "--time", "1h", "in.n5")
     assert ended.err == "volpipe: --time '1h': write HH:MM:SS or D-HH:MM:SS, such as 12:00:00 or 2-00:00:00\n"
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--recipe", "nosuch.toml"], "no recipe at nosuch.toml"),
-        (["-o", "no/out.zarr"], "/no; make it first, or give --parents"),
-        (["-o", "out.tif"], ".tif is no format of an output"),
-        (["--set", "net.name=unet3"], "no net 'unet3'"),
-    ],
-)
-def test_no_script_is_printed_for_a_run_that_cannot_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    options: list[str], sentence: str,
-) -> None:  # fmt: skip
-    write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
-    give = giver(tmp_path, monkeypatch, capsys)
-    ended = give("slurm", "script", "--config", "slurm_htex", "in.n5", *options)
-    assert (ended.code, ended.out) == (2, "")
-    assert sentence in ended.err
 
 
 @pytest.mark.parametrize("command", ["plan", "plan --quick", "run", "slurm script", "net identity", "sites check"])
@@ -99,7 +76,7 @@ def test_no_script_is_printed_for_a_run_that_cannot_begin(
     ],
 )
 def test_wrong_settings_are_refused_where_there_is_no_scheduler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, give: Give,
     command: str, site: str, settings: dict[str, str], sentence: str,
 ) -> None:  # fmt: skip
     """Where sbatch or a cluster is absent, a quick plan only warned of that, and a script was printed."""
@@ -111,7 +88,6 @@ def test_wrong_settings_are_refused_where_there_is_no_scheduler(
         monkeypatch.setenv(f"VOLPIPE_{kind}_{name}", value)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    give = giver(tmp_path, monkeypatch, capsys)
     words = command.split()
     place = [site] if words == ["sites", "check"] else ["--config", site]
     ended = (
@@ -121,12 +97,9 @@ def test_wrong_settings_are_refused_where_there_is_no_scheduler(
     assert sentence in ended.err
 
 
-def test_a_cluster_that_refuses_mem_is_asked_for_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_mem_is_refused_none_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, give: Give) -> None:
     write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
     monkeypatch.setenv("VOLPIPE_SLURM_PARTITION", "cpu")
-    give = giver(tmp_path, monkeypatch, capsys)
     words = ("slurm", "script", "--config", "slurm_htex", "in.n5")
     assert "#SBATCH --mem=4G\n" in give(*words).out
     ended = give(*words[:2], "--mem-gb", "0", *words[2:])
@@ -137,25 +110,19 @@ def test_a_cluster_that_refuses_mem_is_asked_for_none(
     assert "#SBATCH --mem=2G\n" in give(*words[:2], "--mem-gb", "2", *words[2:]).out
 
 
-def test_a_command_that_a_script_gives_keeps_its_own_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_that_a_script_gives_keeps_its_own_help(tmp_path: Path, give: Give) -> None:
     """Its options were read without the settings of all commands, and it kept what it was read with: no -h."""
     write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
     app._commands.cache_clear()
-    give = giver(tmp_path, monkeypatch, capsys)
     assert give("slurm", "script", "--config", "slurm_htex", "in.n5").code == 0
     assert "-h, --help" in give("run", "-h").out
     assert "Try 'volpipe run -h' for help." in give("slurm", "script", "--fesh", "in.n5").err
 
 
-def test_the_account_of_the_site_is_that_of_the_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_driver_has_the_account_of_its_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, give: Give) -> None:
     """Where every job needs an account, Slurm refused the script of a site that had one."""
     write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
     (tmp_path / "ours.toml").write_text('partition = "gpu"\naccount = "lab"\n')
-    give = giver(tmp_path, monkeypatch, capsys)
     words = ("slurm", "script", "--config", "slurm_htex", "in.n5")
     assert "--account" not in give(*words).out
     monkeypatch.setenv("VOLPIPE_SITE", str(tmp_path / "ours.toml"))

@@ -18,6 +18,8 @@ from volpipe.errors import SeveralVolumesError, VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.volumes.volume import View, Volume, list_arrays, open_volume
 
+pytestmark = pytest.mark.usefixtures("_one_hdf5_process")
+
 SIZE = [0.5, 0.25, 0.125]  # z, y, x
 UM = (500.0, 250.0, 125.0)
 Attributes = dict[str, Any]  # Any: JSON
@@ -240,9 +242,7 @@ def test_lists_of_n5_are_in_the_order_of_the_program_that_wrote_them(tmp_path: P
         ({"pixelResolution": {"dimensions": [4, 5, 6], "unit": "px"}}, "in the unit 'px'"),
     ],
 )
-def test_sizes_of_n5_that_are_not_understood_are_said(
-    tmp_path: Path, attributes: Attributes, words: str | None
-) -> None:
+def test_sizes_of_n5_not_understood_are_said(tmp_path: Path, attributes: Attributes, words: str | None) -> None:
     volume = write(tmp_path, "n5", noise((4, 5, 6)), attributes)
     assert volume.voxel_size_nm == ((6, 5, 4) if words is None else None)
     assert words is None or [note for note in volume.notes if note.startswith("voxel size unknown: ") and words in note]

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -25,15 +24,10 @@ from volpipe.volumes.formats.zarr import consolidated_arrays
 from volpipe.volumes.storage.paths import check_beside
 from volpipe.volumes.volume import list_arrays, open_volume
 
+pytestmark = pytest.mark.usefixtures("_one_hdf5_process")
+
 DATA = invented((4, 6, 8), "uint8")
 SECRET = np.full(DATA.shape, 77, "u1")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_process() -> Iterator[None]:
-    """Look at all files of these tests in one process: starting it takes a second on a busy machine."""
-    with hdf5_probe.keep_process():
-        yield
 
 
 @pytest.fixture
@@ -69,9 +63,7 @@ def test_virtual_datasets_over_files_elsewhere_are_refused(stranger: Path, name:
             open_volume(stranger / file_name)
 
 
-def test_links_to_files_elsewhere_are_refused_and_the_rest_is_read(
-    stranger: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_links_to_files_elsewhere_are_refused_alone(stranger: Path, caplog: pytest.LogCaptureFixture) -> None:
     with h5py.File(stranger / "a.h5", "w") as file:
         file["raw"] = DATA
         file["linked"] = h5py.ExternalLink("../secret.h5", "raw")
@@ -190,9 +182,7 @@ def test_a_reference_is_followed_where_it_stays_in_the_folder(parts: list[str], 
             check_beside(name, Path("/data/sent/a.h5"))
 
 
-def test_a_file_that_crashes_the_library_does_not_end_this_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_crashes_the_library_ends_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["raw"] = DATA
     codes = {

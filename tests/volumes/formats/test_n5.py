@@ -32,14 +32,6 @@ from volpipe.volumes.formats.n5 import write_chunks
 from volpipe.volumes.volume import ArraySpec, create_array, list_arrays, open_volume, open_writer
 
 
-@pytest.mark.parametrize("codec", ["gzip", "raw", "zstd", "blosc", "xz", "bzip2"])
-def test_n5_that_z5py_wrote_is_read(tmp_path: Path, codec: str) -> None:
-    data = invented((7, 9, 10), "uint16")
-    with z5py.N5File(str(tmp_path / "a.n5"), "w") as file:
-        file.create_dataset("x", data=data, chunks=(4, 4, 4), compression=codec)
-    np.testing.assert_array_equal(open_volume(tmp_path / "a.n5").open()[...], data)
-
-
 @pytest.mark.parametrize(
     "compression",
     [

@@ -84,17 +84,6 @@ def test_fortran_order_and_all_versions(tmp_path: Path, version: tuple[int, int]
     check_reads(volume, data)
 
 
-def test_a_file_cut_short_is_refused_with_both_sizes(tmp_path: Path) -> None:
-    path = save(tmp_path / "a.npy", noise((4, 5, 6)))
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    with pytest.raises(VolumeError, match=f"has {len(whole) - 1} bytes, its header asks for {len(whole)}"):
-        open_volume(path)
-    path.write_bytes(whole[:50])
-    with pytest.raises(VolumeError, match=r"a\.npy"):
-        open_volume(path)
-
-
 @pytest.mark.parametrize(
     ("data", "match"),
     [
@@ -153,12 +142,6 @@ def patch(path: Path, offset: int, text: bytes) -> Path:
     return path
 
 
-def test_a_stamp_that_says_nothing_leaves_the_order_to_the_header(tmp_path: Path) -> None:
-    data = noise((5, 6, 7), "int16")
-    path = write(tmp_path / "a.mrc", data.astype(">i2"))
-    check_reads(open_volume(patch(path, 212, bytes(4))), data)
-
-
 def test_voxel_size_is_the_cell_over_the_grid_in_angstrom(tmp_path: Path) -> None:
     def change(file: mrcfile.mrcfile.MrcFile) -> None:
         file.voxel_size = (4.0, 5.0, 6.5)  # x, y, z
@@ -167,15 +150,6 @@ def test_voxel_size_is_the_cell_over_the_grid_in_angstrom(tmp_path: Path) -> Non
     volume = open_volume(write(tmp_path / "a.mrc", noise((5, 6, 7), "int8"), change))
     assert volume.voxel_size_nm == pytest.approx((0.65, 0.5, 0.4))
     assert volume.origin_nm == pytest.approx((3.0, 2.0, 1.0))
-
-
-def test_without_an_origin_the_start_of_the_grid_counts(tmp_path: Path) -> None:
-    def change(file: mrcfile.mrcfile.MrcFile) -> None:
-        file.voxel_size = (10.0, 20.0, 40.0)
-        file.nstart = (-3, 4, 5)  # x, y, z
-
-    volume = open_volume(write(tmp_path / "a.mrc", noise((5, 6, 7), "int8"), change))
-    assert volume.origin_nm == pytest.approx((20.0, 8.0, -3.0))
 
 
 def test_a_cell_of_zero_is_an_unknown_voxel_size(tmp_path: Path) -> None:
@@ -259,9 +233,6 @@ def test_a_single_image_is_a_volume_of_one_plane(tmp_path: Path) -> None:
 def test_what_is_damaged_or_unknown_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.mrc", noise((5, 6, 7), "int16"))
     whole = path.read_bytes()
-    path.write_bytes(whole[:-7])
-    with pytest.raises(VolumeError, match=f"has {len(whole) - 7} bytes, its header asks for {len(whole)}"):
-        open_volume(path)
     path.write_bytes(whole[:700])
     with pytest.raises(VolumeError, match="has 700 bytes, an MRC header has 1024"):
         open_volume(path)

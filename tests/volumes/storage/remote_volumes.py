@@ -9,11 +9,7 @@ import numpy as np
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
-from volpipe.volumes.volume import (
-    ArraySpec,
-    create_array,
-    open_writer,
-)
+from volpipe.volumes.volume import ArraySpec, create_array, open_writer
 from volpipe.workflow.prepare import prepare
 
 DATA = np.random.default_rng(3).integers(0, 60_000, (20, 24, 28)).astype(np.uint16)

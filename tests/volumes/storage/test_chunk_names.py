@@ -1,9 +1,10 @@
-"""Chunks whose files have other names than the metadata give: read where they can be, else refused, never fill."""
+"""Chunk files that have other names than the metadata give, or are packed once more: read where they can be."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import zarr
 from bucket import Bucket
 from chunk_layouts import DATA, LAYOUTS, METADATA, chunk_files, root, write
-from numcodecs import Delta
+from numcodecs import Delta, GZip
 
 import volpipe as vp
 from volpipe.errors import VolumeError
@@ -69,9 +70,7 @@ def written_otherwise(folder: Path, bucket: Bucket, layout: str, how: str, *, so
 
 @pytest.mark.parametrize("some", [False, True], ids=["all", "some"])
 @pytest.mark.parametrize(("layout", "how"), READ)
-def test_chunks_by_other_names_are_read_and_noted(
-    bucket: Bucket, tmp_path: Path, layout: str, how: str, some: bool
-) -> None:
+def test_chunks_by_other_names_are_read(bucket: Bucket, tmp_path: Path, layout: str, how: str, some: bool) -> None:
     path = written_otherwise(tmp_path, bucket, layout, how, some=some)
     bucket.readable = bucket.listable = True
     for place in (path, f"s3://cells/{path.name}", f"{bucket.url}/cells/{path.name}"):
@@ -87,9 +86,7 @@ def test_chunks_by_other_names_are_read_and_noted(
 
 @pytest.mark.parametrize("some", [False, True], ids=["all", "some"])
 @pytest.mark.parametrize(("layout", "how"), REFUSED)
-def test_chunks_by_names_that_cannot_be_read_are_refused(
-    bucket: Bucket, tmp_path: Path, layout: str, how: str, some: bool
-) -> None:
+def test_chunks_by_strange_names_are_refused(bucket: Bucket, tmp_path: Path, layout: str, how: str, some: bool) -> None:
     path = written_otherwise(tmp_path, bucket, layout, how, some=some)
     for place in (path, f"s3://cells/{path.name}"):
         with pytest.raises(VolumeError, match=rf"\.{how}, and its metadata name"):
@@ -197,5 +194,93 @@ def test_a_run_reads_chunks_by_other_names(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a", "precomputed")
     rename(tmp_path / "a/k", "nested gz")
-    vp.run("a/k", out="out.zarr", settings=["net.name=identity", "output.levels=1"])
+    vp.run("a/k", out="out.zarr", site="threads", settings=["net.name=identity", "output.levels=1"])
     np.testing.assert_array_equal(np.asarray(vp.open("out.zarr"))[...], DATA)
+
+
+# ---- files with a Content-Encoding
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "br": imagecodecs.brotli_encode,
+    "zstd": imagecodecs.zstd_encode,
+    "deflate": zlib.compress,
+    "gzip, gzip": lambda data: gzip.compress(gzip.compress(data)),
+    "aws-chunked,gzip": gzip.compress,
+    "identity": lambda data: data,
+}
+
+
+def put_packed(path: Path, bucket: Bucket, encoding: str, *, is_packed: bool = True) -> None:
+    """Put the files below `path` into `bucket`, each with its Content-Encoding, and so packed."""
+    bucket.readable = bucket.listable = True
+    for file in path.rglob("*"):
+        if file.is_file():
+            key, data = f"{path.name}/{file.relative_to(path)}", file.read_bytes()
+            bucket.files[key] = PACK[encoding](data) if is_packed else data
+            bucket.encodings[key] = encoding
+
+
+def places(bucket: Bucket, key: object) -> tuple[str, str]:
+    return f"s3://cells/{key}", f"{bucket.url}/cells/{key}"
+
+
+@pytest.mark.parametrize(
+    ("layout", "encoding"), [*((layout, "gzip") for layout in LAYOUTS[:-1]), *(("precomputed", name) for name in PACK)]
+)
+def test_files_with_an_encoding_are_unpacked(bucket: Bucket, tmp_path: Path, layout: str, encoding: str) -> None:
+    path = tmp_path / ("a.n5" if layout == "n5" else "a")
+    write(path, layout)
+    put_packed(path, bucket, encoding)
+    for place in places(bucket, root(path, layout).relative_to(tmp_path)):
+        reader = open_volume(place).open()
+        np.testing.assert_array_equal(reader.read(Box((3, 0, 9), (5, 17, 10)))[0], DATA[3:5, :17, 9:10])
+        np.testing.assert_array_equal(reader[...], DATA)
+
+
+@pytest.mark.parametrize("layout", ["zarr2", "zarr3", "n5"])
+def test_chunks_that_are_gzip_themselves_are_unpacked_once(bucket: Bucket, tmp_path: Path, layout: str) -> None:
+    """Without the header; with it though nothing packed them again; and packed twice, as it says."""
+    path = tmp_path / ("a.n5" if layout == "n5" else "a")
+    write(path, layout)
+    if layout == "zarr2":
+        array = zarr.create_array(
+            path, shape=DATA.shape, chunks=(8, 8, 8), dtype="u2", zarr_format=2, compressors=GZip(1), overwrite=True
+        )
+        array[...] = DATA
+    for encoding, is_packed in (("identity", True), ("gzip", False), ("gzip", True)):
+        put_packed(path, bucket, encoding, is_packed=is_packed)
+        for place in places(bucket, path.name):
+            np.testing.assert_array_equal(open_volume(place).open()[...], DATA)
+
+
+def test_filtered_chunks_with_an_encoding_are_unpacked(bucket: Bucket, tmp_path: Path) -> None:
+    array = zarr.create_array(
+        tmp_path / "a", shape=DATA.shape, chunks=(8, 8, 8), dtype="u2", zarr_format=2, filters=[Delta(dtype="u2")]
+    )
+    array[...] = DATA
+    put_packed(tmp_path / "a", bucket, "gzip")
+    for place in places(bucket, "a"):
+        np.testing.assert_array_equal(open_volume(place).open()[...], DATA)
+
+
+@pytest.mark.parametrize("what", ["cut", "bomb", "unknown", "large"])
+def test_a_wrong_encoding_is_refused(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    layout = "zarr3 shards" if what == "large" else "precomputed"
+    files = write(tmp_path / "a", layout)
+    key = f"a/{files[0].relative_to(tmp_path / 'a')}"
+    put_packed(tmp_path / "a", bucket, "gzip")
+    bombs = {"cut": bucket.files[key][:-20], "bomb": gzip.compress(bytes(10**7))}
+    bucket.files[key] = bombs.get(what, bucket.files[key])
+    expected = "Content-Encoding: gzip"
+    if what == "unknown":
+        bucket.encodings[key], expected = "compress", "has Content-Encoding compress"
+    if what == "large":
+        monkeypatch.setattr("volpipe.volumes.storage.object_store.MOST_ENCODED_BYTES", 100)
+        expected = "no part of its [0-9]+ bytes can be read by itself"
+    place = places(bucket, root(tmp_path / "a", layout).relative_to(tmp_path))[0]
+    with pytest.raises(VolumeError, match=expected):
+        open_volume(place).open()[:4, :17, :4]

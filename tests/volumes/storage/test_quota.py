@@ -140,9 +140,7 @@ def test_nfs_tells_of_the_file_system_that_is_asked_for(mounted: Callable[[str, 
     assert find_quotas(folder) == [Quota(f"user {UID} on server:/home/ada", (25000000 - 20168000) * 1024, None)]
 
 
-def test_ceph_tells_of_the_folder_and_those_around_it(
-    mounted: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ceph_tells_of_folders(mounted: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = mounted("ceph", "10.0.0.1:6789:/")
     known = {
         (folder, "ceph.quota.max_files"): b"1000",
@@ -164,9 +162,7 @@ def test_ceph_tells_of_the_folder_and_those_around_it(
     ]
 
 
-def test_the_kernel_tells_of_user_and_group(
-    mounted: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernel_tells_of_both(mounted: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = mounted("xfs", "/dev/sdb1")
     # struct dqblk: limits in KiB, space in bytes, then files, times, and what of it is valid
     blocks = {0x80000700: (2000, 1000, 1_000_000, 0, 0, 5, 0, 0, 63), 0x80000701: (0, 0, 7, 60, 50, 10, 0, 0, 63)}

@@ -1,4 +1,4 @@
-"""A net is timed on a GPU worker of a real Slurm, whose GPUs are made up, and plans for the site choose by that."""
+"""Nets are timed on GPU workers of a real Slurm, whose GPUs are made up, for plans to choose by; sites are checked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import Ended, begin, finish, processes_in
+from command import Ended, begin, finish, processes_in, sentences
 from slurm import Slurm, kill
 from slurm_runs import check_gone, new_slurm, on_slurm
 from workers import put_hook
@@ -97,9 +97,7 @@ def test_a_worker_that_sees_no_gpu_is_named(tmp_path: Path, slurm: Slurm) -> Non
         ),
     ],
 )
-def test_a_site_whose_gpus_cannot_be_had_is_refused(
-    tmp_path: Path, slurm: Slurm, settings: dict[str, str], said: str
-) -> None:
+def test_a_site_without_its_gpus_is_refused(tmp_path: Path, slurm: Slurm, settings: dict[str, str], said: str) -> None:
     slow = on_slurm(tmp_path / "refused", slurm, 0, **({"GPUS": "1"} | settings))
     ended = finish(slow.folder, begin(slow.folder, "net", "unet3d", "--config", "slurm_htex", **slow.environment), 240)
     assert ended.code == 2 and "Traceback" not in ended.err
@@ -120,9 +118,7 @@ def test_a_site_whose_gpus_cannot_be_had_is_refused(
         ),
     ],
 )
-def test_a_worker_that_is_late_is_waited_for_no_longer(
-    tmp_path: Path, slurm: Slurm, init: str, wait: str, said: str
-) -> None:
+def test_a_late_worker_is_waited_for_no_longer(tmp_path: Path, slurm: Slurm, init: str, wait: str, said: str) -> None:
     """Its job starts late, or its net takes long."""
     (tmp_path / "double").mkdir()
     put_hook(tmp_path / "double", "volpipe.estimation.measure", SLOW)
@@ -132,3 +128,43 @@ def test_a_worker_that_is_late_is_waited_for_no_longer(
     assert ended.code == 2
     assert said in ended.err and "wait longer with --wait" in ended.err
     check_gone(slow, slurm)
+
+
+# ---- the check of a site
+
+
+def check_site(folder: Path, slurm: Slurm, wait: float = 120, **settings: str) -> tuple[int, list[str]]:
+    """Return the exit code of `volpipe sites check` on Slurm, and what it named; see that no job is left."""
+    slow = on_slurm(folder, slurm, 0, **settings)
+    command = ["sites", "check", "slurm_htex", str(folder.parent / "in.n5"), "--wait", str(wait)]
+    ended = finish(slow.folder, begin(slow.folder, *command, **slow.environment), 240)
+    assert "Traceback" not in ended.err
+    check_gone(slow, slurm)
+    return ended.code, sentences(ended)
+
+
+@pytest.mark.long
+def test_a_check_of_a_site_on_slurm_finds_nothing_where_all_is_well(tmp_path: Path, slurm: Slurm) -> None:
+    code, named = check_site(tmp_path / "well", slurm)
+    assert (code, named) == (0, ["note: gpu: its site asks for no GPU, so nets run on CPUs there"])
+
+
+@pytest.mark.long
+def test_a_check_of_a_site_on_slurm_gives_the_last_words_of_its_jobs(tmp_path: Path, slurm: Slurm) -> None:
+    code, named = check_site(tmp_path / "broken", slurm, INIT="echo no module named cuda >&2; exit 3")
+    assert code == 1
+    assert [sentence.partition(":")[0] for sentence in named] == ["cpu", "gpu"]
+    assert all("last said: no module named cuda" in sentence for sentence in named)
+
+
+@pytest.mark.long
+def test_a_check_of_a_site_on_slurm_waits_no_longer_than_it_was_told(tmp_path: Path, slurm: Slurm) -> None:
+    slurm.do("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
+    try:
+        code, named = check_site(tmp_path / "drained-nodes", slurm, wait=6)
+    finally:
+        slurm.do("scontrol", "update", "nodename=n[1-2]", "state=resume")
+    assert code == 1
+    assert [sentence.partition(":")[0] for sentence in named] == ["cpu", "gpu"]
+    waiting = "no answer within 6 s, for no worker has started; its block is PENDING and last said: Slurm says PENDING"
+    assert all(waiting in sentence for sentence in named)
