@@ -16,7 +16,8 @@ from volpipe.recipes.complaints import phrases
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.training import TrainRecipe
-from volpipe.recipes.workflow import Comparison, Head
+from volpipe.recipes.workflow import KINDS as STAGES
+from volpipe.recipes.workflow import Head
 from volpipe.training.search.optuna import Choices, Range, Search
 
 HEAD = """# Recipes
@@ -37,7 +38,10 @@ PARTS: tuple[tuple[str, str, tuple[tuple[str, type[BaseModel]], ...]], ...] = (
     (
         "Several stages",
         "A recipe that declares stages has nothing beside them ([Several stages](../flows.md)).",
-        (("[[stage]]", Head), ('[[stage]] of kind "evaluate"', Comparison)),
+        (
+            ("[[stage]]", Head),
+            *((f'[[stage]] of kind "{name}"', kind.keys) for name, kind in STAGES.items() if not kind.has_recipe),
+        ),
     ),
     ("Batches", "The file of `volpipe batch` ([Batches](../batches.md)).", (("the file", Batch),)),
     (

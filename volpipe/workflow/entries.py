@@ -56,14 +56,6 @@ def find_entries(output: str | Path) -> list[Entry] | None:
         raise RunError(f"{path} cannot be understood (written by another version?)") from error
 
 
-def is_done(entry: Entry) -> bool:
-    """Return whether the stage `entry` is complete."""
-    if entry.kind == "evaluate":
-        return paths.is_file(paths.locate(entry.out))
-    work = find_work(entry.run)
-    return work is not None and work.is_complete
-
-
 def find_work(folder: RunFolder) -> RunWork | SegmentWork | None:
     """Return the work whose plan lies in `folder`, None where there is none.
 

@@ -22,7 +22,8 @@ from volpipe.units import bounded, brief, count, size
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json
 from volpipe.workflow.batch_table import DatasetRow, read_table
-from volpipe.workflow.entries import FLOW_FILE, Entry, find_entries, find_work, is_done
+from volpipe.workflow.entries import FLOW_FILE, Entry, find_entries, find_work
+from volpipe.workflow.stages import STAGES
 
 NO_IMAGE = b"", ""
 MOST_BYTES = 64 << 20  # of journals of a batch that are read for its report
@@ -90,7 +91,7 @@ def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
         if work is None:
             own.read(entry.run.journal)
             tally.read(entry.run.journal, prefix)
-            return _StagePart(entry, None, own, is_done(entry), None)
+            return _StagePart(entry, None, own, STAGES[entry.kind].is_done(entry), None)
         taken = work.taken(tally, prefix)
         own.read(entry.run.journal)
         return _StagePart(entry, taken, own, work.is_all(taken), Planned.load(entry.run.path, work.plan.identity))
@@ -222,7 +223,7 @@ def _duration(seconds: float | None) -> str:
 
 def stage_pictures(entries: Sequence[Entry]) -> list[Draft]:
     """Return the main picture of each stage of a flow that makes a volume."""
-    makers = [entry for entry in entries if entry.kind != "evaluate"][:MOST_STAGES]
+    makers = [entry for entry in entries if STAGES[entry.kind].makes_volume][:MOST_STAGES]
     return [Draft(f"Output of stage {entry.name}", partial(_stage_picture, entry), FLOW_SECTION) for entry in makers]
 
 
@@ -260,4 +261,4 @@ def _run_folders(row: DatasetRow) -> Iterator[RunFolder]:
     if entries is None:
         yield RunFolder.find(row.out)
     else:
-        yield from (entry.run for entry in entries if entry.kind != "evaluate")
+        yield from (entry.run for entry in entries if STAGES[entry.kind].makes_volume)
