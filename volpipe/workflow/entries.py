@@ -23,12 +23,13 @@ FLOW_FILE = "flow.json"
 
 
 class Entry(BaseModel):
-    """A stage, as the flow's folder remembers it."""
+    """A stage, as the flow's folder remembers it; `reads` is the place of what it reads."""
 
     model_config = ConfigDict(frozen=True)
 
     name: str
     kind: str
+    reads: str
     out: str
     folder: str
 

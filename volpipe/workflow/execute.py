@@ -18,6 +18,7 @@ from typing import Any
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Feed
+from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until, Work
 from volpipe.errors import RunError
 from volpipe.inference.plan import Plan
@@ -54,12 +55,20 @@ class StageReport:
     is_new: bool = True
 
     @property
+    def totals(self) -> Totals:
+        """What the tasks of this session took."""
+        totals = Totals()
+        for each in self.report.totals.values():
+            totals.join(each)
+        return totals
+
+    @property
     def read_bytes(self) -> int:
-        return sum(each.read_bytes for each in self.report.totals.values())
+        return self.totals.read_bytes
 
     @property
     def written_bytes(self) -> int:
-        return sum(each.written_bytes for each in self.report.totals.values())
+        return self.totals.written_bytes
 
 
 @dataclass
@@ -235,8 +244,12 @@ def _claim(plan: FlowPlan, options: RunOptions) -> None:
     if isinstance(plan.out, Path):
         plan.out.mkdir(parents=True, exist_ok=True)
     entries = [
-        Entry(name=s.name, kind=s.kind, out=str(s.out), folder=str(s.folder.path)).model_dump() for s in plan.stages
-    ]
+        Entry(
+            name=s.name, kind=s.kind, reads=f"{s.given.path} {s.given.key}".strip(), out=str(s.out),
+            folder=str(s.folder.path),
+        ).model_dump()
+        for s in plan.stages
+    ]  # fmt: skip
     write_json(plan.folder.path / FLOW_FILE, {"recipe": plan.source, "volume": plan.volume, "stages": entries})
 
 
