@@ -111,13 +111,21 @@ def _first(model: type[BaseModel]) -> str:
     return " ".join((model.__doc__ or "").partition("\n\n")[0].split())
 
 
+def _is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
 def _types(field: FieldInfo) -> str:
+    if _is_section(field):
+        return "a section"
     return cell(" or ".join(phrases(field.annotation, field.metadata)).replace("values such a value", "any values"))
 
 
 def _default(field: FieldInfo) -> str:
     if field.default is PydanticUndefined and field.default_factory is None:
         return "required"
+    if _is_section(field):
+        return ""
     value: Any = field.get_default(call_default_factory=True)  # Any: that of a key
     return "" if value is None else f"`{cell(json.dumps(value))}`"
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from volpipe.errors import RecipeError, VolpipeError
 from volpipe.geometry.grid import Triple
 from volpipe.geometry.labels import Ignore
-from volpipe.recipes.inference import ArrayInput, Recipe
+from volpipe.recipes.inference import ArrayInput, Input, Output, Recipe, Windows
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import Section, load_tree, name_of, replaced_net, set_values, typed
 from volpipe.resolve import nearest
@@ -52,6 +52,47 @@ class Comparison(Section):
     out."""
     any_place: bool = False
     """Compare voxel by voxel although voxel sizes or origins say that the two lie elsewhere."""
+
+
+class Conversion(Section):
+    """What a stage of kind "convert" makes of its input: another level, box, channel, type or format, or larger voxels.
+
+    Its sections are those of a run. Integers stay what they are, labels of 64 bits too; floats become
+    float32.
+    """
+
+    bin: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (1, 1, 1)
+    """Voxels (z, y, x) of the input whose mean is one of the output, for grey levels. Where it does not divide an axis,
+    the last voxels are means over the mirrored end."""
+    input: Input = Input()
+    """Which array, level, channel and box (`roi`) is read, as of a run."""
+    windows: Windows = Windows()
+    """How large blocks are, as of a run; the result does not depend on it."""
+    output: Output = Output()
+    """Format, type and layout, as of a run. The type is that of the input; others are rounded and clipped."""
+
+
+class BlockFunction(Section):
+    """What a stage of kind "function" does: a Python function over blocks of numpy with a halo.
+
+    It gets a block (z, y, x), or (c, z, y, x) of several channels, as it is stored, with the halo around it, and
+    returns as many voxels, of as many channels as it likes. The halo is cut off then. Beyond the faces of the volume a
+    block shows it mirrored.
+    """
+
+    function: str
+    """`file.py:function` or `module:function`; the code runs with your rights, on the workers."""
+    halo: Triple = (0, 0, 0)
+    """How far (z, y, x) a voxel of the result sees; too small a halo is noticed over random voxels, and refused."""
+    options: dict[str, Any] = Field(default_factory=dict)  # Any: whatever the function takes
+    """Keyword arguments of the function."""
+    input: Input = Input()
+    """Which array, level, channel and box (`roi`) is read, as of a run."""
+    windows: Windows = Windows()
+    """How large blocks are, as of a run; the result does not depend on it."""
+    output: Output = Output()
+    """Format, type and layout, as of a run. The type is that of what the function returns; one that holds all of its
+    values may be given."""
 
 
 Makes = Literal["volume", "scores"]
@@ -99,6 +140,10 @@ class StageKind:
 KINDS: Mapping[str, StageKind] = {
     "run": StageKind(Recipe, "a net; the keys of its recipe follow.", needs="net"),
     "label": StageKind(SegmentRecipe, "a segmentation."),
+    "convert": StageKind(
+        Conversion, "a part, a level, a type or a format of the input, or larger voxels.", has_recipe=False
+    ),
+    "function": StageKind(BlockFunction, "a Python function over blocks.", has_recipe=False),
     "evaluate": StageKind(Comparison, "scores.", has_recipe=False, makes="scores"),
 }
 if TYPE_CHECKING:

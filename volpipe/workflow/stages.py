@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -37,9 +37,11 @@ from volpipe.evaluation.results import EvaluationResult
 from volpipe.inference.output import check_output, planned_volume, suffix_of
 from volpipe.inference.plan import Plan
 from volpipe.inference.statistics import needs_measuring
-from volpipe.recipes.inference import ArrayInput, Recipe
+from volpipe.nets.files import FUNCTION
+from volpipe.recipes.inference import ArrayInput, NetChoice, Normalise, Output, Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.recipes.workflow import VOLUME, Comparison, FlowStage
+from volpipe.recipes.toml import Section
+from volpipe.recipes.workflow import VOLUME, BlockFunction, Comparison, Conversion, FlowStage
 from volpipe.runs.growth import grown_from, grown_plan
 from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
@@ -259,9 +261,22 @@ class RunStage(StagePlan):
     plan: Plan
 
     @classmethod
+    def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
+        """Return the recipe of the run that does what `choice` says to the volume that `read` returns."""
+        assert isinstance(choice, Recipe)
+        return choice
+
+    @classmethod
     def planned(cls, stage: FlowStage, among: Planning) -> RunStage:
-        recipe, feed = stage.choice, among.feed(stage)
-        assert isinstance(recipe, Recipe)
+        feed, choice = among.feed(stage), stage.input
+        assert choice is not None
+
+        def read() -> Volume:
+            if feed is not None:
+                return fed(feed, stage.array, choice)
+            return open_volume(among.location, choice.key, choice.level, view=choice.view)
+
+        recipe = cls.recipe(stage.choice, read)
         out = among.folder / f"{stage.name}{suffix_of(recipe.output.format)}"
         if feed is None:
             plan = prepare(among.location, recipe, out, among.search_path, among.sizing)
@@ -294,7 +309,7 @@ class RunStage(StagePlan):
     def offsets(self, array: str) -> tuple[tuple[int, int, int], ...] | None:
         return self.plan.array(array).recipe.net.offsets
 
-    def intensity(self, array: str) -> str:
+    def intensity(self, array: str) -> str | None:
         return self.plan.array(array).intensity
 
     @property
@@ -346,6 +361,61 @@ class RunStage(StagePlan):
         finally:
             delete(place)
         return forecast(plan, self.folder, pool, pending=replace(pending, rates=timed_alone(rates, plan)))
+
+
+class ConvertStage(RunStage):
+    """A conversion: a run of a net that gives its input, or means of it."""
+
+    kind = "convert"
+
+    @classmethod
+    def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
+        assert isinstance(choice, Conversion)
+        volume, bin = read(), choice.bin
+        are_labels = volume.dtype.kind in "iu" and volume.dtype.itemsize >= 4
+        if are_labels and max(bin) > 1:
+            raise PlanError(
+                f"bin {list(bin)}: {volume} holds {volume.dtype}, which volpipe takes for labels, and these have no "
+                "mean; leave bin out, or read a coarser level of the stage that makes them"
+            )
+        options: dict[str, object] = {"channels": volume.num_channels}
+        net = NetChoice(name="identity", options=options)
+        if max(bin) > 1:
+            net = NetChoice(name="mean", options=options | {"bin": list(bin)})
+        return Recipe(
+            input=choice.input, net=net, normalise=Normalise(method="none"), windows=choice.windows,
+            output=_of_labels(choice.output) if are_labels else choice.output,
+        )  # fmt: skip
+
+    def intensity(self, array: str) -> None:
+        """Return nothing: what its values are is not known."""
+
+    @property
+    def interpolated(self) -> None:
+        """Nothing: its voxels are no finer than those that it reads."""
+
+
+class FunctionStage(ConvertStage):
+    """A function of the user's over blocks with a halo: a run of it in the place of a net."""
+
+    kind = "function"
+
+    @classmethod
+    def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
+        assert isinstance(choice, BlockFunction)
+        net = NetChoice(name=f"{FUNCTION}{choice.function}", halo=choice.halo, options=choice.options)
+        return Recipe(
+            input=choice.input,
+            net=net,
+            normalise=Normalise(method="none"),
+            windows=choice.windows,
+            output=choice.output,
+        )
+
+
+def _of_labels(output: Output) -> Output:
+    """Return the section of an output of labels, unless it says what it is of."""
+    return output if "kind" in output.model_fields_set else output.model_copy(update={"kind": "labels"})
 
 
 class LabelStage(StagePlan):
@@ -469,7 +539,9 @@ class ScoreStage(StagePlan):
         return StageCost(self, times=(yield from calibrate_evaluation(self.plan, missing, pool, trials)))
 
 
-STAGES: Mapping[str, type[StagePlan]] = {each.kind: each for each in (RunStage, LabelStage, ScoreStage)}
+STAGES: Mapping[str, type[StagePlan]] = {
+    each.kind: each for each in (RunStage, ConvertStage, FunctionStage, LabelStage, ScoreStage)
+}
 
 
 def fed(feed: StagePlan, array: str, choice: ArrayInput) -> Volume:
