@@ -16,7 +16,8 @@ from volpipe.recipes.complaints import phrases
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.training import TrainRecipe
-from volpipe.recipes.workflow import Comparison, Head
+from volpipe.recipes.workflow import KINDS as STAGES
+from volpipe.recipes.workflow import Head
 from volpipe.training.search.optuna import Choices, Range, Search
 
 HEAD = """# Recipes
@@ -37,7 +38,10 @@ PARTS: tuple[tuple[str, str, tuple[tuple[str, type[BaseModel]], ...]], ...] = (
     (
         "Several stages",
         "A recipe that declares stages has nothing beside them ([Several stages](../flows.md)).",
-        (("[[stage]]", Head), ('[[stage]] of kind "evaluate"', Comparison)),
+        (
+            ("[[stage]]", Head),
+            *((f'[[stage]] of kind "{name}"', kind.keys) for name, kind in STAGES.items() if not kind.has_recipe),
+        ),
     ),
     ("Batches", "The file of `volpipe batch` ([Batches](../batches.md)).", (("the file", Batch),)),
     (
@@ -107,13 +111,21 @@ def _first(model: type[BaseModel]) -> str:
     return " ".join((model.__doc__ or "").partition("\n\n")[0].split())
 
 
+def _is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
 def _types(field: FieldInfo) -> str:
+    if _is_section(field):
+        return "a section"
     return cell(" or ".join(phrases(field.annotation, field.metadata)).replace("values such a value", "any values"))
 
 
 def _default(field: FieldInfo) -> str:
     if field.default is PydanticUndefined and field.default_factory is None:
         return "required"
+    if _is_section(field):
+        return ""
     value: Any = field.get_default(call_default_factory=True)  # Any: that of a key
     return "" if value is None else f"`{cell(json.dumps(value))}`"
 

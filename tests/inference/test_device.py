@@ -287,8 +287,8 @@ def seeing(seen: list[torch.dtype], *, cast: bool = False) -> torch.nn.Module:
 def test_a_net_of_integers_gets_them_where_nothing_else_is_done(settings: tuple[str, ...], dtype: torch.dtype) -> None:
     plan = planned(*windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"), *settings, of=volume((8, 8, 8)),
                    net=facts(integers=True))  # fmt: skip
-    assert plan.keeps_integers == (dtype == torch.uint8)
-    assert not planned(*settings, of=volume((8, 8, 8))).keeps_integers
+    assert plan.is_as_stored == (dtype == torch.uint8)
+    assert not planned(*settings, of=volume((8, 8, 8))).is_as_stored
 
 
 def test_whole_numbers_go_through_a_net_many_small_windows_at_a_time() -> None:

@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (TWO.replace('"second"', '"volume"'), r"no stage may be named volume"),
         (TWO.replace('"second"', '"../second"'), r"stage 2: name: "),
         ('[[stage]]\nname = "a"\n', r"stage a: it names no net"),
-        ('[[stage]]\nname = "a"\nkind = "train"\nrecipe = "default"\n', r"stage 1: kind: .*'train'"),
+        ('[[stage]]\nname = "a"\nkind = "segment"\nrecipe = "default"\n', r"stage 1: kind: .*'segment'"),
         ('[[stage]]\nname = "a"\nnet = { nam = "x" }\n', r"stage a: unknown key net.nam .did you mean 'name'"),
         ('[net]\nname = "identity"\n' + TWO, r"net stands beside the stages; write it into one, as \[stage.net\]"),
         ('[[stage]]\nname = ["a"]\nrecipe = "default"\n', r"stage 1: name: "),
@@ -64,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ('stage = "a"', r"begin each stage with \[\[stage\]\]"),
         (
             SCORED + '[[stage]]\nname = "last"\ninput = "scores"\nrecipe = "default"\n',
-            r"stage last, input: scores evaluates and makes no volume",
+            r"stage last, input: scores makes scores and no volume; name a stage that does, or volume",
         ),
         (SCORED.replace('reference = "truth.n5"', ""), r"stage scores: reference is missing; give a text$"),
         ('[[stage]]\nname = "a"\nrecipe = "flow.toml"\n', r"stage a: the recipe flow.toml has stages itself"),

@@ -6,6 +6,7 @@ The numbers are added up here by json and plain arithmetic, line by line.
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import os
@@ -134,6 +135,48 @@ def test_a_flow_adds_up_its_stages_and_leads_to_their_reports(place: Path) -> No
     for name in ("flow/scores.json", "flow/scores.json.run"):
         page, _ = find_page(str(place / name))
         assert (page.state, sheet(page, "Scores")["output"]["ssim"]) == ("complete", f"{scores['ssim']:.4f}")
+
+
+def test_the_table_of_stages_has_the_sums_of_journals_as_numbers_for_several_flows(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give = giver(place, monkeypatch, capsys)
+    (place / "stages.csv").write_text("of an earlier command")
+    assert give("status", "flow", "failed.zarr", "many.batch", "--csv", "stages.csv").code == 1  # two are not complete
+    rows = list(csv.DictReader((place / "stages.csv").read_text().splitlines()))
+    assert [(row["flow"], row["stage"]) for row in rows] == [
+        ("flow", "first"), ("flow", "objects"), ("flow", "scores"), ("failed.zarr", "run"),
+        *((str(place / "many" / name), "run") for name in ("in.zarr", "bad.zarr")),
+    ]  # fmt: skip
+    entries = json.loads((place / "flow.run" / "flow.json").read_text())["stages"]
+    folders = [Path(entry["folder"]) for entry in entries] + [Path(f"{row['output']}.run") for row in rows[3:]]
+    shown = sheet(find_page(str(place / "flow"))[0], "Stages")
+    for row, folder in zip(rows, folders, strict=True):
+        done = [line for line in lines_of(folder / "journal.jsonl") if line["done"]]
+        sums = {name: sum(line.get(name, 0) for line in done) for name in ("read_bytes", "written_bytes")}
+        assert {name: int(row[name]) for name in sums} == sums
+        assert (int(row["tasks"]), int(row["peak_memory_bytes"])) == (len(done), max(e["peak_bytes"] for e in done))
+        began, ended = min(e["started"] for e in done), max(e["started"] + e["seconds"] for e in done)
+        cpu, wall = (sum(line.get(name, 0.0) for line in done) for name in ("cpu_seconds", "seconds"))
+        assert float(row["seconds"]) == pytest.approx(ended - began)
+        assert float(row["cpu_percent"]) == pytest.approx(100 * cpu / wall, abs=0.06)
+        assert (row["gpu_percent"], row["peak_gpu_memory_bytes"]) == ("", "")  # no GPU is not 0 % of one
+        made = Path(row["output"])
+        assert int(row["files"]) == (1 if made.is_file() else sum(file.is_file() for file in made.rglob("*")))
+        if row["flow"] == "flow":
+            page = shown[row["stage"]]
+            assert (page["CPU"], page["files"]) == (f"{100 * cpu / wall:.0f} %", int(row["files"]))
+            assert (page["read"], page["input"]) == (size(sums["read_bytes"]), row["input"])
+    first = str(place / "flow" / "first.zarr")
+    assert [row["input"].split()[0] for row in rows[:3]] == [str(place / "in.n5"), first, first]
+    assert {(row["flow"], row["complete"]) for row in rows[:4]} == {("flow", "True"), ("failed.zarr", "False")}
+    for arguments, why in (
+        (("flow", "failed.zarr", "--json"), "--json is for one output, and 2 are named"),
+        (("trained", "--csv", "stages.csv"), "trained has no table of stages"),
+    ):
+        refused = give("status", *arguments)
+        assert refused.code == 2 and why in refused.err
+    assert not (place / "stages.csv").exists()
 
 
 def test_a_training_has_the_numbers_of_its_log_and_the_tasks_of_its_ranks(place: Path) -> None:

@@ -17,7 +17,7 @@ from volpipe.inference.output import FOLDERS, check_name, suffix_of, with_format
 from volpipe.nets.facts import check_named
 from volpipe.nets.files import label_of
 from volpipe.recipes.inference import Recipe
-from volpipe.recipes.workflow import VOLUME, Comparison, Flow, find_flow, named
+from volpipe.recipes.workflow import VOLUME, Flow, find_flow, named
 from volpipe.resolve import default_recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import absolute
@@ -93,9 +93,9 @@ def check(asked: Request) -> None:
     """Refuse a volume or a net that is not there, before anything heavy is loaded."""
     if isinstance(asked.work, Flow):
         for stage in asked.work.stages:
-            if stage.reads == VOLUME and not isinstance(stage.choice, Comparison) and isinstance(asked.volume, str):
+            choice = stage.input
+            if stage.reads == VOLUME and choice is not None and isinstance(asked.volume, str):
                 with named(stage.name):
-                    choice = stage.choice.input
                     open_volume(asked.volume, choice.key, choice.level, view=choice.view)
         return
     if isinstance(asked.volume, str):

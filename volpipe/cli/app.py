@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -35,6 +36,7 @@ from volpipe.display.console import (
     Notices,
     bars,
     check_folder,
+    check_target,
     err,
     interruptible,
     lasting_streams,
@@ -53,7 +55,7 @@ from volpipe.display.plans import (
 )
 from volpipe.display.progress import showing
 from volpipe.display.reports import MOST_ROWS, clipped_line, print_missing, report_table, seam_line, seam_warning
-from volpipe.errors import RunStopped, SettingsError, SiteError, VolpipeError
+from volpipe.errors import RunError, RunStopped, SettingsError, SiteError, VolpipeError
 from volpipe.monitoring.command import current, watched
 from volpipe.resolve import describe_error
 from volpipe.runs.presence import COMMAND
@@ -250,18 +252,34 @@ def status(
             help="Show it until the work ends, looking every so many seconds; it writes nothing, and stops nothing.",
         ),
     ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="Write what each stage took to this file, too: a row for each."),
+    ] = None,
+    others: Annotated[
+        list[str] | None, typer.Argument(metavar="[OUTPUT]...", help="More outputs, one after the other.")
+    ] = None,
 ) -> None:  # fmt: skip
     """Print how far a run, its stages, labels, a training or a batch is, who is at work on it, and what failed."""
-    found = (
-        volpipe.status(output, changes=changes)
-        if watch is None
-        else outputs.watched(output, watch or None, as_json=as_json)
-    )
-    if as_json:
-        out.print(json.dumps(found.to_json(), indent=1 if watch is None else None))
-    else:
-        outputs.show_status(found, None if every else MOST_ROWS)
-    raise typer.Exit(outputs.code_of(found))
+    if others and (as_json or watch is not None):
+        option = "--json" if as_json else "--watch"
+        raise RunError(f"{option} is for one output, and {1 + len(others)} are named; give a command for each")
+    check_target("--csv", table, parents=False)
+    statuses = []
+    for each in (output, *(others or ())):
+        found = (
+            volpipe.status(each, changes=changes)
+            if watch is None
+            else outputs.watched(each, watch or None, as_json=as_json)
+        )
+        statuses.append(found)
+        if as_json:
+            out.print(json.dumps(found.to_json(), indent=1 if watch is None else None))
+        else:
+            outputs.show_status(found, None if every else MOST_ROWS)
+    if table is not None:
+        outputs.write_stages([output, *(others or ())], table)
+    raise typer.Exit(max(map(outputs.code_of, statuses)))
 
 
 def version(wanted: bool) -> None:

@@ -156,7 +156,7 @@ def _check_run(given: Mapping[str, Any], folder: Path | None) -> None:  # Any: v
     from volpipe.api.requests import request
     from volpipe.nets.facts import check_named
     from volpipe.recipes.inference import Recipe
-    from volpipe.recipes.workflow import VOLUME, Comparison
+    from volpipe.recipes.workflow import VOLUME
 
     settings, out = given.get("settings") or [], given.get("out")
 
@@ -170,11 +170,16 @@ def _check_run(given: Mapping[str, Any], folder: Path | None) -> None:  # Any: v
     if work is None:
         check_volume(given["volume"], folder)
         return
-    stages = [(work, True)] if isinstance(work, Recipe) else [(s.choice, s.reads == VOLUME) for s in work.stages]
-    for choice, reads_volume in stages:
-        if reads_volume and not isinstance(choice, Comparison):
-            check_volume(given["volume"], folder, choice.input)
-        if isinstance(choice, Recipe) and folder is not None:
+    if isinstance(work, Recipe):
+        readers: list[ArrayInput | None] = [work.input]
+        choices = [work]
+    else:
+        readers = [stage.input for stage in work.stages if stage.reads == VOLUME]
+        choices = [stage.choice for stage in work.stages if isinstance(stage.choice, Recipe)]
+    for reader in filter(None, readers):
+        check_volume(given["volume"], folder, reader)
+    if folder is not None:
+        for choice in choices:
             check_named(choice.net, folder)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -182,6 +183,13 @@ def _print_workers(observer: Observer, roster: Roster, *, as_json: bool) -> Stat
 def code_of(status: Status) -> int:
     """Return the exit code for `status`."""
     return {"complete": DONE, "running": AT_WORK}.get(status.state, INCOMPLETE)
+
+
+def write_stages(named: Sequence[str], table: Path) -> None:
+    """Write a row for each stage of the outputs that are `named` to the file `table`, as CSV."""
+    from volpipe.workflow.stage_table import stage_rows, to_csv
+
+    table.write_text(to_csv(row for output in named for row in stage_rows(output)), encoding="utf-8")
 
 
 def show_status(status: Status, most: int | None) -> None:

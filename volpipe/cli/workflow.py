@@ -126,19 +126,32 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
 
 def report_table(report: FlowReport, cost: FlowCost) -> Table:
     """Return how each stage ended and what all took, with what was planned behind it in brackets."""
-    names = ("stage", "kind", "elapsed", "read", "written", "missing", "output")
-    table = columns(*names, left=("stage", "kind", "output"))
+    from volpipe.reporting.page import Sheet, filled
+    from volpipe.reporting.tasks import COLUMNS
+    from volpipe.workflow.stage_table import num_files
+
+    used = ("tasks", "CPU", "peak memory", "GPU", "GPU memory")
+    rows = []
     for each in report.stages:
-        table.add_row(
-            each.stage.name,
-            each.stage.kind,
-            "complete before" if each.report.was_complete else _took(each, cost.of(each.stage)),
-            *_beside(each, cost.of(each.stage).need),
-            str(len(each.report.missing)),
-            str(each.stage.out),
-        )
+        files, missing = num_files(str(each.stage.out)), len(each.report.missing)
+        was_complete = each.report.was_complete
+        took = [""] * len(used) if was_complete else [COLUMNS[name](each.totals) for name in used]
+        rows.append((
+            each.stage.name, each.stage.kind,
+            "complete before" if was_complete else _took(each, cost.of(each.stage)),
+            *_beside(each, cost.of(each.stage).need), *took,
+            "" if files is None else f"{files:,}", missing or "", each.stage.reads,
+        ))  # fmt: skip
+    names = ("stage", "kind", "elapsed", "read", "written", *used, "files", "missing", "input")
+    sheet = filled(Sheet("", names, rows))
+    table = columns(*sheet.names, left=("stage", "kind", "input"))
+    for row in sheet.rows:
+        table.add_row(*map(str, row))
     read, written = (sum(getattr(each, name) for each in report.stages) for name in ("read_bytes", "written_bytes"))
-    table.caption = f"all stages: {duration(report.seconds)}, read {size(read)}, wrote {size(written)}"
+    table.caption = (
+        f"all stages: {duration(report.seconds)}, read {size(read)}, wrote {size(written)}; "
+        f"outputs in {report.plan.out}"
+    )
     return table
 
 

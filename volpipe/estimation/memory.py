@@ -17,7 +17,7 @@ from volpipe.geometry.block_shape import Sizes
 from volpipe.geometry.grid import triple
 from volpipe.inference.block_sum import MOST_WEIGHTS
 from volpipe.inference.output import shards_behind
-from volpipe.inference.plan import SUM_TYPE, Plan
+from volpipe.inference.plan import Plan
 from volpipe.inference.windows import CACHE_BYTES, largest_input, seen_along
 from volpipe.nets.cache import known_speeds
 from volpipe.nets.facts import NetSpeeds
@@ -129,8 +129,9 @@ def array_bytes(plan: Plan) -> int:
         at_once = pieces_at_once(channels * itemsize)
         stored += (at_once - 1) * min(PIECE_VOXELS, box) * channels * itemsize
     stored += _resampling_bytes(plan)
-    parts = 2 * max(p.num_voxels for p in plan.sum_parts) * out * 4 if plan.num_sums else 0
-    sums = 2 * math.prod(plan.sum_shape) * out * 4 + (plan.blocks_behind - 1) * plan.sum_bytes
+    sum_bytes = out * max(4, plan.sum_dtype.itemsize)
+    parts = 2 * max(p.num_voxels for p in plan.sum_parts) * sum_bytes if plan.num_sums else 0
+    sums = 2 * math.prod(plan.sum_shape) * sum_bytes + (plan.blocks_behind - 1) * plan.sum_bytes
     return stored + sums + 4 * waiting + parts + _finishing_bytes(plan)
 
 
@@ -180,7 +181,7 @@ def _slab_bytes(plan: Plan) -> int:
         plan.net.scale,
         input_bytes=plan.source.num_channels * np.dtype(plan.source.dtype).itemsize * math.prod(unit),
         output_bytes=plan.net.out_channels * plan.dtype.itemsize,
-        sum_bytes=plan.net.out_channels * SUM_TYPE.itemsize,
+        sum_bytes=plan.net.out_channels * plan.sum_dtype.itemsize,
         is_blended=plan.is_summed,
         chunk=plan.chunk[0],
     )

@@ -19,7 +19,7 @@ from volpipe.geometry.blend import importance, places_around, span
 from volpipe.geometry.grid import Box, Placement, Slab, Triple, triple, unravel
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.inference.output import finish
-from volpipe.inference.plan import SUM_TYPE, Plan
+from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Bus
 from volpipe.inference.scratch import NO_SUM
 from volpipe.inference.selection import Selection
@@ -59,9 +59,9 @@ class BlockSum:
     """The weighted sum of one block's windows while it grows on the device of `bus`, (c, z, y, x).
 
     With `crop` each voxel comes from one window, so that it is finished at once and held as it will be stored; a sum of
-    several windows, or one that other blocks add to, is float32 until it is written. Nothing asks the device for values
-    while the sum grows, so that a GPU never waits for it. It is of one `slab` of the block, and starts with what the
-    slab `before` left of its own; `box` is what no later slab adds to.
+    several windows, or one that other blocks add to, is of the type `Plan.sum_dtype` until it is written. Nothing asks
+    the device for values while the sum grows, so that a GPU never waits for it. It is of one `slab` of the block, and
+    starts with what the slab `before` left of its own; `box` is what no later slab adds to.
     """
 
     selection: Selection
@@ -121,7 +121,7 @@ class BlockSum:
 
         channels = self.plan.num_channels if self.is_finished else self.plan.net.out_channels
         shape = (channels, *self._reached.shape)
-        dtype = self.plan.dtype if self.is_finished else SUM_TYPE
+        dtype = self.plan.dtype if self.is_finished else self.plan.sum_dtype
         if self.bus.device == "cpu":
             total = torch.from_numpy(mapped(shape, dtype))
         else:
@@ -153,7 +153,7 @@ class BlockSum:
         z, y, x = (side.place for side in sides)
         with torch.inference_mode():
             part = self._finite(out[:, *(side.inner for side in sides)], (z, y, x))
-            if plan.keeps_integers:
+            if plan.is_as_stored:
                 self._total[:, z, y, x] = part
             elif self.is_finished:
                 self._total[:, z, y, x] = finish(plan, self.normalise, part, self._tally)
@@ -251,9 +251,15 @@ class BlockSum:
         """
         if self.plan.recipe.infer.nonfinite == "refuse" and self._bad is not None:
             place = bounds(np.any(self._bad, axis=(0, 1))).shift(self.box.start)
+            label, is_function = self.plan.net.label, bool(self.plan.net.dtype)
             raise NonfiniteError(
-                f"net {self.plan.net.label} gave {self.bad} voxels in box {place} of the output; mend the net, "
-                "its weights or the input there, or keep them with infer.nonfinite=keep and output.dtype=float32"
+                f"{'function' if is_function else 'net'} {label} gave {self.bad} voxels in box {place} of the output; "
+                + (
+                    "let it give numbers there"
+                    if is_function
+                    else "mend the net, its weights or the input there, or keep them with infer.nonfinite=keep and "
+                    "output.dtype=float32"
+                )
             )
 
     @property

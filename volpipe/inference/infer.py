@@ -18,6 +18,7 @@ import numpy as np
 from volpipe.errors import NetError
 from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.intensity import Affine
+from volpipe.inference.plan import Plan
 from volpipe.inference.reassemble import BlockWriter, Outcome
 from volpipe.inference.runner import Bus, Runner, load_runner
 from volpipe.inference.scratch import Tensors
@@ -90,7 +91,7 @@ def block_sums(
     before: BlockSum | None = None  # the slab that was yielded last, where others of its block follow
     failed: int | None = None
     incoming = batches(source, blocks, slabs_of or selection.slabs, runner.batch)
-    as_stored = selection.plan.keeps_integers
+    as_stored = selection.plan.is_as_stored
     depth = SLABS_AHEAD if source.has_slabs else BATCHES_AHEAD
     for batch, voxels in ahead(lifted(incoming, runner.bus, as_stored=as_stored), depth):
         if batch.block == failed or batch.block in given_up:
@@ -128,15 +129,36 @@ def _add(growing: BlockSum, runner: Runner, batch: Batch, voxels: torch.Tensor) 
     """Add the windows of `batch`, which are cut from `voxels` on the device, to the sum of their block."""
     assert batch.voxels is not None
     plan = growing.plan
-    windows = cut(batch.voxels, voxels, as_stored=plan.keeps_integers)
+    windows = cut(batch.voxels, voxels, as_stored=plan.is_as_stored)
     outs = runner.run(windows)
-    if plan.keeps_integers and outs.dtype != windows.dtype:
-        raise NetError(
-            f"net {plan.net.label} declares integers, and gave {outs.dtype} for {windows.dtype}; let it give the type "
-            "that it gets, or leave out its attribute integers"
-        )
+    if plan.is_as_stored:
+        outs = _in_type(outs, plan)
     for number, out in zip(batch.numbers, outs, strict=True):
         growing.add(number, out)
+
+
+def _in_type(outs: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """Return what a net gave for voxels as they are stored in the type of the output, which holds all of its values.
+
+    Raises:
+        NetError: it does not.
+    """
+    import torch
+
+    expected, given = plan.dtype, str(outs.dtype).removeprefix("torch.")
+    if given == expected.name:
+        return outs
+    if plan.net.dtype and np.can_cast(given, expected, "safe"):
+        return torch.from_numpy(outs.numpy().astype(expected))
+    if plan.net.dtype:
+        raise NetError(
+            f"function {plan.net.label} gave {given} for a block, and {plan.net.dtype} when it was tried, so that the "
+            f"output is {expected}; let it give one type, whatever the voxels"
+        )
+    raise NetError(
+        f"net {plan.net.label} declares integers, and gave {outs.dtype} for torch.{expected}; let it give the type "
+        "that it gets, or leave out its attribute integers"
+    )
 
 
 def lifted(incoming: Iterable[Batch], bus: Bus, *, as_stored: bool) -> Iterator[tuple[Batch, torch.Tensor | None]]:

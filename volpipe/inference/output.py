@@ -133,8 +133,10 @@ def finish(plan: Plan, normalise: Affine, total: Array, tally: Tally | None = No
     Numbers go through the recipe's activation first. Of classes, the largest channel's number is left. "same"
     intensities go back through the inverse of the normalisation, "unit" ones become 0..255 and so on, then
     integers are rounded half to even and clipped, and `tally` counts the clipped voxels. A tensor stays on its device,
-    and for integers all of it must be finite.
+    and for integers all of it must be finite. Voxels that went through the net as they are stored stay as they are.
     """
+    if plan.is_as_stored:
+        return total
     total = activated(total, plan.recipe.output.activation)
     if plan.is_classes:
         return to_dtype(largest_channel(total), plan.dtype)
@@ -278,12 +280,12 @@ def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
 
 
 def summed(selection: Selection, normalise: Affine, box: Box, total: np.ndarray, tally: Tally) -> np.ndarray:
-    """Return the net's summed output `total` (c, z, y, x), float32, in `box` of level 0, as it will be stored.
+    """Return the net's summed output `total` (c, z, y, x) in `box` of level 0, as it will be stored.
 
     A sum outside the selection may be partial, so that the checks of `finish` do not see it. `tally` counts the clipped
     voxels.
     """
-    mask, nothing = selection.mask(box), np.float32(0)
+    mask, nothing = selection.mask(box), total.dtype.type(0)
     return finish(selection.plan, normalise, total if mask is None else np.where(mask, total, nothing), tally)
 
 

@@ -242,7 +242,7 @@ class Plan(OutputPlan):
         )
         return self.changed(
             recipe=recipe, net=net, out=str(locate(self.out) / array.name), shard=shard, chunk=chunk,
-            intensity=intensity, out_dtype=_out_dtype(recipe, np.dtype(self.source.dtype), intensity, net.out_channels),
+            intensity=intensity, out_dtype=_out_dtype(recipe, np.dtype(self.source.dtype), intensity, net),
         )  # fmt: skip
 
     def with_widest_type(self) -> Self:
@@ -257,6 +257,12 @@ class Plan(OutputPlan):
         Raises:
             PlanError: voxels of one do not fall together with those of the others, or the recipe names none such.
         """
+        if self.net.dtype and not self.is_as_stored:
+            raise PlanError(
+                f"{self.net.label} is a function on arrays, whose results are stored as they are: leave out "
+                "windows.blend, windows.placement, infer.augment, tensors.mode, output.activation and output.kind = "
+                "classes"
+            )
         names = [array.name for array in self.net.arrays]
         if unknown := self.recipe.output.arrays.keys() - set(names):
             listed = ", ".join(names) or "one output alone, or all with net.output=all"
@@ -366,16 +372,21 @@ class Plan(OutputPlan):
         return start, max(start, stop)
 
     @cached_property
-    def keeps_integers(self) -> bool:
-        """Whether the net gets voxels as they are stored, and gives them as they will be: there are no other steps."""
-        return (
+    def is_as_stored(self) -> bool:
+        """Whether the net gets voxels as they are stored, and gives them as they will be: there are no other steps.
+
+        A function on arrays does.
+        """
+        keeps_integers = (
             self.net.integers
             and self.intensity == "same"
             and np.dtype(self.source.dtype).kind in "iu"
             and self.out_dtype == self.source.dtype
+        )
+        return (
+            (keeps_integers or bool(self.net.dtype))
             and (self.blend, self.recipe.infer.augment) == ("crop", "none")
             and self.mode == "streamed"
-            and not self.num_sums
             and not self.is_classes
             and self.recipe.output.activation == "none"
             and not self.lattice.is_padded
@@ -390,8 +401,13 @@ class Plan(OutputPlan):
 
     @property
     def is_summed(self) -> bool:
-        """Whether blocks hold sums, as float32, not voxels as they are stored."""
+        """Whether blocks hold sums, not voxels as they are stored."""
         return self.blend != "crop" or self.num_sums > 0
+
+    @property
+    def sum_dtype(self) -> np.dtype:
+        """Type of sums: that of the output where each voxel is of one window, and needs no other step."""
+        return self.dtype if self.is_as_stored else SUM_TYPE
 
     @property
     def has_slabs(self) -> bool:
@@ -414,7 +430,7 @@ class Plan(OutputPlan):
     @property
     def sum_bytes(self) -> int:
         """Bytes of the sum of a whole block."""
-        channels, dtype = (self.net.out_channels, SUM_TYPE) if self.is_summed else (self.num_channels, self.dtype)
+        channels, dtype = (self.net.out_channels, self.sum_dtype) if self.is_summed else (self.num_channels, self.dtype)
         return math.prod(self.sum_shape) * channels * dtype.itemsize
 
     def reach_along(self, axis: int) -> list[tuple[int, int]]:
@@ -558,7 +574,7 @@ def make_plan(
     check_augment(recipe, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     _check_channels(recipe, volume, net, intensity)
-    out_dtype = _out_dtype(recipe, volume.dtype, intensity, net.out_channels)
+    out_dtype = _out_dtype(recipe, volume.dtype, intensity, net)
     roi, in_slabs = find_roi(recipe.input.roi, volume), _may_be_large(recipe, out, net.out_channels)
     _check_corner(roi, net)
     moves = in_slabs and recipe.windows.block == "auto" and recipe.windows.placement == "lattice"
@@ -615,7 +631,7 @@ def _sizes(recipe: Recipe, volume: Volume, net: NetFacts, windows: tuple[Triple,
         input_chunk=triple(-(-c // u) for c, u in zip(volume.spatial_chunks, unit, strict=True)),
         input_bytes=volume.num_channels * volume.dtype.itemsize * math.prod(unit),
         output_bytes=net.out_channels * np.dtype(out_dtype).itemsize,
-        sum_bytes=net.out_channels * SUM_TYPE.itemsize,
+        sum_bytes=net.out_channels * max(SUM_TYPE.itemsize, np.dtype(out_dtype).itemsize),
         is_blended=(recipe.windows.blend, recipe.windows.placement) != ("crop", "lattice"),
         chunk=CHUNK_TARGET if recipe.output.chunk == "auto" else recipe.output.chunk[0],
     )  # fmt: skip
@@ -668,13 +684,20 @@ def _may_be_large(recipe: Recipe, out: Location, num_channels: int) -> bool:
     )
 
 
-def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str, num_channels: int) -> str:
-    """Return the output's type; refuse it if NaN and infinity are to be kept and it cannot hold them."""
-    is_small = dtype.kind in "iu" and dtype.itemsize <= 2 and dtype != np.int8
+def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str, net: NetFacts) -> str:
+    """Return the output's type; refuse one that cannot hold a function's results, or NaN and infinity that are kept."""
+    is_kept = dtype.kind in "iu" and (net.integers or (dtype.itemsize <= 2 and dtype != np.int8))
     if recipe.output.kind == "classes":
-        return _classes_dtype(recipe, num_channels)
-    own = "uint8" if intensity == "unit" else dtype.name if intensity == "same" and is_small else "float32"
+        return _classes_dtype(recipe, net.out_channels)
+    own = net.dtype or (
+        "uint8" if intensity == "unit" else dtype.name if intensity == "same" and is_kept else "float32"
+    )
     out_dtype = own if recipe.output.dtype == "auto" else recipe.output.dtype
+    if net.dtype and not np.can_cast(net.dtype, out_dtype, "safe"):
+        raise PlanError(
+            f"output.dtype {out_dtype} cannot hold all that function {net.label} gives, which is {net.dtype}; leave it "
+            f"out, or let the function return {out_dtype}, rounded and clipped as it should be"
+        )
     if recipe.infer.nonfinite == "keep" and np.dtype(out_dtype).kind != "f":
         raise PlanError(
             f"infer.nonfinite=keep needs voxels that can be NaN, the output's are {out_dtype}; set output.dtype=float32"

@@ -143,7 +143,8 @@ class Runner:
         """Return the plan's net on `device`; where none is given, on the GPU if there is one, else on the CPU."""
         import torch
 
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        is_function = bool(plan.net.dtype)  # on arrays of numpy
+        device = device or ("cuda" if torch.cuda.is_available() and not is_function else "cpu")
         keep_freed_memory()  # also on a GPU: what comes back from there is a new array each time
         choice = plan.recipe.infer
         # The same sums on every device of a kind: TF32 only where it is asked for, no choice of algorithm by timing.
@@ -232,11 +233,14 @@ class Runner:
         Whole numbers have no such bits.
         """
         missing = batch - len(windows)
-        if missing <= 0 or not windows.is_floating_point():
+        if missing <= 0 or self._takes_as_they_are(windows):
             return self._run(windows)
         import torch
 
         return self._run(torch.cat([windows, windows.new_zeros((missing, *windows.shape[1:]))]))[: len(windows)]
+
+    def _takes_as_they_are(self, windows: torch.Tensor) -> bool:
+        return self.plan.is_as_stored or not windows.is_floating_point()
 
     def _run(self, windows: torch.Tensor) -> torch.Tensor:
         import torch
@@ -252,7 +256,7 @@ class Runner:
             data = windows
             if self.plan.channels_last:
                 data = data.contiguous(memory_format=torch.channels_last_3d)
-            if not data.is_floating_point():
+            if self._takes_as_they_are(data):
                 return self._net(data)
             return mean_of_forms(self._net, data, choice.augment).contiguous()
 
@@ -305,7 +309,7 @@ class Runner:
         if self.device == "cpu":
             window_bytes = np.dtype(self.plan.source.dtype).itemsize * math.prod(self.plan.window)
             window_bytes *= self.plan.source.num_channels
-            return max(1, min(LARGEST_BATCH, WHOLE_BYTES // window_bytes)) if self.plan.keeps_integers else 1
+            return max(1, min(LARGEST_BATCH, WHOLE_BYTES // window_bytes)) if self.plan.is_as_stored else 1
         enough = max(1, ENOUGH_VOXELS // math.prod(self.plan.window))
         most = min(LARGEST_BATCH, enough, self.plan.slab * math.prod(self.plan.lattice.places[1:]))
         try:

@@ -24,7 +24,7 @@ from volpipe.blockwise.malloc import mapped
 from volpipe.blockwise.usage import counting_growth
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine
-from volpipe.inference.plan import SUM_TYPE, Plan
+from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import StreamedWindows
 from volpipe.volumes.formats.container import read_header
@@ -87,7 +87,7 @@ class Tensors:
                 shape = (plan.net.out_channels, *region.shape)
                 spec = ArraySpec(
                     shape=(len(plan.blocks), *shape),
-                    dtype=np.dtype(np.float32),
+                    dtype=plan.sum_dtype,
                     chunks=(1, 1, *plan.sum_chunk),
                     shards=(1, *shape),
                     axes=DIMENSIONS[2:],
@@ -124,19 +124,19 @@ class Tensors:
         return open_volume(self.source_path, SOURCE_KEY)
 
     def total(self, box: Box, blocks: Sequence[int]) -> np.ndarray:
-        """Return the stored sums of `blocks` in `box` of the output, added in ascending order, (c, z, y, x), float32.
+        """Return the stored sums of `blocks` in `box` of the output, added in ascending order, (c, z, y, x).
 
         The blocks are some of those whose sums reach the box.
         """
-        total = np.full((self.plan.net.out_channels, *box.shape), NO_SUM, np.float32)
+        total = np.full((self.plan.net.out_channels, *box.shape), NO_SUM, self.plan.sum_dtype)
         for block in sorted(blocks):
             part = box & self.plan.sum_box(block)
             total[:, *part.relative_to(box.start).slices] += self.read_sum(block, part)
         return total
 
     def read_sum(self, block: int, box: Box) -> np.ndarray:
-        """Return the weighted sum of `block` in `box` of the output, (c, z, y, x), float32."""
-        data = np.zeros((self.plan.net.out_channels, *box.shape), np.float32)
+        """Return the weighted sum of `block` in `box` of the output, (c, z, y, x)."""
+        data = np.zeros((self.plan.net.out_channels, *box.shape), self.plan.sum_dtype)
         for part, region in self.parts(block, box):
             inner = region.relative_to(self.origin(block, part))
             place = Box((block, 0, *inner.start), (block + 1, self.plan.net.out_channels, *inner.stop))
@@ -270,7 +270,7 @@ class SumStream:
     def append(self, box: Box, total: Callable[[Box], np.ndarray]) -> None:
         """Write the layers `box` of the output, which begin where those before ended, or later.
 
-        `total` returns the sum in parts of it, (c, z, y, x), float32.
+        `total` returns the sum in parts of it, (c, z, y, x).
         """
         plan = self._tensors.plan
         for part, region in self._tensors.parts(self._block, box):
@@ -288,11 +288,11 @@ class SumStream:
                 self._layers.pop(part, None)
 
     def _layer(self, part: int) -> np.ndarray:
-        """Return a layer of chunks of `part`, (c, z, y, x), float32, the same each time: 0 where no sum reaches."""
+        """Return a layer of chunks of `part`, (c, z, y, x), the same each time: 0 where no sum reaches."""
         if part not in self._layers:
             plan = self._tensors.plan
             shape = (plan.net.out_channels, plan.sum_chunk[0], *plan.sum_parts[part].shape[1:])
-            self._layers[part] = mapped(shape, SUM_TYPE)
+            self._layers[part] = mapped(shape, plan.sum_dtype)
         return self._layers[part]
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ def without_weights(choice: NetChoice) -> NetChoice:
 
 def file_of_code(choice: NetChoice, search_path: str, what: str) -> Path | None:
     """Return the cache file for `what` of a net from a file; None for a net whose code may be anywhere."""
-    place = choice.name.rpartition(":")[0]
+    place = choice.name.removeprefix(files.FUNCTION).rpartition(":")[0]
     is_file = files.is_program(choice.name) or place.endswith(".py")
     if not (is_file or (place and files.is_beside(place, Path(search_path)))):
         return None

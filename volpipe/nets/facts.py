@@ -19,11 +19,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.geometry.grid import triple
-from volpipe.nets.files import is_program, place_of
+from volpipe.nets.files import FUNCTION, is_program, place_of
 from volpipe.nets.net_geometry import NetArray
 from volpipe.recipes.inference import NetChoice, Normalise, Output, Precision, Recipe, Windows
 from volpipe.resolve import default_recipe, nearest, shipped
@@ -99,6 +109,7 @@ class NetFacts(BaseModel):
         padding: of each channel, normalised: what windows hold outside a volume that is smaller; nothing for zeros.
         spacing: lengths of a voxel (z, y, x) that it was trained on, in some unit; 0 along an axis where any will do.
         interpolation: how volumes of other voxels are resampled to these; None where they are refused.
+        dtype: of what a function on arrays gives, which gets voxels as they are stored; "" of a net.
         crops_zeros: its maker's tools leave out borders of zeros before they measure grey levels and place windows.
     """
 
@@ -131,6 +142,13 @@ class NetFacts(BaseModel):
     spacing: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
     interpolation: Interpolation | None = None
     crops_zeros: bool = False
+    dtype: str = ""
+
+    @model_serializer(mode="wrap")
+    def _of_net(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Return all of it, of a net without the type that functions have."""
+        tree: dict[str, object] = dump(self)
+        return tree if self.dtype else {key: value for key, value in tree.items() if key != "dtype"}
 
     def of_array(self, array: NetArray) -> NetFacts:
         """Return the facts of one of the outputs that are joined."""
@@ -580,7 +598,7 @@ def check_named(choice: NetChoice, folder: Path) -> None:
     Raises:
         VolpipeError: with what is wrong.
     """
-    place = "" if is_program(choice.name) else choice.name.rpartition(":")[0]
+    place = "" if is_program(choice.name) else choice.name.removeprefix(FUNCTION).rpartition(":")[0]
     if is_program(choice.name) or place.endswith(".py"):
         file = folder / Path(place or place_of(choice.name)).expanduser()
         if not file.exists():

@@ -33,6 +33,7 @@ KINDS = {
     ".pt": "TorchScript", ".pth": "TorchScript", ".ts": "TorchScript", ".pt2": "torch.export", ".onnx": "ONNX",
     ".zip": PACKAGE, ".yaml": PACKAGE, ".yml": PACKAGE,
 }  # fmt: skip
+FUNCTION = "numpy:"  # before the name of a function on arrays
 MAKERS = {"nnunet": "a folder of nnU-Net", "monai": "a MONAI bundle"}  # by what stands before their folder
 CODE = ("TorchScript", "torch.export")  # packages say themselves what is in them
 VARYING = ("instance_norm", "group_norm")
@@ -49,6 +50,11 @@ def maker_of(name: str) -> str:
     """Return what stands before the folder of another trainer that the net `name` is; "" for other nets."""
     maker, colon, _ = name.partition(":")
     return maker if colon and maker in MAKERS else ""
+
+
+def is_function(name: str) -> bool:
+    """Tell whether `name`, that of a net, names a function on arrays."""
+    return name.startswith(FUNCTION)
 
 
 def place_of(name: str) -> str:
@@ -236,7 +242,7 @@ def code_hash(name: str, search_path: str) -> str:
 
 def _code_of(name: str, search_path: Path) -> list[Path]:
     """Return the source files of the net `name`: its own and its imports beside it; all of a package."""
-    place = name.rpartition(":")[0]
+    place = name.removeprefix(FUNCTION).rpartition(":")[0]
     if is_program(name):
         return sources(name, search_path)
     if place.endswith(".py"):

@@ -43,6 +43,7 @@ from volpipe.recipes.complaints import complain
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import describe_error, load_function, nearest
 from volpipe.units import count
+from volpipe.volumes.volume import Volume
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,6 +72,10 @@ def build_net(choice: NetChoice, search_path: str = "", *, facts: NetFacts | Non
     """
     if choice.name.endswith(".py"):
         raise VolpipeError(_functions_hint(choice.name, search_path))
+    if files.is_function(choice.name):
+        from volpipe.nets.functions import build_function
+
+        return build_function(choice, search_path)
     is_program = files.is_program(choice.name)
     net = files.load_program(choice, search_path) if is_program else _call(choice, search_path)
     if choice.weights is not None:
@@ -177,6 +182,10 @@ def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
     Raises:
         VolpipeError: as `build_net`, or for an impossible fact.
     """
+    if files.is_function(choice.name):
+        from volpipe.nets.functions import function_facts
+
+        return function_facts(choice)
     known = look_up(choice)
     if known is not None:
         return NetFacts.model_validate(known)
@@ -299,6 +308,19 @@ def cached_geometry(choice: NetChoice, search_path: str) -> Geometry:
     return kept(file_of_code(choice, search_path, "geometry"), Geometry, measure)
 
 
+def fitted(choice: NetChoice, facts: NetFacts, volume: Volume, search_path: str = "") -> NetFacts:
+    """Return `facts`; of a function on arrays with what it gives for voxels of `volume`, after it was tried.
+
+    Raises:
+        PlanError: the function fails, or sees more than the halo that it declares.
+    """
+    if not files.is_function(choice.name):
+        return facts
+    from volpipe.nets.functions import tried
+
+    return tried(choice, facts, volume.num_channels, volume.dtype, search_path)
+
+
 @once
 def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
     """Refuse a user's net whose windows would disagree: its halo or stride is smaller than declared.
@@ -309,6 +331,8 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
     Raises:
         PlanError: with the declared and the right number.
     """
+    if files.is_function(choice.name):  # which was tried
+        return
     if is_shipped(choice):
         _check_override(choice, facts, search_path)
         return
@@ -460,6 +484,8 @@ def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path
     Raises:
         PlanError: the net does not take the window, or the shapes differ; the message has both.
     """
+    if files.is_function(choice.name):
+        return
     if look_up(choice) is not None and not any(w % s for w, s in zip(window, facts.stride, strict=True)):
         return
     memory = file_of(choice, search_path, f"takes {window}")

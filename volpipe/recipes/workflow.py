@@ -11,38 +11,24 @@ Not here: whether the stages fit their volumes (workflow.plan), or running them 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from volpipe.errors import RecipeError, VolpipeError
 from volpipe.geometry.grid import Triple
 from volpipe.geometry.labels import Ignore
-from volpipe.recipes.inference import Recipe
+from volpipe.recipes.inference import ArrayInput, Input, Output, Recipe, Windows
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import Section, load_tree, name_of, replaced_net, set_values, typed
 from volpipe.resolve import nearest
 
 VOLUME = "volume"  # what a stage reads that reads the command's argument
 Tree = dict[str, Any]  # Any: TOML values, checked by `typed`
-
-
-class Head(Section):
-    """What every `[[stage]]` says, beside the keys of its kind."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]  # it is part of paths
-    """Name of the stage, a part of paths."""
-    kind: Literal["run", "label", "evaluate"] = "run"
-    """run: a net; the keys of its recipe follow. label: a segmentation. evaluate: scores."""
-    recipe: str | None = None
-    """A shipped recipe or a TOML file; keys of the stage are set on top of it."""
-    input: str | None = None
-    """The stage that is read, or "volume"; without it the stage before. Of several arrays one is named after it, as in
-    "predict/affinities"."""
 
 
 class Comparison(Section):
@@ -68,18 +54,135 @@ class Comparison(Section):
     """Compare voxel by voxel although voxel sizes or origins say that the two lie elsewhere."""
 
 
+class Conversion(Section):
+    """What a stage of kind "convert" makes of its input: another level, box, channel, type or format, or larger voxels.
+
+    Its sections are those of a run. Integers stay what they are, labels of 64 bits too; floats become
+    float32.
+    """
+
+    bin: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (1, 1, 1)
+    """Voxels (z, y, x) of the input whose mean is one of the output, for grey levels. Where it does not divide an axis,
+    the last voxels are means over the mirrored end."""
+    input: Input = Input()
+    """Which array, level, channel and box (`roi`) is read, as of a run."""
+    windows: Windows = Windows()
+    """How large blocks are, as of a run; the result does not depend on it."""
+    output: Output = Output()
+    """Format, type and layout, as of a run. The type is that of the input; others are rounded and clipped."""
+
+
+class BlockFunction(Section):
+    """What a stage of kind "function" does: a Python function over blocks of numpy with a halo.
+
+    It gets a block (z, y, x), or (c, z, y, x) of several channels, as it is stored, with the halo around it, and
+    returns as many voxels, of as many channels as it likes. The halo is cut off then. Beyond the faces of the volume a
+    block shows it mirrored.
+    """
+
+    function: str
+    """`file.py:function` or `module:function`; the code runs with your rights, on the workers."""
+    halo: Triple = (0, 0, 0)
+    """How far (z, y, x) a voxel of the result sees; too small a halo is noticed over random voxels, and refused."""
+    options: dict[str, Any] = Field(default_factory=dict)  # Any: whatever the function takes
+    """Keyword arguments of the function."""
+    input: Input = Input()
+    """Which array, level, channel and box (`roi`) is read, as of a run."""
+    windows: Windows = Windows()
+    """How large blocks are, as of a run; the result does not depend on it."""
+    output: Output = Output()
+    """Format, type and layout, as of a run. The type is that of what the function returns; one that holds all of its
+    values may be given."""
+
+
+Makes = Literal["volume", "scores"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A key, beside `input`, whose `value` may be an earlier stage that `makes` what is needed: NAME, or NAME/ARRAY.
+
+    The stage begins when that one is complete. A file of the same name is reached as ./NAME, unless the value
+    `is_stage` for sure.
+    """
+
+    key: str
+    value: str
+    makes: Makes = "volume"
+    is_stage: bool = False
+
+    @property
+    def stage(self) -> str:
+        return self.value.partition("/")[0]
+
+
+@dataclass(frozen=True)
+class StageKind:
+    """A kind of stages: what such a stage says, and what others may have of it.
+
+    Attributes:
+        keys: what it says, beside `Head`.
+        about: what it does, in sentences for users.
+        has_recipe: whether `keys` are those of a recipe, of which a file is named as `recipe`.
+        needs: section without which a stage has to name a recipe.
+        makes: what a later stage may read, or not.
+        links: returns the keys of a stage that may name other stages.
+    """
+
+    keys: type[Section]
+    about: str
+    has_recipe: bool = True
+    needs: str = ""
+    makes: Makes = "volume"
+    links: Callable[[Tree], Iterable[Link]] = lambda tree: ()
+
+
+KINDS: Mapping[str, StageKind] = {
+    "run": StageKind(Recipe, "a net; the keys of its recipe follow.", needs="net"),
+    "label": StageKind(SegmentRecipe, "a segmentation."),
+    "convert": StageKind(
+        Conversion, "a part, a level, a type or a format of the input, or larger voxels.", has_recipe=False
+    ),
+    "function": StageKind(BlockFunction, "a Python function over blocks.", has_recipe=False),
+    "evaluate": StageKind(Comparison, "scores.", has_recipe=False, makes="scores"),
+}
+if TYPE_CHECKING:
+    KindName = str
+else:
+    KindName = Literal[tuple(KINDS)]
+
+
+class Head(Section):
+    """What every `[[stage]]` says, beside the keys of its kind."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]  # it is part of paths
+    """Name of the stage, a part of paths."""
+    kind: KindName = Field("run", description=" ".join(f"{name}: {kind.about}" for name, kind in KINDS.items()))
+    recipe: str | None = None
+    """A shipped recipe or a TOML file; keys of the stage are set on top of it."""
+    input: str | None = None
+    """The stage that is read, or "volume"; without it the stage before. Of several arrays one is named after it, as in
+    "predict/affinities"."""
+
+
 @dataclass(frozen=True)
 class FlowStage:
     """One stage: `reads` is the name of an earlier one, or "volume"; `choice` is what to do, checked by its kind.
 
-    `array` is what it reads of that stage, where it makes several.
+    `array` is what it reads of that stage, where it makes several; `beside` has the other stages that it needs.
     """
 
     name: str
     kind: str
     reads: str
-    choice: Recipe | SegmentRecipe | Comparison
+    choice: Section
     array: str = ""
+    beside: tuple[str, ...] = ()
+
+    @property
+    def input(self) -> ArrayInput | None:
+        """The section that says which array is read; None for a kind that has none."""
+        return getattr(self.choice, "input", None)
 
 
 @dataclass(frozen=True)
@@ -128,7 +231,8 @@ def find_flow(
     _spread(trees)
     _set_each(trees, settings)
     heads = [_head(entry, f"{name}, stage {number}", settings) for number, entry in enumerate(trees, 1)]
-    reads = _order(heads, name)
+    links = {head.name: _links(head, entry) for head, entry in zip(heads, trees, strict=True)}
+    reads = _order(heads, links, name)
     for head, entry in zip(heads, trees, strict=True):
         of_volume = for_volume if reads[head.name] == VOLUME else ()
         set_values(entry, (*for_runs, *of_volume) if head.kind == "run" else ())
@@ -141,6 +245,7 @@ def find_flow(
             reads[head.name],
             _choice(head, entry, name, settings),
             (head.input or "").partition("/")[2],
+            tuple(dict.fromkeys(link.stage for link in links[head.name] if link.stage in links)),
         )
         for head, entry in zip(heads, trees, strict=True)
     )
@@ -181,7 +286,11 @@ def _head(entry: Tree, source: str, settings: Sequence[str]) -> Head:
     return typed(Head, head, source, settings, str(entry.get("name", "")))
 
 
-def _order(heads: Sequence[Head], name: str) -> dict[str, str]:
+def _links(head: Head, entry: Tree) -> tuple[Link, ...]:
+    return tuple(KINDS[head.kind].links(entry))
+
+
+def _order(heads: Sequence[Head], links: Mapping[str, Sequence[Link]], name: str) -> dict[str, str]:
     """Return what each stage reads; all of them come before it."""
     counts = Counter(head.name for head in heads)
     twice = next((each for each, count in counts.items() if count > 1), None)
@@ -193,25 +302,27 @@ def _order(heads: Sequence[Head], name: str) -> dict[str, str]:
         if head.name == VOLUME:
             raise RecipeError(f"{name}: no stage may be named {VOLUME}, which is the command's argument; rename it")
         reads[head.name] = (head.input or "").partition("/")[0] or before
-        before = before if head.kind == "evaluate" else head.name
-    for number in range(len(heads)):
-        _check_feed(number, heads, reads, name)
+        before = head.name if KINDS[head.kind].makes == "volume" else before
+    for number, head in enumerate(heads):
+        earlier = {each.name: each for each in heads[:number]}
+        for link in (Link("input", reads[head.name], is_stage=True), *links[head.name]):
+            _check_link(link, head.name, earlier, reads, f"{name}, stage {head.name}, {link.key}:")
     return reads
 
 
-def _check_feed(number: int, heads: Sequence[Head], reads: dict[str, str], name: str) -> None:
-    """Refuse a stage whose input is not made before it."""
-    own, feed = heads[number].name, reads[heads[number].name]
-    start = f"{name}, stage {own}, input:"
-    earlier = {head.name: head for head in heads[:number]}
+def _check_link(link: Link, own: str, earlier: Mapping[str, Head], reads: Mapping[str, str], start: str) -> None:
+    """Refuse a stage, called `own`, that needs what is not made before it."""
+    feed, volume = link.stage, f", or {VOLUME}" if link.makes == "volume" else ""
     if feed == own:
         raise RecipeError(f"{start} it reads itself; name an earlier stage, or {VOLUME}")
-    if feed in earlier and earlier[feed].kind == "evaluate":
-        raise RecipeError(f"{start} {feed} evaluates and makes no volume; name a stage that does, or {VOLUME}")
+    if feed in earlier and (makes := KINDS[earlier[feed].kind].makes) != link.makes:
+        raise RecipeError(f"{start} {feed} makes {makes} and no {link.makes}; name a stage that does{volume}")
     if feed == VOLUME or feed in earlier:
         return
     if feed not in reads:
-        raise RecipeError(f"{start} there is no stage {feed}{nearest(feed, (*reads, VOLUME))}")
+        if link.is_stage:
+            raise RecipeError(f"{start} there is no stage {feed}{nearest(feed, (*reads, VOLUME))}")
+        return
     circle = [own]
     while circle[-1] in reads and circle[-1] not in circle[:-1]:
         circle.append(reads[circle[-1]])
@@ -220,24 +331,24 @@ def _check_feed(number: int, heads: Sequence[Head], reads: dict[str, str], name:
     raise RecipeError(f"{start} {feed} comes after it; move [[stage]] {feed} before {own}")
 
 
-def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str]) -> Recipe | SegmentRecipe | Comparison:
+def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str]) -> Section:
     """Return what the stage is to do: its recipe's file, with what stands in the stage on top."""
-    source = f"{name}, stage {head.name}"
+    source, kind = f"{name}, stage {head.name}", KINDS[head.kind]
     own = {key: value for key, value in entry.items() if key not in ("name", "kind", "recipe", "input")}
     feed = {key: value for key, value in entry.get("input", {}).items() if key != "stage"}
-    if head.kind == "evaluate":
-        if feed or head.recipe is not None:
-            raise RecipeError(f"{source}: {next(iter(feed), 'recipe')} is no key of an evaluation; leave it out")
-        return typed(Comparison, own, source, settings, head.name)
-    if head.kind == "run" and head.recipe is None and "net" not in own:
-        raise RecipeError(f'{source}: it names no net; give recipe = "default", another recipe, or [stage.net]')
+    no_keys = ["recipe"] if head.recipe is not None and not kind.has_recipe else []
+    no_keys += feed if "input" not in kind.keys.model_fields else []
+    if no_keys:
+        raise RecipeError(f"{source}: {no_keys[0]} is no key of a stage of kind {head.kind}; leave it out")
+    if kind.needs and head.recipe is None and kind.needs not in own:
+        raise RecipeError(
+            f'{source}: it names no {kind.needs}; give recipe = "default", another recipe, or [stage.{kind.needs}]'
+        )
     tree = load_tree(Path(head.recipe)) if head.recipe is not None else {}
     if "stage" in tree:
         raise RecipeError(f"{source}: the recipe {head.recipe} has stages itself; write them into {name}")
     tree = merged(tree, own | ({"input": feed} if feed else {}))
-    if head.kind == "label":
-        return typed(SegmentRecipe, tree, source, settings, head.name)
-    return typed(Recipe, tree, source, settings, head.name)
+    return typed(kind.keys, tree, source, settings, head.name)
 
 
 def merged(tree: Tree, own: Tree) -> Tree:

@@ -83,6 +83,7 @@ COLUMNS: dict[str, Column] = {
     "time lost": lambda s: brief(s.lost_seconds) if s.lost_seconds else "",
     "set aside": lambda s: s.failed or "",
 }
+USAGE_COLUMNS = ("read", "written", "CPU", "peak memory", "GPU", "GPU memory")  # of a table of stages of a flow
 MEANINGS = (
     "Task time is the sum over tasks, several of which ran at once; CPU is processor time by task time, above "
     "100 % where a task has several threads; peak memory is that of the largest worker process. Queued is the mean "

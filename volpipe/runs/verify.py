@@ -285,7 +285,7 @@ def compute_box(
     blocks = [b for b in blocks if not (plan.sum_box(b) & box).is_empty]
     slabs_of = partial(_slabs_in, selection, box)
     blocks = list(filter(slabs_of, blocks))
-    total = np.full((plan.net.out_channels, *box.shape), NO_SUM, np.float32)
+    total = np.full((plan.net.out_channels, *box.shape), NO_SUM, plan.sum_dtype)
     stored: np.ndarray | None = None
     for _, done in block_sums(selection, normalise, runner, windows, blocks, slabs_of=slabs_of):
         if isinstance(done, Exception):
@@ -298,7 +298,7 @@ def compute_box(
             total[:, *part.relative_to(box.start).slices] += done.part(part)
     mask = selection.mask(box)
     if stored is None:
-        total = total if mask is None else np.where(mask, total, np.float32(0))
+        total = total if mask is None else np.where(mask, total, total.dtype.type(0))
         stored = finish(plan, normalise, total)
     return np.ascontiguousarray(stored if mask is None else np.where(mask, stored, stored.dtype.type(0)))
 

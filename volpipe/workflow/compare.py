@@ -35,7 +35,8 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import write_json
 from volpipe.volumes.volume import Volume, absolute
 from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
-from volpipe.workflow.entries import Entry, find_entries, find_work, is_done
+from volpipe.workflow.entries import Entry, find_entries, find_work
+from volpipe.workflow.stages import STAGES
 
 T = TypeVar("T")
 AT_ONCE = 8  # pairs at work at a time: the tail of one is filled by the next
@@ -75,9 +76,9 @@ class Pairs:
 
     def add_stages(self, stages_a: Sequence[Entry], stages_b: Sequence[Entry], prefix: str = "") -> Pairs:
         """Take the stages of one name that make a volume."""
-        of_a, of_b = ({e.name: e for e in stages if e.kind != "evaluate"} for stages in (stages_a, stages_b))
+        of_a, of_b = ({e.name: e for e in stages if STAGES[e.kind].makes_volume} for stages in (stages_a, stages_b))
         for name, a, b in self.shared(of_a, of_b, prefix):
-            lacking = [which for which, entry in (("A", a), ("B", b)) if not is_done(entry)]
+            lacking = [which for which, entry in (("A", a), ("B", b)) if not STAGES[entry.kind].is_done(entry)]
             if lacking:
                 verb = "is" if len(lacking) == 1 else "are"
                 self.incomplete.append((name, f"{' and '.join(lacking)} {verb} not complete"))

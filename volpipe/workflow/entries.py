@@ -23,12 +23,13 @@ FLOW_FILE = "flow.json"
 
 
 class Entry(BaseModel):
-    """A stage, as the flow's folder remembers it."""
+    """A stage, as the flow's folder remembers it; `reads` is the place of what it reads."""
 
     model_config = ConfigDict(frozen=True)
 
     name: str
     kind: str
+    reads: str
     out: str
     folder: str
 
@@ -54,14 +55,6 @@ def find_entries(output: str | Path) -> list[Entry] | None:
         return [Entry.model_validate(entry) for entry in tree["stages"]]
     except (ValidationError, KeyError, TypeError) as error:
         raise RunError(f"{path} cannot be understood (written by another version?)") from error
-
-
-def is_done(entry: Entry) -> bool:
-    """Return whether the stage `entry` is complete."""
-    if entry.kind == "evaluate":
-        return paths.is_file(paths.locate(entry.out))
-    work = find_work(entry.run)
-    return work is not None and work.is_complete
 
 
 def find_work(folder: RunFolder) -> RunWork | SegmentWork | None:

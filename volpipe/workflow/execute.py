@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Feed
+from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until, Work
 from volpipe.errors import RunError
 from volpipe.inference.plan import Plan
@@ -54,12 +55,20 @@ class StageReport:
     is_new: bool = True
 
     @property
+    def totals(self) -> Totals:
+        """What the tasks of this session took."""
+        totals = Totals()
+        for each in self.report.totals.values():
+            totals.join(each)
+        return totals
+
+    @property
     def read_bytes(self) -> int:
-        return sum(each.read_bytes for each in self.report.totals.values())
+        return self.totals.read_bytes
 
     @property
     def written_bytes(self) -> int:
-        return sum(each.written_bytes for each in self.report.totals.values())
+        return self.totals.written_bytes
 
 
 @dataclass
@@ -150,29 +159,38 @@ def _held_steps(
 def _works(plan: FlowPlan, options: RunOptions, listener: FlowListener) -> list[Work[StageReport | None]]:
     """Return the work of each stage, which feeds those that read its output."""
     makers, works = dict[str, tuple[StagePlan, FolderWork[Any]]](), list[Work[StageReport | None]]()
+    closed: set[str] = set()
     for stage in plan.stages:
         feed, maker = None, None
         if stage.reads != VOLUME:
             feed, (maker, source) = Feed(stage.level, stage.array), makers[stage.reads]
             source.readers.append(feed)
+        beside = [makers[name][0] for name in stage.beside]
         own = dataclasses.replace(_of_stage(options, stage), fresh=False, is_outside=maker is None)
         work = stage.work(own, listener.of_stage(stage), feed)
         work.before_change = partial(_await_change, plan, options, stage.name)
         makers[stage.name] = stage, work
-        works.append(Work(stage.name, partial(_stage_steps, stage, work, listener, maker), "flow_stage"))
+        steps = partial(_stage_steps, stage, work, listener, maker, beside, closed)
+        works.append(Work(stage.name, steps, "flow_stage"))
     return works
 
 
 def _stage_steps(
-    stage: StagePlan, work: FolderWork[Any], listener: FlowListener, maker: StagePlan | None
-) -> Steps[StageReport | None]:
+    stage: StagePlan, work: FolderWork[Any], listener: FlowListener, maker: StagePlan | None,
+    beside: Sequence[StagePlan], closed: set[str],
+) -> Steps[StageReport | None]:  # fmt: skip
     """Do the work of a stage, begun when what it reads, by the stage `maker`, has begun to be written.
 
-    Return how it ended; None where what it reads was never begun.
+    What it needs `beside` that is complete by then. Stages that ended are `closed`. Return how it ended; None where
+    what it needs was not begun, or is not complete.
     """
     try:
         with named(stage.name):
             source = work.feed
+            if beside:
+                yield Until(lambda: closed.issuperset(each.name for each in beside))
+                if not all(each.is_complete for each in beside):
+                    return None
             if source is not None:
                 needs_all, is_compared = work.needs_all, _is_compared(work)
                 yield Until(lambda: source.is_closed or (source.is_open and not needs_all and not is_compared))
@@ -184,6 +202,7 @@ def _stage_steps(
             report = yield from work.steps()
         return StageReport(stage, report, time.monotonic() - began, not work.was_begun)
     finally:
+        closed.add(stage.name)
         for reader in work.readers:
             reader.is_closed = True
 
@@ -225,8 +244,12 @@ def _claim(plan: FlowPlan, options: RunOptions) -> None:
     if isinstance(plan.out, Path):
         plan.out.mkdir(parents=True, exist_ok=True)
     entries = [
-        Entry(name=s.name, kind=s.kind, out=str(s.out), folder=str(s.folder.path)).model_dump() for s in plan.stages
-    ]
+        Entry(
+            name=s.name, kind=s.kind, reads=f"{s.given.path} {s.given.key}".strip(), out=str(s.out),
+            folder=str(s.folder.path),
+        ).model_dump()
+        for s in plan.stages
+    ]  # fmt: skip
     write_json(plan.folder.path / FLOW_FILE, {"recipe": plan.source, "volume": plan.volume, "stages": entries})
 
 

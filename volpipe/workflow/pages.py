@@ -15,6 +15,7 @@ from volpipe.blockwise.failures import Missing
 from volpipe.errors import RunError, VolpipeError
 from volpipe.reporting.page import REPORT, Draft, Item, Link, Note, Page, Section, Sheet, filled, reason_of
 from volpipe.reporting.tally import Tally
+from volpipe.reporting.tasks import COLUMNS, USAGE_COLUMNS
 from volpipe.runs.pages import Parts, Several, Taken, page_of
 from volpipe.runs.planned import Planned
 from volpipe.runs.run_folder import RunFolder
@@ -22,7 +23,9 @@ from volpipe.units import bounded, brief, count, size
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json
 from volpipe.workflow.batch_table import DatasetRow, read_table
-from volpipe.workflow.entries import FLOW_FILE, Entry, find_entries, find_work, is_done
+from volpipe.workflow.entries import FLOW_FILE, Entry, find_entries, find_work
+from volpipe.workflow.stage_table import num_files
+from volpipe.workflow.stages import STAGES
 
 NO_IMAGE = b"", ""
 MOST_BYTES = 64 << 20  # of journals of a batch that are read for its report
@@ -90,7 +93,7 @@ def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
         if work is None:
             own.read(entry.run.journal)
             tally.read(entry.run.journal, prefix)
-            return _StagePart(entry, None, own, is_done(entry), None)
+            return _StagePart(entry, None, own, STAGES[entry.kind].is_done(entry), None)
         taken = work.taken(tally, prefix)
         own.read(entry.run.journal)
         return _StagePart(entry, taken, own, work.is_all(taken), Planned.load(entry.run.path, work.plan.identity))
@@ -110,15 +113,16 @@ def _stage_sheet(folder: Path, parts: Sequence[_StagePart]) -> Sheet:
         room = planned.output_bytes if planned is not None else None
         rows.append(
             (_link(folder, part.entry.run.path, part.entry.name), part.entry.kind, state, span, time, total.tasks,
-             size(total.read_bytes), size(total.written_bytes),
+             *(COLUMNS[name](total) for name in USAGE_COLUMNS), num_files(part.entry.out),
              "" if room is None or planned is None else bounded(room, planned.is_measured),
-             size(total.peak_bytes) if total.peak_bytes else "", total.attempts or "", part.entry.out)
+             total.attempts or "", part.entry.reads, part.entry.out)
         )  # fmt: skip
-    names = ("stage", "kind", "state", "elapsed", "planned", "tasks", "read", "written", "output planned",
-             "peak memory", "failed attempts", "output")  # fmt: skip
+    names = ("stage", "kind", "state", "elapsed", "planned", "tasks", *USAGE_COLUMNS, "files", "output planned",
+             "failed attempts", "input", "output")  # fmt: skip
     caption = (
         "Stages run side by side: each as far as what it reads is written. Elapsed is from the first task of a stage "
-        "to its last, over all sessions. A name leads to the stage's own report."
+        "to its last, over all sessions. Files are those of the output on its disk. A name leads to the stage's own "
+        "report."
     )
     return filled(Sheet("Stages", names, rows, caption))
 
@@ -222,7 +226,7 @@ def _duration(seconds: float | None) -> str:
 
 def stage_pictures(entries: Sequence[Entry]) -> list[Draft]:
     """Return the main picture of each stage of a flow that makes a volume."""
-    makers = [entry for entry in entries if entry.kind != "evaluate"][:MOST_STAGES]
+    makers = [entry for entry in entries if STAGES[entry.kind].makes_volume][:MOST_STAGES]
     return [Draft(f"Output of stage {entry.name}", partial(_stage_picture, entry), FLOW_SECTION) for entry in makers]
 
 
@@ -260,4 +264,4 @@ def _run_folders(row: DatasetRow) -> Iterator[RunFolder]:
     if entries is None:
         yield RunFolder.find(row.out)
     else:
-        yield from (entry.run for entry in entries if entry.kind != "evaluate")
+        yield from (entry.run for entry in entries if STAGES[entry.kind].makes_volume)

@@ -9,24 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from volpipe.errors import PlanError
-from volpipe.estimation.limits import check_access, check_apart, check_window
-from volpipe.evaluation.evaluate import check_part, plan_evaluation
-from volpipe.inference.output import check_output, suffix_of
+from volpipe.estimation.limits import check_apart
 from volpipe.inference.plan import Plan
-from volpipe.recipes.inference import Input
-from volpipe.recipes.segmentation import SegmentInput, SegmentRecipe
-from volpipe.recipes.workflow import VOLUME, Comparison, Flow, FlowStage, named
+from volpipe.recipes.workflow import VOLUME, Flow, named
 from volpipe.runs.run_folder import RunFolder
-from volpipe.segmentation.driver import plan_segmentation
-from volpipe.segmentation.plan import check_offsets, fit
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
-from volpipe.volumes.volume import Volume, absolute, open_volume, with_view
-from volpipe.workflow.prepare import UNSIZED, Sizing, prepare, prepare_for
-from volpipe.workflow.stages import LabelStage, RunStage, ScoreStage, StagePlan
-
-INTENSITIES = {"same": "grey levels of its input", "raw": "numbers of its own"}  # of a net that is no sigmoid
+from volpipe.volumes.volume import absolute
+from volpipe.workflow.prepare import UNSIZED, Sizing
+from volpipe.workflow.stages import STAGES, Planning, RunStage, StagePlan
 
 
 @dataclass(frozen=True)
@@ -46,7 +37,7 @@ class FlowPlan:
         """Yield the stages that need what the stage `name` makes, by way of others too."""
         needed = {name}
         for stage in self.stages:
-            if stage.reads in needed:
+            if not needed.isdisjoint(stage.needed):
                 needed.add(stage.name)
                 yield stage
 
@@ -81,10 +72,11 @@ def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path, siz
     folder = absolute(out)
     if isinstance(folder, Remote):
         check_writable(folder)
-    make, stages = _Making(search_path, sizing), dict[str, StagePlan]()
+    stages: dict[str, StagePlan] = {}
+    among = Planning(location, folder, search_path, sizing, stages)
     for stage in flow.stages:
         with named(stage.name):
-            stages[stage.name] = _plan_stage(stage, stages, location, folder, make)
+            stages[stage.name] = STAGES[stage.kind].planned(stage, among)
     _check_apart(list(stages.values()))
     return FlowPlan(flow.source, location, folder, tuple(stages.values()))
 
@@ -98,10 +90,8 @@ def grown_flow(plan: FlowPlan) -> FlowPlan:
     stages: dict[str, StagePlan] = {}
     for stage in plan.stages:
         with named(stage.name):
-            given = stage.given
-            if (feed := stages.get(stage.reads)) is not None:
-                made = stage.makes_volume
-                given = _fed(feed, stage.array, stage.plan.recipe.input) if made else feed.volume(0, stage.array)
+            feed = stages.get(stage.reads)
+            given = stage.given if feed is None else stage.view_of(feed)
             stages[stage.name] = replace(stage, given=given, plan=stage.grown or stage.plan)
     return replace(plan, stages=tuple(stages.values()))
 
@@ -114,88 +104,3 @@ def _check_apart(stages: Sequence[StagePlan]) -> None:
         with named(stage.name):
             for volume, what in kept:
                 check_apart(stage.out, volume, what)
-
-
-@dataclass(frozen=True)
-class _Making:
-    """How the stages of runs are planned; see `prepare`."""
-
-    search_path: Path
-    sizing: Sizing
-
-
-def _plan_stage(
-    stage: FlowStage, earlier: dict[str, StagePlan], location: str, folder: Location, make: _Making
-) -> StagePlan:
-    feed = earlier.get(stage.reads)
-    if isinstance(stage.choice, Comparison):
-        scores = _plan_comparison(stage, stage.choice, feed, location, folder / f"{stage.name}.json")
-        while feed is not None:  # no output need exist yet that says of what part it is
-            if isinstance(feed, RunStage):
-                check_part(scores.plan.output, feed.plan.roi_box, scores.plan.reference)
-            feed = earlier.get(feed.reads)
-        return scores
-    if isinstance(stage.choice, SegmentRecipe):
-        ending = suffix_of(stage.choice.output.format)
-        return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}{ending}", make)
-    recipe, out = stage.choice, folder / f"{stage.name}{suffix_of(stage.choice.output.format)}"
-    if feed is None:
-        plan = prepare(location, recipe, out, make.search_path, make.sizing)
-        given = plan.source.volume()
-    else:
-        given = _fed(feed, stage.array, recipe.input)
-        plan = prepare_for(given, recipe, out, make.search_path, make.sizing)
-        check_access(None, out)
-    check_window(plan)
-    return RunStage(stage.name, stage.reads, given, out, plan, stage.array)
-
-
-def _plan_labels(
-    stage: FlowStage, recipe: SegmentRecipe, feed: StagePlan | None, location: str, out: Location, make: _Making
-) -> LabelStage:
-    if feed is None:
-        plan = plan_segmentation(location, recipe, out, make.search_path, fresh=make.sizing.fresh)
-        return LabelStage(stage.name, stage.reads, plan.source.volume(), out, plan)
-    given = _fed(feed, stage.array, recipe.input)
-    check_offsets(given, recipe, feed.offsets(stage.array))
-    plan = fit(given, recipe, out, make.search_path, fresh=make.sizing.fresh)
-    check_output(plan)
-    check_access(None, out)
-    if (
-        isinstance(feed, RunStage)
-        and (intensity := feed.plan.array(stage.array).intensity) != "unit"
-        and recipe.input.range is None
-    ):
-        note = (
-            f"the net of stage {feed.name} gives {INTENSITIES[intensity]}, and {recipe.input.kind} are "
-            "probabilities: set net.intensity=unit there if it gives 0 to 1, or input.range here to the values that "
-            "mean 0 and 1"
-        )
-        plan = plan.changed(value_notes=(note,))
-    return LabelStage(stage.name, stage.reads, given, out, plan, stage.array)
-
-
-def _fed(feed: StagePlan, array: str, choice: Input | SegmentInput) -> Volume:
-    """Return what a stage that says `choice` reads of an `array` of the stage `feed`."""
-    if choice.key is not None:
-        raise PlanError(
-            f"input.key {choice.key} is for the volume; an array of a stage is named {feed.name}/{choice.key}"
-        )
-    return with_view(feed.volume(choice.level, array), choice.view)
-
-
-def _plan_comparison(
-    stage: FlowStage, choice: Comparison, feed: StagePlan | None, location: str, out: Location
-) -> ScoreStage:
-    made = open_volume(location) if feed is None else feed.volume(0, stage.array)
-    given: Volume | None = None
-    if choice.given is not None:
-        given = open_volume(choice.given)
-    elif feed is not None and not choice.labels:
-        given = feed.interpolated
-    evaluation = plan_evaluation(
-        made, open_volume(choice.reference), given, roi=choice.roi, margin=choice.margin,
-        kind="labels" if choice.labels else "image", data_range=choice.data_range, ignore=choice.ignore,
-        any_place=choice.any_place,
-    )  # fmt: skip
-    return ScoreStage(stage.name, stage.reads, made, out, evaluation, stage.array)

@@ -26,7 +26,7 @@ from volpipe.nets.facts import (
     with_net_defaults,
     with_normalisation,
 )
-from volpipe.nets.load import check_geometry, check_shapes, describe
+from volpipe.nets.load import check_geometry, check_shapes, describe, fitted
 from volpipe.recipes.inference import ArrayInput, Normalise, Recipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths
@@ -77,6 +77,7 @@ def prepare_for(
     net = describe(recipe.net, str(search_path))
     check_trained(recipe.net, net)
     volume = on_trained_grid(volume, net)
+    net = fitted(recipe.net, net, volume, str(search_path))
     target = paths.locate(out)
     begun = None if sizing.fresh else _begun_plan(target)
     is_same_type = begun is not None and begun.source.dtype == volume.dtype.name

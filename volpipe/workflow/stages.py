@@ -1,6 +1,7 @@
 """The kinds of stages of a flow: what each reads and makes, by which work, and what it takes.
 
-Not here: several of them (plan, execute, cost). A further kind is a further class, and a line in the planning.
+Not here: several of them (plan, execute, cost). A further kind is a class here, a line in STAGES, and its keys in
+recipes.workflow.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -29,31 +30,62 @@ from volpipe.estimation.forecast import (
     forecast_calibrated,
     load_rates,
 )
+from volpipe.estimation.limits import check_access, check_window
 from volpipe.evaluation.driver import BlockWork, calibrate_evaluation, evaluation_work
-from volpipe.evaluation.evaluate import Evaluation
+from volpipe.evaluation.evaluate import Evaluation, check_part, plan_evaluation
 from volpipe.evaluation.results import EvaluationResult
-from volpipe.inference.output import planned_volume
+from volpipe.inference.output import check_output, planned_volume, suffix_of
 from volpipe.inference.plan import Plan
 from volpipe.inference.statistics import needs_measuring
-from volpipe.recipes.workflow import VOLUME
+from volpipe.nets.files import FUNCTION
+from volpipe.recipes.inference import ArrayInput, NetChoice, Normalise, Output, Recipe
+from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.recipes.toml import Section
+from volpipe.recipes.workflow import VOLUME, BlockFunction, Comparison, Conversion, FlowStage
 from volpipe.runs.growth import grown_from, grown_plan
 from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener
-from volpipe.segmentation.driver import SegmentWork, check_memory
+from volpipe.segmentation.driver import SegmentWork, check_memory, plan_segmentation
 from volpipe.segmentation.estimate import SegmentTrial, calibrate_segmentation
-from volpipe.segmentation.plan import SegmentPlan
+from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.chunk_files import count_folders
 from volpipe.volumes.storage.paths import Location, delete
-from volpipe.volumes.volume import Volume, open_volume
+from volpipe.volumes.volume import Volume, open_volume, with_view
 from volpipe.workflow.driver import RunWork
+from volpipe.workflow.entries import Entry, find_work
+from volpipe.workflow.prepare import Sizing, prepare, prepare_for
 
 log = logging.getLogger(__name__)
 
+INTENSITIES = {"same": "grey levels of its input", "raw": "numbers of its own"}  # of a net that is no sigmoid
 METADATA_FILES = 2  # of labels, beside that of each level: their group, and the group of what changes from run to run
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What a stage is planned among.
+
+    Attributes:
+        location: of the volume.
+        folder: of the outputs.
+        search_path: folder that relative names of recipes count from.
+        sizing: of the stages that run nets; `fresh` is of all.
+        earlier: the stages before it, by name.
+    """
+
+    location: str
+    folder: Location
+    search_path: Path
+    sizing: Sizing
+    earlier: Mapping[str, StagePlan]
+
+    def feed(self, stage: FlowStage) -> StagePlan | None:
+        """Return the stage that `stage` reads; None where that is the volume."""
+        return self.earlier.get(stage.reads)
 
 
 @dataclass(frozen=True)
@@ -61,7 +93,7 @@ class StagePlan(ABC):
     """One stage, planned.
 
     Attributes:
-        name, reads: as the flow says them.
+        name, reads, beside: as the flow says them.
         given: what the stage reads, as it is or as it will be.
         out: where its output goes.
         plan: of its work.
@@ -71,6 +103,7 @@ class StagePlan(ABC):
     kind: ClassVar[str]
     maker: ClassVar[type[OutputWork[Any, Any]]]  # of an output
     makes_volume: ClassVar[bool] = True
+    shown: ClassVar[Literal["run", "labels", "evaluation"]]  # the kind of its status
 
     name: str
     reads: str
@@ -78,6 +111,32 @@ class StagePlan(ABC):
     out: Location
     plan: Any  # of its kind
     array: str = ""
+    beside: tuple[str, ...] = ()
+
+    @classmethod
+    @abstractmethod
+    def planned(cls, stage: FlowStage, among: Planning) -> StagePlan:
+        """Return the plan of `stage`, which is of this kind.
+
+        Raises:
+            PlanError: what it reads does not fit.
+            VolumeError: there is no such volume.
+        """
+
+    @classmethod
+    def is_done(cls, entry: Entry) -> bool:
+        """Return whether the stage that is remembered as `entry` is complete."""
+        work = find_work(entry.run)
+        return work is not None and work.is_complete
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """What it needs: earlier stages, by name, and the volume."""
+        return frozenset((self.reads, *self.beside))
+
+    def view_of(self, feed: StagePlan) -> Volume:
+        """Return what it reads of the stage `feed`."""
+        return fed(feed, self.array, self.plan.recipe.input)
 
     @property
     def folder(self) -> RunFolder:
@@ -141,6 +200,10 @@ class StagePlan(ABC):
         """Return to which voxels (z, y, x) the channels of an array of it lead, where they are affinities."""
         return None
 
+    def intensity(self, array: str) -> str | None:
+        """Return what the values of an array of it are, as `net.intensity`; None for what no net makes."""
+        return None
+
     @property
     def interpolated(self) -> Volume | None:
         """What it reads, where interpolating that would give as many voxels as it makes."""
@@ -193,8 +256,37 @@ class RunStage(StagePlan):
     """A run of a net; that of a plan without a flow has no name."""
 
     kind = "run"
+    shown = "run"
     maker = RunWork
     plan: Plan
+
+    @classmethod
+    def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
+        """Return the recipe of the run that does what `choice` says to the volume that `read` returns."""
+        assert isinstance(choice, Recipe)
+        return choice
+
+    @classmethod
+    def planned(cls, stage: FlowStage, among: Planning) -> RunStage:
+        feed, choice = among.feed(stage), stage.input
+        assert choice is not None
+
+        def read() -> Volume:
+            if feed is not None:
+                return fed(feed, stage.array, choice)
+            return open_volume(among.location, choice.key, choice.level, view=choice.view)
+
+        recipe = cls.recipe(stage.choice, read)
+        out = among.folder / f"{stage.name}{suffix_of(recipe.output.format)}"
+        if feed is None:
+            plan = prepare(among.location, recipe, out, among.search_path, among.sizing)
+            given = plan.source.volume()
+        else:
+            given = fed(feed, stage.array, recipe.input)
+            plan = prepare_for(given, recipe, out, among.search_path, among.sizing)
+            check_access(None, out)
+        check_window(plan)
+        return cls(stage.name, stage.reads, given, out, plan, stage.array, stage.beside)
 
     @classmethod
     def alone(cls, plan: Plan) -> RunStage:
@@ -216,6 +308,9 @@ class RunStage(StagePlan):
 
     def offsets(self, array: str) -> tuple[tuple[int, int, int], ...] | None:
         return self.plan.array(array).recipe.net.offsets
+
+    def intensity(self, array: str) -> str | None:
+        return self.plan.array(array).intensity
 
     @property
     def interpolated(self) -> Volume | None:
@@ -268,12 +363,90 @@ class RunStage(StagePlan):
         return forecast(plan, self.folder, pool, pending=replace(pending, rates=timed_alone(rates, plan)))
 
 
+class ConvertStage(RunStage):
+    """A conversion: a run of a net that gives its input, or means of it."""
+
+    kind = "convert"
+
+    @classmethod
+    def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
+        assert isinstance(choice, Conversion)
+        volume, bin = read(), choice.bin
+        are_labels = volume.dtype.kind in "iu" and volume.dtype.itemsize >= 4
+        if are_labels and max(bin) > 1:
+            raise PlanError(
+                f"bin {list(bin)}: {volume} holds {volume.dtype}, which volpipe takes for labels, and these have no "
+                "mean; leave bin out, or read a coarser level of the stage that makes them"
+            )
+        options: dict[str, object] = {"channels": volume.num_channels}
+        net = NetChoice(name="identity", options=options)
+        if max(bin) > 1:
+            net = NetChoice(name="mean", options=options | {"bin": list(bin)})
+        return Recipe(
+            input=choice.input, net=net, normalise=Normalise(method="none"), windows=choice.windows,
+            output=_of_labels(choice.output) if are_labels else choice.output,
+        )  # fmt: skip
+
+    def intensity(self, array: str) -> None:
+        """Return nothing: what its values are is not known."""
+
+    @property
+    def interpolated(self) -> None:
+        """Nothing: its voxels are no finer than those that it reads."""
+
+
+class FunctionStage(ConvertStage):
+    """A function of the user's over blocks with a halo: a run of it in the place of a net."""
+
+    kind = "function"
+
+    @classmethod
+    def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
+        assert isinstance(choice, BlockFunction)
+        net = NetChoice(name=f"{FUNCTION}{choice.function}", halo=choice.halo, options=choice.options)
+        return Recipe(
+            input=choice.input,
+            net=net,
+            normalise=Normalise(method="none"),
+            windows=choice.windows,
+            output=choice.output,
+        )
+
+
+def _of_labels(output: Output) -> Output:
+    """Return the section of an output of labels, unless it says what it is of."""
+    return output if "kind" in output.model_fields_set else output.model_copy(update={"kind": "labels"})
+
+
 class LabelStage(StagePlan):
     """A segmentation."""
 
     kind = "label"
+    shown = "labels"
     maker = SegmentWork
     plan: SegmentPlan
+
+    @classmethod
+    def planned(cls, stage: FlowStage, among: Planning) -> LabelStage:
+        recipe, feed = stage.choice, among.feed(stage)
+        assert isinstance(recipe, SegmentRecipe)
+        out, fresh = among.folder / f"{stage.name}{suffix_of(recipe.output.format)}", among.sizing.fresh
+        if feed is None:
+            plan = plan_segmentation(among.location, recipe, out, among.search_path, fresh=fresh)
+            return cls(stage.name, stage.reads, plan.source.volume(), out, plan, beside=stage.beside)
+        given = fed(feed, stage.array, recipe.input)
+        check_offsets(given, recipe, feed.offsets(stage.array))
+        plan = fit(given, recipe, out, among.search_path, fresh=fresh)
+        check_output(plan)
+        check_access(None, out)
+        if (intensity := feed.intensity(stage.array)) in INTENSITIES and recipe.input.range is None:
+            note = (
+                f"the net of stage {feed.name} gives {INTENSITIES[intensity]}, and {recipe.input.kind} are "
+                "probabilities: set net.intensity=unit there if it gives 0 to 1, or input.range here to the values "
+                "that mean 0 and 1"
+            )
+            plan = plan.changed(value_notes=(note,))
+        return cls(stage.name, stage.reads, given, out, plan, stage.array, stage.beside)
 
     @property
     def num_blocks(self) -> int:
@@ -305,10 +478,39 @@ class ScoreStage(StagePlan):
     """An evaluation, which is cheap: made anew rather than refused."""
 
     kind = "evaluate"
+    shown = "evaluation"
     makes_volume = False
     level = 0
     num_blocks = 0
     plan: Evaluation
+
+    @classmethod
+    def planned(cls, stage: FlowStage, among: Planning) -> ScoreStage:
+        choice, feed, given = stage.choice, among.feed(stage), None
+        assert isinstance(choice, Comparison)
+        made = open_volume(among.location) if feed is None else feed.volume(0, stage.array)
+        if choice.given is not None:
+            given = open_volume(choice.given)
+        elif feed is not None and not choice.labels:
+            given = feed.interpolated
+        evaluation = plan_evaluation(
+            made, open_volume(choice.reference), given, roi=choice.roi, margin=choice.margin,
+            kind="labels" if choice.labels else "image", data_range=choice.data_range, ignore=choice.ignore,
+            any_place=choice.any_place,
+        )  # fmt: skip
+        while feed is not None:  # no output need exist yet that says of what part it is
+            if isinstance(feed, RunStage):
+                check_part(evaluation.output, feed.plan.roi_box, evaluation.reference)
+            feed = among.earlier.get(feed.reads)
+        out = among.folder / f"{stage.name}.json"
+        return cls(stage.name, stage.reads, made, out, evaluation, stage.array, stage.beside)
+
+    @classmethod
+    def is_done(cls, entry: Entry) -> bool:
+        return paths.is_file(paths.locate(entry.out))
+
+    def view_of(self, feed: StagePlan) -> Volume:
+        return feed.volume(0, self.array)
 
     def work(
         self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
@@ -335,6 +537,20 @@ class ScoreStage(StagePlan):
             return StageCost(self)
         missing = {str(cost.stage.out) for cost in earlier if not cost.stage.is_complete}
         return StageCost(self, times=(yield from calibrate_evaluation(self.plan, missing, pool, trials)))
+
+
+STAGES: Mapping[str, type[StagePlan]] = {
+    each.kind: each for each in (RunStage, ConvertStage, FunctionStage, LabelStage, ScoreStage)
+}
+
+
+def fed(feed: StagePlan, array: str, choice: ArrayInput) -> Volume:
+    """Return what a stage that says `choice` reads of an `array` of the stage `feed`."""
+    if choice.key is not None:
+        raise PlanError(
+            f"input.key {choice.key} is for the volume; an array of a stage is named {feed.name}/{choice.key}"
+        )
+    return with_view(feed.volume(choice.level, array), choice.view)
 
 
 def _voxel_bytes(volume: Volume) -> float:

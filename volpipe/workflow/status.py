@@ -40,9 +40,10 @@ from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import SUFFIX, TABLE, DatasetRow, batch_folder, find_batch, note_of, read_table
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.entries import Entry, find_entries, find_work
+from volpipe.workflow.stages import STAGES, LabelStage, RunStage
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
-KINDS: dict[str, Kind] = {"run": "run", "segmentation": "labels", "label": "labels", "evaluate": "evaluation"}
+KINDS: dict[str, Kind] = {stage.maker.what: stage.shown for stage in (RunStage, LabelStage)}  # of outputs
 UNCOMPARED = "but what it reads is changed by another stage; the same command compares it"
 NOT_THERE = "not there any more"  # begins the reason of a dataset whose output was deleted
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
@@ -296,9 +297,10 @@ class Observer:
         driver, work = self._driver(entry.run.path, entry.run.journal), self._work(entry.run)
         if work is not None:
             return replace(_of_work(work, driver), name=entry.name)
-        is_complete = entry.kind == "evaluate" and paths.is_file(paths.locate(entry.out))
+        stage = STAGES[entry.kind]
+        is_complete = stage.is_done(entry)
         stages = {} if is_complete else _noted(driver)
-        return Status(KINDS[entry.kind], entry.out, is_complete, driver, stages, folder=entry.run.path, name=entry.name)
+        return Status(stage.shown, entry.out, is_complete, driver, stages, folder=entry.run.path, name=entry.name)
 
     def _of_training(self, folder: Path) -> Status | None:
         training = self._kept(folder, [folder / TRAINING_FILE], lambda: Training.load(folder))

@@ -1,0 +1,188 @@
+"""A user's function on arrays in the place of a net: what it gives, and whether the halo that it declares is enough.
+
+Not here: nets of torch (load, adapter). A function gets a block with its halo, as it is stored, (z, y, x), or
+(c, z, y, x) of several channels, and returns as many voxels, of as many channels as it likes; the halo is cut off
+later. It may change its block. `numpy:file.py:function` names it where others name a net::
+
+    |hh|bbbbbbbb|hh|  ->  |hh|rrrrrrrr|hh|      h: halo, in which the result need not be right
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from volpipe.errors import NetError, PlanError, VolpipeError
+from volpipe.geometry.grid import Triple, triple
+from volpipe.nets.facts import NetFacts
+from volpipe.nets.files import FUNCTION, label_of
+from volpipe.recipes.inference import NetChoice, Normalise, Output
+from volpipe.resolve import describe_error, load_function
+
+BLOCK = 64  # voxels of a block along each axis, without its halo
+CORE, THIN = 8, 4  # voxels of a block that is tried, along the axis that is looked at and along the others
+FURTHER = 16  # voxels by which a block is longer, in which a function sees what a shorter one hides
+SAME = 1e-5  # of the largest value: more than another order of sums changes
+GIVEN = {"float16": "float32", "float64": "float32", "bool": "uint8"}  # types that are stored as another
+UNFIT = ("weights", "weights_key", "output", "plane", "context", "scale", "margin", "remainder", "stride", "offsets")
+
+
+class ArrayFunction(nn.Module):
+    """A function on arrays with the interface of a net, for blocks (n, c, z, y, x) as they are stored, on the CPU."""
+
+    def __init__(self, name: str, function: Callable[..., Any], options: dict[str, Any]) -> None:  # Any: the user's own
+        super().__init__()
+        self.name, self.function, self.options = name, function, options
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.stack([self.of(block) for block in windows.numpy()]))
+
+    def of(self, block: np.ndarray) -> np.ndarray:
+        """Return the result (C, z, y, x) for `block` (c, z, y, x), in a type that can be stored.
+
+        Raises:
+            NetError: it is no array of as many voxels.
+            VolpipeError: the function fails.
+        """
+        try:
+            result = self.function(block[0] if len(block) == 1 else block, **self.options)
+        except Exception as error:  # the user's code
+            raise VolpipeError(
+                f"function {self.name} fails for a block of {block.shape[1:]} voxels of {block.dtype}: "
+                f"{describe_error(error)}"
+            ) from error
+        if not isinstance(result, np.ndarray):
+            raise NetError(
+                f"function {self.name} returned {type(result).__name__} for a block of {block.shape[1:]} voxels; let "
+                "it return an array of as many"
+            )
+        if result.shape[-3:] != block.shape[1:] or result.ndim not in (3, 4) or result.dtype.kind not in "biuf":
+            raise NetError(
+                f"function {self.name} returned {result.dtype} {result.shape} for a block of {block.shape[1:]} voxels; "
+                "let it return real numbers (z, y, x), or (c, z, y, x), for as many voxels, the halo included"
+            )
+        stored = np.dtype(GIVEN.get(result.dtype.name, result.dtype.name))
+        return np.ascontiguousarray(result if result.ndim == 4 else result[np.newaxis], stored)
+
+
+def build_function(choice: NetChoice, search_path: str) -> ArrayFunction:
+    """Return the function that `choice` names.
+
+    Raises:
+        VolpipeError: there is none.
+    """
+    name = choice.name.removeprefix(FUNCTION)
+    return ArrayFunction(name, load_function(name, search_path), choice.options)
+
+
+def function_facts(choice: NetChoice) -> NetFacts:
+    """Return what is known of a function without a volume: what its recipe declares.
+
+    Raises:
+        PlanError: the recipe says of it what is said of nets.
+    """
+    if unfit := [key for key in UNFIT if getattr(choice, key) is not None]:
+        raise PlanError(f"net.{unfit[0]} is for nets, and {choice.name} is a function on arrays; leave it out")
+    halo = choice.halo or (0, 0, 0)
+    return NetFacts(
+        label=label_of(choice.name), in_channels=1, out_channels=choice.out_channels or 1, scale=(1, 1, 1),
+        stride=(1, 1, 1), halo=halo, window=triple(BLOCK + 2 * h for h in halo), intensity="raw", tile_invariant=True,
+        num_parameters=0, weights_sha256=hashlib.sha256().hexdigest(), normalise=Normalise(method="none"),
+    )  # fmt: skip
+
+
+def tried(choice: NetChoice, facts: NetFacts, num_channels: int, dtype: np.dtype, search_path: str) -> NetFacts:
+    """Return `facts` of a function with what it gives for a volume of such channels and type, after trying it.
+
+    It is tried over random voxels of that type, single ones and cubes of 4, so that most of what it sees is noticed.
+
+    Raises:
+        PlanError: it fails, gives another result each time, or sees more than its halo.
+    """
+    function, trial = build_function(choice, search_path), _Trial(num_channels, dtype)
+    try:
+        block = trial.blocks(triple(2 * h + CORE for h in facts.halo))[0]
+        result = function.of(block.copy())
+        if not _is_same(result, function.of(block.copy())).all():
+            raise PlanError(f"function {function.name} gives another result for the same block each time; seed it")
+        seen = [trial.reach(function, axis, facts.halo) for axis in range(3)]
+        if any(s > h for s, h in zip(seen, facts.halo, strict=True)):
+            wider = triple(2 * max(h, s) + FURTHER for h, s in zip(facts.halo, seen, strict=True))
+            seen = [trial.reach(function, axis, wider) if s > facts.halo[axis] else s for axis, s in enumerate(seen)]
+            raise PlanError(_too_small(function.name, facts.halo, seen, wider))
+    except (VolpipeError, NetError) as error:
+        if isinstance(error, PlanError):
+            raise
+        raise PlanError(f"{error}; it was tried over random voxels, of which it must take any") from error
+    are_labels = result.dtype.kind in "iu" and result.dtype.itemsize >= 4
+    return facts.model_copy(
+        update={
+            "in_channels": num_channels, "out_channels": len(result), "dtype": result.dtype.name,
+            "output": Output(kind="labels") if are_labels else None,
+        }
+    )  # fmt: skip
+
+
+def _too_small(name: str, halo: Triple, seen: list[int], wider: Triple) -> str:
+    """Return the refusal of a halo that is less than what was `seen`, in blocks of a `wider` one."""
+    axes = [axis for axis in range(3) if seen[axis] > halo[axis]]
+    listed = ", ".join(f"{seen[axis]} along {'zyx'[axis]}" for axis in axes)
+    sentence = f"function {name} sees voxels further away than its halo {list(halo)} (z, y, x): {listed}"
+    if any(seen[axis] > wider[axis] for axis in axes):
+        return f"{sentence} and perhaps all of its block, so that its result would depend on the size of blocks"
+    return f"{sentence}; declare halo = {[max(h, s) for h, s in zip(halo, seen, strict=True)]} or more"
+
+
+class _Trial:
+    """Random blocks of a type, and what a function makes of them."""
+
+    def __init__(self, num_channels: int, dtype: np.dtype) -> None:
+        self.num_channels, self.dtype = num_channels, dtype
+
+    def blocks(self, shape: Triple) -> list[np.ndarray]:
+        """Return blocks (c, z, y, x) of random voxels, and of random cubes."""
+        rng, sizes = np.random.default_rng(0), (self.num_channels, *shape)
+        coarse = (self.num_channels, *(-(-n // 4) for n in shape))
+        cubes = self._noise(rng, coarse).repeat(4, 1).repeat(4, 2).repeat(4, 3)
+        return [self._noise(rng, sizes), np.ascontiguousarray(cubes[:, : shape[0], : shape[1], : shape[2]])]
+
+    def _noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        if self.dtype.kind == "f":
+            return rng.random(shape).astype(self.dtype)
+        info = np.iinfo(self.dtype)
+        low, high = (info.min, info.max) if self.dtype.itemsize <= 2 else (0, 50)  # of labels a few
+        return rng.integers(low, high, shape, self.dtype, endpoint=True)
+
+    def reach(self, function: ArrayFunction, axis: int, halo: Triple) -> int:
+        """Return how far from the faces of a block along `axis` its result differs from that of a longer one."""
+        size = [2 * h + (CORE if i == axis else THIN) for i, h in enumerate(halo)]
+        size[axis] += 2 * FURTHER
+        return max(self._depths(function, axis, triple(size)), default=0)
+
+    def _depths(self, function: ArrayFunction, axis: int, longer: Triple) -> Iterator[int]:
+        inside = [slice(None)] * 4
+        inside[1 + axis] = slice(FURTHER, -FURTHER)
+        for block in self.blocks(longer):
+            whole = function.of(block.copy())[tuple(inside)]
+            own = function.of(block[tuple(inside)].copy())
+            if own.shape != whole.shape:
+                raise NetError(
+                    f"function {function.name} gives {len(own)} channels, and {len(whole)} of a longer block"
+                )
+            others = tuple(i for i in range(4) if i != 1 + axis)
+            differs, size = (~_is_same(own, whole)).any(axis=others), own.shape[1 + axis]
+            yield from (min(int(i) + 1, size - int(i)) for i in np.flatnonzero(differs))
+
+
+def _is_same(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return for each voxel whether both have it, but for the last bits of floats."""
+    same: np.ndarray = one == other
+    if one.dtype.kind == "f":
+        finite = one[np.isfinite(one)]
+        same |= (np.isnan(one) & np.isnan(other)) | (np.abs(one - other) <= SAME * np.abs(finite).max(initial=0.0))
+    return same
