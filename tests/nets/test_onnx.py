@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from command import Give, giver
+from command import Give
 from graphs import export_onnx, kernel, write_graph
 from nets import run as run_net
 from onnx import TensorProto, helper, numpy_helper
-from test_halos import NETS
+from test_tiles import NETS
 from torch import nn
 from volumes import noise, write_volume
 
@@ -28,11 +28,6 @@ from volpipe.volumes.volume import open_volume
 
 node = helper.make_node
 IDENTITY = [node("Identity", ["x"], ["y"])]
-
-
-@pytest.fixture
-def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
-    return giver(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("name", ["shift-y", "superres-2", "unet-one-level", "unet-anisotropic", "unet-residual"])
