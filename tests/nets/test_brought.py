@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -225,8 +226,16 @@ def saved(folder: Path, name: str, kind: str) -> NetChoice:
     return NetChoice(name=path.name, trust_model=kind != "onnx")
 
 
-@pytest.mark.parametrize("kind", ["pt", "pt2", "onnx"])
-@pytest.mark.parametrize("name", ["convolutions", "encoder", "valid2d"])
+IN_FILES = {("convolutions", "onnx"), ("encoder", "pt"), ("valid2d", "pt2")}  # each net and each kind of file once
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(*each, marks=() if each in IN_FILES else pytest.mark.long)
+        for each in itertools.product(["convolutions", "encoder", "valid2d"], ["pt", "pt2", "onnx"])
+    ],
+)
 def test_a_net_in_a_file_is_measured_as_its_module_is(folder: Path, name: str, kind: str) -> None:
     facts = describe(NetChoice(name=f"brought.py:{name}", untrained=True), str(folder))
     choice = saved(folder, name, kind)
