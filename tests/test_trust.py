@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from arrays import invented, make
-from command import THREADS, Give
+from command import THREADS, Give, giver
 from conftest import TEST_PATH
 from pydantic import ValidationError
 from torch import nn
@@ -27,6 +27,11 @@ from volpipe.nets.load import build_net, check_shapes, describe
 from volpipe.recipes.inference import NetChoice
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import open_volume
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    return giver(tmp_path, monkeypatch, capsys)
 
 
 class Doubling(nn.Module):

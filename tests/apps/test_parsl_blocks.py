@@ -217,7 +217,7 @@ def test_a_checkout_that_is_not_installed_has_parsls_own_pool(monkeypatch: pytes
     assert DEFAULT_LAUNCH_CMD in bare.launch_cmd
 
 
-@pytest.mark.parametrize("program", [pytest.param("interchange", marks=pytest.mark.long), "process_worker_pool"])
+@pytest.mark.parametrize("program", ["interchange", "process_worker_pool"])
 def test_parsl_is_imported_without_packages_that_it_does_without(program: str) -> None:
     """When only this fails for the plain import, Parsl imports them no more, and ours may go."""
     module = f"parsl.executors.high_throughput.{program}"

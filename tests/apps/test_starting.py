@@ -77,7 +77,7 @@ def test_nothing_is_begun_where_a_run_is_there_or_its_folder_cannot_be(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), pytest.param(("--fresh",), marks=pytest.mark.long)], ids=["new", "fresh"])
+@pytest.mark.parametrize("options", [(), ("--fresh",)], ids=["new", "fresh"])
 def test_a_run_on_workers_that_were_begun_comes_to_its_end(tmp_path: Path, options: tuple[str, ...]) -> None:
     assert finish(tmp_path, begin(tmp_path, "sample", "in.n5", "--shape", "16,32,32")).code == 0
     ended = finish(tmp_path, begin(tmp_path, "run", *IDENTITY, *options, "-o", "out.zarr", "in.n5/raw"))

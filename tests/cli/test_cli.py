@@ -145,6 +145,14 @@ def test_status_tells_complete_from_incomplete_from_nothing(tmp_path: Path, give
     assert nothing.err == "volpipe: no run of other.zarr was started: other.zarr.run holds no plan\n"
 
 
+def test_info_tells_what_an_array_is(tmp_path: Path, give: Give) -> None:
+    ended = give("info", "in.n5")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines()[0] == f"{tmp_path / 'in.n5'} raw"
+    assert "shape       16 × 24 × 16 (z, y, x), uint8, 6.0 KiB uncompressed" in ended.out
+    assert "chunks      16 × 16 × 16" in ended.out
+
+
 def test_info_shows_axes_in_one_order_however_they_are_stored(tmp_path: Path, give: Give) -> None:
     create_array(tmp_path / "a.zarr", "", ArraySpec((7, 6, 5, 2), np.dtype("u1"), (4, 3, 2, 1), axes=tuple("xyzc")))
     lines = give("info", "--fast", "a.zarr").out.splitlines()
@@ -161,6 +169,16 @@ def test_info_takes_several_volumes_and_one_that_fails_hides_no_other(tmp_path: 
     ended = give("info", "--fast", "in.n5", "gone.n5", "b.npy")
     assert (ended.code, ended.out) == (2, both.out.replace("\n\n", "\n\n\n"))
     assert "no volume at" in ended.err and "gone.n5" in ended.err
+
+
+def test_info_lists_what_a_container_holds(tmp_path: Path, give: Give) -> None:
+    create_array(tmp_path / "in.n5", "labels/cells", ArraySpec((4, 4, 4), np.dtype("uint64"), (4, 4, 4)), "n5")
+    ended = give("info", "in.n5")
+    assert (ended.code, ended.err) == (0, "")
+    assert [line.split()[0] for line in ended.out.splitlines()[1:3]] == ["in.n5/labels/cells", "in.n5/raw"]
+    refused = give("plan", "in.n5")
+    assert (refused.code, "labels/cells, raw; write in.n5/labels/cells" in refused.err) == (2, True)
+    assert give("info", "in.n5/labels/cells").code == 0
 
 
 def test_info_shows_the_level_that_is_asked_for(give: Give) -> None:

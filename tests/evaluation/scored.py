@@ -72,7 +72,7 @@ def cut_pair() -> None:
 
 
 def evaluated(
-    workers: Inline | None = None, *, names: tuple[str, str] = ("made.npy", "truth.npy"),
+    workers: Inline | None = None, *, names: tuple[str, str | None] = ("made.npy", "truth.npy"),
     block: tuple[int, int, int] = (128, 128, 128), **options: Any,
 ) -> EvaluationResult:  # fmt: skip
     """Return how the evaluation of two volumes here ended."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import IDENTITY, Give, set_each
+from command import IDENTITY, Give, giver, set_each
 from volumes import windowed, write_volume
 
 import volpipe as vp
@@ -26,6 +26,11 @@ SHAPE = (16, 24, 32)
 RECIPES = ("default", "affinities", "superres_z2", "superres_z4", "superres_z4_sharp")
 DENOISER = set_each("windows.shape=[36,44,52]", "windows.overlap=20", "windows.block=[1,1,1]")
 SMALL = set_each(*windowed((8, 12, 16), (0, 0, 0), (2, 1, 1), "crop"), "output.levels=0")
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    return giver(tmp_path, monkeypatch, capsys)
 
 
 def specimen(dtype: str) -> np.ndarray:

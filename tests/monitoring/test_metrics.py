@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import THREADS, Give, set_each
+from command import THREADS, Give, giver, set_each
 from conftest import ROOT
 from inline import Inline
 from prometheus_client import CollectorRegistry, generate_latest
@@ -51,6 +51,11 @@ class Net(torch.nn.Module):
 def build():
     return Net()
 """
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    return giver(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -102,12 +102,20 @@ def test_a_net_that_looks_at_its_whole_window_by_code_is_tiled_at_the_edge(folde
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("mean_says_6",
-         r"is declared to have a halo of \(6, 6, 6\), but it looks at its whole window: no shift along axis z"),
-        ("says_2", r"a halo of \(2, 2, 2\), but .* would disagree .*: it is \(3, 3, 3\); set net\.halo=\[3, 3, 3\]"),
-        ("pool_says_1", r"a stride of \(1, 1, 1\), but .* would disagree .*: it is \(2, 2, 2\); set net\.stride="),
+        (
+            "mean_says_6",
+            r"is declared to have a halo of \(6, 6, 6\), but it looks at its whole window: no shift along axis z",
+        ),
+        (
+            "says_2",
+            r"a halo of \(2, 2, 2\), but .* would disagree .*: it is \(3, 3, 3\); set net\.halo=\[3, 3, 3\]",
+        ),
+        (
+            "pool_says_1",
+            r"a stride of \(1, 1, 1\), but .* would disagree .*: it is \(2, 2, 2\); set net\.stride=",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_net_says_of_itself_is_looked_at(folder: Path, name: str, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         planned(folder, name)
@@ -144,7 +152,9 @@ def test_a_recipe_may_not_say_less_than_is_so(folder: Path, name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("more", [(), (ALLOWED,)])
-def test_a_net_that_differs_each_time_is_refused(folder: Path, name: str, words: str, more: tuple[str, ...]) -> None:
+def test_a_net_that_is_not_the_same_twice_is_refused(
+    folder: Path, name: str, words: str, more: tuple[str, ...]
+) -> None:
     with pytest.raises(PlanError, match=words):
         planned(folder, name, *more)
 

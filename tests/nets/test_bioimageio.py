@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import stat
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import Give
+from command import Give, giver
 from graphs import export_onnx
 from monai.inferers import sliding_window_inference
 from torch import nn
@@ -21,7 +19,7 @@ from zoo import SEEN, Smooth, changed, description, facts_of, out_of, sha256, sm
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.nets.bioimageio import PackageNet, compare
 from volpipe.nets.bioimageio_ops import EPS, Step
-from volpipe.nets.bioimageio_spec import Tolerance, open_package
+from volpipe.nets.bioimageio_spec import Tolerance
 from volpipe.nets.facts import with_normalisation
 from volpipe.nets.load import build_net, describe
 from volpipe.recipes.inference import NetChoice, Normalise, Recipe
@@ -35,6 +33,11 @@ LARGE = np.random.default_rng(1).normal(100, 9, (1, 1, 32, 32, 32)).astype(np.fl
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "volpipe" / "packages"
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    return giver(tmp_path, monkeypatch, capsys)
 
 
 def step(form: str, kind: str, **values: Any) -> dict[str, Any]:
@@ -51,15 +54,8 @@ def sigmoid(values: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-values.astype(np.float64)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "form"),
-    [
-        ("onnx", "0.5"),
-        ("torchscript", "0.4"),
-        pytest.param("onnx", "0.4", marks=pytest.mark.long),
-        pytest.param("torchscript", "0.5", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["onnx", "torchscript"])
 def test_a_package_says_what_its_net_is_and_passes_its_own_test(tmp_path: Path, form: str, kind: str) -> None:
     due = sigmoid(out_of(Smooth(), (SEEN - SEEN.mean()) / SEEN.std())).astype(np.float32)
     said = description(form, before=[zero_mean(form)], after=[step(form, "sigmoid")])
@@ -596,74 +592,3 @@ def test_slices_of_a_package_that_looks_at_whole_windows_are_weighed_one_by_one(
         due = sliding_window_inference(slices, (32, 32), 1, net, overlap=0.5, mode="gaussian").numpy().swapaxes(0, 1)
     found = run_over(give, folder, "windows.shape=[8,32,32]")
     np.testing.assert_allclose(found, due, rtol=0, atol=1e-5 * np.ptp(due))
-
-
-# ---- zips
-
-
-@pytest.mark.parametrize("inside", ["", "pack/"])
-def test_a_zip_is_unpacked_once_and_whole(tmp_path: Path, cache: Path, inside: str) -> None:
-    path = zipped(smooth(tmp_path / "pack"), tmp_path / "my pack (1).zip", inside)
-    assert facts_of(path).label == "my_pack_1_"
-    (folder,) = cache.iterdir()
-    assert folder.name == sha256(path)
-    before = folder.stat().st_mtime_ns
-    open_package(path)
-    assert (list(cache.iterdir()), folder.stat().st_mtime_ns) == ([folder], before)
-
-
-def entry(name: str, content: bytes = b"x", mode: int = 0) -> tuple[zipfile.ZipInfo, bytes]:
-    info = zipfile.ZipInfo(name)
-    info.external_attr = mode << 16
-    info.compress_type = zipfile.ZIP_DEFLATED
-    return info, content
-
-
-ZIPS = {
-    "upwards": ([entry("../evil")], "holds '../evil', which leads out of it"),
-    "absolute": ([entry("/tmp/evil")], "holds '/tmp/evil', which leads out of it"),
-    "link": ([entry("link", b"/etc/passwd", stat.S_IFLNK | 0o777)], "holds the link 'link'"),
-    "bomb": ([entry("zeros")], "holds 1 files of 2147483648 bytes in 3; at most"),
-    "many": ([entry(str(i)) for i in range(1001)], "holds 1001 files"),
-}
-
-
-def says(path: Path, size: int) -> None:
-    """Have the directory of the zip at `path` say that its last file has `size` bytes."""
-    data = path.read_bytes()
-    place = data.rindex(b"PK\x01\x02") + 24
-    path.write_bytes(data[:place] + size.to_bytes(4, "little") + data[place + 4 :])
-
-
-@pytest.mark.parametrize("name", ZIPS)
-def test_a_zip_of_more_than_a_package_is_refused_and_leaves_nothing(tmp_path: Path, cache: Path, name: str) -> None:
-    entries, sentence = ZIPS[name]
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        for info, content in entries:
-            archive.writestr(info, content)
-    if name == "bomb":
-        says(tmp_path / "a.zip", 2**31)
-    with pytest.raises(VolpipeError, match=sentence):
-        open_package(tmp_path / "a.zip")
-    assert list(cache.iterdir()) == []
-
-
-def test_a_zip_that_lies_about_its_sizes_or_is_cut_short_is_refused(tmp_path: Path, cache: Path) -> None:
-    path = zipped(smooth(tmp_path / "pack"), tmp_path / "a.zip")
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(VolpipeError, match=r"a\.zip is no zip that can be read"):
-        open_package(path)
-    path.write_bytes(data)
-    says(path, 5)
-    with pytest.raises(VolpipeError, match=r"a\.zip is no zip that can be read"):
-        open_package(path)
-    assert list(cache.iterdir()) == []
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = zipped(smooth(tmp_path / "pack"), tmp_path / "a.zip")
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(VolpipeError, match=r"cannot be unpacked to .*: Not a directory"):
-        open_package(path)

@@ -188,7 +188,6 @@ class Case:
         net: a function of field.py, or a name in a library of its maker.
         options: beside its file.
         part: of what the maker's code gives.
-        is_long: another of its loop and its kind of file takes less time.
     """
 
     row: str
@@ -197,7 +196,6 @@ class Case:
     loop: Callable[[Net, np.ndarray, vp.Plan], np.ndarray]
     options: tuple[str, ...] = ()
     part: int | str | None = None
-    is_long: bool = False
 
     def __str__(self) -> str:
         return f"{self.row}-{self.net}"
@@ -208,21 +206,20 @@ class Case:
         return net
 
 
-SMALL = ("windows.shape=[16,32,32]",)
 CASES = [
-    Case("LSD", "lsd", checkpoint("model_state_dict"), scan, is_long=True),
+    Case("LSD", "lsd", checkpoint("model_state_dict"), scan),
     Case("LSD, MTLSD", "mtlsd", checkpoint("model_state_dict"), scan, ("net.output=1",), part=1),
-    Case("DaCapo", "dacapo", checkpoint("model"), scan, is_long=True),
-    Case("CellMap", "cellmap", checkpoint("model_state_dict"), scan, is_long=True),
-    Case("BANIS", "banis", checkpoint("state_dict", "model."), monai_windows, SMALL, is_long=True),
-    Case("PyTC", "pytc", checkpoint("state_dict", "model."), monai_windows, SMALL, is_long=True),
+    Case("DaCapo", "dacapo", checkpoint("model"), scan),
+    Case("CellMap", "cellmap", checkpoint("model_state_dict"), scan),
+    Case("BANIS", "banis", checkpoint("state_dict", "model."), monai_windows, ("windows.shape=[16,32,32]",)),
+    Case("PyTC", "pytc", checkpoint("state_dict", "model."), monai_windows, ("windows.shape=[16,32,32]",)),
     Case("SegNeuron", "segneuron", checkpoint("model_weights", "module."), monai_windows, ("net.output=0",), part=0),
     Case("MitoNet", "mitonet", torchscript, monai_slices, ("net.output=sem_logits",), part="sem_logits"),
     Case("nnU-Net", "PlainConvUNet", results, nnunet_windows),
-    Case("nnU-Net", "ResidualEncoderUNet", results, nnunet_windows, is_long=True),
+    Case("nnU-Net", "ResidualEncoderUNet", results, nnunet_windows),
     Case("MONAI", "UNet", bundle, monai_windows),
-    Case("MONAI", "SegResNet", bundle, monai_windows, is_long=True),
-    Case("MONAI", "MedNeXt", bundle, monai_windows, is_long=True),
+    Case("MONAI", "SegResNet", bundle, monai_windows),
+    Case("MONAI", "MedNeXt", bundle, monai_windows),
     Case("ONNX", "slices", onnx, whole_slices),
     Case("bioimage.io", "slices", package, whole_slices),
     Case("2.5D nets", "neighbours", checkpoint(), whole_slices, ("net.context=2",)),
@@ -243,10 +240,10 @@ def test_each_row_of_the_table_has_a_net_here() -> None:
     assert {case.row for case in CASES} == set(options_by_row())
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=str(case), marks=[pytest.mark.long] * case.is_long) for case in CASES]
-)
-def test_a_net_gives_the_numbers_of_its_maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_net_of_the_field_gives_the_numbers_of_its_maker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     data = noise((18, 50, 70))

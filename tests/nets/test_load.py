@@ -87,7 +87,9 @@ def test_an_unknown_name_is_met_with_the_nearest_and_all_that_there_are() -> Non
         build(name="xyzzy")
 
 
-def test_a_users_net_comes_from_a_file_or_a_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_net_comes_from_a_file_or_a_module_on_the_search_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     (folder / "nets_of_theirs.py").write_text(USERS, encoding="utf-8")
     for name in ("theirs.py:net", f"{folder}/theirs.py:net", "nets_of_theirs:net"):
@@ -145,6 +147,35 @@ def test_weights_with_code_in_them_are_refused_and_not_executed(folder: Path, sa
     with pytest.raises(VolpipeError, match=r"weights\.pt holds no plain tensors"):
         build(folder, name="theirs.py:net", weights="weights.pt")
     assert not (folder / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        (
+            {"conv.weight": torch.zeros(2, 1, 5, 3, 3), "conv.bias": torch.zeros(2)},
+            r"of another shape: conv.weight \(2, 1, 5, 3, 3\) for \(2, 1, 3, 3, 3\); give the net.options",
+        ),
+        ({"conv.weight": torch.zeros(2, 1, 3, 3, 3)}, "missing: conv.bias; give"),
+        (
+            {"conv.weight": torch.zeros(2, 1, 3, 3, 3), "conv.bias": torch.zeros(2), "other": torch.zeros(1)},
+            "too many: other; give",
+        ),
+        ({1: torch.zeros(3)}, "missing: conv.weight and 1 more, too many: 1; give"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(folder: Path, state: Any, sentence: str) -> None:
+    torch.save(state, folder / "weights.pt")
+    with pytest.raises(VolpipeError, match=f"(?s)the weights in .*weights.pt do not fit the net.*{sentence}"):
+        build(folder, name="theirs.py:net", weights="weights.pt")
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "weights.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"rubbish" * 100, b"PK\x03\x04 cut off"])
+def test_files_that_hold_no_weights_are_refused(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(VolpipeError, match=f"{name} "):
+        build(folder, name="theirs.py:net", weights=name)
 
 
 def test_a_net_that_says_nothing_of_itself_is_measured_or_taken_at_the_recipes_word(folder: Path) -> None:
@@ -275,7 +306,9 @@ def test_weights_that_change_places_change_the_hash() -> None:
     assert weights_hash(swapped) != weights_hash(net)
 
 
-def test_a_halo_is_measured_again_where_an_import_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_halo_is_measured_again_where_a_package_that_the_net_imports_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The halo of the code before was kept, and the run had seams."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # which Python knows by second and size alone

@@ -74,15 +74,19 @@ def steps(*transforms: dict[str, Any]) -> dict[str, Any]:
     ("described", "transform"),
     [
         ({"_target_": "ScaleIntensityd"}, ScaleIntensity()),
-        ({"_target_": "ScaleIntensityRanged", "a_min": 20, "a_max": 200, "b_min": -1, "b_max": 2, "clip": True},
-         ScaleIntensityRange(20, 200, -1, 2, clip=True)),
+        (
+            {"_target_": "ScaleIntensityRanged", "a_min": 20, "a_max": 200, "b_min": -1, "b_max": 2, "clip": True},
+            ScaleIntensityRange(20, 200, -1, 2, clip=True),
+        ),
         ({"_target_": "ScaleIntensityRanged", "a_min": 20, "a_max": 200}, ScaleIntensityRange(20, 200)),
         ({"_target_": "NormalizeIntensityd"}, NormalizeIntensity()),
         ({"_target_": "NormalizeIntensityd", "subtrahend": 90, "divisor": 40}, NormalizeIntensity(90, 40)),
-        ({"_target_": "ScaleIntensityRangePercentilesd", "lower": 0, "upper": 100, "b_min": 0, "b_max": 1},
-         ScaleIntensityRangePercentiles(0, 100, 0, 1)),
+        (
+            {"_target_": "ScaleIntensityRangePercentilesd", "lower": 0, "upper": 100, "b_min": 0, "b_max": 1},
+            ScaleIntensityRangePercentiles(0, 100, 0, 1),
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize(("network", "norm", "mode"), [(UNET, "BATCH", "constant"), (PLAIN, "INSTANCE", "gaussian")])
 def test_numbers_are_those_of_monai(
     tmp_path: Path, network: dict[str, Any], norm: str, mode: str, described: dict[str, Any], transform: Any
@@ -169,26 +173,42 @@ def test_what_follows_the_net_makes_classes_of_its_numbers(tmp_path: Path) -> No
         ({"inferer": {"_target_": "SimpleInferer"}}, "it has the inferer SimpleInferer; give an inferer Sliding"),
         ({"inferer": INFERER | {"roi_size": [-1, 16, 16]}}, r"inferer.roi_size is \[-1, 16, 16\], not lengths above 0"),
         ({"inferer": INFERER | {"padding_mode": "reflect"}}, "pads small volumes otherwise than with zeros"),
-        ({"preprocessing": steps({"_target_": "Orientationd", "axcodes": "RAS"})},
-         "transform Orientation, .*axes of a"),
-        ({"preprocessing": steps({"_target_": "CropForegroundd"})},
-         "transform CropForeground, .*the box with input.roi"),
-        ({"preprocessing": steps({"_target_": "ScaleIntensityFixedMeand"})},
-         "transform ScaleIntensityFixedMeand, which"),
-        ({"preprocessing": steps({"_target_": "CastToTyped", "dtype": "$np.uint8"})},
-         r"CastToType rounds .* to \$np.uint8"),
+        (
+            {"preprocessing": steps({"_target_": "Orientationd", "axcodes": "RAS"})},
+            "transform Orientation, .*axes of a",
+        ),
+        (
+            {"preprocessing": steps({"_target_": "CropForegroundd"})},
+            "transform CropForeground, .*the box with input.roi",
+        ),
+        (
+            {"preprocessing": steps({"_target_": "ScaleIntensityFixedMeand"})},
+            "transform ScaleIntensityFixedMeand, which",
+        ),
+        (
+            {"preprocessing": steps({"_target_": "CastToTyped", "dtype": "$np.uint8"})},
+            r"CastToType rounds .* to \$np.uint8",
+        ),
         ({"preprocessing": "$monai.transforms.Compose(@norm)"}, "preprocessing is the expression .*write its value"),
-        ({"preprocessing": steps({"_target_": "Spacingd", "pixdim": "wide"})},
-         "Spacing has the pixdim 'wide'; write three"),
-        ({"preprocessing": steps({"_target_": "ScaleIntensityd", "minv": None})},
-         "ScaleIntensity with .* maps no grey"),
+        (
+            {"preprocessing": steps({"_target_": "Spacingd", "pixdim": "wide"})},
+            "Spacing has the pixdim 'wide'; write three",
+        ),
+        (
+            {"preprocessing": steps({"_target_": "ScaleIntensityd", "minv": None})},
+            "ScaleIntensity with .* maps no grey",
+        ),
         ({"postprocessing": steps({"_target_": "KeepLargestConnectedComponentd"})}, "out, and do that to the output"),
-        ({"postprocessing": steps({"_target_": "AsDiscreted", "argmax": True, "to_onehot": 3})},
-         "AsDiscrete with to_one"),
+        (
+            {"postprocessing": steps({"_target_": "AsDiscreted", "argmax": True, "to_onehot": 3})},
+            "AsDiscrete with to_one",
+        ),
         ({"postprocessing": steps({"_target_": "AsDiscreted", "threshold": 0.5})}, "AsDiscrete without argmax is not"),
         ({"network_def": UNET | {"dimensions": 3}}, "network_def cannot be built: TypeError: .*dimensions"),
-        ({"dataset": {"_target_": "Dataset", "transform": {"_target_": "Lambdad"}}},
-         "names the transform Lambdad, which"),
+        (
+            {"dataset": {"_target_": "Dataset", "transform": {"_target_": "Lambdad"}}},
+            "names the transform Lambdad, which",
+        ),
         ({"preprocessing": steps({"_target_": "NormalizeIntensityd", "nonzero": True})}, "voxels that are not zero"),
         ({"network_def": UNET | {"out_channels": "$len([1])"}}, r"network_def.out_channels is the expression '\$len"),
         ({"loop": "@loop", "network_def": UNET | {"out_channels": "@loop"}}, "refers to @loop, which leads to itself"),
@@ -196,7 +216,7 @@ def test_what_follows_the_net_makes_classes_of_its_numbers(tmp_path: Path) -> No
         ({"network_def": UNET | {"norm": "@nothing"}}, "network_def.norm refers to @nothing, which is not there"),
         ({"network_def": {"_target_": "os.system", "command": "true"}}, "it names os.system, and classes come from"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_done_here_is_refused_by_name(tmp_path: Path, more: dict[str, Any], words: str) -> None:
     folder = bundle(tmp_path / "bundle", UNET)
     file = folder / "configs" / "inference.json"

@@ -200,7 +200,7 @@ def smooth(shape: tuple[int, int, int]) -> np.ndarray:
     ("size", "spacing", "settings"),
     [
         ((8, 4, 5), (8, 8, 8), []),
-        pytest.param((9.5, 10, 12), (8, 8, 8), ["windows.block=[1,2,3]"], marks=pytest.mark.long),
+        ((9.5, 10, 12), (8, 8, 8), ["windows.block=[1,2,3]"]),
         ((40, 6, 8), (30, 8, 8), ["windows.block=[1,2,1]"]),
     ],
 )
@@ -287,13 +287,17 @@ def test_a_volume_whose_voxels_are_far_from_the_training_is_refused(tmp_path: Pa
     [
         ({"previous_stage": "3d_lowres"}, ".*second stage of nnU-Net's cascade"),
         ({"normalization_schemes": ["MyNormalization"]}, "its normalisation MyNormalization is not one of nnU-Net's"),
-        ({"normalization_schemes": ["ZScoreNormalization", "CTNormalization"]},
-         "CTNormalization beside ZScoreNormalization in one volume is not done"),
+        (
+            {"normalization_schemes": ["ZScoreNormalization", "CTNormalization"]},
+            "CTNormalization beside ZScoreNormalization in one volume is not done",
+        ),
         ({"use_mask_for_norm": [True]}, "use_mask_for_norm takes statistics over the voxels that are not zero"),
-        ({"architecture": {"network_class_name": "os.system", "arch_kwargs": {}}},
-         "it names os.system, and classes come from dynamic_network_architectures alone"),
+        (
+            {"architecture": {"network_class_name": "os.system", "arch_kwargs": {}}},
+            "it names os.system, and classes come from dynamic_network_architectures alone",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_done_here_is_refused_by_name(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     results(tmp_path / "results", **change)
     with pytest.raises(VolpipeError, match=rf"nnU-Net's folder .*: {words}"):

@@ -152,20 +152,28 @@ def test_classes_of_a_net_are_numbers_where_its_sizes_are_declared(folder: Path,
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("threshold",
-         "no gradient comes through it, as through classes of argmax.*set net.scale, net.stride, net.halo"),
+        (
+            "threshold",
+            "no gradient comes through it, as through classes of argmax.*set net.scale, net.stride, net.halo",
+        ),
         ("classes", "no gradient comes through it, as through classes of argmax.*let it return numbers from before"),
         ("complex_numbers", r"for a window \(1, 1, 32, 32, 32\) it gives complex64 numbers, \(1, 2, 32, 32, 32\); let"),
         ("sparse", r"for a window \(1, 1, 32, 32, 32\) it gives sparse_coo numbers, \(1, 2, 32, 32, 32\); let"),
-        ("no_channel_axis", r"no window of \(32, 32, 32\) voxels and 1 channel: .*take \(n, c, z, y, x\) of any n"),
-        ("channels_last", r"no window .*take \(n, c, z, y, x\) of any n, or slices \(n, c, y, x\), and nothing"),
+        (
+            "no_channel_axis",
+            r"no window of \(32, 32, 32\) voxels and 1 channel: .*take \(n, c, z, y, x\) of any n",
+        ),
+        (
+            "channels_last",
+            r"no window .*take \(n, c, z, y, x\) of any n, or slices \(n, c, y, x\), and nothing",
+        ),
         ("lazy", "parameters whose shape its first window makes, such as 0.weight; call it once in odd.py:lazy"),
         ("vector", r"a window \(1, 1, z, y, x\) gives 2 axes, \(1, 2\); let its forward return \(n, c, z, y, x\)"),
         ("text", r"it returns str without a tensor for a window \(1, 1, 32, 32, 32\); let its forward return one"),
         ("lacking", "its code needs what is not installed: No module named 'nowhere_to_be_found'; install it"),
         ("noisy", "gives another output for the same window each time: dropout"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_run_is_refused_in_a_sentence(folder: Path, name: str, sentence: str) -> None:
     with pytest.raises(vp.VolpipeError, match=sentence) as caught:
         ran(f"net.name=odd.py:{name}", "net.untrained=true")

@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from command import Give
+from command import Give, giver
 from graphs import export_onnx, kernel, write_graph
 from nets import run as run_net
 from onnx import TensorProto, helper, numpy_helper
-from test_tiles import NETS
+from test_halos import NETS
 from torch import nn
 from volumes import noise, write_volume
 
@@ -28,6 +28,11 @@ from volpipe.volumes.volume import open_volume
 
 node = helper.make_node
 IDENTITY = [node("Identity", ["x"], ["y"])]
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    return giver(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("name", ["shift-y", "superres-2", "unet-one-level", "unet-anisotropic", "unet-residual"])
@@ -97,6 +102,37 @@ def test_a_run_with_onnx_gives_what_its_original_gives_for_the_whole_volume(tmp_
     assert f"net       net, {stored} parameters" in said and "halo of the net 9 × 9 × 9" in said
     due = run_net(net, np.pad(volume.astype(np.float32), 10, mode="reflect"))[10:-10, 10:-10, 10:-10]
     assert np.abs(found - due).max() <= 1e-5 * np.abs(due).max()
+
+
+class Flat(nn.Module):
+    """A net (n, 1, y, x) -> (n, 2, y, x): a smoothing, and a difference along y."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3, padding=1, bias=False)
+        with torch.no_grad():
+            self.conv.weight.zero_()
+            self.conv.weight[0] = 1 / 9
+            self.conv.weight[1, 0, :, 1] = torch.tensor([-1.0, 0.0, 1.0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.conv(x)
+        return out
+
+
+@pytest.mark.parametrize("is_free", [True, False])
+def test_a_net_of_slices_runs_over_each_slice(tmp_path: Path, give: Give, is_free: bool) -> None:
+    export_onnx(tmp_path / "flat.onnx", Flat(), (1, 1, 24, 32), free=is_free)
+    volume = noise((5, 40, 50))
+    write_volume(tmp_path / "in.n5", volume)
+    facts = describe(NetChoice(name="flat.onnx"), str(tmp_path))
+    assert (facts.halo, facts.scale, facts.out_channels) == ((0, 1, 1), (1, 1, 1), 2)
+    assert facts.fixed == ((0, 0, 0) if is_free else (0, 24, 32))
+    found, _ = run_over(give, "flat.onnx")
+    padded = np.pad(volume.astype(np.float64), ((0, 0), (1, 1), (1, 1)), mode="reflect")
+    smooth = sum(padded[:, j : j + 40, i : i + 50] for j in range(3) for i in range(3)) / 9
+    np.testing.assert_allclose(found[0], smooth, atol=1e-3)
+    np.testing.assert_allclose(found[1], padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1], atol=1e-3)
 
 
 def test_a_net_of_one_size_gets_windows_of_that_size_and_no_other(tmp_path: Path, give: Give) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from command import Ended, Give, giver
 from nets import run as run_net
-from test_tiles import NETS
+from test_halos import NETS
 from torch import nn
 from volumes import noise, write_volume
 
@@ -91,6 +91,26 @@ def test_measuring_leaves_the_random_state_as_it_was() -> None:
     assert torch.equal(torch.rand(3), due)
 
 
+class Attention(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean()
+
+
+class Shrinking(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :, 1:-1, 1:-1, 1:-1]
+
+
+def test_a_net_that_looks_at_its_whole_window_says_why() -> None:
+    found = measure_geometry(Attention)
+    assert "no shift along axis z by up to 64 voxels leaves the output as it is" in found.whole_window
+
+
+def test_a_net_that_crops_has_a_margin() -> None:
+    found = measure_geometry(Shrinking)
+    assert (found.margin, found.halo, found.stride, found.whole_window) == ((1, 1, 1), (1, 1, 1), (1, 1, 1), "")
+
+
 FAULTS = """
 import torch
 from torch import nn
@@ -130,7 +150,9 @@ KEYS = "set net.scale, net.stride, net.halo, which it does not declare"
         ),
     ],
 )
-def test_each_fault_of_a_net_has_a_sentence_that_says_what_to_do(tmp_path: Path, name: str, words: list[str]) -> None:
+def test_each_fault_of_a_net_has_its_own_sentence_that_says_what_to_write(
+    tmp_path: Path, name: str, words: list[str]
+) -> None:
     (tmp_path / "faults.py").write_text(FAULTS)
     with pytest.raises(VolpipeError) as caught:
         describe(NetChoice(name=f"faults.py:{name}"), str(tmp_path))
@@ -172,6 +194,15 @@ def test_a_python_file_without_a_function_is_refused_with_the_functions_that_it_
     (tmp_path / "faults.py").unlink()
     with pytest.raises(VolpipeError, match=r"no Python file at .*faults\.py"):
         describe(NetChoice(name=name), str(tmp_path))
+
+
+def test_what_a_net_does_not_say_of_itself_is_measured_and_what_it_says_is_not(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(SILENT)
+    found = describe(NetChoice(name="net.py:build"), str(tmp_path))
+    # z: 1 + 2 before, 1 after; y: 1; x: a voxel of the coarse grid to each side of a voxel's own, which has two
+    assert (found.scale, found.stride, found.halo) == ((1, 1, 1), (1, 1, 2), (3, 1, 2))
+    given = describe(NetChoice(name="net.py:build", halo=(4, 4, 4), stride=(2, 2, 2)), str(tmp_path))
+    assert (given.stride, given.halo) == ((2, 2, 2), (4, 4, 4))
 
 
 def test_a_run_of_a_silent_net_gives_what_it_gives_for_the_whole_volume(tmp_path: Path, give: Give) -> None:
@@ -234,9 +265,15 @@ def test_a_net_is_measured_by_few_windows(build: Callable[[], nn.Module], num_la
 PADDED_SOMEWHERE = {
     "valid": lambda: nn.Sequential(nn.Conv3d(1, 2, 3), nn.Conv3d(2, 1, 5, padding=2)),
     "strided": lambda: nn.Sequential(nn.Conv3d(1, 2, 3, padding=1), nn.Conv3d(2, 1, (3, 2, 2), (1, 2, 2), (1, 0, 0))),
-    "of 4 k + 2": lambda: nn.Sequential(nn.Conv3d(1, 2, 3), nn.AvgPool3d(2), nn.Conv3d(2, 2, 3), nn.AvgPool3d(2),
-     nn.Upsample(scale_factor=4), nn.Conv3d(2, 1, 3, padding=1)),
-}  # fmt: skip
+    "of 4 k + 2": lambda: nn.Sequential(
+        nn.Conv3d(1, 2, 3),
+        nn.AvgPool3d(2),
+        nn.Conv3d(2, 2, 3),
+        nn.AvgPool3d(2),
+        nn.Upsample(scale_factor=4),
+        nn.Conv3d(2, 1, 3, padding=1),
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", PADDED_SOMEWHERE)
@@ -268,7 +305,9 @@ def rows_of(ended: Ended, first: str) -> list[list[str]]:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_command_prints_the_window_to_choose(tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_what_was_measured_and_the_window_to_choose(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(window_search, "GROWTHS", (0.5, 1.0))  # larger windows would be tried for half a minute
     write_volume(tmp_path / "in.n5", noise((20, 24, 28)))
     ended = give("net", "net.py:build", tmp_path / "in.n5", "--set", "windows.blend=hann")
@@ -353,7 +392,7 @@ def test_a_net_of_which_no_time_can_be_kept_is_an_error(
     assert known_speeds(NetChoice(name="net.py:build", untrained=True), str(tmp_path), processor()) is None
 
 
-def test_a_read_only_folder_is_named_before_a_net_is_timed_at_a_site(
+def test_a_folder_that_cannot_be_written_is_named_before_a_net_is_timed_at_a_site(
     give: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(self: Path, *arguments: object, **named: object) -> None:

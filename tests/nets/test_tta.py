@@ -97,7 +97,7 @@ def test_windows_whose_y_and_x_differ_cannot_be_turned(give: Give, tmp_path: Pat
 
 
 @pytest.mark.parametrize("augment", ["flips", "rotations"])
-def test_affinities_of_directions_are_not_averaged_over_mirrored_forms(
+def test_affinities_whose_channels_have_directions_are_not_averaged_over_mirrored_forms(
     give: Give, tmp_path: Path, augment: str
 ) -> None:
     """A mean over flips gave 0.5 on both sides of every border."""

@@ -88,7 +88,9 @@ def run(give: Give, *settings: str, command: str = "run") -> Ended:
          "state dict with torch.save, and set net.weights to that file, or set net.untrained=true if its code sets"),
     ],
 )  # fmt: skip
-def test_a_net_without_weights_is_refused(tmp_path: Path, give: Give, command: str, net: str, words: str) -> None:
+def test_a_net_without_weights_is_refused_with_the_ways_out(
+    tmp_path: Path, give: Give, command: str, net: str, words: str
+) -> None:
     (tmp_path / "recipe.toml").write_text(f'[net]\nname = "{net}"\n')
     ended = give(command, *THREADS, "--recipe", "recipe.toml", "-o", "out.zarr", "in.n5")
     assert ended.code == 2
@@ -169,7 +171,7 @@ def test_weights_that_are_exchanged_after_the_plan_stop_the_run_at_once(tmp_path
     assert execute(plan, Inline().start).missing == []
 
 
-def test_one_worker_with_other_weights_stops_the_run(
+def test_one_worker_with_other_weights_stops_the_run_whatever_others_did(
     tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_weights(tmp_path / "w.pt", 0.5)
@@ -378,36 +380,41 @@ def test_of_several_that_fit_one_must_be_named(tmp_path: Path) -> None:
 NO_BIAS = {"state_dict": {"conv.weight": STATE["conv.weight"]}, "optimizer": OPTIMISER}
 MORE = {"model": prefixed("model.") | {"model.more": torch.ones(1)}}
 OTHER = {"state_dict": {"first.weight": torch.zeros(3), "first.bias": torch.zeros(1)}, "epoch": 1}
-WIDE = STATE | {"conv.weight": torch.zeros(1, 1, 5, 3, 3)}
 LACKING = [
-    (WIDE, r"of another shape: conv\.weight \(1, 1, 5, 3, 3\) for \(1, 1, 3, 3, 3\); give the net\.options"),
-    ({1: torch.zeros(3)}, r"missing: conv\.weight and 1 more, too many: 1; give"),
     (NO_BIAS, r"w\.pt, state_dict, do not fit the net: missing: conv\.bias; give the net\.options that they were"),
     (MORE, r"w\.pt, model\.model, do not fit the net: too many: more; give"),
-    (OTHER, r"missing: conv\.weight and 1 more, too many: first\.weight and 1 more; give the net\.name and the net"),
+    (
+        OTHER,
+        r"missing: conv\.weight and 1 more, too many: first\.weight and 1 more; give the net\.name and the net",
+    ),
     (torch.zeros(3), r"w\.pt holds no tensors by name, but Tensor; save the net's state dict: torch\.save\(net\.stat"),
     ({"epoch": 3}, r"w\.pt holds no tensors by name, but dict"),
-    (Seen(torch.nn.Conv3d(1, 1, 3)), r"a whole net, .*save_file\(net\.state_dict\(\), 'w\.|Seen would.*file\.state"),
-    ({"state_dict": STATE, "args": argparse.Namespace(a=1)}, r"alone: argparse\.Namespace would be made, which is"),
-]  # fmt: skip
+    (
+        Seen(torch.nn.Conv3d(1, 1, 3)),
+        r"a whole net, .*save_file\(net\.state_dict\(\), 'w\.|Seen would.*file\.state",
+    ),
+    (
+        {"state_dict": STATE, "args": argparse.Namespace(a=1)},
+        r"alone: argparse\.Namespace would be made, which is",
+    ),
+]
 
 
 @pytest.mark.usefixtures("give")
-@pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
-@pytest.mark.parametrize("content", [b"{}", b"hello there", b"\x93NUMPY", b"", b"rubbish" * 100, b"PK\x03\x04 cut off"])
-def test_a_file_that_is_no_checkpoint_is_refused_without_the_advice_of_torch(
-    name: str, content: bytes, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(VolpipeError, match=rf"{name} ") as caught:
-        build_net(NetChoice(name="nets.py:seeded", weights=name), str(tmp_path))
+@pytest.mark.parametrize("content", [b"{}", b"hello there", b"\x93NUMPY", b""])
+def test_a_file_that_is_no_checkpoint_is_refused_without_the_advice_of_torch(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "w.pth").write_bytes(content)
+    with pytest.raises(VolpipeError, match=r"w\.pth (is no file of weights|holds no plain)") as caught:
+        build_net(NetChoice(name="nets.py:seeded", weights="w.pth"), str(tmp_path))
     assert "weights_only" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("give")
 @pytest.mark.parametrize(("content", "words"), LACKING)
 @pytest.mark.parametrize("is_old", [False, True])
-def test_what_a_checkpoint_lacks_is_said_by_us(tmp_path: Path, content: object, words: str, is_old: bool) -> None:
+def test_what_a_checkpoint_lacks_is_said_in_our_words(
+    tmp_path: Path, content: object, words: str, is_old: bool
+) -> None:
     torch.save(content, tmp_path / "w.pt", _use_new_zipfile_serialization=not is_old)
     with pytest.raises(VolpipeError) as caught:
         build_net(NetChoice(name="nets.py:seeded", weights="w.pt"), str(tmp_path))

@@ -66,7 +66,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             SCORED + '[[stage]]\nname = "last"\ninput = "scores"\nrecipe = "default"\n',
             r"stage last, input: scores makes scores and no volume; name a stage that does, or volume",
         ),
-        (SCORED.replace('reference = "truth.n5"', ""), r"stage scores: reference is missing; give a text$"),
+        (
+            SCORED.replace('reference = "truth.n5"', ""),
+            r"stage scores: reference is missing; give a text, or skeletons in files$",
+        ),
         ('[[stage]]\nname = "a"\nrecipe = "flow.toml"\n', r"stage a: the recipe flow.toml has stages itself"),
     ],
 )

@@ -196,7 +196,7 @@ def test_gpu_and_waiting_are_weighted_by_time(tmp_path: Path) -> None:
 def test_many_tasks_become_tiles_in_bounded_memory(tmp_path: Path) -> None:
     """Three times the lines take no more memory, and the page of a million would not be larger."""
     peaks, sizes = [], []
-    for num in (3_000, 9_000):
+    for num in (5_000, 15_000):
         path = written(tmp_path / f"{num}", *random_lines(num, 40))
         tracemalloc.start()
         tally = Tally()

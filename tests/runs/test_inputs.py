@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tifffile
 from bucket import Bucket
-from command import IDENTITY, Give, set_each
+from command import IDENTITY, Give, giver, set_each
 from volumes import noise, windowed, write_volume
 
 from volpipe.volumes.identity import Identity, changes, identify, is_alike
@@ -21,6 +21,11 @@ from volpipe.volumes.volume import ArraySpec, create_array, open_volume
 SHAPE = (16, 16, 24)
 WINDOWS = set_each(*windowed((8, 8, 8), (0, 0, 0), (2, 1, 1), "crop"), "output.levels=0")
 COMPLETE = "is complete already; nothing to do"
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    return giver(tmp_path, monkeypatch, capsys)
 
 
 def run(give: Give, volume: str, *options: str) -> tuple[int, str]:

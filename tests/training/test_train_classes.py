@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,12 @@ def test_a_training_finds_the_classes_and_its_run_gives_them(
     chances = open_volume(folder / "chances.zarr").open()[...]
     np.testing.assert_allclose(chances.sum(0), 1, atol=1e-5)
     np.testing.assert_array_equal(chances.argmax(0), out)
+    for name in ("out", "chances"):
+        ended = given("evaluate", f"{name}.zarr", "l.tif", "--classes", "--config", "threads", "--json", f"{name}.json")
+        assert ended.code == 0, ended.err
+    scores, again = (json.loads((folder / f"{n}.json").read_text())["scores"]["output"] for n in ("out", "chances"))
+    assert scores == again and [each["name"] for each in scores["classes"]] == ["outside", "cell", "nucleus"]
+    assert scores["accuracy"] == pytest.approx((out == truth).mean()) and "nucleus" in ended.out
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorstore
 from arrays import write_all
-from browser import PANELS, Browser
+from browser import PANELS, Browser, chromium
 from bucket import Bucket
 from command import THREADS, begin, finish, set_each, wait_until
 from volumes import noise, windowed, write_volume
@@ -38,6 +39,12 @@ def build():
     net.scale, net.stride, net.halo, net.window, net.intensity = (1, 1, 1), (1, 1, 1), (0, 0, 0), (8, 16, 16), "same"
     return net
 """
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
 
 
 def write_group(path: Path, data: np.ndarray, format: str, *, is_labels: bool = False) -> Path:
@@ -95,7 +102,6 @@ def test_voxels_of_an_unknown_size_have_no_unit_and_fill_their_panel(browser: Br
         assert (browser.picture()[panel[0] + 2, panel[1] + 2] == 0).all()  # black around it
 
 
-@pytest.mark.long
 def test_a_folder_of_neuroglancers_own_format_is_drawn_in_its_place(browser: Browser, tmp_path: Path) -> None:
     data = noise(SHAPE)
     spec = {

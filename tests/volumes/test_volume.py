@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from arrays import invented, make, write_all
 from bucket import Bucket
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from metadata import ARRAY, GROUP, ZARR3, lay
@@ -155,6 +158,13 @@ def test_a_volume_that_has_grown_is_read_as_it_was(tmp_path: Path, array_format:
     make(tmp_path / "a", data.astype("int16"), format=array_format)
     with pytest.raises(VolumeError, match="open it again"):
         before.open()
+
+
+def test_importing_brings_no_format_library() -> None:
+    code = "import sys, volpipe.volumes.volume; print({'tensorstore', 'zarr', 'z5py', 'torch'} & set(sys.modules))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "set()"
 
 
 def try_to_read(volume: Volume, answer: Any) -> None:  # Any: a queue, of a type that its process chooses

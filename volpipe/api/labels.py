@@ -23,6 +23,7 @@ from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import suffix_of, with_format
 from volpipe.monitoring.exposition import monitored
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.recipes.workflow import kind_of
 from volpipe.reporting.page import REPORT
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
@@ -93,9 +94,11 @@ def segment(
 
 def evaluate(
     output: str | Path | Report | SegmentationResult,
-    reference: str | Path,
+    reference: str | Path | None = None,
     *,
     labels: bool = False,
+    classes: bool = False,
+    skeletons: str | Path | None = None,
     given: str | Path | None = None,
     roi: str | None = None,
     margin: tuple[int, int, int] = (0, 0, 0),
@@ -117,14 +120,19 @@ def evaluate(
     Args:
         output: the volume that is judged, such as an output of `volpipe run`. Also the report of a run or a
             segmentation; of one channel, as the reference.
-        reference: the volume to score it against.
+        reference: the volume to score it against; None where skeletons in files stand in for it.
         labels: both hold labels; 0 is none.
+        classes: both hold classes, by their numbers: Dice and IoU of each. Of several channels of the output, the
+            largest is the class.
+        skeletons: score labels by skeletons of neurons at this path, or by those of the reference (labels). The path is
+            an SWC file or a folder of them, a CSV, nodes.csv and edges.csv, or Neuroglancer's precomputed skeletons.
         given: the input of the output, if that does not name it; it is interpolated.
         roi: box z0:z1,y0:y1,x0:x1 of both that is compared.
         margin: voxels at each face of the box that are left out.
         data_range: greatest value less least; by default of the type.
-        ignore: with `labels`: numbers such as 5,7 of which nothing is known: voxels with them in `reference` are left
-            out; by default -1 to -3 and the last three of 32 and 64 bits; none leaves none out. In Python () does.
+        ignore: with `labels` or `classes`: numbers such as 5,7 of which nothing is known: voxels with them in
+            `reference` are left out; by default -1 to -3 and the last three of 32 and 64 bits; none leaves none out. In
+            Python () does.
         any_place: score voxel by voxel though voxel sizes or origins say they lie elsewhere.
         incomplete: read outputs of volpipe that are not complete as they are; what is missing is zeros.
         site, tolerate, progress, on_progress, metrics: as of `run`.
@@ -138,15 +146,15 @@ def evaluate(
         VolpipeError: the volumes do not fit each other, or the site cannot be used.
         RunStopped: too many blocks cannot be scored.
     """
-    output, reference = location_of(output, "output"), location_of(reference, "reference")
-    source = location_of(given, "given") if given is not None else _input_of(output)
+    output, truth = location_of(output, "output"), None if reference is None else location_of(reference, "reference")
+    kind = kind_of(truth, labels=labels, classes=classes, skeletons=str(skeletons or ""))
+    source = location_of(given, "given") if given is not None else _input_of(output) if kind == "image" else None
     evaluation = plan_evaluation(
-        output, reference, given=source, roi=roi, margin=margin,
-        kind="labels" if labels else "image", data_range=data_range, ignore=ignore, any_place=any_place,
-        incomplete=incomplete,
+        output, truth, given=source, roi=roi, margin=margin, kind=kind, data_range=data_range, ignore=ignore,
+        skeletons=str(skeletons or ""), any_place=any_place, incomplete=incomplete,
     )  # fmt: skip
     start, _ = site_of(site)
-    name = "_".join(["volpipe", Path(output).stem, Path(reference).stem, "scores.run"])
+    name = "_".join(["volpipe", Path(output).stem, Path(truth or str(skeletons)).stem, "scores.run"])
     with monitored(metrics, "evaluate"), progress_shown(progress, on_progress) as show:
         options, listener = RunOptions(tolerated=tolerate), Listener(on_progress=show)
         work = evaluation_work(evaluation, RunFolder(Path.cwd() / name), options, listener)

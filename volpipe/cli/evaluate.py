@@ -17,7 +17,7 @@ import typer
 import volpipe
 from volpipe.cli.generate import command_of
 from volpipe.cli.options import Parents
-from volpipe.display.comparisons import difference_tables, made_table, row_table, score_table
+from volpipe.display.comparisons import difference_tables, made_table, row_table, score_tables
 from volpipe.display.console import INCOMPLETE, PLAIN_LINE_SECONDS, check_target, err, interruptible, out
 from volpipe.display.progress import showing
 from volpipe.display.reports import print_missing
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 @command_of("evaluate")
 def evaluate(
-    output: str, reference: str, labels: bool, ignore: str | None, report: str | None,
+    output: str, reference: str | None, labels: bool, classes: bool, skeletons: str | None, ignore: str | None,
+    report: str | None,
     *,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result to this file.")
@@ -43,25 +44,27 @@ def evaluate(
 
     Where OUTPUT has more voxels than what it was made from, interpolation of that is scored beside it.
     """
-    if picture is not None and labels:
-        raise VolpipeError("--picture shows images; leave it out with --labels")
+    kind = "labels" if labels else "classes" if classes else "skeletons" if skeletons else "image"
+    if picture is not None and kind != "image":
+        raise VolpipeError(f"--picture shows images; leave it out with --{kind}")
     if picture is not None and Path(picture).suffix.lower() != ".png":
         raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
     for option, file in (("--json", json_file), ("--picture", picture), ("--report", report)):
         check_target(option, file, parents=parents)
-    for location in (output, reference):
+    for location in filter(None, (output, reference)):
         volpipe.open(location)  # refused before heavy packages are loaded
     with interruptible(), showing() as show:
         result = volpipe.evaluate(
-            output, reference, labels=labels, ignore=_labels(ignore, labels=labels), report=report, on_progress=show(),
-            **options,
+            output, reference, labels=labels, classes=classes, skeletons=skeletons, report=report,
+            ignore=_labels(ignore, is_image=kind == "image"), on_progress=show(), **options,
         )  # fmt: skip
     if result.scores is None:
         print_missing(result)
         raise typer.Exit(INCOMPLETE)
     for note in result.notes:
         err.print(f"note: {note}")
-    out.print(score_table(result.scores, result.plan.output))
+    for table in score_tables(result.scores, result.plan.output):
+        out.print(table)
     if json_file is not None:
         text = json.dumps(result.to_json(), indent=1, allow_nan=False)
         Path(json_file).write_text(f"{text}\n", encoding="utf-8")
@@ -69,11 +72,11 @@ def evaluate(
         result.draw(picture)
 
 
-def _labels(text: str | None, *, labels: bool) -> tuple[int, ...] | None:
+def _labels(text: str | None, *, is_image: bool) -> tuple[int, ...] | None:
     """Return the labels that --ignore names, () for none; None where it names nothing."""
     if text is None:
         return None
-    if not labels:
+    if is_image:
         raise VolpipeError("--ignore is of labels; give --labels as well, or leave it out")
     try:
         return () if text.strip() == "none" else tuple(int(part, 0) for part in text.split(","))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import volpipe
 from volpipe.cli import segment
-from volpipe.display.comparisons import score_table
+from volpipe.display.comparisons import score_tables
 from volpipe.display.console import columns, err, out, tell_report
 from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.display.reports import print_missing
@@ -121,7 +121,8 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
         times = cost.times if ended.is_new else None
         out.print(segment.summary(report, times))
     elif isinstance(report, volpipe.EvaluationResult) and report.scores is not None:
-        out.print(score_table(report.scores, ended.stage.given))
+        for table in score_tables(report.scores, ended.stage.given):
+            out.print(table)
 
 
 def report_table(report: FlowReport, cost: FlowCost) -> Table:

@@ -36,11 +36,11 @@ def _table(sheet: Sheet, *, left: int = 1, title: str = "", most: int | None = N
     return table
 
 
-def score_table(scores: Scores, volume: Volume) -> Table:
+def score_tables(scores: Scores, volume: Volume) -> list[Table]:
     """Return the scores of each candidate, the best PSNR first, or of labels; `volume` knows the size of a voxel."""
-    from volpipe.evaluation.lines import score_sheet
+    from volpipe.evaluation.lines import score_sheets
 
-    return _table(score_sheet(scores, volume))
+    return [_table(sheet) for sheet in score_sheets(scores, volume)]
 
 
 def made_table(result: ComparisonResult) -> Table | None:

@@ -44,6 +44,7 @@ from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.paths import Location, delete, delete_file, exists
 
 R = TypeVar("R", bound=WorkReport)
+NODES = "nodes.npz"
 
 
 class BlockWork(FolderWork[R]):
@@ -55,6 +56,7 @@ class BlockWork(FolderWork[R]):
         close: returns how it ended, from the facts of a `WorkReport`.
         parts_of: returns what its page says, from what its journal has, and whether it is complete.
         check: refuses volumes that do not suit, before anything is written; None where the plan has done so.
+        prepare: writes into the folder what workers read beside the volumes.
         slices: returns the pictures of its page; None where it has none.
         to: a file for the scores, by which the work is known where it is one of several; None without.
     """
@@ -64,18 +66,20 @@ class BlockWork(FolderWork[R]):
     def __init__(
         self, subject: Subject, folder: RunFolder, options: RunOptions, listener: Listener, feed: Feed | None, *,
         name: str, sent: Subject, close: Callable[..., R], parts_of: Callable[[Taken, bool], Parts],
-        check: Callable[[], None] | None = None, slices: Callable[[], Iterable[Item]] | None = None,
+        check: Callable[[], None] | None = None, prepare: Callable[[], None] = lambda: None,
+        slices: Callable[[], Iterable[Item]] | None = None,
         to: Location | None = None,
     ) -> None:  # fmt: skip
         super().__init__(folder, options, listener, feed)
         self.subject, self.name, self.to = subject, name, to
         self.sent, self.close, self.parts_of, self.check, self.slices = sent, close, parts_of, check, slices
+        self.prepare = prepare
 
     @property
     def needs_all(self) -> bool:
         """Whether it must wait for all of what it reads: labels are looked at first, interpolations need the input."""
         subject = self.subject
-        return isinstance(subject, Evaluation) and (subject.kind == "labels" or len(subject.candidates) > 1)
+        return isinstance(subject, Evaluation) and (subject.kind != "image" or len(subject.candidates) > 1)
 
     @property
     def is_begun(self) -> bool:
@@ -102,7 +106,8 @@ class BlockWork(FolderWork[R]):
         self.check_free()
         inputs = self.subject.inputs()
         # what earlier work of ours writes stays as it is: of all but the reference
-        read = inputs if self.options.is_outside else {"reference": inputs["reference"]}
+        is_read = self.options.is_outside
+        read = {name: volume for name, volume in inputs.items() if is_read or name == "reference"}
         mark, states = self.folder.path / self.subject.mark, {name: identify(each) for name, each in read.items()}
         before: Mapping[str, Identity] = {}
         with suppress(RunError):  # damaged
@@ -156,6 +161,7 @@ class BlockWork(FolderWork[R]):
     def session_steps(self, session: WorkSession) -> Steps[R]:
         if self.is_complete:
             return self.close(was_complete=True)
+        self.prepare()
         pool: WorkerPool = yield POOL
         began, schedule = time.perf_counter(), self.resumed()
         self.listener.on_plan(self.subject, self.folder)
@@ -182,6 +188,8 @@ def evaluation_work(
 ) -> BlockWork[EvaluationResult]:  # fmt: skip
     """Return the work of `evaluation`; its scores are written to the file `to`, if there is one."""
     results = partial(read_results, folder.journal, RESULTS, BlockSums)
+    nodes = folder.path / NODES
+    evaluation = replace(evaluation, nodes=str(nodes) if evaluation.skeletons else "")
 
     def close(**facts: Any) -> EvaluationResult:  # Any: of a `WorkReport`
         result = EvaluationResult(evaluation, folder.path, **facts)
@@ -201,7 +209,7 @@ def evaluation_work(
     return BlockWork(
         evaluation, folder, options, listener, feed, name=str(to or evaluation.output), to=to,
         sent=replace(evaluation, notes=()), close=close, parts_of=parts_of, check=evaluation.check_labels,
-        slices=partial(evaluation_items, evaluation),
+        slices=partial(evaluation_items, evaluation), prepare=partial(evaluation.store_nodes, nodes),
     )  # fmt: skip
 
 
@@ -260,7 +268,8 @@ def calibrate_evaluation(
     is_guess = any(volume.path in missing for volume in (output, given) if volume is not None)
     try:
         if output.path in missing:
-            output = evaluation.reference if evaluation.kind == "labels" else zeros_like(output, folder / "output")
+            is_alike = evaluation.kind == "labels" and evaluation.reference.path not in missing
+            output = evaluation.reference if is_alike else zeros_like(output, folder / "output")
         if given is not None and given.path in missing:
             given = zeros_like(given, folder / "given")
         trial = replace(evaluation, b=output, given=given)

@@ -1,49 +1,65 @@
 """Evaluate: an output against a reference, and interpolation of its input beside it.
 
-Not here: the scores of images and labels (image_scores, label_scores), or how they are shown (lines).
+Not here: scores of each kind (image_scores, label_scores, class_scores, run_lengths), or how they are shown (lines).
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from volpipe.errors import PlanError
-from volpipe.evaluation import image_scores, subject
+from volpipe.errors import PlanError, VolpipeError
+from volpipe.evaluation import image_scores, run_lengths, subject
+from volpipe.evaluation.class_scores import TOO_MANY, ClassScores, class_scores
 from volpipe.evaluation.image_scores import ImageScores, ImageSums, plain
 from volpipe.evaluation.interpolate import METHODS, interpolated
-from volpipe.evaluation.label_scores import LabelScores, label_scores, total
+from volpipe.evaluation.label_scores import LabelScores, label_scores, overlaps, total
 from volpipe.evaluation.origins import makings_of
+from volpipe.evaluation.run_lengths import Nodes, SkeletonScores, skeleton_scores
+from volpipe.evaluation.skeletons import check_makeable, read_skeletons, skeletons_of
 from volpipe.evaluation.subject import BlockSums, Results, Subject, read_block
 from volpipe.geometry.grid import Box, Triple, triple
 from volpipe.geometry.labels import Ignore, ignored, in_64_bits, reserved
 from volpipe.inference.intensity import to_dtype
 from volpipe.inference.roi import find_roi
+from volpipe.recipes.training import MOST_CLASSES
+from volpipe.training.task import Training
 from volpipe.units import count
 from volpipe.volumes.identity import fingerprint
 from volpipe.volumes.places import MEND, Paired, check_same_place
+from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.values import labels_note, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
 
 FINGERPRINT = "reference_fingerprint"
 OUTPUT = "output"
-Scores = dict[str, ImageScores] | LabelScores  # of an image and of interpolations of its input, by name; or of labels
+# Of an image and of interpolations of its input, by name; or of labels, by voxels or by skeletons; or of classes.
+Scores = dict[str, ImageScores] | LabelScores | SkeletonScores | ClassScores
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Subject):
-    """An output B, of one channel, and its reference A.
+    """An output B, of one channel, and its reference A, which is B itself where skeletons in files stand in for it.
 
     Attributes:
         given: the input of the output, a coarser volume, or None.
         ignore: labels of the reference of which nothing is known, and of the output that are none; None for RESERVED.
+        skeletons, fingerprint: of these, the path, or OF_LABELS, and what they hold; "" without.
+        nodes: file of the `Nodes`, on workers; "" elsewhere.
+        names: of classes 0, 1, …; () where nobody knows.
     """
 
     data_range: float
     given: Volume | None = None
     ignore: Ignore = None
+    skeletons: str = ""
+    fingerprint: str = ""
+    nodes: str = ""
+    names: tuple[str, ...] = ()
     stage = "evaluate"
     mark = "evaluation.json"
 
@@ -76,13 +92,53 @@ class Evaluation(Subject):
         return self.own_box(block).grown((reach,) * 3) & self.box
 
     def inputs(self) -> dict[str, Volume]:
-        given = {} if self.given is None else {"given": self.given}
-        return {"output": self.output, "reference": self.reference, **given}
+        named = {"reference": None if self.fingerprint else self.reference, "given": self.given}
+        return {"output": self.output, **{name: volume for name, volume in named.items() if volume is not None}}
 
     def describe(self) -> dict[str, object]:
         """Return everything that the scores depend on, as JSON values: against another reference they are stale."""
-        labels = {"ignore": self.ignore} if self.kind == "labels" else {}
-        return {"given": None, **super().describe(), **labels, FINGERPRINT: fingerprint(self.reference)}
+        labels: dict[str, object] = {} if self.kind == "image" else {"ignore": self.ignore}
+        if self.names:
+            labels["classes"] = list(self.names)
+        if self.skeletons:
+            labels |= {"skeletons": self.skeletons, "skeletons_fingerprint": self.fingerprint}
+        if not self.fingerprint:
+            labels[FINGERPRINT] = fingerprint(self.reference)
+        return {"given": None, **super().describe(), **labels}
+
+    def store_nodes(self, path: Path) -> None:
+        """Write the nodes of the skeletons to `path`, for workers; those that are there stay.
+
+        Raises:
+            PlanError: they have changed since they were planned.
+        """
+        if not self.skeletons or path.is_file():
+            return
+        place = _placed(self.output, self.reference)
+        if self.fingerprint:
+            skeletons = read_skeletons(self.skeletons)
+            if skeletons.fingerprint != self.fingerprint:
+                raise PlanError(f"{self.skeletons} has changed since it was looked at; give the command again")
+        else:
+            start = tuple(o + n * s for o, n, s in zip(place.origin_nm, self.box.start, _size(place), strict=True))
+            skeletons = skeletons_of(read_block(self.reference, self.box)[0], _size(place), triple(start), self.ignore)
+            run_lengths.check_extent(skeletons, place, self.box)
+        Nodes.placed(skeletons, place, self.box, self.block).store(path)
+
+    def sums(self, block: int, session: str) -> BlockSums:
+        if self.kind == "classes":
+            box = self.own_box(block)
+            found, truth = self.voxels(OUTPUT, box, session), read_block(self.reference, box, session)[0]
+            return BlockSums(tables={block: overlaps(found, truth).tolist()})
+        if self.kind != "skeletons":
+            return super().sums(block, session)
+        voxels = run_lengths.voxels_in(Path(self.nodes), block) if self.nodes else np.zeros((0, 3), int)
+        if not len(voxels):
+            return BlockSums()
+        start = voxels.min(axis=0)
+        box = Box(triple(start.tolist()), triple((voxels.max(axis=0) + 1).tolist()))
+        labels = read_block(self.output, box, session)[0][tuple((voxels - start).T)]
+        return BlockSums(nodes={block: labels.astype(np.uint64).tolist()})
 
     def image_sums(self, block: int, session: str) -> BlockSums:
         box, sums = self.read_box(block), {}
@@ -94,14 +150,27 @@ class Evaluation(Subject):
         return BlockSums(scores={block: sums})
 
     def voxels(self, name: str, box: Box, session: str = "") -> np.ndarray:
-        """Return the voxels of a candidate in `box`; interpolations as the output stores them, rounded and clipped."""
+        """Return the voxels of a candidate in `box`; interpolations as the output stores them, rounded and clipped.
+
+        Of chances of classes, a channel for each, the class with the largest.
+        """
         if name == OUTPUT or self.given is None:
-            return np.asarray(read_block(self.output, box, session)[0])
+            data = read_block(self.output, box, session)
+            return np.asarray(_finite(self.output, data, box).argmax(0) if len(data) > 1 else data[0])
         coarse = self.given.open(cache_bytes=subject.CACHE_BYTES, session=session)
         return to_dtype(interpolated(coarse, box, self.factors, name).astype(np.float32), self.output.dtype)
 
     def scores(self, results: Results) -> Scores:
         """Return the scores from the sums of all blocks, in order: floats add up to another sum in another."""
+        if self.kind == "skeletons":
+            parts = sorted(BlockSums.joined(results()).nodes.items())
+            labels = np.array([label for _, part in parts for label in part], np.uint64)
+            no_objects = [in_64_bits(n) for n in ignored(self.output.dtype, self.ignore)]
+            labels[np.isin(labels, np.array(no_objects, np.uint64))] = 0
+            return skeleton_scores(Nodes.load(Path(self.nodes)), labels)
+        if self.kind == "classes":
+            left_out = [in_64_bits(n) for n in ignored(self.reference.dtype, self.ignore)]
+            return class_scores(total(table for _, table in subject.tables(results)), self.names, left_out)
         if self.kind == "labels":
             dtypes = (self.reference.dtype, self.output.dtype)
             left_out, no_objects = ([in_64_bits(n) for n in ignored(dtype, self.ignore)] for dtype in dtypes)
@@ -121,7 +190,7 @@ class Evaluation(Subject):
     def label_notes(self, scores: Scores) -> list[str]:
         """Return which labels were not counted, or look as if they should not have been, in sentences."""
         notes, (truth, labels) = [], (self.reference, self.output)
-        if isinstance(scores, LabelScores) and scores.num_ignored:
+        if isinstance(scores, LabelScores | ClassScores) and scores.num_ignored:
             notes.append(
                 f"{count(scores.num_ignored, 'voxel')} of the reference {truth} left out: their label, one of "
                 f"{', '.join(map(str, ignored(truth.dtype, self.ignore)))}, means that nothing is known of them; "
@@ -137,8 +206,9 @@ class Evaluation(Subject):
 
     def check_labels(self) -> None:
         """Refuse images where labels are to be scored."""
-        for volume in (self.output, self.reference) if self.kind == "labels" else ():
-            subject.refuse_image(volume, self.box)
+        for volume in (self.output, self.reference) if self.kind != "image" else ():
+            if volume.num_channels == 1:
+                subject.refuse_image(volume, self.box)
 
 
 def _finite(volume: Volume, data: np.ndarray, box: Box) -> np.ndarray:
@@ -149,14 +219,15 @@ def _finite(volume: Volume, data: np.ndarray, box: Box) -> np.ndarray:
 
 
 def plan_evaluation(
-    output: Volume | str, reference: Volume | str, given: Volume | str | None = None, *, roi: str | None = None,
+    output: Volume | str, reference: Volume | str | None, given: Volume | str | None = None, *, roi: str | None = None,
     margin: Triple = (0, 0, 0), kind: str = "image", data_range: float | None = None, ignore: Ignore = None,
-    any_place: bool = False, incomplete: bool = False,
+    skeletons: str = "", any_place: bool = False, incomplete: bool = False,
 ) -> Evaluation:  # fmt: skip
     """Return the evaluation of the volume `output` against `reference`, checked against both.
 
     Args:
-        output, reference: the volumes, which need not exist yet; or their locations.
+        output, reference: the volumes, which need not exist yet; or their locations. None where skeletons are in files.
+        skeletons: of the kind "skeletons": their path, or OF_LABELS to make them of the reference.
         given: the input of the output, to interpolate beside it.
         roi: box of the reference z0:z1,y0:y1,x0:x1; without it, the volumes must be of one shape.
         margin: voxels (z, y, x) to leave out at each face of the box.
@@ -167,11 +238,12 @@ def plan_evaluation(
         VolumeError: a volume is not there, or not complete in the box.
         PlanError: they do not fit each other, lie elsewhere, show other parts, or the range of values is not known.
     """
-    view = View(incomplete=incomplete)
-    output, truth = (v if isinstance(v, Volume) else open_volume(v, view=view) for v in (output, reference))
+    view, is_of_files = View(incomplete=incomplete), reference is None
+    named = (output, output if reference is None else reference)
+    output, truth = (v if isinstance(v, Volume) else open_volume(v, view=view) for v in named)
     source = given if given is None or isinstance(given, Volume) else open_volume(given, view=view)
     for volume in filter(None, (output, truth, source)):
-        if volume.num_channels != 1:
+        if volume.num_channels != 1 and not (kind == "classes" and volume is output):
             raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to score as an array")
     if roi is None and output.spatial_shape != truth.spatial_shape:
         raise PlanError(
@@ -186,7 +258,8 @@ def plan_evaluation(
         raise PlanError(f"box {box} is empty or leaves the output {output}, which has {shape} voxels")
     evaluation = Evaluation(
         a=truth, b=output, given=source, box=box, kind=kind, data_range=_range(kind, output, truth, data_range),
-        block=subject.BLOCK, ignore=ignore,
+        block=subject.BLOCK, ignore=ignore, skeletons=skeletons,
+        names=_class_names(output) if kind == "classes" else (),
     )  # fmt: skip
     for axis, fine, coarse in zip("zyx", output.spatial_shape, source.spatial_shape, strict=True) if source else ():
         if fine % coarse:
@@ -199,6 +272,15 @@ def plan_evaluation(
     if source is not None:
         source.check_written()
     notes = [] if any_place else _check_places(evaluation)
+    if is_of_files:
+        read = read_skeletons(skeletons)
+        notes += run_lengths.check_extent(read, output, box)
+        evaluation = replace(evaluation, fingerprint=read.fingerprint)
+    elif kind == "skeletons":
+        check_makeable(box)
+        _size(_placed(output, truth))
+    if kind == "classes":
+        notes += _check_classes(output, truth, box)
     samples = [take_sample(volume, box) for volume in (output, truth) if kind == "image"]
     notes += [note for sample in filter(None, samples) for note in labels_note(sample, "score with --labels")]
     return replace(evaluation, notes=tuple(notes))
@@ -212,17 +294,47 @@ def _range(kind: str, output: Volume, truth: Volume, data_range: float | None) -
                 f"{volume} has {volume.dtype} voxels, as labels have, whose numbers are no grey levels; score labels "
                 "with --labels, or give --data-range if these are grey levels"
             )
-        if kind == "labels" and volume.dtype.kind not in "iu":
-            raise PlanError(f"{volume} has {volume.dtype} voxels, labels are whole numbers; leave --labels out")
+        if kind != "image" and volume.dtype.kind not in "iu" and volume.num_channels == 1:
+            raise PlanError(f"{volume} has {volume.dtype} voxels, labels are whole numbers; leave --{kind} out")
     if data_range is not None and not 0 < data_range < math.inf:
         raise PlanError(f"data_range {data_range:g} is no difference of two values; give a number above 0")
-    known = data_range or (1.0 if kind == "labels" else subject.type_range(truth))
+    known = data_range or (1.0 if kind != "image" else subject.type_range(truth))
     if known is None:
         raise PlanError(
             f"the reference {truth} has {truth.dtype} voxels, whose range says nothing of its data; give --data-range, "
             "the same for all that you compare"
         )
     return known
+
+
+def _class_names(output: Volume) -> tuple[str, ...]:
+    """Return the names of classes 0, 1, … by the training of the net, or by the channels of `output`; () without."""
+    with suppress(VolpipeError, KeyError, IndexError, TypeError):
+        weights = makings_of(output)[0].said["recipe"]["net"]["weights"]
+        if (training := Training.load(Path(weights).parent)) is not None and training.recipe.learns_classes:
+            return training.recipe.classes.names
+    return output.channel_names if output.num_channels > 1 else ()
+
+
+def _check_classes(output: Volume, truth: Volume, box: Box) -> list[str]:
+    """Refuse objects where classes are to be scored, by a sample; return what is taken for classes, in a sentence."""
+    for volume in (truth, output):
+        sample = take_sample(volume, box) if volume.num_channels == 1 else None
+        if sample is not None and (num := len(np.unique(sample.values))) > MOST_CLASSES:
+            raise PlanError(TOO_MANY.format(volume, num, MOST_CLASSES))
+    num = output.num_channels
+    return [f"channels 0 to {num - 1} of {output} are taken for classes: a voxel has the largest"] if num > 1 else []
+
+
+def _placed(output: Volume, truth: Volume) -> Volume:
+    """Return that of both, paired voxel by voxel, of which the place is known."""
+    return output if output.voxel_size_nm is not None else truth
+
+
+def _size(volume: Volume) -> Lengths:
+    if volume.voxel_size_nm is None:
+        raise PlanError(run_lengths.UNPLACED.format(volume))
+    return volume.voxel_size_nm
 
 
 def _check_places(evaluation: Evaluation) -> list[str]:

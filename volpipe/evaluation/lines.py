@@ -7,26 +7,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from volpipe.evaluation.class_scores import ClassScores
 from volpipe.evaluation.compare import Comparison, Differences
 from volpipe.evaluation.differences import Difference, ImageDifference, LabelDifference
 from volpipe.evaluation.evaluate import Scores
-from volpipe.evaluation.image_scores import CUBE
+from volpipe.evaluation.image_scores import CUBE, ImageScores
 from volpipe.evaluation.label_scores import LabelScores
-from volpipe.reporting.page import Sheet
+from volpipe.evaluation.run_lengths import SkeletonScores
+from volpipe.reporting.page import Item, Sheet
 from volpipe.units import count
 from volpipe.volumes.volume import Volume
 
 Line = tuple[str, ...]
+MOST_PARTS = 20  # neurons or classes in a table
 
 # ---- scores
 
 
-def score_sheet(scores: Scores, volume: Volume) -> Sheet:
-    """Return the scores of each candidate, the best PSNR first, or of labels; `volume` knows the size of a voxel."""
+def score_sheets(scores: Scores, volume: Volume) -> list[Sheet]:
+    """Return the scores of each candidate, the best PSNR first, or of labels, with a line for each of their parts.
+
+    `volume` knows the size of a voxel.
+    """
+    if isinstance(scores, dict):
+        return [_image_sheet(scores, volume)]
     if isinstance(scores, LabelScores):
-        return Sheet("Scores", ("", ""), list(_label_lines(scores)))
+        return [Sheet("Scores", ("", ""), list(_label_lines(scores)))]
+    rows = _skeleton_lines(scores) if isinstance(scores, SkeletonScores) else _class_lines(scores)
+    return [Sheet("Scores", ("", ""), list(rows)), *_part_sheets(asdict(scores))]
+
+
+def _image_sheet(scores: Mapping[str, ImageScores], volume: Volume) -> Sheet:
     names = ("", "PSNR dB", "SSIM", "FSC 0.5", "FSC 1/7", "along z 0.5", "along z 1/7")
     caption = (
         f"FSC: cycles per voxel at which the Fourier shell correlation, over cubes of {CUBE} voxels, first falls "
@@ -50,6 +64,40 @@ def _label_lines(scores: LabelScores) -> Iterator[Line]:
     yield "objects", f"{scores.num_found:,} found, {scores.num_truth:,} in the reference"
 
 
+def _skeleton_lines(scores: SkeletonScores) -> Iterator[Line]:
+    yield "expected run length", f"{scores.erl:,.1f} nm, of at most {scores.max_erl:,.1f} nm"
+    yield "normalised (NERL)", f"{scores.nerl:.4f}"
+    kinds = {kind: getattr(scores, kind) for kind in ("correct", "split", "merged", "omitted")}
+    for kind, num in kinds.items():
+        yield f"{kind} edges", share_line(num, sum(kinds.values()))
+    yield "merging objects", f"{scores.mergers:,} in several neurons"
+    yield "neurons", f"{len(scores.neurons):,}, of {scores.length:,.1f} nm together"
+
+
+def _class_lines(scores: ClassScores) -> Iterator[Line]:
+    yield "mean Dice", f"{scores.mean_dice:.4f}"
+    yield "mean IoU", f"{scores.mean_iou:.4f}"
+    yield "accuracy", f"{scores.accuracy:.4f}"
+
+
+def _part_sheets(entry: Mapping[str, Any]) -> Iterator[Sheet]:  # Any: JSON
+    """Yield a table of each list of parts that scores have: of neurons, or of classes and of their confusion."""
+    for key, parts in entry.items():
+        if isinstance(parts, list | tuple) and parts and isinstance(parts[0], Mapping):
+            rows = [tuple(map(_cell, part.values())) for part in parts[:MOST_PARTS]]
+            rest = f"{len(parts) - MOST_PARTS:,} more are in the JSON" if len(parts) > MOST_PARTS else ""
+            names = [name.replace("_", " ") for name in parts[0]]
+            yield Sheet(key.capitalize(), names, rows, rest)
+    if 0 < len(confusion := entry.get("confusion") or ()) <= MOST_PARTS:
+        names = [part["name"] for part in entry["classes"]]
+        rows = [(name, *row) for name, row in zip(names, confusion, strict=True)]
+        yield Sheet("Confusion", ("", *names), rows, "voxels of each class of the reference (rows), by the output's")
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
 def _cut(frequency: float | None, volume: Volume) -> str:
     """Return a frequency in cycles per voxel, with its length in nm where the voxels of `volume` are cubes."""
     if frequency is None:
@@ -59,15 +107,16 @@ def _cut(frequency: float | None, volume: Volume) -> str:
     return f"{frequency:.3f}" + (f" ({size[0] / frequency:.3g} nm)" if size is not None and is_known else "")
 
 
-def stored_sheet(scores: Mapping[str, Mapping[str, Any]]) -> Sheet:  # Any: JSON
-    """Return the numbers of `scores`, as they are stored: a line for each candidate."""
+def stored_sheets(scores: Mapping[str, Mapping[str, Any]]) -> list[Item]:  # Any: JSON
+    """Return the numbers of `scores`, as they are stored: a line for each candidate, and for each of their parts."""
     names = [key for key, value in next(iter(scores.values())).items() if not isinstance(value, list | tuple | dict)]
 
     def cell(value: object) -> str:
         return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
     rows = [(name, *(cell(entry.get(key)) for key in names)) for name, entry in scores.items()]
-    return Sheet("Scores", ("", *(name.replace("_", " ") for name in names)), rows)
+    sheet = Sheet("Scores", ("", *(name.replace("_", " ") for name in names)), rows)
+    return [sheet, *(part for entry in scores.values() for part in _part_sheets(entry))]
 
 
 # ---- differences

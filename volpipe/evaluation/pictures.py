@@ -71,7 +71,9 @@ def _planes(evaluation: Evaluation) -> Iterator[Plane]:
         names = [name for name in SHOWN if name in evaluation.candidates]
         slices = {name: evaluation.voxels(name, box).squeeze(axis) for name in names}
         truth = slices["reference"] = read_block(evaluation.reference, box)[0].squeeze(axis)
-        if evaluation.kind == "labels":
+        if evaluation.kind != "image":
+            if evaluation.fingerprint:  # skeletons in files are no volume
+                del slices["reference"]
             images = [Panel(f"{title} {name}", coloured(labels)) for name, labels in slices.items()]
             yield axis, box, images, []
             continue

@@ -15,6 +15,7 @@ from volpipe.blockwise.failures import last_line
 from volpipe.evaluation import lines
 from volpipe.evaluation.compare import Comparison, Differences
 from volpipe.evaluation.evaluate import Evaluation, Scores
+from volpipe.evaluation.label_scores import LabelScores
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.origins import differing
 from volpipe.evaluation.pictures import draw, worst_drafts
@@ -65,16 +66,19 @@ class EvaluationResult(WorkReport):
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""
-        numbers = {} if self.scores is None or isinstance(self.scores, dict) else asdict(self.scores)
+        values = {} if self.scores is None or isinstance(self.scores, dict) else asdict(self.scores)
+        numbers = {name: n for name, n in values.items() if isinstance(n, int | float)}
         texts = {name.replace("_", " "): f"{n:,}" if isinstance(n, int) else f"{n:.4f}" for name, n in numbers.items()}
-        return {"output": shown(self.plan.output), "reference": shown(self.plan.reference), **texts, **super().facts()}
+        truth = self.plan.skeletons if self.plan.fingerprint else self.plan.reference
+        return {"output": shown(self.plan.output), "reference": shown(truth), **texts, **super().facts()}
 
     def _repr_html_(self) -> str:
-        """Return a table of images, the best PSNR first, above how it ended."""
-        if not isinstance(self.scores, dict):
+        """Return a table of images, the best PSNR first, or of neurons or classes, above how it ended."""
+        if self.scores is None or isinstance(self.scores, LabelScores):
             return super()._repr_html_()
-        sheet = lines.score_sheet(self.scores, self.plan.output)
-        return html_table(sheet.names, sheet.rows, caption=sheet.caption) + super()._repr_html_()
+        sheets = lines.score_sheets(self.scores, self.plan.output)
+        tables = (html_table(sheet.names, sheet.rows, caption=sheet.caption) for sheet in sheets)
+        return "".join(tables) + super()._repr_html_()
 
     def to_json(self) -> dict[str, object]:
         """Return the scores and their volumes as JSON values; infinite numbers are None."""
@@ -233,11 +237,10 @@ def evaluation_parts(described: Mapping[str, object], tree: Mapping[str, Any] | 
     scores, notes = ((tree or {}).get(key) for key in ("scores", "notes"))
     items: list[Item] = [Note("There are no scores yet: they need all blocks.")]
     if isinstance(scores, Mapping) and scores:
-        items = [lines.stored_sheet(scores)]
+        items = lines.stored_sheets(scores)
+    truth = described.get("reference") or described.get("skeletons")
     title = f"Scores of {Path(str(described.get('output', ''))).name}"
-    return Parts(
-        title, f"The evaluation against {described.get('reference')}.", facts, [*items, *_warnings(notes or ())]
-    )
+    return Parts(title, f"The evaluation against {truth}.", facts, [*items, *_warnings(notes or ())])
 
 
 def page_of_many(

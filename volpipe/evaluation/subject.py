@@ -37,11 +37,13 @@ class BlockSums:
         scores: of images, those of each candidate by its name.
         differences: of images, those of each channel.
         tables: of labels, the voxels that each pair of them has.
+        nodes: the label at each node of the skeletons that lie there.
     """
 
     scores: dict[int, dict[str, PlainSums]] = field(default_factory=dict)
     differences: dict[int, list[PlainDifference]] = field(default_factory=dict)
     tables: dict[int, PlainOverlaps] = field(default_factory=dict)
+    nodes: dict[int, list[int]] = field(default_factory=dict)
 
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
@@ -64,7 +66,8 @@ class Subject(ABC):
     Attributes:
         a, b: the volumes, B being judged by A: the reference and the output.
         box: the part, in voxels (z, y, x) of both.
-        kind: "image", "labels" of objects, whose numbers mean nothing, or "classes", whose numbers do.
+        kind: "image", "labels" of objects, whose numbers mean nothing, "classes", whose numbers do, or "skeletons" of
+            such objects.
         data_range: of images, the greatest value less the least that there may be; None where nobody knows.
         block: voxels (z, y, x) that are read at once.
         notes: what a user should know of the volumes, in sentences.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from volpipe.errors import RecipeError, VolpipeError
 from volpipe.geometry.grid import Triple
@@ -28,18 +28,23 @@ from volpipe.recipes.toml import Section, load_tree, name_of, replaced_net, set_
 from volpipe.resolve import nearest
 
 VOLUME = "volume"  # what a stage reads that reads the command's argument
+OF_LABELS = "labels"  # in place of a path of skeletons: they are made of the reference
 Tree = dict[str, Any]  # Any: TOML values, checked by `typed`
 
 
 class Comparison(Section):
     """What a stage of kind "evaluate" compares its input with; as the options of `volpipe evaluate`."""
 
-    reference: str
-    """The volume that is compared with."""
+    reference: str | None = None
+    """The volume that is compared with; left out where skeletons in files stand in for it."""
     given: str | None = None
     """The input of the net, from which interpolations are scored beside it."""
     labels: bool = False
     """Compare labels, not grey levels."""
+    classes: bool = False
+    """Compare classes, whose numbers mean the same in both."""
+    skeletons: str = ""
+    """Score labels by the skeletons at this path, or "labels" by those of the labels of the reference."""
     roi: str | None = None
     """The box that is compared, `z0:z1,y0:y1,x0:x1`."""
     margin: Triple = (0, 0, 0)
@@ -52,6 +57,37 @@ class Comparison(Section):
     out."""
     any_place: bool = False
     """Compare voxel by voxel although voxel sizes or origins say that the two lie elsewhere."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Comparison:
+        assert self.kind
+        return self
+
+    @property
+    def kind(self) -> str:
+        """What is scored: "image", "labels", "classes" or "skeletons"."""
+        return kind_of(self.reference, labels=self.labels, classes=self.classes, skeletons=self.skeletons)
+
+
+def kind_of(reference: str | None, *, labels: bool, classes: bool, skeletons: str) -> str:
+    """Return what is scored against a reference, by the keys or options that say so.
+
+    Raises:
+        RecipeError: several do, or there is no reference, or one too many.
+    """
+    chosen = {"labels": labels, "classes": classes, "skeletons": bool(skeletons)}
+    kinds = [kind for kind, is_chosen in chosen.items() if is_chosen] or ["image"]
+    if len(kinds) > 1:
+        raise RecipeError(f"{' and '.join(kinds)} are of different scores; give one of them")
+    is_in_files = bool(skeletons) and skeletons != OF_LABELS
+    if is_in_files and reference is not None:
+        raise RecipeError(
+            f"skeletons at {skeletons} stand in for a reference; leave {reference} out, or give the path {OF_LABELS}, "
+            "by which skeletons are made of it"
+        )
+    if reference is None and not is_in_files:
+        raise RecipeError("reference is missing; give a text, or skeletons in files")
+    return kinds[0]
 
 
 class Conversion(Section):

@@ -491,12 +491,12 @@ class ScoreStage(StagePlan):
         made = open_volume(among.location) if feed is None else feed.volume(0, stage.array)
         if choice.given is not None:
             given = open_volume(choice.given)
-        elif feed is not None and not choice.labels:
+        elif feed is not None and choice.kind == "image":
             given = feed.interpolated
+        reference = None if choice.reference is None else open_volume(choice.reference)
         evaluation = plan_evaluation(
-            made, open_volume(choice.reference), given, roi=choice.roi, margin=choice.margin,
-            kind="labels" if choice.labels else "image", data_range=choice.data_range, ignore=choice.ignore,
-            any_place=choice.any_place,
+            made, reference, given, roi=choice.roi, margin=choice.margin, kind=choice.kind,
+            data_range=choice.data_range, ignore=choice.ignore, skeletons=choice.skeletons, any_place=choice.any_place,
         )  # fmt: skip
         while feed is not None:  # no output need exist yet that says of what part it is
             if isinstance(feed, RunStage):
@@ -527,7 +527,8 @@ class ScoreStage(StagePlan):
 
     def others(self) -> Iterator[tuple[Volume, str]]:
         """Yield what the volume is compared with."""
-        yield self.plan.reference, "reference"
+        if (reference := self.plan.inputs().get("reference")) is not None:
+            yield reference, "reference"
 
     def cost_steps(
         self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None

@@ -423,3 +423,8 @@ def test_in_a_pod_its_service_account_is_used(tmp_path: Path, monkeypatch: pytes
 )
 def test_a_quantity_of_memory_is_a_number_of_bytes(quantity: str, size: int) -> None:
     assert num_bytes(quantity) == size
+
+
+def test_what_is_no_quantity_of_memory_is_refused() -> None:
+    with pytest.raises(SiteError, match="memory '16GB' is no quantity of Kubernetes; write 16Gi"):
+        num_bytes("16GB")

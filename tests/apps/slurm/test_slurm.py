@@ -353,7 +353,6 @@ def test_tasks_that_the_walltime_cut_off_are_done_by_the_next_job(place: Path, s
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
 
 
-@pytest.mark.long
 def test_the_workers_of_jobs_are_seen_with_what_they_take(place: Path, slurm: Slurm) -> None:
     slow = on_slurm(place / "watched", slurm, 0.2)
     slow.begin()

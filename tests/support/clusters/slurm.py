@@ -159,15 +159,17 @@ class Slurm:
         return False
 
     def stop(self) -> None:
-        """Cancel what runs and stop what was started, all at once."""
+        """Cancel what runs and stop what was started, the latest first."""
         with suppress(AssertionError, subprocess.TimeoutExpired):
             self.do("scancel", "--user", psutil.Process().username())
             wait_until(lambda: not self.jobs(), 20)
-        daemons = self.daemons + self._forked()
-        for daemon in daemons:
+        for daemon in reversed(self.daemons + self._forked()):
             with suppress(psutil.NoSuchProcess):
                 daemon.terminate()
-        kill(psutil.wait_procs(daemons, 10)[1])
+                try:
+                    daemon.wait(10)
+                except psutil.TimeoutExpired:
+                    daemon.kill()
 
     def _nodes(self, state: str) -> int:
         return self.do("sinfo", "--noheader", "-N", "--partition=main", "-o", "%t").split().count(state)

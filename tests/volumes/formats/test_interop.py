@@ -129,3 +129,9 @@ def test_n5_viewer_pyramids_have_their_voxel_size_per_level(interop: Path, tmp_p
     for level, (size, origin) in enumerate(places):
         volume = open_volume(tmp_path / "copy", level=level)
         assert (volume.voxel_size_nm, volume.origin_nm) == (size, origin)
+
+
+def test_a_container_of_several_arrays_names_them(interop: Path) -> None:
+    with pytest.raises(VolumeError, match="choose one by its key: gzip, raw"):
+        open_volume(interop / "z5py_n5/z5py.n5")
+    assert open_volume(interop / "z5py_n5/z5py.n5", "gzip").codec == "gzip 5"

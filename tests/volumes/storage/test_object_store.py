@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -212,6 +213,24 @@ def test_the_web_names_arrays_only_where_metadata_do(tmp_path: Path) -> None:
         zarr.consolidate_metadata(tmp_path / "v2.zarr", zarr_format=2)
         with pytest.raises(VolumeError, match="choose one by its key: one/raw, two"):
             open_volume(f"{address}/v2.zarr")
+
+
+def test_missing_chunks_are_empty_also_from_afar(bucket: Bucket, tmp_path: Path) -> None:
+    make(tmp_path / "a.zarr", layout="zarr2")
+    (tmp_path / "a.zarr/raw/0/1/2").unlink()
+    upload(tmp_path / "a.zarr", bucket, "a.zarr")
+    expected = DATA.copy()
+    expected[:8, 8:16, 16:24] = 0
+    with web_server(tmp_path) as address:
+        assert np.array_equal(open_volume("s3://cells/a.zarr").open()[...], expected)
+        assert np.array_equal(open_volume(f"{address}/a.zarr/raw").open()[...], expected)
+
+
+def test_codecs_that_are_left_to_zarr_python_are_read_from_s3(bucket: Bucket, tmp_path: Path) -> None:
+    store = tmp_path / "odd.zarr"
+    zarr.create_array(store, data=DATA, chunks=(8, 8, 8), compressors=numcodecs.LZ4(), zarr_format=2)
+    upload(store, bucket, "odd.zarr")
+    assert np.array_equal(open_volume("s3://cells/odd.zarr").open()[...], DATA)
 
 
 def test_a_public_bucket_needs_no_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
