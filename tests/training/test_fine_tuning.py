@@ -205,7 +205,7 @@ def test_noise_stays_what_the_net_saw_where_grey_levels_are_others(folder: Path)
             (),
             r"no training of superres_z5 .*did you mean '.*: affinities, superres_z2",
         ),
-        ("segment", None, (), "no training of segment to go on with"),
+        ("segment", None, (), "no training of segment to begin with"),
         ("superres_z4_sharp", None, (), "trained against a discriminator, which is not kept"),
         ("affinities", None, (), "affinities learns from labels; give those of raw.tif: --labels"),
         ("superres_z4", "labels.tif", (), "superres_z4 learns from the volume alone; leave out --labels labels.tif"),

@@ -24,7 +24,7 @@ from volpipe.training.logs import no_better
 from volpipe.training.search.grid import load_sweep, run_sweep, sweep_of
 from volpipe.training.search.optuna import load_tuning, run_tuning, tuning_of
 from volpipe.training.search.trials import TrialResult
-from volpipe.training.task import Training
+from volpipe.training.task import Training, newest_step
 from volpipe.workflow.outcome import draw_curve, outcome_lines, run_command
 
 Tree = Mapping[str, Any]  # Any: TOML values
@@ -180,7 +180,7 @@ def _fine_tuning(
 ) -> TrainRecipe:  # fmt: skip
     if not isinstance(volume, str | Path):
         raise VolpipeError("with start, give the path of the volume to learn from in place of a recipe")
-    old = None if fresh else Training.load(folder)
+    old = Training.load(folder) if newest_step(folder) and not fresh else None
     return fine_tuning(
         Start.find(str(start)), str(volume), None if labels is None else str(labels), settings, str(place),
         None if old is None else old.recipe,

@@ -66,12 +66,12 @@ class Start:
             run, training = load_recipe(Path(name)), load_training(Path(f"train_{name}"))
         else:
             raise RecipeError(
-                f"there is no training of {name} to go on with{nearest(name, known)}; give the folder of a training, "
+                f"there is no training of {name} to begin with{nearest(name, known)}; give the folder of a training, "
                 f"or a shipped recipe whose training is known: {', '.join(known)}"
             )
         if training.adversary.weight:
             raise RecipeError(
-                f"{name} was trained against a discriminator, which is not kept; go on with weights that were trained "
+                f"{name} was trained against a discriminator, which is not kept; begin with weights that were trained "
                 "without [adversary], such as superres_z4"
             )
         return cls(name, run, training)
@@ -201,8 +201,8 @@ def _held_out(recipe: TrainRecipe, data: TrainingData, search_path: str) -> Box:
         if _differs(data.labels or data.volume, box, ignore):
             return box
     raise PlanError(
-        f"{data.labels or data.volume} has one value alone in {' and '.join(map(str, boxes))}, which tells nothing of "
-        "a net; give data.0.held_out, a box where there is more"
+        f"{data.labels or data.volume} has one value alone in {' and '.join(map(str, boxes))}, by which no net can be "
+        "scored; give data.0.held_out, a box where there is more"
     )
 
 

@@ -167,13 +167,16 @@ def _write(folder: Path, key: str, data: np.ndarray, named: dict[str, object]) -
 
 
 def _windows(sampler: Sampler) -> Iterator[tuple[SampleSource, Box]]:
-    """Yield volume and box of each predicted window, along the diagonals of the held-out boxes."""
+    """Yield volume and box of each predicted window, along the diagonals of the held-out boxes.
+
+    A window that is larger than a box reaches beyond it, but not beyond the volume, where there are no labels.
+    """
     held_out = [source for source in sampler.sources if source.held_out is not None and source.stored is None]
     for i in range(NUM_WINDOWS):
         source = held_out[i % len(held_out)]
         assert source.held_out is not None
-        room = zip(source.held_out.start, source.held_out.stop, sampler.shape, strict=True)
-        start = tuple(a + max(0, b - a - s) * i // max(1, NUM_WINDOWS - 1) for a, b, s in room)
+        room = zip(source.held_out.start, source.held_out.stop, sampler.shape, source.shape, strict=True)
+        start = tuple(min(a + max(0, b - a - s) * i // max(1, NUM_WINDOWS - 1), n - s) for a, b, s, n in room)
         yield source, Box.from_shape(sampler.shape).shift(start)
 
 
