@@ -141,7 +141,8 @@ def in_one_piece(graph: Fragmented, choice: Objects) -> np.ndarray:
                 low, high = sorted((int(owner[np.searchsorted(ids, a)]), int(owner[np.searchsorted(ids, b)])))
                 if low != high:
                     edges.setdefault((low, high), [[], []])[channel >= len(NEAR)].append((value, number))
-        links = (best_first if choice.agglomerate == "mean" else mutex)(edges, choice)
+        sizes = np.bincount(owner, table[:, 0]).astype(int).tolist()
+        links = best_first(edges, choice, sizes) if choice.agglomerate == "mean" else mutex(edges, choice)
         owner = _components(owner.max(initial=-1) + 1, np.array(links, np.int64).reshape(-1, 2), np.arange(num))[owner]
     voxels = np.bincount(owner, table[:, 0])
     order = sorted(range(len(voxels)), key=lambda o: firsts[owner == o].min())
@@ -149,18 +150,24 @@ def in_one_piece(graph: Fragmented, choice: Objects) -> np.ndarray:
     return np.array([large.index(o) + 1 if o in large else 0 for o in owner.tolist()])
 
 
-def best_first(edges: dict, choice: Objects) -> list[tuple[int, int]]:
-    """Return the pairs that are merged: always the highest mean of all, of equal ones that of the first voxels."""
+def best_first(edges: dict, choice: Objects, sizes: list[int]) -> list[tuple[int, int]]:
+    """Return the pairs that are merged: always the highest mean of all, of equal ones that of the first voxels.
+
+    Below the threshold one of both must be small as it is then.
+    """
     between = {
         p: (sum(v for v, _ in near), len(near), min(n for _, n in near)) for p, (near, _) in edges.items() if near
     }
     links = []
-    while between:
-        pair = max(between, key=lambda p: (Fraction(between[p][0], between[p][1]), -between[p][2]))
-        total, count, _ = between[pair]
-        if total / count / 255 < choice.threshold:
-            break
+
+    def may_merge(pair: tuple[int, int]) -> bool:
+        is_small = min(sizes[c] for c in pair) < choice.small_voxels
+        return between[pair][0] / between[pair][1] / 255 >= (choice.small_threshold if is_small else choice.threshold)
+
+    while mergeable := [p for p in between if may_merge(p)]:
+        pair = max(mergeable, key=lambda p: (Fraction(between[p][0], between[p][1]), -between[p][2]))
         links.append(pair)
+        sizes[pair[0]] += sizes[pair[1]]
         left: dict[tuple[int, int], tuple[int, int, int]] = {}
         for (a, b), (total, count, number) in between.items():
             low, high = sorted(pair[0] if c == pair[1] else c for c in (a, b))

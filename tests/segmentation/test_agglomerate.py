@@ -33,7 +33,7 @@ def random_edges(rng: np.random.Generator, num: int) -> Edges:
 
 def owners(num: int, edges: Edges, choice: Objects) -> np.ndarray:
     """Return the object of each fragment, none of which is open."""
-    return agglomerate(edges, rule_of(choice), np.zeros(num, bool))[0]
+    return agglomerate(edges, rule_of(choice), np.zeros(num, bool), np.ones(num, int))[0]
 
 
 def merged_by_search(num: int, edges: Edges, threshold: float) -> np.ndarray:
@@ -102,15 +102,37 @@ def test_means_that_are_one_float_keep_their_order(few: float, monkeypatch: pyte
     assert owners(3, edges, Objects(threshold=0.6)).tolist() == [0, 1, 1]
 
 
+@pytest.mark.parametrize("few", [-1.0, 2.0])  # all at once, one by one
+@pytest.mark.parametrize(
+    ("voxels", "is_open", "expected"),
+    [
+        ((100, 1, 1), False, [0, 1, 0]),  # what the last brings along keeps the second apart
+        ((100, 1, 1), True, [0, 1, 2]),
+        ((100, 1, 10), False, [0, 0, 1]),  # of the first and the last, none is small
+        ((100, 10, 10), False, [0, 1, 2]),
+    ],
+)
+def test_a_small_object_joins_below_the_threshold_once_its_neighbours_are_known(
+    few: float, voxels: tuple[int, ...], is_open: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first likes the last best, which may be open, then the second; these two lie side by side."""
+    monkeypatch.setattr(agglomerate_module, "FEW", few)
+    sums = np.array([[51 * 10, 10], [64 * 10, 10], [0, 100]])
+    edges = Edges(np.array([[0, 1], [0, 2], [1, 2]]), sums, np.arange(3).reshape(-1, 1))
+    rule = rule_of(Objects(threshold=0.3, small_voxels=10, small_threshold=0.1))
+    owner = agglomerate(edges, rule, np.array([False, False, is_open]), np.array(voxels))[0]
+    assert owner.tolist() == expected
+
+
 def test_a_chain_that_there_is_no_memory_for_is_refused() -> None:
     """Each node of a chain likes the next one better, so that they are merged one by one from its end."""
     num = 100
     pairs = np.stack([np.arange(num - 1), np.arange(1, num)], axis=1)
     edges = Edges(pairs, np.stack([150 + pairs[:, 0], np.ones(num - 1, int)], axis=1), pairs[:, :1])
-    rule, is_open = rule_of(Objects(threshold=0.5)), np.zeros(num, bool)
-    assert not agglomerate(edges, rule, is_open, most_edges=num - 1)[0].any()
+    rule, nodes = rule_of(Objects(threshold=0.5)), (np.zeros(num, bool), np.ones(num, int))
+    assert not agglomerate(edges, rule, *nodes, most_edges=num - 1)[0].any()
     with pytest.raises(PlanError, match=r"^99 edges lie between fragments that can only be merged one by one, out"):
-        agglomerate(edges, rule, is_open, most_edges=num - 2)
+        agglomerate(edges, rule, *nodes, most_edges=num - 2)
 
 
 @given(num=st.integers(1, 40), data=st.data())

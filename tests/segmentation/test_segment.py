@@ -128,19 +128,19 @@ def test_membranes_part_what_foreground_joins(tmp_path: Path) -> None:
     slots=st.integers(1, 4),
     seed=st.integers(0, 99),
     smooth=st.tuples(*[st.integers(0, 2)] * 3),
-    agglomerate=st.sampled_from(["mean", "mutex"]),
+    rule=st.sampled_from([{}, {"small_voxels": 30, "small_threshold": 0.2}, {"agglomerate": "mutex"}]),
     background=st.sampled_from([0.0, 0.45]),
 )
 def test_a_watershed_by_blocks_is_that_in_one_piece(
     tmp_path_factory: pytest.TempPathFactory, shape: tuple[int, int, int], block: tuple[int, int, int],
-    slots: int, seed: int, **choices: Any,
+    slots: int, seed: int, rule: dict[str, Any], **choices: Any,
 ) -> None:  # fmt: skip
     folder = tmp_path_factory.mktemp("watershed")
     levels = np.random.default_rng(seed).choice([0, 100, 200, 255], (9, *shape))  # few, so that there are ties
     make(folder / "a.zarr", levels.astype(np.uint8))
     found = []
     for name, size in (("blocks", block), ("whole", (14, 14, 14))):
-        chosen = recipe(size, threshold=0.55, min_voxels=2, **choices)
+        chosen = recipe(size, threshold=0.55, min_voxels=2, **rule, **choices)
         data, made = labelled(folder / "a.zarr", folder / f"{name}.zarr", chosen, Crowd(slots))
         found.append((data, made.table.read_text()))
     np.testing.assert_array_equal(found[0][0], found[1][0])

@@ -76,22 +76,26 @@ def test_affinities_of_another_range_are_labelled_as_in_bytes_once_it_is_given(
 
 
 @pytest.mark.parametrize(
-    ("setting", "sentence"),
+    ("settings", "sentence"),
     [
-        ("objects.treshold=0.4", "did you mean 'threshold'"),
-        ("input.offsets=[[0,0,-1]]", "offsets must begin with those to the nearest"),
-        ("input.offsets=[[-1,0,0],[0,-1,0],[0,0,-1],[0,0,0]]", "leads nowhere"),
+        (["objects.treshold=0.4"], "did you mean 'threshold'"),
+        (["input.offsets=[[0,0,-1]]"], "offsets must begin with those to the nearest"),
+        (["input.offsets=[[-1,0,0],[0,-1,0],[0,0,-1],[0,0,0]]"], "leads nowhere"),
+        (
+            [f"input.offsets={json.dumps(OFFSETS[:3])}", "objects.agglomerate=mutex"],
+            "agglomerate mutex needs affinities to farther voxels",
+        ),
+        (["objects.small_voxels=9", "objects.agglomerate=mutex"], "small_voxels is for method watershed with agglom"),
+        (["objects.small_voxels=9", "objects.method=components"], "small_voxels is for method watershed with agglom"),
+        (
+            ["objects.small_voxels=9", "objects.small_threshold=0.31"],
+            r"small_threshold 0\.31 is above threshold 0\.3, from which all join; lower it",
+        ),
     ],
 )
-def test_a_recipe_that_cannot_be_understood_is_refused(setting: str, sentence: str) -> None:
+def test_a_recipe_that_cannot_be_understood_is_refused(settings: list[str], sentence: str) -> None:
     with pytest.raises(RecipeError, match=sentence):
-        load_segmentation(None, [setting])
-
-
-def test_a_mutex_without_far_affinities_is_refused() -> None:
-    near = f"input.offsets={json.dumps(OFFSETS[:3])}"
-    with pytest.raises(RecipeError, match="agglomerate mutex needs affinities to farther voxels"):
-        load_segmentation(None, [near, "objects.agglomerate=mutex"])
+        load_segmentation(None, settings)
 
 
 def test_what_is_not_of_this_labelling_is_left_alone(chances: Path, tmp_path: Path) -> None:

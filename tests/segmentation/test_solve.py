@@ -18,12 +18,14 @@ from volpipe.segmentation import solve as solve_module
 from volpipe.segmentation.boxes import Boxes, border
 from volpipe.segmentation.solve import Frame, Part, bytes_needed, solve
 
-METHODS = ("components", "mean", "mutex")
+METHODS = ("components", "mean", "small", "mutex")
 
 
 def choice_of(method: str, threshold: float, far_threshold: float, min_voxels: int) -> Objects:
     """Return how objects are found."""
     common = {"threshold": threshold, "min_voxels": min_voxels}
+    if method == "small":
+        return Objects(small_voxels=8, small_threshold=min(threshold, far_threshold), **common)
     if method == "components":
         return Objects(method="components", **common)
     return Objects(agglomerate=method, far_threshold=far_threshold, **common)

@@ -86,6 +86,24 @@ class Objects(Section):
     affinities above threshold join, affinities at farther offsets below far_threshold forbid."""
     far_threshold: Share = 0.2
     """For mutex: affinities at farther offsets below it forbid that two join."""
+    small_voxels: int = Field(0, ge=0)
+    """For mean: an object of fewer voxels joins a neighbour still while their mean affinity is at least
+    small_threshold."""
+    small_threshold: Share = 0.1
+    """For mean: mean affinity, at most threshold, from which objects of fewer than small_voxels join."""
+
+    @model_validator(mode="after")
+    def _check_small(self) -> Objects:
+        if not self.small_voxels:
+            return self
+        if self.method != "watershed" or self.agglomerate != "mean":
+            raise ValueError("small_voxels is for method watershed with agglomerate mean; leave it out")
+        if self.small_threshold > self.threshold:
+            raise ValueError(
+                f"small_threshold {self.small_threshold:g} is above threshold {self.threshold:g}, from which all join; "
+                "lower it"
+            )
+        return self
 
 
 class SegmentOutput(Section):

@@ -10,6 +10,10 @@ wherever the border lies:
     mutex  edges keep their weights. When the turn of an edge comes that is the best of both ends, these have been
            merged with nothing since, and a heavier edge that forbids lies between the two themselves or nowhere.
 
+With a mean, smaller objects may join below the threshold (`small_voxels`). Nodes only grow: of two large ones whose
+edge is below the threshold, none becomes small again, and what their edge is summed with stays below and between large
+ones. So no edge becomes better, and no merge possible, by another merge.
+
 The order of edges is total: of equal means or weights the edge of the first pair of voxels in C order is the best, and
 an edge that two become has the earlier of their pairs.
 """
@@ -39,17 +43,26 @@ Key = Callable[[Edges], np.ndarray]
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean agglomeration: the highest mean first, while it reaches the threshold; edges to one neighbour are summed."""
+    """Mean agglomeration: the highest mean first, while it reaches the threshold; edges to one neighbour are summed.
+
+    Below the threshold, down to `small_threshold`, a node of fewer than `small_voxels` is merged still.
+    """
 
     threshold: float
+    small_voxels: int
+    small_threshold: float
 
     def prepared(self, edges: Edges, is_open: np.ndarray) -> tuple[Edges, np.ndarray]:
         """Return the edges that matter, and the nodes that may not be merged."""
         return edges[edges.sums[:, 1] > 0], is_open
 
-    def is_live(self, edges: Edges) -> np.ndarray:
-        """Return the edges along which nodes may be merged."""
-        return mean_of(edges.sums) >= self.threshold
+    def is_live(self, edges: Edges, voxels: np.ndarray) -> np.ndarray:
+        """Return the edges along which nodes of so many `voxels` (nodes,) may be merged; open nodes have more."""
+        mean = mean_of(edges.sums)
+        is_live = mean >= self.threshold
+        if self.small_voxels:
+            is_live |= edges.any_end(voxels < self.small_voxels) & (mean >= self.small_threshold)
+        return np.asarray(is_live)
 
     @property
     def keys(self) -> Sequence[Key]:
@@ -71,11 +84,11 @@ class Mean:
         """Return the edges between the owners of nodes, of which the locked ones own themselves alone."""
         return Edges.total(owner[edges.pairs], edges.sums, edges.first)
 
-    def one_by_one(self, edges: Edges, is_active: np.ndarray) -> Iterator[tuple[int, int]]:
+    def one_by_one(self, edges: Edges, is_active: np.ndarray, voxels: np.ndarray) -> Iterator[tuple[int, int]]:
         """Yield the pairs to be merged, of active nodes; a node whose best edge leads to another is active no more."""
-        around, is_free = _around(edges, is_active), is_active.tolist()
+        around, is_free, size = _around(edges, is_active), is_active.tolist(), voxels.tolist()
         place = _exact if edges.sums[:, 1].sum() >= MOST_FLOAT else _rounded
-        live = edges[self.is_live(edges)]
+        live = edges[self.is_live(edges, voxels)]
         columns = zip(*(column.tolist() for column in _columns(live)), strict=True)
         heap = [(*place(total, count, first), a, b) for a, b, total, count, first in columns]
         heapq.heapify(heap)
@@ -84,15 +97,22 @@ class Mean:
             known = around.get(a, {}).get(b) or around.get(b, {}).get(a)
             if known is None or place(*known) != (mean, first):
                 continue  # stale: one of the two was merged, or their edge changed
+            if known[0] / known[1] / FULL < self._least(size[a], size[b]):
+                continue  # both have become large
             if not (is_free[a] and is_free[b]):
                 is_free[a] = is_free[b] = False
                 continue
             yield a, b
             keep, drop = (a, b) if len(around[a]) >= len(around[b]) else (b, a)
+            size[keep] += size[drop]
             for c in _absorb(around, keep, drop):
                 total, count, first = around[keep][c]
-                if total / count / FULL >= self.threshold:
+                if total / count / FULL >= self._least(size[keep], size[c]):
                     heapq.heappush(heap, (*place(total, count, first), keep, c))
+
+    def _least(self, voxels: int, others: int) -> float:
+        """Return the least mean by which two nodes of so many voxels are merged."""
+        return self.small_threshold if min(voxels, others) < self.small_voxels else self.threshold
 
 
 Around = dict[int, dict[int, tuple[int, int, int]]]
@@ -170,8 +190,8 @@ class Mutex:
         is_locked[edges.pairs[edges.any_end(is_open)]] = True
         return self._settled(edges, is_open), is_locked
 
-    def is_live(self, edges: Edges) -> np.ndarray:
-        """Return the edges along which nodes may be merged."""
+    def is_live(self, edges: Edges, voxels: np.ndarray) -> np.ndarray:
+        """Return the edges along which nodes may be merged, whatever their `voxels`."""
         return np.asarray(edges.sums[:, 1] > 0)
 
     @property
@@ -184,7 +204,7 @@ class Mutex:
         kinds = [self._best(edges, owner, kind) for kind in (0, 1)]
         return self._settled(Edges.total(*(np.concatenate(parts) for parts in zip(*kinds, strict=True))), None)
 
-    def one_by_one(self, edges: Edges, is_active: np.ndarray) -> Iterator[tuple[int, int]]:
+    def one_by_one(self, edges: Edges, is_active: np.ndarray, voxels: np.ndarray) -> Iterator[tuple[int, int]]:
         """Yield the pairs to be merged, of active nodes; a node whose best edge leads to another is active no more."""
         owner, is_free = list(range(len(is_active))), is_active.tolist()
         foes: list[set[int]] = [set() for _ in owner]
@@ -266,7 +286,7 @@ Rule = Mean | Mutex
 def rule_of(choice: Objects) -> Rule:
     """Return how supervoxels are agglomerated."""
     if choice.agglomerate == "mean":
-        return Mean(choice.threshold)
+        return Mean(choice.threshold, choice.small_voxels, choice.small_threshold)
     return Mutex(choice.threshold, choice.far_threshold)
 
 
@@ -276,7 +296,7 @@ def mean_of(sums: np.ndarray) -> np.ndarray:
 
 
 def agglomerate(
-    edges: Edges, rule: Rule, is_open: np.ndarray, *, most_edges: int = NO_PAIR
+    edges: Edges, rule: Rule, is_open: np.ndarray, voxels: np.ndarray, *, most_edges: int = NO_PAIR
 ) -> tuple[np.ndarray, Edges]:
     """Return the owner (nodes,), from 0, of each node, and the edges that matter between owners.
 
@@ -286,6 +306,7 @@ def agglomerate(
         edges: between the nodes.
         rule: how they are merged.
         is_open: (nodes,), bool; open nodes own themselves alone.
+        voxels: (nodes,), int64: of each; of an open node those that are known.
         most_edges: that may be held to merge nodes one by one, about `ONE_BY_ONE_BYTES` each.
 
     Raises:
@@ -293,39 +314,42 @@ def agglomerate(
     """
     num = len(is_open)
     edges, is_locked = rule.prepared(edges, is_open)
-    links = np.concatenate([np.zeros((0, 2), np.int64), *_links(edges, rule, ~is_locked, most_edges)])
+    links = np.concatenate([np.zeros((0, 2), np.int64), *_links(edges, rule, ~is_locked, voxels, most_edges)])
     owner = connected_components(num, links, np.arange(num))
     return owner, rule.joined(edges, owner, is_locked) if len(links) else edges
 
 
-def _links(edges: Edges, rule: Rule, is_active: np.ndarray, most_edges: int) -> Iterator[np.ndarray]:
+def _links(
+    edges: Edges, rule: Rule, is_active: np.ndarray, voxels: np.ndarray, most_edges: int
+) -> Iterator[np.ndarray]:
     """Yield the pairs (n, 2) of nodes to be merged, as long as there are some.
 
     A node whose best edge leads to one that is not active can only wait, and so can those that wait for it.
     """
     names = np.arange(len(is_active))
     while True:
-        live = rule.is_live(edges)
+        live = rule.is_live(edges, voxels)
         has_live = np.zeros(len(is_active), bool)
         has_live[edges.pairs[live]] = True
         is_active = is_active & has_live
         edges = edges[edges.any_end(is_active)]
         if not len(edges):
             return
-        edges, names, is_active = _compact(edges, names, is_active)
-        links, is_active = _mutual(edges[rule.is_live(edges)], rule, is_active)
+        edges, names, is_active, voxels = _compact(edges, names, is_active, voxels)
+        links, is_active = _mutual(edges[rule.is_live(edges, voxels)], rule, is_active)
         if not is_active.any():
             return
         if len(links) <= FEW * np.count_nonzero(is_active):
-            for own, own_names, are_active in _batches(edges, names, is_active, rule):
+            for own, own_names, *nodes in _batches(edges, names, is_active, voxels, rule):
                 check_one_by_one(len(own), most_edges)
-                pairs = np.array(list(rule.one_by_one(own, are_active)), np.int64).reshape(-1, 2)
+                pairs = np.array(list(rule.one_by_one(own, *nodes)), np.int64).reshape(-1, 2)
                 yield own_names[pairs]
             return
         yield names[links]
         owner = connected_components(len(names), links, np.arange(len(names)))
         edges = rule.merged(edges, owner)
         names, is_active = _of_owners(owner, names), _of_owners(owner, is_active)
+        voxels = np.bincount(owner, voxels).astype(np.int64)  # exact below 2**53
 
 
 def check_one_by_one(num_edges: int, most_edges: int) -> None:
@@ -342,21 +366,22 @@ def check_one_by_one(num_edges: int, most_edges: int) -> None:
 
 
 def _batches(
-    edges: Edges, names: np.ndarray, is_active: np.ndarray, rule: Rule
-) -> Iterator[tuple[Edges, np.ndarray, np.ndarray]]:
-    """Yield edges, names and flags of groups of active nodes, about BATCH edges at a time.
+    edges: Edges, names: np.ndarray, is_active: np.ndarray, voxels: np.ndarray, rule: Rule
+) -> Iterator[tuple[Edges, np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield edges, names, flags and voxels of groups of active nodes, about BATCH edges at a time.
 
     Nodes of two groups are never merged: no live edge leads from one to the other.
     """
     first, second = (is_active[end] for end in edges.pairs.T)
-    group = connected_components(len(names), edges.pairs[first & second & rule.is_live(edges)], np.arange(len(names)))
+    live = first & second & rule.is_live(edges, voxels)
+    group = connected_components(len(names), edges.pairs[live], np.arange(len(names)))
     of_first, of_second = (group[end] for end in edges.pairs.T)
     own = np.where(first, of_first, of_second)
     num = np.bincount(own, minlength=len(names))
     batch = ((np.cumsum(num) - num) // BATCH)[own]
     batch[first & second & (of_first != of_second)] = -1
     for number in np.unique(batch[batch >= 0]).tolist():
-        yield _compact(edges[batch == number], names, is_active)
+        yield _compact(edges[batch == number], names, is_active, voxels)
 
 
 def _of_owners(owner: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -365,12 +390,14 @@ def _of_owners(owner: np.ndarray, values: np.ndarray) -> np.ndarray:
     return result
 
 
-def _compact(edges: Edges, names: np.ndarray, is_active: np.ndarray) -> tuple[Edges, np.ndarray, np.ndarray]:
-    """Return `edges` with their nodes numbered from 0, and the names and flags of these nodes."""
+def _compact(
+    edges: Edges, names: np.ndarray, is_active: np.ndarray, voxels: np.ndarray
+) -> tuple[Edges, np.ndarray, np.ndarray, np.ndarray]:
+    """Return `edges` with their nodes numbered from 0, and the names, flags and voxels of these nodes."""
     has_edge = np.zeros(len(names), bool)
     has_edge[edges.pairs] = True
     number = np.cumsum(has_edge) - 1
-    return replace(edges, pairs=number[edges.pairs]), names[has_edge], is_active[has_edge]
+    return replace(edges, pairs=number[edges.pairs]), names[has_edge], is_active[has_edge], voxels[has_edge]
 
 
 def _mutual(edges: Edges, rule: Rule, is_active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -136,11 +136,11 @@ def solve(part: Part, frame: Frame, choice: Objects, *, most_edges: int = NO_PAI
     if choice.method != "watershed":
         return _split(graph, edges, is_open, choice.min_voxels)
     rule = rule_of(choice)
-    merged, edges = agglomerate(edges, rule, is_open, most_edges=most_edges)
+    merged, edges = agglomerate(edges, rule, is_open, graph.voxels, most_edges=most_edges)
     graph = graph.merged(merged)
     is_kept = np.zeros(graph.num_owners, bool)
     is_kept[merged] = is_open
-    is_kept[edges.pairs[rule.is_live(edges)]] = True
+    is_kept[edges.pairs[rule.is_live(edges, graph.voxels)]] = True
     return _split(graph, edges, is_kept, choice.min_voxels)
 
 
@@ -188,6 +188,11 @@ class _Graph:
     def num_owners(self) -> int:
         """Owners of nodes, and fragments outside."""
         return len(self.rows) + len(self.outside)
+
+    @property
+    def voxels(self) -> np.ndarray:
+        """The voxels (owners,), int64, of each owner; fragments outside have 0, which are not known."""
+        return np.concatenate([self.rows[:, 0], np.zeros(len(self.outside), np.int64)])
 
     def merged(self, owner: np.ndarray) -> _Graph:
         """Return the graph in which the owners have an `owner` themselves; fragments outside stay alone."""
