@@ -5,7 +5,7 @@ Not here: the recipe (recipes.workflow), what it all takes (cost), or running it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,12 @@ from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import absolute
 from volpipe.workflow.prepare import UNSIZED, Sizing
-from volpipe.workflow.stages import STAGES, Planning, RunStage, StagePlan
+from volpipe.workflow.stages import ConvertStage, FunctionStage, LabelStage, Planning, RunStage, ScoreStage, StagePlan
+from volpipe.workflow.train_stage import TrainStage
+
+STAGES: Mapping[str, type[StagePlan]] = {
+    each.kind: each for each in (RunStage, ConvertStage, FunctionStage, LabelStage, TrainStage, ScoreStage)
+}
 
 
 @dataclass(frozen=True)
