@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
-from command import giver
+from command import begin, finish, giver, wait_until
 from inline import Inline, Stopped
 from volumes import fingerprint
 
@@ -18,6 +19,7 @@ from volpipe.recipes.workflow import find_flow
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
 from volpipe.training.driver import run_training
+from volpipe.training.task import newest_step
 from volpipe.workflow.cost import forecast_flow, preview_flow
 from volpipe.workflow.driver import execute
 from volpipe.workflow.execute import FlowReport, execute_flow
@@ -244,3 +246,24 @@ def test_what_cannot_work_is_refused_before_anything_is_trained(
     with pytest.raises(error, match=sentence):
         plan_of(folder, text)
     assert not (folder / "out").exists()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_no_process_outlives_a_test")
+def test_one_that_was_killed_while_it_trained_and_while_it_ran_goes_on_to_the_same_bytes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "flow.toml").write_text(ALL.replace("steps = 8", "steps = 200"))
+    command = ("run", "--recipe", "flow.toml", "v.tif", "--config", "threads", "-o")
+    whole = giver(folder, monkeypatch, capsys)(*command, "whole")
+    assert whole.code == 0, whole.err
+    learn = folder / "out" / "learn"
+    for is_there in (lambda: newest_step(learn) >= 20, lambda: (folder / "out" / "affinities.zarr.run").is_dir()):
+        process = begin(folder, *command, "out")
+        wait_until(is_there, 100)
+        process.send_signal(signal.SIGKILL)
+        assert finish(folder, process, 60).code == -signal.SIGKILL
+        assert newest_step(learn) < 200 or not (folder / "out" / "scores.json").exists()
+    ended = finish(folder, begin(folder, *command, "out"), 100)
+    assert ended.code == 0, ended.err
+    assert outputs(folder / "out") == outputs(folder / "whole")

@@ -42,6 +42,8 @@ class Data(Section):
     """A box `z0:z1,y0:y1,x0:x1` that no training window touches, in voxels, as lengths or as shares (`:,:,75%:` is the
     last quarter along x); of stored windows in voxels. Give a volume twice to hold out two boxes: windows of both
     entries keep out of both."""
+    box: str | None = None
+    """The box that windows come from, as `held_out`, such as where labels are; without it, all of the volume."""
     stored: bool = False
     """path leads to window tensors. They are normalised, so noise is in those units, and nothing is rounded."""
     labels: str | None = None
@@ -59,6 +61,8 @@ class Data(Section):
     def _consistent(self) -> Data:
         if self.stored and self.labels is not None:
             raise ValueError("labels need voxels, not stored windows; set stored to false, and path to the volume")
+        if self.stored and self.box is not None:
+            raise ValueError("box needs voxels, not stored windows; store those of that box, or leave it out")
         if self.labels is None and self.labels_key is not None:
             raise ValueError("labels_key names an array in labels, which is missing; give labels")
         return self

@@ -35,6 +35,7 @@ from volpipe.estimation.limits import check_access, check_window
 from volpipe.evaluation.driver import BlockWork, calibrate_evaluation, evaluation_work
 from volpipe.evaluation.evaluate import Evaluation, check_part, plan_evaluation
 from volpipe.evaluation.results import EvaluationResult
+from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import check_output, planned_volume, suffix_of
 from volpipe.inference.plan import NetSizes, Plan
 from volpipe.inference.statistics import needs_measuring
@@ -210,8 +211,8 @@ class StagePlan(ABC):
         """Return the `recipe` of a run with the net that this stage trains, without weights until they are there."""
         raise PlanError(f"stage {self.name} trains no net")
 
-    def truth(self) -> tuple[Volume, str | None]:
-        """Return the labels that it learns from, and the box of them that it holds out."""
+    def truth(self) -> Truth:
+        """Return the labels that it learns from."""
         raise PlanError(f"stage {self.name} learns from no labels")
 
     def settled(self) -> StagePlan:
@@ -528,10 +529,10 @@ class ScoreStage(StagePlan):
             given = open_volume(choice.given)
         elif feed is not None and not choice.labels:
             given = feed.interpolated
-        reference, roi = _truth(stage, choice, among)
+        truth = _truth(stage, choice, among)
         evaluation = plan_evaluation(
-            made, reference, given, roi=roi, margin=choice.margin,
-            kind="labels" if choice.labels else "image", data_range=choice.data_range, ignore=choice.ignore,
+            made, truth.labels, given, roi=truth.held_out, margin=choice.margin,
+            kind="labels" if choice.labels else "image", data_range=choice.data_range, ignore=truth.ignore,
             any_place=choice.any_place,
         )  # fmt: skip
         while feed is not None:  # no output need exist yet that says of what part it is
@@ -575,17 +576,27 @@ class ScoreStage(StagePlan):
         return StageCost(self, times=(yield from calibrate_evaluation(self.plan, missing, pool, trials)))
 
 
-def _truth(stage: FlowStage, choice: Comparison, among: Planning) -> tuple[Volume, str | None]:
-    """Return what an evaluation compares with, and in which box."""
+@dataclass(frozen=True)
+class Truth:
+    """What an evaluation compares with, in which box, and the labels of which nothing is known."""
+
+    labels: Volume
+    held_out: str | None
+    ignore: Ignore
+
+
+def _truth(stage: FlowStage, choice: Comparison, among: Planning) -> Truth:
+    """Return what an evaluation compares with: a volume, or what a training learned from and held out."""
     if choice.reference not in stage.beside:
-        return open_volume(choice.reference), choice.roi
-    labels, held_out = among.earlier[choice.reference].truth()
-    if choice.roi is None and held_out is None:
+        return Truth(open_volume(choice.reference), choice.roi, choice.ignore)
+    truth = among.earlier[choice.reference].truth()
+    if choice.roi is None and truth.held_out is None:
         raise PlanError(
             f"stage {choice.reference} holds out no part of its labels, and scores of what a net learned from say "
             "nothing; give data.held_out there, or roi here"
         )
-    return labels, choice.roi or held_out
+    ignore = truth.ignore if choice.ignore is None else choice.ignore
+    return Truth(truth.labels, choice.roi or truth.held_out, ignore)
 
 
 def fed(feed: StagePlan, array: str, choice: ArrayInput) -> Volume:

@@ -56,7 +56,7 @@ from volpipe.volumes.storage.paths import delete
 from volpipe.volumes.volume import Volume, absolute, open_volume
 from volpipe.workflow.entries import Entry
 from volpipe.workflow.outcome import draw_curve, outcome_lines, run_command
-from volpipe.workflow.stages import Planning, StageCost, StagePlan
+from volpipe.workflow.stages import Planning, StageCost, StagePlan, Truth
 
 MEASURED_STEPS = 3  # that a plan takes to know the time of one
 VARIES = "the net, what it learns and how grey levels are mapped must be the same in all of them"
@@ -190,11 +190,12 @@ class TrainStage(StagePlan):
         if not self.plan.pending and not self.is_complete:
             yield from ((volume, what) for what, volume in self.plan.inputs().items())
 
-    def truth(self) -> tuple[Volume, str | None]:
-        labels = self.plan.labels
+    def truth(self) -> Truth:
+        labels, recipe = self.plan.labels, self.plan.recipe
         if labels is None:
-            raise PlanError(f"stage {self.name} learns from no labels, with which to compare; name a volume")
-        return labels, self.plan.recipe.data[0].held_out
+            raise PlanError(f"stage {self.name} learns from no labels; give {self.name}.data.labels, or name a volume")
+        choice = recipe.classes if recipe.learns_classes else recipe.affinities
+        return Truth(labels, recipe.data[0].held_out, choice.ignore)
 
     def with_weights(self, recipe: Recipe) -> Recipe:
         """Return the `recipe` of a run with its weights, and the map of grey levels as the net learned them.
@@ -305,7 +306,7 @@ class TrainReport(WorkReport):
 
     @property
     def open_reason(self) -> str:
-        return "" if self.is_complete else f"{self.folder} has no weights yet: it was stopped, or every training failed"
+        return "" if self.is_complete else f"{self.folder}: a training was stopped, or failed; volpipe.log says why"
 
 
 class TrainWork(FolderWork[TrainReport]):
