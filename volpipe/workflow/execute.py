@@ -72,7 +72,7 @@ class StageReport:
         return self.totals.written_bytes
 
 
-@dataclass
+@dataclass(repr=False)
 class FlowReport:
     """How a flow ended: its stages in order, those that were not begun left out."""
 
@@ -96,6 +96,10 @@ class FlowReport:
             return ""
         first = next((each for each in self.stages if not each.report.is_complete), None)
         return "a stage was not begun" if first is None else f"stage {first.stage.name}: {first.report.open_reason}"
+
+    def __repr__(self) -> str:
+        done = sum(each.report.is_complete for each in self.stages)
+        return f"<FlowReport: {done} of {len(self.plan.stages)} stages complete, {duration(self.seconds)}>"
 
     def _repr_html_(self) -> str:
         rows = (
