@@ -195,6 +195,25 @@ def test_corrected_labels_train_anew_with_update_and_with_it_what_rests_on_the_w
     assert run(plan_of(folder, both), update=True).was_complete
 
 
+def test_an_update_with_a_warm_start_begins_with_the_weights_of_before(folder: Path) -> None:
+    warm = LEARN + REST.partition("[[stage]]")[0]
+    warm = warm.replace('kind = "train"', 'kind = "train"\nwarm_start = true')
+    run(plan_of(folder, warm))
+    weights = folder / "out" / "learn" / "weights.safetensors"
+    (folder / "before.safetensors").write_bytes(weights.read_bytes())
+    labels = tifffile.imread(folder / "l.tif")
+    labels[3:6] = 99
+    tifffile.imwrite(folder / "l.tif", labels)
+    assert run(plan_of(folder, warm), update=True).is_complete
+    went_on = weights.read_bytes()
+    assert run(plan_of(folder, warm)).was_complete
+    started = plan_of(folder, warm, "learn.net.weights=before.safetensors", out="started")
+    run(started)
+    assert (folder / "started" / "learn" / "weights.safetensors").read_bytes() == went_on
+    execute_flow(plan_of(folder, warm), Inline().start, RunOptions(fresh=True))
+    assert weights.read_bytes() != went_on
+
+
 def test_the_best_of_a_sweep_goes_on(folder: Path) -> None:
     swept = LEARN + '[stage.sweep]\n"train.learning_rate" = [1e-9, 2e-2, 1e-8]\n' + REST
     report = run(plan_of(folder, swept))

@@ -104,6 +104,8 @@ class Learning(TrainRecipe):
     """Lists of values by key, as in a recipe of `volpipe sweep`: the training of the best held-out score goes on."""
     tune: dict[str, Any] = Field(default_factory=dict)  # Any: TOML values
     """Ranges by key, as in a recipe of `volpipe tune`: the best training goes on."""
+    warm_start: bool = False
+    """With --update, a training whose volumes changed begins with the weights that it made before, not anew."""
 
     @model_validator(mode="after")
     def _varied_once(self) -> Learning:
@@ -119,7 +121,7 @@ class Learning(TrainRecipe):
     @property
     def sections(self) -> Tree:
         """The sections of a training's recipe, without what is varied."""
-        return self.model_dump(mode="json", exclude=set(VARIED))
+        return self.model_dump(mode="json", exclude={*VARIED, "warm_start"})
 
 
 Makes = Literal["volume", "weights", "scores"]

@@ -242,7 +242,7 @@ def _claim(plan: FlowPlan, options: RunOptions) -> None:
     """Make sure that what is there is of this flow, and that no stage is older than what it read."""
     _check_out(plan)
     if options.fresh:
-        _clear(plan.stages)
+        _clear(plan.stages, options)
     _check_measuring(plan, options)
     if options.update:
         _clear_outdated(plan, options)
@@ -329,13 +329,13 @@ def _clear_outdated(plan: FlowPlan, options: RunOptions) -> None:
             is_outdated = stage.work(options).is_outdated
         later = list(plan.after(stage.name))
         if is_outdated or (not stage.is_complete and any(each.work().is_begun for each in later)):
-            _clear([*([stage] if is_outdated else []), *later])
+            _clear([*([stage] if is_outdated else []), *later], options)
 
 
-def _clear(stages: Sequence[StagePlan]) -> None:
+def _clear(stages: Sequence[StagePlan], options: RunOptions) -> None:
     """Delete what stages made, the last first: nothing is ever there whose input is gone."""
     for stage in reversed(stages):
-        work = stage.work()
+        work = stage.work(options)
         if work.is_begun or stage.folder.path.is_dir():
             with named(stage.name), stage.folder.locked():
                 work.clear()

@@ -11,7 +11,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -73,6 +73,7 @@ class TrainPlan:
         volume, labels: of the first entry of its data, as they are or will be.
         made: what other stages make of the data, such as "labels 1".
         pending: whether they have yet to make a part of that.
+        warm_start: whether an update begins with the weights of before.
     """
 
     recipe: TrainRecipe
@@ -82,6 +83,7 @@ class TrainPlan:
     labels: Volume | None
     made: frozenset[str]
     pending: bool
+    warm_start: bool
 
     @property
     def identity(self) -> str:
@@ -110,6 +112,21 @@ class TrainPlan:
 
     def warnings(self) -> list[str]:
         return []
+
+    def begun_with(self, weights: Path) -> TrainPlan:
+        """Return it with these weights to begin with."""
+        net = {"weights": str(weights), "weights_key": None}
+
+        def begun(recipe: TrainRecipe) -> TrainRecipe:
+            return recipe.model_copy(update={"net": recipe.net.model_copy(update=net)})
+
+        search = self.search
+        if isinstance(search, Sweep):
+            search = replace(search, recipes=tuple(map(begun, search.recipes)))
+        elif isinstance(search, Tuning):
+            tree = search.tree | {"net": search.tree["net"] | net}
+            search = replace(search, recipe=begun(search.recipe), tree=tree)
+        return replace(self, recipe=begun(self.recipe), search=search)
 
     def inputs(self) -> dict[str, Volume]:
         """Return all volumes that it learns from."""
@@ -156,7 +173,7 @@ class TrainStage(StagePlan):
         if labels is None and data.labels is not None:
             labels = open_volume(resolve_address(data.labels, where), data.labels_key)
         made = frozenset(f"{what} {number}" for number, each in enumerate(placed, 1) for what in each.made)
-        plan = TrainPlan(recipe, search, among.search_path, volume, labels, made, pending)
+        plan = TrainPlan(recipe, search, among.search_path, volume, labels, made, pending, choice.warm_start)
         out = RunFolder.for_stages(among.folder).path if not isinstance(among.folder, Path) else among.folder
         self = cls(stage.name, stage.reads, volume, out / stage.name, plan, beside=stage.beside)
         if among.sizing.fresh or not self.is_complete:  # what is complete needs no volume
@@ -316,7 +333,9 @@ class TrainWork(FolderWork[TrainReport]):
 
     def __init__(self, stage: TrainStage, options: RunOptions, listener: Listener, feed: Feed | None) -> None:
         super().__init__(stage.folder, options, listener, feed)
-        self.plan = stage.plan
+        self.start = stage.folder.path.with_name(f"{stage.name}_start.safetensors")
+        is_warm = stage.plan.warm_start and self.start.is_file()
+        self.plan = stage.plan.begun_with(self.start) if is_warm else stage.plan
 
     @property
     def file(self) -> str:
@@ -382,6 +401,12 @@ class TrainWork(FolderWork[TrainReport]):
             )
 
     def clear(self) -> None:
+        """Delete what was made; an update with a warm start keeps the weights, to begin with."""
+        trained = self.trained if self.options.update and self.plan.warm_start else None
+        if trained is not None:
+            (trained / WEIGHTS).replace(self.start)
+        elif not self.options.update:
+            self.start.unlink(missing_ok=True)
         self.folder.clear()
 
     def schedule(self) -> Schedule:
