@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from pathlib import Path
@@ -69,18 +70,32 @@ ALL = LEARN + REST
 NAMES = ["learn", "affinities", "labels", "scores"]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a volume of bright blocks between dark walls, and the number of each block."""
-    monkeypatch.chdir(tmp_path)
+def prepare_folder(folder: Path) -> Path:
+    """Write a volume of bright blocks between dark walls, and the number of each block."""
     z, y, x = (np.arange(n) for n in (32, 32, 32))
     wall = (z % 8 == 0)[:, None, None] | (y % 10 == 0)[:, None] | (x % 10 == 0)
     labels = 1 + (z // 8)[:, None, None] * 16 + (y // 10)[:, None] * 4 + x // 10
     labels[wall] = 0
     noise = np.random.default_rng(1).normal(0, 10, wall.shape)
-    tifffile.imwrite(tmp_path / "v.tif", np.clip(np.where(wall, 70, 170) + noise, 0, 255).astype(np.uint8))
-    tifffile.imwrite(tmp_path / "l.tif", labels.astype(np.uint16))
-    return tmp_path
+    tifffile.imwrite(folder / "v.tif", np.clip(np.where(wall, 70, 170) + noise, 0, 255).astype(np.uint8))
+    tifffile.imwrite(folder / "l.tif", labels.astype(np.uint16))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a volume and labels, where commands are given."""
+    monkeypatch.chdir(tmp_path)
+    return prepare_folder(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What the stages make that nobody interrupts."""
+    folder = prepare_folder(tmp_path_factory.mktemp("whole"))
+    with contextlib.chdir(folder):
+        run(plan_of(folder))
+    return outputs(folder / "out")
 
 
 def plan_of(folder: Path, text: str = ALL, *settings: str, out: str = "out") -> FlowPlan:
@@ -124,12 +139,28 @@ def test_stages_make_what_a_training_and_a_run_given_one_by_one_make(folder: Pat
 
 
 @pytest.mark.parametrize("most_tasks", [1, 2, 4, 9])
-def test_one_that_was_interrupted_goes_on_to_the_same_bytes(folder: Path, most_tasks: int) -> None:
-    run(plan_of(folder, out="whole"))
+def test_one_that_was_interrupted_goes_on_to_the_same_bytes(
+    folder: Path, whole: dict[str, object], most_tasks: int
+) -> None:
     with pytest.raises(Stopped):
         run(plan_of(folder), Inline(most_tasks=most_tasks))
     assert run(plan_of(folder)).is_complete
-    assert outputs(folder / "out") == outputs(folder / "whole")
+    assert outputs(folder / "out") == whole
+
+
+def test_a_training_learns_from_what_an_earlier_stage_makes(folder: Path, whole: dict[str, object]) -> None:
+    text = '[[stage]]\nname = "copy"\nkind = "convert"\n' + ALL.replace('path = "volume"', 'path = "copy"')
+    text = text.replace('net = "learn"', 'net = "learn"\ninput = "volume"')
+    with pytest.raises(Stopped):
+        run(plan_of(folder, text), Inline(most_tasks=1))  # when the copy is there
+    assert not (folder / "out" / "learn" / "weights.safetensors").exists()
+    assert run(plan_of(folder, text)).is_complete
+    assert outputs(folder / "out") == whole
+    assert run(plan_of(folder, text)).was_complete
+    tifffile.imwrite(folder / "v.tif", 255 - tifffile.imread(folder / "v.tif"))
+    assert run(plan_of(folder, text), update=True).is_complete
+    run(plan_of(folder, out="fresh"))
+    assert outputs(folder / "out") == outputs(folder / "fresh") != whole
 
 
 def test_status_and_report_show_a_training_as_its_own(folder: Path) -> None:
@@ -214,17 +245,25 @@ def test_an_update_with_a_warm_start_begins_with_the_weights_of_before(folder: P
     assert weights.read_bytes() != went_on
 
 
-def test_the_best_of_a_sweep_goes_on(folder: Path) -> None:
-    swept = LEARN + '[stage.sweep]\n"train.learning_rate" = [1e-9, 2e-2, 1e-8]\n' + REST
-    report = run(plan_of(folder, swept))
+@pytest.mark.parametrize(
+    "varied",
+    [
+        '[stage.sweep]\n"train.learning_rate" = [1e-9, 2e-2, 1e-8]\n',
+        '[stage.tune]\ntrials = 3\npruner = "none"\n"train.learning_rate" = { choices = [1e-9, 2e-2] }\n',
+    ],
+)
+def test_the_best_of_several_trainings_goes_on(folder: Path, whole: dict[str, object], varied: str) -> None:
+    text = LEARN + varied + REST
+    report = run(plan_of(folder, text))
     assert report.is_complete
-    assert "the best of 3 trainings is 001" in report.stages[0].report.lines
-    run(plan_of(folder, out="single"))
-    single = outputs(folder / "single")
-    assert (folder / "out" / "learn" / "001" / "weights.safetensors").read_bytes() == single["learn"]
-    assert fingerprint(folder / "out" / "affinities.zarr" / "s0") == single["affinities"]
-    assert run(plan_of(folder, swept)).was_complete
+    best = json.loads((folder / "out" / "learn" / "table.json").read_text())
+    name = next(f"{row['trial']:03}" for row in best if row["train.learning_rate"] == 2e-2)
+    assert f"the best of 3 trainings is {name}" in report.stages[0].report.lines
+    assert (folder / "out" / "learn" / name / "weights.safetensors").read_bytes() == whole["learn"]
+    assert fingerprint(folder / "out" / "affinities.zarr" / "s0") == whole["affinities"]
+    assert run(plan_of(folder, text)).was_complete
     assert find_status(str(folder / "out")).is_complete
+    assert "learn/report.html" in (folder / "out.run" / "report.html").read_text()
 
 
 NOT_HELD_OUT = ALL.replace('held_out = "16:32,:,:"', "").replace("validate_every = 4", "")

@@ -228,6 +228,12 @@ class StagePlan(ABC):
         """Yield what it reads beside `given`, with what that is."""
         yield from ()
 
+    def outside(self) -> Iterator[tuple[Volume, str]]:
+        """Yield what it reads that no stage makes, with what that is."""
+        if self.reads == VOLUME:
+            yield self.given, "volume"
+        yield from self.others()
+
     def warnings(self) -> list[str]:
         """Return what a user should know before it runs, in sentences."""
         warnings: list[str] = self.plan.warnings()

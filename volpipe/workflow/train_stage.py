@@ -202,10 +202,14 @@ class TrainStage(StagePlan):
         """Refuse: there is none."""
         raise PlanError(f"stage {self.name} makes weights, no volume that another could read")
 
-    def others(self) -> Iterator[tuple[Volume, str]]:
-        """Yield the volumes that it learns from, as far as they are there."""
-        if not self.plan.pending and not self.is_complete:
-            yield from ((volume, what) for what, volume in self.plan.inputs().items())
+    def outside(self) -> Iterator[tuple[Volume, str]]:
+        """Yield the volumes that it learns from and no stage makes; before the others are there, those of the first."""
+        plan = self.plan
+        if self.is_complete:  # they may be gone
+            return
+        first = {"volume 1": plan.volume} | ({} if plan.labels is None else {"labels 1": plan.labels})
+        inputs = first if plan.pending else plan.inputs()
+        yield from ((volume, what) for what, volume in inputs.items() if what not in plan.made)
 
     def truth(self) -> Truth:
         labels, recipe = self.plan.labels, self.plan.recipe
