@@ -15,7 +15,8 @@ from PIL import Image
 
 from notebooks import FOLDER, KERNEL, executed
 
-PICTURES = {"tiles": 5, "your_net": 4, "seams": 5, "superres": 4, "segmentation": 4}  # of each notebook
+# of each notebook
+PICTURES = {"tiles": 5, "your_net": 4, "seams": 5, "superres": 4, "segmentation": 4, "labels_to_objects": 3}
 MOST_BYTES = 400_000
 NUMBER = re.compile(r"\d[\d.,]*(?:e[-+]\d+)?|never")  # also where there is none
 MEASURED = re.compile(r"[\d.,]+ (?:(?:h|min) \d+ (?:min|s)|s|B|[KMG]iB)\b")  # of this machine
@@ -91,10 +92,7 @@ def test_the_notebooks_are_those_that_are_known() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.long if name in ("seams", "segmentation", "superres", "tiles") else ())
-        for name in PICTURES
-    ],
+    [pytest.param(name, marks=pytest.mark.long if name != "your_net" else ()) for name in PICTURES],
 )
 def test_every_cell_runs_and_shows_what_is_stored(name: str, tmp_path: Path) -> None:
     import nbformat  # which takes a second, in each process that collects tests

@@ -38,10 +38,13 @@ def test_without_a_text_all_is_wanted() -> None:
         ("0.1um:0.9µm,:,:", (13, 113)),
         ("0.1 micron : 9000 angstrom,:,:", (13, 113)),
         ("0nm:1.6um,:,:", (0, 200)),
+        ("25%: 99.9 %,:,:", (50, 200)),
         ("20:160nm,:,:", (20, 20 + 0)),
     ],
 )
-def test_a_length_takes_the_voxels_whose_centres_it_holds(text: str, expected: tuple[int, int]) -> None:
+def test_a_length_takes_the_voxels_whose_centres_it_holds_and_a_share_is_of_the_axis(
+    text: str, expected: tuple[int, int]
+) -> None:
     of = volume((200, 9, 9), voxel_size_nm=(8.0, 1.0, 1.0))
     if expected[0] == expected[1]:
         with pytest.raises(PlanError, match="axis z: 20:160nm holds no voxel; end it at 21 or more"):
@@ -60,7 +63,7 @@ def test_a_length_takes_the_voxels_whose_centres_it_holds(text: str, expected: t
         (":,7:7,:", "roi, axis y: 7:7 holds no voxel; end it at 8 or more"),
         (":,:,5:61", "roi, axis x: 5:61 leaves the volume of 60 voxels; use 5:60, say"),
         (":,:,60:", "roi, axis x: 60:60 leaves the volume of 60 voxels; use 0:60, say"),
-        (":,-3:9,:", "roi, axis y: '-3' is neither a number of voxels nor a length; write 120, or 960nm"),
+        (":,-3:9,:", "roi, axis y: '-3' is neither a number of voxels nor a length; write 120, or 960nm, or 75%"),
         (":,1.5:9,:", "roi, axis y: '1.5' is neither a number of voxels nor a length"),
         ("2furlong:,:,:", "roi, axis z: '2furlong' is neither a number of voxels nor a length"),
         ("2 3:,:,:", "roi, axis z: '2 3' is neither"),

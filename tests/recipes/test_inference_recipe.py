@@ -161,7 +161,8 @@ def test_shipped_recipes_have_names_and_none_is_no_file() -> None:
     assert load_recipe(Path("none"), ["net.name=shift"]).net.name == "shift"
     with pytest.raises(RecipeError) as error:
         load_recipe(Path("superres_z3"))
-    assert "(did you mean 'superres_z4'?)" in str(error.value) and "affinities, default, segment" in str(error.value)
+    assert "(did you mean 'superres_z4'?)" in str(error.value)
+    assert "affinities, default, labels_to_objects, segment" in str(error.value)
     with pytest.raises(RecipeError, match=r"^the shipped recipe superres_z4 with --set normalise\.low=3: "):
         load_recipe(Path("superres_z4"), ["normalise.low=3"])
 

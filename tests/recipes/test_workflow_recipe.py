@@ -81,7 +81,7 @@ def test_stages_without_an_order_or_with_unknown_keys_are_refused(folder: Path, 
 
 def test_the_example_in_the_documentation_is_understood(folder: Path) -> None:
     text = (ROOT / "docs" / "flows.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    example, _, learned = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (folder / "flow.toml").write_text(example)
     flow = find_flow(folder / "flow.toml")
     assert flow is not None
@@ -92,6 +92,13 @@ def test_the_example_in_the_documentation_is_understood(folder: Path) -> None:
     assert isinstance(flow.stages[1].choice, Recipe)
     assert flow.stages[1].choice.windows.block == (2, 2, 2)
     assert flow.stages[1].choice.net.options["residual"] is True  # of the recipe below
+    (folder / "learned.toml").write_text(learned)
+    flow = find_flow(folder / "learned.toml")
+    assert flow is not None
+    assert [(stage.name, stage.reads, stage.beside) for stage in flow.stages] == [
+        ("learn", "volume", ()), ("affinities", "volume", ("learn",)), ("labels", "affinities", ()),
+        ("scores", "labels", ("learn",)),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,21 @@ def test_windows_are_turned_in_all_sixteen_ways(numbered: np.ndarray, tmp_path: 
     assert len(windows) > 16  # each at several places
 
 
+def test_windows_of_a_box_lie_in_it_and_its_size_is_their_share(numbered: np.ndarray, tmp_path: Path) -> None:
+    tree = of_labels(data={"box": "4:12,:,50%:"}).model_dump()
+    whole = TrainRecipe.model_validate(tree | {"data": [*tree["data"], tree["data"][0] | {"box": None}]})
+    sampler = Sampler(whole, (1, 1, 1), str(tmp_path))
+    windows = [sampler.window(number) for number in range(400)]
+    boxes = [window.box for window in windows if window.source is sampler.sources[0]]
+    limit = Box((4, 0, 18), (12, 30, 36))
+    assert all(limit.contains(box) for box in boxes)
+    assert {box.start[0] for box in boxes} == set(range(4, 9))
+    share = 8 * 30 * 18 / (8 * 30 * 18 + 24 * 30 * 36)
+    assert abs(len(boxes) / 400 - share) < 0.07
+    with pytest.raises(PlanError, match=r"axis x: a window of 8 voxels .* than data.box .*36 of .*, which has 4"):
+        Sampler(of_labels(data={"box": ":,:,32:"}), (1, 1, 1), str(tmp_path))
+
+
 def test_what_the_net_sees_is_as_without_labels(numbered: np.ndarray, tmp_path: Path) -> None:
     options = {"degrade": {"noise": 3.0}, "samples": TURNS | {"gain": (0.5, 1.5), "offset": 0.1}}
     with_labels = Sampler(of_labels(**options), (1, 1, 1), str(tmp_path))

@@ -103,11 +103,13 @@ def _show_labels(stage: StagePlan) -> None:
 
 
 def _heading(plan: FlowPlan, stage: StagePlan) -> str:
-    number = 1 + plan.stages.index(stage)
+    number = 1 + [each.name for each in plan.stages].index(stage.name)
     return f"\nstage {number} of {len(plan.stages)}: {stage.name}, {stage.kind} of {stage.reads}"
 
 
 def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
+    from volpipe.workflow.train_stage import TrainReport
+
     report = ended.report
     if report.was_complete:
         out.print(f"{ended.stage.out} is complete already")
@@ -120,6 +122,9 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
             out.print(str(update))
         times = cost.times if ended.is_new else None
         out.print(segment.summary(report, times))
+    elif isinstance(report, TrainReport):
+        for line in report.lines:
+            out.print(line)
     elif isinstance(report, volpipe.EvaluationResult) and report.scores is not None:
         for table in score_tables(report.scores, ended.stage.given):
             out.print(table)
@@ -221,7 +226,9 @@ def cost_table(cost: FlowCost) -> Table:
     table.add_row("all", "", *_amounts(cost.total), "", _time(cost))
     table.caption = _room(cost)
     if cost.is_guess:
-        table.caption += "\n≈ by synthetic voxels, for the input does not exist yet"
+        trains = any(each.is_guess and each.stage.makes_weights for each in cost.stages)
+        basis = "by the first steps of a training, or by" if trains else "by"
+        table.caption += f"\n≈ {basis} synthetic voxels, for the input does not exist yet"
     return table
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a secon
     from volpipe.blockwise.phase import Progress, Show
 
 OF_BLOCKS = ("scan", "measure", "histogram", "factor", "infer", "pieces", "edges", "paint", "evaluate", "compare")
+OTHERS = {"train": "step", "sweep": "training", "tune": "training"}  # what their units are
 
 
 @contextmanager
@@ -82,4 +83,4 @@ def bar_counts(progress: Progress) -> Iterator[tuple[str, float, float, str]]:
             scale = progress.num_windows / whole
             yield stage.name, done * scale, whole * scale, "window"
         else:
-            yield stage.name, done, whole, "block" if stage.name in OF_BLOCKS else "shard"
+            yield stage.name, done, whole, "block" if stage.name in OF_BLOCKS else OTHERS.get(stage.name, "shard")

@@ -72,8 +72,9 @@ class Mask(BaseModel):
 def find_roi(text: str | None, volume: Volume) -> Box:
     """Return the box of voxels (z, y, x) that ``z0:z1,y0:y1,x0:x1`` names in `volume`; all of it without a text.
 
-    A bound is a number of voxels, or a length in the volume's own coordinates: of "100nm:900nm" the voxels count whose
-    centres lie from 100 nm to before 900 nm. Without a bound, the region reaches the face.
+    A bound is a number of voxels, a share of the axis such as 75%, or a length in the volume's own coordinates: of
+    "100nm:900nm" the voxels count whose centres lie from 100 nm to before 900 nm. Without a bound, the region reaches
+    the face.
 
     Raises:
         PlanError: it cannot be parsed, is empty, or leaves the volume.
@@ -129,10 +130,13 @@ def _bound(text: str, axis: int, volume: Volume) -> float:
     number, unit = match.groups() if match else ("", "")
     if number and not unit:
         return int(number) if volume.resampling is None else int(number) / volume.resampling.steps[axis]
+    if number and unit == "%":
+        return round(float(number) / 100 * volume.spatial_shape[axis])
     factor = nanometres(unit)
     if not number or factor is None:
         raise PlanError(
-            f"roi, axis {AXES[axis]}: {text.strip()!r} is neither a number of voxels nor a length; write 120, or 960nm"
+            f"roi, axis {AXES[axis]}: {text.strip()!r} is neither a number of voxels nor a length; write 120, "
+            "or 960nm, or 75%"
         )
     if volume.voxel_size_nm is None:
         raise PlanError(

@@ -121,8 +121,8 @@ class Input(ArrayInput):
     """Which array of the volume is read, and which part of it is selected."""
 
     roi: str | None = None
-    """The box that is computed, `z0:z1,y0:y1,x0:x1`, in voxels or as lengths such as 100nm:900nm; a bare : is a whole
-    axis."""
+    """The box that is computed, `z0:z1,y0:y1,x0:x1`, in voxels, as lengths such as 100nm:900nm or as shares such as
+    25%:75%; a bare : is a whole axis."""
     mask: str | None = None
     """A volume of any resolution; voxels where it is not 0 are selected."""
     empty: Literal["missing"] | Annotated[float, Field(allow_inf_nan=False)] | None = None

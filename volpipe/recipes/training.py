@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -39,8 +39,11 @@ class Data(Section):
     level: int = Field(0, ge=0)
     """Level of a multiscale group; 0 is the finest."""
     held_out: str | None = None
-    """A box `z0:z1,y0:y1,x0:x1` that no training window touches, in voxels or as lengths; of stored windows in
-    voxels. Give a volume twice to hold out two boxes: windows of both entries keep out of both."""
+    """A box `z0:z1,y0:y1,x0:x1` that no training window touches, in voxels, as lengths or as shares (`:,:,75%:` is the
+    last quarter along x); of stored windows in voxels. Give a volume twice to hold out two boxes: windows of both
+    entries keep out of both."""
+    box: str | None = None
+    """The box that windows come from, as `held_out`, such as where labels are; without it, all of the volume."""
     stored: bool = False
     """path leads to window tensors. They are normalised, so noise is in those units, and nothing is rounded."""
     labels: str | None = None
@@ -58,6 +61,8 @@ class Data(Section):
     def _consistent(self) -> Data:
         if self.stored and self.labels is not None:
             raise ValueError("labels need voxels, not stored windows; set stored to false, and path to the volume")
+        if self.stored and self.box is not None:
+            raise ValueError("box needs voxels, not stored windows; store those of that box, or leave it out")
         if self.labels is None and self.labels_key is not None:
             raise ValueError("labels_key names an array in labels, which is missing; give labels")
         return self
@@ -373,6 +378,18 @@ class TrainRecipe(Section):
                 f"net {self.net.name} gives intensity {intensity!r}, affinities are chances from 0 to 1; give it a "
                 'sigmoid at its end, such as net.options.output = "sigmoid", or net.intensity = "unit" if it has one'
             )
+
+
+def run_sections(recipe: TrainRecipe) -> dict[str, dict[str, Any]]:  # Any: TOML values
+    """Return the sections of a recipe of `volpipe run` that follow from the `recipe` of a training, but its weights."""
+    net = recipe.net
+    if recipe.learns_labels and not recipe.learns_classes and net.offsets is None:
+        net = net.model_copy(update={"offsets": recipe.affinities.offsets})
+    sections = {"net": net, "normalise": recipe.normalise, "output": recipe.output}
+    return {
+        name: section.model_dump(mode="json", exclude_defaults=True, exclude={"weights", "weights_key", "untrained"})
+        for name, section in sections.items()
+    }
 
 
 def load_training(path: Path | None, settings: Sequence[str] = ()) -> TrainRecipe:

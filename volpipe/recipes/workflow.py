@@ -25,6 +25,7 @@ from volpipe.geometry.labels import Ignore
 from volpipe.recipes.inference import ArrayInput, Input, Output, Recipe, Windows
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import Section, load_tree, name_of, replaced_net, set_values, typed
+from volpipe.recipes.training import VARIED, TrainRecipe, run_sections
 from volpipe.resolve import nearest
 
 VOLUME = "volume"  # what a stage reads that reads the command's argument
@@ -36,7 +37,8 @@ class Comparison(Section):
     """What a stage of kind "evaluate" compares its input with; as the options of `volpipe evaluate`."""
 
     reference: str | None = None
-    """The volume that is compared with; left out where skeletons in files stand in for it."""
+    """The volume that is compared with; left out where skeletons in files stand in for it. Or a stage of kind "train":
+    the labels that it learns from, in the box that it holds out."""
     given: str | None = None
     """The input of the net, from which interpolations are scored beside it."""
     labels: bool = False
@@ -131,7 +133,34 @@ class BlockFunction(Section):
     values may be given."""
 
 
-Makes = Literal["volume", "scores"]
+class Learning(TrainRecipe):
+    """What a stage of kind "train" learns: a training's recipe, and perhaps what is varied in it."""
+
+    sweep: dict[str, Any] = Field(default_factory=dict)  # Any: TOML values
+    """Lists of values by key, as in a recipe of `volpipe sweep`: the training of the best held-out score goes on."""
+    tune: dict[str, Any] = Field(default_factory=dict)  # Any: TOML values
+    """Ranges by key, as in a recipe of `volpipe tune`: the best training goes on."""
+    warm_start: bool = False
+    """With --update, a training whose volumes changed begins with the weights that it made before, not anew."""
+
+    @model_validator(mode="after")
+    def _varied_once(self) -> Learning:
+        if self.sweep and self.tune:
+            raise ValueError("sweep and tune exclude each other; leave one out")
+        return self
+
+    @property
+    def training(self) -> TrainRecipe:
+        """The recipe, without what is varied."""
+        return TrainRecipe.model_validate(self.sections)
+
+    @property
+    def sections(self) -> Tree:
+        """The sections of a training's recipe, without what is varied."""
+        return self.model_dump(mode="json", exclude={*VARIED, "warm_start"})
+
+
+Makes = Literal["volume", "weights", "scores"]
 
 
 @dataclass(frozen=True)
@@ -160,6 +189,7 @@ class StageKind:
         keys: what it says, beside `Head`.
         about: what it does, in sentences for users.
         has_recipe: whether `keys` are those of a recipe, of which a file is named as `recipe`.
+        has_input: whether it reads a stage, or the volume, as `input`.
         needs: section without which a stage has to name a recipe.
         makes: what a later stage may read, or not.
         links: returns the keys of a stage that may name other stages.
@@ -168,19 +198,45 @@ class StageKind:
     keys: type[Section]
     about: str
     has_recipe: bool = True
+    has_input: bool = True
     needs: str = ""
     makes: Makes = "volume"
     links: Callable[[Tree], Iterable[Link]] = lambda tree: ()
 
 
+def _net_link(tree: Tree) -> Iterator[Link]:
+    """Yield the training of the weights that a run takes."""
+    net = tree.get("net")
+    if isinstance(net, dict) and isinstance(net.get("stage"), str):
+        yield Link("net", net["stage"], "weights", is_stage=True)
+
+
+def _data_links(tree: Tree) -> Iterator[Link]:
+    """Yield the volumes of a training."""
+    data = tree.get("data")
+    for number, entry in enumerate(data if isinstance(data, list) else ()):
+        for key in ("path", "labels"):
+            if isinstance(entry, dict) and isinstance(entry.get(key), str):
+                yield Link(f"data.{number}.{key}", entry[key])
+
+
+def _truth_link(tree: Tree) -> Iterator[Link]:
+    """Yield the training whose labels are compared with."""
+    if isinstance(tree.get("reference"), str):
+        yield Link("reference", tree["reference"], "weights")
+
+
 KINDS: Mapping[str, StageKind] = {
-    "run": StageKind(Recipe, "a net; the keys of its recipe follow.", needs="net"),
+    "run": StageKind(Recipe, "a net; the keys of its recipe follow.", needs="net", links=_net_link),
     "label": StageKind(SegmentRecipe, "a segmentation."),
     "convert": StageKind(
         Conversion, "a part, a level, a type or a format of the input, or larger voxels.", has_recipe=False
     ),
     "function": StageKind(BlockFunction, "a Python function over blocks.", has_recipe=False),
-    "evaluate": StageKind(Comparison, "scores.", has_recipe=False, makes="scores"),
+    "train": StageKind(
+        Learning, "the weights of a net, as `volpipe train`.", has_input=False, makes="weights", links=_data_links
+    ),
+    "evaluate": StageKind(Comparison, "scores.", has_recipe=False, makes="scores", links=_truth_link),
 }
 if TYPE_CHECKING:
     KindName = str
@@ -274,25 +330,22 @@ def find_flow(
         set_values(entry, (*for_runs, *of_volume) if head.kind == "run" else ())
     if for_volume and not any(head.kind == "run" and reads[head.name] == VOLUME for head in heads):
         raise RecipeError(f"{name}: no run reads the volume, so {for_volume[0]} is about none; leave it out")
-    stages = (
-        FlowStage(
-            head.name,
-            head.kind,
-            reads[head.name],
-            _choice(head, entry, name, settings),
-            (head.input or "").partition("/")[2],
-            tuple(dict.fromkeys(link.stage for link in links[head.name] if link.stage in links)),
-        )
-        for head, entry in zip(heads, trees, strict=True)
-    )
-    return Flow(str(path), tuple(stages))
+    stages: dict[str, FlowStage] = {}
+    for head, entry in zip(heads, trees, strict=True):
+        beside = tuple(dict.fromkeys(link.stage for link in links[head.name] if link.stage in links))
+        trained = next((stages[each].choice for each in beside), None) if head.kind == "run" else None
+        choice = _choice(head, entry, name, settings, trained.training if isinstance(trained, Learning) else None)
+        array = (head.input or "").partition("/")[2]
+        stages[head.name] = FlowStage(head.name, head.kind, reads[head.name], choice, array, beside)
+    return Flow(str(path), tuple(stages.values()))
 
 
 def _spread(trees: Sequence[Tree]) -> None:
-    """Write ``input = "name"`` of each stage as the section that its recipe has."""
+    """Write ``input = "name"`` and ``net = "name"`` of each stage as the sections that its recipe has."""
     for entry in trees:
-        if isinstance(entry.get("input"), str):
-            entry["input"] = {"stage": entry["input"]}
+        for key in ("input", "net"):
+            if isinstance(entry.get(key), str):
+                entry[key] = {"stage": entry[key]}
 
 
 def _set_each(trees: Sequence[Tree], settings: Sequence[str]) -> None:
@@ -309,10 +362,12 @@ def _set_each(trees: Sequence[Tree], settings: Sequence[str]) -> None:
             )
         own[stage].append(rest)
     for name, entry in by_name.items():
-        feeds = [setting for setting in own[name] if setting.partition("=")[0].strip() == "input"]
-        set_values(entry, feeds)  # before the keys of the input, which would be lost
+        feeds = [setting for setting in own[name] if setting.partition("=")[0].strip() in ("input", "net")]
+        set_values(entry, feeds)  # before the keys of these sections, which would be lost
         _spread([entry])
         set_values(entry, [setting for setting in own[name] if setting not in feeds])
+        if isinstance(entry.get("data"), dict):  # [stage.data] of one volume
+            entry["data"] = [entry["data"]]
 
 
 def _head(entry: Tree, source: str, settings: Sequence[str]) -> Head:
@@ -337,7 +392,7 @@ def _order(heads: Sequence[Head], links: Mapping[str, Sequence[Link]], name: str
     for head in heads:
         if head.name == VOLUME:
             raise RecipeError(f"{name}: no stage may be named {VOLUME}, which is the command's argument; rename it")
-        reads[head.name] = (head.input or "").partition("/")[0] or before
+        reads[head.name] = ((head.input or "").partition("/")[0] or before) if KINDS[head.kind].has_input else VOLUME
         before = head.name if KINDS[head.kind].makes == "volume" else before
     for number, head in enumerate(heads):
         earlier = {each.name: each for each in heads[:number]}
@@ -367,12 +422,16 @@ def _check_link(link: Link, own: str, earlier: Mapping[str, Head], reads: Mappin
     raise RecipeError(f"{start} {feed} comes after it; move [[stage]] {feed} before {own}")
 
 
-def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str]) -> Section:
-    """Return what the stage is to do: its recipe's file, with what stands in the stage on top."""
+def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str], trained: TrainRecipe | None = None) -> Section:
+    """Return what the stage is to do: its recipe's file, with what stands in the stage on top.
+
+    Of a run whose net an earlier stage has `trained`, what follows from that recipe takes the place of the file.
+    """
     source, kind = f"{name}, stage {head.name}", KINDS[head.kind]
     own = {key: value for key, value in entry.items() if key not in ("name", "kind", "recipe", "input")}
     feed = {key: value for key, value in entry.get("input", {}).items() if key != "stage"}
     no_keys = ["recipe"] if head.recipe is not None and not kind.has_recipe else []
+    no_keys += ["input"] if head.input is not None and not kind.has_input else []
     no_keys += feed if "input" not in kind.keys.model_fields else []
     if no_keys:
         raise RecipeError(f"{source}: {no_keys[0]} is no key of a stage of kind {head.kind}; leave it out")
@@ -383,6 +442,11 @@ def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str]) -> Sect
     tree = load_tree(Path(head.recipe)) if head.recipe is not None else {}
     if "stage" in tree:
         raise RecipeError(f"{source}: the recipe {head.recipe} has stages itself; write them into {name}")
+    if trained is not None:
+        if given := [key for key in ("name", "weights", "untrained") if key in own["net"]] or [*tree]:
+            raise RecipeError(f"{source}: its net is that of stage {own['net']['stage']}; leave out {given[0]}")
+        own["net"] = {key: value for key, value in own["net"].items() if key != "stage"}
+        tree = run_sections(trained)
     tree = merged(tree, own | ({"input": feed} if feed else {}))
     return typed(kind.keys, tree, source, settings, head.name)
 

@@ -209,6 +209,11 @@ class FolderWork(HeldWork[R], ABC):
             RunError: with the keys that differ.
         """
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether an update makes all of it anew, because its input changed."""
+        return False
+
     @abstractmethod
     def check_source(self, source: FolderWork[Any], called: str) -> None:
         """Refuse to keep what was made of an output of `source` that is gone, or make it anew.

@@ -24,7 +24,6 @@ from volpipe.estimation.limits import disk_limits, of_quota, room_warning
 from volpipe.inference.plan import Plan
 from volpipe.nets.cache import remembering
 from volpipe.recipes.batch import Dataset, Mistake
-from volpipe.recipes.workflow import VOLUME
 from volpipe.runs.growth import grown_plan
 from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
@@ -228,9 +227,7 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
 def _inputs(plan: Plan | FlowPlan) -> Iterator[str]:
     """Yield the places that a dataset reads."""
     for stage in stages_of(plan):
-        if stage.reads == VOLUME:
-            yield stage.given.path
-        yield from (volume.path for volume, _ in stage.others())
+        yield from (volume.path for volume, _ in stage.outside())
 
 
 def _check_room(rows: Sequence[DatasetRow], at_once: int, notes: list[str]) -> Iterator[str]:

@@ -36,7 +36,7 @@ from volpipe.volumes.storage.metadata import write_json
 from volpipe.volumes.volume import Volume, absolute
 from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
 from volpipe.workflow.entries import Entry, find_entries, find_work
-from volpipe.workflow.stages import STAGES
+from volpipe.workflow.plan import STAGES
 
 T = TypeVar("T")
 AT_ONCE = 8  # pairs at work at a time: the tail of one is filled by the next

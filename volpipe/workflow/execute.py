@@ -20,7 +20,7 @@ from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Feed
 from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until, Work
-from volpipe.errors import RunError
+from volpipe.errors import RecipeError, RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.options import RunOptions, written
@@ -32,6 +32,7 @@ from volpipe.tables import html_table
 from volpipe.units import duration, size
 from volpipe.volumes.storage.metadata import write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing
+from volpipe.volumes.storage.paths import shown
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.entries import FLOW_FILE, Entry
@@ -71,7 +72,7 @@ class StageReport:
         return self.totals.written_bytes
 
 
-@dataclass
+@dataclass(repr=False)
 class FlowReport:
     """How a flow ended: its stages in order, those that were not begun left out."""
 
@@ -96,10 +97,14 @@ class FlowReport:
         first = next((each for each in self.stages if not each.report.is_complete), None)
         return "a stage was not begun" if first is None else f"stage {first.stage.name}: {first.report.open_reason}"
 
+    def __repr__(self) -> str:
+        done = sum(each.report.is_complete for each in self.stages)
+        return f"<FlowReport: {done} of {len(self.plan.stages)} stages complete, {duration(self.seconds)}>"
+
     def _repr_html_(self) -> str:
         rows = (
             (each.stage.name, each.stage.kind, duration(each.seconds), size(each.read_bytes), size(each.written_bytes),
-             len(each.report.missing), each.stage.out)
+             len(each.report.missing), shown(each.stage.out))
             for each in self.stages
         )  # fmt: skip
         caption = f"{len(self.stages)} of {len(self.plan.stages)} stages, {duration(self.seconds)}"
@@ -191,6 +196,9 @@ def _stage_steps(
                 yield Until(lambda: closed.issuperset(each.name for each in beside))
                 if not all(each.is_complete for each in beside):
                     return None
+                stage = stage.settled()
+                if isinstance(work, OutputWork):
+                    work.plan = stage.plan
             if source is not None:
                 needs_all, is_compared = work.needs_all, _is_compared(work)
                 yield Until(lambda: source.is_closed or (source.is_open and not needs_all and not is_compared))
@@ -213,11 +221,17 @@ def _is_compared(work: FolderWork[Any]) -> bool:
 
 
 def _await_change(plan: FlowPlan, options: RunOptions, name: str) -> None:
-    """Note in stages that rest on the stage `name` that what they read is about to change."""
+    """Note in stages that rest on the stage `name` that what they read is about to change.
+
+    What rests on weights that are trained anew is deleted.
+    """
+    anew: set[str] = set()
     for later in plan.after(name):
         work = later.work(options)
+        if later.makes_weights:
+            anew |= {each.name for each in plan.after(later.name)}
         with named(later.name):
-            if isinstance(work, OutputWork) and work.is_begun:
+            if isinstance(work, OutputWork) and work.is_begun and later.name not in anew:
                 work.await_change()
             elif work.is_begun:
                 with later.folder.locked():
@@ -228,14 +242,16 @@ def _claim(plan: FlowPlan, options: RunOptions) -> None:
     """Make sure that what is there is of this flow, and that no stage is older than what it read."""
     _check_out(plan)
     if options.fresh:
-        _clear(plan)
+        _clear(plan.stages, options)
     _check_measuring(plan, options)
+    if options.update:
+        _clear_outdated(plan, options)
     for stage in plan.stages:
         with named(stage.name):
             if isinstance(work := stage.work(_of_stage(options, stage)), OutputWork):
                 work.check_update()
             if not (options.update and stage.is_grown):
-                _check_same(stage)
+                _check_same(stage, options)
             for later in plan.after(stage.name):
                 later.work().check_source(stage.work(), later.name)
     for stage in plan.stages:
@@ -304,20 +320,32 @@ def _check_out(plan: FlowPlan) -> None:
             stage.work().check_free()
 
 
-def _clear(plan: FlowPlan) -> None:
-    """Delete what all stages made, the last first: nothing is ever there whose input is gone."""
-    for stage in reversed(plan.stages):
-        work = stage.work()
+def _clear_outdated(plan: FlowPlan, options: RunOptions) -> None:
+    """Delete what an update makes anew as a whole: trainings whose volumes changed, and what rests on their weights."""
+    for stage in plan.stages:
+        if not stage.makes_weights:
+            continue
+        with named(stage.name):
+            is_outdated = stage.work(options).is_outdated
+        later = list(plan.after(stage.name))
+        if is_outdated or (not stage.is_complete and any(each.work().is_begun for each in later)):
+            _clear([*([stage] if is_outdated else []), *later], options)
+
+
+def _clear(stages: Sequence[StagePlan], options: RunOptions) -> None:
+    """Delete what stages made, the last first: nothing is ever there whose input is gone."""
+    for stage in reversed(stages):
+        work = stage.work(options)
         if work.is_begun or stage.folder.path.is_dir():
             with named(stage.name), stage.folder.locked():
                 work.clear()
 
 
-def _check_same(stage: StagePlan) -> None:
+def _check_same(stage: StagePlan, options: RunOptions) -> None:
     """Refuse to go on with another recipe than that of what is there."""
     try:
-        stage.work().check_same()
-    except RunError as error:
+        stage.work(_of_stage(options, stage)).check_same()
+    except (RunError, RecipeError) as error:
         raise RunError(
             f"{error}, all stages; to keep those before it, delete {stage.out} and {stage.folder.path} yourself, and "
             "the same of stages that need it"

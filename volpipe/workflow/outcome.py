@@ -12,7 +12,7 @@ from pathlib import Path
 from volpipe.errors import VolumeError
 from volpipe.inference.statistics import affine, in_numbers
 from volpipe.recipes.inference import Normalise, Recipe
-from volpipe.recipes.training import RUN_RECIPE, WEIGHTS, Data, TrainRecipe
+from volpipe.recipes.training import RUN_RECIPE, WEIGHTS, Data, TrainRecipe, run_sections
 from volpipe.reporting.panels import Panel, curve, panels_png
 from volpipe.runs.provenance import settings_of
 from volpipe.training.data.volumes import resolve_address
@@ -67,8 +67,8 @@ def draw_curve(folder: Path) -> Path | None:
 def run_command(recipe: TrainRecipe, folder: Path, search_path: str) -> str:
     """Write a recipe that runs the weights in `folder` on volumes like the training's; return the command with it.
 
-    It holds the training's normalisation in numbers, so that it does not depend on a volume's type, and of images the
-    intensity "same": the net learnt normalised grey levels.
+    It holds the training's normalisation in numbers, so that it does not depend on a volume's type, of images the
+    intensity "same": the net learnt normalised grey levels, and of affinities their offsets.
 
     Raises:
         VolumeError: the volume is gone, and no such recipe was written before.
@@ -80,8 +80,9 @@ def run_command(recipe: TrainRecipe, folder: Path, search_path: str) -> str:
         if not (folder / RUN_RECIPE).is_file():
             raise
     else:
-        net = recipe.net.model_copy(update={"weights": str(weights.absolute())})
-        chosen = Recipe(net=net, normalise=normalise, output=recipe.output)
+        chosen = Recipe.model_validate(run_sections(recipe))
+        net = chosen.net.model_copy(update={"weights": str(weights.absolute())})
+        chosen = chosen.model_copy(update={"net": net, "normalise": normalise})
         (folder / RUN_RECIPE).write_text("\n".join(settings_of(chosen)) + "\n", encoding="utf-8")
     volume = "VOLUME" if first.stored else f"{first.path}/{first.key}" if first.key else first.path
     return f"volpipe run --recipe {folder / RUN_RECIPE} {volume}"

@@ -24,8 +24,9 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json
 from volpipe.workflow.batch_table import DatasetRow, read_table
 from volpipe.workflow.entries import FLOW_FILE, Entry, find_entries, find_work
+from volpipe.workflow.plan import STAGES
 from volpipe.workflow.stage_table import num_files
-from volpipe.workflow.stages import STAGES
+from volpipe.workflow.train_stage import training_curves
 
 NO_IMAGE = b"", ""
 MOST_BYTES = 64 << 20  # of journals of a batch that are read for its report
@@ -225,9 +226,12 @@ def _duration(seconds: float | None) -> str:
 
 
 def stage_pictures(entries: Sequence[Entry]) -> list[Draft]:
-    """Return the main picture of each stage of a flow that makes a volume."""
+    """Return the main picture of each stage of a flow that makes a volume, and the curves of one that trains."""
     makers = [entry for entry in entries if STAGES[entry.kind].makes_volume][:MOST_STAGES]
-    return [Draft(f"Output of stage {entry.name}", partial(_stage_picture, entry), FLOW_SECTION) for entry in makers]
+    drafts = [Draft(f"Output of stage {entry.name}", partial(_stage_picture, entry), FLOW_SECTION) for entry in makers]
+    trained = [entry for entry in entries if STAGES[entry.kind].makes_weights]
+    titles = {entry.name: f"Losses and scores of stage {entry.name}" for entry in trained}
+    return [Draft(titles[e.name], partial(training_curves, e.run.path), titles[e.name]) for e in trained] + drafts
 
 
 def _stage_picture(entry: Entry) -> list[Item]:

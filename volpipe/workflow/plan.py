@@ -5,19 +5,24 @@ Not here: the recipe (recipes.workflow), what it all takes (cost), or running it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from volpipe.estimation.limits import check_apart
 from volpipe.inference.plan import Plan
-from volpipe.recipes.workflow import VOLUME, Flow, named
+from volpipe.recipes.workflow import Flow, named
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import absolute
 from volpipe.workflow.prepare import UNSIZED, Sizing
-from volpipe.workflow.stages import STAGES, Planning, RunStage, StagePlan
+from volpipe.workflow.stages import ConvertStage, FunctionStage, LabelStage, Planning, RunStage, ScoreStage, StagePlan
+from volpipe.workflow.train_stage import TrainStage
+
+STAGES: Mapping[str, type[StagePlan]] = {
+    each.kind: each for each in (RunStage, ConvertStage, FunctionStage, LabelStage, TrainStage, ScoreStage)
+}
 
 
 @dataclass(frozen=True)
@@ -98,8 +103,7 @@ def grown_flow(plan: FlowPlan) -> FlowPlan:
 
 def _check_apart(stages: Sequence[StagePlan]) -> None:
     """Refuse outputs that would change the volume, or what stages are compared with; `prepare` knows of one stage."""
-    kept = [(stage.given, "volume") for stage in stages if stage.reads == VOLUME]
-    kept += [other for stage in stages for other in stage.others()]
+    kept = [each for stage in stages for each in stage.outside()]
     for stage in stages:
         with named(stage.name):
             for volume, what in kept:

@@ -21,7 +21,7 @@ from volpipe.runs.work import FolderWork
 from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import find_batch, read_table
 from volpipe.workflow.entries import Entry, find_entries, find_work
-from volpipe.workflow.stages import STAGES
+from volpipe.workflow.plan import STAGES
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The kinds of stages of a flow: what each reads and makes, by which work, and what it takes.
 
-Not here: several of them (plan, execute, cost). A further kind is a class here, a line in STAGES, and its keys in
+Not here: several of them (plan, execute, cost). A further kind is a class, a line in plan.STAGES, and its keys in
 recipes.workflow.
 """
 
@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -34,8 +35,9 @@ from volpipe.estimation.limits import check_access, check_window
 from volpipe.evaluation.driver import BlockWork, calibrate_evaluation, evaluation_work
 from volpipe.evaluation.evaluate import Evaluation, check_part, plan_evaluation
 from volpipe.evaluation.results import EvaluationResult
+from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import check_output, planned_volume, suffix_of
-from volpipe.inference.plan import Plan
+from volpipe.inference.plan import NetSizes, Plan
 from volpipe.inference.statistics import needs_measuring
 from volpipe.nets.files import FUNCTION
 from volpipe.recipes.inference import ArrayInput, NetChoice, Normalise, Output, Recipe
@@ -103,7 +105,8 @@ class StagePlan(ABC):
     kind: ClassVar[str]
     maker: ClassVar[type[OutputWork[Any, Any]]]  # of an output
     makes_volume: ClassVar[bool] = True
-    shown: ClassVar[Literal["run", "labels", "evaluation"]]  # the kind of its status
+    makes_weights: ClassVar[bool] = False
+    shown: ClassVar[Literal["run", "labels", "evaluation", "training"]]  # the kind of its status
 
     name: str
     reads: str
@@ -204,6 +207,18 @@ class StagePlan(ABC):
         """Return what the values of an array of it are, as `net.intensity`; None for what no net makes."""
         return None
 
+    def with_weights(self, recipe: Recipe) -> Recipe:
+        """Return the `recipe` of a run with the net that this stage trains, without weights until they are there."""
+        raise PlanError(f"stage {self.name} trains no net")
+
+    def truth(self) -> Truth:
+        """Return the labels that it learns from."""
+        raise PlanError(f"stage {self.name} learns from no labels")
+
+    def settled(self) -> StagePlan:
+        """Return its plan now that what it needs beside its input is complete."""
+        return self
+
     @property
     def interpolated(self) -> Volume | None:
         """What it reads, where interpolating that would give as many voxels as it makes."""
@@ -212,6 +227,12 @@ class StagePlan(ABC):
     def others(self) -> Iterator[tuple[Volume, str]]:
         """Yield what it reads beside `given`, with what that is."""
         yield from ()
+
+    def outside(self) -> Iterator[tuple[Volume, str]]:
+        """Yield what it reads that no stage makes, with what that is."""
+        if self.reads == VOLUME:
+            yield self.given, "volume"
+        yield from self.others()
 
     def warnings(self) -> list[str]:
         """Return what a user should know before it runs, in sentences."""
@@ -252,6 +273,7 @@ class StagePlan(ABC):
         return PendingInput(self.given, rates.output_bytes if rates is not None else _voxel_bytes(self.given))
 
 
+@dataclass(frozen=True)
 class RunStage(StagePlan):
     """A run of a net; that of a plan without a flow has no name."""
 
@@ -259,6 +281,7 @@ class RunStage(StagePlan):
     shown = "run"
     maker = RunWork
     plan: Plan
+    again: Callable[[NetSizes], Plan] | None = None  # of a net that another stage trains: with the weights of now
 
     @classmethod
     def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
@@ -277,6 +300,10 @@ class RunStage(StagePlan):
             return open_volume(among.location, choice.key, choice.level, view=choice.view)
 
         recipe = cls.recipe(stage.choice, read)
+        again = None
+        for name in stage.beside:
+            recipe = among.earlier[name].with_weights(recipe)
+            again = partial(cls._planned_again, stage, among)
         out = among.folder / f"{stage.name}{suffix_of(recipe.output.format)}"
         if feed is None:
             plan = prepare(among.location, recipe, out, among.search_path, among.sizing)
@@ -286,7 +313,22 @@ class RunStage(StagePlan):
             plan = prepare_for(given, recipe, out, among.search_path, among.sizing)
             check_access(None, out)
         check_window(plan)
-        return cls(stage.name, stage.reads, given, out, plan, stage.array, stage.beside)
+        return cls(stage.name, stage.reads, given, out, plan, stage.array, stage.beside, again)
+
+    @classmethod
+    def _planned_again(cls, stage: FlowStage, among: Planning, sizes: NetSizes) -> Plan:
+        return cls.planned(stage, replace(among, sizing=replace(among.sizing, sizes=sizes))).plan
+
+    def settled(self) -> RunStage:
+        return self if self.again is None else replace(self, plan=self.again(self.plan.sizes))
+
+    def warnings(self) -> list[str]:
+        """Return what a user should know of the net before it runs, not that it has no weights yet."""
+        recipe = self.plan.recipe
+        if self.again is None or not recipe.net.untrained:
+            return super().warnings()
+        net = recipe.net.model_copy(update={"untrained": False})
+        return self.plan.changed(recipe=recipe.model_copy(update={"net": net})).warnings()
 
     @classmethod
     def alone(cls, plan: Plan) -> RunStage:
@@ -493,10 +535,10 @@ class ScoreStage(StagePlan):
             given = open_volume(choice.given)
         elif feed is not None and choice.kind == "image":
             given = feed.interpolated
-        reference = None if choice.reference is None else open_volume(choice.reference)
+        truth = _truth(stage, choice, among)
         evaluation = plan_evaluation(
-            made, reference, given, roi=choice.roi, margin=choice.margin, kind=choice.kind,
-            data_range=choice.data_range, ignore=choice.ignore, skeletons=choice.skeletons, any_place=choice.any_place,
+            made, truth.labels, given, roi=truth.held_out, margin=choice.margin, kind=choice.kind,
+            data_range=choice.data_range, ignore=truth.ignore, skeletons=choice.skeletons, any_place=choice.any_place,
         )  # fmt: skip
         while feed is not None:  # no output need exist yet that says of what part it is
             if isinstance(feed, RunStage):
@@ -540,9 +582,29 @@ class ScoreStage(StagePlan):
         return StageCost(self, times=(yield from calibrate_evaluation(self.plan, missing, pool, trials)))
 
 
-STAGES: Mapping[str, type[StagePlan]] = {
-    each.kind: each for each in (RunStage, ConvertStage, FunctionStage, LabelStage, ScoreStage)
-}
+@dataclass(frozen=True)
+class Truth:
+    """What an evaluation compares with, in which box, and the labels of which nothing is known."""
+
+    labels: Volume | None  # where skeletons stand in
+    held_out: str | None
+    ignore: Ignore
+
+
+def _truth(stage: FlowStage, choice: Comparison, among: Planning) -> Truth:
+    """Return what an evaluation compares with: a volume, or what a training learned from and held out."""
+    if choice.reference is None:
+        return Truth(None, choice.roi, choice.ignore)
+    if choice.reference not in stage.beside:
+        return Truth(open_volume(choice.reference), choice.roi, choice.ignore)
+    truth = among.earlier[choice.reference].truth()
+    if choice.roi is None and truth.held_out is None:
+        raise PlanError(
+            f"stage {choice.reference} holds out no part of its labels, and scores of what a net learned from say "
+            "nothing; give data.held_out there, or roi here"
+        )
+    ignore = truth.ignore if choice.ignore is None else choice.ignore
+    return Truth(truth.labels, choice.roi or truth.held_out, ignore)
 
 
 def fed(feed: StagePlan, array: str, choice: ArrayInput) -> Volume:
@@ -646,5 +708,5 @@ class StageCost:
 
     @property
     def is_guess(self) -> bool:
-        """Whether `seconds` rest on synthetic voxels."""
+        """Whether `seconds` rest on synthetic voxels, or on the first steps of a training."""
         return self.times is not None and self.times.is_guess

@@ -31,8 +31,7 @@ from volpipe.segmentation.plan import SegmentPlan
 from volpipe.training.logs import TrainingPace, read_pace
 from volpipe.training.search.grid import SWEEP_FILE
 from volpipe.training.search.optuna import STUDY
-from volpipe.training.search.pages import read_table as read_trials
-from volpipe.training.search.trials import UNFINISHED
+from volpipe.training.search.trials import is_ended
 from volpipe.training.task import TRAINING_FILE, Training, newest_step
 from volpipe.units import count
 from volpipe.volumes.formats.container import mark_in, read_attributes
@@ -40,7 +39,8 @@ from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import SUFFIX, TABLE, DatasetRow, batch_folder, find_batch, note_of, read_table
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.entries import Entry, find_entries, find_work
-from volpipe.workflow.stages import STAGES, LabelStage, RunStage
+from volpipe.workflow.plan import STAGES
+from volpipe.workflow.stages import LabelStage, RunStage
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
 KINDS: dict[str, Kind] = {stage.maker.what: stage.shown for stage in (RunStage, LabelStage)}  # of outputs
@@ -197,7 +197,12 @@ class Observer:
             batch = find_batch(self.output)
             if batch is not None:
                 return self._of_batch(batch)
-            return self._of_stages() or self._of_training(Path(self.output)) or self._of_trials() or self._of_run()
+            return (
+                self._of_stages()
+                or self._of_training(Path(self.output))
+                or self._of_trials(Path(self.output))
+                or self._of_run()
+            )
         except PermissionError as error:
             raise RunError(
                 f"{error.filename} may not be read: {error.strerror}; ask its owner for the right"
@@ -298,9 +303,16 @@ class Observer:
         if work is not None:
             return replace(_of_work(work, driver), name=entry.name)
         stage = STAGES[entry.kind]
+        if stage.shown == "training":
+            training = self._of_trainings(entry.run.path)
+            if training is not None:
+                return replace(training, name=entry.name)
         is_complete = stage.is_done(entry)
         stages = {} if is_complete else _noted(driver)
         return Status(stage.shown, entry.out, is_complete, driver, stages, folder=entry.run.path, name=entry.name)
+
+    def _of_trainings(self, folder: Path) -> Status | None:
+        return self._of_training(folder) or self._of_trials(folder)
 
     def _of_training(self, folder: Path) -> Status | None:
         training = self._kept(folder, [folder / TRAINING_FILE], lambda: Training.load(folder))
@@ -319,8 +331,7 @@ class Observer:
             "training", str(folder), is_complete, driver, stages, remark=remark, folder=folder, pace=pace
         )  # fmt: skip
 
-    def _of_trials(self) -> Status | None:
-        folder = Path(self.output)
+    def _of_trials(self, folder: Path) -> Status | None:
         if not any((folder / name).is_file() for name in (SWEEP_FILE, STUDY)):
             return None
         parts = tuple(
@@ -329,12 +340,7 @@ class Observer:
             if path.is_dir() and (part := self._of_training(path)) is not None
         )
         driver = self._driver(folder, folder / "volpipe.log")
-        rows = read_trials(folder)
-        is_ended = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
-        done = {f"{row['trial']:03}" for row in rows if row["state"] == "done"}
-        is_complete = is_ended and not (folder / UNFINISHED).exists()
-        is_complete &= all((folder / name / WEIGHTS).is_file() for name in done)
-        return Status("trials", self.output, is_complete, driver, parts=parts, folder=folder)
+        return Status("trials", str(folder), is_ended(folder), driver, parts=parts, folder=folder)
 
 
 def _as_it_stands(row: DatasetRow) -> DatasetRow:

@@ -93,6 +93,7 @@ class SampleSource:
         labels: of the volume's voxels, None where the truth is the volume itself.
         weight: factor on its share of the windows, which is else that of its size.
         is_shared: whether it is read by the copy that trainings of this node share.
+        part: the box that windows come from; None for all.
     """
 
     volume: Volume
@@ -103,11 +104,17 @@ class SampleSource:
     weight: float = 1.0
     closed: tuple[Box, ...] = ()
     is_shared: bool = False
+    part: Box | None = None
 
     @property
     def shape(self) -> Triple:
         """Voxels (z, y, x) of the volume."""
         return self.volume.spatial_shape if self.stored is None else triple(self.stored.lattice.shape)
+
+    @property
+    def room(self) -> Box:
+        """The box that windows come from."""
+        return self.part or Box.from_shape(self.shape)
 
     @property
     def label_dtype(self) -> np.dtype:
@@ -171,7 +178,7 @@ class Sampler:
         sources = open_sources(recipe, search_path)
         for source in sources:
             self._check_holds(source)
-        sizes = np.array([math.prod(source.shape) * source.weight for source in sources], float)
+        sizes = np.array([math.prod(source.room.shape) * source.weight for source in sources], float)
         self.shares = sizes / sizes.sum()
         seen = recipe.train.steps * recipe.train.batch * recipe.train.accumulate * math.prod(self.shape) * self.shares
         self.seen_whole = [
@@ -256,13 +263,13 @@ class Sampler:
 
     def _draw_box(self, source: SampleSource, place_rng: np.random.Generator, rng: np.random.Generator) -> Box:
         """Return the box of a window: anywhere by `place_rng`, and with samples.stay near there by `rng`."""
-        last_corner = tuple(n - s for n, s in zip(source.shape, self.shape, strict=True))
+        last_corner = tuple(n - s for n, s in zip(source.room.shape, self.shape, strict=True))
         for _ in range(MAX_DRAWS):
             corner = tuple(int(place_rng.integers(0, m + 1)) for m in last_corner)
             if self.recipe.samples.stay > 1:  # windows of one neighbourhood overlap, so that its chunks are read once
                 near = [(max(0, c - s), min(m, c + s)) for c, s, m in zip(corner, self.shape, last_corner, strict=True)]
                 corner = tuple(int(rng.integers(low, high + 1)) for low, high in near)
-            box = Box.from_shape(self.shape).shift(corner)
+            box = Box.from_shape(self.shape).shift(corner).shift(source.room.start)
             if source.is_free(self._with_context(box)):
                 return box
         raise self._nothing_free(source)
@@ -284,7 +291,7 @@ class Sampler:
                     f"samples.shape and the net's scale need {expected}; change samples.shape, or store others"
                 )
             return
-        check_holds(source.volume, self.shape)
+        check_holds(source.volume, self.shape, source.room)
 
 
 def _draw_cut(rng: np.random.Generator, shape: Sequence[int]) -> Box:
@@ -326,4 +333,6 @@ def open_source(data: Data, normalise: Normalise, search_path: str) -> SampleSou
         return SampleSource(open_volume(address, data.key or SOURCE_KEY), box, Affine(), stored, weight=data.weight)
     opened = open_data(data, normalise, search_path)
     applied = affine(normalise, opened.volume.dtype, None)
-    return SampleSource(opened.volume, opened.held_out, applied, labels=opened.labels, weight=data.weight)
+    return SampleSource(
+        opened.volume, opened.held_out, applied, labels=opened.labels, weight=data.weight, part=opened.part
+    )  # fmt: skip

@@ -39,11 +39,12 @@ TINY = 1e-6  # of a voxel: sums of lengths are not exact
 
 @dataclass(frozen=True)
 class TrainingData:
-    """A volume to learn from, its held-out box and its labels, None without."""
+    """A volume to learn from, its held-out box and its labels, None without; windows come from the box `part`."""
 
     volume: Volume
     held_out: Box | None
     labels: Volume | None
+    part: Box
 
 
 def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingData:
@@ -63,7 +64,7 @@ def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingDat
         )
     held_out = None if data.held_out is None else find_roi(data.held_out, volume)
     labels = None if data.labels is None else open_labels(data, data.labels, volume, search_path)
-    return TrainingData(volume, held_out, labels)
+    return TrainingData(volume, held_out, labels, find_roi(data.box, volume))
 
 
 def open_labels(data: Data, path: str, volume: Volume, search_path: str) -> Volume:
@@ -200,7 +201,7 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str, sampled: 
         if purpose not in sampled:
             _check_values(data, opened, recipe)
             sampled.add(purpose)
-        check_holds(opened.volume, window)
+        check_holds(opened.volume, window, opened.part)
         check_free(opened, tuple(n + 2 * c for n, c in zip(window, around, strict=True)), around)
 
 
@@ -227,17 +228,20 @@ def check_degrade(kind: str, net: str, scale: Sequence[int]) -> None:
         )
 
 
-def check_holds(volume: Volume, window: Sequence[int]) -> None:
-    """Refuse a volume that is smaller than `window`, voxels (z, y, x).
+def check_holds(volume: Volume, window: Sequence[int], part: Box | None = None) -> None:
+    """Refuse a `part` of a volume that is smaller than `window`, voxels (z, y, x).
 
     Raises:
         PlanError: with the axis, and both sizes.
     """
-    for axis, size, edge in zip(AXES, volume.spatial_shape, window, strict=True):
+    whole = Box.from_shape(volume.spatial_shape)
+    part = part or whole
+    where = f"the volume {volume}" if part == whole else f"data.box {part} of {volume}"
+    for axis, size, edge in zip(AXES, part.shape, window, strict=True):
         if edge > size:
             raise PlanError(
                 f"axis {axis}: a window of {edge} voxels (samples.shape times the net's scale) is longer than "
-                f"the volume {volume}, which has {size}; give a smaller samples.shape"
+                f"{where}, which has {size}; give a smaller samples.shape"
             )
 
 
@@ -251,12 +255,16 @@ def check_free(data: TrainingData, window: Sequence[int], around: Sequence[int])
     Raises:
         PlanError: with the box, and the shapes of volume and window.
     """
-    if data.held_out is None:
+    held, part = data.held_out, data.part
+    if held is None or (held & part).is_empty:
         return
-    ends = zip(data.held_out.start, data.held_out.stop, data.volume.spatial_shape, window, around, strict=True)
-    if not any(max(start, size - stop) + c >= edge for start, stop, size, edge, c in ends):
+    rooms = (
+        max(start - first, last - stop)
+        for first, start, stop, last in zip(part.start, held.start, held.stop, part.stop, strict=True)
+    )
+    if not any(room + c >= edge for room, edge, c in zip(rooms, window, around, strict=True)):
         raise PlanError(
-            f"held_out {data.held_out} leaves no room in {data.volume}, {data.volume.spatial_shape} voxels, for a "
+            f"held_out {held} leaves no room in {data.volume}, {data.volume.spatial_shape} voxels, for a "
             f"window of {tuple(window)}; make samples.shape or the box smaller"
         )
 

@@ -127,11 +127,18 @@ def run_sweep(
     for recipe in sweep.recipes:
         check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
-    trials = Trials(
+    trials = sweep_trials(sweep, folder, search_path=search_path, fresh=fresh, on_end=on_end)
+    return perform(trials.work(), partial(start, folder.parsl))
+
+
+def sweep_trials(
+    sweep: Sweep, folder: RunFolder, *, search_path: Path, fresh: bool = False, on_end: OnEnd = lambda _: None
+) -> Trials:
+    """Return the trials of `sweep` in `folder`; arguments as of `run_sweep`."""
+    return Trials(
         kind="sweep", file=SWEEP_FILE, folder=folder, recipe=sweep.recipes[0],
         open=partial(_open, sweep, folder.path, search_path), search_path=search_path, fresh=fresh, on_end=on_end,
     )  # fmt: skip
-    return perform(trials.work(), partial(start, folder.parsl))
 
 
 def _open(sweep: Sweep, folder: Path, search_path: Path) -> Source:

@@ -125,6 +125,16 @@ class Tuning:
         """
         return typed(TrainRecipe, with_overrides(self.tree, values), f"the recipe with {format_values(values)}")
 
+    @property
+    def end_recipes(self) -> list[TrainRecipe]:
+        """The recipes with the ends of each range.
+
+        Raises:
+            RecipeError: as of `recipe_with`.
+        """
+        ranges = self.search.ranges.items()
+        return [self.recipe_with({key: value}) for key, values in ranges for value in values.ends]
+
 
 def load_tuning(path: Path, settings: Sequence[str] = ()) -> Tuning:
     """Return the tuning in the TOML file at `path`, with ``key=value`` settings on top; the ends of ranges are tried.
@@ -155,9 +165,7 @@ def tuning_of(tree: dict[str, Any], name: str, settings: Sequence[str] = ()) -> 
     if "train.ranks" in ranges:
         raise RecipeError(f"{name}: train.ranks changes no score beyond rounding; give it in [train], not in [tune]")
     tuning = Tuning(search, tree, typed(TrainRecipe, tree, name, settings))
-    for key, values in search.ranges.items():
-        for value in values.ends:
-            tuning.recipe_with({key: value})
+    assert tuning.end_recipes, "a search has ranges"
     if not tuning.recipe.train.validate_every:
         raise RecipeError(f"{name}: trials are compared by their scores; give train.validate_every and data.held_out")
     return tuning
@@ -189,13 +197,20 @@ def run_tuning(
     _check_installed()
     folder = RunFolder(out.absolute())
     if fresh or not (folder.path / STUDY).exists():
-        ends = ((key, value) for key, values in tuning.search.ranges.items() for value in values.ends)
-        check_recipes((tuning.recipe_with({key: value}) for key, value in ends), search_path)
-    trials = Trials(
+        check_recipes(tuning.end_recipes, search_path)
+    trials = tuning_trials(tuning, folder, search_path=search_path, fresh=fresh, on_end=on_end)
+    return perform(trials.work(), partial(start, folder.parsl))
+
+
+def tuning_trials(
+    tuning: Tuning, folder: RunFolder, *, search_path: Path, fresh: bool = False, on_end: OnEnd = lambda _: None
+) -> Trials:
+    """Return the trials of `tuning` in `folder`; arguments as of `run_tuning`."""
+    _check_installed()
+    return Trials(
         kind="tune", file=STUDY, folder=folder, recipe=tuning.recipe, open=lambda: Study(tuning, folder.path).source,
         search_path=search_path, fresh=fresh, on_end=on_end,
     )  # fmt: skip
-    return perform(trials.work(), partial(start, folder.parsl))
 
 
 class Study:

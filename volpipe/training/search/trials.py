@@ -22,7 +22,7 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import POOL, RELEASED, Ended, Steps, Together, Work
 from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import show_value
-from volpipe.recipes.training import TrainRecipe
+from volpipe.recipes.training import WEIGHTS, TrainRecipe
 from volpipe.runs.presence import Presence, present
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Counts, HeldWork
@@ -36,7 +36,7 @@ from volpipe.training.driver import (
     training_work,
 )
 from volpipe.training.logs import read_log, read_scores
-from volpipe.training.search.pages import TABLE, trials_page
+from volpipe.training.search.pages import TABLE, read_table, trials_page
 from volpipe.training.task import STAGE, Training, newest_step
 from volpipe.volumes.identity import Identity
 from volpipe.volumes.volume import Volume
@@ -160,6 +160,36 @@ def store_table(rows: Sequence[TrialResult], folder: Path) -> None:
         writer = csv.DictWriter(file, list(table[0]) if table else ["trial"])
         writer.writeheader()
         writer.writerows(table)
+
+
+def is_ended(folder: Path) -> bool:
+    """Return whether all trials that were asked for in `folder` have ended, with weights where they were not pruned."""
+    rows = read_table(folder)
+    done = [row for row in rows if row["state"] == "done"]
+    has_weights = all((folder / f"{row['trial']:03}" / WEIGHTS).is_file() for row in done)
+    is_over = bool(done) and all(row["state"] in ("done", "pruned") for row in rows)
+    return is_over and has_weights and not (folder / UNFINISHED).exists()
+
+
+def best_trial(folder: Path, asked: Sequence[Values] | int = 0) -> Path | None:
+    """Return the folder of the trial with the highest score, the first of equal ones; None while some are left.
+
+    Args:
+        folder: of all trials.
+        asked: the values of those that count, or how many there have to be.
+    """
+    rows = read_table(folder) if is_ended(folder) else []
+    if isinstance(asked, int):
+        is_all = len(rows) >= asked
+    else:
+        wanted = json.loads(json.dumps(asked))
+        rows = [row for row in rows if {key: row.get(key) for key in wanted[0]} in wanted]
+        is_all = len(rows) == len(wanted)
+    scored = [row for row in rows if row["state"] == "done" and row["score"] is not None]
+    if not (is_all and scored):
+        return None
+    best = max(scored, key=lambda row: (row["score"], -row["trial"]))
+    return folder / f"{best['trial']:03}"
 
 
 def check_folders(trials: Iterable[Trial], folder: Path, search_path: Path) -> None:

@@ -1,0 +1,327 @@
+"""A training as a stage: its weights go to the run that names it, and all goes on, or begins again, as it must."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from command import begin, finish, giver, wait_until
+from inline import Inline, Stopped
+from volumes import fingerprint
+
+from volpipe.errors import PlanError, RecipeError, RunError, VolpipeError
+from volpipe.recipes.inference import load_recipe
+from volpipe.recipes.workflow import find_flow
+from volpipe.runs.options import RunOptions
+from volpipe.runs.provenance import read_origin
+from volpipe.training.driver import run_training
+from volpipe.training.task import newest_step
+from volpipe.workflow.cost import forecast_flow, preview_flow
+from volpipe.workflow.driver import execute
+from volpipe.workflow.execute import FlowReport, execute_flow
+from volpipe.workflow.outcome import run_command
+from volpipe.workflow.pages import flow_page
+from volpipe.workflow.plan import FlowPlan, plan_flow
+from volpipe.workflow.prepare import prepare
+from volpipe.workflow.status import find_status
+
+LEARN = """
+[[stage]]
+name = "learn"
+kind = "train"
+net = { name = "unet3d", options = { features = [4, 8], out_channels = 3, output = "sigmoid" } }
+affinities = { offsets = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]] }
+samples = { shape = [8, 16, 16], margin = [1, 2, 2] }
+[[stage.data]]
+path = "volume"
+labels = "l.tif"
+held_out = "16:32,:,:"
+[stage.train]
+steps = 8
+warm_up = 2
+learning_rate = 2e-2
+checkpoint_every = 4
+validate_every = 4
+threads = 1
+"""
+REST = """
+[[stage]]
+name = "affinities"
+net = "learn"
+windows = { shape = [32, 36, 36], block = [1, 1, 1] }
+
+[[stage]]
+name = "labels"
+kind = "label"
+input = { stage = "affinities", offsets = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]] }
+
+[[stage]]
+name = "scores"
+kind = "evaluate"
+labels = true
+reference = "learn"
+"""
+ALL = LEARN + REST
+NAMES = ["learn", "affinities", "labels", "scores"]
+
+
+def prepare_folder(folder: Path) -> Path:
+    """Write a volume of bright blocks between dark walls, and the number of each block."""
+    z, y, x = (np.arange(n) for n in (32, 32, 32))
+    wall = (z % 8 == 0)[:, None, None] | (y % 10 == 0)[:, None] | (x % 10 == 0)
+    labels = 1 + (z // 8)[:, None, None] * 16 + (y // 10)[:, None] * 4 + x // 10
+    labels[wall] = 0
+    noise = np.random.default_rng(1).normal(0, 10, wall.shape)
+    tifffile.imwrite(folder / "v.tif", np.clip(np.where(wall, 70, 170) + noise, 0, 255).astype(np.uint8))
+    tifffile.imwrite(folder / "l.tif", labels.astype(np.uint16))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a volume and labels, where commands are given."""
+    monkeypatch.chdir(tmp_path)
+    return prepare_folder(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What the stages make that nobody interrupts."""
+    folder = prepare_folder(tmp_path_factory.mktemp("whole"))
+    with contextlib.chdir(folder):
+        run(plan_of(folder))
+    return outputs(folder / "out")
+
+
+def plan_of(folder: Path, text: str = ALL, *settings: str, out: str = "out") -> FlowPlan:
+    (folder / "flow.toml").write_text(text)
+    flow = find_flow(folder / "flow.toml", settings)
+    assert flow is not None
+    return plan_flow(flow, str(folder / "v.tif"), folder / out, folder)
+
+
+def run(plan: FlowPlan, workers: Inline | None = None, *, update: bool = False) -> FlowReport:
+    return execute_flow(plan, (workers or Inline()).start, RunOptions(update=update))
+
+
+def outputs(folder: Path) -> dict[str, object]:
+    """Return what the stages made: weights, voxels and scores."""
+    scores = json.loads((folder / "scores.json").read_text())["scores"]
+    weights = (folder / "learn" / "weights.safetensors").read_bytes()
+    return {
+        "learn": weights, "scores": scores,
+        **{name: fingerprint(folder / f"{name}.zarr" / "s0") for name in ("affinities", "labels")},
+    }  # fmt: skip
+
+
+def test_stages_make_what_a_training_and_a_run_given_one_by_one_make(folder: Path) -> None:
+    plan = plan_of(folder)
+    assert not plan.warnings()  # that the net has no weights yet is none
+    report = run(plan)
+    assert report.is_complete
+    recipe = plan.stages[0].plan.recipe
+    run_training(recipe, folder / "alone", Inline().start, search_path=folder)
+    run_command(recipe, folder / "alone", str(folder))
+    alone = load_recipe(folder / "alone" / "run.toml", ["windows.shape=[32,36,36]", "windows.block=[1,1,1]"])
+    execute(prepare("v.tif", alone, folder / "alone.zarr", folder), Inline().start)
+    made = outputs(folder / "out")
+    assert made["learn"] == (folder / "alone" / "weights.safetensors").read_bytes()
+    assert made["affinities"] == fingerprint(folder / "alone.zarr" / "s0")
+    origin = read_origin(folder / "out" / "affinities.zarr")
+    assert origin.recipe.net.offsets == ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
+    assert json.loads((folder / "out" / "scores.json").read_text())["box"] == "16:32,0:32,0:32"
+    assert run(plan_of(folder)).was_complete
+
+
+@pytest.mark.parametrize("most_tasks", [1, 2, 4, 9])
+def test_one_that_was_interrupted_goes_on_to_the_same_bytes(
+    folder: Path, whole: dict[str, object], most_tasks: int
+) -> None:
+    with pytest.raises(Stopped):
+        run(plan_of(folder), Inline(most_tasks=most_tasks))
+    assert run(plan_of(folder)).is_complete
+    assert outputs(folder / "out") == whole
+
+
+def test_a_training_learns_from_what_an_earlier_stage_makes(folder: Path, whole: dict[str, object]) -> None:
+    text = '[[stage]]\nname = "copy"\nkind = "convert"\n' + ALL.replace('path = "volume"', 'path = "copy"')
+    text = text.replace('net = "learn"', 'net = "learn"\ninput = "volume"')
+    with pytest.raises(Stopped):
+        run(plan_of(folder, text), Inline(most_tasks=1))  # when the copy is there
+    assert not (folder / "out" / "learn" / "weights.safetensors").exists()
+    assert run(plan_of(folder, text)).is_complete
+    assert outputs(folder / "out") == whole
+    assert run(plan_of(folder, text)).was_complete
+    tifffile.imwrite(folder / "v.tif", 255 - tifffile.imread(folder / "v.tif"))
+    assert run(plan_of(folder, text), update=True).is_complete
+    run(plan_of(folder, out="fresh"))
+    assert outputs(folder / "out") == outputs(folder / "fresh") != whole
+
+
+def test_status_and_report_show_a_training_as_its_own(folder: Path) -> None:
+    plan = plan_of(folder)
+    with pytest.raises(Stopped):
+        run(plan, Inline(most_tasks=1))
+    learn, *rest = find_status(str(folder / "out")).parts
+    assert (learn.name, learn.kind, learn.is_complete, learn.stages["train"].done) == ("learn", "training", True, 8)
+    assert not any(part.is_complete for part in rest)
+    run(plan)
+    status = find_status(str(folder / "out"))
+    assert status.is_complete
+    assert [part.name for part in status.parts] == NAMES
+    page = str(flow_page(plan.folder, str(plan.out)))
+    assert "learn/report.html" in page
+    assert "Losses and scores of stage learn" in page
+
+
+def test_the_command_plans_and_does_all_stages(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = giver(folder, monkeypatch, capsys)
+    (folder / "flow.toml").write_text(ALL.replace("[[stage.data]]", "[stage.data]").replace('labels = "l.tif"\n', ""))
+    how = ("--recipe", "flow.toml", "v.tif", "--config", "threads", "-o", "out")
+    bare = given("plan", *how, "--quick")
+    assert bare.code == 2
+    assert "stage learn: affinities are learnt from labels; give data.labels" in bare.err
+    planned = given("plan", *how, "--quick", "--set", "learn.data.labels=l.tif")
+    assert planned.code == 0, planned.err
+    ended = given("run", *how, "--set", "learn.data.labels=l.tif")
+    assert ended.code == 0, ended.err
+    assert "stage 1 of 4: learn, train of volume" in ended.out
+    assert "stage 2 of 4: affinities, run of volume" in ended.out
+    assert "held out: auc" in ended.out
+    assert "adapted Rand error" in ended.out
+
+
+def test_a_plan_says_what_steps_take_where_some_were_tried_and_writes_nothing(folder: Path) -> None:
+    plan = plan_of(folder)
+    assert forecast_flow(plan).stages[0].seconds is None
+    cost = preview_flow(plan, Inline().start)
+    assert cost.stages[0].seconds is not None
+    assert 0 < cost.stages[0].seconds < 60
+    assert cost.is_guess
+    assert not (folder / "out" / "learn").exists()
+
+
+def test_corrected_labels_train_anew_with_update_and_with_it_what_rests_on_the_weights(folder: Path) -> None:
+    apart = '[[stage]]\nname = "apart"\nnet = { name = "identity" }\n'
+    both = LEARN + apart + REST
+    run(plan_of(folder, both))
+    before, when = outputs(folder / "out"), (folder / "out" / "apart.zarr").stat().st_mtime_ns
+    labels = tifffile.imread(folder / "l.tif")
+    labels[3:6] = 99
+    tifffile.imwrite(folder / "l.tif", labels)
+    with pytest.raises(RunError, match=r"stage learn: .*learned from has changed since: labels 1 .*--update"):
+        run(plan_of(folder, both))
+    assert outputs(folder / "out") == before
+    assert run(plan_of(folder, both), update=True).is_complete
+    run(plan_of(folder, out="fresh"))
+    assert outputs(folder / "out") == outputs(folder / "fresh") != before
+    assert (folder / "out" / "apart.zarr").stat().st_mtime_ns == when
+    assert run(plan_of(folder, both), update=True).was_complete
+
+
+def test_an_update_with_a_warm_start_begins_with_the_weights_of_before(folder: Path) -> None:
+    warm = LEARN + REST.partition("[[stage]]")[0]
+    warm = warm.replace('kind = "train"', 'kind = "train"\nwarm_start = true')
+    run(plan_of(folder, warm))
+    weights = folder / "out" / "learn" / "weights.safetensors"
+    (folder / "before.safetensors").write_bytes(weights.read_bytes())
+    labels = tifffile.imread(folder / "l.tif")
+    labels[3:6] = 99
+    tifffile.imwrite(folder / "l.tif", labels)
+    assert run(plan_of(folder, warm), update=True).is_complete
+    went_on = weights.read_bytes()
+    assert run(plan_of(folder, warm)).was_complete
+    started = plan_of(folder, warm, "learn.net.weights=before.safetensors", out="started")
+    run(started)
+    assert (folder / "started" / "learn" / "weights.safetensors").read_bytes() == went_on
+    execute_flow(plan_of(folder, warm), Inline().start, RunOptions(fresh=True))
+    assert weights.read_bytes() != went_on
+
+
+@pytest.mark.parametrize(
+    "varied",
+    [
+        '[stage.sweep]\n"train.learning_rate" = [1e-9, 2e-2, 1e-8]\n',
+        '[stage.tune]\ntrials = 3\npruner = "none"\n"train.learning_rate" = { choices = [1e-9, 2e-2] }\n',
+    ],
+)
+def test_the_best_of_several_trainings_goes_on(folder: Path, whole: dict[str, object], varied: str) -> None:
+    text = LEARN + varied + REST
+    report = run(plan_of(folder, text))
+    assert report.is_complete
+    best = json.loads((folder / "out" / "learn" / "table.json").read_text())
+    name = next(f"{row['trial']:03}" for row in best if row["train.learning_rate"] == 2e-2)
+    assert f"the best of 3 trainings is {name}" in report.stages[0].report.lines
+    assert (folder / "out" / "learn" / name / "weights.safetensors").read_bytes() == whole["learn"]
+    assert fingerprint(folder / "out" / "affinities.zarr" / "s0") == whole["affinities"]
+    assert run(plan_of(folder, text)).was_complete
+    assert find_status(str(folder / "out")).is_complete
+    assert "learn/report.html" in (folder / "out.run" / "report.html").read_text()
+
+
+NOT_HELD_OUT = ALL.replace('held_out = "16:32,:,:"', "").replace("validate_every = 4", "")
+SWEPT_NETS = LEARN + '[stage.sweep]\n"net.options.features" = [[4, 8], [6, 8]]\n' + REST
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "sentence"),
+    [
+        (REST, RecipeError, "stage affinities, net: there is no stage learn"),
+        (REST + LEARN, RecipeError, "stage affinities, net: learn comes after it; move"),
+        (
+            '[[stage]]\nname = "learn"\nrecipe = "default"\n' + REST,
+            RecipeError,
+            "affinities, net: learn makes volume and no weights; name a stage that does$",
+        ),
+        (
+            LEARN + '[[stage]]\nname = "next"\ninput = "learn"\nrecipe = "default"\n',
+            RecipeError,
+            "stage next, input: learn makes weights and no volume; name a stage that does, or volume",
+        ),
+        (ALL.replace('path = "volume"', 'path = "labels"'), RecipeError, "learn, data.0.path: labels comes after it"),
+        (ALL.replace("[[stage.d", 'input = "volume"\n[[stage.d'), RecipeError, "learn: input is no key of a stage of"),
+        (ALL.replace('"learn"\nw', '"learn"\nrecipe = "default"\nw'), RecipeError, "its net is that of stage learn"),
+        (NOT_HELD_OUT, PlanError, "stage scores: stage learn holds out no part of its labels"),
+        (ALL.replace("[-1, 0, 0], ", "", 1), RecipeError, "stage learn: .*gives 3 channels, affinities.offsets are 2"),
+        (SWEPT_NETS, PlanError, "stage affinities: the run rests on stage learn, which varies net"),
+        (
+            ALL.replace("[0, 0, -1]] }\n\n", "[0, 0, -1], [0, 0, -2]] }\n\n"),
+            PlanError,
+            "stage labels: .*holds affinities of the offsets .*, as its maker noted",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_trained(
+    folder: Path, text: str, error: type[VolpipeError], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        plan_of(folder, text)
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_no_process_outlives_a_test")
+def test_one_that_was_killed_while_it_trained_and_while_it_ran_goes_on_to_the_same_bytes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "flow.toml").write_text(ALL.replace("steps = 8", "steps = 200"))
+    command = ("run", "--recipe", "flow.toml", "v.tif", "--config", "threads", "-o")
+    whole = giver(folder, monkeypatch, capsys)(*command, "whole")
+    assert whole.code == 0, whole.err
+    learn = folder / "out" / "learn"
+    for is_there in (lambda: newest_step(learn) >= 20, lambda: (folder / "out" / "affinities.zarr.run").is_dir()):
+        process = begin(folder, *command, "out")
+        wait_until(is_there, 100)
+        process.send_signal(signal.SIGKILL)
+        assert finish(folder, process, 60).code == -signal.SIGKILL
+        assert newest_step(learn) < 200 or not (folder / "out" / "scores.json").exists()
+    ended = finish(folder, begin(folder, *command, "out"), 100)
+    assert ended.code == 0, ended.err
+    assert outputs(folder / "out") == outputs(folder / "whole")

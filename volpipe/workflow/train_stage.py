@@ -1,0 +1,492 @@
+"""A training as a stage of a flow: its recipe with volumes of other stages, its work, and the net that a run gets.
+
+Not here: the training itself (training), or its outcome in words (outcome). Of several trainings with other values
+the best goes on: that of the highest held-out score, of equal ones the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from volpipe.blockwise.journal import Kinds
+from volpipe.blockwise.phase import Progress
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.stage import Feed, Schedule, Stage
+from volpipe.blockwise.work import Steps
+from volpipe.errors import PlanError, RunError, VolumeError
+from volpipe.estimation.estimate import StageTime, StageTimes
+from volpipe.inference.statistics import affine, in_numbers
+from volpipe.nets.load import describe
+from volpipe.recipes.inference import Recipe
+from volpipe.recipes.training import WEIGHTS, Data, TrainRecipe
+from volpipe.recipes.workflow import VOLUME, FlowStage, Learning
+from volpipe.reporting.page import Item, Page
+from volpipe.runs.options import RunOptions
+from volpipe.runs.pages import Parts, Taken
+from volpipe.runs.report import WorkReport
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, HeldWork, Listener, WorkSession
+from volpipe.training.data.volumes import open_inputs, resolve_address
+from volpipe.training.driver import (
+    check_recipes,
+    check_trainable,
+    claim_folder,
+    is_complete,
+    trained,
+    training_work,
+)
+from volpipe.training.logs import last_step, read_log
+from volpipe.training.pages import curves
+from volpipe.training.search.grid import SWEEP_FILE, Sweep, sweep_of, sweep_trials
+from volpipe.training.search.optuna import STUDY, Tuning, tuning_of, tuning_trials
+from volpipe.training.search.pages import trial_items
+from volpipe.training.search.trials import TrialResult, Trials, best_trial
+from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training
+from volpipe.volumes.identity import changes, identify, is_alike, read_identities
+from volpipe.volumes.storage.paths import delete
+from volpipe.volumes.volume import Volume, absolute, open_volume
+from volpipe.workflow.entries import Entry
+from volpipe.workflow.outcome import draw_curve, outcome_lines, run_command
+from volpipe.workflow.stages import Planning, StageCost, StagePlan, Truth
+
+MEASURED_STEPS = 3  # that a plan takes to know the time of one
+VARIES = "the net, what it learns and how grey levels are mapped must be the same in all of them"
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """What a stage trains.
+
+    Attributes:
+        recipe: of the training, or what is varied in it.
+        search: what is varied; None for one training.
+        search_path: folder that relative names of the recipe count from.
+        volume, labels: of the first entry of its data, as they are or will be.
+        made: what other stages make of the data, such as "labels 1".
+        pending: whether they have yet to make a part of that.
+        warm_start: whether an update begins with the weights of before.
+    """
+
+    recipe: TrainRecipe
+    search: Sweep | Tuning | None
+    search_path: Path
+    volume: Volume
+    labels: Volume | None
+    made: frozenset[str]
+    pending: bool
+    warm_start: bool
+
+    @property
+    def identity(self) -> str:
+        """What tells it from the plan of other trainings."""
+        varied = [self.recipe, *self.recipes]
+        text = json.dumps([each.model_dump(mode="json") for each in varied], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def recipes(self) -> Sequence[TrainRecipe]:
+        """The recipes of a sweep, those with the ends of the ranges of a search, or the only one."""
+        if isinstance(self.search, Sweep):
+            return self.search.recipes
+        if isinstance(self.search, Tuning):
+            return self.search.end_recipes
+        return (self.recipe,)
+
+    @property
+    def varies(self) -> str:
+        """The kind of its search; "" for one training."""
+        return "" if self.search is None else "sweep" if isinstance(self.search, Sweep) else "tune"
+
+    @property
+    def num_trainings(self) -> int:
+        return self.search.search.trials if isinstance(self.search, Tuning) else len(self.recipes)
+
+    def warnings(self) -> list[str]:
+        return []
+
+    def begun_with(self, weights: Path) -> TrainPlan:
+        """Return it with these weights to begin with."""
+        net = {"weights": str(weights), "weights_key": None}
+
+        def begun(recipe: TrainRecipe) -> TrainRecipe:
+            return recipe.model_copy(update={"net": recipe.net.model_copy(update=net)})
+
+        search = self.search
+        if isinstance(search, Sweep):
+            search = replace(search, recipes=tuple(map(begun, search.recipes)))
+        elif isinstance(search, Tuning):
+            tree = search.tree | {"net": search.tree["net"] | net}
+            search = replace(search, recipe=begun(search.recipe), tree=tree)
+        return replace(self, recipe=begun(self.recipe), search=search)
+
+    def inputs(self) -> dict[str, Volume]:
+        """Return all volumes that it learns from."""
+        return open_inputs(self.recipe, str(self.search_path))
+
+    def check(self, *, made: bool = False) -> None:
+        """Refuse what `volpipe train` refuses, as far as the data are there: whether other stages have `made` theirs.
+
+        Raises:
+            VolpipeError: with what it is.
+        """
+        if made or not self.pending:
+            check_recipes(self.recipes, self.search_path)
+            return
+        for recipe in self.recipes:
+            check_trainable(recipe.net)
+            facts = describe(recipe.net, str(self.search_path))
+            recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
+
+
+class TrainStage(StagePlan):
+    """A training, or several of which the best goes on; it makes weights."""
+
+    kind = "train"
+    shown = "training"
+    makes_volume = False
+    makes_weights = True
+    level = 0
+    num_blocks = 0
+    plan: TrainPlan
+
+    @classmethod
+    def planned(cls, stage: FlowStage, among: Planning) -> TrainStage:
+        choice = stage.choice
+        assert isinstance(choice, Learning)
+        placed = [_Placed.of(data, among) for data in choice.data]
+        tree = choice.sections | {"data": [each.data.model_dump(mode="json") for each in placed]}
+        recipe, search = TrainRecipe.model_validate(tree), _search_of(choice, tree, stage.name)
+        first, where = placed[0], str(among.search_path)
+        pending = any(each.pending for each in placed)
+        data = first.data
+        volume = first.volume or open_volume(resolve_address(data.path, where), data.key, data.level)
+        labels = first.labels
+        if labels is None and data.labels is not None:
+            labels = open_volume(resolve_address(data.labels, where), data.labels_key)
+        made = frozenset(f"{what} {number}" for number, each in enumerate(placed, 1) for what in each.made)
+        plan = TrainPlan(recipe, search, among.search_path, volume, labels, made, pending, choice.warm_start)
+        out = RunFolder.for_stages(among.folder).path if not isinstance(among.folder, Path) else among.folder
+        self = cls(stage.name, stage.reads, volume, out / stage.name, plan, beside=stage.beside)
+        if among.sizing.fresh or not self.is_complete:  # what is complete needs no volume
+            plan.check()
+        return self
+
+    @classmethod
+    def is_done(cls, entry: Entry) -> bool:
+        return _trained(Path(entry.out)) is not None
+
+    @property
+    def folder(self) -> RunFolder:
+        assert isinstance(self.out, Path)
+        return RunFolder(self.out)
+
+    def work(self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> TrainWork:
+        return TrainWork(self, options, listener, feed)
+
+    @property
+    def share_left(self) -> float:
+        if self.is_complete:
+            return 0.0
+        return 1.0 if self.plan.search else 1.0 - last_step(self.folder.path) / self.plan.recipe.train.steps
+
+    def volume(self, level: int = 0, array: str = "") -> Volume:
+        """Refuse: there is none."""
+        raise PlanError(f"stage {self.name} makes weights, no volume that another could read")
+
+    def outside(self) -> Iterator[tuple[Volume, str]]:
+        """Yield the volumes that it learns from and no stage makes; before the others are there, those of the first."""
+        plan = self.plan
+        if self.is_complete:  # they may be gone
+            return
+        first = {"volume 1": plan.volume} | ({} if plan.labels is None else {"labels 1": plan.labels})
+        inputs = first if plan.pending else plan.inputs()
+        yield from ((volume, what) for what, volume in inputs.items() if what not in plan.made)
+
+    def truth(self) -> Truth:
+        labels, recipe = self.plan.labels, self.plan.recipe
+        if labels is None:
+            raise PlanError(f"stage {self.name} learns from no labels; give {self.name}.data.labels, or name a volume")
+        choice = recipe.classes if recipe.learns_classes else recipe.affinities
+        return Truth(labels, recipe.data[0].held_out, choice.ignore)
+
+    def with_weights(self, recipe: Recipe) -> Recipe:
+        """Return the `recipe` of a run with its weights, and the map of grey levels as the net learned them.
+
+        Before they are there, with none: shapes and types follow from the net alone.
+
+        Raises:
+            PlanError: trainings with other nets are tried.
+        """
+        learned = self.plan.recipe
+        for other in self.plan.recipes:
+            if any(getattr(other, part) != getattr(learned, part) for part in RESTS_ON):
+                raise PlanError(f"the run rests on stage {self.name}, which varies {' or '.join(RESTS_ON)}; {VARIES}")
+        normalise = recipe.normalise
+        if normalise == learned.normalise and not learned.data[0].stored:
+            normalise = in_numbers(normalise, affine(normalise, self.plan.volume.dtype, None))
+        folder = self.work().trained
+        net = {"untrained": True} if folder is None else {"weights": str(folder / WEIGHTS)}
+        return recipe.model_copy(update={"normalise": normalise, "net": recipe.net.model_copy(update=net)})
+
+    def cost_steps(
+        self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
+    ) -> Steps[StageCost]:
+        """Return the time of its steps, where some are tried; not that of validations and checkpoints."""
+        share_left = self.share_left
+        if pool is None or trials is None or self.plan.pending or not share_left:
+            return StageCost(self, share_left=share_left)
+        steps = {"steps": MEASURED_STEPS, "validate_every": 0, "predict_every": 0}
+        recipe = self.plan.recipe
+        short = recipe.model_copy(update={"train": recipe.train.model_copy(update=steps)})
+        folder = RunFolder(trials / self.name)
+        try:
+            with folder.locked() as session:
+                training = Training.begin(short, self.plan.search_path)
+                yield from trained(folder.path, training, session, lambda step: None)
+                fastest = min(float(entry["seconds"]) for entry in read_log(folder.path))
+        finally:
+            delete(folder.path)
+        num = self.plan.num_trainings
+        times = StageTimes(
+            (StageTime(STAGE, num, num * recipe.train.steps * fastest),), 0.0, 0, is_guess=True,
+            num_workers=max(1, pool.slots["gpu"] // recipe.train.ranks),
+        )  # fmt: skip
+        return StageCost(self, share_left=share_left, times=times)
+
+
+RESTS_ON = ("net", "normalise", "affinities", "classes")  # parts of a training's recipe that a run of its net rests on
+
+
+def _search_of(choice: Learning, tree: dict[str, Any], name: str) -> Sweep | Tuning | None:  # Any: TOML values
+    """Return what a stage varies in the sections `tree`."""
+    source = f"stage {name}"
+    if choice.tune:
+        return tuning_of(tree | {"tune": dict(choice.tune)}, source)
+    if not choice.sweep:
+        return None
+    sweep = sweep_of(tree | {"sweep": dict(choice.sweep)}, source)
+    if not all(recipe.train.validate_every for recipe in sweep.recipes):
+        raise PlanError("trainings are compared by their scores; give train.validate_every and data.held_out")
+    return sweep
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """An entry of a training's data with the places of what other stages make, and those volumes."""
+
+    data: Data
+    volume: Volume | None
+    labels: Volume | None
+    pending: bool
+
+    @property
+    def made(self) -> Iterator[str]:
+        """Yield what of it other stages make."""
+        yield from (what for what in ("volume", "labels") if getattr(self, what) is not None)
+
+    @classmethod
+    def of(cls, data: Data, among: Planning) -> _Placed:
+        places: dict[str, Any] = {}  # Any: values of `Data`
+        volumes: dict[str, Volume] = {}
+        makers = []
+        for what, inner, level in (("path", "key", data.level), ("labels", "labels_key", 0)):
+            name, _, array = (getattr(data, what) or "").partition("/")
+            if name == VOLUME:
+                address = str(absolute(among.location)) if "://" not in among.location else among.location
+                places |= {what: address, inner: getattr(data, inner) or array or None}
+            elif name in among.earlier:
+                if getattr(data, inner) is not None:
+                    raise PlanError(f"data.{inner} is for files; an array of a stage is named {name}/KEY")
+                maker = among.earlier[name]
+                volume = volumes[what] = maker.volume(level, array)
+                places |= {what: volume.path, inner: volume.key} | ({"level": 0} if what == "path" else {})
+                makers.append(maker)
+        pending = not all(maker.is_complete for maker in makers)
+        return cls(data.model_copy(update=places), volumes.get("path"), volumes.get("labels"), pending)
+
+
+@dataclass(repr=False)
+class TrainReport(WorkReport):
+    """How a stage that trains ended: the folder of its weights, and lines of losses and scores."""
+
+    trained: Path | None = None
+    lines: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.trained is not None
+
+    @property
+    def open_reason(self) -> str:
+        return "" if self.is_complete else f"{self.folder}: a training was stopped, or failed; volpipe.log says why"
+
+
+class TrainWork(FolderWork[TrainReport]):
+    """The work of a stage that trains; arguments as of `FolderWork`."""
+
+    kinds: ClassVar[Kinds] = (RankResult,)
+
+    def __init__(self, stage: TrainStage, options: RunOptions, listener: Listener, feed: Feed | None) -> None:
+        super().__init__(stage.folder, options, listener, feed)
+        self.start = stage.folder.path.with_name(f"{stage.name}_start.safetensors")
+        is_warm = stage.plan.warm_start and self.start.is_file()
+        self.plan = stage.plan.begun_with(self.start) if is_warm else stage.plan
+
+    @property
+    def file(self) -> str:
+        """By which its folder is known."""
+        return {"": TRAINING_FILE, "sweep": SWEEP_FILE, "tune": STUDY}[self.plan.varies]
+
+    @property
+    def trained(self) -> Path | None:
+        """The folder of the training whose weights go on; None while there is something left to do."""
+        path, search = self.folder.path, self.plan.search
+        if search is None:
+            return path if is_complete(path, self.plan.recipe) else None
+        return best_trial(path, search.combinations if isinstance(search, Sweep) else search.search.trials)
+
+    @property
+    def is_begun(self) -> bool:
+        return (self.folder.path / self.file).is_file()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.trained is not None
+
+    def check_free(self) -> None:
+        if self.folder.path.is_dir():
+            claim_folder(self.folder, self.file, fresh=False)
+
+    def check_same(self) -> None:
+        """Refuse another recipe, and volumes that changed since, as far as they are there."""
+        old = Training.load(self.folder.path)
+        if self.plan.search is None and old is not None and (step := last_step(self.folder.path)):
+            old.check_same(Training.begin(self.plan.recipe, self.plan.search_path), step)
+        if not self.options.update and (changed := self.input_changes()):
+            raise RunError(
+                f"{self.folder.path}: what it learned from has changed since: {changed}; put it back, use --update to "
+                "train anew and make again what rests on that, or use --fresh to start over"
+            )
+
+    def input_changes(self) -> str:
+        """Return what differs between its volumes and those that were learned from; "" where they are gone."""
+        folders = [self.folder] if self.plan.search is None else [*map(RunFolder, _folders(self.folder.path))]
+        try:
+            now = {what: identify(volume) for what, volume in self.plan.inputs().items()} if folders else {}
+        except VolumeError:  # a volume may go once its training is done
+            return ""
+        lines = []
+        for folder in folders:
+            for what, before in (read_identities(folder.inputs) or {}).items():
+                differing = what in now and what not in self.plan.made and changes(before, now[what])
+                if differing and not (self.options.same_input and is_alike(before, now[what])):
+                    lines += [f"{what} {line}" for line in changes(before, now[what])]
+        return "; ".join(dict.fromkeys(lines))
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether an update trains anew."""
+        return self.is_begun and bool(self.input_changes())
+
+    def check_source(self, source: FolderWork[Any], called: str) -> None:
+        if self.is_begun and not source.is_begun:
+            raise RunError(
+                f"it is not complete, but stage {called}, which learned from it, was begun: {source.name} was taken "
+                f"away; put it back, delete {self.folder.path} as well, or use --fresh to start all stages over"
+            )
+
+    def clear(self) -> None:
+        """Delete what was made; an update with a warm start keeps the weights, to begin with."""
+        trained = self.trained if self.options.update and self.plan.warm_start else None
+        if trained is not None:
+            (trained / WEIGHTS).replace(self.start)
+        elif not self.options.update:
+            self.start.unlink(missing_ok=True)
+        self.folder.clear()
+
+    def schedule(self) -> Schedule:
+        return Schedule(Stage(STAGE, self.plan.recipe.train.ranks, marked=False))
+
+    def steps(self) -> Steps[TrainReport]:
+        """Train, and return how that ended; a session of its own holds the folder."""
+        self.was_begun, was_complete = self.is_begun, self.is_complete
+        if not was_complete:
+            self.plan.check(made=True)
+        yield from self._inner().steps()
+        trained = self.trained
+        if trained is None:
+            return TrainReport(self.plan, self.folder.path)
+        training = Training.load(trained)
+        assert training is not None
+        lines = [*outcome_lines(trained)]
+        if trained != self.folder.path:
+            lines.insert(0, f"the best of {self.plan.num_trainings} trainings is {trained.name}")
+        draw_curve(trained)
+        lines.append(f"use the weights: {run_command(training.recipe, trained, str(self.plan.search_path))}")
+        return TrainReport(self.plan, self.folder.path, was_complete=was_complete, trained=trained, lines=tuple(lines))
+
+    def _inner(self) -> HeldWork[Any]:  # Any: a result, or those of all trials
+        if self.plan.search is not None:
+            return self._trials().work()
+        recipe = self.plan.recipe
+        show = self._shown(Stage(STAGE, recipe.train.steps))
+        training = Training.begin(recipe, self.plan.search_path)
+        return training_work(self.folder, training, same_input=self.options.same_input, on_step=show)
+
+    def _shown(self, stage: Stage) -> Callable[[int], None]:
+        """Return what tells the listener how many units of `stage`, steps or trainings, are done."""
+        progress = Progress([stage], time.perf_counter())
+
+        def show(num_done: int) -> None:
+            stage.mark_all(np.arange(min(num_done, stage.size)))
+            self.listener.on_progress(progress)
+
+        return show
+
+    def _trials(self) -> Trials:
+        search, where = self.plan.search, self.plan.search_path
+        show, ended = self._shown(Stage(self.plan.varies, self.plan.num_trainings)), itertools.count(1)
+
+        def on_end(result: TrialResult) -> None:
+            show(next(ended))
+
+        if isinstance(search, Tuning):
+            return tuning_trials(search, self.folder, search_path=where, on_end=on_end)
+        assert search is not None
+        return sweep_trials(search, self.folder, search_path=where, on_end=on_end)
+
+    def page(self, *, with_pictures: bool = True) -> Page:
+        return self._inner().page(with_pictures=with_pictures)
+
+    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
+        raise NotImplementedError("the page of a training has parts of its own")
+
+    def session_steps(self, session: WorkSession) -> Steps[TrainReport]:
+        raise NotImplementedError("a training has a session of its own")
+
+
+def _folders(path: Path) -> list[Path]:
+    """Return the folders of the trainings in that of many."""
+    return sorted(folder for folder in path.glob("[0-9]*") if (folder / TRAINING_FILE).is_file())
+
+
+def training_curves(path: Path) -> list[Item]:
+    """Return losses and scores of the training in `path`, or the scores of many."""
+    return [*curves(path)] if (path / TRAINING_FILE).is_file() else trial_items(path)
+
+
+def _trained(path: Path) -> Path | None:
+    """Return the folder of the weights that a stage left in `path`; None where it is not complete."""
+    training = Training.load(path)
+    if training is None:
+        return best_trial(path)
+    return path if is_complete(path, training.recipe) else None
