@@ -10,6 +10,7 @@ from inline import Inline
 from scipy.ndimage import gaussian_filter
 from volumes import noise, write_volume
 
+import volpipe as vp
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
@@ -198,6 +199,13 @@ def test_a_block_for_which_a_function_fails_is_named_with_the_reason(folder: Pat
         assert why in report.missing[0].reason
     with pytest.raises(VolpipeError, match=r"function fickle gave int64 for a block, and float32 when it was tried"):
         run(folder, "fickle", *blocks, out="fickle.zarr", volume="dark.n5")
+
+
+def test_a_function_is_measured_as_no_net(folder: Path) -> None:
+    with pytest.raises(
+        VolpipeError, match=r"numpy:filters\.py:same is a function on arrays, and no net; `volpipe plan`"
+    ):
+        vp.net_report("numpy:filters.py:same")
 
 
 def test_an_edited_function_is_refused_as_another_net(folder: Path) -> None:

@@ -12,7 +12,7 @@ from conftest import ROOT
 from volpipe.errors import RecipeError
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.recipes.workflow import find_flow
+from volpipe.recipes.workflow import Flow, find_flow
 from volpipe.resolve import shipped_recipe
 
 TWO = """
@@ -79,12 +79,18 @@ def test_stages_without_an_order_or_with_unknown_keys_are_refused(folder: Path, 
         find_flow(folder / "flow.toml")
 
 
-def test_the_example_in_the_documentation_is_understood(folder: Path) -> None:
+def test_the_examples_in_the_documentation_are_understood(folder: Path) -> None:
     text = (ROOT / "docs" / "flows.md").read_text(encoding="utf-8")
-    example, _, learned = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    (folder / "flow.toml").write_text(example)
-    flow = find_flow(folder / "flow.toml")
-    assert flow is not None
+    flows = list[Flow]()
+    for example in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
+        (folder / "flow.toml").write_text(example)
+        found = find_flow(folder / "flow.toml")
+        assert found is not None
+        flows.append(found)
+    flow, *others = flows
+    assert {stage.kind for each in others for stage in each.stages} >= {"convert", "function", "compare"}
+    change = next(each.stages[-1] for each in others if each.stages[-1].kind == "compare")
+    assert (change.kind, change.reads, change.beside) == ("compare", "fine", ("coarse",))
     assert {stage.name: stage.reads for stage in flow.stages} == {
         "finer": "volume", "restore": "finer", "affinities": "restore", "labels": "affinities", "scores": "labels",
         "psnr": "restore",
@@ -92,10 +98,8 @@ def test_the_example_in_the_documentation_is_understood(folder: Path) -> None:
     assert isinstance(flow.stages[1].choice, Recipe)
     assert flow.stages[1].choice.windows.block == (2, 2, 2)
     assert flow.stages[1].choice.net.options["residual"] is True  # of the recipe below
-    (folder / "learned.toml").write_text(learned)
-    flow = find_flow(folder / "learned.toml")
-    assert flow is not None
-    assert [(stage.name, stage.reads, stage.beside) for stage in flow.stages] == [
+    (learned,) = (each for each in others if each.stages[0].kind == "train")
+    assert [(stage.name, stage.reads, stage.beside) for stage in learned.stages] == [
         ("learn", "volume", ()), ("affinities", "volume", ("learn",)), ("labels", "affinities", ()),
         ("scores", "labels", ("learn",)),
     ]  # fmt: skip

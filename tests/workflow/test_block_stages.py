@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -183,3 +184,84 @@ def test_labels_are_not_binned(folder: Path) -> None:
         PlanError, match=r"^stage part: bin \[1, 2, 2\]: .* holds uint32, which volpipe takes for labels"
     ):
         planned(folder, volume="labels.n5")
+
+
+COMPARED = """
+[[stage]]
+name = "smooth"
+kind = "function"
+function = "filters.py:smooth"
+halo = [2, 2, 2]
+options = { sigma = 1.0 }
+windows = { shape = [12, 12, 12], block = [1, 1, 1] }
+
+[[stage]]
+name = "mask"
+kind = "function"
+function = "filters.py:above"
+
+[[stage]]
+name = "other"
+kind = "function"
+input = "smooth"
+function = "filters.py:above"
+options = { level = 110 }
+
+[[stage]]
+name = "images"
+kind = "compare"
+input = "smooth"
+other = "known.n5/raw"
+data_range = 255.0
+
+[[stage]]
+name = "masks"
+kind = "compare"
+input = "mask"
+other = "other"
+data_range = 1.0
+"""
+
+
+def test_a_comparison_is_of_stages_or_of_a_path_and_is_made_again_when_that_changes(folder: Path) -> None:
+    whole = gaussian_filter(noise(SHAPE).astype(np.float64), 1.0, truncate=2, mode="mirror").astype(np.float32)
+    known = whole + noise(SHAPE, seed=1).astype(np.float32) / 100
+    write_volume(folder / "known.n5", known, chunk=8)
+    plan = planned(folder, text=COMPARED)
+    cost = preview_flow(plan, Inline().start)
+    assert cost.seconds is not None and all(each.seconds is not None for each in cost.stages)
+    report = ran(plan)
+    images, masks = (json.loads((folder / "out" / f"{name}.json").read_text()) for name in ("images", "masks"))
+    error = np.mean((whole.astype(np.float64) - known) ** 2)
+    assert images["differences"]["together"]["psnr"] == pytest.approx(10 * np.log10(255**2 / error), abs=1e-3)
+    differ = np.count_nonzero((whole > 100) != (whole > 110))
+    assert masks["differences"]["together"]["num_differ"] == differ > 0
+    assert [stage["name"] for stage in json.loads((folder / "out.run" / "flow.json").read_text())["stages"]][
+        -1
+    ] == "masks"
+    assert ran(planned(folder, text=COMPARED)).was_complete
+    assert any("differ" in line for line in report.stages[-1].report.summary)
+    edit(folder / "known.n5", Box((0, 0, 0), (2, 2, 2)))
+    again = ran(planned(folder, text=COMPARED))
+    assert [each.report.was_complete for each in again.stages] == [True, True, True, False, True]
+    (folder / "out" / "masks.json").unlink()
+    assert ran(planned(folder, text=COMPARED)).is_complete
+    assert json.loads((folder / "out" / "masks.json").read_text())["differences"] == masks["differences"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (["masks.other=part"], r"^stage masks: .*part"),
+        (["images.input.level=1"], r"stage images: level is no key of a stage of kind compare"),
+        (["masks.other=masks"], r"stage masks, other: it reads itself"),
+        (["images.roi=0:99,:,:"], r"^stage images: "),
+        (["images.other=small.n5"], r"^stage images: A has 16 × 24 × 40 voxels \(z, y, x\), B 8 × 8 × 8"),
+        (["masks.input=images"], r"masks, input: images makes scores and no volume"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(folder: Path, settings: list[str], why: str) -> None:
+    write_volume(folder / "known.n5", noise(SHAPE).astype(np.float32), chunk=8)
+    write_volume(folder / "small.n5", noise((8, 8, 8)).astype(np.float32), chunk=8)
+    with pytest.raises(VolpipeError, match=why):
+        planned(folder, *settings, text=COMPARED)

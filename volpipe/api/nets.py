@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from volpipe.errors import PlanError
 from volpipe.nets.facts import NetFacts, with_normalisation
+from volpipe.nets.files import is_function
 from volpipe.nets.load import build_net, cached_geometry, describe, normalising_layers
 from volpipe.nets.net_geometry import Geometry, UnmeasurableError
 from volpipe.recipes.inference import Recipe, load_recipe
@@ -118,6 +120,8 @@ def net_report(name: str, *settings: str, recipe: str | Path | None = None, trus
 
 
 def _recipe(name: str, settings: Sequence[str], recipe: str | Path | None, *, trust_model: bool) -> Recipe:
+    if is_function(name):
+        raise PlanError(f"{name} is a function on arrays, and no net; `volpipe plan` tries it over a volume's type")
     trust = ["net.trust_model=true"] if trust_model else []
     path = None if recipe is None else Path(recipe)
     return load_recipe(path, [f"net.name={json.dumps(name)}", *settings, *trust])

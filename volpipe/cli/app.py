@@ -257,7 +257,7 @@ def status(
         typer.Option("--csv", metavar="FILE", help="Write what each stage took to this file, too: a row for each."),
     ] = None,
     others: Annotated[
-        list[str] | None, typer.Argument(metavar="[OUTPUT]...", help="More outputs, one after the other.")
+        list[str] | None, typer.Argument(metavar="MORE", help="More outputs, one after the other.")
     ] = None,
 ) -> None:  # fmt: skip
     """Print how far a run, its stages, labels, a training or a batch is, who is at work on it, and what failed."""

@@ -122,6 +122,9 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
             out.print(str(update))
         times = cost.times if ended.is_new else None
         out.print(segment.summary(report, times))
+    elif isinstance(report, volpipe.ComparisonResult):
+        for line in report.summary:
+            out.print(line)
     elif isinstance(report, TrainReport):
         for line in report.lines:
             out.print(line)

@@ -16,6 +16,7 @@ import numpy as np
 from volpipe.errors import PlanError
 from volpipe.evaluation import differences, subject
 from volpipe.evaluation.differences import Difference, ImageDifference, Pairs, label_difference
+from volpipe.evaluation.evaluate import FINGERPRINT
 from volpipe.evaluation.label_scores import total
 from volpipe.evaluation.origins import Making, check_same_input, makings_of
 from volpipe.evaluation.subject import BlockSums, Results, Subject, read_block, tables
@@ -35,6 +36,7 @@ class Comparison(Subject):
 
     Attributes:
         why: what tells the kind, for people.
+        fingerprint: of B, where results are kept, and others may change it.
         made_a, made_b: how they were made, and what they were made of, the output itself first; () where it says
             nothing.
     """
@@ -42,6 +44,7 @@ class Comparison(Subject):
     why: str
     made_a: tuple[Making, ...] = ()
     made_b: tuple[Making, ...] = ()
+    fingerprint: str = ""
     stage = "compare"
     mark = "comparison.json"
 
@@ -49,7 +52,17 @@ class Comparison(Subject):
         return {"a": self.a, "b": self.b}
 
     def describe(self) -> dict[str, object]:
-        return {**super().describe(), "block": self.block}
+        stamp = {FINGERPRINT: self.fingerprint} if self.fingerprint else {}
+        return {**super().describe(), "block": self.block, **stamp}
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        return ("b",) if self.fingerprint else ()
+
+    def check_labels(self) -> None:
+        """Refuse images where labels are to be compared."""
+        for volume in (self.a, self.b) if self.kind == "labels" else ():
+            subject.refuse_image(volume, self.box)
 
     def image_sums(self, block: int, session: str) -> BlockSums:
         a, b = (read_block(volume, self.own_box(block), session) for volume in (self.a, self.b))
@@ -110,7 +123,7 @@ Sums = tuple[
 
 def plan_comparison(
     a: Volume | str, b: Volume | str, *, labels: bool = False, roi: str | None = None,
-    data_range: float | None = None, any_input: bool = False, incomplete: bool = False,
+    data_range: float | None = None, any_input: bool = False, incomplete: bool = False, is_planned: bool = False,
 ) -> Comparison:  # fmt: skip
     """Return the comparison of the outputs `a` and `b`, checked against both.
 
@@ -121,6 +134,7 @@ def plan_comparison(
         data_range: as in Comparison; None for that of whole numbers of 8 and 16 bits, of others there is no PSNR.
         any_input: whether they may have been made of different inputs, or show different parts of it.
         incomplete: whether locations may be of outputs that are not complete, whose missing voxels are zeros.
+        is_planned: whether the volumes need not exist yet: what they say of themselves, and voxels, are not looked at.
 
     Raises:
         VolumeError: one is not there.
@@ -136,7 +150,7 @@ def plan_comparison(
         if one != other:
             advice = "compare outputs of the same input by nets of one kind"
             raise PlanError(f"A has {one} {what}, B {other}: {first} and {second}; {advice}")
-    made = makings_of(first), makings_of(second)
+    made = ((), ()) if is_planned else (makings_of(first), makings_of(second))
     kind, why = _kind(first, second, made, labels=labels, is_grey=data_range is not None)
     _check_types(first, second, kind, why)
     if data_range is not None and (kind != "image" or not 0 < data_range < math.inf):
@@ -149,7 +163,7 @@ def plan_comparison(
         notes += check_same_input(first, second, *made)
     box = find_roi(roi, first)
     for volume, makings in zip((first, second), made, strict=True):
-        if kind == "labels" and not (makings and makings[0].kind == "labels"):
+        if kind == "labels" and not is_planned and not (makings and makings[0].kind == "labels"):
             subject.refuse_image(volume, box)
     return Comparison(
         a=first, b=second, box=box, kind=kind, why=why, made_a=made[0], made_b=made[1], notes=tuple(notes),

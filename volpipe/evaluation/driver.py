@@ -79,7 +79,8 @@ class BlockWork(FolderWork[R]):
     def needs_all(self) -> bool:
         """Whether it must wait for all of what it reads: labels are looked at first, interpolations need the input."""
         subject = self.subject
-        return isinstance(subject, Evaluation) and (subject.kind != "image" or len(subject.candidates) > 1)
+        is_scored = isinstance(subject, Evaluation) and (subject.kind != "image" or len(subject.candidates) > 1)
+        return subject.kind == "labels" or is_scored
 
     @property
     def is_begun(self) -> bool:
@@ -105,9 +106,9 @@ class BlockWork(FolderWork[R]):
         """Forget what was found in other volumes, or otherwise: it costs little, and is made again."""
         self.check_free()
         inputs = self.subject.inputs()
-        # what earlier work of ours writes stays as it is: of all but the reference
-        is_read = self.options.is_outside
-        read = {name: volume for name, volume in inputs.items() if is_read or name == "reference"}
+        # what earlier work of ours writes stays as it is
+        is_read, outside = self.options.is_outside, self.subject.outside
+        read = {name: volume for name, volume in inputs.items() if is_read or name in outside}
         mark, states = self.folder.path / self.subject.mark, {name: identify(each) for name, each in read.items()}
         before: Mapping[str, Identity] = {}
         with suppress(RunError):  # damaged
@@ -214,17 +215,23 @@ def evaluation_work(
 
 
 def comparison_work(
-    comparison: Comparison, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT, *,
-    limits: Sequence[Limit] = (),
+    comparison: Comparison, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT,
+    feed: Feed | None = None, *, limits: Sequence[Limit] = (), to: Location | None = None,
 ) -> BlockWork[ComparisonResult]:  # fmt: skip
-    """Return the work of `comparison`; a limit of what both do not have is refused."""
+    """Return the work of `comparison`, which is written to the file `to`, if there is one.
+
+    A limit of what both do not have is refused.
+    """
     name, results = f"{comparison.a} and {comparison.b}", partial(read_results, folder.journal, RESULTS, BlockSums)
     for limit in limits:
         limit.check(comparison)
 
     def close(**facts: Any) -> ComparisonResult:  # Any: of a `WorkReport`
         differences = comparison.differences(results)
-        return ComparisonResult(comparison, folder.path, **facts, differences=differences, limits=tuple(limits))
+        result = ComparisonResult(comparison, folder.path, **facts, differences=differences, limits=tuple(limits))
+        if to is not None and result.is_complete and not result.was_complete:
+            write_json(to, result.to_json())
+        return result
 
     def parts_of(taken: Taken, is_complete: bool) -> Parts:
         facts = {key: str(value) for key, value in _described(comparison).items() if value is not None}
@@ -232,7 +239,10 @@ def comparison_work(
         return Parts(f"Comparison of {name}", "The comparison of two outputs.", facts, items)
 
     sent = replace(comparison, made_a=(), made_b=(), notes=())  # how both were made may be long
-    return BlockWork(comparison, folder, options, listener, None, name=name, sent=sent, close=close, parts_of=parts_of)
+    return BlockWork(
+        comparison, folder, options, listener, feed, name=str(to or name), to=to, sent=sent, close=close,
+        parts_of=parts_of, check=None if to is None else comparison.check_labels,
+    )  # fmt: skip
 
 
 def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lambda result: None) -> R:
@@ -255,24 +265,26 @@ def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lam
 
 
 def calibrate_evaluation(
-    evaluation: Evaluation, missing: Collection[str], workers: WorkerPool, folder: Path
+    subject: Subject, missing: Collection[str], workers: WorkerPool, folder: Path
 ) -> Steps[StageTimes]:
-    """Return the forecast of `evaluation`, from a block that all `workers` score at the same time.
+    """Return the forecast of an evaluation or a comparison, from a block that all `workers` look at at the same time.
 
-    Zeros in `folder`, which is deleted, stand in for volumes whose paths are `missing`, and the reference for labels.
+    Zeros in `folder`, which is deleted, stand in for volumes whose paths are `missing`; for labels, the other ones.
 
     Raises:
         RunStopped: the block cannot be scored.
     """
-    output, given, num_workers = evaluation.output, evaluation.given, max(1, workers.slots["cpu"])
-    is_guess = any(volume.path in missing for volume in (output, given) if volume is not None)
+    volumes, num_workers = {"a": subject.a, "b": subject.b}, max(1, workers.slots["cpu"])
+    if isinstance(subject, Evaluation) and subject.given is not None:
+        volumes["given"] = subject.given
+    absent = {name: volume for name, volume in volumes.items() if volume.path in missing}
+    is_guess = bool(absent)
     try:
-        if output.path in missing:
-            is_alike = evaluation.kind == "labels" and evaluation.reference.path not in missing
-            output = evaluation.reference if is_alike else zeros_like(output, folder / "output")
-        if given is not None and given.path in missing:
-            given = zeros_like(given, folder / "given")
-        trial = replace(evaluation, b=output, given=given)
+        others = [volumes[name] for name in "ab" if name not in absent and subject.kind == "labels"]
+        stand_ins: dict[str, Any] = {  # Any: fields of the subject
+            name: others[0] if others else zeros_like(volume, folder / name) for name, volume in absent.items()
+        }
+        trial = replace(subject, **stand_ins)
         middle = tuple(max(0, n // b - 1) // 2 for n, b in zip(trial.box.shape, trial.block, strict=True))
         block = trial.blocks.number(middle)  # a whole one if any
         num = min(num_workers, MOST_WORKERS)
@@ -280,6 +292,6 @@ def calibrate_evaluation(
     finally:
         delete(folder)
     seconds, num_voxels = fmean(record.usage.seconds for record in records), trial.blocks.box(block).num_voxels
-    whole = seconds / num_voxels * evaluation.box.num_voxels
-    stage = StageTime(evaluation.stage, len(evaluation.blocks), whole)
+    whole = seconds / num_voxels * subject.box.num_voxels
+    stage = StageTime(subject.stage, len(subject.blocks), whole)
     return StageTimes((stage,), 0.0, num * num_voxels, is_guess, num_workers)

@@ -72,9 +72,8 @@ class Evaluation(Subject):
         return self.a
 
     @property
-    def identity(self) -> str:
-        """Everything that the scores depend on, for times that are kept."""
-        return str(self.describe())
+    def outside(self) -> tuple[str, ...]:
+        return ("reference",)
 
     @property
     def factors(self) -> Triple:

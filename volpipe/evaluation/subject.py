@@ -96,6 +96,16 @@ class Subject(ABC):
         """Return the voxels of both volumes that are read for `block`."""
         return self.own_box(block)
 
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """Names of the inputs that others than earlier stages of a flow may change."""
+        return ()
+
+    @property
+    def identity(self) -> str:
+        """Everything that the results depend on, for times that are kept."""
+        return str(self.describe())
+
     @abstractmethod
     def inputs(self) -> Mapping[str, Volume]:
         """Return what is read, by its names."""

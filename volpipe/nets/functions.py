@@ -107,17 +107,17 @@ def tried(choice: NetChoice, facts: NetFacts, num_channels: int, dtype: np.dtype
     function, trial = build_function(choice, search_path), _Trial(num_channels, dtype)
     try:
         block = trial.blocks(triple(2 * h + CORE for h in facts.halo))[0]
-        result = function.of(block.copy())
-        if not _is_same(result, function.of(block.copy())).all():
+        result, again = function.of(block.copy()), function.of(block.copy())
+        if result.shape != again.shape or not _is_same(result, again).all():
             raise PlanError(f"function {function.name} gives another result for the same block each time; seed it")
         seen = [trial.reach(function, axis, facts.halo) for axis in range(3)]
         if any(s > h for s, h in zip(seen, facts.halo, strict=True)):
             wider = triple(2 * max(h, s) + FURTHER for h, s in zip(facts.halo, seen, strict=True))
             seen = [trial.reach(function, axis, wider) if s > facts.halo[axis] else s for axis, s in enumerate(seen)]
             raise PlanError(_too_small(function.name, facts.halo, seen, wider))
-    except (VolpipeError, NetError) as error:
-        if isinstance(error, PlanError):
-            raise
+    except PlanError:
+        raise
+    except VolpipeError as error:
         raise PlanError(f"{error}; it was tried over random voxels, of which it must take any") from error
     are_labels = result.dtype.kind in "iu" and result.dtype.itemsize >= 4
     return facts.model_copy(

@@ -92,6 +92,22 @@ def kind_of(reference: str | None, *, labels: bool, classes: bool, skeletons: st
     return kinds[0]
 
 
+class OutputComparison(Section):
+    """What a stage of kind "compare" holds its input against; as the options of `volpipe compare`."""
+
+    other: str
+    """The volume that is compared with: that of another stage, by its name, or a path."""
+    labels: bool = False
+    """Compare labels as objects, whose numbers mean nothing. Whole numbers of more than 16 bits are labels anyway,
+    unless `data_range` is given."""
+    roi: str | None = None
+    """The box that is compared, `z0:z1,y0:y1,x0:x1`."""
+    data_range: float | None = None
+    """The distance of the largest grey level from the smallest, for PSNR."""
+    any_place: bool = False
+    """Compare voxel by voxel although voxel sizes or origins say that the two lie elsewhere."""
+
+
 class Conversion(Section):
     """What a stage of kind "convert" makes of its input: another level, box, channel, type or format, or larger voxels.
 
@@ -129,8 +145,7 @@ class BlockFunction(Section):
     windows: Windows = Windows()
     """How large blocks are, as of a run; the result does not depend on it."""
     output: Output = Output()
-    """Format, type and layout, as of a run. The type is that of what the function returns; one that holds all of its
-    values may be given."""
+    """Format, type and layout, as of a run. The type is that of the result; another one must hold all of its values."""
 
 
 class Learning(TrainRecipe):
@@ -203,6 +218,12 @@ class StageKind:
     makes: Makes = "volume"
     links: Callable[[Tree], Iterable[Link]] = lambda tree: ()
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether such a stage may read a box of the volume, or what a mask selects."""
+        field = self.keys.model_fields.get("input")
+        return field is not None and field.annotation is Input
+
 
 def _net_link(tree: Tree) -> Iterator[Link]:
     """Yield the training of the weights that a run takes."""
@@ -237,6 +258,13 @@ KINDS: Mapping[str, StageKind] = {
         Learning, "the weights of a net, as `volpipe train`.", has_input=False, makes="weights", links=_data_links
     ),
     "evaluate": StageKind(Comparison, "scores.", has_recipe=False, makes="scores", links=_truth_link),
+    "compare": StageKind(
+        OutputComparison,
+        "how much two outputs differ.",
+        has_recipe=False,
+        makes="scores",
+        links=lambda tree: [Link("other", str(tree["other"]))] if "other" in tree else [],
+    ),
 }
 if TYPE_CHECKING:
     KindName = str
@@ -302,7 +330,7 @@ def find_flow(
 
     Args:
         settings: ``stage.key=value``, on top of what the file says of that stage.
-        for_volume: ``key=value``, on top of each run that reads the volume itself.
+        for_volume: ``key=value``, on top of each run, conversion and function that reads the volume itself.
         for_runs: ``key=value``, on top of each run.
 
     Raises:
@@ -326,9 +354,9 @@ def find_flow(
     links = {head.name: _links(head, entry) for head, entry in zip(heads, trees, strict=True)}
     reads = _order(heads, links, name)
     for head, entry in zip(heads, trees, strict=True):
-        of_volume = for_volume if reads[head.name] == VOLUME else ()
-        set_values(entry, (*for_runs, *of_volume) if head.kind == "run" else ())
-    if for_volume and not any(head.kind == "run" and reads[head.name] == VOLUME for head in heads):
+        of_volume = for_volume if reads[head.name] == VOLUME and KINDS[head.kind].takes_part else ()
+        set_values(entry, (*for_runs, *of_volume) if head.kind == "run" else of_volume)
+    if for_volume and not any(KINDS[head.kind].takes_part and reads[head.name] == VOLUME for head in heads):
         raise RecipeError(f"{name}: no run reads the volume, so {for_volume[0]} is about none; leave it out")
     stages: dict[str, FlowStage] = {}
     for head, entry in zip(heads, trees, strict=True):

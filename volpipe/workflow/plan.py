@@ -17,11 +17,21 @@ from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import absolute
 from volpipe.workflow.prepare import UNSIZED, Sizing
-from volpipe.workflow.stages import ConvertStage, FunctionStage, LabelStage, Planning, RunStage, ScoreStage, StagePlan
+from volpipe.workflow.stages import (
+    CompareStage,
+    ConvertStage,
+    FunctionStage,
+    LabelStage,
+    Planning,
+    RunStage,
+    ScoreStage,
+    StagePlan,
+)
 from volpipe.workflow.train_stage import TrainStage
 
 STAGES: Mapping[str, type[StagePlan]] = {
-    each.kind: each for each in (RunStage, ConvertStage, FunctionStage, LabelStage, TrainStage, ScoreStage)
+    each.kind: each
+    for each in (RunStage, ConvertStage, FunctionStage, LabelStage, TrainStage, ScoreStage, CompareStage)
 }
 
 

@@ -32,8 +32,10 @@ from volpipe.estimation.forecast import (
     load_rates,
 )
 from volpipe.estimation.limits import check_access, check_window
-from volpipe.evaluation.driver import BlockWork, calibrate_evaluation, evaluation_work
-from volpipe.evaluation.evaluate import Evaluation, check_part, plan_evaluation
+from volpipe.evaluation.compare import Comparison as OutputDifference
+from volpipe.evaluation.compare import plan_comparison
+from volpipe.evaluation.driver import BlockWork, calibrate_evaluation, comparison_work, evaluation_work
+from volpipe.evaluation.evaluate import check_part, plan_evaluation
 from volpipe.evaluation.results import EvaluationResult
 from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import check_output, planned_volume, suffix_of
@@ -43,7 +45,7 @@ from volpipe.nets.files import FUNCTION
 from volpipe.recipes.inference import ArrayInput, NetChoice, Normalise, Output, Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import Section
-from volpipe.recipes.workflow import VOLUME, BlockFunction, Comparison, Conversion, FlowStage
+from volpipe.recipes.workflow import VOLUME, BlockFunction, Comparison, Conversion, FlowStage, OutputComparison
 from volpipe.runs.growth import grown_from, grown_plan
 from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
@@ -52,7 +54,9 @@ from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener
 from volpipe.segmentation.driver import SegmentWork, check_memory, plan_segmentation
 from volpipe.segmentation.estimate import SegmentTrial, calibrate_segmentation
 from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit
+from volpipe.volumes.identity import fingerprint
 from volpipe.volumes.placeholder import zeros_like
+from volpipe.volumes.places import Paired, check_same_place
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.chunk_files import count_folders
 from volpipe.volumes.storage.paths import Location, delete
@@ -524,7 +528,7 @@ class ScoreStage(StagePlan):
     makes_volume = False
     level = 0
     num_blocks = 0
-    plan: Evaluation
+    plan: Any  # an Evaluation, or a comparison
 
     @classmethod
     def planned(cls, stage: FlowStage, among: Planning) -> ScoreStage:
@@ -580,6 +584,42 @@ class ScoreStage(StagePlan):
             return StageCost(self)
         missing = {str(cost.stage.out) for cost in earlier if not cost.stage.is_complete}
         return StageCost(self, times=(yield from calibrate_evaluation(self.plan, missing, pool, trials)))
+
+
+class CompareStage(ScoreStage):
+    """A comparison of two outputs: made anew rather than refused, as an evaluation."""
+
+    kind = "compare"
+    plan: OutputDifference
+
+    @classmethod
+    def planned(cls, stage: FlowStage, among: Planning) -> CompareStage:
+        choice, feed = stage.choice, among.feed(stage)
+        assert isinstance(choice, OutputComparison)
+        made = open_volume(among.location) if feed is None else feed.volume(0, stage.array)
+        name, _, array = choice.other.partition("/")
+        source = among.earlier.get(name)
+        other = open_volume(choice.other) if source is None else source.volume(0, array)
+        comparison = plan_comparison(
+            made, other, labels=choice.labels, roi=choice.roi, data_range=choice.data_range, any_input=True,
+            is_planned=True,
+        )  # fmt: skip
+        advice, notes = "set any_place = true to compare them voxel by voxel all the same", comparison.notes
+        if not choice.any_place:
+            notes += tuple(check_same_place(Paired("A", made), Paired("B", other), advice))
+        stamp = fingerprint(other) if source is None else ""
+        comparison = replace(comparison, fingerprint=stamp, notes=notes)
+        out = among.folder / f"{stage.name}.json"
+        return cls(stage.name, stage.reads, made, out, comparison, stage.array, stage.beside)
+
+    def work(
+        self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
+    ) -> BlockWork[Any]:
+        return comparison_work(self.plan, self.folder, options, listener, feed, to=self.out)
+
+    def others(self) -> Iterator[tuple[Volume, str]]:
+        if self.plan.fingerprint:
+            yield self.plan.b, "other"
 
 
 @dataclass(frozen=True)
