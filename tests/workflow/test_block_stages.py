@@ -15,6 +15,7 @@ from volumes import fingerprint, noise, write_volume
 
 from volpipe.errors import PlanError, RecipeError, VolpipeError
 from volpipe.geometry.grid import Box
+from volpipe.recipes.inference import Input
 from volpipe.recipes.workflow import find_flow
 from volpipe.runs.options import RunOptions
 from volpipe.volumes.convert import Choice, convert
@@ -176,6 +177,13 @@ REFUSED = [
 def test_refusals_name_stage_and_key(folder: Path, kind: type[Exception], settings: list[str], why: str) -> None:
     with pytest.raises(kind, match=why):
         planned(folder, *settings)
+
+
+def test_a_box_of_the_command_is_of_the_stages_that_read_the_volume(folder: Path) -> None:
+    (folder / "flow.toml").write_text(FLOW.replace(', roi = "2:16,4:24,6:40"', ""))
+    flow = find_flow(folder / "flow.toml", for_volume=['input.roi="0:4,0:8,0:16"'])
+    assert flow is not None
+    assert [stage.input.roi for stage in flow.stages if isinstance(stage.input, Input)] == ["0:4,0:8,0:16", None, None]
 
 
 def test_labels_are_not_binned(folder: Path) -> None:
