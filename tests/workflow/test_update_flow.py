@@ -197,6 +197,18 @@ def test_where_an_earlier_stage_wrote_the_same_bytes_later_ones_compute_nothing(
     assert "updating" not in read_provenance(tmp_path / "out" / "near.zarr")["run"]
 
 
+def test_a_stage_that_lacked_its_end_alone_knows_what_it_read(tmp_path: Path) -> None:
+    """It had done all blocks when the flow was stopped: what it reads was complete after that."""
+    write_volume(tmp_path / "in.n5", noise((9, 9, 9)), chunk=8)
+    for num_tasks in (17, 18):
+        with pytest.raises(Stopped):
+            ran(planned(tmp_path, num_stages=2), Inline(0, 2, num_tasks), update=True)
+        ran(planned(tmp_path, num_stages=2))
+        assert_fresh(tmp_path, num_stages=2)
+        shutil.rmtree(tmp_path / "out")
+        shutil.rmtree(tmp_path / "out.run")
+
+
 class Netless(Inline):
     """Executors whose driver is interrupted before a net would be run."""
 

@@ -393,7 +393,7 @@ class RunWork(OutputWork[Plan, Report]):
                 Tensors(self.plan, self.folder.path).remove()
         if not (was_complete and is_sealed(self.folder)):
             if report.is_complete:
-                self._know_input(selection, report)
+                self._know_input()
                 with warned("no seam score"):
                     self._squares = list(map(seam_squares, selection.arrays))
                     report.seams = worst_scores(zip(self.plan.arrays, self._squares, strict=True))
@@ -406,13 +406,13 @@ class RunWork(OutputWork[Plan, Report]):
                 seal(self.folder, self.plan, RESULTS, _findings(report), is_complete=whole, only=only)
         return Report(self.plan, self.folder.path, was_complete=True) if was_complete else report
 
-    def _know_input(self, selection: Selection, report: Report) -> None:
+    def _know_input(self) -> None:
         """Note what the input is, which other work has written by now."""
-        if self.feed is None or report.normalise is None:
+        if self.feed is None:
             return
         self.inputs["volume"] = identify(self.plan.source.volume())
         store_identities(self.folder.inputs, self.inputs)
-        self._create_output(selection, report.normalise)
+        self.renew_metadata()
 
 
 def execute(plan: Plan, start: Start, options: RunOptions = PLAIN, listener: Listener = SILENT) -> Report:
