@@ -29,7 +29,7 @@ from volpipe.workflow.cost import forecast_flow
 from volpipe.workflow.driver import execute
 from volpipe.workflow.entries import find_entries
 from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow, flow_work
-from volpipe.workflow.plan import FlowPlan, plan_flow
+from volpipe.workflow.plan import STAGES, FlowPlan, plan_flow
 from volpipe.workflow.prepare import prepare
 from volpipe.workflow.stages import StagePlan
 from volpipe.workflow.status import find_status

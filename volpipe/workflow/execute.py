@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -163,28 +163,28 @@ def _held_steps(
 
 def _works(plan: FlowPlan, options: RunOptions, listener: FlowListener) -> list[Work[StageReport | None]]:
     """Return the work of each stage, which feeds those that read its output."""
-    makers, works = dict[str, tuple[StagePlan, FolderWork[Any]]](), list[Work[StageReport | None]]()
+    makers, works = dict[str, FolderWork[Any]](), list[Work[StageReport | None]]()
     closed: set[str] = set()
     for stage in plan.stages:
         feed, maker = None, None
         if stage.reads != VOLUME:
-            feed, (maker, source) = Feed(stage.level, stage.array), makers[stage.reads]
-            source.readers.append(feed)
-        beside = [makers[name][0] for name in stage.beside]
+            feed, maker = Feed(stage.level, stage.array), makers[stage.reads]
+            maker.readers.append(feed)
+        beside = {name: makers[name] for name in stage.beside}
         own = dataclasses.replace(_of_stage(options, stage), fresh=False, is_outside=maker is None)
         work = stage.work(own, listener.of_stage(stage), feed)
         work.before_change = partial(_await_change, plan, options, stage.name)
-        makers[stage.name] = stage, work
+        makers[stage.name] = work
         steps = partial(_stage_steps, stage, work, listener, maker, beside, closed)
         works.append(Work(stage.name, steps, "flow_stage"))
     return works
 
 
 def _stage_steps(
-    stage: StagePlan, work: FolderWork[Any], listener: FlowListener, maker: StagePlan | None,
-    beside: Sequence[StagePlan], closed: set[str],
+    stage: StagePlan, work: FolderWork[Any], listener: FlowListener, maker: FolderWork[Any] | None,
+    beside: Mapping[str, FolderWork[Any]], closed: set[str],
 ) -> Steps[StageReport | None]:  # fmt: skip
-    """Do the work of a stage, begun when what it reads, by the stage `maker`, has begun to be written.
+    """Do the work of a stage, begun when what it reads, by the work `maker`, has begun to be written.
 
     What it needs `beside` that is complete by then. Stages that ended are `closed`. Return how it ended; None where
     what it needs was not begun, or is not complete.
@@ -193,8 +193,8 @@ def _stage_steps(
         with named(stage.name):
             source = work.feed
             if beside:
-                yield Until(lambda: closed.issuperset(each.name for each in beside))
-                if not all(each.is_complete for each in beside):
+                yield Until(lambda: closed.issuperset(beside))
+                if not all(each.is_complete for each in beside.values()):
                     return None
                 stage = stage.settled()
                 if isinstance(work, OutputWork):

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from uuid import uuid4
 
 import numpy as np
 
@@ -94,6 +95,7 @@ class SampleSource:
         weight: factor on its share of the windows, which is else that of its size.
         is_shared: whether it is read by the copy that trainings of this node share.
         part: the box that windows come from; None for all.
+        session: of whoever reads: chunks that another one decoded are compared with their files once more.
     """
 
     volume: Volume
@@ -105,6 +107,7 @@ class SampleSource:
     closed: tuple[Box, ...] = ()
     is_shared: bool = False
     part: Box | None = None
+    session: str = ""
 
     @property
     def shape(self) -> Triple:
@@ -137,7 +140,8 @@ class SampleSource:
         return None if self.labels is None else self._open(self.labels)
 
     def _open(self, volume: Volume) -> Reader:
-        return (decoded(volume, CACHE_BYTES) if self.is_shared else volume).open(cache_bytes=CACHE_BYTES)
+        source = decoded(volume, CACHE_BYTES) if self.is_shared else volume
+        return source.open(cache_bytes=CACHE_BYTES, session=self.session)
 
     def read(self, window: Window) -> np.ndarray:
         """Return the voxels of `window` (c, z, y, x) in their own type, mirrored at the volume's faces.
@@ -317,7 +321,9 @@ def open_sources(recipe: TrainRecipe, search_path: str) -> list[SampleSource]:
         others = (other for other, of_other in zip(sources, places, strict=True) if of_other == place)
         return tuple(seen_from(each.held_out, each.volume, source.volume) for each in others if each.held_out)
 
-    return [replace(source, closed=closed(source, place)) for source, place in zip(sources, places, strict=True)]
+    session = uuid4().hex
+    pairs = zip(sources, places, strict=True)
+    return [replace(source, closed=closed(source, place), session=session) for source, place in pairs]
 
 
 def open_source(data: Data, normalise: Normalise, search_path: str) -> SampleSource:
