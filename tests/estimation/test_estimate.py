@@ -235,12 +235,8 @@ def report_of(plan: Plan, slots: int = 1) -> Report:
 
 
 @pytest.mark.parametrize(("blend", "mode"), BLENDS)
-def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blend: str, mode: str
-) -> None:
-    # The rehearsal and the run share this process: what the one keeps, the other would not have to read.
-    monkeypatch.setattr("volpipe.inference.windows.CACHE_BYTES", 0)
-    monkeypatch.setattr("volpipe.estimation.estimate.CACHE_BYTES", 0)
+def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(tmp_path: Path, blend: str, mode: str) -> None:
+    """Of the volume a plan says the most: chunks that windows share may be read again, or be in memory."""
     plan = made(tmp_path, blend, mode)
     found = preview(plan, Inline().start).estimate
     assert not (tmp_path / "out").exists()
@@ -249,6 +245,8 @@ def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(
     assert report.estimate is not None
     assert report.estimate.rates == found.rates
     expected, took = moved(found.stages), moved(report.totals.values(), list(report.totals))
+    of_volume = "factor" if mode == "stored" else "infer"
+    assert took[of_volume][0] <= expected[of_volume].pop(0) <= 1.3 * took[of_volume].pop(0)
     for name in {stage.name for stage in found.stages[:-1]} - {"reassemble"}:  # the last, of a few bytes, is made of
         assert expected[name] == pytest.approx(took[name], rel=0.1), name  # level 1, which nobody has seen yet
     assert found.read_bytes == pytest.approx(sum(took.read_bytes for took in report.totals.values()), rel=0.1)
