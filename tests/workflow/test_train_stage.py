@@ -28,6 +28,7 @@ from volpipe.workflow.outcome import run_command
 from volpipe.workflow.pages import flow_page
 from volpipe.workflow.plan import FlowPlan, plan_flow
 from volpipe.workflow.prepare import prepare
+from volpipe.workflow.stage_table import stage_rows
 from volpipe.workflow.status import find_status
 
 LEARN = """
@@ -173,6 +174,7 @@ def test_status_and_report_show_a_training_as_its_own(folder: Path) -> None:
     run(plan)
     status = find_status(str(folder / "out"))
     assert status.is_complete
+    assert next(stage_rows(str(folder / "out"))).tasks == 1
     assert [part.name for part in status.parts] == NAMES
     page = str(flow_page(plan.folder, str(plan.out)))
     assert "learn/report.html" in page
@@ -259,6 +261,8 @@ def test_the_best_of_several_trainings_goes_on(folder: Path, whole: dict[str, ob
     best = json.loads((folder / "out" / "learn" / "table.json").read_text())
     name = next(f"{row['trial']:03}" for row in best if row["train.learning_rate"] == 2e-2)
     assert f"the best of 3 trainings is {name}" in report.stages[0].report.lines
+    totals, row = report.stages[0].totals, next(stage_rows(str(folder / "out")))
+    assert (totals.tasks, totals.cpu_seconds) == (row.tasks, row.cpu_seconds) and totals.tasks == 3
     assert (folder / "out" / "learn" / name / "weights.safetensors").read_bytes() == whole["learn"]
     assert fingerprint(folder / "out" / "affinities.zarr" / "s0") == whole["affinities"]
     assert run(plan_of(folder, text)).was_complete

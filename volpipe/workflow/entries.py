@@ -38,6 +38,11 @@ class Entry(BaseModel):
         """The folder of the run that writes the output."""
         return RunFolder(Path(self.folder))
 
+    @property
+    def journals(self) -> list[Path]:
+        """The journals of its tasks: its own, and those of the trainings of a sweep or a search."""
+        return [self.run.journal, *sorted(self.run.path.glob(f"[0-9]*/{self.run.journal.name}"))]
+
 
 def find_entries(output: str | Path) -> list[Entry] | None:
     """Return the stages of the flow whose outputs lie in `output`, or whose folder it is; None where there is none.

@@ -92,8 +92,9 @@ def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
     try:
         work = find_work(entry.run)
         if work is None:
-            own.read(entry.run.journal)
-            tally.read(entry.run.journal, prefix)
+            for journal in entry.journals:
+                own.read(journal)
+                tally.read(journal, prefix)
             return _StagePart(entry, None, own, STAGES[entry.kind].is_done(entry), None)
         taken = work.taken(tally, prefix)
         own.read(entry.run.journal)

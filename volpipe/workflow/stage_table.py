@@ -105,7 +105,8 @@ def stage_rows(output: str) -> Iterator[StageRow]:
         entries, alone = _alone(output)
     for entry in entries:
         tally = Tally()
-        tally.read(entry.run.journal)
+        for journal in entry.journals:
+            tally.read(journal)
         if tally.num_damaged:
             raise RunError(f"{tally.first_damaged} is damaged, so that its tasks cannot be added up; restore the file")
         is_complete = STAGES[entry.kind].is_done(entry) if alone is None else alone.is_complete

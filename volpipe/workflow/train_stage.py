@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from volpipe.blockwise.journal import Kinds
+from volpipe.blockwise.journal import Kinds, read_records
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Feed, Schedule, Stage
+from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.estimation.estimate import StageTime, StageTimes
@@ -418,13 +419,13 @@ class TrainWork(FolderWork[TrainReport]):
 
     def steps(self) -> Steps[TrainReport]:
         """Train, and return how that ended; a session of its own holds the folder."""
-        self.was_begun, was_complete = self.is_begun, self.is_complete
+        self.was_begun, was_complete, began = self.is_begun, self.is_complete, time.time()
         if not was_complete:
             self.plan.check(made=True)
         yield from self._inner().steps()
-        trained = self.trained
+        trained, totals = self.trained, self._totals(began)
         if trained is None:
-            return TrainReport(self.plan, self.folder.path)
+            return TrainReport(self.plan, self.folder.path, totals=totals)
         training = Training.load(trained)
         assert training is not None
         lines = [*outcome_lines(trained)]
@@ -432,7 +433,18 @@ class TrainWork(FolderWork[TrainReport]):
             lines.insert(0, f"the best of {self.plan.num_trainings} trainings is {trained.name}")
         draw_curve(trained)
         lines.append(f"use the weights: {run_command(training.recipe, trained, str(self.plan.search_path))}")
-        return TrainReport(self.plan, self.folder.path, was_complete=was_complete, trained=trained, lines=tuple(lines))
+        return TrainReport(
+            self.plan, self.folder.path, totals=totals, was_complete=was_complete, trained=trained, lines=tuple(lines)
+        )
+
+    def _totals(self, began: float) -> dict[str, Totals]:
+        """Return what tasks took that started since `began`, in seconds since 1970."""
+        totals = Totals()
+        for folder in (self.folder.path, *_folders(self.folder.path)):
+            for record in read_records(RunFolder(folder).journal, self.kinds):
+                if record.done and record.usage.started >= began:
+                    totals.add(len(record.done), record.usage)
+        return {STAGE: totals} if totals.tasks else {}
 
     def _inner(self) -> HeldWork[Any]:  # Any: a result, or those of all trials
         if self.plan.search is not None:
