@@ -51,9 +51,9 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return giver(tmp_path, monkeypatch, capsys)
 
 
-def run(give: Give, augment: str, shape: str = "[8,8,8]") -> Ended:
+def run(give: Give, augment: str, shape: str = "[8,8,8]", *more: str) -> Ended:
     recipe = ["net.name=net.py:build", "normalise.method=none", "output.dtype=float32", "output.intensity=raw"]
-    settings = set_each(*recipe, f"windows.shape={shape}", f"infer.augment={augment}")
+    settings = set_each(*recipe, f"windows.shape={shape}", f"infer.augment={augment}", *more)
     return give("run", "--config", "threads", *settings, "-o", "out.zarr", "in.n5")
 
 
@@ -96,14 +96,57 @@ def test_windows_whose_y_and_x_differ_cannot_be_turned(give: Give, tmp_path: Pat
     assert not (tmp_path / "out.zarr").exists()
 
 
-@pytest.mark.parametrize("augment", ["flips", "rotations"])
-def test_affinities_whose_channels_have_directions_are_not_averaged_over_mirrored_forms(
-    give: Give, tmp_path: Path, augment: str
+OFFSETS = [(0, -2, 0), (0, 0, -2), (-1, 3, 0), (-1, 0, 3), (1, 3, 0), (1, 0, 3)]
+PAIRS = """
+import torch
+def pad(x, *by):
+    return torch.nn.functional.pad(x, [n for step in reversed(by) for n in (max(0, -step), max(0, step))])
+class Pairs(torch.nn.Module):
+    scale, stride, halo, in_channels, out_channels = (1, 1, 1), (1, 1, 1), (1, 3, 3), 1, 6
+    def forward(self, x):
+        z, y, x_size = x.shape[2:]
+        other = [
+            pad(x, *o)[:, :, max(0, o[0]):, max(0, o[1]):, max(0, o[2]):][:, :, :z, :y, :x_size] for o in OFFSETS
+        ]
+        return torch.cat([x * each + ASIDE * k for k, each in enumerate(other)], dim=1)
+def build():
+    return Pairs()
+"""
+
+
+def products(volume: np.ndarray) -> np.ndarray:
+    """Return each voxel times the one at each of `OFFSETS`; beyond the faces the volume is mirrored."""
+    wide = np.pad(volume.astype(np.float64), 3, mode="reflect")
+    inner = [tuple(slice(3 + step, 3 + step + n) for step, n in zip(o, volume.shape, strict=True)) for o in OFFSETS]
+    return np.stack([volume * wide[each] for each in inner])
+
+
+@pytest.mark.parametrize(
+    ("augment", "aside"), [("flips", [0, 1, 3, 4, 3, 4]), ("rotations", [0.5, 0.5, 3.5] + [3.5] * 3)]
+)
+@pytest.mark.parametrize("weight", [0, 100])
+def test_pairs_of_affinities_are_put_back(
+    give: Give, tmp_path: Path, augment: str, aside: list[float], weight: int
 ) -> None:
-    """A mean over flips gave 0.5 on both sides of every border."""
-    settings = set_each("net.offsets=[[-1,0,0]]", f"infer.augment={augment}")
-    ended = give("run", "--config", "threads", "--set", "net.name=net.py:build", *settings, "-o", "out.zarr", "in.n5")
+    """A number added to each channel shows of which channels the mean is, in windows whose cores are small."""
+    (tmp_path / "net.py").write_text(PAIRS.replace("OFFSETS", str(OFFSETS)).replace("ASIDE", str(weight)))
+    assert run(give, augment, "[12,16,16]", "net.offsets=" + str([*map(list, OFFSETS)])).code == 0
+    found = open_volume(tmp_path / "out.zarr").open()[:]
+    wanted = products(noise(SHAPE)) + weight * np.array(aside)[:, None, None, None]
+    assert np.abs(found - wanted).max() < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("augment", "offsets", "wanted"),
+    [
+        ("flips", "[[0,1,2]]", "[0, -1, 2] of the offset [0, 1, 2], and net.offsets has neither that nor [0, 1, -2]"),
+        ("rotations", "[[0,-1,0]]", "[0, 0, -1] of the offset [0, -1, 0], and net.offsets has neither that nor"),
+    ],
+)
+def test_an_offset_that_no_channel_has_when_mirrored_or_turned_is_refused(
+    give: Give, tmp_path: Path, augment: str, offsets: str, wanted: str
+) -> None:
+    ended = run(give, augment, "[8,8,8]", f"net.offsets={offsets}")
     assert ended.code == 2
-    assert f"infer.augment={augment} averages mirrored outputs, but net.offsets gives each channel a dir" in ended.err
-    assert "such as [-1, 0, 0], which mirrors reverse; set infer.augment=none, or leave net.offsets out" in ended.err
+    assert f"infer.augment={augment} makes {wanted}" in ended.err
     assert not (tmp_path / "out.zarr").exists()

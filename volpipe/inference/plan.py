@@ -36,7 +36,7 @@ from volpipe.inference.tiling import choose_chunk, choose_shard, choose_windows,
 from volpipe.nets.facts import Arithmetic, NetFacts, cautions, check_net, with_net_defaults
 from volpipe.nets.files import code_hash
 from volpipe.nets.net_geometry import NetArray
-from volpipe.nets.tta import check_augment
+from volpipe.nets.tta import check_turns, with_forms
 from volpipe.recipes.inference import Auto, Precision, Recipe
 from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED, chunk_channels
 from volpipe.volumes.formats.precomputed import default_codec
@@ -569,9 +569,10 @@ def make_plan(
     """
     recipe = with_net_defaults(recipe, net)
     check_net(recipe, volume, net)
+    net = with_forms(recipe, net)
     check_grey(recipe.normalise, volume)
     window, overlap = choose_windows(recipe.windows, net, volume.spatial_shape, sizes.window)
-    check_augment(recipe, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
+    check_turns(recipe, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     _check_channels(recipe, volume, net, intensity)
     out_dtype = _out_dtype(recipe, volume.dtype, intensity, net)

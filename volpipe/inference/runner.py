@@ -258,7 +258,7 @@ class Runner:
                 data = data.contiguous(memory_format=torch.channels_last_3d)
             if self._takes_as_they_are(data):
                 return self._net(data)
-            return mean_of_forms(self._net, data, choice.augment).contiguous()
+            return mean_of_forms(self._net, data, choice.augment, self.plan.recipe.net.offsets).contiguous()
 
     @contextmanager
     def computing(self) -> Iterator[None]:

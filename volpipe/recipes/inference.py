@@ -305,7 +305,7 @@ class Infer(Section):
     of float32."""
     augment: Augment = "none"
     """Test-time augmentation: the mean over 8 mirrored forms (flips), or 16 that are also turned about z (rotations);
-    it takes as many times as long. Not for affinities (`net.offsets`), whose channels have directions."""
+    it takes as many times as long. Affinities (`net.offsets`) are means over the same pair of voxels."""
 
 
 class ArrayOutput(Section):
