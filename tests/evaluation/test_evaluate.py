@@ -20,13 +20,12 @@ from skimage import metrics
 from volumes import noise, write_volume
 
 import volpipe as vp
-from volpipe.blockwise.loop import perform
 from volpipe.errors import PlanError, RunError, RunStopped
-from volpipe.evaluation import driver, subject
+from volpipe.evaluation import subject
 from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.work import HeldWork
 from volpipe.volumes.storage import lock
-from volpipe.workflow import compare
 
 PLACED = {"resolution": [40.0, 4.0, 4.0]}
 CUT = ("made.zarr", "truth.zarr")
@@ -145,15 +144,14 @@ def test_a_folder_of_other_work_is_left_alone() -> None:
 def ending_with(on_end: Callable[[RunFolder], object]) -> Iterator[None]:
     """Call `on_end` once with the folder of a work that has ended, before its command has."""
 
-    def perform_and_end(work: Any, start: Any) -> Any:
-        result = perform(work, start)
+    def run_and_end(work: Any, start: Any) -> Any:
         patch.undo()
+        result = work.run(start)
         on_end(work.folder)
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (driver, compare):
-            patch.setattr(module, "perform", perform_and_end)
+        patch.setattr(HeldWork, "run", run_and_end)
         yield
 
 
