@@ -284,6 +284,8 @@ def calibrate_evaluation(
             name: others[0] if others else zeros_like(volume, folder / name) for name, volume in absent.items()
         }
         trial = replace(subject, **stand_ins)
+        if others and "b" in absent:  # which A stands in for has another shape, perhaps
+            trial = replace(trial, box=subject.box.relative_to(subject.a_start), a_start=(0, 0, 0))
         middle = tuple(max(0, n // b - 1) // 2 for n, b in zip(trial.box.shape, trial.block, strict=True))
         block = trial.blocks.number(middle)  # a whole one if any
         num = min(num_workers, MOST_WORKERS)
