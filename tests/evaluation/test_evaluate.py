@@ -15,18 +15,17 @@ import pytest
 from arrays import make
 from command import Give, giver
 from inline import Inline, Stopped
-from scored import Workers, cut_pair, evaluated, image_scores_of, save, scores_of, smooth_pair
+from scored import Workers, cut_pair, evaluated, image_scores_of, label_pair, save, scores_of, smooth_pair
 from skimage import metrics
 from volumes import noise, write_volume
 
 import volpipe as vp
-from volpipe.blockwise.loop import perform
 from volpipe.errors import PlanError, RunError, RunStopped
-from volpipe.evaluation import driver, subject
+from volpipe.evaluation import subject
 from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.work import HeldWork
 from volpipe.volumes.storage import lock
-from volpipe.workflow import compare
 
 PLACED = {"resolution": [40.0, 4.0, 4.0]}
 CUT = ("made.zarr", "truth.zarr")
@@ -43,7 +42,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("output", "options", "sentence"),
     [
-        ("small", {}, "give --roi, a box that both have"),
+        ("small", {}, "give --roi, a box of the reference that both have"),
         ("small", {"roi": "0:41,0:150,0:37", "margin": (21, 0, 0)}, "is empty or leaves the output"),
         ("small", {"roi": ":,:,:"}, "is empty or leaves the output"),
         *(("made", {"data_range": value}, "give a number above 0") for value in (0.0, -1.0, np.nan, np.inf)),
@@ -99,6 +98,67 @@ def test_a_reference_that_lies_elsewhere_is_refused_unless_that_is_meant(
     assert "truth.npy has no voxel size, so that nobody knows whether it lies where the output does" in note
 
 
+def placed(name: str, data: np.ndarray, offset: list[float] | None = None) -> None:
+    """Store an array in pair.h5 whose voxels have a size, and an origin if there is one."""
+    with h5py.File("pair.h5", "a") as file:
+        attributes = {"resolution": [40.0, 8.0, 4.0]} | ({} if offset is None else {"offset": offset})
+        file.create_dataset(name, data=data).attrs.update(attributes)
+
+
+@pytest.mark.parametrize("kind", ["labels", "classes", "image", "skeletons"])
+@pytest.mark.parametrize("roi", [None, "2:10,:,5:20"])
+def test_a_reference_of_a_part_is_scored_where_it_lies(kind: str, roi: str | None) -> None:
+    """Its own place says where; so does that of an output of a part. A box is one of the reference."""
+    truth, made = (data.astype(np.uint8) for data in label_pair((4, 4, 4), (6, 6, 6)))
+    box = np.s_[6:18, 3:23, 1:24]
+    names = {"made": made, "truth": truth}
+    for name, data in names.items():
+        placed(name, data)
+        placed(f"{name}_part", data[box], [240.0, 24.0, 4.0])
+    whole_roi = "6:18,3:23,1:24" if roi is None else "8:16,3:23,6:21"
+    options: dict[str, object] = {"kind": kind} | ({"skeletons": "labels"} if kind == "skeletons" else {})
+    known = scores_of(names=("pair.h5/made", "pair.h5/truth"), roi=whole_roi, block=(8, 8, 8), **options)
+    part = scores_of(names=("pair.h5/made", "pair.h5/truth_part"), roi=roi, block=(8, 8, 8), **options)
+    cut = scores_of(names=("pair.h5/made_part", "pair.h5/truth"), roi=roi and whole_roi, block=(8, 8, 8), **options)
+    assert part == cut == known
+    (note, *_) = plan_evaluation("pair.h5/made", "pair.h5/truth_part", **options).notes
+    assert "truth_part lies at 6:18,3:23,1:24 (z, y, x) of" in note
+
+
+@pytest.mark.parametrize(
+    ("offset", "roi", "sentence"),
+    [
+        (
+            [240.0, 24.0, 80.0],
+            None,
+            r"\(24, 24, 24\) voxels .* \(12, 20, 20\), at 6:18,3:23,20:40 of these; give --roi",
+        ),
+        ([240.0, 24.0, 80.0], "0:12,0:20,0:8", r"box 6:18,3:23,20:28 is empty or leaves the output"),
+        ([240.0, 24.0, 6.0], "0:12,0:20,0:8", r"axis x: .* 1\.5 voxels of 4 nm, no whole number"),
+        (None, "0:12,0:20,0:8", r"metadata of the reference state no origin"),
+    ],
+)
+def test_a_reference_of_a_part_that_lies_nobody_knows_where_is_refused(
+    offset: list[float] | None, roi: str | None, sentence: str
+) -> None:
+    placed("made", noise((24, 24, 24)))
+    placed("truth", noise((12, 20, 20)), offset)
+    with pytest.raises(PlanError, match=sentence):
+        plan_evaluation("pair.h5/made", "pair.h5/truth", roi=roi)
+
+
+def test_scores_against_a_reference_that_was_moved_are_others() -> None:
+    for name, data in (("made", noise((24, 24, 24))), ("truth", noise((24, 24, 24))[2:20, 2:20, 2:20])):
+        placed(name, data, None if name == "made" else [80.0, 16.0, 8.0])
+    names, first = ("pair.h5/made", "pair.h5/truth"), "0:10,0:10,0:10"
+    before = plan_evaluation(*names, roi=first)
+    with h5py.File("pair.h5", "a") as file:
+        file["truth"].attrs["offset"] = [0.0, 0.0, 0.0]
+    after = plan_evaluation(*names, roi="2:12,2:12,2:12")  # the same box of the output
+    assert before.box == after.box and before.describe() != after.describe()
+    assert image_scores_of(names=names, any_place=True, roi="0:10,0:10,0:10")["output"].psnr < 20
+
+
 @pytest.mark.parametrize("name", ["made", "truth"])
 def test_what_is_no_number_stops_it_wherever_it_is(name: str) -> None:
     ones = np.ones((9, 9, 9), np.float32)
@@ -145,15 +205,14 @@ def test_a_folder_of_other_work_is_left_alone() -> None:
 def ending_with(on_end: Callable[[RunFolder], object]) -> Iterator[None]:
     """Call `on_end` once with the folder of a work that has ended, before its command has."""
 
-    def perform_and_end(work: Any, start: Any) -> Any:
-        result = perform(work, start)
+    def run_and_end(work: Any, start: Any) -> Any:
         patch.undo()
+        result = work.run(start)
         on_end(work.folder)
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (driver, compare):
-            patch.setattr(module, "perform", perform_and_end)
+        patch.setattr(HeldWork, "run", run_and_end)
         yield
 
 

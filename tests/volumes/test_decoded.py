@@ -72,6 +72,8 @@ def test_the_copy_has_the_voxels_of_the_volume_and_is_written_once_for_all(
     for box in (WHOLE, Box((3, 1, 2), (39, 25, 9)), Box((-4, 20, 0), (8, 30, 30))):
         expected, voxels = (each.open().read_mirrored(box) for each in (volume, copies[0]))
         np.testing.assert_array_equal(voxels, expected, strict=True)
+    part = Box((3, 1, 2), (39, 25, 9))
+    np.testing.assert_array_equal(decoded(volume, MOST, part).open()[...], volume.open().read(part), strict=True)
 
 
 def test_a_volume_that_has_changed_is_another_one(node: Path, tmp_path: Path, writes: list[Path]) -> None:

@@ -7,6 +7,7 @@ import json
 import signal
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import tifffile
@@ -14,7 +15,9 @@ from command import begin, finish, giver, wait_until
 from inline import Inline, Stopped
 from volumes import fingerprint
 
+import volpipe as vp
 from volpipe.errors import PlanError, RecipeError, RunError, VolpipeError
+from volpipe.evaluation.label_scores import LabelScores
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.workflow import find_flow
 from volpipe.runs.options import RunOptions
@@ -99,11 +102,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     return outputs(folder / "out")
 
 
-def plan_of(folder: Path, text: str = ALL, *settings: str, out: str = "out") -> FlowPlan:
+def plan_of(folder: Path, text: str = ALL, *settings: str, out: str = "out", volume: str = "v.tif") -> FlowPlan:
     (folder / "flow.toml").write_text(text)
     flow = find_flow(folder / "flow.toml", settings)
     assert flow is not None
-    return plan_flow(flow, str(folder / "v.tif"), folder / out, folder)
+    return plan_flow(flow, str(folder / volume), folder / out, folder)
 
 
 def run(plan: FlowPlan, workers: Inline | None = None, *, update: bool = False) -> FlowReport:
@@ -118,6 +121,38 @@ def outputs(folder: Path) -> dict[str, object]:
         "learn": weights, "scores": scores,
         **{name: fingerprint(folder / f"{name}.zarr" / "s0") for name in ("affinities", "labels")},
     }  # fmt: skip
+
+
+def test_labels_of_a_part_are_learned_from_and_scored_where_they_lie(folder: Path) -> None:
+    """The box that is held out counts in their voxels; labels that are corrected are a change, as any are."""
+    voxels, labels = (tifffile.imread(folder / f"{name}.tif") for name in "vl")
+    size = [10.0, 10.0, 20.0]
+
+    def store(name: str, data: np.ndarray, offset: tuple[int, ...] = (0, 0, 0)) -> None:
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            file.create_dataset("a", data=data).attrs.update(resolution=size, offset=np.multiply(offset, size))
+
+    store("v", voxels)
+    store("whole", labels)
+    store("part", labels[8:, 2:, 4:], (8, 2, 4))
+    text = ALL.replace("l.tif", "part.h5")
+
+    def planned() -> FlowPlan:
+        return plan_of(folder, text, volume="v.h5")
+
+    preview_flow(planned())
+    assert run(planned()).is_complete
+    tree = json.loads((folder / "out" / "scores.json").read_text())
+    assert tree["box"] == "24:32,2:32,4:32"
+    scored = vp.evaluate("out/labels.zarr", "whole.h5", labels=True, roi=tree["box"], site=Inline())
+    assert isinstance(scored.scores, LabelScores)
+    assert tree["scores"]["output"]["voi_split"] == scored.scores.voi_split
+    before = outputs(folder / "out")["learn"]
+    store("part", np.where(labels == 1, 2, labels)[8:, 2:, 4:][::-1], (8, 2, 4))
+    with pytest.raises(RunError, match="labels 1"):
+        run(planned())
+    assert run(planned(), update=True).is_complete
+    assert outputs(folder / "out")["learn"] != before
 
 
 def test_stages_make_what_a_training_and_a_run_given_one_by_one_make(folder: Path) -> None:

@@ -66,7 +66,8 @@ def compare(
         b: another of the same input, such as of the new net; or another batch. Datasets of batches are paired by their
             volume, outputs of flows by their stage.
         labels: both hold labels, whatever they say of themselves; 0 is none.
-        roi, data_range, incomplete: as of `evaluate`.
+        roi: box z0:z1,y0:y1,x0:x1 of both that is compared.
+        data_range, incomplete: as of `evaluate`.
         any_input: compare outputs of different inputs, or of different parts of one. They are compared voxel by voxel.
         limits: how much they may differ, NAME=NUMBER: psnr (dB, at least), differ (share of voxels), mean, largest
             (grey levels), voi (bits). What violates one is told by `violations` and `is_within`.

@@ -120,14 +120,15 @@ def evaluate(
     Args:
         output: the volume that is judged, such as an output of `volpipe run`. Also the report of a run or a
             segmentation; of one channel, as the reference.
-        reference: the volume to score it against; None where skeletons in files stand in for it.
+        reference: the volume to score it against, or a part of it, where voxel sizes and origins say which; None where
+            skeletons in files stand in for it.
         labels: both hold labels; 0 is none.
         classes: both hold classes, by their numbers: Dice and IoU of each. Of several channels of the output, the
             largest is the class.
         skeletons: score labels by skeletons of neurons at this path, or by those of the reference (labels). The path is
             an SWC file or a folder of them, a CSV, nodes.csv and edges.csv, or Neuroglancer's precomputed skeletons.
         given: the input of the output, if that does not name it; it is interpolated.
-        roi: box z0:z1,y0:y1,x0:x1 of both that is compared.
+        roi: box z0:z1,y0:y1,x0:x1 of the reference that is compared.
         margin: voxels at each face of the box that are left out.
         data_range: greatest value less least; by default of the type.
         ignore: with `labels` or `classes`: numbers such as 5,7 of which nothing is known: voxels with them in

@@ -17,7 +17,6 @@ from statistics import fmean
 from typing import Any, ClassVar, TypeVar
 
 from volpipe.blockwise.journal import Kinds, Record, read_results
-from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Feed, Schedule, Stage, fed
 from volpipe.blockwise.work import POOL, Steps, each
@@ -37,7 +36,7 @@ from volpipe.runs.options import RunOptions
 from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, WorkSession, check_kind
+from volpipe.runs.work import PLAIN, SILENT, JournalWork, Listener, StageWork, WorkSession, check_kind
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage.metadata import read_json, write_json
@@ -47,7 +46,7 @@ R = TypeVar("R", bound=WorkReport)
 NODES = "nodes.npz"
 
 
-class BlockWork(FolderWork[R]):
+class BlockWork(JournalWork[R]):
     """Work on the blocks of a `subject`; what they gave is kept in the folder, so that the same work again goes on.
 
     Args:
@@ -127,7 +126,7 @@ class BlockWork(FolderWork[R]):
     def check_free(self) -> None:
         check_kind(self.folder, self.subject.mark)
 
-    def check_source(self, source: FolderWork[Any], called: str) -> None:
+    def check_source(self, source: StageWork[Any], called: str) -> None:
         """Forget the scores of an output that is made anew, and of one that is not complete the whole."""
         if self.to is not None and not source.is_complete:
             delete_file(self.to)
@@ -254,7 +253,7 @@ def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lam
         PlanError: labels look like an image.
         RunStopped: too many blocks cannot be looked at.
     """
-    result = perform(work, partial(start, work.folder.parsl))
+    result = work.run(start)
     on_end(result)
     if result.is_complete:
         work.remove()
@@ -285,6 +284,8 @@ def calibrate_evaluation(
             name: others[0] if others else zeros_like(volume, folder / name) for name, volume in absent.items()
         }
         trial = replace(subject, **stand_ins)
+        if others and "b" in absent:  # which A stands in for has another shape, perhaps
+            trial = replace(trial, box=subject.box.relative_to(subject.a_start), a_start=(0, 0, 0))
         middle = tuple(max(0, n // b - 1) // 2 for n, b in zip(trial.box.shape, trial.block, strict=True))
         block = trial.blocks.number(middle)  # a whole one if any
         num = min(num_workers, MOST_WORKERS)

@@ -30,13 +30,14 @@ from volpipe.recipes.training import MOST_CLASSES
 from volpipe.training.task import Training
 from volpipe.units import count
 from volpipe.volumes.identity import fingerprint
-from volpipe.volumes.places import MEND, Paired, check_same_place
+from volpipe.volumes.places import MEND, Paired, check_same_place, find_part
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.values import labels_note, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
 
 FINGERPRINT = "reference_fingerprint"
 OUTPUT = "output"
+ADVICE = f"{MEND}, or give --any-place (any_place=True) to score them voxel by voxel all the same"
 # Of an image and of interpolations of its input, by name; or of labels, by voxels or by skeletons; or of classes.
 Scores = dict[str, ImageScores] | LabelScores | SkeletonScores | ClassScores
 
@@ -120,14 +121,14 @@ class Evaluation(Subject):
                 raise PlanError(f"{self.skeletons} has changed since it was looked at; give the command again")
         else:
             start = tuple(o + n * s for o, n, s in zip(place.origin_nm, self.box.start, _size(place), strict=True))
-            skeletons = skeletons_of(read_block(self.reference, self.box)[0], _size(place), triple(start), self.ignore)
+            skeletons = skeletons_of(self.read_a(self.box)[0], _size(place), triple(start), self.ignore)
             run_lengths.check_extent(skeletons, place, self.box)
         Nodes.placed(skeletons, place, self.box, self.block).store(path)
 
     def sums(self, block: int, session: str) -> BlockSums:
         if self.kind == "classes":
             box = self.own_box(block)
-            found, truth = self.voxels(OUTPUT, box, session), read_block(self.reference, box, session)[0]
+            found, truth = self.voxels(OUTPUT, box, session), self.read_a(box, session)[0]
             return BlockSums(tables={block: overlaps(found, truth).tolist()})
         if self.kind != "skeletons":
             return super().sums(block, session)
@@ -142,7 +143,7 @@ class Evaluation(Subject):
     def image_sums(self, block: int, session: str) -> BlockSums:
         box, sums = self.read_box(block), {}
         own = self.own_box(block).relative_to(box.start).slices
-        truth = _finite(self.reference, read_block(self.reference, box, session)[0], box)
+        truth = _finite(self.reference, self.read_a(box, session)[0], box)
         for name in self.candidates:
             data = _finite(self.output, self.voxels(name, box, session), box)
             sums[name] = image_scores.image_sums(data, truth, own, self.data_range).to_list()
@@ -205,9 +206,10 @@ class Evaluation(Subject):
 
     def check_labels(self) -> None:
         """Refuse images where labels are to be scored."""
-        for volume in (self.output, self.reference) if self.kind != "image" else ():
+        own = self.box.relative_to(self.a_start)
+        for volume, box in ((self.output, self.box), (self.reference, own)) if self.kind != "image" else ():
             if volume.num_channels == 1:
-                subject.refuse_image(volume, self.box)
+                subject.refuse_image(volume, box)
 
 
 def _finite(volume: Volume, data: np.ndarray, box: Box) -> np.ndarray:
@@ -228,9 +230,9 @@ def plan_evaluation(
         output, reference: the volumes, which need not exist yet; or their locations. None where skeletons are in files.
         skeletons: of the kind "skeletons": their path, or OF_LABELS to make them of the reference.
         given: the input of the output, to interpolate beside it.
-        roi: box of the reference z0:z1,y0:y1,x0:x1; without it, the volumes must be of one shape.
+        roi: box of the reference z0:z1,y0:y1,x0:x1; without it, one of the volumes must hold the other.
         margin: voxels (z, y, x) to leave out at each face of the box.
-        any_place: whether voxel sizes and origins may say that the volumes lie elsewhere.
+        any_place: whether the first voxels are paired whatever voxel sizes and origins say.
         incomplete: whether locations may be of outputs that are not complete, whose missing voxels are zeros.
 
     Raises:
@@ -244,19 +246,17 @@ def plan_evaluation(
     for volume in filter(None, (output, truth, source)):
         if volume.num_channels != 1 and not (kind == "classes" and volume is output):
             raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to score as an array")
-    if roi is None and output.spatial_shape != truth.spatial_shape:
-        raise PlanError(
-            f"{output} has {output.spatial_shape} voxels (z, y, x), the reference {truth} {truth.spatial_shape}; "
-            "give --roi, a box that both have"
-        )
     for making in makings_of(output) if output.spatial_shape != truth.spatial_shape else ():
         check_part(output, making.roi, truth)
-    box = find_roi(roi, truth).grown(tuple(-n for n in margin))
+    extent, notes = _extent(output, truth, roi, any_place=any_place)
+    box = find_roi(roi, truth).shift(extent.start) if roi is not None else extent & Box.from_shape(output.spatial_shape)
+    box = box.grown(tuple(-n for n in margin))
     if box.is_empty or not Box.from_shape(output.spatial_shape).contains(box):
         shape = " × ".join(map(str, output.spatial_shape))
         raise PlanError(f"box {box} is empty or leaves the output {output}, which has {shape} voxels")
     evaluation = Evaluation(
-        a=truth, b=output, given=source, box=box, kind=kind, data_range=_range(kind, output, truth, data_range),
+        a=truth, b=output, a_start=extent.start,
+        given=source, box=box, kind=kind, data_range=_range(kind, output, truth, data_range),
         block=subject.BLOCK, ignore=ignore, skeletons=skeletons,
         names=_class_names(output) if kind == "classes" else (),
     )  # fmt: skip
@@ -266,11 +266,12 @@ def plan_evaluation(
                 f"axis {axis}: the output has {fine} voxels and {source} has {coarse}, of which {fine} is no whole "
                 "multiple; give --given what the output was made from, or leave it out"
             )
+    own = box.relative_to(extent.start)  # in voxels of the reference
     output.check_written(box)
-    truth.check_written(box)
+    truth.check_written(own)
     if source is not None:
         source.check_written()
-    notes = [] if any_place else _check_places(evaluation)
+    notes += [] if any_place else _check_places(evaluation)
     if is_of_files:
         read = read_skeletons(skeletons)
         notes += run_lengths.check_extent(read, output, box)
@@ -279,8 +280,8 @@ def plan_evaluation(
         check_makeable(box)
         _size(_placed(output, truth))
     if kind == "classes":
-        notes += _check_classes(output, truth, box)
-    samples = [take_sample(volume, box) for volume in (output, truth) if kind == "image"]
+        notes += _check_classes((output, box), (truth, own))
+    samples = [take_sample(volume, part) for volume, part in ((output, box), (truth, own)) if kind == "image"]
     notes += [note for sample in filter(None, samples) for note in labels_note(sample, "score with --labels")]
     return replace(evaluation, notes=tuple(notes))
 
@@ -315,14 +316,14 @@ def _class_names(output: Volume) -> tuple[str, ...]:
     return output.channel_names if output.num_channels > 1 else ()
 
 
-def _check_classes(output: Volume, truth: Volume, box: Box) -> list[str]:
+def _check_classes(output: tuple[Volume, Box], truth: tuple[Volume, Box]) -> list[str]:
     """Refuse objects where classes are to be scored, by a sample; return what is taken for classes, in a sentence."""
-    for volume in (truth, output):
+    for volume, box in (truth, output):
         sample = take_sample(volume, box) if volume.num_channels == 1 else None
         if sample is not None and (num := len(np.unique(sample.values))) > MOST_CLASSES:
             raise PlanError(TOO_MANY.format(volume, num, MOST_CLASSES))
-    num = output.num_channels
-    return [f"channels 0 to {num - 1} of {output} are taken for classes: a voxel has the largest"] if num > 1 else []
+    num = output[0].num_channels
+    return [f"channels 0 to {num - 1} of {output[0]} are taken for classes: a voxel has the largest"] if num > 1 else []
 
 
 def _placed(output: Volume, truth: Volume) -> Volume:
@@ -336,26 +337,52 @@ def _size(volume: Volume) -> Lengths:
     return volume.voxel_size_nm
 
 
+def _extent(output: Volume, truth: Volume, roi: str | None, *, any_place: bool) -> tuple[Box, list[str]]:
+    """Return the voxels of `output` at which those of `truth` lie, and a sentence where that is by their places.
+
+    Raises:
+        PlanError: neither holds the other, and there is no box to score; or as of `find_part`.
+    """
+    whole, extent, notes = Box.from_shape(output.spatial_shape), Box.from_shape(truth.spatial_shape), list[str]()
+    if whole == extent:
+        return extent, notes
+    if not any_place and _are_placed(output, truth):
+        extent = find_part(Paired("the output", output), Paired("the reference", truth), ADVICE)
+        notes = [f"the reference {truth} lies at {extent} (z, y, x) of {output}, by voxel sizes and origins"]
+    if roi is None and not (notes and (whole.contains(extent) or extent.contains(whole))):
+        where = f", at {extent} of these" if notes else ""
+        raise PlanError(
+            f"{output} has {output.spatial_shape} voxels (z, y, x), the reference {truth} {truth.spatial_shape}"
+            f"{where}; give --roi, a box of the reference that both have"
+        )
+    return extent, notes
+
+
+def _are_placed(output: Volume, truth: Volume) -> bool:
+    return output.voxel_size_nm is not None and truth.voxel_size_nm is not None
+
+
 def _check_places(evaluation: Evaluation) -> list[str]:
-    """Refuse volumes that lie elsewhere; return what is not known of their places, in sentences.
+    """Refuse volumes of one shape that lie elsewhere; return what is not known of their places, in sentences.
 
     A coarser input may say of its first voxel where the first of the finer ones was: so much the volumes may be apart.
     """
     output, given, factors = Paired("the output", evaluation.output), evaluation.given, evaluation.factors
-    advice = f"{MEND}, or give --any-place (any_place=True) to score them voxel by voxel all the same"
-    notes = check_same_place(output, Paired("the reference", evaluation.reference), advice, slack=factors)
+    truth, notes = evaluation.reference, list[str]()
+    if output.volume.spatial_shape == truth.spatial_shape or not _are_placed(output.volume, truth):
+        notes = check_same_place(output, Paired("the reference", truth), ADVICE, slack=factors)
     if given is not None and given.voxel_size_nm is not None:
-        check_same_place(output, Paired("the input", given), advice, factors=factors, slack=factors)
+        check_same_place(output, Paired("the input", given), ADVICE, factors=factors, slack=factors)
     return notes
 
 
 def check_part(output: Volume, part: Box, truth: Volume) -> None:
-    """Refuse an output of a `part` of its input beside a reference of another shape: a box of both is two places.
+    """Refuse an output of a `part` of its input beside a reference of another shape, unless their places are known.
 
     Raises:
         PlanError: with the part, and how to cut the reference likewise.
     """
-    if output.spatial_shape == truth.spatial_shape or not any(part.start):
+    if output.spatial_shape == truth.spatial_shape or not any(part.start) or _are_placed(output, truth):
         return
     factors = triple(max(1, n // m) for n, m in zip(output.spatial_shape, part.shape, strict=True))
     raise PlanError(

@@ -70,7 +70,7 @@ def _planes(evaluation: Evaluation) -> Iterator[Plane]:
         box = _slice(evaluation.box, axis)
         names = [name for name in SHOWN if name in evaluation.candidates]
         slices = {name: evaluation.voxels(name, box).squeeze(axis) for name in names}
-        truth = slices["reference"] = read_block(evaluation.reference, box)[0].squeeze(axis)
+        truth = slices["reference"] = evaluation.read_a(box)[0].squeeze(axis)
         if evaluation.kind != "image":
             if evaluation.fingerprint:  # skeletons in files are no volume
                 del slices["reference"]

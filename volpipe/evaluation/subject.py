@@ -21,7 +21,7 @@ from volpipe.errors import PlanError
 from volpipe.evaluation.differences import PlainDifference
 from volpipe.evaluation.image_scores import CUBE, PlainSums
 from volpipe.evaluation.label_scores import PlainOverlaps, overlaps
-from volpipe.geometry.grid import Box, Grid, Triple
+from volpipe.geometry.grid import Box, Grid, Index, Triple
 from volpipe.volumes.values import image_share, take_sample
 from volpipe.volumes.volume import Volume
 
@@ -65,7 +65,8 @@ class Subject(ABC):
 
     Attributes:
         a, b: the volumes, B being judged by A: the reference and the output.
-        box: the part, in voxels (z, y, x) of both.
+        a_start: the voxel of B at which the first of A lies.
+        box: the part, in voxels (z, y, x) of B.
         kind: "image", "labels" of objects, whose numbers mean nothing, "classes", whose numbers do, or "skeletons" of
             such objects.
         data_range: of images, the greatest value less the least that there may be; None where nobody knows.
@@ -81,6 +82,7 @@ class Subject(ABC):
     data_range: float | None
     block: Triple
     notes: tuple[str, ...] = field(default=(), compare=False)
+    a_start: Index = (0, 0, 0)
     stage: ClassVar[str]
     mark: ClassVar[str]
 
@@ -89,12 +91,16 @@ class Subject(ABC):
         return Grid(self.box.shape, self.block)
 
     def own_box(self, block: int) -> Box:
-        """Return the voxels of both volumes that belong to `block`."""
+        """Return the voxels of B that belong to `block`."""
         return self.blocks.box(block).shift(self.box.start)
 
     def read_box(self, block: int) -> Box:
-        """Return the voxels of both volumes that are read for `block`."""
+        """Return the voxels of B that are read for `block`."""
         return self.own_box(block)
+
+    def read_a(self, box: Box, session: str = "") -> np.ndarray:
+        """Return the voxels (c, z, y, x) of A at `box` of B."""
+        return read_block(self.a, box.relative_to(self.a_start), session)
 
     @property
     def outside(self) -> tuple[str, ...]:
@@ -118,7 +124,8 @@ class Subject(ABC):
         """Return what a block gives."""
         if self.kind == "image":
             return self.image_sums(block, session)
-        truth, labels = (read_block(volume, self.own_box(block), session)[0] for volume in (self.a, self.b))
+        box = self.own_box(block)
+        truth, labels = self.read_a(box, session)[0], read_block(self.b, box, session)[0]
         return BlockSums(tables={block: overlaps(labels, truth).tolist()})
 
     def describe(self) -> dict[str, object]:
@@ -126,7 +133,8 @@ class Subject(ABC):
         places = {name: str(volume) for name, volume in self.inputs().items()}
         is_incomplete = self.a.view.incomplete or self.b.view.incomplete
         facts: dict[str, object] = {"kind": self.kind, "box": str(self.box), "data_range": self.data_range}
-        return {**places, **facts} | ({"incomplete": True} if is_incomplete else {})
+        apart: dict[str, object] = {"reference_start": self.a_start} if any(self.a_start) else {}
+        return {**places, **facts, **apart} | ({"incomplete": True} if is_incomplete else {})
 
 
 def reduce_blocks(

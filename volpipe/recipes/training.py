@@ -40,18 +40,19 @@ class Data(Section):
     """Level of a multiscale group; 0 is the finest."""
     held_out: str | None = None
     """A box `z0:z1,y0:y1,x0:x1` that no training window touches, in voxels, as lengths or as shares (`:,:,75%:` is the
-    last quarter along x); of stored windows in voxels. Give a volume twice to hold out two boxes: windows of both
-    entries keep out of both."""
+    last quarter along x); of stored windows in voxels. Beside labels of a part, it is a box of the labels. Give a
+    volume twice to hold out two boxes: windows of both entries keep out of both."""
     box: str | None = None
-    """The box that windows come from, as `held_out`, such as where labels are; without it, all of the volume."""
+    """The box that windows come from, as `held_out`; without it, all of the volume, or where its labels are."""
     stored: bool = False
     """path leads to window tensors. They are normalised, so noise is in those units, and nothing is rounded."""
     labels: str | None = None
-    """A volume of whole numbers of the same shape, one for each object; the net learns affinities from them."""
+    """A volume of whole numbers, one for each object; the net learns affinities from them. Of another shape than the
+    volume, they are paired with a part of it by voxel sizes and origins."""
     labels_key: str | None = None
     """The array in labels, where the container has several."""
     any_place: bool = False
-    """Pair labels and volume voxel by voxel although their voxel sizes or origins say that they lie elsewhere."""
+    """Pair labels and volume, of one shape, voxel by voxel although their places say that they lie elsewhere."""
     weight: float = Field(1.0, gt=0, allow_inf_nan=False)
     """So many times as many windows come from this volume as its size would give."""
     incomplete: bool = False

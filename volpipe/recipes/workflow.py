@@ -48,7 +48,7 @@ class Comparison(Section):
     skeletons: str = ""
     """Score labels by the skeletons at this path, or "labels" by those of the labels of the reference."""
     roi: str | None = None
-    """The box that is compared, `z0:z1,y0:y1,x0:x1`."""
+    """The box that is compared, `z0:z1,y0:y1,x0:x1` of the reference."""
     margin: Triple = (0, 0, 0)
     """Voxels at each face that are left out (z, y, x)."""
     data_range: float | None = None

@@ -56,8 +56,9 @@ from volpipe.runs.work import (
     PLAIN,
     QUICK_BYTES,
     SILENT,
-    FolderWork,
+    JournalWork,
     Listener,
+    StageWork,
     WorkSession,
     check_kind,
 )
@@ -73,8 +74,8 @@ P = TypeVar("P", bound=OutputPlan)
 R = TypeVar("R")
 
 
-class OutputWork(FolderWork[R], Generic[P, R]):
-    """Work that makes the volume of a plan; arguments as of `FolderWork`.
+class OutputWork(JournalWork[R], Generic[P, R]):
+    """Work that makes the volume of a plan; arguments as of `StageWork`.
 
     Attributes:
         what, goes_on: the work and its command, in refusals.
@@ -85,6 +86,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     goes_on: ClassVar[str]
     prepasses: ClassVar[Collection[str]] = ()
     updates: tuple[Updated, ...] = ()  # of this session
+    _is_noted = False
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         return {}
 
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        """Return what this work says of itself in its report; see `FolderWork`."""
+        """Return what this work says of itself in its report; see `JournalWork`."""
         plan, remark = self.plan, self.remark if is_complete else ""
         planned = Planned.load(self.folder.path, plan.identity)
         summary: list[Item] = [planned_sheet(planned, taken.tally, plan, is_complete=is_complete)]
@@ -201,7 +203,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         return small_picture(replace(subject, is_missing=lambda level, shard: False), edge)
 
     def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
-        """Return slices of input and output, of each array; see `FolderWork`."""
+        """Return slices of input and output, of each array; see `JournalWork`."""
 
         subject_of = cache(lambda place: self._checked_subject(place, schedule))  # opened once for all pictures
 
@@ -276,9 +278,13 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """Whether what it reads has been changed by other work of ours, and was not compared since."""
         return self.folder.uncompared.is_file()
 
-    def is_all(self, taken: Taken) -> bool:
-        """Whether all is done, and of the input as it is; see `FolderWork`."""
-        return not self.is_uncompared and super().is_all(taken)
+    @property
+    def is_compared(self) -> bool:
+        return self.is_begun and (bool(self.options.update) or self.is_uncompared)
+
+    @property
+    def is_settled(self) -> bool:
+        return not self.is_uncompared
 
     def write_metadata(self, provenance: dict[str, object], of_arrays: Sequence[dict[str, object]] = ()) -> None:
         """Write the metadata of the output, first of all that it is not complete; voxels that exist stay.
@@ -290,9 +296,6 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             if any(update.plan for update in updates_in(self.folder.journal, self.kinds)):  # the volume has grown
                 grow_output(self.plan)
             create_output(self.plan, provenance, of_arrays)
-
-    def check_update(self) -> None:
-        """Refuse an update that cannot be told from its options; `RunError` says why."""
 
     @abstractmethod
     def grown(self) -> P | None:
@@ -310,12 +313,11 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def await_change(self) -> None:
         """Note that other work is about to change what this work reads: until it is compared it is not complete."""
-        with self.folder.locked():
-            paths.atomic_write(self.folder.uncompared, b"")
-            begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
-            plan = self.folder.load(type(self.plan))  # of a volume that has grown it is another, which follows later
-            if plan is not None and paths.exists(paths.locate(plan.out)):
-                unseal(plan, ())
+        paths.atomic_write(self.folder.uncompared, b"")
+        begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
+        plan = self.folder.load(type(self.plan))  # of a volume that has grown it is another, which follows later
+        if plan is not None and paths.exists(paths.locate(plan.out)):
+            unseal(plan, ())
 
     def note_session(self) -> None:
         """Note that this session works on the output, which is not sealed from then on."""
@@ -362,7 +364,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def session_steps(self, session: WorkSession) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
-        if (self.options.update or self.is_uncompared) and self.was_begun:
+        if self.is_compared:
             yield from self.update_steps(session)
             self.folder.uncompared.unlink(missing_ok=True)
         if self.is_complete:
@@ -381,7 +383,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         return self.closed(session, report)
 
     def claim(self) -> None:
-        """Make sure that folder, output and input are those of this plan; see `FolderWork`."""
+        """Make sure that folder, output and input are those of this plan; see `JournalWork`."""
         self.check_update()
         if self.options.update:
             self._grow()
@@ -426,7 +428,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             volume.check_written(self.read_box if what == "volume" else None)
 
     def check_free(self) -> None:
-        """Refuse a folder or an output that other work made; see `FolderWork`."""
+        """Refuse a folder or an output that other work made; see `StageWork`."""
         check_kind(self.folder, self.plan.FILE)
         out = paths.locate(self.plan.out)
         if paths.exists(out) and not (self.folder.path / self.plan.FILE).is_file():
@@ -491,7 +493,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             for path in (self.folder.inputs, self.folder.discards):
                 path.unlink(missing_ok=True)
 
-    def check_source(self, source: FolderWork[Any], called: str) -> None:
+    def check_source(self, source: StageWork[Any], called: str) -> None:
         """Refuse an output that was made of one that is gone: it would be of another input."""
         if self.is_begun and not source.is_begun:
             raise RunError(
@@ -516,10 +518,10 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is left to do, as far as the journal says."""
+        if not self.is_settled:
+            return False
         old = self.folder.load(type(self.plan))
-        is_same = old is not None and old.identity == self.plan.identity
-        return is_same and not self.is_uncompared and self.ledger().schedule.is_complete
+        return old is not None and old.identity == self.plan.identity and self.ledger().schedule.is_complete
 
     def clean(self) -> None:
         """Delete what killed writers left in the output."""

@@ -11,15 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from volpipe.blockwise.journal import Journal, Kinds, Record, read_records
 from volpipe.blockwise.ledger import Ledger
 from volpipe.blockwise.logs import logging_to
+from volpipe.blockwise.loop import perform
 from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.phase import Phase, Progress
-from volpipe.blockwise.pool import Submit
+from volpipe.blockwise.pool import Start, Submit
 from volpipe.blockwise.stage import Feed, Schedule
 from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import Steps, Work
@@ -129,6 +131,14 @@ class HeldWork(Work[R]):
             return False
         return True
 
+    def run(self, start: Start) -> R:
+        """Do it on workers, and return how it ended.
+
+        Args:
+            start: starts them when they are needed, and stops them on every way out; it is given a folder for files.
+        """
+        return perform(self, partial(start, self.folder.parsl))
+
     def steps(self) -> Steps[R]:
         """Do what is missing, and return how that ended.
 
@@ -144,44 +154,33 @@ class HeldWork(Work[R]):
                 return (yield from self.held_steps(name, presence))
 
 
-class FolderWork(HeldWork[R], ABC):
-    """Work whose folder holds its journal as well.
+class StageWork(HeldWork[R], ABC):
+    """Work that may be a stage of a flow, which asks it how far it is before and while others read what it makes.
 
     Args:
         feed: the input, where other work is still writing it.
 
     Attributes:
-        kinds: of results, in the journal.
         readers: of the levels of the output that other work reads while this one writes them.
         was_begun: whether this session goes on with what another one made.
         before_change: called before an update takes anything back, for other work that reads the output.
     """
 
-    kinds: ClassVar[Kinds]
+    was_begun = False
 
     def __init__(self, folder: RunFolder, options: RunOptions, listener: Listener, feed: Feed | None) -> None:
-        self.folder, self.name, self.options, self.listener, self.feed = (
-            folder,
-            str(folder.path),
-            options,
-            listener,
-            feed,
-        )
-        self.readers, self.was_begun, self._is_noted = list[Feed](), False, False
-        self._ledger: tuple[Sequence[object], Ledger] | None = None  # and what it follows from
+        self.folder, self.name, self.options, self.listener = folder, str(folder.path), options, listener
+        self.feed, self.readers = feed, list[Feed]()
         self.before_change: Callable[[], None] = lambda: None
-
-    def grids(self) -> Mapping[str, Grid]:
-        """Return the stages whose units are the cells of a grid, for the map of blocks."""
-        return {}
-
-    def voxel_pictures(self, schedule: Schedule) -> Sequence[Draft]:
-        """Return the pictures of voxels; `schedule` has what is done and what is missing."""
-        return ()
 
     @property
     def needs_all(self) -> bool:
         """Whether it must wait for all of what it reads, where other work is still writing that."""
+        return False
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether it was begun, and is compared with what it reads, which must be there and stay for that."""
         return False
 
     @property
@@ -193,6 +192,11 @@ class FolderWork(HeldWork[R], ABC):
     @abstractmethod
     def is_complete(self) -> bool:
         """Whether nothing is left to do, as far as the journal says."""
+
+    @property
+    @abstractmethod
+    def share_left(self) -> float:
+        """Share of its units that is still to be done."""
 
     @abstractmethod
     def check_free(self) -> None:
@@ -209,22 +213,48 @@ class FolderWork(HeldWork[R], ABC):
             RunError: with the keys that differ.
         """
 
+    def check_update(self) -> None:
+        """Refuse an update that cannot be told from its options; `RunError` says why."""
+
     @property
     def is_outdated(self) -> bool:
         """Whether an update makes all of it anew, because its input changed."""
         return False
 
     @abstractmethod
-    def check_source(self, source: FolderWork[Any], called: str) -> None:
+    def check_source(self, source: StageWork[Any], called: str) -> None:
         """Refuse to keep what was made of an output of `source` that is gone, or make it anew.
 
         Raises:
             RunError: naming both; this work is `called` so.
         """
 
+    def await_change(self) -> None:
+        """Note in the folder, which is held, that what it reads is about to change; what is cheap is deleted."""
+        self.clear()
+
     @abstractmethod
     def clear(self) -> None:
         """Delete what was made, and what the folder, which is held, has of that."""
+
+
+class JournalWork(StageWork[R], ABC):
+    """Work on units, such as blocks, whose folder holds a journal of them; arguments as of `StageWork`.
+
+    Attributes:
+        kinds: of results, in the journal.
+    """
+
+    kinds: ClassVar[Kinds]
+    _ledger: tuple[Sequence[object], Ledger] | None = None  # and what it follows from
+
+    def grids(self) -> Mapping[str, Grid]:
+        """Return the stages whose units are the cells of a grid, for the map of blocks."""
+        return {}
+
+    def voxel_pictures(self, schedule: Schedule) -> Sequence[Draft]:
+        """Return the pictures of voxels; `schedule` has what is done and what is missing."""
+        return ()
 
     @abstractmethod
     def schedule(self) -> Schedule:
@@ -259,6 +289,18 @@ class FolderWork(HeldWork[R], ABC):
         """What the schedule follows from, beside the journal, and may change."""
         return ()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the schedule has all that there is to do for the input as it is."""
+        return True
+
+    @property
+    def share_left(self) -> float:
+        if self.is_complete:
+            return 0.0
+        longest = max(self.ledger().schedule.shown, key=lambda stage: stage.num_units)
+        return 1.0 - longest.num_done / max(1, longest.num_units)
+
     def resumed(self) -> Schedule:
         """Return the schedule of this session, less what the journal has."""
         ledger, self._ledger = self.ledger(), None  # its schedule changes from here on
@@ -271,10 +313,6 @@ class FolderWork(HeldWork[R], ABC):
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
         """Return what this work says of itself in its report."""
 
-    def is_all(self, taken: Taken) -> bool:
-        """Whether all is done, as far as the journal says, which was read already."""
-        return taken.schedule.is_complete
-
     def taken(self, tally: Tally | None = None, prefix: str = "", maps: Mapping[str, BlockMap] | None = None) -> Taken:
         """Return what the journals say for a report; arguments as of `Taken.read`."""
         return Taken.read(self.folder, self.schedule, self.kinds, tally, prefix, maps)
@@ -282,7 +320,7 @@ class FolderWork(HeldWork[R], ABC):
     def page(self, *, with_pictures: bool = True) -> Page:
         maps = {stage: BlockMap(stage, grid) for stage, grid in self.grids().items()}
         taken = self.taken(maps=maps)
-        is_complete = self.is_all(taken)
+        is_complete = self.is_settled and taken.schedule.is_complete
         parts = self.parts(taken, is_complete=is_complete)
         blocks = Draft("Map of blocks", lambda: [*slowest_maps(maps, taken.schedule)], "Blocks")
         pictures = [*self.voxel_pictures(taken.schedule), blocks] if with_pictures else ()
@@ -306,7 +344,7 @@ class WorkSession:
         reasons: of failures, by stage and unit.
     """
 
-    work: FolderWork[Any]
+    work: JournalWork[Any]
     name: str
     presence: Presence
     journal: Journal

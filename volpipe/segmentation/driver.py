@@ -25,7 +25,6 @@ import numpy as np
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Journal, Kinds, Record, read_results
-from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Feed, Schedule, Stage, fed
 from volpipe.blockwise.work import Steps
@@ -453,8 +452,7 @@ def segment(
         RunStopped: too many blocks fail, or the graph needs more memory than the recipe gives it.
     """
     grown = grown_from(plan, RunFolder.from_output(paths.locate(plan.out))) if options.update else None
-    work = SegmentWork(grown or plan, options, listener)
-    return perform(work, partial(start, work.folder.parsl))
+    return SegmentWork(grown or plan, options, listener).run(start)
 
 
 def check_memory(plan: SegmentPlan, worker_bytes: int | None) -> None:

@@ -21,7 +21,6 @@ import volpipe
 from volpipe.blockwise.failures import last_line, message_of
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Attempt, Journal, Record
-from volpipe.blockwise.loop import perform
 from volpipe.blockwise.notes import DRIVER, WORKERS, StageNote
 from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.pool import Start, WorkerPool
@@ -124,8 +123,7 @@ def run_training(
     if fresh or not is_complete(folder.path, recipe):  # a complete training needs no volume
         check_recipes([recipe], search_path)
     training = Training.begin(recipe, search_path)
-    work = training_work(folder, training, fresh=fresh, same_input=same_input, on_step=on_step)
-    return perform(work, partial(start, folder.parsl))
+    return training_work(folder, training, fresh=fresh, same_input=same_input, on_step=on_step).run(start)
 
 
 def check_recipes(recipes: Iterable[TrainRecipe], search_path: Path) -> None:

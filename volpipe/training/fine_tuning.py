@@ -175,15 +175,16 @@ def _with_grey_levels(recipe: TrainRecipe, volume: Volume) -> TrainRecipe:
 
 
 def _held_out(recipe: TrainRecipe, data: TrainingData, search_path: str) -> Box:
-    """Return the box to hold out: an end of the volume along its longest axis, where that leaves room for a window.
+    """Return the box to hold out: an end of the labels, or the volume, along its longest axis, if a window is left.
 
     Raises:
         PlanError: none leaves room, or none has two values by which a net could be scored.
     """
     facts = describe(recipe.net, search_path)
     window = [n * s for n, s in zip(recipe.samples.shape, facts.scale, strict=True)]
-    check_holds(data.volume, window)
-    shape, around = data.volume.spatial_shape, context(recipe.degrade.kind, facts.scale)
+    scored = data.labels or data.volume  # in whose voxels the box counts
+    check_holds(scored, window)
+    shape, around = scored.spatial_shape, context(recipe.degrade.kind, facts.scale)
     boxes = []
     for axis in sorted(range(3), key=lambda axis: -shape[axis]):
         num = max(window[axis], shape[axis] // SHARE)
@@ -193,15 +194,15 @@ def _held_out(recipe: TrainRecipe, data: TrainingData, search_path: str) -> Box:
     if not boxes:
         smaller = [-(-n // 2 // s) * s for n, s in zip(recipe.samples.shape, facts.stride, strict=True)]
         raise PlanError(
-            f"{data.volume} has {shape} voxels (z, y, x): no axis has room for a window of {tuple(window)} and as much "
+            f"{scored} has {shape} voxels (z, y, x): no axis has room for a window of {tuple(window)} and as much "
             f"beside it to hold out; give a larger volume, or smaller windows, such as samples.shape={smaller}"
         )
     ignore = (recipe.classes if recipe.learns_classes else recipe.affinities).ignore if data.labels else ()
     for box in boxes:
-        if _differs(data.labels or data.volume, box, ignore):
+        if _differs(scored, box, ignore):
             return box
     raise PlanError(
-        f"{data.labels or data.volume} has one value alone in {' and '.join(map(str, boxes))}, by which no net can be "
+        f"{scored} has one value alone in {' and '.join(map(str, boxes))}, by which no net can be "
         "scored; give data.0.held_out, a box where there is more"
     )
 

@@ -169,13 +169,13 @@ def _write(folder: Path, key: str, data: np.ndarray, named: dict[str, object]) -
 def _windows(sampler: Sampler) -> Iterator[tuple[SampleSource, Box]]:
     """Yield volume and box of each predicted window, along the diagonals of the held-out boxes.
 
-    A window that is larger than a box reaches beyond it, but not beyond the volume, where there are no labels.
+    A window that is larger than a box reaches beyond it, but not beyond where labels are, or the volume.
     """
     held_out = [source for source in sampler.sources if source.held_out is not None and source.stored is None]
     for i in range(NUM_WINDOWS):
         source = held_out[i % len(held_out)]
         assert source.held_out is not None
-        room = zip(source.held_out.start, source.held_out.stop, sampler.shape, source.shape, strict=True)
+        room = zip(source.held_out.start, source.held_out.stop, sampler.shape, source.read_box.stop, strict=True)
         start = tuple(min(a + max(0, b - a - s) * i // max(1, NUM_WINDOWS - 1), n - s) for a, b, s, n in room)
         yield source, Box.from_shape(sampler.shape).shift(start)
 

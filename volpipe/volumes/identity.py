@@ -53,7 +53,7 @@ class Identity(BaseModel):
         metadata: what its metadata say, by name.
         files: state of its metadata, and of the files of the boxes, by name; None for one that is not there.
         boxes: those that were sampled, the same ones always.
-        fingerprint: a hash of `metadata` and of the voxels of all boxes.
+        fingerprint: a hash of `metadata`, but for the place, and of the voxels of all boxes.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -72,6 +72,10 @@ def identify(volume: Volume) -> Identity:
         "shards": volume.shards, "codec": volume.codec, "axes": volume.axes,
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps([*metadata.values()]).encode())
+    metadata |= {
+        "voxel size": volume.voxel_size_nm,
+        "origin": volume.origin_nm,
+    }  # others may stand in a group around it
     header = read_header(volume.folder)
     root, names = _files(volume, header)
     boxes, places = _boxes(volume), _places(volume, header, root)

@@ -4,6 +4,7 @@ Not here: a mask, which is laid over a volume at the place where it lies (infere
 
     A   |----|----|----|----|             one place: voxels of one size, first voxels less than half a voxel apart
     B             |----|----|----|----|   elsewhere: refused
+    C        |----|----|                  a part: voxels of one size, of another number, whole voxels apart
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from volpipe.errors import PlanError
-from volpipe.geometry.grid import Triple, triple
+from volpipe.geometry.grid import Box, Triple, triple
 from volpipe.volumes.storage.metadata import Lengths, shown
 from volpipe.volumes.volume import Volume
 
@@ -69,11 +70,7 @@ def check_same_place(a: Paired, b: Paired, advice: str, *, factors: Triple = SAM
         AXES, factors, slack, size, other, a.volume.origin_nm, b.volume.origin_nm, strict=True
     ):
         if not math.isclose(one * factor, two, rel_tol=SAME_SIZE):
-            times = f" and not {factor} times as much" if factor > 1 else ""
-            raise PlanError(
-                f"axis {axis}: voxels of {a.name} are {one:g} nm long, of {b.name} {two:g} nm{times}: "
-                f"{places(a, b)}; {advice}"
-            )
+            raise _other_size(a, b, axis, advice, factor)
         apart = (there - at) / one - (factor - 1) / 2
         if abs(apart) > HALF * room + SLIVER:
             raise PlanError(
@@ -82,6 +79,49 @@ def check_same_place(a: Paired, b: Paired, advice: str, *, factors: Triple = SAM
         if abs(apart) > SLIVER:
             notes.append(f"{b.name} lies {apart:.2g} voxels beside {a.name} along {axis}; they are paired all the same")
     return notes
+
+
+def find_part(a: Paired, b: Paired, advice: str) -> Box:
+    """Return the voxels of `a` at which those of `b` lie, which has another shape; they may leave `a`.
+
+    Raises:
+        PlanError: it is not known, their voxels have other sizes, or they are not whole voxels apart; with both places.
+    """
+    size, other = a.volume.voxel_size_nm, b.volume.voxel_size_nm
+    shapes = a.volume.spatial_shape, b.volume.spatial_shape
+    for each, own, whole in ((a, *shapes), (b, *shapes[::-1])):
+        is_placed = each.volume.has_origin or all(n >= m for n, m in zip(own, whole, strict=True))
+        if each.volume.voxel_size_nm is None or not is_placed:
+            lacking = "origin" if each.volume.voxel_size_nm else "voxel size"
+            raise PlanError(
+                f"{a.name} {a.volume} has shape {shapes[0]}, {b.name} {b.volume} {shapes[1]} (z, y, x), and the "
+                f"metadata of {each.name} state no {lacking}, by which one is known to be a part of the other; {advice}"
+            )
+    assert size is not None and other is not None
+    start = []
+    for axis, one, two, n, at, there in zip(
+        AXES, size, other, shapes[1], a.volume.origin_nm, b.volume.origin_nm, strict=True
+    ):
+        apart = (there - at) / one
+        # over all that lies between and in B, sizes may add up to half a voxel
+        if abs(two / one - 1) > min(SAME_SIZE, HALF / (abs(apart) + n)):
+            raise _other_size(a, b, axis, advice)
+        if abs(apart - round(apart)) > SLIVER:
+            raise PlanError(
+                f"axis {axis}: {a.name} begins at {at:.12g} nm, {b.name} at {there:.12g} nm: these are {apart:.6g} "
+                f"voxels of {one:.6g} nm, no whole number (remainder {apart - round(apart):.3g}): {places(a, b)}; "
+                f"{advice}"
+            )
+        start.append(round(apart))
+    return Box.from_shape(shapes[1]).shift(start)
+
+
+def _other_size(a: Paired, b: Paired, axis: str, advice: str, factor: int = 1) -> PlanError:
+    one, two = ((each.volume.voxel_size_nm or UNKNOWN_SIZE_NM)[AXES.index(axis)] for each in (a, b))
+    times = f" and not {factor} times as much" if factor > 1 else ""
+    return PlanError(
+        f"axis {axis}: voxels of {a.name} are {one:g} nm long, of {b.name} {two:g} nm{times}: {places(a, b)}; {advice}"
+    )
 
 
 def places(a: Paired, b: Paired) -> str:

@@ -119,6 +119,7 @@ class Volume:
         axes: of t, c, z, y, x, one per stored axis; other names as they are.
         voxel_size_nm: (z, y, x), None where it or its unit is unknown; an axis that the array lacks has 1.
         origin_nm: centre of the first voxel, (z, y, x).
+        has_origin: whether metadata or the view say that; else it counts as 0.
         codec: for people, such as "gzip 5".
         levels: keys of all levels of the multiscale group that the array is one of, finest first; () if of none.
         view: what is read of it, where that is given.
@@ -147,6 +148,7 @@ class Volume:
     notes: tuple[str, ...] = field(default=(), compare=False)
     incomplete: Incomplete | None = field(default=None, compare=False)
     resampling: Resampling | None = None
+    has_origin: bool = field(default=True, compare=False)
 
     def __str__(self) -> str:
         if "://" in self.path:
@@ -577,6 +579,7 @@ def _make_volume(container: Location, header: Header, dataset: Dataset, levels: 
             *where.notes,
         ),
         incomplete=find_incomplete(header, key),
+        has_origin=where.has_origin,
     )
 
 
@@ -643,6 +646,7 @@ def with_view(volume: Volume, view: View) -> Volume:
         view=chosen,
         voxel_size_nm=view.voxel_size_nm or volume.voxel_size_nm,
         origin_nm=view.origin_nm or volume.origin_nm,
+        has_origin=volume.has_origin or view.origin_nm is not None,
         notes=tuple(notes),
     )
 

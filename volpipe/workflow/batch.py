@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from volpipe.blockwise.loop import perform
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Ended, Steps, Together, Work
@@ -358,7 +357,7 @@ def execute_batch(
     check_changed(plan, options)
     batch = _Batch(plan, prepare, options, at_once, listener)
     with remembering():
-        return perform(batch.work(), partial(start, plan.folder.parsl))
+        return batch.work().run(start)
 
 
 @dataclass

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import volpipe
-from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Ended, Steps, Together, Work
 from volpipe.errors import PlanError
@@ -329,7 +328,7 @@ def compare_pairs(
         RunError: another driver is at work on it.
         SiteError: the site cannot be used.
     """
-    table = perform(work, partial(start, work.folder.parsl))
+    table = work.run(start)
     on_end(table)
     if all(row.result is None or row.result.is_complete for row in table.rows):
         work.folder.remove(COMPARISONS_FILE, table.given)

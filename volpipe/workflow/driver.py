@@ -44,7 +44,7 @@ from volpipe.runs.comparison import Comparison, compare
 from volpipe.runs.growth import follow, grown_plan
 from volpipe.runs.options import RunOptions, written
 from volpipe.runs.output_work import OutputWork
-from volpipe.runs.pages import Taken, findings_facts
+from volpipe.runs.pages import findings_facts
 from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import known_normalisation, measured, rescanned, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
@@ -121,13 +121,14 @@ class RunWork(OutputWork[Plan, Report]):
         mask = self.plan.mask
         return super().volumes() | ({} if mask is None else {"mask": open_volume(mask.path, mask.key)})
 
-    def is_all(self, taken: Taken) -> bool:
-        """Whether all that is selected is done; see `FolderWork`."""
-        return self._selection() is not None and super().is_all(taken)
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what is selected; see `JournalWork`."""
+        return self._selection() is not None and super().is_settled
 
     @property
     def marks(self) -> Sequence[object]:
-        """The plan and what is selected; see `FolderWork`."""
+        """The plan and what is selected; see `JournalWork`."""
         return self.plan.identity, file_mark(self.folder.selection_file)
 
     def facts(self) -> dict[str, str]:
@@ -143,10 +144,6 @@ class RunWork(OutputWork[Plan, Report]):
 
     def _selection(self) -> Selection | None:
         return self.folder.load_selection(self.plan)
-
-    @property
-    def is_complete(self) -> bool:
-        return self._selection() is not None and super().is_complete
 
     def schedule(self) -> Schedule:
         """Return the stages of the run, or that of the scan where it has still to tell what is selected."""
@@ -426,8 +423,7 @@ def execute(plan: Plan, start: Start, options: RunOptions = PLAIN, listener: Lis
         SiteError: the site cannot be used.
     """
     grown = grown_plan(plan) if options.update else None
-    work = RunWork(grown or plan, options, listener)
-    return perform(work, partial(start, work.folder.parsl))
+    return RunWork(grown or plan, options, listener).run(start)
 
 
 def preview(plan: Plan, start: Start | None, on_try: OnTry = lambda seconds, most: None) -> Forecast:

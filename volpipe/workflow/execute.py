@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Feed
 from volpipe.blockwise.usage import Totals
@@ -27,7 +26,7 @@ from volpipe.runs.options import RunOptions, written
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, HeldWork, Listener
+from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, StageWork
 from volpipe.tables import html_table
 from volpipe.units import duration, size
 from volpipe.volumes.storage.metadata import write_json
@@ -163,7 +162,7 @@ def _held_steps(
 
 def _works(plan: FlowPlan, options: RunOptions, listener: FlowListener) -> list[Work[StageReport | None]]:
     """Return the work of each stage, which feeds those that read its output."""
-    makers, works = dict[str, FolderWork[Any]](), list[Work[StageReport | None]]()
+    makers, works = dict[str, StageWork[Any]](), list[Work[StageReport | None]]()
     closed: set[str] = set()
     for stage in plan.stages:
         feed, maker = None, None
@@ -181,8 +180,8 @@ def _works(plan: FlowPlan, options: RunOptions, listener: FlowListener) -> list[
 
 
 def _stage_steps(
-    stage: StagePlan, work: FolderWork[Any], listener: FlowListener, maker: FolderWork[Any] | None,
-    beside: Mapping[str, FolderWork[Any]], closed: set[str],
+    stage: StagePlan, work: StageWork[Any], listener: FlowListener, maker: StageWork[Any] | None,
+    beside: Mapping[str, StageWork[Any]], closed: set[str],
 ) -> Steps[StageReport | None]:  # fmt: skip
     """Do the work of a stage, begun when what it reads, by the work `maker`, has begun to be written.
 
@@ -200,7 +199,7 @@ def _stage_steps(
                 if isinstance(work, OutputWork):
                     work.plan = stage.plan
             if source is not None:
-                needs_all, is_compared = work.needs_all, _is_compared(work)
+                needs_all, is_compared = work.needs_all, work.is_compared
                 yield Until(lambda: source.is_closed or (source.is_open and not needs_all and not is_compared))
                 if not source.is_open or (is_compared and maker is not None and not maker.is_complete):
                     return None
@@ -215,11 +214,6 @@ def _stage_steps(
             reader.is_closed = True
 
 
-def _is_compared(work: FolderWork[Any]) -> bool:
-    """Return whether a stage was begun, and is compared with what it reads, which must be there and stay for that."""
-    return isinstance(work, OutputWork) and work.is_begun and (bool(work.options.update) or work.is_uncompared)
-
-
 def _await_change(plan: FlowPlan, options: RunOptions, name: str) -> None:
     """Note in stages that rest on the stage `name` that what they read is about to change.
 
@@ -231,11 +225,9 @@ def _await_change(plan: FlowPlan, options: RunOptions, name: str) -> None:
         if later.makes_weights:
             anew |= {each.name for each in plan.after(later.name)}
         with named(later.name):
-            if isinstance(work, OutputWork) and work.is_begun and later.name not in anew:
-                work.await_change()
-            elif work.is_begun:
+            if work.is_begun:
                 with later.folder.locked():
-                    work.clear()
+                    (work.clear if later.name in anew else work.await_change)()
 
 
 def _claim(plan: FlowPlan, options: RunOptions) -> None:
@@ -248,10 +240,10 @@ def _claim(plan: FlowPlan, options: RunOptions) -> None:
         _clear_outdated(plan, options)
     for stage in plan.stages:
         with named(stage.name):
-            if isinstance(work := stage.work(_of_stage(options, stage)), OutputWork):
-                work.check_update()
+            work = stage.work(_of_stage(options, stage))
+            work.check_update()
             if not (options.update and stage.is_grown):
-                _check_same(stage, options)
+                _check_same(stage, work)
             for later in plan.after(stage.name):
                 later.work().check_source(stage.work(), later.name)
     for stage in plan.stages:
@@ -284,7 +276,7 @@ def execute_flow(
     """
     if options.update:
         plan = grown_flow(plan)
-    return perform(flow_work(plan, options, listener), partial(start, plan.folder.parsl))
+    return flow_work(plan, options, listener).run(start)
 
 
 def work_for(
@@ -341,10 +333,10 @@ def _clear(stages: Sequence[StagePlan], options: RunOptions) -> None:
                 work.clear()
 
 
-def _check_same(stage: StagePlan, options: RunOptions) -> None:
+def _check_same(stage: StagePlan, work: StageWork[Any]) -> None:
     """Refuse to go on with another recipe than that of what is there."""
     try:
-        stage.work(_of_stage(options, stage)).check_same()
+        work.check_same()
     except (RunError, RecipeError) as error:
         raise RunError(
             f"{error}, all stages; to keep those before it, delete {stage.out} and {stage.folder.path} yourself, and "

@@ -14,10 +14,8 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Generic, TypeVar
 
-from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Steps, Until
 from volpipe.errors import VolpipeError
@@ -181,8 +179,7 @@ def execute_following(plan: Plan, start: Start, options: RunOptions, listener: L
     """
     assert options.follow is not None
     first = RunWork(grown_plan(plan) or plan, dataclasses.replace(options, update=True), listener)
-    work = _Looks(first, updated_again, options.follow, listener.on_look).work
-    return perform(work, partial(start, work.folder.parsl))
+    return _Looks(first, updated_again, options.follow, listener.on_look).work.run(start)
 
 
 def updated_again(work: HeldWork[Report]) -> RunWork:

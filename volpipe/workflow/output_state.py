@@ -128,9 +128,9 @@ def findings(plan: Plan | FlowPlan) -> dict[str, Any]:  # Any: JSON
     """Return what the journals and the outputs of `plan` say of how it was done, by the names of a batch's table."""
     taken, missing, seams, origins = Totals(), 0, dict[str, float](), []
     for stage in stages_of(plan):
-        if not stage.makes_volume:
+        if not isinstance(work := stage.work(), OutputWork):
             continue
-        for totals in Ledger(stage.folder.journal, stage.work().kinds).look().totals.values():
+        for totals in Ledger(work.folder.journal, work.kinds).look().totals.values():
             taken.join(totals)
         said = read_provenance(str(stage.out)) if paths.exists(stage.out) else {RUN_KEY: {}}
         run = said.pop(RUN_KEY)

@@ -98,7 +98,13 @@ def _stage_part(entry: Entry, tally: Tally) -> _StagePart:
             return _StagePart(entry, None, own, STAGES[entry.kind].is_done(entry), None)
         taken = work.taken(tally, prefix)
         own.read(entry.run.journal)
-        return _StagePart(entry, taken, own, work.is_all(taken), Planned.load(entry.run.path, work.plan.identity))
+        return _StagePart(
+            entry,
+            taken,
+            own,
+            work.is_settled and taken.schedule.is_complete,
+            Planned.load(entry.run.path, work.plan.identity),
+        )
     except RunError as error:
         return _StagePart(entry, None, own, is_complete=False, planned=None, problem=reason_of(error))
 

@@ -17,7 +17,7 @@ from volpipe.errors import RunError
 from volpipe.reporting.tally import Tally
 from volpipe.runs.pages import disk_use
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import FolderWork
+from volpipe.runs.work import StageWork
 from volpipe.volumes.storage import paths
 from volpipe.workflow.batch_table import find_batch, read_table
 from volpipe.workflow.entries import Entry, find_entries, find_work
@@ -113,7 +113,7 @@ def stage_rows(output: str) -> Iterator[StageRow]:
         yield StageRow.of(entry, tally.all, flow=output, is_complete=is_complete)
 
 
-def _alone(output: str) -> tuple[list[Entry], FolderWork[Any]]:
+def _alone(output: str) -> tuple[list[Entry], StageWork[Any]]:
     """Return the only stage of a run that no flow began, and its work."""
     folder = RunFolder.find(output)
     work = find_work(folder)

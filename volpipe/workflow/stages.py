@@ -50,7 +50,7 @@ from volpipe.runs.growth import grown_from, grown_plan
 from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener
+from volpipe.runs.work import PLAIN, SILENT, Listener, StageWork
 from volpipe.segmentation.driver import SegmentWork, check_memory, plan_segmentation
 from volpipe.segmentation.estimate import SegmentTrial, calibrate_segmentation
 from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit
@@ -163,8 +163,8 @@ class StagePlan(ABC):
 
     def work(
         self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
-    ) -> FolderWork[Any]:
-        """Return its work; arguments as of `FolderWork`."""
+    ) -> StageWork[Any]:
+        """Return its work; arguments as of `StageWork`."""
         return self.maker(self.plan, options, listener, feed, self.folder)
 
     @property
@@ -175,10 +175,7 @@ class StagePlan(ABC):
     @property
     def share_left(self) -> float:
         """Share of its units that is still to be done."""
-        if self.is_complete:
-            return 0.0
-        longest = max(self.work().ledger().schedule.shown, key=lambda stage: stage.num_units)
-        return 1.0 - longest.num_done / max(1, longest.num_units)
+        return self.work().share_left
 
     def volume(self, level: int = 0, array: str = "") -> Volume:
         """Return `level` of the volume that it makes, of an array of it where that has several."""

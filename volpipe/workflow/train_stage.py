@@ -12,15 +12,16 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from volpipe.blockwise.journal import Kinds, read_records
+from volpipe.blockwise.journal import read_records
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.stage import Feed, Schedule, Stage
+from volpipe.blockwise.stage import Feed, Stage
 from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunError, VolumeError
@@ -32,10 +33,10 @@ from volpipe.recipes.training import WEIGHTS, Data, TrainRecipe
 from volpipe.recipes.workflow import VOLUME, FlowStage, Learning
 from volpipe.reporting.page import Item, Page
 from volpipe.runs.options import RunOptions
-from volpipe.runs.pages import Parts, Taken
+from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, HeldWork, Listener, WorkSession
+from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, StageWork
 from volpipe.training.data.volumes import open_inputs, resolve_address
 from volpipe.training.driver import (
     check_recipes,
@@ -193,12 +194,6 @@ class TrainStage(StagePlan):
     def work(self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> TrainWork:
         return TrainWork(self, options, listener, feed)
 
-    @property
-    def share_left(self) -> float:
-        if self.is_complete:
-            return 0.0
-        return 1.0 if self.plan.search else 1.0 - last_step(self.folder.path) / self.plan.recipe.train.steps
-
     def volume(self, level: int = 0, array: str = "") -> Volume:
         """Refuse: there is none."""
         raise PlanError(f"stage {self.name} makes weights, no volume that another could read")
@@ -331,10 +326,8 @@ class TrainReport(WorkReport):
         return "" if self.is_complete else f"{self.folder}: a training was stopped, or failed; volpipe.log says why"
 
 
-class TrainWork(FolderWork[TrainReport]):
-    """The work of a stage that trains; arguments as of `FolderWork`."""
-
-    kinds: ClassVar[Kinds] = (RankResult,)
+class TrainWork(StageWork[TrainReport]):
+    """The work of a stage that trains; arguments as of `StageWork`."""
 
     def __init__(self, stage: TrainStage, options: RunOptions, listener: Listener, feed: Feed | None) -> None:
         super().__init__(stage.folder, options, listener, feed)
@@ -362,6 +355,12 @@ class TrainWork(FolderWork[TrainReport]):
     @property
     def is_complete(self) -> bool:
         return self.trained is not None
+
+    @property
+    def share_left(self) -> float:
+        if self.is_complete:
+            return 0.0
+        return 1.0 if self.plan.search else 1.0 - last_step(self.folder.path) / self.plan.recipe.train.steps
 
     def check_free(self) -> None:
         if self.folder.path.is_dir():
@@ -398,7 +397,7 @@ class TrainWork(FolderWork[TrainReport]):
         """Whether an update trains anew."""
         return self.is_begun and bool(self.input_changes())
 
-    def check_source(self, source: FolderWork[Any], called: str) -> None:
+    def check_source(self, source: StageWork[Any], called: str) -> None:
         if self.is_begun and not source.is_begun:
             raise RunError(
                 f"it is not complete, but stage {called}, which learned from it, was begun: {source.name} was taken "
@@ -414,15 +413,20 @@ class TrainWork(FolderWork[TrainReport]):
             self.start.unlink(missing_ok=True)
         self.folder.clear()
 
-    def schedule(self) -> Schedule:
-        return Schedule(Stage(STAGE, self.plan.recipe.train.ranks, marked=False))
-
     def steps(self) -> Steps[TrainReport]:
-        """Train, and return how that ended; a session of its own holds the folder."""
-        self.was_begun, was_complete, began = self.is_begun, self.is_complete, time.time()
-        if not was_complete:
+        """Train by data that suit: a flow has all of them by now."""
+        if not self.is_complete:
             self.plan.check(made=True)
-        yield from self._inner().steps()
+        return (yield from super().steps())
+
+    def claim(self) -> None:
+        self.was_begun = self.is_begun
+        self._inner.claim()
+
+    def held_steps(self, name: str, presence: Presence) -> Steps[TrainReport]:
+        """Train, and return how that ended."""
+        was_complete, began = self.is_complete, time.time()
+        yield from self._inner.held_steps(name, presence)
         trained, totals = self.trained, self._totals(began)
         if trained is None:
             return TrainReport(self.plan, self.folder.path, totals=totals)
@@ -441,11 +445,12 @@ class TrainWork(FolderWork[TrainReport]):
         """Return what tasks took that started since `began`, in seconds since 1970."""
         totals = Totals()
         for folder in (self.folder.path, *_folders(self.folder.path)):
-            for record in read_records(RunFolder(folder).journal, self.kinds):
+            for record in read_records(RunFolder(folder).journal, (RankResult,)):
                 if record.done and record.usage.started >= began:
                     totals.add(len(record.done), record.usage)
         return {STAGE: totals} if totals.tasks else {}
 
+    @cached_property
     def _inner(self) -> HeldWork[Any]:  # Any: a result, or those of all trials
         if self.plan.search is not None:
             return self._trials().work()
@@ -476,14 +481,11 @@ class TrainWork(FolderWork[TrainReport]):
         assert search is not None
         return sweep_trials(search, self.folder, search_path=where, on_end=on_end)
 
+    def witnesses(self) -> Sequence[Path]:
+        return self._inner.witnesses()
+
     def page(self, *, with_pictures: bool = True) -> Page:
-        return self._inner().page(with_pictures=with_pictures)
-
-    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        raise NotImplementedError("the page of a training has parts of its own")
-
-    def session_steps(self, session: WorkSession) -> Steps[TrainReport]:
-        raise NotImplementedError("a training has a session of its own")
+        return self._inner.page(with_pictures=with_pictures)
 
 
 def _folders(path: Path) -> list[Path]:

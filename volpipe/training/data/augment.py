@@ -48,12 +48,13 @@ class PairMaker:
     def hold(self, room: float) -> None:
         """Keep volumes on the device, as stored, that fit into `room` bytes, small ones first.
 
-        One of which the training sees but a part is not kept: to read it whole would take longer.
+        One of which the training sees but a part is not kept: to read it whole would take longer. Of a volume with
+        labels of a part, that is kept.
         """
         pairs = zip(self.sampler.seen_whole, self.sampler.sources, strict=True)
         for is_whole, source in sorted(pairs, key=lambda pair: pair[1].num_bytes):
             if is_whole and source.num_bytes <= room:
-                loaded = self._read(Window(source, Box.from_shape(source.shape), Changes()))
+                loaded = self._read(Window(source, source.read_box, Changes()))
                 labels = None if loaded.labels is None else loaded.labels.to(self.device)
                 self.held[id(source)] = loaded.voxels.to(self.device), labels
                 room -= source.num_bytes
@@ -62,9 +63,8 @@ class PairMaker:
         """Return `window` with its voxels: cut from a volume that is held, else read, ready for a copy to a GPU."""
         if id(window.source) not in self.held:
             return self._read(window)
-        voxels, labels = self.held[id(window.source)]
-        around = mirrored_part(voxels, window.box)
-        return Loaded(window, around, None if labels is None else labels[window.box.slices])
+        (voxels, labels), box = self.held[id(window.source)], window.box.relative_to(window.source.read_box.start)
+        return Loaded(window, mirrored_part(voxels, box), None if labels is None else labels[box.slices])
 
     def _read(self, window: Window) -> Loaded:
         data, labels = window.source.read(window), window.source.read_labels(window.box)

@@ -95,6 +95,7 @@ class SampleSource:
         weight: factor on its share of the windows, which is else that of its size.
         is_shared: whether it is read by the copy that trainings of this node share.
         part: the box that windows come from; None for all.
+        extent: the box where the labels lie, of which no more is read; None for all.
         session: of whoever reads: chunks that another one decoded are compared with their files once more.
     """
 
@@ -107,12 +108,18 @@ class SampleSource:
     closed: tuple[Box, ...] = ()
     is_shared: bool = False
     part: Box | None = None
+    extent: Box | None = None
     session: str = ""
 
     @property
     def shape(self) -> Triple:
         """Voxels (z, y, x) of the volume."""
         return self.volume.spatial_shape if self.stored is None else triple(self.stored.lattice.shape)
+
+    @property
+    def read_box(self) -> Box:
+        """The box of which voxels are read."""
+        return self.extent or Box.from_shape(self.shape)
 
     @property
     def room(self) -> Box:
@@ -128,20 +135,24 @@ class SampleSource:
     @property
     def num_bytes(self) -> int:
         """Bytes of all voxels and labels in memory, as they are stored; labels at least as int32."""
-        volume = math.prod(self.volume.shape) * self.volume.dtype.itemsize
-        return volume + (math.prod(self.shape) * max(4, self.labels.dtype.itemsize) if self.labels else 0)
+        voxel = self.volume.num_channels * self.volume.dtype.itemsize
+        return self.read_box.num_voxels * (voxel + (max(4, self.labels.dtype.itemsize) if self.labels else 0))
 
     @cached_property
     def reader(self) -> Reader:
-        return self._open(self.volume)
+        return self._copy.open(cache_bytes=CACHE_BYTES, session=self.session)
 
     @cached_property
     def label_reader(self) -> Reader | None:
-        return None if self.labels is None else self._open(self.labels)
+        if self.labels is None:
+            return None
+        labels = decoded(self.labels, CACHE_BYTES) if self.is_shared else self.labels
+        return labels.open(cache_bytes=CACHE_BYTES, session=self.session)
 
-    def _open(self, volume: Volume) -> Reader:
-        source = decoded(volume, CACHE_BYTES) if self.is_shared else volume
-        return source.open(cache_bytes=CACHE_BYTES, session=self.session)
+    @cached_property
+    def _copy(self) -> Volume:
+        """The volume, or a decoded copy of the box of it that is read."""
+        return decoded(self.volume, CACHE_BYTES, self.read_box) if self.is_shared else self.volume
 
     def read(self, window: Window) -> np.ndarray:
         """Return the voxels of `window` (c, z, y, x) in their own type, mirrored at the volume's faces.
@@ -151,13 +162,14 @@ class SampleSource:
         """
         if self.stored is not None and window.stored is not None:
             return self.stored[window.stored].numpy()
-        data = self.reader.read_mirrored(window.box)
+        first = (0, 0, 0) if self._copy is self.volume else self.read_box.start
+        data = self.reader.read_mirrored(window.box.relative_to(first))
         check_finite(self.volume, data, window.box)
         return data
 
     def read_labels(self, box: Box) -> np.ndarray | None:
-        """Return the labels (z, y, x) of `box`, which lies in the volume; None without labels."""
-        return None if self.label_reader is None else self.label_reader.read(box)[0]
+        """Return the labels (z, y, x) of `box` of the volume, where they lie; None without labels."""
+        return None if self.label_reader is None else self.label_reader.read(box.relative_to(self.read_box.start))[0]
 
     def is_free(self, box: Box) -> bool:
         """Return whether `box` lies outside of all held-out boxes."""
@@ -186,7 +198,7 @@ class Sampler:
         self.shares = sizes / sizes.sum()
         seen = recipe.train.steps * recipe.train.batch * recipe.train.accumulate * math.prod(self.shape) * self.shares
         self.seen_whole = [
-            source.stored is None and math.prod(source.shape) <= n for n, source in zip(seen, sources, strict=True)
+            source.stored is None and source.read_box.num_voxels <= n for n, source in zip(seen, sources, strict=True)
         ]
         self.sources = [
             replace(source, is_shared=is_trial and whole)
@@ -340,5 +352,6 @@ def open_source(data: Data, normalise: Normalise, search_path: str) -> SampleSou
     opened = open_data(data, normalise, search_path)
     applied = affine(normalise, opened.volume.dtype, None)
     return SampleSource(
-        opened.volume, opened.held_out, applied, labels=opened.labels, weight=data.weight, part=opened.part
+        opened.volume, opened.held_out, applied, labels=opened.labels, weight=data.weight, part=opened.part,
+        extent=opened.extent,
     )  # fmt: skip

@@ -26,7 +26,7 @@ from volpipe.recipes.training import Classes, Data, TrainRecipe
 from volpipe.training.data.degrade import context
 from volpipe.units import count
 from volpipe.volumes.identity import changes, has_moved, identify, is_alike, read_identities
-from volpipe.volumes.places import MEND, Paired, check_same_place
+from volpipe.volumes.places import MEND, Paired, check_same_place, find_part, places
 from volpipe.volumes.values import image_share, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
 
@@ -34,17 +34,22 @@ log = logging.getLogger(__name__)
 
 AXES = "zyx"
 ADVICE = f"{MEND}, or set any_place=true in this [[data]] to pair them voxel by voxel all the same"
+OF_A_PART = f"give labels of the volume's shape, or {MEND}; level and labels_key choose levels of one voxel size"
 TINY = 1e-6  # of a voxel: sums of lengths are not exact
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """A volume to learn from, its held-out box and its labels, None without; windows come from the box `part`."""
+    """A volume to learn from, its held-out box and its labels, None without; windows come from the box `part`.
+
+    `extent` is where the labels lie, all without. Boxes are in voxels of the volume.
+    """
 
     volume: Volume
     held_out: Box | None
     labels: Volume | None
     part: Box
+    extent: Box
 
 
 def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingData:
@@ -62,9 +67,11 @@ def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingDat
             f"normalise.method {normalise.method} of {volume.dtype} needs numbers that a training does not measure: "
             "give normalise.low and high, or mean and std (volpipe info prints them), so that all volumes share them"
         )
-    held_out = None if data.held_out is None else find_roi(data.held_out, volume)
     labels = None if data.labels is None else open_labels(data, data.labels, volume, search_path)
-    return TrainingData(volume, held_out, labels, find_roi(data.box, volume))
+    extent = Box.from_shape(volume.spatial_shape) if labels is None else labelled_box(data, volume, labels)
+    counted = volume if labels is None or labels.spatial_shape == volume.spatial_shape else labels
+    held_out = None if data.held_out is None else find_roi(data.held_out, counted).shift(extent.start)
+    return TrainingData(volume, held_out, labels, find_roi(data.box, counted).shift(extent.start), extent)
 
 
 def open_labels(data: Data, path: str, volume: Volume, search_path: str) -> Volume:
@@ -78,18 +85,40 @@ def open_labels(data: Data, path: str, volume: Volume, search_path: str) -> Volu
     labels.check_written()
     if labels.dtype.kind not in "iu":
         raise PlanError(f"the labels {labels} have {labels.dtype} voxels; give whole numbers, one for each object")
-    if labels.num_channels != 1 or labels.spatial_shape != volume.spatial_shape:
+    if labels.num_channels != 1 or (data.any_place and labels.spatial_shape != volume.spatial_shape):
+        advice = "; labels of a part are paired by their place: leave any_place out" if data.any_place else ""
         raise PlanError(
             f"the labels {labels} have shape {labels.shape}, their volume {volume} has {volume.spatial_shape} voxels "
-            "(z, y, x); give labels of that shape"
+            f"(z, y, x); give labels of that shape{advice}"
         )
-    if not data.any_place:
-        place_notes(volume, labels)
     return labels
 
 
-def place_notes(volume: Volume, labels: Volume) -> list[str]:
-    """Refuse labels that lie elsewhere than their volume; return what is not known of their places, in sentences."""
+def labelled_box(data: Data, volume: Volume, labels: Volume) -> Box:
+    """Return the voxels of `volume` at which its `labels` lie: all, or a part by voxel sizes and origins.
+
+    Raises:
+        PlanError: they lie elsewhere, or leave the volume; with both places.
+    """
+    whole, pair = Box.from_shape(volume.spatial_shape), (Paired("the volume", volume), Paired("its labels", labels))
+    if labels.spatial_shape == volume.spatial_shape:
+        if not data.any_place:
+            check_same_place(*pair, ADVICE)
+        return whole
+    box = find_part(*pair, OF_A_PART)
+    if not whole.contains(box):
+        raise PlanError(
+            f"the labels lie at {box} of the volume, which is {whole}: {places(*pair)}; {MEND}, or cut the labels to "
+            "what lies in the volume"
+        )
+    return box
+
+
+def place_notes(volume: Volume, labels: Volume, extent: Box) -> list[str]:
+    """Return what a user should know of the place of labels, in sentences."""
+    if labels.spatial_shape != volume.spatial_shape:
+        unknown = "" if volume.has_origin else ", which states no origin, so that this counts as 0"
+        return [f"the labels {labels} lie at {extent} (z, y, x) of {volume}{unknown}; windows come from there alone"]
     return check_same_place(Paired("the volume", volume), Paired("its labels", labels), ADVICE)
 
 
@@ -99,9 +128,9 @@ def data_notes(data: Data, opened: TrainingData, normalise: Normalise) -> list[s
     Raises:
         PlanError: the labels are an image.
     """
-    notes, labels, sample = [], opened.labels, take_sample(opened.volume)
+    notes, labels, sample = [], opened.labels, take_sample(opened.volume, opened.extent)
     if labels is not None and not data.any_place:
-        notes += place_notes(opened.volume, labels)
+        notes += place_notes(opened.volume, labels, opened.extent)
     if labels is not None and (seen := take_sample(labels)) is not None and (share := image_share(seen)) is not None:
         raise PlanError(
             f"{labels} looks like an image, not like labels: of neighbouring voxels only {share:.0%} are alike, and "
@@ -236,7 +265,7 @@ def check_holds(volume: Volume, window: Sequence[int], part: Box | None = None) 
     """
     whole = Box.from_shape(volume.spatial_shape)
     part = part or whole
-    where = f"the volume {volume}" if part == whole else f"data.box {part} of {volume}"
+    where = f"the volume {volume}" if part == whole else f"the part {part} of {volume} that windows come from"
     for axis, size, edge in zip(AXES, part.shape, window, strict=True):
         if edge > size:
             raise PlanError(
@@ -264,8 +293,8 @@ def check_free(data: TrainingData, window: Sequence[int], around: Sequence[int])
     )
     if not any(room + c >= edge for room, edge, c in zip(rooms, window, around, strict=True)):
         raise PlanError(
-            f"held_out {held} leaves no room in {data.volume}, {data.volume.spatial_shape} voxels, for a "
-            f"window of {tuple(window)}; make samples.shape or the box smaller"
+            f"held_out {held} leaves no room in {part} of {data.volume} for a window of {tuple(window)}; make "
+            "samples.shape or the box smaller"
         )
 
 

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
 from volpipe.errors import RecipeError, RunError
 from volpipe.recipes.complaints import show_value
@@ -128,7 +127,7 @@ def run_sweep(
         check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
     trials = sweep_trials(sweep, folder, search_path=search_path, fresh=fresh, on_end=on_end)
-    return perform(trials.work(), partial(start, folder.parsl))
+    return trials.work().run(start)
 
 
 def sweep_trials(

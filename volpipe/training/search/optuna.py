@@ -10,13 +10,11 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.recipes.toml import Section, differences, load_tree, typed
@@ -199,7 +197,7 @@ def run_tuning(
     if fresh or not (folder.path / STUDY).exists():
         check_recipes(tuning.end_recipes, search_path)
     trials = tuning_trials(tuning, folder, search_path=search_path, fresh=fresh, on_end=on_end)
-    return perform(trials.work(), partial(start, folder.parsl))
+    return trials.work().run(start)
 
 
 def tuning_trials(

@@ -8,6 +8,7 @@ ones, and reads 16-bit ones without an attribute `dataType` as unsigned (bigdata
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from xml.etree import ElementTree
@@ -133,7 +134,7 @@ def _place(file: Path, time: int, setup: int, factor: tuple[float, ...]) -> tupl
     shift = {axis: (by_level[axis] - 1) / 2 * finest[axis] for axis in AXES}
     unit = (view.findtext("./voxelSize/unit") or "").strip()
     notes = (f"{path.name} moves or turns the view; volpipe leaves it at 0",) if _is_moved(root, time, setup) else ()
-    return place(size, shift, dict.fromkeys(AXES, unit)), notes
+    return replace(place(size, shift, dict.fromkeys(AXES, unit)), has_origin=False), notes
 
 
 def _describing(file: Path) -> Path | None:

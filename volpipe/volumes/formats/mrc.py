@@ -272,7 +272,8 @@ def _place(fields: np.void) -> Place:
     elif int(fields["imod_stamp"]) == IMOD_STAMP:
         is_usual = bool(int(fields["imod_flags"]) & IMOD_ORIGIN) or int(fields["version"]) in VERSIONS
         origin = origin if is_usual else -origin
-    return listed_place("xyz", size.tolist(), origin.tolist(), ["angstrom"] * 3)
+    shift = origin.tolist() if origin.any() else None  # a header has zeros where nobody stated one
+    return listed_place("xyz", size.tolist(), shift, ["angstrom"] * 3)
 
 
 def _labels(fields: np.void) -> list[str]:

@@ -183,12 +183,13 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
     factors = _by_axis(_factors(header, near), axes) or {}
     own = floats(header.attributes.get("offset"))
     offset = _by_axis(own or next((o for t in near if (o := floats(t.get("offset")))), None), axes) or {}
+    has_origin = bool(offset)  # that of a coarser level follows from its factors alone
     if own is None:
         offset = {axis: offset.get(axis, 0.0) + (factors.get(axis, 1.0) - 1) / 2 * size for axis, size in scale.items()}
     size = {axis: value * factors.get(axis, 1.0) for axis, value in scale.items()}
     if any(axis not in size for axis in axes if axis in "zyx"):
         return viewer_place(header.attributes, axes) or _odd_size(near)
-    return place(size, offset, units)
+    return replace(place(size, offset, units), has_origin=has_origin)
 
 
 def read_factors(header: Header, parents: Sequence[Tree]) -> Lengths:

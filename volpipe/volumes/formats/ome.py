@@ -62,7 +62,9 @@ def read_datasets(attributes: Tree, source: Location) -> tuple[Dataset, ...] | N
     if len(datasets) > MAX_LEVELS:
         raise VolumeError(f"{source}: multiscales[0] names {len(datasets)} datasets; volpipe reads up to {MAX_LEVELS}")
     version = str(tree.get("version") or image.get("version") or "")[:20]
-    levels = (_dataset(mapping(entry, "a dataset", source), image, source, version) for entry in datasets)
+    levels = [_dataset(mapping(entry, "a dataset", source), image, source, version) for entry in datasets]
+    if (finest := levels[0].place) is not None and not finest.has_origin:  # translations of others are but half voxels
+        levels = [replace(level, place=level.place and replace(level.place, has_origin=False)) for level in levels]
     names = _channel_names(tree.get("omero"))
     return tuple(replace(level, channel_names=names) for level in levels)
 
@@ -87,7 +89,9 @@ def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> Datase
     if axes is None or not any(tree.get("type") == "scale" for tree in own):
         return Dataset(path, axes, Place())
     by_axis = [dict(zip(axes, values, strict=True)) for values in (scale, shift)]
-    return Dataset(path, axes, place(by_axis[0], by_axis[1], dict(zip(axes, units, strict=True))))
+    has_origin = any(entry.get("type") == "translation" for entry in [*own, *around])
+    placed = place(by_axis[0], by_axis[1], dict(zip(axes, units, strict=True)))
+    return Dataset(path, axes, replace(placed, has_origin=has_origin))
 
 
 def _channel_names(omero: object) -> tuple[str, ...]:

@@ -251,7 +251,8 @@ def _place(info: Tree, scale: Tree, offset: Sequence[int]) -> Place:
         shift = [o + (v - f) / 2 for o, v, f in zip(stored[::-1], size, fine, strict=True)]
         if all(abs(a - b) <= f / 2 * (1 + 1e-6) for a, b, f in zip(shift, centres, fine, strict=True)):
             centres = shift
-    return Place((size[2], size[1], size[0]), (centres[2], centres[1], centres[0]))
+    has_origin = stored is not None or "voxel_offset" in scale
+    return Place((size[2], size[1], size[0]), (centres[2], centres[1], centres[0]), has_origin)
 
 
 def create_array(root: Location, key: str, spec: ArraySpec) -> None:

@@ -72,11 +72,12 @@ class Place:
     """Where an array lies, (z, y, x): voxel size, None where unknown, and the centre of its first voxel.
 
     `reason` says why a size that is incomplete, or in another unit, counts as unknown, or what was assumed of a known
-    one; "" where there is none.
+    one; "" where there is none. `has_origin` is whether the origin was stated; else it counts as 0.
     """
 
     voxel_size_nm: Lengths | None = None
     origin_nm: Lengths = (0.0, 0.0, 0.0)
+    has_origin: bool = field(default=False, compare=False)
     reason: str = field(default="", compare=False)
 
     @property
@@ -443,7 +444,7 @@ def place(scale: Mapping[str, float], shift: Mapping[str, float], units: Mapping
         return Place(reason=_why_unknown(spatial, units, factors))
     size = [spatial.get(axis, 1.0) * (factors.get(axis) or 1.0) for axis in "zyx"]
     origin = [shift.get(axis, 0.0) * (factors.get(axis) or 1.0) for axis in "zyx"]
-    return Place((size[0], size[1], size[2]), (origin[0], origin[1], origin[2]))
+    return Place((size[0], size[1], size[2]), (origin[0], origin[1], origin[2]), has_origin=bool(shift))
 
 
 def _why_unknown(spatial: Mapping[str, float], units: Mapping[str, object], factors: Mapping[str, float | None]) -> str:
