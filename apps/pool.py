@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 LABELS = ("cpu", "gpu")
 LOOPBACK = "127.0.0.1"
 BLOCK_SECONDS = 5.0  # for which blocks of this machine are waited for; their shells take 2 s at most
+THREADS_SECONDS = 1.0  # for which threads that compute are waited for, of who asked to stop
 CLEANUP_SECONDS = 60.0  # Parsl's takes 1 s here and 30 s for pods that ignore TERM; with a dead interchange it hangs
 
 
@@ -233,9 +234,17 @@ def begin_blocks(kernel: DataFlowKernel) -> None:
 
 
 def _clean_up(kernel: DataFlowKernel) -> None:
-    """Stop executors and cancel their blocks, in bounded time: Parsl asks an interchange, which may be gone."""
+    """Stop executors and cancel their blocks, in bounded time: Parsl asks an interchange, which may be gone.
+
+    Who asked to stop does not wait for threads that compute: they end with the process.
+    """
     cleaning = threading.Thread(target=kernel.cleanup, name="volpipe-clean-up", daemon=True)
     cleaning.start()
+    in_threads = all(isinstance(executor, ThreadPoolExecutor) for executor in kernel.config.executors)
+    if in_threads and INTERRUPTS.is_asked:
+        cleaning.join(THREADS_SECONDS)
+        parsl.clear()
+        return
     cleaning.join(CLEANUP_SECONDS)
     if cleaning.is_alive():
         log.error("Parsl did not stop within %.0f s; look for jobs that it left", CLEANUP_SECONDS)

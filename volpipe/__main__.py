@@ -1,6 +1,9 @@
 """`python -m volpipe` and `volpipe` are the command line."""
 
 import gc
+import os
+import sys
+import threading
 import time
 
 BEGAN = time.time()  # before the imports, which are a part of what a command takes
@@ -10,10 +13,19 @@ gc.set_threshold(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; who asked to stop does not wait for threads that compute."""
+    from volpipe.blockwise.interrupts import INTERRUPTED
     from volpipe.cli import app
 
-    app.main(BEGAN)
+    try:
+        app.main(BEGAN)
+    except SystemExit as end:
+        if end.code == INTERRUPTED and any(
+            not t.daemon for t in threading.enumerate() if t is not threading.main_thread()
+        ):
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
+        raise
 
 
 if __name__ == "__main__":

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
-from command import IDENTITY, THREADS, Give, begin, finish, giver, set_each
+from command import IDENTITY, THREADS, Give, begin, finish, giver, set_each, wait_until
 from conftest import ROOT
 from volumes import fingerprint, noise, windowed, write_volume
 
 import volpipe
+from volpipe.blockwise.interrupts import INTERRUPTED, SAME_SECONDS
 from volpipe.commit import commit_of
 from volpipe.estimation import calibrate
 from volpipe.estimation.limits import Limits
@@ -339,3 +342,36 @@ def test_a_folder_that_cannot_be_used_is_refused_before_the_start(tmp_path: Path
     folder = tmp_path / "out.zarr.run"
     assert ended.err == f"volpipe: {folder} cannot be written: Is a directory; choose another place\n"
     assert not (tmp_path / "out.zarr").exists()
+
+
+STUCK = """
+import threading, time
+from pathlib import Path
+from torch import nn
+
+class Stuck(nn.Module):
+    scale, stride, halo, window = (1, 1, 1), (1, 1, 1), (0, 0, 0), (8, 8, 8)
+    in_channels = out_channels = 1
+    def forward(self, windows):
+        while threading.current_thread() is not threading.main_thread():
+            Path("computes").touch()
+            time.sleep(0.1)
+        return windows
+
+def net():
+    return Stuck()
+"""
+
+
+def test_the_second_interrupt_does_not_wait_for_threads_that_compute(tmp_path: Path) -> None:
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    (tmp_path / "stuck.py").write_text(STUCK)
+    command = ("run", *THREADS, "--set", "net.name=stuck.py:net", "-o", "out.zarr", "in.n5")
+    process = begin(tmp_path, *command, PYTHONPATH=str(ROOT))  # started anew: what ends it is the command itself
+    wait_until(lambda: (tmp_path / "computes").exists(), 60)
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(2 * SAME_SECONDS)
+    ended = finish(tmp_path, process)
+    assert ended.code == INTERRUPTED
+    assert ended.err.endswith("volpipe: interrupted; run the same command again to continue\n")
