@@ -2,6 +2,7 @@
 
 Not the GAN's generator (srgan3d), and not for data of another kind of blur: it takes a slice of its input to be the
 mean of `factor` slices of its output, keeps that mean to the bit of rounding, and learns only how it is shared out.
+With `keep_mean` false it may change the mean as well, and so take noise off its input.
 
 The trunk works on folds, `fold` x `fold` pixels of a slice as channels, so that a voxel of it sees farther for less::
 
@@ -23,7 +24,9 @@ REACH = 2  # slices on both sides through whose means the polynomial goes: of de
 CORE = (32, 96, 96)  # input voxels (z, y, x) that the default window keeps
 
 
-def superres(*, factor: int = 4, features: int = 64, num_blocks: int = 4, fold: int = 2, seed: int = 0) -> nn.Module:
+def superres(
+    *, factor: int = 4, features: int = 64, num_blocks: int = 4, fold: int = 2, keep_mean: bool = True, seed: int = 0
+) -> nn.Module:
     """Return the net in evaluation mode, one channel in, one out, `factor` times as many slices out as in.
 
     Untrained, it is the interpolation.
@@ -33,6 +36,7 @@ def superres(*, factor: int = 4, features: int = 64, num_blocks: int = 4, fold: 
         features: channels of the trunk.
         num_blocks: residual blocks of the trunk; each widens the halo by 1 slice and by 2 * `fold` pixels.
         fold: pixels along y, and along x, that the trunk sees as one.
+        keep_mean: whether the mean of the slices of the output is the slice of the input.
         seed: of the weights; torch's own random state stays as it was.
     """
     for option, value in (("features", features), ("num_blocks", num_blocks), ("fold", fold), ("factor", factor - 1)):
@@ -41,15 +45,15 @@ def superres(*, factor: int = 4, features: int = 64, num_blocks: int = 4, fold: 
             raise ValueError(f"superres: {option} is {given}; give a whole number from {least} up")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs as well
-        return SuperRes(factor, features, num_blocks, fold).eval()
+        return SuperRes(factor, features, num_blocks, fold, keep_mean).eval()
 
 
 class SuperRes(nn.Module):
-    """Interpolation plus a correction whose mean over each slice of the input is zero; zero padding, no norm."""
+    """Interpolation plus a correction, whose mean over each slice of the input is zero; zero padding, no norm."""
 
-    def __init__(self, factor: int, features: int, num_blocks: int, fold: int) -> None:
+    def __init__(self, factor: int, features: int, num_blocks: int, fold: int, keep_mean: bool) -> None:
         super().__init__()
-        self.factor, self.fold = factor, fold
+        self.factor, self.fold, self.keep_mean = factor, fold, keep_mean
         self.shares = slice_shares(factor)
         self.first = nn.Conv3d(fold * fold, features, 3, padding=1)
         self.blocks = nn.ModuleList(Block(features) for _ in range(num_blocks))
@@ -78,7 +82,7 @@ class SuperRes(nn.Module):
         return torch.stack(finer, dim=3).flatten(2, 3)  # n,1,z*factor,y,x
 
     def correction(self, x: Tensor) -> Tensor:  # n,1,z,y,x; Y and X are y and x less the fold
-        """Return what the trunk adds, zero in the mean over each slice of `x`."""
+        """Return what the trunk adds, zero in the mean over each slice of `x` if that is kept."""
         f = self.fold
         n, _, z, height, width = x.shape
         y: Tensor = x.reshape(n, 1, z, height // f, f, width // f, f)
@@ -87,7 +91,8 @@ class SuperRes(nn.Module):
         for block in self.blocks:
             y = block(y)
         y = self.last(y + start).to(x.dtype).reshape(n, self.factor, f, f, z, height // f, width // f)
-        y = y - y.mean(dim=1, keepdim=True)  # n,factor,f,f,z,Y,X
+        if self.keep_mean:
+            y = y - y.mean(dim=1, keepdim=True)  # n,factor,f,f,z,Y,X
         return y.permute(0, 4, 1, 5, 2, 6, 3).reshape(n, 1, -1, height, width)  # n,1,z*factor,y,x
 
 

@@ -68,7 +68,7 @@ def test_what_ships_is_listed_with_a_line_on_each(give: Give) -> None:
         assert re.search(rf"^{name} +\w.{{20,}}", recipes.out, re.MULTILINE), name
     for name in shipped("volpipe.models"):
         assert re.search(rf"^{name} +\w.{{20,}}", nets.out, re.MULTILINE), name
-    assert "trained weights: by the recipes superres_z2, superres_z4, superres_z4_sharp" in nets.out
+    assert "trained weights: by the recipes superres_z2, superres_z2_noisy, superres_z4," in nets.out
     assert re.search(r"^identity.*\n.*\n +no trained weights", nets.out, re.MULTILINE)
 
 
@@ -119,7 +119,7 @@ def test_tab_completes_sites_recipes_nets_and_keys_without_heavy_packages(tmp_pa
     expected = {
         "volpipe run --config lo": ["local", "local_gpu"],
         "volpipe run --config m": ["mine.py"],
-        "volpipe run --recipe superres_z4": ["superres_z4", "superres_z4_sharp"],
+        "volpipe run --recipe superres_z4": ["superres_z4", "superres_z4_noisy", "superres_z4_sharp"],
         "volpipe train mi": ["mine.toml"],
         "volpipe batch mi": ["mine.toml"],
         "volpipe batch vo": ["volume.n5/"],

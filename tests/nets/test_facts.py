@@ -26,6 +26,8 @@ RECIPES = (
     "affinities",
     "superres_z2",
     "superres_z4",
+    "superres_z2_noisy",
+    "superres_z4_noisy",
     "superres_z4_sharp",
     "default",
 )  # what `run` may be given by name

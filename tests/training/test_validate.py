@@ -347,7 +347,14 @@ def test_windows_of_predictions_lie_in_what_is_held_out(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["train_superres_z4", "train_superres_z2", "train_superres_z4_sharp", "train_srgan3d_z4"]
+    "name",
+    [
+        "train_superres_z4",
+        "train_superres_z2",
+        "train_superres_z2_noisy",
+        "train_superres_z4_sharp",
+        "train_srgan3d_z4",
+    ],
 )
 def test_shipped_training_recipes_are_right(name: str) -> None:
     path = shipped_recipe(Path(name))
