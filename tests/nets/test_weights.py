@@ -82,7 +82,8 @@ def run(give: Give, *settings: str, command: str = "run") -> Ended:
     [
         ("unet3d", "has 353,281 parameters and no weights, so that its output would be noise; set net.weights to a "
          "file of them, take --recipe affinities or --recipe default, which have weights for it, or set net.untrained"),
-        ("superres", "take --recipe superres_z2 or --recipe superres_z2_noisy or --recipe superres_z4 or --recipe superres_z4_noisy or --recipe superres_z4_sharp, which have"),
+        ("superres", "take --recipe superres_z2 or --recipe superres_z2_noisy or --recipe superres_z4 or --recipe "
+         "superres_z4_noisy or --recipe superres_z4_sharp, which have"),
         ("srgan3d", "set net.weights to a file of them, or set net.untrained=true to try it without"),
         ("nets.py:seeded", "net seeded has 28 parameters and no weights, so that its output would be noise; save its "
          "state dict with torch.save, and set net.weights to that file, or set net.untrained=true if its code sets"),
