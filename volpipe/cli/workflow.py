@@ -108,6 +108,7 @@ def _heading(plan: FlowPlan, stage: StagePlan) -> str:
 
 
 def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
+    from volpipe.evaluation.results import MeasurementResult
     from volpipe.workflow.train_stage import TrainReport
 
     report = ended.report
@@ -125,7 +126,7 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
     elif isinstance(report, volpipe.ComparisonResult):
         for line in report.summary:
             out.print(line)
-    elif isinstance(report, TrainReport):
+    elif isinstance(report, TrainReport | MeasurementResult):
         for line in report.lines:
             out.print(line)
     elif isinstance(report, volpipe.EvaluationResult) and report.scores is not None:

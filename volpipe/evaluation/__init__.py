@@ -1,1 +1,1 @@
-"""An output beside a reference: scores of images and labels, and pictures of both. Nothing is judged by a net."""
+"""Numbers of whole volumes: scores of an output beside a reference, with pictures, and tables of measurements."""

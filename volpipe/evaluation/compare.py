@@ -19,7 +19,7 @@ from volpipe.evaluation.differences import Difference, ImageDifference, Pairs, l
 from volpipe.evaluation.evaluate import FINGERPRINT
 from volpipe.evaluation.label_scores import total
 from volpipe.evaluation.origins import Making, check_same_input, makings_of
-from volpipe.evaluation.subject import BlockSums, Results, Subject, read_block, tables
+from volpipe.evaluation.subject import BlockSums, Pair, Results, read_block, tables
 from volpipe.geometry.grid import Box, triple
 from volpipe.inference.roi import find_roi
 from volpipe.units import count, shape
@@ -31,7 +31,7 @@ MOST_BOXES = 10  # boxes that are named, of those that differ most
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Subject):
+class Comparison(Pair):
     """Two outputs of one input, with as many channels.
 
     Attributes:

@@ -27,8 +27,15 @@ from volpipe.evaluation.compare import Comparison
 from volpipe.evaluation.evaluate import FINGERPRINT, Evaluation
 from volpipe.evaluation.limits import Limit
 from volpipe.evaluation.lines import summary
+from volpipe.evaluation.measurements import Measurement
 from volpipe.evaluation.pictures import evaluation_items
-from volpipe.evaluation.results import ComparisonResult, EvaluationResult, evaluation_parts
+from volpipe.evaluation.results import (
+    ComparisonResult,
+    EvaluationResult,
+    MeasurementResult,
+    evaluation_parts,
+    table_item,
+)
 from volpipe.evaluation.subject import RESULTS, BlockSums, Subject
 from volpipe.geometry.grid import Grid
 from volpipe.reporting.page import Draft, Item, Note
@@ -39,6 +46,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, JournalWork, Listener, StageWork, WorkSession, check_kind
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.placeholder import zeros_like
+from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.paths import Location, delete, delete_file, exists
 
@@ -58,6 +66,7 @@ class BlockWork(JournalWork[R]):
         prepare: writes into the folder what workers read beside the volumes.
         slices: returns the pictures of its page; None where it has none.
         to: a file for the scores, by which the work is known where it is one of several; None without.
+        table: a file that `to` tells of; None without.
     """
 
     kinds: ClassVar[Kinds] = RESULTS
@@ -67,10 +76,10 @@ class BlockWork(JournalWork[R]):
         name: str, sent: Subject, close: Callable[..., R], parts_of: Callable[[Taken, bool], Parts],
         check: Callable[[], None] | None = None, prepare: Callable[[], None] = lambda: None,
         slices: Callable[[], Iterable[Item]] | None = None,
-        to: Location | None = None,
+        to: Location | None = None, table: Location | None = None,
     ) -> None:  # fmt: skip
         super().__init__(folder, options, listener, feed)
-        self.subject, self.name, self.to = subject, name, to
+        self.subject, self.name, self.to, self.table = subject, name, to, table
         self.sent, self.close, self.parts_of, self.check, self.slices = sent, close, parts_of, check, slices
         self.prepare = prepare
 
@@ -91,14 +100,15 @@ class BlockWork(JournalWork[R]):
         if self.to is None:
             return self.is_begun and self.ledger().schedule.is_complete
         scores, expected = read_json(self.to), json.loads(json.dumps(self.subject.describe()))
-        return scores is not None and {key: scores.get(key) for key in expected} == expected
+        is_same = scores is not None and {key: scores.get(key) for key in expected} == expected
+        return is_same and (self.table is None or paths.size(self.table) == (scores or {}).get("bytes"))
 
     def grids(self) -> dict[str, Grid]:
         return {self.subject.stage: self.subject.blocks}
 
     def schedule(self) -> Schedule:
         subject = self.subject
-        stage = Stage(subject.stage, len(subject.blocks), doing="comparing voxels", box=subject.own_box)
+        stage = Stage(subject.stage, len(subject.blocks), doing=subject.doing, box=subject.own_box)
         return Schedule(fed(stage, self.feed, subject.read_box))
 
     def claim(self) -> None:
@@ -128,15 +138,19 @@ class BlockWork(JournalWork[R]):
 
     def check_source(self, source: StageWork[Any], called: str) -> None:
         """Forget the scores of an output that is made anew, and of one that is not complete the whole."""
-        if self.to is not None and not source.is_complete:
-            delete_file(self.to)
+        if not source.is_complete:
+            self._delete_files()
         if not source.is_begun and self.folder.path.is_dir():
             self.folder.clear()
 
     def clear(self) -> None:
-        if self.to is not None:
-            delete_file(self.to)
+        self._delete_files()
         self.folder.clear()
+
+    def _delete_files(self) -> None:
+        for file in (self.to, self.table):
+            if file is not None:
+                delete_file(file)
 
     def witnesses(self) -> Sequence[Path]:
         return [*super().witnesses(), *([self.to] if isinstance(self.to, Path) else [])]
@@ -241,6 +255,31 @@ def comparison_work(
     return BlockWork(
         comparison, folder, options, listener, feed, name=str(to or name), to=to, sent=sent, close=close,
         parts_of=parts_of, check=None if to is None else comparison.check_labels,
+    )  # fmt: skip
+
+
+def measurement_work(
+    measurement: Measurement, folder: RunFolder, options: RunOptions, listener: Listener, feed: Feed | None, *,
+    to: Location,
+) -> BlockWork[MeasurementResult]:  # fmt: skip
+    """Return the work of `measurement`, whose table is the file `to`; what is said of it lies beside that."""
+    table, to = to, to.parent / f"{to.stem}.json"
+
+    def close(**facts: Any) -> MeasurementResult:  # Any: of a `WorkReport`
+        result = MeasurementResult(measurement, folder.path, **facts)
+        if result.is_complete:
+            if not result.was_complete:
+                measurement.store(partial(read_results, folder.journal, RESULTS, BlockSums), table, to)
+            result.described = read_json(to) or {}
+        return result
+
+    def parts_of(taken: Taken, is_complete: bool) -> Parts:
+        facts = {key: str(value) for key, value in measurement.describe().items() if value is not None}
+        return Parts(table.name, "A table of measurements.", facts, [table_item(read_json(to))])
+
+    return BlockWork(
+        measurement, folder, options, listener, feed, name=str(table), to=to, table=table,
+        sent=replace(measurement, notes=()), close=close, parts_of=parts_of,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from volpipe.evaluation.label_scores import LabelScores, label_scores, overlaps,
 from volpipe.evaluation.origins import makings_of
 from volpipe.evaluation.run_lengths import Nodes, SkeletonScores, skeleton_scores
 from volpipe.evaluation.skeletons import check_makeable, read_skeletons, skeletons_of
-from volpipe.evaluation.subject import BlockSums, Results, Subject, read_block
+from volpipe.evaluation.subject import BlockSums, Pair, Results, read_block
 from volpipe.geometry.grid import Box, Triple, triple
 from volpipe.geometry.labels import Ignore, ignored, in_64_bits, reserved
 from volpipe.inference.intensity import to_dtype
@@ -43,7 +43,7 @@ Scores = dict[str, ImageScores] | LabelScores | SkeletonScores | ClassScores
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Subject):
+class Evaluation(Pair):
     """An output B, of one channel, and its reference A, which is B itself where skeletons in files stand in for it.
 
     Attributes:

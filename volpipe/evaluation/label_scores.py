@@ -7,13 +7,15 @@ the same in every block.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 IOU_THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
-MOST_PAIRS = 1 << 18  # in tables that wait to be added up
+MOST_ROWS = 1 << 18  # in tables that wait to be added up
+T = TypeVar("T")
 
 
 Overlaps = np.ndarray  # (3, pairs), uint64: label in the reference, label in the output, and the voxels that have both
@@ -27,18 +29,23 @@ def overlaps(labels: np.ndarray, truth: np.ndarray) -> Overlaps:
 
 def total(tables: Iterable[Overlaps | PlainOverlaps]) -> Overlaps:
     """Return the sum of tables, of which no more than a few are kept."""
-    whole, waiting, num_pairs = np.zeros((3, 0), np.uint64), list[Overlaps](), 0
 
-    def added_up() -> Overlaps:
-        all_pairs = np.concatenate([whole, *waiting], axis=1)
-        return _joined(all_pairs[:2], all_pairs[2])
+    def added_up(parts: Sequence[Overlaps]) -> Overlaps:
+        pairs = np.concatenate([np.zeros((3, 0), np.uint64), *parts], axis=1)
+        return _joined(pairs[:2], pairs[2])
 
+    return accumulated((np.array(table, np.uint64) for table in tables), added_up, lambda table: table.shape[1])
+
+
+def accumulated(tables: Iterable[T], added_up: Callable[[Sequence[T]], T], num_rows: Callable[[T], int]) -> T:
+    """Return all `tables` added up, of which no more than a few are kept; how they are cut must not matter."""
+    whole, waiting, num_waiting = added_up([]), list[T](), 0
     for table in tables:
-        waiting.append(np.array(table, np.uint64))
-        num_pairs += waiting[-1].shape[1]
-        if num_pairs > max(MOST_PAIRS, whole.shape[1]):
-            whole, waiting, num_pairs = added_up(), [], 0
-    return added_up()
+        waiting.append(table)
+        num_waiting += num_rows(table)
+        if num_waiting > max(MOST_ROWS, num_rows(whole)):
+            whole, waiting, num_waiting = added_up([whole, *waiting]), [], 0
+    return added_up([whole, *waiting])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Not here: the work (driver), sentences and tables (lines), pictures (pictures), 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +191,22 @@ class ComparisonResult(WorkReport, Filed):
         return Page("Comparison of two outputs", state, sections, self.is_within, line)
 
 
+@dataclass(repr=False)
+class MeasurementResult(WorkReport):
+    """How a measurement ended; `described` is what is said of its table, nothing where there is none."""
+
+    described: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON
+
+    @property
+    def lines(self) -> list[str]:
+        """How it ended, in sentences."""
+        return [table_line(self.described)] if self.described else []
+
+    def facts(self) -> dict[str, object]:
+        """Return how it ended in numbers, for people."""
+        return {**{name: self.described[name] for name in ("table", "rows") if self.described}, **super().facts()}
+
+
 @dataclass(frozen=True)
 class ComparisonRow:
     """One of many pairs that were to be compared.
@@ -241,6 +257,18 @@ def evaluation_parts(described: Mapping[str, object], tree: Mapping[str, Any] | 
     truth = described.get("reference") or described.get("skeletons")
     title = f"Scores of {Path(str(described.get('output', ''))).name}"
     return Parts(title, f"The evaluation against {truth}.", facts, [*items, *_warnings(notes or ())])
+
+
+def table_item(described: Mapping[str, Any] | None) -> Sheet | Note:  # Any: JSON
+    """Return the first rows of the table that is `described`, or that there is none yet."""
+    if not described:
+        return Note("There is no table yet: it needs all blocks.")
+    return Sheet(table_line(described), described["columns"], described["first_rows"], "The first rows.")
+
+
+def table_line(described: Mapping[str, Any]) -> str:  # Any: JSON
+    """Return how many rows the table has, and where it is."""
+    return f"{count(described['rows'], 'row')} in {shown(described['table'])}"
 
 
 def page_of_many(

@@ -1,7 +1,7 @@
-"""Two volumes that are held against each other, block by block on workers; what blocks give adds up.
+"""Volumes that are looked at block by block on workers; what blocks give adds up.
 
-Not here: what is made of the sums (evaluate, compare), or the work in its folder (driver). No process holds more than a
-block of both, with a margin for SSIM and interpolation; a block gives a few numbers, or the table of its labels.
+Not here: what is made of the sums (evaluate, compare, measurements), or the work in its folder (driver). No process
+holds more than a block of both, with a margin for SSIM and interpolation; a block gives a few numbers, or a table.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ class BlockSums:
         differences: of images, those of each channel.
         tables: of labels, the voxels that each pair of them has.
         nodes: the label at each node of the skeletons that lie there.
+        rows: of measurements, columns by their names.
     """
 
     scores: dict[int, dict[str, PlainSums]] = field(default_factory=dict)
     differences: dict[int, list[PlainDifference]] = field(default_factory=dict)
     tables: dict[int, PlainOverlaps] = field(default_factory=dict)
     nodes: dict[int, list[int]] = field(default_factory=dict)
+    rows: dict[int, dict[str, list[int | float]]] = field(default_factory=dict)
 
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
@@ -61,14 +63,14 @@ Results = Callable[[], Iterable[BlockSums]]  # of all blocks, in any order, as o
 
 @dataclass(frozen=True, kw_only=True)
 class Subject(ABC):
-    """Two volumes, and the box in which voxels of one are held against those of the other.
+    """Two volumes, and the box in which both are looked at.
 
     Attributes:
-        a, b: the volumes, B being judged by A: the reference and the output.
+        a, b: the volumes, which may be one.
         a_start: the voxel of B at which the first of A lies.
         box: the part, in voxels (z, y, x) of B.
         kind: "image", "labels" of objects, whose numbers mean nothing, "classes", whose numbers do, or "skeletons" of
-            such objects.
+            such objects; or "rows".
         data_range: of images, the greatest value less the least that there may be; None where nobody knows.
         block: voxels (z, y, x) that are read at once.
         notes: what a user should know of the volumes, in sentences.
@@ -85,6 +87,7 @@ class Subject(ABC):
     a_start: Index = (0, 0, 0)
     stage: ClassVar[str]
     mark: ClassVar[str]
+    doing: ClassVar[str] = "comparing voxels"
 
     @property
     def blocks(self) -> Grid:
@@ -117,16 +120,8 @@ class Subject(ABC):
         """Return what is read, by its names."""
 
     @abstractmethod
-    def image_sums(self, block: int, session: str) -> BlockSums:
-        """Return the sums of a block of images; `session` is of the driver."""
-
     def sums(self, block: int, session: str) -> BlockSums:
-        """Return what a block gives."""
-        if self.kind == "image":
-            return self.image_sums(block, session)
-        box = self.own_box(block)
-        truth, labels = self.read_a(box, session)[0], read_block(self.b, box, session)[0]
-        return BlockSums(tables={block: overlaps(labels, truth).tolist()})
+        """Return what a block gives; `session` is of the driver."""
 
     def describe(self) -> dict[str, object]:
         """Return everything that the results depend on, as JSON values."""
@@ -135,6 +130,21 @@ class Subject(ABC):
         facts: dict[str, object] = {"kind": self.kind, "box": str(self.box), "data_range": self.data_range}
         apart: dict[str, object] = {"reference_start": self.a_start} if any(self.a_start) else {}
         return {**places, **facts, **apart} | ({"incomplete": True} if is_incomplete else {})
+
+
+class Pair(Subject):
+    """Two volumes of which B is judged by A: the output by the reference."""
+
+    @abstractmethod
+    def image_sums(self, block: int, session: str) -> BlockSums:
+        """Return the sums of a block of images; `session` is of the driver."""
+
+    def sums(self, block: int, session: str) -> BlockSums:
+        if self.kind == "image":
+            return self.image_sums(block, session)
+        box = self.own_box(block)
+        truth, labels = self.read_a(box, session)[0], read_block(self.b, box, session)[0]
+        return BlockSums(tables={block: overlaps(labels, truth).tolist()})
 
 
 def reduce_blocks(

@@ -104,11 +104,11 @@ def tried(choice: NetChoice, facts: NetFacts, num_channels: int, dtype: np.dtype
     Raises:
         PlanError: it fails, gives another result each time, or sees more than its halo.
     """
-    function, trial = build_function(choice, search_path), _Trial(num_channels, dtype)
+    function, trial = build_function(choice, search_path), Trial(num_channels, dtype)
     try:
         block = trial.blocks(triple(2 * h + CORE for h in facts.halo))[0]
         result, again = function.of(block.copy()), function.of(block.copy())
-        if result.shape != again.shape or not _is_same(result, again).all():
+        if result.shape != again.shape or not is_same(result, again).all():
             raise PlanError(f"function {function.name} gives another result for the same block each time; seed it")
         seen = [trial.reach(function, axis, facts.halo) for axis in range(3)]
         if any(s > h for s, h in zip(seen, facts.halo, strict=True)):
@@ -138,15 +138,15 @@ def _too_small(name: str, halo: Triple, seen: list[int], wider: Triple) -> str:
     return f"{sentence}; declare halo = {[max(h, s) for h, s in zip(halo, seen, strict=True)]} or more"
 
 
-class _Trial:
+class Trial:
     """Random blocks of a type, and what a function makes of them."""
 
-    def __init__(self, num_channels: int, dtype: np.dtype) -> None:
-        self.num_channels, self.dtype = num_channels, dtype
+    def __init__(self, num_channels: int, dtype: np.dtype, seed: int = 0) -> None:
+        self.num_channels, self.dtype, self.seed = num_channels, dtype, seed
 
     def blocks(self, shape: Triple) -> list[np.ndarray]:
         """Return blocks (c, z, y, x) of random voxels, and of random cubes."""
-        rng, sizes = np.random.default_rng(0), (self.num_channels, *shape)
+        rng, sizes = np.random.default_rng(self.seed), (self.num_channels, *shape)
         coarse = (self.num_channels, *(-(-n // 4) for n in shape))
         cubes = self._noise(rng, coarse).repeat(4, 1).repeat(4, 2).repeat(4, 3)
         return [self._noise(rng, sizes), np.ascontiguousarray(cubes[:, : shape[0], : shape[1], : shape[2]])]
@@ -175,11 +175,11 @@ class _Trial:
                     f"function {function.name} gives {len(own)} channels, and {len(whole)} of a longer block"
                 )
             others = tuple(i for i in range(4) if i != 1 + axis)
-            differs, size = (~_is_same(own, whole)).any(axis=others), own.shape[1 + axis]
+            differs, size = (~is_same(own, whole)).any(axis=others), own.shape[1 + axis]
             yield from (min(int(i) + 1, size - int(i)) for i in np.flatnonzero(differs))
 
 
-def _is_same(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def is_same(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return for each voxel whether both have it, but for the last bits of floats."""
     same: np.ndarray = one == other
     if one.dtype.kind == "f":

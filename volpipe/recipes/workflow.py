@@ -24,7 +24,7 @@ from volpipe.geometry.grid import Triple
 from volpipe.geometry.labels import Ignore
 from volpipe.recipes.inference import ArrayInput, Input, Output, Recipe, Windows
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.recipes.toml import Section, load_tree, name_of, replaced_net, set_values, typed
+from volpipe.recipes.toml import Section, Sizes, load_tree, name_of, replaced_net, set_values, typed
 from volpipe.recipes.training import VARIED, TrainRecipe, run_sections
 from volpipe.resolve import nearest
 
@@ -115,7 +115,7 @@ class Conversion(Section):
     float32.
     """
 
-    bin: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (1, 1, 1)
+    bin: Sizes = (1, 1, 1)
     """Voxels (z, y, x) of the input whose mean is one of the output, for grey levels. Where it does not divide an axis,
     the last voxels are means over the mirrored end."""
     input: Input = Input()
@@ -126,7 +126,18 @@ class Conversion(Section):
     """Format, type and layout, as of a run. The type is that of the input; others are rounded and clipped."""
 
 
-class BlockFunction(Section):
+class UserFunction(Section):
+    """A Python function over blocks of numpy."""
+
+    function: str
+    """`file.py:function` or `module:function`; the code runs with your rights, on the workers."""
+    halo: Triple = (0, 0, 0)
+    """How far (z, y, x) the function looks; a halo that does not fit it is noticed over random voxels, and refused."""
+    options: dict[str, Any] = Field(default_factory=dict)  # Any: whatever the function takes
+    """Keyword arguments of the function."""
+
+
+class BlockFunction(UserFunction):
     """What a stage of kind "function" does: a Python function over blocks of numpy with a halo.
 
     It gets a block (z, y, x), or (c, z, y, x) of several channels, as it is stored, with the halo around it, and
@@ -134,18 +145,51 @@ class BlockFunction(Section):
     block shows it mirrored.
     """
 
-    function: str
-    """`file.py:function` or `module:function`; the code runs with your rights, on the workers."""
-    halo: Triple = (0, 0, 0)
-    """How far (z, y, x) a voxel of the result sees; too small a halo is noticed over random voxels, and refused."""
-    options: dict[str, Any] = Field(default_factory=dict)  # Any: whatever the function takes
-    """Keyword arguments of the function."""
     input: Input = Input()
     """Which array, level, channel and box (`roi`) is read, as of a run."""
     windows: Windows = Windows()
     """How large blocks are, as of a run; the result does not depend on it."""
     output: Output = Output()
     """Format, type and layout, as of a run. The type is that of the result; another one must hold all of its values."""
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]  # part of paths, and of CSV
+
+
+class Measuring(UserFunction):
+    """What a stage of kind "measure" does: a Python function gives rows of each block, of which a table is made.
+
+    It gets a block (z, y, x), or (c, z, y, x) of several channels, as it is stored, with the halo around it, that of
+    `other` after it, and as `start` the place (z, y, x) of the first voxel within the halo. It returns arrays of one
+    length by the names of columns: those of `by` and those of `combine`. Each voxel is in one block. Beyond the faces
+    of the volume its outermost voxels are repeated.
+    """
+
+    combine: dict[Name, Literal["sum", "min", "max"]]
+    """How rows of several blocks become one, by the names of columns: "sum", "min" or "max"."""
+    by: tuple[Name, ...] = ("label",)
+    """Columns that tell what a row is of, whole numbers: rows that have the same there become one."""
+    ratio: dict[Name, tuple[Name, Name]] = Field(default_factory=dict)
+    """Further columns, each of two of `combine`, the first divided by the second. Empty where that is 0."""
+    other: str | None = None
+    """A second volume, of the same place: that of another stage, by its name, "volume", or a path."""
+    roi: str | None = None
+    """The box that is measured, `z0:z1,y0:y1,x0:x1`."""
+    block: Sizes = (128, 128, 128)
+    """Voxels (z, y, x) of a block; the table does not depend on it, but for the rounding of floats by the function."""
+    any_place: bool = False
+    """Pair both volumes voxel by voxel although voxel sizes or origins say that they lie elsewhere."""
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Measuring:
+        if not self.by:
+            raise ValueError("by is empty; name the columns that tell what a row is of")
+        for name, times in Counter([*self.by, *self.combine, *self.ratio]).items():
+            if times > 1:
+                raise ValueError(f"{times} columns are named {name}, in by, combine and ratio; rename one")
+        for part in (part for parts in self.ratio.values() for part in parts if part not in self.combine):
+            raise ValueError(f"ratio: combine has no column {part}{nearest(part, self.combine)}")
+        return self
 
 
 class Learning(TrainRecipe):
@@ -247,6 +291,12 @@ def _truth_link(tree: Tree) -> Iterator[Link]:
         yield Link("reference", tree["reference"], "weights")
 
 
+def _other_link(tree: Tree) -> Iterator[Link]:
+    """Yield the second volume."""
+    if "other" in tree:
+        yield Link("other", str(tree["other"]))
+
+
 KINDS: Mapping[str, StageKind] = {
     "run": StageKind(Recipe, "a net; the keys of its recipe follow.", needs="net", links=_net_link),
     "label": StageKind(SegmentRecipe, "a segmentation."),
@@ -263,7 +313,10 @@ KINDS: Mapping[str, StageKind] = {
         "how much two outputs differ.",
         has_recipe=False,
         makes="scores",
-        links=lambda tree: [Link("other", str(tree["other"]))] if "other" in tree else [],
+        links=_other_link,
+    ),
+    "measure": StageKind(
+        Measuring, "a table, by a Python function over blocks.", has_recipe=False, makes="scores", links=_other_link
     ),
 }
 if TYPE_CHECKING:
@@ -275,7 +328,7 @@ else:
 class Head(Section):
     """What every `[[stage]]` says, beside the keys of its kind."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]  # it is part of paths
+    name: Name
     """Name of the stage, a part of paths."""
     kind: KindName = Field("run", description=" ".join(f"{name}: {kind.about}" for name, kind in KINDS.items()))
     recipe: str | None = None

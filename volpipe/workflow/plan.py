@@ -22,6 +22,7 @@ from volpipe.workflow.stages import (
     ConvertStage,
     FunctionStage,
     LabelStage,
+    MeasureStage,
     Planning,
     RunStage,
     ScoreStage,
@@ -31,7 +32,7 @@ from volpipe.workflow.train_stage import TrainStage
 
 STAGES: Mapping[str, type[StagePlan]] = {
     each.kind: each
-    for each in (RunStage, ConvertStage, FunctionStage, LabelStage, TrainStage, ScoreStage, CompareStage)
+    for each in (RunStage, ConvertStage, FunctionStage, LabelStage, TrainStage, ScoreStage, CompareStage, MeasureStage)
 }
 
 
@@ -106,8 +107,7 @@ def grown_flow(plan: FlowPlan) -> FlowPlan:
     for stage in plan.stages:
         with named(stage.name):
             feed = stages.get(stage.reads)
-            given = stage.given if feed is None else stage.view_of(feed)
-            stages[stage.name] = replace(stage, given=given, plan=stage.grown or stage.plan)
+            stages[stage.name] = stage.reading(stage.given if feed is None else stage.view_of(feed))
     return replace(plan, stages=tuple(stages.values()))
 
 

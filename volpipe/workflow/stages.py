@@ -34,9 +34,15 @@ from volpipe.estimation.forecast import (
 from volpipe.estimation.limits import check_access, check_window
 from volpipe.evaluation.compare import Comparison as OutputDifference
 from volpipe.evaluation.compare import plan_comparison
-from volpipe.evaluation.driver import BlockWork, calibrate_evaluation, comparison_work, evaluation_work
+from volpipe.evaluation.driver import (
+    BlockWork,
+    calibrate_evaluation,
+    comparison_work,
+    evaluation_work,
+    measurement_work,
+)
 from volpipe.evaluation.evaluate import check_part, plan_evaluation
-from volpipe.evaluation.results import EvaluationResult
+from volpipe.evaluation.measurements import Measurement, plan_measurement
 from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import check_output, planned_volume, suffix_of
 from volpipe.inference.plan import NetSizes, Plan
@@ -45,7 +51,15 @@ from volpipe.nets.files import FUNCTION
 from volpipe.recipes.inference import ArrayInput, NetChoice, Normalise, Output, Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import Section
-from volpipe.recipes.workflow import VOLUME, BlockFunction, Comparison, Conversion, FlowStage, OutputComparison
+from volpipe.recipes.workflow import (
+    VOLUME,
+    BlockFunction,
+    Comparison,
+    Conversion,
+    FlowStage,
+    Measuring,
+    OutputComparison,
+)
 from volpipe.runs.growth import grown_from, grown_plan
 from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
@@ -92,6 +106,13 @@ class Planning:
     def feed(self, stage: FlowStage) -> StagePlan | None:
         """Return the stage that `stage` reads; None where that is the volume."""
         return self.earlier.get(stage.reads)
+
+    def volume(self, name: str) -> tuple[Volume, bool]:
+        """Return the volume of that name, and whether no stage makes it: of an earlier stage, the command's, a path."""
+        first, _, array = name.partition("/")
+        if first in self.earlier:
+            return self.earlier[first].volume(0, array), False
+        return open_volume(self.location, array or None) if first == VOLUME else open_volume(name), True
 
 
 @dataclass(frozen=True)
@@ -189,6 +210,10 @@ class StagePlan(ABC):
             RunError: that has shrunk, or the output cannot grow.
         """
         return None
+
+    def reading(self, given: Volume) -> StagePlan:
+        """Return the stage with what it reads now, which may have grown."""
+        return replace(self, given=given, plan=self.grown or self.plan)
 
     @property
     def is_grown(self) -> bool:
@@ -525,13 +550,22 @@ class ScoreStage(StagePlan):
     makes_volume = False
     level = 0
     num_blocks = 0
-    plan: Any  # an Evaluation, or a comparison
+    suffix: ClassVar[str] = ".json"  # of its output
+    make: ClassVar[Callable[..., BlockWork[Any]]] = staticmethod(evaluation_work)
+    plan: Any  # an Evaluation, a comparison or a Measurement
 
     @classmethod
     def planned(cls, stage: FlowStage, among: Planning) -> ScoreStage:
+        feed = among.feed(stage)
+        made = open_volume(among.location) if feed is None else feed.volume(0, stage.array)
+        plan, out = cls.plan_of(stage, among, made), among.folder / f"{stage.name}{cls.suffix}"
+        return cls(stage.name, stage.reads, made, out, plan, stage.array, stage.beside)
+
+    @classmethod
+    def plan_of(cls, stage: FlowStage, among: Planning, made: Volume) -> Any:
+        """Return the plan of `stage`, which reads the volume `made`."""
         choice, feed, given = stage.choice, among.feed(stage), None
         assert isinstance(choice, Comparison)
-        made = open_volume(among.location) if feed is None else feed.volume(0, stage.array)
         if choice.given is not None:
             given = open_volume(choice.given)
         elif feed is not None and choice.kind == "image":
@@ -545,8 +579,7 @@ class ScoreStage(StagePlan):
             if isinstance(feed, RunStage):
                 check_part(evaluation.output, feed.plan.roi_box, evaluation.reference)
             feed = among.earlier.get(feed.reads)
-        out = among.folder / f"{stage.name}.json"
-        return cls(stage.name, stage.reads, made, out, evaluation, stage.array, stage.beside)
+        return evaluation
 
     @classmethod
     def is_done(cls, entry: Entry) -> bool:
@@ -557,8 +590,8 @@ class ScoreStage(StagePlan):
 
     def work(
         self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
-    ) -> BlockWork[EvaluationResult]:
-        return evaluation_work(self.plan, self.folder, options, listener, feed, to=self.out)
+    ) -> BlockWork[Any]:
+        return self.make(self.plan, self.folder, options, listener, feed, to=self.out)
 
     def warnings(self) -> list[str]:
         """Return what a user should know of the volumes."""
@@ -570,8 +603,8 @@ class ScoreStage(StagePlan):
 
     def others(self) -> Iterator[tuple[Volume, str]]:
         """Yield what the volume is compared with."""
-        if (reference := self.plan.inputs().get("reference")) is not None:
-            yield reference, "reference"
+        inputs = self.plan.inputs()
+        yield from ((inputs[name], name) for name in self.plan.outside if name in inputs)
 
     def cost_steps(
         self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
@@ -587,16 +620,14 @@ class CompareStage(ScoreStage):
     """A comparison of two outputs: made anew rather than refused, as an evaluation."""
 
     kind = "compare"
+    make = staticmethod(comparison_work)
     plan: OutputDifference
 
     @classmethod
-    def planned(cls, stage: FlowStage, among: Planning) -> CompareStage:
-        choice, feed = stage.choice, among.feed(stage)
+    def plan_of(cls, stage: FlowStage, among: Planning, made: Volume) -> OutputDifference:
+        choice = stage.choice
         assert isinstance(choice, OutputComparison)
-        made = open_volume(among.location) if feed is None else feed.volume(0, stage.array)
-        name, _, array = choice.other.partition("/")
-        source = among.earlier.get(name)
-        other = open_volume(choice.other) if source is None else source.volume(0, array)
+        other, is_outside = among.volume(choice.other)
         comparison = plan_comparison(
             made, other, labels=choice.labels, roi=choice.roi, data_range=choice.data_range, any_input=True,
             is_planned=True,
@@ -604,19 +635,31 @@ class CompareStage(ScoreStage):
         advice, notes = "set any_place = true to compare them voxel by voxel all the same", comparison.notes
         if not choice.any_place:
             notes += tuple(check_same_place(Paired("A", made), Paired("B", other), advice))
-        stamp = fingerprint(other) if source is None else ""
-        comparison = replace(comparison, fingerprint=stamp, notes=notes)
-        out = among.folder / f"{stage.name}.json"
-        return cls(stage.name, stage.reads, made, out, comparison, stage.array, stage.beside)
-
-    def work(
-        self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
-    ) -> BlockWork[Any]:
-        return comparison_work(self.plan, self.folder, options, listener, feed, to=self.out)
+        stamp = fingerprint(other) if is_outside else ""
+        return replace(comparison, fingerprint=stamp, notes=notes)
 
     def others(self) -> Iterator[tuple[Volume, str]]:
         if self.plan.fingerprint:
             yield self.plan.b, "other"
+
+
+class MeasureStage(ScoreStage):
+    """A table of measurements: made anew rather than refused, as an evaluation."""
+
+    kind = "measure"
+    suffix = ".csv"
+    make = staticmethod(measurement_work)
+    plan: Measurement
+
+    @classmethod
+    def plan_of(cls, stage: FlowStage, among: Planning, made: Volume) -> Measurement:
+        choice = stage.choice
+        assert isinstance(choice, Measuring)
+        other, is_outside = (None, False) if choice.other is None else among.volume(choice.other)
+        return plan_measurement(made, other, choice, str(among.search_path.absolute()), is_outside=is_outside)
+
+    def reading(self, given: Volume) -> MeasureStage:
+        return replace(self, given=given, plan=self.plan.over(given))
 
 
 @dataclass(frozen=True)
