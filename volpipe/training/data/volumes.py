@@ -25,7 +25,7 @@ from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import Classes, Data, TrainRecipe
 from volpipe.training.data.degrade import context
 from volpipe.units import count
-from volpipe.volumes.identity import changes, has_moved, identify, is_alike, read_identities
+from volpipe.volumes.identity import Identity, changes, has_moved, identify, identify_whole, is_alike, read_identities
 from volpipe.volumes.places import MEND, Paired, check_same_place, find_part, places
 from volpipe.volumes.values import image_share, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
@@ -153,6 +153,21 @@ def open_inputs(recipe: TrainRecipe, search_path: str) -> dict[str, Volume]:
                 level = data.level if what == "volume" else 0
                 volumes[f"{what} {number}"] = open_volume(resolve_address(path, search_path), inner, level)
     return volumes
+
+
+def identities(
+    recipe: TrainRecipe, search_path: str, known: dict[Volume, Identity] | None = None
+) -> dict[str, Identity]:
+    """Return the present identities of all volumes that `recipe` reads, with the states of all of their files.
+
+    Those that are `known` are not made again while files are as they were; others are added to them.
+    """
+    known = {} if known is None else known
+    volumes = open_inputs(recipe, search_path)
+    for volume in volumes.values():
+        if volume not in known or has_moved(known[volume], volume):
+            known[volume] = identify_whole(volume)
+    return {what: known[volume] for what, volume in volumes.items()}
 
 
 def check_unchanged(inputs: Path, recipe: TrainRecipe, search_path: str) -> None:
