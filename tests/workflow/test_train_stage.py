@@ -21,6 +21,8 @@ from inline import Inline, Stopped
 from volumes import fingerprint
 
 import volpipe as vp
+from volpipe.blockwise.usage import peak_bytes
+from volpipe.cli.workflow import cost_table
 from volpipe.errors import PlanError, RecipeError, RunError, VolpipeError
 from volpipe.evaluation.label_scores import LabelScores
 from volpipe.recipes.inference import load_recipe
@@ -32,6 +34,7 @@ from volpipe.training.driver import run_training
 from volpipe.training.logs import read_log
 from volpipe.training.pages import training_page
 from volpipe.training.task import newest_step
+from volpipe.units import size
 from volpipe.workflow.cost import forecast_flow, preview_flow
 from volpipe.workflow.driver import execute
 from volpipe.workflow.execute import FlowReport, execute_flow
@@ -251,6 +254,19 @@ def test_a_plan_says_what_steps_take_where_some_were_tried_and_writes_nothing(fo
     assert 0 < cost.stages[0].seconds < 60
     assert cost.is_guess
     assert not (folder / "out" / "learn").exists()
+    assert peak_bytes() <= (cost.stages[0].memory_bytes or 0) < 1.5 * peak_bytes()
+    memory = next(column for column in cost_table(cost).columns if column.header == "memory")
+    assert [*memory.cells] == [
+        size(cost.stages[0].memory_bytes or 0),
+        *(size(each.memory_bytes or 0) for each in cost.stages[1:3]),
+        "",
+        "",
+    ]
+    poor = Inline()
+    poor.worker_bytes = 50 << 20
+    for refused in (preview_flow(plan_of(folder, LEARN), poor.start), forecast_flow(plan_of(folder, LEARN), poor)):
+        with pytest.raises(PlanError, match=r"^stage learn: a worker needs .* and has 0.0 GiB; use a smaller train.ba"):
+            refused.check()
 
 
 def test_corrected_labels_train_anew_with_update_and_with_it_what_rests_on_the_weights(folder: Path) -> None:

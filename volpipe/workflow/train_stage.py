@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.estimation.estimate import StageTime, StageTimes
+from volpipe.estimation.memory import NET_SAFETY
 from volpipe.inference.statistics import affine, in_numbers
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import Recipe
@@ -37,7 +39,7 @@ from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, StageWork
-from volpipe.training.data.volumes import identities, open_inputs, resolve_address
+from volpipe.training.data.volumes import cached_bytes, identities, open_inputs, resolve_address
 from volpipe.training.driver import (
     check_continued,
     check_recipes,
@@ -216,25 +218,35 @@ class TrainStage(StagePlan):
     def cost_steps(
         self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
     ) -> Steps[StageCost]:
-        """Return the time of its steps, where some are tried; not that of validations and checkpoints."""
+        """Return the time of its steps and the memory of a worker, where some are tried with a validation.
+
+        The time is not that of validations and checkpoints. Of several trainings one of the largest windows is tried.
+        """
         share_left = self.share_left
         if pool is None or trials is None or self.plan.pending or not share_left:
             return StageCost(self, share_left=share_left)
-        steps = {"steps": MEASURED_STEPS, "validate_every": 0, "predict_every": 0}
-        recipe = self.plan.recipe
-        short = recipe.model_copy(update={"train": recipe.train.model_copy(update=steps)})
+        recipe = max(self.plan.recipes, key=lambda each: each.train.batch * math.prod(each.samples.shape))
+        given, where = recipe.train, str(self.plan.search_path)
+        steps = {
+            name: min(MEASURED_STEPS, getattr(given, name)) for name in ("steps", "validate_every", "predict_every")
+        }
+        short = recipe.model_copy(update={"train": given.model_copy(update=steps)})
         folder = RunFolder(trials / self.name)
         try:
             with folder.locked() as session:
                 training = Training.begin(short, self.plan.search_path)
                 yield from trained(folder.path, training, session, lambda step: None)
-                fastest = min(float(entry["seconds"]) for entry in read_log(folder.path))
+                fastest = min(float(entry["seconds"]) for entry in read_log(folder.path) if entry["step"])
+                taken = [record.usage for record in read_records(folder.journal, (RankResult,))]
         finally:
             delete(folder.path)
-        num = self.plan.num_trainings
+        num, scale = self.plan.num_trainings, describe(recipe.net, where).scale
+        peak = max(usage.peak_bytes for usage in taken)
+        later = cached_bytes(recipe, scale, where) - cached_bytes(short, scale, where)
         times = StageTimes(
             (StageTime(STAGE, num, num * recipe.train.steps * fastest),), 0.0, 0, is_guess=True,
-            num_workers=max(1, pool.slots["gpu"] // recipe.train.ranks),
+            num_workers=max(1, pool.slots["gpu"] // recipe.train.ranks), memory_bytes=NET_SAFETY * peak + later,
+            gpu_bytes=max(usage.device_peak_bytes for usage in taken),
         )  # fmt: skip
         return StageCost(self, share_left=share_left, times=times)
 
