@@ -15,8 +15,9 @@ from bucket import Bucket
 from command import IDENTITY, Give, giver, set_each
 from volumes import noise, windowed, write_volume
 
-from volpipe.volumes.identity import Identity, changes, identify, is_alike
-from volpipe.volumes.volume import ArraySpec, create_array, open_volume
+from volpipe.geometry.grid import Box
+from volpipe.volumes.identity import Identity, changes, identify, identify_whole, is_alike
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 SHAPE = (16, 16, 24)
 WINDOWS = set_each(*windowed((8, 8, 8), (0, 0, 0), (2, 1, 1), "crop"), "output.levels=0")
@@ -174,6 +175,19 @@ def test_an_object_that_was_replaced_is_known_by_its_tag(bucket: Bucket, tmp_pat
     found = changes(before, identify(volume))
     assert found[0].startswith("0/0/0 was")
     assert "differ" in found[-1]
+
+
+def test_a_whole_identity_sees_files_in_which_no_compared_box_begins(tmp_path: Path) -> None:
+    data = np.zeros((64, 1280, 64), np.uint8)
+    volume = open_volume(write_volume(tmp_path / "v.n5", data, 64))
+    before, whole = identify(volume), identify_whole(volume)
+    y = next(y for y in range(0, 1280, 64) if f"0:64,{y}:{y + 64},0:64" not in {each.box for each in before.boxes})
+    assert identify_whole(volume) == whole
+    open_writer(tmp_path / "v.n5", "raw").write(Box((0, y, 0), (64, y + 64, 64)), data[:, :64] + 1)
+    assert not changes(before, identify(volume))
+    after = identify_whole(volume)
+    assert changes(whole, after)[0] == "files beside those of the voxels that are compared were written since"
+    assert is_alike(whole, after)  # which --same-input accepts
 
 
 def test_a_million_files_cost_as_much_as_ten(tmp_path: Path) -> None:

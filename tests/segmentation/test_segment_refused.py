@@ -122,7 +122,7 @@ def test_what_is_not_of_this_labelling_is_left_alone(chances: Path, tmp_path: Pa
 def test_memory_that_is_not_there_is_refused(chances: Path, tmp_path: Path) -> None:
     poor = Crowd()
     poor.worker_bytes = 100_000
-    with pytest.raises(PlanError, match=r"use fewer workers, or --set output.block=\[4, 4, 4\]"):
+    with pytest.raises(PlanError, match=r"--set output.block=\[4, 4, 4\], .*, or run fewer workers"):
         labelled(chances, tmp_path / "l.zarr", recipe((8, 8, 8)), poor)
     labelled(chances, tmp_path / "l.zarr", recipe((4, 4, 4)))  # and what was refused is in nobody's way
     small = recipe((8, 8, 8)).model_copy(

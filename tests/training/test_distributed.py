@@ -251,7 +251,7 @@ def test_an_interrupt_lets_ranks_come_to_their_next_checkpoint_and_no_further(fo
     INTERRUPTS.reset()
     settings, calls = ("train.steps=4000", "train.checkpoint_every=10", "train.ranks=2"), list[int]()
 
-    def interrupt(step: int) -> None:
+    def interrupt(step: int, steps: int) -> None:
         calls.append(step)
         if len(calls) == 2:
             assert INTERRUPTS.ask()

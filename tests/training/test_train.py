@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -37,6 +38,7 @@ from volpipe.training.loop import (
     save_checkpoint,
     train,
 )
+from volpipe.training.task import Training
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.volume import open_volume
 
@@ -179,6 +181,8 @@ def test_schedules_rise_and_fall_as_they_say() -> None:
     assert cosine.rate(0) == pytest.approx(0.1, rel=0.01)
     assert cosine.rate(50) == pytest.approx(0.5)
     assert cosine.rate(99) < 0.001
+    further = cosine.model_copy(update={"steps": 120})
+    assert [further.rate(step, 100) for step in (100, 105, 110)] == pytest.approx([1, (2 + 2**0.5) / 4, 0.5])
     trapezoid = Steps(steps=100, warm_up=10, learning_rate=1.0, schedule="trapezoid", decay=20)
     assert [trapezoid.rate(step) for step in (4, 50, 80, 90, 99)] == pytest.approx([0.5, 1, 1, 0.5, 0.05])
     longer = trapezoid.model_copy(update={"steps": 200})
@@ -379,6 +383,39 @@ def test_a_volume_that_is_exchanged_is_noticed_by_who_goes_on_and_before_each_ch
     assert trained("t", same_input=True).steps == 12
     whole = trained("whole")
     assert whole.weights.read_bytes() == (folder / "t" / WEIGHTS).read_bytes()
+
+
+def test_over_a_volume_that_changed_it_continues_where_the_recipe_says_so(folder: Path) -> None:
+    def trained(out: str, *settings: str, **options: Any) -> TrainingResult:
+        chosen = recipe(folder, "train.schedule=constant", *settings)
+        return run_training(chosen, folder / out, Threads(1).start, search_path=folder, **options)
+
+    first = trained("t").weights.read_bytes()
+    os.utime(folder / "v.tif", ns=(0, 0))
+    assert trained("t").was_complete and trained("t", "train.continue_steps=6", same_input=True).was_complete
+    os.utime(folder / "v.tif", ns=(1, 1))
+    with pytest.raises(RecipeError, match=r"train\.seed: 0 -> 1"):
+        trained("t", "train.continue_steps=6", "train.seed=1")
+    assert (folder / "t" / WEIGHTS).read_bytes() == first
+    told: list[tuple[int, int]] = []
+    result = trained("t", "train.continue_steps=6", on_step=lambda *step: told.append(step))
+    assert (result.steps, result.was_complete, told[-1]) == (18, False, (18, 18))
+    assert result.weights.read_bytes() == trained("whole", "train.steps=18").weights.read_bytes() != first
+    (folder / "v.tif").rename(folder / "gone.tif")
+    assert trained("t", "train.continue_steps=6").was_complete and trained("t").was_complete
+
+
+def test_what_is_left_is_taken_as_well_where_that_is_more() -> None:
+    tree = {"net": {"name": "superres"}, "data": [{"path": "v"}], "train": {"steps": 100, "continue_steps": 10}}
+    training = Training(recipe=TrainRecipe.model_validate(tree), search_path="")
+    early = training.continued(40, {"labels 1": ["a"]})
+    again = early.continued(40, {"labels 1": ["a", "b"]})  # before there was another checkpoint
+    late = again.continued(95, {"volume 1": ["c"]})
+    assert [each.recipe.train.steps for each in (early, again, late)] == [100, 100, 105]
+    assert [(each.after, each.planned, each.changed) for each in late.rounds] == [
+        (40, 100, ("labels 1 a", "labels 1 b")), (95, 100, ("volume 1 c",)),
+    ]  # fmt: skip
+    assert (training.begun, early.begun, late.begun) == (0, 40, 95)
 
 
 def test_after_an_edit_of_its_net_a_training_is_refused_whether_complete_or_not(

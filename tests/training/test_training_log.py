@@ -106,7 +106,7 @@ def test_a_folder_in_which_nothing_began_but_a_log_is_no_others(folder: Path) ->
 def test_an_interrupt_and_an_error_that_nobody_foresaw_are_in_the_log(folder: Path) -> None:
     recipe = load_training(folder / "recipe.toml")
 
-    def interrupt(step: int) -> None:
+    def interrupt(step: int, steps: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import os
+import re
+import shutil
 import signal
+import time
 from pathlib import Path
 
 import h5py
@@ -16,14 +21,20 @@ from inline import Inline, Stopped
 from volumes import fingerprint
 
 import volpipe as vp
+from volpipe.blockwise.usage import peak_bytes
+from volpipe.cli.workflow import cost_table
 from volpipe.errors import PlanError, RecipeError, RunError, VolpipeError
 from volpipe.evaluation.label_scores import LabelScores
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.workflow import find_flow
 from volpipe.runs.options import RunOptions
 from volpipe.runs.provenance import read_origin
+from volpipe.runs.run_folder import RunFolder
 from volpipe.training.driver import run_training
+from volpipe.training.logs import read_log
+from volpipe.training.pages import training_page
 from volpipe.training.task import newest_step
+from volpipe.units import size
 from volpipe.workflow.cost import forecast_flow, preview_flow
 from volpipe.workflow.driver import execute
 from volpipe.workflow.execute import FlowReport, execute_flow
@@ -243,6 +254,19 @@ def test_a_plan_says_what_steps_take_where_some_were_tried_and_writes_nothing(fo
     assert 0 < cost.stages[0].seconds < 60
     assert cost.is_guess
     assert not (folder / "out" / "learn").exists()
+    assert peak_bytes() <= (cost.stages[0].memory_bytes or 0) < 1.5 * peak_bytes()
+    memory = next(column for column in cost_table(cost).columns if column.header == "memory")
+    assert [*memory.cells] == [
+        size(cost.stages[0].memory_bytes or 0),
+        *(size(each.memory_bytes or 0) for each in cost.stages[1:3]),
+        "",
+        "",
+    ]
+    poor = Inline()
+    poor.worker_bytes = 50 << 20
+    for refused in (preview_flow(plan_of(folder, LEARN), poor.start), forecast_flow(plan_of(folder, LEARN), poor)):
+        with pytest.raises(PlanError, match=r"^stage learn: a worker needs .* and has 0.0 GiB; use a smaller train.ba"):
+            refused.check()
 
 
 def test_corrected_labels_train_anew_with_update_and_with_it_what_rests_on_the_weights(folder: Path) -> None:
@@ -250,9 +274,7 @@ def test_corrected_labels_train_anew_with_update_and_with_it_what_rests_on_the_w
     both = LEARN + apart + REST
     run(plan_of(folder, both))
     before, when = outputs(folder / "out"), (folder / "out" / "apart.zarr").stat().st_mtime_ns
-    labels = tifffile.imread(folder / "l.tif")
-    labels[3:6] = 99
-    tifffile.imwrite(folder / "l.tif", labels)
+    correct(folder, 99)
     with pytest.raises(RunError, match=r"stage learn: .*learned from has changed since: labels 1 .*--update"):
         run(plan_of(folder, both))
     assert outputs(folder / "out") == before
@@ -263,23 +285,96 @@ def test_corrected_labels_train_anew_with_update_and_with_it_what_rests_on_the_w
     assert run(plan_of(folder, both), update=True).was_complete
 
 
-def test_an_update_with_a_warm_start_begins_with_the_weights_of_before(folder: Path) -> None:
-    warm = LEARN + REST.partition("[[stage]]")[0]
-    warm = warm.replace('kind = "train"', 'kind = "train"\nwarm_start = true')
-    run(plan_of(folder, warm))
-    weights = folder / "out" / "learn" / "weights.safetensors"
-    (folder / "before.safetensors").write_bytes(weights.read_bytes())
+def correct(folder: Path, label: int) -> None:
+    """Give the voxels of three slices that are learned from another label."""
     labels = tifffile.imread(folder / "l.tif")
-    labels[3:6] = 99
+    labels[3:6] = label
     tifffile.imwrite(folder / "l.tif", labels)
-    assert run(plan_of(folder, warm), update=True).is_complete
-    went_on = weights.read_bytes()
-    assert run(plan_of(folder, warm)).was_complete
-    started = plan_of(folder, warm, "learn.net.weights=before.safetensors", out="started")
-    run(started)
-    assert (folder / "started" / "learn" / "weights.safetensors").read_bytes() == went_on
-    execute_flow(plan_of(folder, warm), Inline().start, RunOptions(fresh=True))
-    assert weights.read_bytes() != went_on
+
+
+def test_an_update_goes_on_from_the_checkpoint_to_the_bits_of_one_training_of_more_steps(folder: Path) -> None:
+    text = ALL.replace("[stage.train]", '[stage.train]\nschedule = "constant"\ncontinue_steps = 4')
+    run(plan_of(folder, text))
+    before, learn = outputs(folder / "out"), folder / "out" / "learn"
+    os.utime(folder / "l.tif", ns=(0, 0))  # the same labels, as of another time
+    with pytest.raises(RunError, match=r"labels 1 l.tif was .*; put it back, use --update to continue and make again"):
+        run(plan_of(folder, text))
+    lines = run(plan_of(folder, text), update=True).stages[0].report.lines
+    run(plan_of(folder, text, "learn.train.steps=12", out="longer"))
+    assert outputs(folder / "out") == outputs(folder / "longer") != before
+    assert run(plan_of(folder, text), update=True).was_complete
+    sentence = (
+        rf"continued from step 9 on \({time.localtime().tm_year}-.*\) over other volumes than before: labels 1 l.tif"
+    )
+    assert any(re.match(sentence, line) for line in lines)
+    assert "from step 9 on" in str(training_page(RunFolder(learn)))
+    with pytest.raises(RunError, match=r"stage learn: .* \(train.learning_rate: 0.02 -> 0.01\); take that back"):
+        run(plan_of(folder, text, "learn.train.learning_rate=1e-2"))
+    correct(folder, 99)
+    assert run(plan_of(folder, text, "learn.train.continue_steps=2"), update=True).is_complete
+    first, second = json.loads((learn / "training.json").read_text())["rounds"]
+    assert (first["after"], first["planned"], second["after"], second["planned"]) == (8, 8, 12, 12)
+    assert newest_step(learn) == 14
+    execute_flow(plan_of(folder, text), Inline().start, RunOptions(fresh=True))
+    assert newest_step(learn) == 8
+
+
+def test_a_round_that_was_killed_comes_to_the_same_bits_and_rates(folder: Path) -> None:
+    text = LEARN.replace("checkpoint_every = 4", "checkpoint_every = 2\nkeep = 9\ncontinue_steps = 5")
+    run(plan_of(folder, text))
+    correct(folder, 99)
+    learn = folder / "out" / "learn"
+    kept = {name: (learn / name).read_bytes() for name in ("training.json", "inputs.json")}
+    assert run(plan_of(folder, text), update=True).is_complete
+    weights = (learn / "weights.safetensors").read_bytes()
+    rates = [entry["rate"] for entry in read_log(learn)]
+    assert rates[8:] == pytest.approx([1e-2 * (1 + math.cos(math.pi * i / 5)) for i in range(5)])
+    for steps in ((13, 12), (13, 12, 10)):  # killed after a checkpoint, and before the first
+        (learn / "weights.safetensors").unlink()
+        for step in steps:
+            (learn / "checkpoints" / f"{step:09}.pt").unlink()
+        if len(steps) == 3:  # and before it was noted what is learned from now
+            (learn / "inputs.json").write_bytes(kept["inputs.json"])
+        assert run(plan_of(folder, text), update=True).is_complete
+        assert (learn / "weights.safetensors").read_bytes() == weights
+    for name, content in kept.items():
+        assert (learn / name).read_bytes() != content
+    assert len(json.loads((learn / "training.json").read_text())["rounds"]) == 1
+
+
+def test_a_training_goes_on_over_what_a_stage_before_it_makes_again(folder: Path) -> None:
+    copy = '[[stage]]\nname = "copy"\nkind = "convert"\n'
+    text = copy + ALL.replace('path = "volume"', 'path = "copy"').replace(
+        "[stage.train]", "[stage.train]\ncontinue_steps = 4"
+    )
+    text = text.replace('net = "learn"', 'net = "learn"\ninput = "volume"')
+    run(plan_of(folder, text))
+    alone, learn = (
+        text.replace(REST.replace('net = "learn"', 'net = "learn"\ninput = "volume"'), ""),
+        folder / "alone" / "learn",
+    )
+    run(plan_of(folder, alone, out="alone"))
+    (learn / "weights.safetensors").unlink()
+    (learn / "checkpoints" / "000000008.pt").unlink()
+    assert run(plan_of(folder, alone, out="alone"), update=True).is_complete  # which learns from the same copy
+    assert json.loads((learn / "training.json").read_text())["rounds"] == []
+    shutil.copytree(folder, folder / "other", ignore=shutil.ignore_patterns("other", "alone*"))
+    before = outputs(folder / "out")
+    tifffile.imwrite(folder / "v.tif", 255 - tifffile.imread(folder / "v.tif"))
+    assert run(plan_of(folder, text), update=True).is_complete
+    assert newest_step(folder / "out" / "learn") == 12
+    assert run(plan_of(folder, text), update=True).was_complete
+    made = outputs(folder / "out")
+    assert made != before
+    for most_tasks in (1, 2, 3, 5):
+        shutil.rmtree(folder / "out")
+        shutil.rmtree(folder / "out.run")
+        for name in ("out", "out.run"):
+            shutil.copytree(folder / "other" / name, folder / name)
+        with pytest.raises(Stopped):
+            run(plan_of(folder, text), Inline(most_tasks=most_tasks), update=True)
+        assert run(plan_of(folder, text), update=True).is_complete
+        assert outputs(folder / "out") == made
 
 
 @pytest.mark.parametrize(
@@ -329,6 +424,11 @@ SWEPT_NETS = LEARN + '[stage.sweep]\n"net.options.features" = [[4, 8], [6, 8]]\n
         (ALL.replace('"learn"\nw', '"learn"\nrecipe = "default"\nw'), RecipeError, "its net is that of stage learn"),
         (NOT_HELD_OUT, PlanError, "stage scores: stage learn holds out no part of its labels"),
         (ALL.replace("[-1, 0, 0], ", "", 1), RecipeError, "stage learn: .*gives 3 channels, affinities.offsets are 2"),
+        (
+            LEARN + 'continue_steps = 4\n[stage.sweep]\n"train.seed" = [0, 1]\n',
+            RecipeError,
+            "stage learn: over corrected labels another training of a search may be the best, so all are made anew",
+        ),
         (SWEPT_NETS, PlanError, "stage affinities: the run rests on stage learn, which varies net"),
         (
             ALL.replace("[0, 0, -1]] }\n\n", "[0, 0, -1], [0, 0, -2]] }\n\n"),
@@ -350,9 +450,10 @@ def test_what_cannot_work_is_refused_before_anything_is_trained(
 def test_one_that_was_killed_while_it_trained_and_while_it_ran_goes_on_to_the_same_bytes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "flow.toml").write_text(ALL.replace("steps = 8", "steps = 200"))
+    (folder / "flow.toml").write_text(ALL.replace("steps = 8", "steps = 200\ncontinue_steps = 100"))
     command = ("run", "--recipe", "flow.toml", "v.tif", "--config", "threads", "-o")
-    whole = giver(folder, monkeypatch, capsys)(*command, "whole")
+    give = giver(folder, monkeypatch, capsys)
+    whole = give(*command, "whole")
     assert whole.code == 0, whole.err
     learn = folder / "out" / "learn"
     for is_there in (lambda: newest_step(learn) >= 20, lambda: (folder / "out" / "affinities.zarr.run").is_dir()):
@@ -361,6 +462,17 @@ def test_one_that_was_killed_while_it_trained_and_while_it_ran_goes_on_to_the_sa
         process.send_signal(signal.SIGKILL)
         assert finish(folder, process, 60).code == -signal.SIGKILL
         assert newest_step(learn) < 200 or not (folder / "out" / "scores.json").exists()
+    ended = finish(folder, begin(folder, *command, "out"), 100)
+    assert ended.code == 0, ended.err
+    assert outputs(folder / "out") == outputs(folder / "whole")
+    correct(folder, 99)
+    updated = give(*command, "whole", "--update")
+    assert updated.code == 0, updated.err
+    process = begin(folder, *command, "out", "--update")
+    wait_until(lambda: newest_step(learn) >= 220, 100)
+    process.send_signal(signal.SIGKILL)
+    assert finish(folder, process, 60).code == -signal.SIGKILL
+    assert newest_step(learn) < 300
     ended = finish(folder, begin(folder, *command, "out"), 100)
     assert ended.code == 0, ended.err
     assert outputs(folder / "out") == outputs(folder / "whole")

@@ -80,7 +80,7 @@ def train(
         result = run_training(
             chosen, folder, begin,
             search_path=place, fresh=fresh, same_input=same_input,
-            on_step=lambda step: show(step, chosen.train.steps),
+            on_step=show,
         )  # fmt: skip
     if result.was_stopped:
         return result

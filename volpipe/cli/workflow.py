@@ -221,13 +221,16 @@ def show_plan(plan: FlowPlan, site: str | None, config: str) -> None:
 
 def cost_table(cost: FlowCost) -> Table:
     """Return what each stage takes, and all of them together."""
-    names = ("stage", "kind", "read", "written", "output", "files", "scratch", "time")
+    names = ("stage", "kind", "read", "written", "output", "files", "scratch", "memory", "time")
     table = columns(*names, left=("stage", "kind"))
     for each in cost.stages:
         need = each.need
         cells = [""] * 5 if need is None else [*_amounts(need), bounded(need.scratch_bytes, need.is_measured)]
-        table.add_row(each.stage.name, each.stage.kind, *cells, _time(each))
-    table.add_row("all", "", *_amounts(cost.total), "", _time(cost))
+        memory = "" if each.memory_bytes is None else size(each.memory_bytes)
+        if each.times is not None and each.times.gpu_bytes:
+            memory += f", GPU {size(each.times.gpu_bytes)}"
+        table.add_row(each.stage.name, each.stage.kind, *cells, memory, _time(each))
+    table.add_row("all", "", *_amounts(cost.total), "", "", _time(cost))
     table.caption = _room(cost)
     if cost.is_guess:
         trains = any(each.is_guess and each.stage.makes_weights for each in cost.stages)

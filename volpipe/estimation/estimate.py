@@ -193,7 +193,7 @@ class StageTime:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Forecast time of a segmentation or an evaluation, whose stages never overlap.
+    """Forecast time of a segmentation, an evaluation or a training, whose stages never overlap.
 
     Attributes:
         stages: in order.
@@ -201,6 +201,7 @@ class StageTimes:
         num_voxels: of the tried blocks.
         is_guess: whether their voxels were synthetic, because the input does not exist yet.
         num_workers: of the site.
+        memory_bytes, gpu_bytes: highest memory of a worker, and on its GPU; 0 where it was not measured.
     """
 
     stages: tuple[StageTime, ...]
@@ -208,6 +209,8 @@ class StageTimes:
     num_voxels: int
     is_guess: bool
     num_workers: int = 1
+    memory_bytes: float = 0.0
+    gpu_bytes: int = 0
 
     @property
     def seconds(self) -> float:

@@ -60,6 +60,11 @@ class Workers:
         return cls(slots, pool.worker_threads, own if gpu is None else gpu.name)
 
 
+def process_bytes(pool: WorkerPool) -> int | None:
+    """Return the memory of a process of `pool` that runs nets, of all workers in it; None where nobody knows."""
+    return None if pool.worker_bytes is None else Workers.of(pool).slots.num_threads * pool.worker_bytes
+
+
 def load_rates(folder: RunFolder, plan: Plan, workers: Workers | None) -> UnitCosts | None:
     """Return the rates of `plan` that `workers` gave earlier, or any where it is None; None where there are none."""
     try:
@@ -228,9 +233,8 @@ def forecast(
     """
     slots, worker_bytes, rates = UNKNOWN_SLOTS, None, None
     if pool is not None:
-        workers = Workers.of(pool)
+        workers, worker_bytes = Workers.of(pool), process_bytes(pool)
         slots, rates = workers.slots, load_rates(folder, plan, workers)
-        worker_bytes = None if pool.worker_bytes is None else slots.num_threads * pool.worker_bytes
     volume = plan.source.as_planned() if pending is None else pending.volume
     chunks = sample(plan, volume) if pending is None else Sample(pending.voxel_bytes, Affine())
     limits = disk_limits(locate(plan.out), worker_bytes)

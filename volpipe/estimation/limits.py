@@ -165,17 +165,26 @@ def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: flo
     Raises:
         PlanError: with what is needed, what there is, and what would fit.
     """
-    if limits.worker_bytes is not None and estimate.memory_bytes > limits.worker_bytes:
-        raise PlanError(
-            f"a worker needs {estimate.memory_bytes / GIB:.1f} GiB of memory and has "
-            f"{limits.worker_bytes / GIB:.1f} GiB; {_smaller(plan)}, or run fewer workers at a time"
-        )
+    check_worker(estimate.memory_bytes, limits.worker_bytes, _smaller(plan))
     num_bytes = 0.0
     if estimate.is_measured:
         num_bytes = share_left * (estimate.output_bytes + estimate.scratch_bytes)
     elif plan.recipe.output.codec == "raw" and not plan.needs_scan:  # what is empty is not stored
         num_bytes = share_left * estimate.output_bytes
     check_room("output and scratch", share_left * estimate.inodes, num_bytes, plan.out, limits)
+
+
+def check_worker(num_bytes: float, worker_bytes: int | None, remedy: str) -> None:
+    """Refuse work for which a worker needs more memory than the `worker_bytes` that it has, None where nobody knows.
+
+    Raises:
+        PlanError: with both, and the `remedy`.
+    """
+    if worker_bytes is not None and num_bytes > worker_bytes:
+        raise PlanError(
+            f"a worker needs {num_bytes / GIB:.1f} GiB of memory and has {worker_bytes / GIB:.1f} GiB; {remedy}, or "
+            "run fewer workers at a time"
+        )
 
 
 def check_room(what: str, num_inodes: float, num_bytes: float, out: Location | str, limits: Limits) -> None:

@@ -26,7 +26,9 @@ STOP = "stop"  # a file that asks a training to end at the next step where it va
 VARIED = ("sweep", "tune")  # tables of a recipe that say what to vary; one training has no use for them
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean
 Margin = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
-NEUTRAL = ("steps", "decay", "keep", "checkpoint_every", "validate_every", "predict_every")  # may change on the way
+NEUTRAL = (  # may change on the way
+    "steps", "decay", "keep", "checkpoint_every", "validate_every", "predict_every", "continue_steps",
+)  # fmt: skip
 
 
 class Data(Section):
@@ -242,14 +244,17 @@ class Steps(Section):
     """Steps between predictions of some held-out windows, kept as tensors; 0 for none."""
     keep: int = Field(2, ge=1)
     """Number of checkpoints that stay."""
+    continue_steps: int = Field(0, ge=0)
+    """Further steps from the newest checkpoint, at least so many, where a volume or labels have changed: of a stage
+    with --update, of `volpipe train` by the same command. 0: none, so that a stage is trained anew."""
 
-    def rate(self, step: int) -> float:
-        """Return the learning rate of `step`, counted from 0."""
+    def rate(self, step: int, begun: int = 0) -> float:
+        """Return the learning rate of `step`, counted from 0; `begun`: where a training went on over other volumes."""
         import math
 
         warm = min(1.0, (step + 1) / max(1, self.warm_up))
         if self.schedule == "cosine":
-            warm *= 0.5 * (1 + math.cos(math.pi * step / self.steps))
+            warm *= 0.5 * (1 + math.cos(math.pi * (step - begun) / (self.steps - begun)))
         elif self.schedule == "trapezoid" and self.decay:
             warm *= min(1.0, (self.steps - step) / self.decay)
         return self.learning_rate * warm

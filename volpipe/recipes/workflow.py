@@ -199,13 +199,16 @@ class Learning(TrainRecipe):
     """Lists of values by key, as in a recipe of `volpipe sweep`: the training of the best held-out score goes on."""
     tune: dict[str, Any] = Field(default_factory=dict)  # Any: TOML values
     """Ranges by key, as in a recipe of `volpipe tune`: the best training goes on."""
-    warm_start: bool = False
-    """With --update, a training whose volumes changed begins with the weights that it made before, not anew."""
 
     @model_validator(mode="after")
     def _varied_once(self) -> Learning:
         if self.sweep and self.tune:
             raise ValueError("sweep and tune exclude each other; leave one out")
+        if (self.sweep or self.tune) and self.train.continue_steps:
+            raise ValueError(
+                "over corrected labels another training of a search may be the best, so all are made anew; leave out "
+                "train.continue_steps, or give the best values in place of the search"
+            )
         return self
 
     @property
@@ -216,7 +219,7 @@ class Learning(TrainRecipe):
     @property
     def sections(self) -> Tree:
         """The sections of a training's recipe, without what is varied."""
-        return self.model_dump(mode="json", exclude={*VARIED, "warm_start"})
+        return self.model_dump(mode="json", exclude=set(VARIED))
 
 
 Makes = Literal["volume", "weights", "scores"]

@@ -29,7 +29,7 @@ from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Feed, Schedule, Stage, fed
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunStopped
-from volpipe.estimation.limits import GIB, check_access, check_apart, disk_limits, warn_of_room
+from volpipe.estimation.limits import check_access, check_apart, check_worker, disk_limits, warn_of_room
 from volpipe.estimation.memory import WORKER_BYTES
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import check_output, remove_leftovers
@@ -461,9 +461,5 @@ def check_memory(plan: SegmentPlan, worker_bytes: int | None) -> None:
     Raises:
         PlanError: naming both, and a block that fits.
     """
-    if worker_bytes is not None and plan.task_bytes > worker_bytes:
-        half = tuple(max(c, b // 2 // c * c) for b, c in zip(plan.block, plan.chunk, strict=True))
-        raise PlanError(
-            f"a task takes up to {plan.task_bytes / GIB:.1f} GiB for a block of {plan.block} voxels, a worker has "
-            f"{worker_bytes / GIB:.1f} GiB; use fewer workers, or --set output.block={list(half)}"
-        )
+    half = [max(c, b // 2 // c * c) for b, c in zip(plan.block, plan.chunk, strict=True)]
+    check_worker(plan.task_bytes, worker_bytes, f"--set output.block={half}, below {list(plan.block)}")

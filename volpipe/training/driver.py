@@ -27,7 +27,7 @@ from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.usage import Usage
 from volpipe.blockwise.work import POOL, RELEASED, Steps, numbered
-from volpipe.errors import RecipeError, RunError, RunStopped, SiteError
+from volpipe.errors import NOTICE, RecipeError, RunError, RunStopped, SiteError, VolumeError
 from volpipe.nets.files import PACKAGE, is_program, kind_of
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice
@@ -38,13 +38,13 @@ from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Counts, HeldWork
 from volpipe.tables import html_facts
-from volpipe.training.data.volumes import check_data, open_inputs
+from volpipe.training.data.volumes import check_data, identities
 from volpipe.training.logs import last_step
 from volpipe.training.pages import training_page
 from volpipe.training.rank_info import ABANDONED, RankInfo
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training, newest_step
 from volpipe.units import count
-from volpipe.volumes.identity import Identity, check_same_inputs, has_moved, identify, store_identities
+from volpipe.volumes.identity import Identity, check_same_inputs, input_changes, store_identities
 from volpipe.volumes.storage.paths import shown
 from volpipe.volumes.volume import Volume
 
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 # files where no training has begun
 BOOKKEEPING = ("lock", "parsl", "volpipe.log", "inputs.json", REPORT, DRIVER, WORKERS)
 
-OnStep = Callable[[int], None]
+OnStep = Callable[[int, int], None]  # the number of steps taken, and of all
 Task = Future[Record[RankResult]]  # of a rank, or of all of an attempt
 
 
@@ -100,7 +100,7 @@ def run_training(
     search_path: Path,
     fresh: bool = False,
     same_input: bool = False,
-    on_step: OnStep = lambda step: None,
+    on_step: OnStep = lambda step, steps: None,
 ) -> TrainingResult:
     """Train by `recipe` in the folder `out`, from its newest checkpoint on, and return the result.
 
@@ -110,7 +110,7 @@ def run_training(
         search_path: folder that the recipe's relative names count from.
         fresh: delete the folder's contents, and start over.
         same_input: go on with volumes that were copied or touched, not changed.
-        on_step: called now and then with the number of steps taken.
+        on_step: called now and then with the number of steps taken, and of all.
 
     Raises:
         RecipeError: the net cannot be trained, or the folder holds a training by another recipe.
@@ -173,18 +173,17 @@ def claim_folder(folder: RunFolder, file: str, *, fresh: bool) -> None:
 
 def training_work(
     folder: RunFolder, training: Training, *, fresh: bool = False, same_input: bool = False,
-    on_step: OnStep = lambda step: None, identities: dict[Volume, Identity] | None = None,
+    on_step: OnStep = lambda step, steps: None, known: dict[Volume, Identity] | None = None,
 ) -> HeldWork[TrainingResult]:  # fmt: skip
     """Return the work of `training`; arguments as of `run_training`.
 
     Args:
-        identities: those known of volumes, which are not sampled again while their files are as they were; added to.
+        known: identities of volumes, as of `identities`.
     """
-    known = {} if identities is None else identities
 
     def counts() -> Counts:
-        done = last_step(folder.path)
-        return {"training_steps": {"done": done, "left": max(0, training.recipe.train.steps - done)}}
+        done, steps = last_step(folder.path), training.resumed(folder.path).recipe.train.steps
+        return {"training_steps": {"done": done, "left": max(0, steps - done)}}
 
     return HeldWork(
         "training", folder, claim=partial(_claim, folder, training, known, fresh=fresh, same_input=same_input),
@@ -194,49 +193,65 @@ def training_work(
 
 
 def _claim(
-    folder: RunFolder, training: Training, known: dict[Volume, Identity], *, fresh: bool, same_input: bool
+    folder: RunFolder, training: Training, known: dict[Volume, Identity] | None, *, fresh: bool, same_input: bool
 ) -> None:
     """Refuse the folder of another recipe's training as well, or of other volumes; clear one without a checkpoint.
+
+    Over other volumes it continues where the recipe says so; those of a search are compared, so none of them does.
 
     Raises:
         RecipeError: with the keys that differ, or the net whose code does.
         RunError: with what differs of a volume.
     """
     claim_folder(folder, TRAINING_FILE, fresh=fresh)
-    old, step = Training.load(folder.path), newest_step(folder.path)
-    if old is not None and step:
-        old.check_same(training, step)
-    elif old is not None and old.recipe != training.recipe:
+    recipe, old, step, file = training.recipe, Training.load(folder.path), newest_step(folder.path), folder.inputs
+    check_continued(folder.path, training)
+    if old is not None and not step and old.recipe != recipe:
         folder.clear()
-    if is_complete(folder.path, training.recipe):
+    is_begun, was_complete = bool(old is not None and step), is_complete(folder.path, recipe)
+    may_continue = is_begun and recipe.train.continue_steps and not training.is_trial
+    if was_complete and not may_continue:
         return
-    is_begun, file = bool(old is not None and step), folder.inputs
-    inputs = {what: _identity(each, known) for what, each in open_inputs(training.recipe, training.search_path).items()}
-    if is_begun:
+    try:
+        inputs = identities(recipe, training.search_path, known)
+    except VolumeError:
+        if was_complete:  # a volume may go once its training is done
+            return
+        raise
+    if changed := input_changes(file, inputs, accept=same_input) if may_continue else {}:
+        check_recipes([recipe], Path(training.search_path))
+        (folder.path / WEIGHTS).unlink(missing_ok=True)  # first, for they tell that it is complete
+        further = training.resumed(folder.path).continued(step, changed)
+        steps, last = further.recipe.train.steps, further.rounds[-1]
+        log.warning("the training continues to step %d, %s", steps, last, extra=NOTICE)
+        further.store(folder.path)  # before the identities: after a kill between the two, this round is begun again
+    elif is_begun and not was_complete:
         check_same_inputs(file, inputs, accept=same_input, work="training")
-    if not is_begun or same_input or not file.is_file():
+    if changed or not is_begun or same_input or not file.is_file():
         store_identities(file, inputs)
 
 
-def _identity(volume: Volume, known: dict[Volume, Identity]) -> Identity:
-    """Return the present identity of `volume`, the one that is `known` where no file of it is in another state."""
-    if volume not in known or has_moved(known[volume], volume):
-        known[volume] = identify(volume)
-    return known[volume]
+def check_continued(folder: Path, training: Training) -> None:
+    """Refuse to continue in `folder` as `training`, where it is another one; see `Training.check_same`."""
+    old, step = Training.load(folder), newest_step(folder)
+    if old is not None and step:
+        old.check_same(training, step)
 
 
 def _held_steps(
     folder: RunFolder, training: Training, on_step: OnStep, session: str, presence: Presence
 ) -> Steps[TrainingResult]:
     """Take the steps that are left, and return how that ended."""
-    recipe, path = training.recipe, folder.path
+    path = folder.path
+    training = training.resumed(path)
+    recipe = training.recipe
     log_beginning(folder, "train", recipe)
     if is_complete(path, recipe):
         log.info("nothing to do: all %d steps are taken", newest_step(path))
         return TrainingResult(path / WEIGHTS, newest_step(path), was_complete=True)
 
     def show(step: int) -> None:
-        on_step(step)
+        on_step(step, recipe.train.steps)
         presence.tell({STAGE: StageNote(step, recipe.train.steps)})
 
     yield from trained(path, training, session, show)
@@ -246,7 +261,7 @@ def _held_steps(
     return TrainingResult(path / WEIGHTS, newest_step(path), was_stopped=stopped)
 
 
-def trained(folder: Path, training: Training, session: str, on_step: OnStep) -> Steps[None]:
+def trained(folder: Path, training: Training, session: str, on_step: Callable[[int], None]) -> Steps[None]:
     """Take the steps that are left, unless a file "stop" ends them before.
 
     Args:

@@ -64,6 +64,7 @@ class TrainState:
         net: in training mode, on `device`.
         average: the net with the running mean of the weights of `net`; it is validated and saved.
         discriminator: the net's adversary, if there is one.
+        begun: the step at which the learning rate's schedule began.
         logits: whether `net` leaves its sigmoid to the loss, which is exact where affinities are near 0 and 1.
     """
 
@@ -75,6 +76,7 @@ class TrainState:
     discriminator: Discriminator | None = None
     step: int = 0
     logits: bool = False
+    begun: int = 0
 
     @property
     def _parts(self) -> dict[str, Any]:  # Any: of torch's and ours, which share no class
@@ -119,6 +121,7 @@ def train(
     group: RankGroup = SINGLE_RANK,
     *,
     is_trial: bool = False,
+    begun: int = 0,
 ) -> int:
     """Take the steps of `recipe` that `folder` lacks, and return the number of the last.
 
@@ -131,10 +134,12 @@ def train(
         check: called before anything is written; it raises where this process may no longer write.
         group: the ranks that take each step together.
         is_trial: whether other trainings of this node read the same volumes.
+        begun: the step at which the learning rate's schedule began.
     """
     torch.set_num_threads(recipe.train.threads or DEFAULT_THREADS)
     with SEEDING:
         state = make_train_state(recipe, search_path)
+    state.begun = begun
     _resume(state, folder, group)
     check()
     facts = describe(recipe.net, search_path)
@@ -270,7 +275,7 @@ def take_step(
     choice, started, waited = recipe.train, time.perf_counter(), 0.0
     with SEEDING:
         torch.manual_seed(choice.seed * 1_000_003 + state.step)  # for dropout and the like
-    rate = choice.rate(state.step)
+    rate = choice.rate(state.step, state.begun)
     for parameters in state.optimiser.param_groups:
         parameters["lr"] = rate
     state.optimiser.zero_grad(set_to_none=True)

@@ -64,6 +64,7 @@ def training_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
         "steps": f"{done:,} of {recipe.train.steps:,}; newest checkpoint after step {newest:,}",
         "time of steps": brief(sum(float(entry.get("seconds", 0.0)) for entry in entries)),
     }
+    facts |= {"continued": [str(each) for each in training.rounds]} if training.rounds else {}
     weights = folder.path / WEIGHTS
     if weights.is_file():
         facts["weights"] = str(weights)

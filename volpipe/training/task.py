@@ -5,6 +5,8 @@ Not here: the steps (loop), or the driver that sends the tasks (driver). Argumen
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +28,36 @@ TRAINING_FILE = "training.json"
 STAGE = "train"
 
 
+class Round(BaseModel):
+    """The steps of a training over volumes that had changed: those after the step `after`.
+
+    Attributes:
+        began: when they did, in seconds since 1970.
+        changed: what differed of the volumes, in sentences.
+        planned: how many steps there were to be until then.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    after: int
+    began: float
+    changed: tuple[str, ...]
+    planned: int
+
+    def __str__(self) -> str:
+        when = time.strftime("%F %T", time.localtime(self.began))
+        return f"from step {self.after + 1:,} on ({when}) over other volumes than before: {'; '.join(self.changed)}"
+
+
 class Training(BaseModel):
     """The recipe of a training, as its folder stores it.
 
     Attributes:
+        recipe: as the user gave it, with the steps of all rounds.
         search_path: folder that the recipe's relative names count from.
         code_sha256: of the code of the net when the training began; "" where it has none.
         is_trial: whether others like it read the same volumes, so that those of a node share decoded copies.
+        rounds: over volumes that had changed, oldest first.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -41,6 +66,12 @@ class Training(BaseModel):
     search_path: str
     code_sha256: str = ""
     is_trial: bool = False
+    rounds: tuple[Round, ...] = ()
+
+    @property
+    def begun(self) -> int:
+        """The step at which the learning rate's schedule began."""
+        return self.rounds[-1].after if self.rounds else 0
 
     @classmethod
     def begin(cls, recipe: TrainRecipe, search_path: Path, *, is_trial: bool = False) -> Training:
@@ -54,12 +85,39 @@ class Training(BaseModel):
         Raises:
             RecipeError: with the keys that differ, or the net whose code does.
         """
-        check_same(self.recipe, other.recipe, step)
+        recipe = self._with((), self.rounds[0].planned).recipe if self.rounds else self.recipe
+        check_same(recipe, other.recipe, min(step, recipe.train.steps))
         if self.code_sha256 != other.code_sha256:
             raise RecipeError(
                 f"the training at step {step} has other code of net {self.recipe.net.name}, which was edited since; "
                 "undo the edit to continue, choose another --out, or use --fresh to start over"
             )
+
+    def resumed(self, folder: Path) -> Training:
+        """Return this with the rounds of the training in `folder`, which is the same."""
+        old = Training.load(folder)
+        if old is None or not old.rounds:
+            return self
+        return self._with(old.rounds, max(self.recipe.train.steps, old.recipe.train.steps))
+
+    def continued(self, step: int, changed: Mapping[str, Sequence[str]]) -> Training:
+        """Return this with a further round after `step`, in place of one that has no checkpoint yet.
+
+        It takes the steps that are left, and `train.continue_steps` at least.
+
+        Args:
+            changed: what differs of the volumes, by what they are.
+        """
+        lines, planned = [f"{what} {line}" for what, each in changed.items() for line in each], self.recipe.train.steps
+        if self.rounds and self.begun == step:
+            lines, planned = [*dict.fromkeys((*self.rounds[-1].changed, *lines))], self.rounds[-1].planned
+        last = Round(after=step, began=time.time(), changed=tuple(lines), planned=planned)
+        rounds = (*(each for each in self.rounds if each.after < step), last)
+        return self._with(rounds, max(planned, step + self.recipe.train.continue_steps))
+
+    def _with(self, rounds: tuple[Round, ...], steps: int) -> Training:
+        train = self.recipe.train.model_copy(update={"steps": steps})
+        return self.model_copy(update={"recipe": self.recipe.model_copy(update={"train": train}), "rounds": rounds})
 
     def store(self, folder: Path) -> None:
         """Write this into `folder`, whole or not at all."""
@@ -115,7 +173,8 @@ def train_task(folder: str, session: str, info: RankInfo) -> Record[RankResult]:
 
         try:
             with join_ranks(info, Path(folder), check) as group:
-                train(recipe, Path(folder), search_path, check_all, group, is_trial=training.is_trial)
+                trial, begun = training.is_trial, training.begun
+                train(recipe, Path(folder), search_path, check_all, group, is_trial=trial, begun=begun)
         except PeerLost:
             peer_lost = True
             raise

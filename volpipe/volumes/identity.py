@@ -7,10 +7,12 @@ the first voxels of the boxes are read: a volume of a million files costs as muc
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import os
 import time
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import METADATA_FILES, absolute, inside, read_header, split
-from volpipe.volumes.storage import paths
+from volpipe.volumes.storage import object_store, paths
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.fetched_array import noting_stamps
 from volpipe.volumes.storage.metadata import Header
@@ -31,6 +33,7 @@ from volpipe.volumes.storage.requests import boxes_at_once, in_turn
 from volpipe.volumes.volume import Volume, open_volume
 
 SAMPLED_BOXES, SAMPLED_EDGE, SEED = 16, 64, 0
+MOST_FILES = 100_000  # of a volume, all of which are looked at: 1 s on a local disk
 UNREADABLE = "unreadable"
 MOST_NAMED = 2
 
@@ -54,6 +57,7 @@ class Identity(BaseModel):
         files: state of its metadata, and of the files of the boxes, by name; None for one that is not there.
         boxes: those that were sampled, the same ones always.
         fingerprint: a hash of `metadata`, but for the place, and of the voxels of all boxes.
+        all_files: a hash of the states of all files; "" where these were not looked at.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -63,6 +67,23 @@ class Identity(BaseModel):
     files: dict[str, Stamp | None]
     boxes: tuple[Sampled, ...]
     fingerprint: str
+    all_files: str = ""
+
+
+def identify_whole(volume: Volume) -> Identity:
+    """Return the present identity of `volume`, with the states of all of its files, where these are not too many."""
+    states = sorted(map(str, itertools.islice(_stamps(volume.folder), MOST_FILES + 1)))
+    known = _hash("".join(states).encode()) if 0 < len(states) <= MOST_FILES else ""
+    return identify(volume).model_copy(update={"all_files": known})
+
+
+def _stamps(folder: Location) -> Iterator[tuple[str, Stamp | None]]:
+    """Yield the files below `folder`, each with its stamp; a volume in one file has none."""
+    if isinstance(folder, Path):
+        for root, _, names in os.walk(folder):
+            yield from ((str(Path(root, name).relative_to(folder)), paths.stamp(Path(root, name))) for name in names)
+    elif folder.is_s3:
+        yield from object_store.list_stamps(folder)
 
 
 def identify(volume: Volume) -> Identity:
@@ -176,6 +197,8 @@ def changes(old: Identity, new: Identity) -> list[str]:
             if not paths.is_same(old.files[name], new.files[name])
         ]
     )
+    if not differences and "" != old.all_files != new.all_files != "":
+        differences.append("files beside those of the voxels that are compared were written since")
     if differences or not is_alike(old, new):
         differences.append(_voxels(old, new))
     return differences
@@ -266,6 +289,20 @@ def _file_number(path: Path) -> tuple[int, int]:
     return state.st_dev, state.st_ino
 
 
+def input_changes(file: Path, now: Mapping[str, Identity], *, accept: bool) -> dict[str, list[str]]:
+    """Return what differs of the volumes `now` from those that are noted in `file`, in words, by what they are.
+
+    Those whose compared voxels are the same do not count where `accept` says so, whatever the times of their files.
+    """
+    before = read_identities(file) or {}
+    return {
+        what: differences
+        for what, identity in now.items()
+        if what in before and not (accept and is_alike(before[what], identity))
+        if (differences := changes(before[what], identity))
+    }
+
+
 def check_same_inputs(
     file: Path,
     now: Mapping[str, Identity],
@@ -296,12 +333,8 @@ def check_same_inputs(
                 f"voxels of 16 boxes differ; put it back, {update}choose another --out, or use --fresh to start over"
             )
         return
-    for what, identity in now.items():
-        if what not in before or not (differences := changes(before[what], identity)):
-            continue
-        alike = is_alike(before[what], identity)
-        if alike and accept:
-            continue
+    for what, differences in input_changes(file, now, accept=accept).items():
+        identity, alike = now[what], is_alike(before[what], now[what])
         choices = f"{update}or use --fresh to start over" if update else "use --fresh to start over"
         touched = f"If it was only copied or touched, use --same-input to continue with it; else {choices}"
         other = f"Put the old one back, {update}choose another --out, or use --fresh to start over"

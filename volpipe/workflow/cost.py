@@ -16,7 +16,8 @@ from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.work import POOL, Steps, Work
 from volpipe.estimation.estimate import StageTimes
-from volpipe.estimation.limits import check_room, disk_limits, warn_of_room
+from volpipe.estimation.forecast import process_bytes
+from volpipe.estimation.limits import check_room, check_worker, disk_limits, warn_of_room
 from volpipe.recipes.workflow import named
 from volpipe.volumes.storage.metadata import write_json
 from volpipe.workflow.plan import FlowPlan
@@ -42,10 +43,12 @@ class FlowCost:
     """Forecast of the stages, in order, and of all together.
 
     Outputs of all stages stay; the scratch of a stage is deleted when the stage ends, and stages run side by side.
+    `worker_bytes` is the memory that there is for a training, None where nobody knows.
     """
 
     plan: FlowPlan
     stages: tuple[StageCost, ...]
+    worker_bytes: int | None = None
 
     def of(self, stage: StagePlan) -> StageCost:
         """Return the forecast of `stage`."""
@@ -83,6 +86,11 @@ class FlowCost:
             if cost.forecast is not None:
                 with named(cost.stage.name):
                     cost.forecast.check(cost.share_left)
+            elif cost.stage.makes_weights and cost.share_left:
+                with named(cost.stage.name):
+                    check_worker(
+                        cost.memory_bytes or 0.0, self.worker_bytes, "use a smaller train.batch or samples.shape"
+                    )
         inodes = sum(share * needs.most_inodes for needs, share in self._known)
         needed = sum(share * needs.most_bytes for needs, share in self._known if needs.is_measured)
         check_room("outputs and scratch of all stages", inodes, needed, self.plan.out, disk_limits(self.plan.out))
@@ -120,7 +128,8 @@ def forecast_stages(plan: FlowPlan, pool: WorkerPool | None, *, tries: bool) -> 
             cost = yield from stage.cost_steps(costs, pool, plan.folder.rehearsal if tries else None)
             costs.append(cost)
     known = {} if pool is None or tries else known_times(plan, pool.slots["cpu"])
-    return FlowCost(plan, tuple(replace(cost, times=known.get(cost.stage.name, cost.times)) for cost in costs))
+    stages = tuple(replace(cost, times=known.get(cost.stage.name, cost.times)) for cost in costs)
+    return FlowCost(plan, stages, None if pool is None else process_bytes(pool))
 
 
 def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:

@@ -313,7 +313,7 @@ def _check_out(plan: FlowPlan) -> None:
 
 
 def _clear_outdated(plan: FlowPlan, options: RunOptions) -> None:
-    """Delete what an update makes anew as a whole: trainings whose volumes changed, and what rests on their weights."""
+    """Clear what an update makes anew as a whole: trainings whose volumes changed, and what rests on their weights."""
     for stage in plan.stages:
         if not stage.makes_weights:
             continue

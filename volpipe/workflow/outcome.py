@@ -17,6 +17,7 @@ from volpipe.reporting.panels import Panel, curve, panels_png
 from volpipe.runs.provenance import settings_of
 from volpipe.training.data.volumes import resolve_address
 from volpipe.training.logs import SCORES, no_better, read_log
+from volpipe.training.task import Training
 from volpipe.volumes.volume import open_volume
 
 CURVE = "curve.png"  # in a training's folder
@@ -30,7 +31,7 @@ def read_points(folder: Path, name: str) -> Points:
 
 
 def outcome_lines(folder: Path) -> Iterator[str]:
-    """Yield a line of losses, and one of each score."""
+    """Yield a line of losses, one of each score, and one of each round over volumes that had changed."""
     losses = read_points(folder, "loss")
     if losses:
         shown = dict(losses[index] for index in (0, len(losses) // 2, -1))
@@ -45,6 +46,8 @@ def outcome_lines(folder: Path) -> Iterator[str]:
             yield f"held out: {name} {before}{last:.4g}{unit} at step {step:,}, {most}"
     if not scored:
         yield "nothing was held out and scored: data.held_out and train.validate_every tell how good the net is"
+    for each in () if (training := Training.load(folder)) is None else training.rounds:
+        yield f"continued {each}"
     if sentence := no_better(folder):
         yield sentence
 

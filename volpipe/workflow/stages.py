@@ -32,6 +32,7 @@ from volpipe.estimation.forecast import (
     load_rates,
 )
 from volpipe.estimation.limits import check_access, check_window
+from volpipe.estimation.memory import WORKER_BYTES
 from volpipe.evaluation.compare import Comparison as OutputDifference
 from volpipe.evaluation.compare import plan_comparison
 from volpipe.evaluation.driver import (
@@ -537,6 +538,7 @@ class LabelStage(StagePlan):
         if pool is not None and trials is not None:
             trial = SegmentTrial(self.plan, self.given, pending is None, str(trials))
             times = yield from calibrate_segmentation(trial, pool)
+            times = replace(times, memory_bytes=WORKER_BYTES + self.plan.task_bytes)
         voxel_bytes = _voxel_bytes(self.given) if pending is None else pending.voxel_bytes
         needs = ResourceNeeds.from_labels(self.plan, voxel_bytes)
         return StageCost(self, needs, None, 0.0 if self.is_complete else 1.0, times)
@@ -785,6 +787,13 @@ class StageCost:
         if self.forecast is not None:
             return self.forecast.estimate.seconds
         return self.times.seconds if self.times is not None else None
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """Highest memory of a worker; None where it is not known, or next to nothing."""
+        if self.forecast is not None:
+            return self.forecast.estimate.memory_bytes if self.forecast.estimate.has_net else None
+        return (self.times.memory_bytes or None) if self.times is not None else None
 
     @property
     def is_guess(self) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.estimation.estimate import StageTime, StageTimes
+from volpipe.estimation.memory import NET_SAFETY
 from volpipe.inference.statistics import affine, in_numbers
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import Recipe
@@ -37,8 +39,9 @@ from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, StageWork
-from volpipe.training.data.volumes import open_inputs, resolve_address
+from volpipe.training.data.volumes import cached_bytes, identities, open_inputs, resolve_address
 from volpipe.training.driver import (
+    check_continued,
     check_recipes,
     check_trainable,
     claim_folder,
@@ -52,8 +55,8 @@ from volpipe.training.search.grid import SWEEP_FILE, Sweep, sweep_of, sweep_tria
 from volpipe.training.search.optuna import STUDY, Tuning, tuning_of, tuning_trials
 from volpipe.training.search.pages import trial_items
 from volpipe.training.search.trials import TrialResult, Trials, best_trial
-from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training
-from volpipe.volumes.identity import changes, identify, is_alike, read_identities
+from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training, newest_step
+from volpipe.volumes.identity import input_changes
 from volpipe.volumes.storage.paths import delete
 from volpipe.volumes.volume import Volume, absolute, open_volume
 from volpipe.workflow.entries import Entry
@@ -75,7 +78,6 @@ class TrainPlan:
         volume, labels: of the first entry of its data, as they are or will be.
         made: what other stages make of the data, such as "labels 1".
         pending: whether they have yet to make a part of that.
-        warm_start: whether an update begins with the weights of before.
     """
 
     recipe: TrainRecipe
@@ -85,7 +87,6 @@ class TrainPlan:
     labels: Volume | None
     made: frozenset[str]
     pending: bool
-    warm_start: bool
 
     @property
     def identity(self) -> str:
@@ -114,25 +115,6 @@ class TrainPlan:
 
     def warnings(self) -> list[str]:
         return []
-
-    def begun_with(self, weights: Path) -> TrainPlan:
-        """Return it with these weights to begin with."""
-        net = {"weights": str(weights), "weights_key": None}
-
-        def begun(recipe: TrainRecipe) -> TrainRecipe:
-            return recipe.model_copy(update={"net": recipe.net.model_copy(update=net)})
-
-        search = self.search
-        if isinstance(search, Sweep):
-            search = replace(search, recipes=tuple(map(begun, search.recipes)))
-        elif isinstance(search, Tuning):
-            tree = search.tree | {"net": search.tree["net"] | net}
-            search = replace(search, recipe=begun(search.recipe), tree=tree)
-        return replace(self, recipe=begun(self.recipe), search=search)
-
-    def inputs(self) -> dict[str, Volume]:
-        """Return all volumes that it learns from."""
-        return open_inputs(self.recipe, str(self.search_path))
 
     def check(self, *, made: bool = False) -> None:
         """Refuse what `volpipe train` refuses, as far as the data are there: whether other stages have `made` theirs.
@@ -175,7 +157,7 @@ class TrainStage(StagePlan):
         if labels is None and data.labels is not None:
             labels = open_volume(resolve_address(data.labels, where), data.labels_key)
         made = frozenset(f"{what} {number}" for number, each in enumerate(placed, 1) for what in each.made)
-        plan = TrainPlan(recipe, search, among.search_path, volume, labels, made, pending, choice.warm_start)
+        plan = TrainPlan(recipe, search, among.search_path, volume, labels, made, pending)
         out = RunFolder.for_stages(among.folder).path if not isinstance(among.folder, Path) else among.folder
         self = cls(stage.name, stage.reads, volume, out / stage.name, plan, beside=stage.beside)
         if among.sizing.fresh or not self.is_complete:  # what is complete needs no volume
@@ -204,7 +186,7 @@ class TrainStage(StagePlan):
         if self.is_complete:  # they may be gone
             return
         first = {"volume 1": plan.volume} | ({} if plan.labels is None else {"labels 1": plan.labels})
-        inputs = first if plan.pending else plan.inputs()
+        inputs = first if plan.pending else open_inputs(plan.recipe, str(plan.search_path))
         yield from ((volume, what) for what, volume in inputs.items() if what not in plan.made)
 
     def truth(self) -> Truth:
@@ -236,25 +218,35 @@ class TrainStage(StagePlan):
     def cost_steps(
         self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
     ) -> Steps[StageCost]:
-        """Return the time of its steps, where some are tried; not that of validations and checkpoints."""
+        """Return the time of its steps and the memory of a worker, where some are tried with a validation.
+
+        The time is not that of validations and checkpoints. Of several trainings one of the largest windows is tried.
+        """
         share_left = self.share_left
         if pool is None or trials is None or self.plan.pending or not share_left:
             return StageCost(self, share_left=share_left)
-        steps = {"steps": MEASURED_STEPS, "validate_every": 0, "predict_every": 0}
-        recipe = self.plan.recipe
-        short = recipe.model_copy(update={"train": recipe.train.model_copy(update=steps)})
+        recipe = max(self.plan.recipes, key=lambda each: each.train.batch * math.prod(each.samples.shape))
+        given, where = recipe.train, str(self.plan.search_path)
+        steps = {
+            name: min(MEASURED_STEPS, getattr(given, name)) for name in ("steps", "validate_every", "predict_every")
+        }
+        short = recipe.model_copy(update={"train": given.model_copy(update=steps)})
         folder = RunFolder(trials / self.name)
         try:
             with folder.locked() as session:
                 training = Training.begin(short, self.plan.search_path)
                 yield from trained(folder.path, training, session, lambda step: None)
-                fastest = min(float(entry["seconds"]) for entry in read_log(folder.path))
+                fastest = min(float(entry["seconds"]) for entry in read_log(folder.path) if entry["step"])
+                taken = [record.usage for record in read_records(folder.journal, (RankResult,))]
         finally:
             delete(folder.path)
-        num = self.plan.num_trainings
+        num, scale = self.plan.num_trainings, describe(recipe.net, where).scale
+        peak = max(usage.peak_bytes for usage in taken)
+        later = cached_bytes(recipe, scale, where) - cached_bytes(short, scale, where)
         times = StageTimes(
             (StageTime(STAGE, num, num * recipe.train.steps * fastest),), 0.0, 0, is_guess=True,
-            num_workers=max(1, pool.slots["gpu"] // recipe.train.ranks),
+            num_workers=max(1, pool.slots["gpu"] // recipe.train.ranks), memory_bytes=NET_SAFETY * peak + later,
+            gpu_bytes=max(usage.device_peak_bytes for usage in taken),
         )  # fmt: skip
         return StageCost(self, share_left=share_left, times=times)
 
@@ -331,9 +323,7 @@ class TrainWork(StageWork[TrainReport]):
 
     def __init__(self, stage: TrainStage, options: RunOptions, listener: Listener, feed: Feed | None) -> None:
         super().__init__(stage.folder, options, listener, feed)
-        self.start = stage.folder.path.with_name(f"{stage.name}_start.safetensors")
-        is_warm = stage.plan.warm_start and self.start.is_file()
-        self.plan = stage.plan.begun_with(self.start) if is_warm else stage.plan
+        self.plan: TrainPlan = stage.plan
 
     @property
     def file(self) -> str:
@@ -360,7 +350,8 @@ class TrainWork(StageWork[TrainReport]):
     def share_left(self) -> float:
         if self.is_complete:
             return 0.0
-        return 1.0 if self.plan.search else 1.0 - last_step(self.folder.path) / self.plan.recipe.train.steps
+        share = last_step(self.folder.path) / self.plan.recipe.train.steps
+        return 1.0 if self.plan.search else max(0.0, 1.0 - share)
 
     def check_free(self) -> None:
         if self.folder.path.is_dir():
@@ -368,50 +359,52 @@ class TrainWork(StageWork[TrainReport]):
 
     def check_same(self) -> None:
         """Refuse another recipe, and volumes that changed since, as far as they are there."""
-        old = Training.load(self.folder.path)
-        if self.plan.search is None and old is not None and (step := last_step(self.folder.path)):
-            old.check_same(Training.begin(self.plan.recipe, self.plan.search_path), step)
+        if self.plan.search is None:
+            check_continued(self.folder.path, Training.begin(self.plan.recipe, self.plan.search_path))
         if not self.options.update and (changed := self.input_changes()):
+            how = "continue" if self.plan.recipe.train.continue_steps else "train anew"
             raise RunError(
                 f"{self.folder.path}: what it learned from has changed since: {changed}; put it back, use --update to "
-                "train anew and make again what rests on that, or use --fresh to start over"
+                f"{how} and make again what rests on that, or use --fresh to start over"
             )
 
     def input_changes(self) -> str:
         """Return what differs between its volumes and those that were learned from; "" where they are gone."""
         folders = [self.folder] if self.plan.search is None else [*map(RunFolder, _folders(self.folder.path))]
         try:
-            now = {what: identify(volume) for what, volume in self.plan.inputs().items()} if folders else {}
+            now = identities(self.plan.recipe, str(self.plan.search_path)) if folders else {}
         except VolumeError:  # a volume may go once its training is done
             return ""
-        lines = []
-        for folder in folders:
-            for what, before in (read_identities(folder.inputs) or {}).items():
-                differing = what in now and what not in self.plan.made and changes(before, now[what])
-                if differing and not (self.options.same_input and is_alike(before, now[what])):
-                    lines += [f"{what} {line}" for line in changes(before, now[what])]
-        return "; ".join(dict.fromkeys(lines))
+        own = {what: identity for what, identity in now.items() if what not in self.plan.made}
+        found = [input_changes(folder.inputs, own, accept=self.options.same_input) for folder in folders]
+        return "; ".join(dict.fromkeys(f"{what} {line}" for each in found for what in each for line in each[what]))
 
     @property
     def is_outdated(self) -> bool:
-        """Whether an update trains anew."""
-        return self.is_begun and bool(self.input_changes())
+        """Whether an update trains anew, or continues, which it could not by another recipe."""
+        is_outdated = self.is_begun and bool(self.input_changes())
+        if is_outdated and self.continues:
+            self.check_same()
+        return is_outdated
+
+    @property
+    def continues(self) -> bool:
+        """Whether it has a checkpoint, and continues from there whatever its volumes are by then."""
+        return bool(self.plan.recipe.train.continue_steps and newest_step(self.folder.path))
 
     def check_source(self, source: StageWork[Any], called: str) -> None:
-        if self.is_begun and not source.is_begun:
+        if self.is_begun and not source.is_begun and (self.is_complete or not self.continues):
             raise RunError(
                 f"it is not complete, but stage {called}, which learned from it, was begun: {source.name} was taken "
                 f"away; put it back, delete {self.folder.path} as well, or use --fresh to start all stages over"
             )
 
     def clear(self) -> None:
-        """Delete what was made; an update with a warm start keeps the weights, to begin with."""
-        trained = self.trained if self.options.update and self.plan.warm_start else None
-        if trained is not None:
-            (trained / WEIGHTS).replace(self.start)
-        elif not self.options.update:
-            self.start.unlink(missing_ok=True)
-        self.folder.clear()
+        """Delete what was made; of a training that an update continues, the weights alone."""
+        if self.options.update and self.continues:
+            (self.folder.path / WEIGHTS).unlink(missing_ok=True)
+        else:
+            self.folder.clear()
 
     def steps(self) -> Steps[TrainReport]:
         """Train by data that suit: a flow has all of them by now."""
@@ -421,7 +414,8 @@ class TrainWork(StageWork[TrainReport]):
 
     def claim(self) -> None:
         self.was_begun = self.is_begun
-        self._inner.claim()
+        if not self.is_complete:
+            self._inner.claim()
 
     def held_steps(self, name: str, presence: Presence) -> Steps[TrainReport]:
         """Train, and return how that ended."""
@@ -455,26 +449,27 @@ class TrainWork(StageWork[TrainReport]):
         if self.plan.search is not None:
             return self._trials().work()
         recipe = self.plan.recipe
-        show = self._shown(Stage(STAGE, recipe.train.steps))
+        show = self._shown(STAGE)
         training = Training.begin(recipe, self.plan.search_path)
         return training_work(self.folder, training, same_input=self.options.same_input, on_step=show)
 
-    def _shown(self, stage: Stage) -> Callable[[int], None]:
-        """Return what tells the listener how many units of `stage`, steps or trainings, are done."""
-        progress = Progress([stage], time.perf_counter())
+    def _shown(self, name: str) -> Callable[[int, int], None]:
+        """Return what tells the listener how many units of a stage, steps or trainings, are done, and how many are."""
+        began = time.perf_counter()
 
-        def show(num_done: int) -> None:
-            stage.mark_all(np.arange(min(num_done, stage.size)))
-            self.listener.on_progress(progress)
+        def show(num_done: int, whole: int) -> None:
+            stage = Stage(name, whole)
+            stage.mark_all(np.arange(min(num_done, whole)))
+            self.listener.on_progress(Progress([stage], began))
 
         return show
 
     def _trials(self) -> Trials:
         search, where = self.plan.search, self.plan.search_path
-        show, ended = self._shown(Stage(self.plan.varies, self.plan.num_trainings)), itertools.count(1)
+        show, ended = self._shown(self.plan.varies), itertools.count(1)
 
         def on_end(result: TrialResult) -> None:
-            show(next(ended))
+            show(next(ended), self.plan.num_trainings)
 
         if isinstance(search, Tuning):
             return tuning_trials(search, self.folder, search_path=where, on_end=on_end)

@@ -12,13 +12,14 @@ from inline import Inline
 from trainings import made
 
 from volpipe.errors import PlanError
-from volpipe.geometry.grid import Box, Triple
+from volpipe.geometry.grid import Box, Grid, Triple
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import TrainRecipe
 from volpipe.runs.options import RunOptions
 from volpipe.training.data.augment import coarser
 from volpipe.training.data.degrade import context
 from volpipe.training.data.samples import Sampler
+from volpipe.training.data.volumes import cached_bytes
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale
 from volpipe.workflow.driver import execute
 from volpipe.workflow.prepare import prepare
@@ -230,6 +231,20 @@ def test_volumes_share_the_samples_by_their_size(volume: np.ndarray, tmp_path: P
     sampler = Sampler(both, (1, 1, 1), str(tmp_path))
     black = sum(made(sampler, number).truth.max() == -1 for number in range(200))
     assert 30 < black < 70  # a quarter of 200, four deviations either way
+
+
+def test_planned_chunks_that_stay_are_those_that_windows_touch_and_few_more(tmp_path: Path) -> None:
+    shape, chunk = (40, 96, 96), (16, 16, 16)
+    for name, dtype in (("raw", "uint8"), ("labels", "uint64")):
+        create_array(tmp_path / "v.n5", name, ArraySpec(shape, np.dtype(dtype), chunk, codec="gzip"), "n5")
+    data = [{"path": "v.n5/raw", "labels": "v.n5/labels"}]
+    for steps in (1, 5, 25, 500):
+        chosen = recipe(samples={"shape": (8, 16, 24)}, data=data, train={"steps": steps, "batch": 2, "accumulate": 2})
+        sampler = Sampler(chosen, (1, 1, 1), str(tmp_path))
+        boxes = [sampler.window(number).box for number in range(4 * steps)]
+        touched = {number for box in boxes for number in Grid(shape, chunk).touching(box)}
+        num_voxels = sum(Grid(shape, chunk).box(number).num_voxels for number in touched)
+        assert 0.9 * 9 * num_voxels < cached_bytes(chosen, (1, 1, 1), str(tmp_path)) < 1.5 * 9 * num_voxels
 
 
 def test_a_window_longer_than_a_volume_is_refused(volume: np.ndarray, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from volpipe.errors import RecipeError, RunError, SiteError, VolpipeError
 from volpipe.geometry.grid import Box
 from volpipe.recipes.training import WEIGHTS, load_training
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training import driver
 from volpipe.training import loop as module
 from volpipe.training.data import volumes as training_volumes
 from volpipe.training.logs import last_step
@@ -29,7 +28,7 @@ from volpipe.training.search.grid import combined, load_sweep, run_sweep
 from volpipe.training.search.optuna import load_tuning, run_tuning
 from volpipe.training.search.trials import OnEnd, TrialResult, with_overrides
 from volpipe.volumes import node_cache
-from volpipe.volumes.identity import Identity, identify, read_identities
+from volpipe.volumes.identity import Identity, identify_whole, read_identities
 from volpipe.volumes.values import take_sample
 from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
@@ -169,26 +168,26 @@ def test_volumes_are_sampled_once_for_all_trials_until_they_change(
     sampled: list[str] = []
     checked: list[str] = []
 
-    def taken(volume: Volume) -> object:
+    def taken(volume: Volume, *box: Box) -> object:
         checked.append(str(volume))
-        return take_sample(volume)
+        return take_sample(volume, *box)
 
     def noted(volume: Volume) -> Identity:
         sampled.append(str(volume))
-        return identify(volume)
+        return identify_whole(volume)
 
     def change(result: TrialResult) -> None:
         if result.number == 1:
             compressed(folder, 2)
 
-    monkeypatch.setattr(driver, "identify", noted)
+    monkeypatch.setattr(training_volumes, "identify_whole", noted)
     monkeypatch.setattr(training_volumes, "take_sample", taken)
     assert [row.state for row in swept(folder, Threads(1), on_end=change)][:2] == ["done"] * 2
     noted_first, noted_last = (read_identities(folder / "s" / name / "inputs.json") for name in ("001", "003"))
     assert noted_first is not None and noted_last is not None
     assert (sampled, noted_first == noted_last) == ([str(folder / "v.n5")] * 2, False)
     assert checked == [str(folder / "v.n5")]  # for two nets
-    assert noted_last["volume 1"] == identify(open_volume(folder / "v.n5"))
+    assert noted_last["volume 1"] == identify_whole(open_volume(folder / "v.n5"))
 
 
 def test_what_is_done_is_left_alone_and_new_values_get_the_next_numbers(folder: Path) -> None:

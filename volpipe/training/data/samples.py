@@ -25,13 +25,12 @@ from volpipe.recipes.inference import Normalise
 from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.dataset import WindowDataset
 from volpipe.training.data.degrade import context
-from volpipe.training.data.volumes import check_finite, check_holds, open_data, resolve_address, seen_from
+from volpipe.training.data.volumes import CACHE_BYTES, check_finite, check_holds, open_data, resolve_address, seen_from
 from volpipe.volumes.decoded import decoded
 from volpipe.volumes.identity import real_place
 from volpipe.volumes.volume import Reader, Volume, open_volume
 
 AXES = "zyx"
-CACHE_BYTES = 1 << 30  # of decoded chunks of each volume, in memory or shared
 BEND = 16  # voxels between the corners of a lattice of displacements
 DEFOCUS = 2.0  # voxels, the largest standard deviation of the blur of a slice out of focus
 MAX_DRAWS = 1000  # of a window outside of the held-out boxes, before the recipe is refused

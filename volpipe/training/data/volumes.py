@@ -25,7 +25,7 @@ from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import Classes, Data, TrainRecipe
 from volpipe.training.data.degrade import context
 from volpipe.units import count
-from volpipe.volumes.identity import changes, has_moved, identify, is_alike, read_identities
+from volpipe.volumes.identity import Identity, changes, has_moved, identify, identify_whole, is_alike, read_identities
 from volpipe.volumes.places import MEND, Paired, check_same_place, find_part, places
 from volpipe.volumes.values import image_share, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
@@ -36,6 +36,7 @@ AXES = "zyx"
 ADVICE = f"{MEND}, or set any_place=true in this [[data]] to pair them voxel by voxel all the same"
 OF_A_PART = f"give labels of the volume's shape, or {MEND}; level and labels_key choose levels of one voxel size"
 TINY = 1e-6  # of a voxel: sums of lengths are not exact
+CACHE_BYTES = 1 << 30  # of decoded chunks of each volume, in memory or shared
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,39 @@ def open_inputs(recipe: TrainRecipe, search_path: str) -> dict[str, Volume]:
                 level = data.level if what == "volume" else 0
                 volumes[f"{what} {number}"] = open_volume(resolve_address(path, search_path), inner, level)
     return volumes
+
+
+def cached_bytes(recipe: TrainRecipe, scale: Sequence[int], search_path: str) -> float:
+    """Return about how many bytes of decoded chunks a worker keeps that has taken the steps of `recipe`.
+
+    They are up to half too many, for chunks at faces are touched less often.
+    """
+    steps, total = recipe.train, 0.0
+    num_windows = steps.steps * steps.batch * steps.accumulate / len(recipe.data)
+    window = [n * s for n, s in zip(recipe.samples.shape, scale, strict=True)]
+    for data in (data for data in recipe.data if not data.stored):
+        opened = open_data(data, recipe.normalise, search_path)
+        axes = [*zip(opened.part.shape, window, opened.volume.spatial_chunks, strict=True)]
+        whole, touched = opened.part.num_voxels, math.prod(min(n, w + c) for n, w, c in axes)
+        share = -math.expm1(-num_windows * touched / whole)  # that at least one of windows at random has touched
+        for volume in filter(None, (opened.volume, opened.labels)):
+            total += min(CACHE_BYTES, share * whole * volume.num_channels * volume.dtype.itemsize)
+    return total
+
+
+def identities(
+    recipe: TrainRecipe, search_path: str, known: dict[Volume, Identity] | None = None
+) -> dict[str, Identity]:
+    """Return the present identities of all volumes that `recipe` reads, with the states of all of their files.
+
+    Those that are `known` are not made again while files are as they were; others are added to them.
+    """
+    known = {} if known is None else known
+    volumes = open_inputs(recipe, search_path)
+    for volume in volumes.values():
+        if volume not in known or has_moved(known[volume], volume):
+            known[volume] = identify_whole(volume)
+    return {what: known[volume] for what, volume in volumes.items()}
 
 
 def check_unchanged(inputs: Path, recipe: TrainRecipe, search_path: str) -> None:

@@ -311,7 +311,7 @@ class Trials:
         """Begin or resume the training of `trial`."""
         training = Training.begin(trial.recipe, self.search_path, is_trial=True)
         folder = RunFolder(self.folder.path / trial.name)
-        work = training_work(folder, training, same_input=True, identities=self.identities)
+        work = training_work(folder, training, same_input=True, known=self.identities)
         with work.folder.locked() as session:
             work.claim()
             log.info("trial %s begins: %s", trial.name, format_values(trial.values))
