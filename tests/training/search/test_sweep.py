@@ -169,9 +169,9 @@ def test_volumes_are_sampled_once_for_all_trials_until_they_change(
     sampled: list[str] = []
     checked: list[str] = []
 
-    def taken(volume: Volume) -> object:
+    def taken(volume: Volume, box: Box) -> object:
         checked.append(str(volume))
-        return take_sample(volume)
+        return take_sample(volume, box)
 
     def noted(volume: Volume) -> Identity:
         sampled.append(str(volume))
