@@ -106,8 +106,8 @@ def recipe(*entries: dict[str, object], **sections: object) -> TrainRecipe:
     return TrainRecipe.model_validate(tree | {"samples": {"shape": (4, 8, 8)}, "train": {"seed": 3}} | sections)
 
 
-def opened(folder: Path, path: Path | str, **keys: object) -> Box:
-    data = Data.model_validate({"path": "v.h5", "labels": str(path)} | keys)
+def opened(folder: Path, labels: Path | str, **keys: object) -> Box:
+    data = Data.model_validate({"path": "v.h5", "labels": str(labels)} | keys)
     return open_data(data, Normalise(), str(folder)).extent
 
 
@@ -253,7 +253,8 @@ def test_a_coarser_level_has_no_origin_where_the_finest_states_none(folder: Path
 def test_a_corrected_origin_is_a_change_of_the_labels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stands in the group around the array, whose own files stay as they are."""
     monkeypatch.chdir(folder)
-    data, keys = labels(folder), {"train": {"steps": 2, "warm_up": 1, "checkpoint_every": 1, "threads": 1}}
+    data = (np.indices(PART.shape)[2] // 10 + 1).astype(np.uint16)
+    keys = {"train": {"steps": 2, "warm_up": 1, "checkpoint_every": 1, "schedule": "constant", "threads": 1}}
     ome_zarr(folder / "part.zarr", data)
     learning = recipe({"labels": "part.zarr"}, **keys)
     vp.train(learning, out="t", site="threads")

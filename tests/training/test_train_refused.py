@@ -177,7 +177,7 @@ def test_what_cannot_be_learnt_from_is_refused_in_one_sentence_before_a_worker_s
 def test_labels_that_do_not_fit_are_refused_before_a_worker_starts(folder: Path) -> None:
     write_volumes(folder)
     net = {"name": "unet3d", "options": {"features": [4, 8], "out_channels": 9, "output": "sigmoid"}}
-    for labels, sentence in (("short.npy", "give labels of that shape"), ("floats.npy", "give whole numbers")):
+    for labels, sentence in (("short.npy", "give labels of the volume.s shape"), ("floats.npy", "give whole numbers")):
         told = {"net": net, "data": [{"path": "v.tif", "labels": labels}], "samples": {"shape": [8, 16, 16]}}
         with pytest.raises(PlanError, match=sentence):
             run_training(TrainRecipe.model_validate(told), folder / "t", unwanted, search_path=folder)

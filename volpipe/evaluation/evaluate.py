@@ -350,7 +350,7 @@ def _extent(output: Volume, truth: Volume, roi: str | None, *, any_place: bool) 
         extent = find_part(Paired("the output", output), Paired("the reference", truth), ADVICE)
         notes = [f"the reference {truth} lies at {extent} (z, y, x) of {output}, by voxel sizes and origins"]
     if roi is None and not (notes and (whole.contains(extent) or extent.contains(whole))):
-        where = f", at {extent} of these" if notes else ""
+        where = f", which lie at {extent}" if notes else ""
         raise PlanError(
             f"{output} has {output.spatial_shape} voxels (z, y, x), the reference {truth} {truth.spatial_shape}"
             f"{where}; give --roi, a box of the reference that both have"

@@ -88,7 +88,7 @@ def _stamps(folder: Location) -> Iterator[tuple[str, Stamp | None]]:
 
 def identify(volume: Volume) -> Identity:
     """Return the present identity of `volume`; a box that cannot be read is marked as unreadable."""
-    metadata = {
+    metadata: dict[str, object] = {
         "format": volume.format, "shape": volume.shape, "type": str(volume.dtype), "chunks": volume.chunks,
         "shards": volume.shards, "codec": volume.codec, "axes": volume.axes,
     }  # fmt: skip

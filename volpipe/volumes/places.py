@@ -98,7 +98,7 @@ def find_part(a: Paired, b: Paired, advice: str) -> Box:
                 f"metadata of {each.name} state no {lacking}, by which one is known to be a part of the other; {advice}"
             )
     assert size is not None and other is not None
-    start = []
+    start = list[int]()
     for axis, one, two, n, at, there in zip(
         AXES, size, other, shapes[1], a.volume.origin_nm, b.volume.origin_nm, strict=True
     ):
@@ -113,7 +113,7 @@ def find_part(a: Paired, b: Paired, advice: str) -> Box:
                 f"{advice}"
             )
         start.append(round(apart))
-    return Box.from_shape(shapes[1]).shift(start)
+    return Box.from_shape(shapes[1]).shift(tuple(start))
 
 
 def _other_size(a: Paired, b: Paired, axis: str, advice: str, factor: int = 1) -> PlanError:
