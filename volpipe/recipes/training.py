@@ -53,7 +53,7 @@ class Data(Section):
     """The array in labels, where the container has several."""
     any_place: bool = False
     """Pair labels and volume, of one shape, voxel by voxel although their places say that they lie elsewhere."""
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    weight: float = Field(1.0, gt=0)
     """So many times as many windows come from this volume as its size would give."""
     incomplete: bool = False
     """Learn from outputs of volpipe, labels as well, that are not complete: what is not written yet is zeros."""
@@ -75,9 +75,9 @@ class Degrade(Section):
     kind: Literal["none", "bin", "subsample", "gaussian"] = "none"
     """bin: the mean of the voxels. subsample: one of them. gaussian: blurred along each axis that is made coarser, by a
     full width at half maximum of the factor, then one of them. none: as they are."""
-    noise: float = Field(0.0, ge=0, allow_inf_nan=False)
+    noise: float = Field(0.0, ge=0)
     """The largest standard deviation of white noise, in grey levels of the volume; drawn anew for each window."""
-    blur: float = Field(0.0, ge=0, allow_inf_nan=False)
+    blur: float = Field(0.0, ge=0)
     """The largest standard deviation of a Gaussian before the noise, in voxels of the input; drawn anew for each
     window."""
     uneven: float = Field(0.0, ge=0, lt=1)
@@ -107,7 +107,7 @@ class Samples(Section):
     """Contrast is multiplied by a number between these two."""
     offset: float = Field(0.0, ge=0)
     """Brightness is raised or lowered by up to so much, in normalised units."""
-    elastic: float = Field(0.0, ge=0, allow_inf_nan=False)
+    elastic: float = Field(0.0, ge=0)
     """Standard deviation, in voxels, by which places 16 voxels apart are moved; between them smoothly. Truth and labels
     move as well."""
     misaligned: int = Field(0, ge=0)
@@ -179,7 +179,7 @@ class Classes(Section):
     """A name for each class: label k is of class k, the first one of label 0, and the net has a channel for each."""
     ignore: Ignore = None
     """Labels of voxels of which nothing is known: as `affinities.ignore`."""
-    balance: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()
+    balance: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """Weight of the voxels of each class in the cross-entropy; by default all weigh the same."""
     cross_entropy: float = Field(1.0, ge=0)
     """Weight of the cross-entropy."""
