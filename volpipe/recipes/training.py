@@ -123,6 +123,8 @@ class Samples(Section):
                 raise ValueError(f"margin {margin} leaves nothing of shape {size} on axis {axis}; give less")
         if self.swap and self.shape[1] != self.shape[2]:
             raise ValueError(f"swap needs as many voxels on y as on x, not {self.shape[1:]}; set swap to false")
+        if len(set(self.flips)) < len(self.flips):
+            raise ValueError(f"flips {list(self.flips)} name an axis twice; name it once")
         if not 0 < self.gain[0] <= self.gain[1]:
             raise ValueError(f"gain {self.gain} must ascend and be above 0")
         return self
@@ -301,6 +303,11 @@ class TrainRecipe(Section):
         return bool(self.classes.names)
 
     @property
+    def ignore(self) -> Ignore:
+        """The labels of which nothing is known."""
+        return (self.classes if self.learns_classes else self.affinities).ignore
+
+    @property
     def weights(self) -> Loss | Affinities | Classes:
         """The weights of the terms of the loss."""
         return self.classes if self.learns_classes else self.affinities if self.learns_labels else self.loss
@@ -332,6 +339,12 @@ class TrainRecipe(Section):
         if self.learns_classes and (bare or self.affinities != Affinities()):
             raise ValueError(
                 "classes are learnt from labels, and without affinities; give data.labels, or leave one out"
+            )
+        if not self.learns_classes and self.classes != Classes():
+            raise ValueError("classes have no names; give classes.names, the first for label 0, or leave classes out")
+        if not (self.learns_classes or self.net.offsets in (None, self.affinities.offsets)):
+            raise ValueError(
+                "net.offsets are not affinities.offsets, which are learnt; leave net.offsets out, or give both alike"
             )
         if not bare and self.loss != Loss():
             raise ValueError("loss is for images; of labels, the weights are in affinities or in classes")

@@ -16,7 +16,6 @@ import numpy as np
 
 from volpipe.errors import NOTICE, PlanError, RecipeError
 from volpipe.geometry.grid import Box
-from volpipe.geometry.labels import Ignore, is_ignored
 from volpipe.inference.statistics import as_trained, in_numbers, needs_measuring, sampled_affine
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import Recipe, load_recipe
@@ -24,7 +23,7 @@ from volpipe.recipes.toml import set_values, typed
 from volpipe.recipes.training import RUN_RECIPE, WEIGHTS, Data, TrainRecipe, load_training
 from volpipe.resolve import nearest, shipped_starts
 from volpipe.training.data.degrade import context
-from volpipe.training.data.volumes import TrainingData, check_holds, open_data, resolve_address
+from volpipe.training.data.volumes import TrainingData, check_holds, differs, open_data, resolve_address
 from volpipe.training.task import Training
 from volpipe.volumes.values import take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
@@ -197,21 +196,10 @@ def _held_out(recipe: TrainRecipe, data: TrainingData, search_path: str) -> Box:
             f"{scored} has {shape} voxels (z, y, x): no axis has room for a window of {tuple(window)} and as much "
             f"beside it to hold out; give a larger volume, or smaller windows, such as samples.shape={smaller}"
         )
-    ignore = (recipe.classes if recipe.learns_classes else recipe.affinities).ignore if data.labels else ()
     for box in boxes:
-        if _differs(scored, box, ignore):
+        if differs(scored, box, recipe.ignore if data.labels else ()):
             return box
     raise PlanError(
         f"{scored} has one value alone in {' and '.join(map(str, boxes))}, by which no net can be "
         "scored; give data.0.held_out, a box where there is more"
     )
-
-
-def _differs(volume: Volume, box: Box, ignore: Ignore) -> bool:
-    """Return whether a sample of the `box` has two values that count."""
-    sample = take_sample(volume, box)
-    if sample is None:  # a worker says why
-        return True
-    values = [part[~is_ignored(part, ignore)] if volume.dtype.kind in "iu" else part for part in sample.boxes]
-    ends = [end for part in values if part.size for end in (part.min(), part.max())]
-    return bool(ends) and min(ends) < max(ends)

@@ -25,13 +25,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from volpipe.errors import RunError
+from volpipe.errors import RecipeError, RunError
 from volpipe.geometry.grid import Triple
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net, describe
 from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe
 from volpipe.training.data.augment import Loaded, Pair, PairMaker
 from volpipe.training.data.samples import Sampler
+from volpipe.training.data.volumes import check_net
 from volpipe.training.discriminator import Discriminator
 from volpipe.training.distributed import RankGroup
 from volpipe.training.logs import Write, open_log
@@ -138,7 +139,7 @@ def train(
     _resume(state, folder, group)
     check()
     facts = describe(recipe.net, search_path)
-    recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
+    check_net(recipe, facts)
     sampler = Sampler(recipe, facts.scale, search_path, is_trial=is_trial)
     maker = PairMaker(sampler, state.device)
     if state.device != "cpu":
@@ -301,6 +302,7 @@ def _add_gradient(state: TrainState, recipe: TrainRecipe, batch: Pair, scale: Tr
         outputs = state.net(inputs)
     margin = recipe.samples.margin
     outputs, truth = cropped(outputs.float(), margin, scale), cropped(truth, margin, scale)
+    _check_shape(recipe, outputs, truth)
     terms = loss_terms(weights, outputs, truth, logits=state.logits)
     if recipe.loss.consistency:
         terms["consistency"] = consistency(outputs, cropped(inputs, margin), scale)
@@ -316,6 +318,16 @@ def _add_gradient(state: TrainState, recipe: TrainRecipe, batch: Pair, scale: Tr
         share = 1 / choice.accumulate
         entry["judge"] = discriminator.discriminator_loss(outputs, truth, cropped(inputs, margin), scale, share)
     return entry
+
+
+def _check_shape(recipe: TrainRecipe, outputs: Tensor, truth: Tensor) -> None:
+    """Refuse `outputs` of a net that declares other shapes than it gives: losses would stretch them to the `truth`."""
+    shape = (len(truth), len(recipe.classes.names) if recipe.learns_classes else truth.shape[1], *truth.shape[2:])
+    if outputs.shape != shape:
+        raise RecipeError(
+            f"net {recipe.net.name} gave {tuple(outputs.shape)} (n, c, z, y, x), {shape} are learnt; correct what it, "
+            "or [net], declares of its channels, scale and margin"
+        )
 
 
 def _update(state: TrainState, choice: Steps) -> Tensor:

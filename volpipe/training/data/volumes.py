@@ -6,6 +6,7 @@ can refuse unusable volumes before a worker starts.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import numpy as np
 
 from volpipe.errors import NOTICE, PlanError, RunError
 from volpipe.geometry.grid import Box
-from volpipe.geometry.labels import is_ignored
+from volpipe.geometry.labels import Ignore, is_ignored
 from volpipe.inference.roi import find_roi
 from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.inference.statistics import mapping_notes, needs_measuring
@@ -25,7 +26,7 @@ from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import Classes, Data, TrainRecipe
 from volpipe.training.data.degrade import context
 from volpipe.units import count
-from volpipe.volumes.identity import changes, has_moved, identify, is_alike, read_identities
+from volpipe.volumes.identity import changes, has_moved, identify, is_alike, read_identities, real_place
 from volpipe.volumes.places import MEND, Paired, check_same_place, find_part, places
 from volpipe.volumes.values import image_share, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
@@ -204,23 +205,15 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str, sampled: 
         sampled: what others were sampled for, which is not done again; added to.
 
     Raises:
-        VolpipeError: as `open_data`, or a window, a stride or a number of channels does not fit.
+        VolpipeError: as `open_data` or `check_net`, or a window or a number of channels does not fit.
     """
-    recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
-    check_degrade(recipe.degrade.kind, recipe.net.name, facts.scale)
-    for axis, size, stride in zip(AXES, recipe.samples.shape, facts.stride, strict=True):
-        if size % stride:
-            raise PlanError(
-                f"axis {axis}: samples.shape {size} is not a multiple of the stride {stride} of net {recipe.net.name}; "
-                f"use {-(-size // stride) * stride}"
-            )
+    check_net(recipe, facts)
     window = tuple(n * s for n, s in zip(recipe.samples.shape, facts.scale, strict=True))
     around = context(recipe.degrade.kind, facts.scale)
     sampled = set() if sampled is None else sampled
-    for data in recipe.data:
-        if data.stored:
-            continue
-        opened = open_data(data, recipe.normalise, search_path)
+    entries = [(data, open_data(data, recipe.normalise, search_path)) for data in recipe.data if not data.stored]
+    closed = closed_boxes([(opened.volume, opened.held_out) for _, opened in entries])
+    for (data, opened), boxes in zip(entries, closed, strict=True):
         if opened.volume.num_channels != facts.in_channels:
             raise PlanError(
                 f"{opened.volume} has {count(opened.volume.num_channels, 'channel')}, net {recipe.net.name} takes "
@@ -231,30 +224,70 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str, sampled: 
             _check_values(data, opened, recipe)
             sampled.add(purpose)
         check_holds(opened.volume, window, opened.part)
-        check_free(opened, tuple(n + 2 * c for n, c in zip(window, around, strict=True)), around)
+        check_free(opened, boxes, tuple(n + 2 * c for n, c in zip(window, around, strict=True)), around)
+
+
+def check_net(recipe: TrainRecipe, facts: NetFacts) -> None:
+    """Refuse a net of `facts` that cannot learn by `recipe`, whatever the volumes.
+
+    Raises:
+        VolpipeError: its outputs are not what is learnt, voxel by voxel, or the windows are not those that it takes.
+    """
+    recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
+    channels, made = count(facts.in_channels, "channel"), " × ".join(map(str, facts.scale))
+    for is_so, sentence in (
+        (not facts.num_parameters, "has no parameters, so that it cannot learn; name another as net.name"),
+        (recipe.net.output == "all", "gives all its outputs, and a training learns one: name it, such as net.output=0"),
+        (any(facts.margin), f"gives {facts.margin} voxels (z, y, x) less at each face; pad its convolutions"),
+        (max(facts.shrink) > 1, f"makes one voxel of {facts.shrink} (z, y, x); let it end on the grid of its input"),
+        (
+            not recipe.learns_labels and facts.out_channels != facts.in_channels,
+            f"takes {channels} and gives {facts.out_channels}, and without data.labels it learns to give those of the "
+            "volume; let it give as many as it takes",
+        ),
+        (
+            recipe.degrade.kind == "none" and max(facts.scale) > 1,
+            f"makes {made} voxels (z, y, x) of one, and degrade.kind is none, so that its input would be as fine as "
+            "the truth; set degrade.kind to bin, subsample or gaussian",
+        ),
+    ):
+        if is_so:
+            raise PlanError(f"net {recipe.net.name} {sentence}")
+    _check_window(recipe, facts)
+
+
+def _check_window(recipe: TrainRecipe, facts: NetFacts) -> None:
+    """Refuse windows that a net of `facts` does not take, or that are too short for an offset."""
+    offsets = recipe.affinities.offsets if recipe.learns_labels and not recipe.learns_classes else ()
+    for i, (axis, size, margin) in enumerate(zip(AXES, recipe.samples.shape, recipe.samples.margin, strict=True)):
+        stride, remainder = facts.stride[i], facts.remainder[i]
+        if (size - remainder) % stride:
+            more = f"{remainder} more than " * (remainder > 0)
+            raise PlanError(
+                f"axis {axis}: samples.shape {size} is not {more}a multiple of the stride {stride} of net "
+                f"{recipe.net.name}; use {size + (remainder - size) % stride}"
+            )
+        far = next((offset for offset in offsets if abs(offset[i]) >= size - margin), None)
+        if far is not None:
+            raise PlanError(
+                f"axis {axis}: affinities.offsets has {list(far)}, and no pair of a window is so far apart: "
+                f"samples.shape less samples.margin is {size - margin}; give a larger samples.shape, or shorter offsets"
+            )
 
 
 def _check_values(data: Data, opened: TrainingData, recipe: TrainRecipe) -> None:
     """Log what a user should know of the volumes of `data`, and refuse labels that are no classes of `recipe`."""
     for note in data_notes(data, opened, recipe.normalise):
         log.warning("%s", note, extra=NOTICE)
+    own = opened.part.relative_to(opened.extent.start)  # in voxels of the labels
+    if opened.labels is not None and not differs(opened.labels, own, recipe.ignore):
+        log.warning(
+            "the labels %s are alike in all sampled boxes of %s, or ignored, so that there is nothing to tell apart; "
+            "give data.box, the box where labels are", opened.labels, own, extra=NOTICE,
+        )  # fmt: skip
     if opened.labels is not None and recipe.learns_classes and (seen := take_sample(opened.labels)) is not None:
         for part in seen.boxes:
             check_classes(opened.labels, part, recipe.classes)
-
-
-def check_degrade(kind: str, net: str, scale: Sequence[int]) -> None:
-    """Refuse a net that makes a volume finer where nothing makes its input coarser.
-
-    Raises:
-        PlanError: with the scale of the net, and the kinds that there are.
-    """
-    if kind == "none" and max(scale) > 1:
-        made = " × ".join(map(str, scale))
-        raise PlanError(
-            f"net {net} makes {made} voxels (z, y, x) of one, and degrade.kind is none, so that its input would be as "
-            "fine as the truth; set degrade.kind to bin, subsample or gaussian"
-        )
 
 
 def check_holds(volume: Volume, window: Sequence[int], part: Box | None = None) -> None:
@@ -274,8 +307,23 @@ def check_holds(volume: Volume, window: Sequence[int], part: Box | None = None) 
             )
 
 
-def check_free(data: TrainingData, window: Sequence[int], around: Sequence[int]) -> None:
-    """Refuse a volume without room for a window beside its held-out box.
+def closed_boxes(entries: Sequence[tuple[Volume, Box | None]]) -> list[tuple[Box, ...]]:
+    """Return for each of `entries`, a volume and its held-out box, the boxes that no window of it may touch.
+
+    They are those of all entries of the same voxels, by whatever names and levels of its group these name a volume.
+    """
+    places = [real_place(volume) for volume, _ in entries]
+    held = [(box, other, place) for (other, box), place in zip(entries, places, strict=True) if box is not None]
+    return [
+        tuple(seen_from(box, other, volume) for box, other, of_other in held if of_other == place)
+        for (volume, _), place in zip(entries, places, strict=True)
+    ]
+
+
+def check_free(data: TrainingData, closed: Sequence[Box], window: Sequence[int], around: Sequence[int]) -> None:
+    """Refuse a volume without room for a window beside the `closed` boxes.
+
+    A window that is free can be moved down each axis, until it begins with the volume or behind a box.
 
     Args:
         window: voxels (z, y, x) of a window with the context of its degradation.
@@ -284,18 +332,29 @@ def check_free(data: TrainingData, window: Sequence[int], around: Sequence[int])
     Raises:
         PlanError: with the box, and the shapes of volume and window.
     """
-    held, part = data.held_out, data.part
-    if held is None or (held & part).is_empty:
-        return
-    rooms = (
-        max(start - first, last - stop)
-        for first, start, stop, last in zip(part.start, held.start, held.stop, part.stop, strict=True)
+    part = data.part.grown(tuple(around))
+    starts = (
+        sorted({part.start[axis], *(box.stop[axis] for box in closed if part.start[axis] < box.stop[axis])})
+        for axis in range(3)
     )
-    if not any(room + c >= edge for room, edge, c in zip(rooms, window, around, strict=True)):
-        raise PlanError(
-            f"held_out {held} leaves no room in {part} of {data.volume} for a window of {tuple(window)}; make "
-            "samples.shape or the box smaller"
-        )
+    for corner in itertools.product(*starts):
+        place = Box.from_shape(tuple(window)).shift(corner)
+        if part.contains(place) and all((place & box).is_empty for box in closed):
+            return
+    raise PlanError(
+        f"held_out {' and '.join(map(str, closed))} leaves no room in {data.part} of {data.volume} for a window of "
+        f"{tuple(window)} voxels (z, y, x); make samples.shape or held_out smaller"
+    )
+
+
+def differs(volume: Volume, box: Box, ignore: Ignore) -> bool:
+    """Return whether a sample of the `box` has two values that count."""
+    sample = take_sample(volume, box)
+    if sample is None:  # a worker says why
+        return True
+    values = [part[~is_ignored(part, ignore)] if volume.dtype.kind in "iu" else part for part in sample.boxes]
+    ends = [end for part in values if part.size for end in (part.min(), part.max())]
+    return bool(ends) and min(ends) < max(ends)
 
 
 def check_classes(volume: Volume | None, labels: np.ndarray, classes: Classes) -> None:
