@@ -235,7 +235,8 @@ class Steps(Section):
     threads: int = Field(0, ge=0)  # 0: as many as torch takes
     """Threads of a CPU; 0: as many as torch takes."""
     seed: int = Field(0, ge=0)
-    """Of the windows and of the first weights."""
+    """Of the windows, and of the first weights where the net's code does not seed them (of shipped nets:
+    `net.options.seed`)."""
     checkpoint_every: int = Field(200, ge=1)
     """Steps between checkpoints."""
     validate_every: int = Field(0, ge=0)

@@ -135,6 +135,7 @@ def train(
     """
     torch.set_num_threads(recipe.train.threads or DEFAULT_THREADS)
     with SEEDING:
+        torch.manual_seed(recipe.train.seed % 2**63)  # for the first weights of a net that seeds none
         state = make_train_state(recipe, search_path)
     _resume(state, folder, group)
     check()
@@ -251,12 +252,14 @@ def _is_at(step: int, every: int, last: int) -> bool:
 def not_finite(entry: Mapping[str, float], choice: Steps) -> str | None:
     """Return which number of a step is not finite, and what to change; None where all are."""
     is_scaled = choice.precision == "float16"  # whose scaler leaves out steps of infinite gradients
-    for what, value in (("loss", entry["loss"]), ("gradient's norm", 0.0 if is_scaled else entry["norm"])):
+    for what, key, advice in (
+        ("loss", "loss", "train.learning_rate or train.clip, or precision float32"),
+        ("gradient's norm", "norm", "train.learning_rate or train.clip, or precision float32"),
+        ("discriminator's loss", "judge", "adversary.learning_rate"),
+    ):
+        value = 0.0 if key == "norm" and is_scaled else entry.get(key, 0.0)
         if not math.isfinite(value):
-            return (
-                f"step {entry['step']}: the {what} is {value}; give a smaller train.learning_rate or train.clip, or "
-                "precision float32"
-            )
+            return f"step {entry['step']}: the {what} is {value}; give a smaller {advice}"
     return None
 
 
@@ -270,7 +273,7 @@ def take_step(
     """
     choice, started, waited = recipe.train, time.perf_counter(), 0.0
     with SEEDING:
-        torch.manual_seed(choice.seed * 1_000_003 + state.step)  # for dropout and the like
+        torch.manual_seed((choice.seed * 1_000_003 + state.step) % 2**63)  # for dropout and the like
     rate = choice.rate(state.step)
     for parameters in state.optimiser.param_groups:
         parameters["lr"] = rate
