@@ -153,8 +153,13 @@ def write_volumes(folder: Path) -> None:
     [
         (("data.0.path=gone.tif",), "no volume at"),
         (("data.0.path=two.npy",), "has 2 channels, net superres takes 1; give another volume"),
+        (("data.0.box=:,:,90%:200%",), "data.box of v.tif: axis x: 29:64 leaves the volume of 32 voxels; use 29:32"),
+        (
+            ("data.0.stored=true", "train.validate_every=1"),
+            "need a volume with held_out; .* of voxels",
+        ),
         (("data.0.level=3",), "is one array, which has no level 3|level 3"),
-        (("data.0.held_out=:,:,5:5",), "roi, axis x: 5:5 holds no voxel"),
+        (("data.0.held_out=:,:,5:5",), "data.held_out of v.tif: axis x: 5:5 holds no voxel"),
         (("data.0.held_out=:,:,:",), "leaves no room in"),
         (("data.0.held_out=:,8:24,:", "samples.shape=[4,10,10]"), "leaves no room in"),
         (("samples.shape=[21,16,16]",), "axis z: a window of 42 voxels .* longer than the volume"),

@@ -322,8 +322,12 @@ class TrainRecipe(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> TrainRecipe:
-        if (self.train.validate_every or self.train.predict_every) and not any(d.held_out for d in self.data):
-            raise ValueError("train.validate_every and predict_every need a volume with held_out; give data.held_out")
+        has_held_out = any(data.held_out and not data.stored for data in self.data)
+        if (self.train.validate_every or self.train.predict_every) and not has_held_out:
+            raise ValueError(
+                "train.validate_every and predict_every need a volume with held_out; give data.held_out, of voxels, "
+                "not of stored windows"
+            )
         if self.adversary.weight and self.train.precision == "float16":
             raise ValueError("adversary needs train.precision float32 or bfloat16, not float16")
         if self.loss.consistency and self.degrade.missing:

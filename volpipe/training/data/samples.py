@@ -25,7 +25,7 @@ from volpipe.recipes.inference import Normalise
 from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.dataset import WindowDataset
 from volpipe.training.data.degrade import context
-from volpipe.training.data.volumes import check_finite, check_holds, closed_boxes, open_data, resolve_address
+from volpipe.training.data.volumes import check_finite, check_holds, closed_boxes, named, open_data, resolve_address
 from volpipe.volumes.decoded import decoded
 from volpipe.volumes.volume import Reader, Volume, open_volume
 
@@ -337,7 +337,8 @@ def open_source(data: Data, normalise: Normalise, search_path: str) -> SampleSou
     if data.stored:
         address = resolve_address(data.path, search_path)
         stored = WindowDataset.from_tensors(address, data.key or SOURCE_KEY)
-        box = None if data.held_out is None else find_part(data.held_out, stored.lattice.shape)
+        with named(data, "held_out"):
+            box = None if data.held_out is None else find_part(data.held_out, stored.lattice.shape)
         return SampleSource(open_volume(address, data.key or SOURCE_KEY), box, Affine(), stored, weight=data.weight)
     opened = open_data(data, normalise, search_path)
     applied = affine(normalise, opened.volume.dtype, None)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,8 +72,20 @@ def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingDat
     labels = None if data.labels is None else open_labels(data, data.labels, volume, search_path)
     extent = Box.from_shape(volume.spatial_shape) if labels is None else labelled_box(data, volume, labels)
     counted = volume if labels is None or labels.spatial_shape == volume.spatial_shape else labels
-    held_out = None if data.held_out is None else find_roi(data.held_out, counted).shift(extent.start)
-    return TrainingData(volume, held_out, labels, find_roi(data.box, counted).shift(extent.start), extent)
+    with named(data, "held_out"):
+        held_out = None if data.held_out is None else find_roi(data.held_out, counted).shift(extent.start)
+    with named(data, "box"):
+        part = find_roi(data.box, counted).shift(extent.start)
+    return TrainingData(volume, held_out, labels, part, extent)
+
+
+@contextmanager
+def named(data: Data, key: str) -> Iterator[None]:
+    """Name the `key` of `data` in what is wrong with its box."""
+    try:
+        yield
+    except PlanError as error:
+        raise PlanError(f"data.{key} of {data.path}: {str(error).removeprefix('roi, ')}") from error
 
 
 def open_labels(data: Data, path: str, volume: Volume, search_path: str) -> Volume:

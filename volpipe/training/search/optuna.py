@@ -285,7 +285,7 @@ class Study:
         if result.state == "pruned":
             self._study.tell(trial, state=TrialState.PRUNED)
         elif result.state == "failed" or result.score is None:
-            trial.set_user_attr("reason", result.reason)
+            trial.set_user_attr("reason", result.reason or "it has no score")
             self._study.tell(trial, state=TrialState.FAIL)
         else:
             self._study.tell(trial, result.score)
