@@ -23,9 +23,11 @@ from trainings import Threads, make_folder
 
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.models.superres import superres
+from volpipe.nets.load import describe
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import LOSSES, WEIGHTS, Steps, TrainRecipe, check_same, load_training
 from volpipe.training import loop
+from volpipe.training.data.volumes import check_net
 from volpipe.training.driver import TrainingResult, run_training
 from volpipe.training.logs import last_step
 from volpipe.training.loop import (
@@ -267,10 +269,12 @@ def test_consistency_is_not_asked_with_slices_that_are_missing(folder: Path) -> 
 def test_what_the_scale_of_a_net_does_not_allow_is_refused(
     folder: Path, settings: list[str], scale: tuple[int, int, int], sentence: str
 ) -> None:
-    recipe(folder, *settings).check_net(1, (1, 1, 1), "same")
+    facts = describe(recipe(folder).net)
+    plain, scaled = (facts.model_copy(update={"scale": each, "stride": (1, 1, 1)}) for each in ((1, 1, 1), scale))
+    check_net(recipe(folder, *settings), plain)
     with pytest.raises(RecipeError, match=sentence):
-        recipe(folder, *settings).check_net(1, scale, "same")
-    recipe(folder, "loss.consistency=1", "samples.swap=false").check_net(1, scale, "same")
+        check_net(recipe(folder, *settings), scaled)
+    check_net(recipe(folder, "loss.consistency=1", "samples.swap=false"), scaled)
 
 
 def test_a_misspelt_key_of_a_volume_is_named(folder: Path) -> None:

@@ -16,7 +16,7 @@ from graphs import export_onnx
 from trainings import Threads, make_folder
 from zoo import Smooth, description, out_of, scripted, write_package, zipped
 
-from volpipe.errors import PlanError, RecipeError
+from volpipe.errors import PlanError, RecipeError, VolpipeError
 from volpipe.geometry.grid import Box
 from volpipe.nets.load import build_net, describe
 from volpipe.recipes.inference import NetChoice
@@ -213,7 +213,7 @@ def test_a_net_whose_outputs_are_not_those_that_are_learnt_is_refused(
     tree = {"net": {"name": "superres", "options": {"factor": 1}}, "data": [{"path": "v.tif"}], "samples": samples}
     known = describe(NetChoice(name="superres", options={"factor": 2})).model_copy(update={"scale": (1, 1, 1)})
     check_net(TrainRecipe.model_validate(tree), known)
-    with pytest.raises(PlanError, match=sentence):
+    with pytest.raises(VolpipeError, match=sentence):
         check_net(TrainRecipe.model_validate(tree | settings), known.model_copy(update=facts))
 
 

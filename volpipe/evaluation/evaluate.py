@@ -316,10 +316,7 @@ def _range(kind: str, output: Volume, truth: Volume, data_range: float | None) -
 
 
 def _classes_of(output: Volume) -> tuple[tuple[str, ...], Ignore]:
-    """Return the names of classes 0, 1, …, and the labels to ignore, by the training of the net.
-
-    Without it, the names of the channels of `output`, () of one alone.
-    """
+    """Return names of classes 0, 1, … and labels to ignore, by the training of the net; or the channels of `output`."""
     with suppress(VolpipeError, KeyError, IndexError, TypeError):
         weights = makings_of(output)[0].said["recipe"]["net"]["weights"]
         if (training := Training.load(Path(weights).parent)) is not None and training.recipe.learns_classes:

@@ -357,47 +357,6 @@ class TrainRecipe(Section):
             raise ValueError("adversary is for images; leave it out, or data.labels")
         return self
 
-    def check_net(self, out_channels: int, scale: Sizes, intensity: str) -> None:
-        """Refuse a net that does not give what is learnt from labels, or whose `scale` the recipe has no way to learn.
-
-        Of labels it is a chance for each offset, on the same grid.
-
-        Raises:
-            RecipeError: with what the net gives, and what it should.
-        """
-        if self.samples.swap and scale[1] != scale[2]:
-            raise RecipeError(
-                f"net {self.net.name} has scale {scale}, so that y and x cannot be exchanged; set samples.swap = false"
-            )
-        if self.loss.consistency and self.degrade.kind != "bin" and scale != (1, 1, 1):
-            raise RecipeError(
-                f"loss.consistency compares means of the output with an input made by degrade.kind = "
-                f"{self.degrade.kind!r}, from which means of the truth differ too; leave it out, or set "
-                "degrade.kind = 'bin'"
-            )
-        if not self.learns_labels:
-            return
-        if scale != (1, 1, 1):
-            raise RecipeError(f"net {self.net.name} has scale {scale}, labels are learnt at scale 1; choose another")
-        num, key = len(self.affinities.offsets), "affinities.offsets"
-        if self.learns_classes:
-            num, key = len(self.classes.names), "classes.names"
-        if out_channels != num:
-            raise RecipeError(
-                f"net {self.net.name} gives {count(out_channels, 'channel')}, {key} are {num}; "
-                f"set the net's out_channels to {num}, or give other {key.partition('.')[2]}"
-            )
-        if self.learns_classes and intensity == "unit":
-            raise RecipeError(
-                f"net {self.net.name} gives intensity 'unit', classes are learnt from logits; take off its last "
-                'sigmoid or softmax, such as by net.options.output = "none"'
-            )
-        if not self.learns_classes and intensity != "unit":
-            raise RecipeError(
-                f"net {self.net.name} gives intensity {intensity!r}, affinities are chances from 0 to 1; give it a "
-                'sigmoid at its end, such as net.options.output = "sigmoid", or net.intensity = "unit" if it has one'
-            )
-
 
 def run_sections(recipe: TrainRecipe) -> dict[str, dict[str, Any]]:  # Any: TOML values
     """Return the sections of a recipe of `volpipe run` that follow from the `recipe` of a training, but its weights."""

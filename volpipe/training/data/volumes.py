@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.errors import NOTICE, PlanError, RunError
+from volpipe.errors import NOTICE, PlanError, RecipeError, RunError
 from volpipe.geometry.grid import Box
 from volpipe.geometry.labels import Ignore, is_ignored
 from volpipe.inference.roi import find_roi
@@ -246,26 +246,52 @@ def check_net(recipe: TrainRecipe, facts: NetFacts) -> None:
     Raises:
         VolpipeError: its outputs are not what is learnt, voxel by voxel, or the windows are not those that it takes.
     """
-    recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
-    channels, made = count(facts.in_channels, "channel"), " × ".join(map(str, facts.scale))
+    labels, classes, scale, kind = recipe.learns_labels, recipe.learns_classes, facts.scale, recipe.degrade.kind
+    num = len(recipe.classes.names if classes else recipe.affinities.offsets)
+    section, key = ("classes", "names") if classes else ("affinities", "offsets")
     for is_so, sentence in (
         (not facts.num_parameters, "has no parameters, so that it cannot learn; name another as net.name"),
         (recipe.net.output == "all", "gives all its outputs, and a training learns one: name it, such as net.output=0"),
         (any(facts.margin), f"gives {facts.margin} voxels (z, y, x) less at each face; pad its convolutions"),
         (max(facts.shrink) > 1, f"makes one voxel of {facts.shrink} (z, y, x); let it end on the grid of its input"),
         (
-            not recipe.learns_labels and facts.out_channels != facts.in_channels,
-            f"takes {channels} and gives {facts.out_channels}, and without data.labels it learns to give those of the "
-            "volume; let it give as many as it takes",
+            recipe.samples.swap and scale[1] != scale[2],
+            f"has scale {scale}, so that y and x cannot be exchanged; set samples.swap = false",
         ),
         (
-            recipe.degrade.kind == "none" and max(facts.scale) > 1,
-            f"makes {made} voxels (z, y, x) of one, and degrade.kind is none, so that its input would be as fine as "
-            "the truth; set degrade.kind to bin, subsample or gaussian",
+            recipe.loss.consistency and kind != "bin" and scale != (1, 1, 1),
+            f"has scale {scale}, and loss.consistency compares means of its output with an input made by degrade.kind "
+            f"= {kind!r}, from which means of the truth differ too; leave it out, or set degrade.kind = 'bin'",
+        ),
+        (labels and scale != (1, 1, 1), f"has scale {scale}, labels are learnt at scale 1; choose another"),
+        (
+            kind == "none" and max(scale) > 1,
+            f"makes {' × '.join(map(str, scale))} voxels (z, y, x) of one, and degrade.kind is none, so that its input "
+            "would be as fine as the truth; set degrade.kind to bin, subsample or gaussian",
+        ),
+        (
+            not labels and facts.out_channels != facts.in_channels,
+            f"takes {count(facts.in_channels, 'channel')} and gives {facts.out_channels}, and without data.labels it "
+            "learns to give those of the volume; let it give as many as it takes",
+        ),
+        (
+            labels and facts.out_channels != num,
+            f"gives {count(facts.out_channels, 'channel')}, {section}.{key} are {num}; set the net's out_channels to "
+            f"{num}, or give other {key}",
+        ),
+        (
+            classes and facts.intensity == "unit",
+            "gives intensity 'unit', classes are learnt from logits; take off its last sigmoid or softmax, such as by "
+            'net.options.output = "none"',
+        ),
+        (
+            labels and not classes and facts.intensity != "unit",
+            f"gives intensity {facts.intensity!r}, affinities are chances from 0 to 1; give it a sigmoid at its end, "
+            'such as net.options.output = "sigmoid", or net.intensity = "unit" if it has one',
         ),
     ):
         if is_so:
-            raise PlanError(f"net {recipe.net.name} {sentence}")
+            raise RecipeError(f"net {recipe.net.name} {sentence}")
     _check_window(recipe, facts)
 
 
@@ -321,10 +347,7 @@ def check_holds(volume: Volume, window: Sequence[int], part: Box | None = None) 
 
 
 def closed_boxes(entries: Sequence[tuple[Volume, Box | None]]) -> list[tuple[Box, ...]]:
-    """Return for each of `entries`, a volume and its held-out box, the boxes that no window of it may touch.
-
-    They are those of all entries of the same voxels, by whatever names and levels of its group these name a volume.
-    """
+    """Return for each volume the boxes held out of the same voxels by any of `entries`, by whatever name and level."""
     places = [real_place(volume) for volume, _ in entries]
     held = [(box, other, place) for (other, box), place in zip(entries, places, strict=True) if box is not None]
     return [
