@@ -260,7 +260,7 @@ def test_labels_in_which_there_is_nothing_to_tell_apart_are_named(
 def test_labels_that_do_not_fit_are_refused_before_a_worker_starts(folder: Path) -> None:
     write_volumes(folder)
     net = {"name": "unet3d", "options": {"features": [4, 8], "out_channels": 1, "output": "sigmoid"}}
-    for labels, sentence in (("short.npy", "give labels of that shape"), ("floats.npy", "give whole numbers")):
+    for labels, sentence in (("short.npy", "give labels of the volume's shape"), ("floats.npy", "give whole numbers")):
         told = {"net": net, "data": [{"path": "v.tif", "labels": labels}], "samples": {"shape": [8, 16, 16]}}
         told["affinities"] = {"offsets": [[0, 0, 1]]}
         with pytest.raises(PlanError, match=sentence):
