@@ -193,11 +193,11 @@ def write_as(kind: str) -> str:
     """Store the skeletons as files of a `kind`, and return their path."""
     parent = {b: a for pairs in LINKS.values() for a, b in pairs}
     of = ["8", "8", "15", "15", "15"]
-    if kind == "swc":
+    if kind in ("swc", "SWC"):
         Path("s").mkdir()
         for name in NAMES:
             rows = [f"{i} 3 {x} {y} {z} 1 {parent.get(i, -1)}" for i, (x, y, z) in enumerate(XYZ) if of[i] == name]
-            Path(f"s/{name}.swc").write_text("# c\n\n" + "\n".join(rows) + "  # end\n")
+            Path(f"s/{name}.{kind}").write_text("\ufeff# c\r\n\r\n" + "\r\n".join(rows) + "  # end\n", encoding="utf-8")
         return "s"
     if kind == "csv":
         rows = [f"{of[i]}, {i}, {parent.get(i, '')}, {x}, {y}, {z}" for i, (x, y, z) in enumerate(XYZ)]
@@ -219,7 +219,7 @@ def write_as(kind: str) -> str:
     return "s"
 
 
-@pytest.mark.parametrize("kind", ["swc", "csv", "tables", "precomputed", "zipped", "volume"])
+@pytest.mark.parametrize("kind", ["swc", "SWC", "csv", "tables", "precomputed", "zipped", "volume"])
 def test_skeletons_are_the_same_from_files_of_each_kind(kind: str) -> None:
     read = read_skeletons(write_as(kind))
     assert sorted(read.names) == ["15", "8"]
@@ -237,8 +237,12 @@ def test_skeletons_are_the_same_from_files_of_each_kind(kind: str) -> None:
         ({"a.swc": "# nothing"}, r"have no nodes"),
         ({"a.swc": "1 0 1 2 3 1"}, r"a\.swc: a line is not `id type x y z radius parent`"),
         ({"a.swc": "1 0 1 2 nan 1 -1"}, r"whose position is no number"),
-        ({"a.swc": "1 0 1 2 3 1 -1\n2 0 1 2 3 1 7"}, r"the edge from 2 to 7 has a node that is not there"),
+        ({"a.swc": "1 0 1 2 3 1 -1\n2 0 1 2 3 1 7"}, r"the edge from 2 to 7 leads to no other node"),
         ({"a.swc": "1 0 1 2 3 1 -1\n1 0 1 2 3 1 1"}, r"node 1 is there twice"),
+        (
+            {"a.swc": "1 0 1 2 3 1 1"},
+            r"the edge from 1 to 1 .* \(the parent of a root is -1\)",
+        ),
         ({"nodes.csv": "node,x,y,z\n", "edges.csv": ""}, r"nodes\.csv has no column skeleton; it needs skeleton, node"),
         ({"info": '{"@type": "neuroglancer_skeletons", "sharding": {}}'}, r"are sharded, which is not read"),
         ({"info": '{"type": "segmentation"}'}, r"is a volume without skeletons"),
@@ -251,6 +255,9 @@ def test_files_that_hold_no_skeletons_are_refused(files: dict[str, str], sentenc
         Path("s", name).write_text(text)
     with pytest.raises(VolumeError, match=sentence):
         read_skeletons("s")
+    with pytest.raises(VolumeError, match=r"there are no skeletons at b.obj; name an SWC file"):
+        Path("b.obj").touch()
+        read_skeletons("b.obj")
 
 
 # ---- places
@@ -283,6 +290,10 @@ def test_positions_in_another_unit_are_refused() -> None:
     Path("um.swc").write_text("1 0 0 0 0 1 -1\n2 0 0.01 0 0 1 1\n3 0 0.02 0.01 0 1 2")
     with pytest.raises(PlanError, match=r"shorter than 0\.00\d+ voxels: .* multiply those that are in µm by 1000"):
         plan_evaluation("flat.h5/labels", None, kind="skeletons", skeletons="um.swc")
+    for scale, is_said in ((1, True), (10, False)):
+        Path("voxels.swc").write_text("".join(f"{i + 1} 0 {8 * i * scale} 0 0 1 {i or -1}\n" for i in range(3)))
+        notes = plan_evaluation("flat.h5/labels", None, kind="skeletons", skeletons="voxels.swc").notes
+        assert any("multiply those in voxels by their size" in note for note in notes) == is_said
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_settings_win_over_the_file(tmp_path: Path) -> None:
         ("windows=5", "5 is not a section, which has the keys shape, overlap, blend, placement, block$"),
         ("net.options=3", "3 is not a table$"),
         ("output.codec_level=99", "99 is not a whole number from 0 to 22$"),
-        ("input.empty=nan", "nan is neither missing nor a number, not infinite and not nan$"),
+        ("input.empty=nan", "nan is neither missing nor a finite number$"),
         ("infer.batch=0", "0 is neither a whole number from 1 nor auto$"),
         ("output.levels=-1", "-1 is neither a whole number from 0 nor auto$"),
         ("normalise.low=3", "low and high together"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import volpipe as vp
 from volpipe.errors import VolpipeError
 from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipes.inference import load_recipe
-from volpipe.recipes.training import LOSSES, RUN_RECIPE, WEIGHTS, load_training
+from volpipe.recipes.training import LOSSES, RUN_RECIPE, WEIGHTS, Degrade, load_training
 from volpipe.resolve import shipped_starts
 from volpipe.training.fine_tuning import Start, fine_tuning
 from volpipe.training.logs import last_step, read_log, read_pace
@@ -183,6 +184,25 @@ def test_grey_levels_of_other_types_are_those_that_a_run_would_take(
     low, high = ends or np.percentile(wide * factor, (0.5, 99.5))
     assert (recipe.normalise.low, recipe.normalise.high) == pytest.approx((low, high), rel=0.05, abs=1)
     assert recipe.net.trained_range == (recipe.normalise.low, recipe.normalise.high)
+
+
+def test_numbers_of_a_training_stay_only_where_they_fit_the_volume(trained: Path) -> None:
+    grey = tifffile.imread("b.tif")
+    tifffile.imwrite("wide.tif", grey.astype(np.uint16) * 40 + 1000)
+    start = Start.find("recipe.train")
+    start = replace(start, training=start.training.model_copy(update={"degrade": Degrade(kind="bin", noise=5)}))
+    assert fine_tuning(start, "b.tif", None, SMALL, ".").normalise == start.run.normalise
+    recipe = fine_tuning(start, "wide.tif", None, SMALL, ".")
+    low, high = np.percentile(grey, (0.5, 99.5)) * 40 + 1000
+    assert (recipe.normalise.low, recipe.normalise.high) == pytest.approx((low, high), rel=0.05)
+    assert recipe.degrade.noise == pytest.approx(5 * (high - low) / 255, rel=0.05)
+    assert recipe.net.trained_range == (recipe.normalise.low, recipe.normalise.high)
+    given = fine_tuning(start, "wide.tif", None, [*SMALL, "normalise.low=0", "normalise.high=9"], ".")
+    assert (given.normalise.low, given.normalise.high) == (0, 9)
+    wide = replace(start, run=start.run.model_copy(update={"normalise": recipe.normalise, "net": recipe.net}))
+    assert fine_tuning(wide, "wide.tif", None, SMALL, ".").normalise == recipe.normalise
+    back = fine_tuning(wide, "b.tif", None, SMALL, ".")
+    assert (back.normalise.low, back.normalise.high) == back.net.trained_range == (0, 255)
 
 
 def test_noise_stays_what_the_net_saw_where_grey_levels_are_others(folder: Path) -> None:

@@ -33,6 +33,13 @@ def test_gradients_are_compared_along_each_axis() -> None:
     assert term("gradient") == pytest.approx(np.mean(each), rel=1e-5)
 
 
+def test_a_single_slice_has_gradients_along_two_axes() -> None:
+    out, truth = OUT[:, :, :1], TRUTH[:, :, :1]
+    each = [np.abs(np.diff(out, axis=axis) - np.diff(truth, axis=axis)).mean() for axis in (3, 4)]
+    terms = loss_terms(Loss(gradient=1.0), torch.from_numpy(out), torch.from_numpy(truth))
+    assert float(terms["gradient"]) == pytest.approx(np.mean(each), rel=1e-5)
+
+
 def test_a_brighter_output_has_no_error_of_gradients() -> None:
     brighter = torch.from_numpy(TRUTH + 1)
     terms = loss_terms(Loss(gradient=1.0), brighter, torch.from_numpy(TRUTH))

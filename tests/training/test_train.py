@@ -24,9 +24,11 @@ from trainings import Threads, make_folder
 
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.models.superres import superres
+from volpipe.nets.load import describe
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import LOSSES, WEIGHTS, Steps, TrainRecipe, check_same, load_training
 from volpipe.training import loop
+from volpipe.training.data.volumes import check_net
 from volpipe.training.driver import TrainingResult, run_training
 from volpipe.training.logs import last_step
 from volpipe.training.loop import (
@@ -155,6 +157,48 @@ def test_a_gradient_that_is_no_number_stops_the_training(folder: Path) -> None:
     assert not (folder / "t" / "weights.safetensors").exists()
 
 
+def test_a_discriminator_that_is_no_number_is_in_no_checkpoint(folder: Path) -> None:
+    """The net does not learn from it yet."""
+    asked = ("adversary.weight=0.1", "adversary.features=4", "adversary.start=100", "adversary.learning_rate=1e30")
+    with pytest.raises(RunError, match=r"the discriminator's loss is (nan|inf); give a smaller adversary\.learning"):
+        train(recipe(folder, *asked, "train.checkpoint_every=1"), folder / "t", str(folder))
+    newest = load_checkpoint(checkpoints(folder / "t" / "checkpoints")[-1])
+    assert newest["step"] == 1
+
+
+def test_a_net_that_gives_other_channels_than_it_declares_is_refused(folder: Path) -> None:
+    (folder / "three.py").write_text(
+        "import torch\n\n"
+        "class Three(torch.nn.Module):\n"
+        "    in_channels, out_channels, intensity, window, halo = 1, 1, 'same', (8, 8, 8), (0, 0, 0)\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Conv3d(1, 3, 1)\n"
+        "    def forward(self, x):\n"
+        "        return self.layer(x)\n\n"
+        "net = Three\n"
+    )
+    one = recipe(folder, "net.name=three.py:net", "degrade.kind=none")
+    with pytest.raises(RecipeError, match=r"three.py:net gave \(2, 3, .* are learnt; correct what it, or \[net\]"):
+        train(one, folder / "t", str(folder))
+
+
+def test_the_first_weights_of_a_net_are_those_of_the_seed(folder: Path) -> None:
+    (folder / "plain.py").write_text("import torch\n\nnet = lambda: torch.nn.Conv3d(1, 1, 3, padding=1)\n")
+
+    def first_loss(name: str, seed: int) -> float:
+        torch.manual_seed(torch.seed())
+        settings = ("net.name=plain.py:net", "net.options={}", "degrade.kind=none", "train.steps=1")
+        train(recipe(folder, *settings, f"train.seed={seed}"), folder / name, str(folder))
+        return losses_in(folder / name)[0][1]
+
+    assert first_loss("a", 3) == first_loss("b", 3) != first_loss("c", 4)
+
+
+def test_any_seed_is_one(folder: Path) -> None:
+    assert train(recipe(folder, f"train.seed={2**62}", "train.steps=1"), folder / "t", str(folder)) == 1
+
+
 def test_numbers_that_are_read_later_are_logged_in_order_and_stop_before_a_checkpoint(folder: Path) -> None:
     """As on a GPU, of which steps are read together."""
     (folder / "checkpoints").mkdir()
@@ -201,6 +245,9 @@ def test_schedules_rise_and_fall_as_they_say() -> None:
         ("train.schedule=linear", "--set train.schedule=linear: 'linear' is not one of constant, cosine, trapezoid$"),
         ("loss.l1=0", "every weight is 0"),
         ("degrade.missing=1", "--set degrade.missing=1: 1 is not a number from 0 and below 1$"),
+        ("train.learning_rate=inf", "inf is not a finite number above 0$"),
+        ('samples.flips=["z","z"]', "name an axis twice; name it once"),
+        ("classes.ignore=255", "classes have no names; give classes.names"),
     ],
 )
 def test_bad_recipes_are_refused_by_name(folder: Path, setting: str, sentence: str) -> None:
@@ -226,10 +273,12 @@ def test_consistency_is_not_asked_with_slices_that_are_missing(folder: Path) -> 
 def test_what_the_scale_of_a_net_does_not_allow_is_refused(
     folder: Path, settings: list[str], scale: tuple[int, int, int], sentence: str
 ) -> None:
-    recipe(folder, *settings).check_net(1, (1, 1, 1), "same")
+    facts = describe(recipe(folder).net)
+    plain, scaled = (facts.model_copy(update={"scale": each, "stride": (1, 1, 1)}) for each in ((1, 1, 1), scale))
+    check_net(recipe(folder, *settings), plain)
     with pytest.raises(RecipeError, match=sentence):
-        recipe(folder, *settings).check_net(1, scale, "same")
-    recipe(folder, "loss.consistency=1", "samples.swap=false").check_net(1, scale, "same")
+        check_net(recipe(folder, *settings), scaled)
+    check_net(recipe(folder, "loss.consistency=1", "samples.swap=false"), scaled)
 
 
 def test_a_misspelt_key_of_a_volume_is_named(folder: Path) -> None:

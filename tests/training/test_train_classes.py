@@ -39,6 +39,7 @@ margin = [1, 2, 2]
 [classes]
 names = ["outside", "cell", "nucleus"]
 balance = [1, 1, 3]
+ignore = 255
 
 [train]
 steps = 300
@@ -101,6 +102,14 @@ def test_a_training_finds_the_classes_and_its_run_gives_them(
     scores, again = (json.loads((folder / f"{n}.json").read_text())["scores"]["output"] for n in ("out", "chances"))
     assert scores == again and [each["name"] for each in scores["classes"]] == ["outside", "cell", "nucleus"]
     assert scores["accuracy"] == pytest.approx((out == truth).mean()) and "nucleus" in ended.out
+    truth[:4] = 255  # what the training was told to ignore; and a label that nobody named
+    truth[4] = 9
+    tifffile.imwrite(folder / "part.tif", truth)
+    ended = given("evaluate", "out.zarr", "part.tif", "--classes", "--config", "threads", "--json", "part.json")
+    assert "note: labels 9 are none of the 3 classes of the output, and are scored as more" in ended.err
+    scores = json.loads((folder / "part.json").read_text())["scores"]["output"]
+    assert scores["num_ignored"] == 4 * 32 * 32 and len(scores["classes"]) == 4
+    assert scores["accuracy"] == pytest.approx((out == truth)[4:].mean())
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
@@ -153,6 +162,10 @@ def test_labels_of_64_bits_are_no_class_by_accident() -> None:
         (['classes.names=["one"]'], r"give 2 to 127 different ones"),
         (["classes.balance=[1,2]"], r"balance has 2 weights for 3 classes"),
         (["affinities.dice=1"], r"classes are learnt from labels, and without affinities"),
+        (
+            ["classes={}", "net.options.output=sigmoid", "net.offsets=[[1,0,0]]"],
+            r"net.offsets are not affinities",
+        ),
     ],
 )
 def test_what_cannot_be_learnt_is_refused(folder: Path, settings: list[str], sentence: str) -> None:

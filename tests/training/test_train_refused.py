@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +16,18 @@ from graphs import export_onnx
 from trainings import Threads, make_folder
 from zoo import Smooth, description, out_of, scripted, write_package, zipped
 
-from volpipe.errors import PlanError, RecipeError
-from volpipe.nets.load import build_net
+from volpipe.errors import PlanError, RecipeError, VolpipeError
+from volpipe.geometry.grid import Box
+from volpipe.nets.load import build_net, describe
 from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.training import TrainRecipe, load_training
 from volpipe.training.data.degrade import context
+from volpipe.training.data.volumes import TrainingData, check_data, check_free, check_net
 from volpipe.training.driver import check_trainable, run_training
 from volpipe.training.loop import make_train_state
 from volpipe.training.search.grid import load_sweep, run_sweep
 from volpipe.training.search.optuna import load_tuning, run_tuning
+from volpipe.volumes.volume import open_volume
 
 TABLES = """
 validate_every = 2
@@ -150,8 +153,13 @@ def write_volumes(folder: Path) -> None:
     [
         (("data.0.path=gone.tif",), "no volume at"),
         (("data.0.path=two.npy",), "has 2 channels, net superres takes 1; give another volume"),
+        (("data.0.box=:,:,90%:200%",), "data.box of v.tif: axis x: 29:64 leaves the volume of 32 voxels; use 29:32"),
+        (
+            ("data.0.stored=true", "train.validate_every=1"),
+            "need a volume with held_out; .* of voxels",
+        ),
         (("data.0.level=3",), "is one array, which has no level 3|level 3"),
-        (("data.0.held_out=:,:,5:5",), "roi, axis x: 5:5 holds no voxel"),
+        (("data.0.held_out=:,:,5:5",), "data.held_out of v.tif: axis x: 5:5 holds no voxel"),
         (("data.0.held_out=:,:,:",), "leaves no room in"),
         (("data.0.held_out=:,8:24,:", "samples.shape=[4,10,10]"), "leaves no room in"),
         (("samples.shape=[21,16,16]",), "axis z: a window of 42 voxels .* longer than the volume"),
@@ -174,11 +182,87 @@ def test_what_cannot_be_learnt_from_is_refused_in_one_sentence_before_a_worker_s
     assert not (folder / "t").exists()
 
 
+@pytest.mark.parametrize(
+    ("facts", "settings", "sentence"),
+    [
+        ({"margin": (0, 2, 2)}, {}, r"gives \(0, 2, 2\) voxels \(z, y, x\) less at each face; pad its convolutions"),
+        ({"shrink": (1, 2, 2)}, {}, r"makes one voxel of \(1, 2, 2\) .*; let it end on the grid of its input"),
+        ({"num_parameters": 0}, {}, r"has no parameters, so that it cannot learn"),
+        ({"out_channels": 3}, {}, r"takes 1 channel and gives 3, .* let it give as many as it takes"),
+        (
+            {"remainder": (1, 0, 0), "stride": (4, 2, 2)},
+            {},
+            r"8 is not 1 more than a multiple of the stride 4",
+        ),
+        (
+            {},
+            {"net": {"name": "superres", "output": "all"}},
+            r"gives all its outputs, .* name it, such as net",
+        ),
+        (
+            {"out_channels": 1, "intensity": "unit"},
+            {"affinities": {"offsets": [[0, 0, 14]]}, "data": [{"path": "v.tif", "labels": "l.tif"}]},
+            r"axis x: affinities.offsets has \[0, 0, 14\], and no pair .* less samples.margin is 14; give a larger",
+        ),
+    ],
+)
+def test_a_net_whose_outputs_are_not_those_that_are_learnt_is_refused(
+    facts: dict[str, object], settings: dict[str, object], sentence: str
+) -> None:
+    samples = {"shape": [8, 16, 16], "margin": [0, 2, 2]}
+    tree = {"net": {"name": "superres", "options": {"factor": 1}}, "data": [{"path": "v.tif"}], "samples": samples}
+    known = describe(NetChoice(name="superres", options={"factor": 2})).model_copy(update={"scale": (1, 1, 1)})
+    check_net(TrainRecipe.model_validate(tree), known)
+    with pytest.raises(VolpipeError, match=sentence):
+        check_net(TrainRecipe.model_validate(tree | settings), known.model_copy(update=facts))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_room_for_a_window_is_found_wherever_there_is_some(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    np.save(tmp_path / "v.npy", np.zeros((5, 6, 7), np.uint8))
+    starts = rng.integers(0, 4, (4, 3))
+    closed = [Box(tuple(a), tuple(a + rng.integers(1, 5, 3))) for a in starts]
+    part, around = Box((0, 0, 1), (5, 6, 7)), (1, 0, 0)
+    window = tuple((rng.integers(1, 5, 3) + np.array([2, 0, 0])).tolist())
+    free = np.ones((5 + 2, 6, 7), bool)  # with a slice of context at both ends
+    free[..., 0] = False
+    for box in closed:
+        free[box.start[0] + 1 : box.stop[0] + 1, box.start[1] : box.stop[1], box.start[2] : box.stop[2]] = False
+    has_room = np.lib.stride_tricks.sliding_window_view(free, window).all((3, 4, 5)).any()
+    data = TrainingData(open_volume(tmp_path / "v.npy"), None, None, part, part)
+    with nullcontext() if has_room else pytest.raises(PlanError, match="leaves no room in 0:5,0:6,1:7 of"):
+        check_free(data, closed, window, around)
+
+
+def test_all_that_is_held_out_of_a_volume_leaves_room_for_a_window(folder: Path) -> None:
+    data = [{"path": "v.tif", "held_out": box} for box in ("0:18,:,:", "22:40,:,:")]
+    told = {"net": {"name": "superres"}, "data": data, "degrade": {"kind": "bin"}, "samples": {"shape": [4, 16, 16]}}
+    with pytest.raises(PlanError, match=r"held_out 0:18,0:32,0:32 and 22:40,0:32,0:32 leaves no room"):
+        run_training(TrainRecipe.model_validate(told), folder / "t", unwanted, search_path=folder)
+
+
+def test_labels_in_which_there_is_nothing_to_tell_apart_are_named(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = {"name": "unet3d", "options": {"features": [4, 8], "out_channels": 1, "output": "sigmoid"}}
+    told = {"net": net, "samples": {"shape": [8, 16, 16]}, "affinities": {"offsets": [[0, 0, 1]]}}
+    for inner, is_said in ((0, True), (1, False)):
+        labels = np.zeros((40, 32, 32), np.uint8)
+        labels[20:, :16] = inner
+        np.save(folder / "l.npy", labels)
+        caplog.clear()
+        recipe = TrainRecipe.model_validate(told | {"data": [{"path": "v.tif", "labels": "l.npy"}]})
+        check_data(recipe, describe(recipe.net), str(folder))
+        assert ("there is nothing to tell apart; give data.box" in caplog.text) == is_said
+
+
 def test_labels_that_do_not_fit_are_refused_before_a_worker_starts(folder: Path) -> None:
     write_volumes(folder)
-    net = {"name": "unet3d", "options": {"features": [4, 8], "out_channels": 9, "output": "sigmoid"}}
-    for labels, sentence in (("short.npy", "give labels of the volume.s shape"), ("floats.npy", "give whole numbers")):
+    net = {"name": "unet3d", "options": {"features": [4, 8], "out_channels": 1, "output": "sigmoid"}}
+    for labels, sentence in (("short.npy", "give labels of the volume's shape"), ("floats.npy", "give whole numbers")):
         told = {"net": net, "data": [{"path": "v.tif", "labels": labels}], "samples": {"shape": [8, 16, 16]}}
+        told["affinities"] = {"offsets": [[0, 0, 1]]}
         with pytest.raises(PlanError, match=sentence):
             run_training(TrainRecipe.model_validate(told), folder / "t", unwanted, search_path=folder)
 

@@ -13,11 +13,12 @@ from trainings import Threads, make_folder
 
 import volpipe
 from volpipe.errors import RunError, RunStopped, SiteError
-from volpipe.recipes.training import load_training
+from volpipe.recipes.training import LOSSES, load_training
 from volpipe.training.driver import run_training
-from volpipe.training.logs import open_log, read_log
+from volpipe.training.logs import open_log, read_log, read_scores
 from volpipe.training.search.grid import load_sweep, run_sweep
 from volpipe.training.search.optuna import load_tuning, run_tuning
+from volpipe.workflow.outcome import outcome_lines
 
 TABLES = """
 validate_every = 2
@@ -48,6 +49,17 @@ def lines_in(folder: Path) -> list[str]:
 
 
 # ---- a training
+
+
+def test_scores_of_nothing_are_no_scores(tmp_path: Path) -> None:
+    """Of labels that are alike; in a search they would be the best."""
+    lines = ['{"step": 1, "loss": 1, "auc": NaN}', '{"step": 2, "auc": 0.5, "loss": 2}', '{"step": 3, "auc": 0.']
+    (tmp_path / LOSSES).write_text("\n".join(lines))
+    assert read_scores(tmp_path) == [(2, 0.5)]
+    (tmp_path / LOSSES).write_text(lines[0] + "\n")
+    assert [*outcome_lines(tmp_path)][1:] == [
+        "held out: auc is nan: labels are alike there; give data.held_out, a box with more in it"
+    ]
 
 
 def test_the_log_says_who_began_what_where_and_how_it_ended(

@@ -85,6 +85,23 @@ def test_a_net_that_declares_no_intensity_is_scored_and_run_in_grey_levels(folde
     assert load_recipe(folder / "t" / RUN_RECIPE).output.intensity == "same"
 
 
+def test_all_channels_are_scored(folder: Path) -> None:
+    planes = tifffile.imread(folder / "v.tif")
+    np.save(folder / "two.npy", np.stack([planes, 255 - planes]))
+    (folder / "net.py").write_text(
+        "from torch import nn\n\n\ndef net():\n    layer = nn.Conv3d(2, 2, 1, bias=False)\n"
+        "    nn.init.constant_(layer.weight, 0.25)\n    return layer\n"
+    )
+    settings = ("net.name=net.py:net", "net.options={}", "degrade.kind=none", "data.0.path=two.npy")
+    chosen = recipe(folder, *settings, "train.validate_every=12", "samples.margin=[0,0,0]", "train.predict_every=12")
+    train(chosen, folder / "t", str(folder))
+    truth = np.load(folder / "two.npy")[:, *HELD.slices].astype(np.float32)
+    weights = load_file(folder / "t" / WEIGHTS)["weight"].numpy()[..., 0, 0, 0]
+    made = np.clip(np.rint((np.einsum("oi,izyx->ozyx", weights, truth / 127.5 - 1) + 1) * 127.5), 0, 255)
+    known = 10 * np.log10(255**2 / np.square(made - truth).mean())
+    assert [line["psnr"] for line in read_log(folder / "t") if "psnr" in line] == [pytest.approx(known, abs=0.01)]
+
+
 def test_the_score_of_volumes_of_floats_is_the_same_in_any_order(folder: Path) -> None:
     planes = tifffile.imread(folder / "v.tif").astype(np.float32)
     tifffile.imwrite(folder / "v.tif", planes)
@@ -106,7 +123,8 @@ def test_the_input_of_a_validation_is_rounded_and_clipped_as_a_volume_is(folder:
     chosen = recipe(folder, "degrade.noise=30", f"degrade.whole={whole}", "train.validate_every=12")
     (held,) = prepare_held_out(Sampler(chosen, (2, 1, 1), str(folder)), folder)
     given = open_volume(folder / INPUTS, held.key).open()[...].astype(int)
-    coarse = held.truth.reshape(len(held.truth) // 2, 2, *held.truth.shape[1:]).mean(1)
+    shape = held.truth.shape
+    coarse = held.truth.reshape(1, shape[1] // 2, 2, *shape[2:]).mean(2)
     assert given.min() == 0
     assert np.abs(given - coarse).max() < 150  # 255 less 31, where voxels below 0 became bright
 

@@ -38,6 +38,7 @@ from volpipe.volumes.volume import View, Volume, open_volume
 FINGERPRINT = "reference_fingerprint"
 OUTPUT = "output"
 ADVICE = f"{MEND}, or give --any-place (any_place=True) to score them voxel by voxel all the same"
+MOST_NAMED = 5  # labels in a sentence
 # Of an image and of interpolations of its input, by name; or of labels, by voxels or by skeletons; or of classes.
 Scores = dict[str, ImageScores] | LabelScores | SkeletonScores | ClassScores
 
@@ -196,6 +197,12 @@ class Evaluation(Pair):
                 f"{', '.join(map(str, ignored(truth.dtype, self.ignore)))}, means that nothing is known of them; "
                 "--ignore none (ignore=()) counts them"
             )
+        if isinstance(scores, ClassScores) and self.names and (more := scores.classes[len(self.names) :]):
+            numbers = ", ".join(each.name for each in more[:MOST_NAMED]) + " …" * (len(more) > MOST_NAMED)
+            notes.append(
+                f"labels {numbers} are none of the {count(len(self.names), 'class')} of the output, and are scored as "
+                "more; name them to --ignore if nothing is known there"
+            )
         if isinstance(scores, LabelScores) and scores.num_reserved:
             numbers = ", ".join(map(str, reserved(truth.dtype) or reserved(labels.dtype)))
             notes.append(
@@ -254,11 +261,12 @@ def plan_evaluation(
     if box.is_empty or not Box.from_shape(output.spatial_shape).contains(box):
         shape = " × ".join(map(str, output.spatial_shape))
         raise PlanError(f"box {box} is empty or leaves the output {output}, which has {shape} voxels")
+    names, known = _classes_of(output) if kind == "classes" else ((), None)
+    ignore = known if ignore is None else ignore
     evaluation = Evaluation(
         a=truth, b=output, a_start=extent.start,
         given=source, box=box, kind=kind, data_range=_range(kind, output, truth, data_range),
-        block=subject.BLOCK, ignore=ignore, skeletons=skeletons,
-        names=_class_names(output) if kind == "classes" else (),
+        block=subject.BLOCK, ignore=ignore, skeletons=skeletons, names=names,
     )  # fmt: skip
     for axis, fine, coarse in zip("zyx", output.spatial_shape, source.spatial_shape, strict=True) if source else ():
         if fine % coarse:
@@ -307,13 +315,13 @@ def _range(kind: str, output: Volume, truth: Volume, data_range: float | None) -
     return known
 
 
-def _class_names(output: Volume) -> tuple[str, ...]:
-    """Return the names of classes 0, 1, … by the training of the net, or by the channels of `output`; () without."""
+def _classes_of(output: Volume) -> tuple[tuple[str, ...], Ignore]:
+    """Return names of classes 0, 1, … and labels to ignore, by the training of the net; or the channels of `output`."""
     with suppress(VolpipeError, KeyError, IndexError, TypeError):
         weights = makings_of(output)[0].said["recipe"]["net"]["weights"]
         if (training := Training.load(Path(weights).parent)) is not None and training.recipe.learns_classes:
-            return training.recipe.classes.names
-    return output.channel_names if output.num_channels > 1 else ()
+            return training.recipe.classes.names, training.recipe.classes.ignore
+    return output.channel_names if output.num_channels > 1 else (), None
 
 
 def _check_classes(output: tuple[Volume, Box], truth: tuple[Volume, Box]) -> list[str]:

@@ -141,6 +141,11 @@ def check_extent(skeletons: Skeletons, volume: Volume, box: Box) -> list[str]:
         if step < SHORTEST:
             raise PlanError(sentence)
         notes.append(sentence)
+    elif max(size) > 1 and is_inside(np.rint(positions), Box.from_shape(volume.spatial_shape)).all():
+        notes.append(
+            f"the positions of all nodes would be voxels of the output, too: {extents}; positions are in nm: multiply "
+            "those in voxels by their size"
+        )
     outside = ~inside
     if outside.any():
         neurons = len(np.unique(skeletons.neurons[outside]))

@@ -78,13 +78,15 @@ def read_skeletons(path: str) -> Skeletons:
         VolumeError: there are none, or they cannot be understood.
     """
     place = paths.locate(path)
-    if place.name.endswith((".swc", ".csv")):
-        skeletons = (_read_csv if place.name.endswith(".csv") else _read_swc)([place])
+    kind = place.name.lower()[-4:]
+    if kind in (".swc", ".csv"):
+        skeletons = (_read_csv if kind == ".csv" else _read_swc)([place])
     elif paths.is_file(place / "info"):
         skeletons = _read_precomputed(place)
     else:
-        names = sorted(name for name, _ in paths.list_files(place) if "/" not in name)
-        swc = [place / name for name in names if name.endswith(".swc")]
+        files = [] if paths.is_file(place) else paths.list_files(place)
+        names = sorted(name for name, _ in files if "/" not in name)
+        swc = [place / name for name in names if name.lower().endswith(".swc")]
         tables = [place / name for name in ("nodes.csv", "edges.csv") if name in names]
         if not swc and len(tables) < 2:
             raise VolumeError(f"there are no skeletons at {path}; name {KINDS}")
@@ -112,8 +114,11 @@ def _linked(file: Location, ids: Sequence[Hashable], pairs: Iterable[tuple[Hasha
         raise VolumeError(f"{file}: node {double} is there twice; give each node a number of its own")
     edges = []
     for a, b in pairs:
-        if a not in numbers or b not in numbers:
-            raise VolumeError(f"{file}: the edge from {a} to {b} has a node that is not there; add it, or leave it out")
+        if a not in numbers or b not in numbers or a == b:
+            raise VolumeError(
+                f"{file}: the edge from {a} to {b} leads to no other node that is there; add it, or leave the edge out "
+                "(the parent of a root is -1)"
+            )
         edges.append((numbers[a], numbers[b]))
     return np.array(edges, np.int64).reshape(-1, 2)
 
@@ -121,7 +126,8 @@ def _linked(file: Location, ids: Sequence[Hashable], pairs: Iterable[tuple[Hasha
 def _read_swc(files: Sequence[Location]) -> Skeletons:
     def parts() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         for file in files:
-            lines = [line.partition("#")[0].split() for line in _read(file).decode(errors="replace").splitlines()]
+            text = _read(file).decode("utf-8-sig", errors="replace")
+            lines = [line.partition("#")[0].split() for line in text.splitlines()]
             rows = [line for line in lines if line]
             try:
                 positions = np.array([[float(row[i]) for i in (4, 3, 2)] for row in rows]).reshape(-1, 3)
@@ -129,7 +135,7 @@ def _read_swc(files: Sequence[Location]) -> Skeletons:
             except (ValueError, IndexError) as error:
                 raise VolumeError(f"{file}: a line is not `id type x y z radius parent`: {error}") from error
             pairs = (link for link in links if link[1] >= 0)
-            yield file.name.removesuffix(".swc"), positions, _linked(file, [link[0] for link in links], pairs)
+            yield file.name[:-4], positions, _linked(file, [link[0] for link in links], pairs)
 
     return Skeletons.joined(parts())
 

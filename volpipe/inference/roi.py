@@ -140,8 +140,8 @@ def _bound(text: str, axis: int, volume: Volume) -> float:
         )
     if volume.voxel_size_nm is None:
         raise PlanError(
-            f"roi, axis {AXES[axis]}: {text.strip()} needs a voxel size, which {volume} lacks; give it, such as "
-            "--set input.voxel_size_nm=40,8,8 (z, y, x), or write the box in voxels"
+            f"roi, axis {AXES[axis]}: {text.strip()} needs a voxel size, which {volume} lacks; write the box in "
+            "voxels, or give one: --set input.voxel_size_nm=40,8,8 (z, y, x) of a run, or `volpipe convert`"
         )
     place = (float(number) * factor - volume.origin_nm[axis]) / volume.voxel_size_nm[axis]
     if place < -0.5 - SLIVER:

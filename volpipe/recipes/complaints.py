@@ -6,6 +6,7 @@ keys.
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -130,6 +131,8 @@ def _misfit(model: type[BaseModel], names: Sequence[str], tree: Tree) -> str:
             return f"{'.'.join(names)} is missing; give {phrases(annotation, metadata)[0]}"
         value = value[int(name)] if isinstance(value, list | tuple) else value[name]
     kinds = phrases(annotation, metadata)
+    if isinstance(value, float) and not math.isfinite(value):
+        kinds = [kind.replace("a number", "a finite number") for kind in kinds]
     joined = f"not {kinds[0]}" if len(kinds) == 1 else f"neither {' nor '.join(kinds)}"
     key = ".".join(names) or "the recipe"
     return f"{key}: {show_value(value)} is {joined}{_nearest_word(value, annotation)}"
@@ -181,8 +184,6 @@ def _bounds(metadata: Sequence[Any]) -> str:  # Any: pydantic's and annotated_ty
     pattern = next(filter(None, (getattr(part, "pattern", None) for part in flat)), None)
     if pattern is not None:
         words += " of letters, digits, - and _"
-    if any(getattr(part, "allow_inf_nan", None) is False for part in flat):
-        words += ", not infinite and not nan" if not words else ""
     return words
 
 

@@ -125,7 +125,7 @@ class Input(ArrayInput):
     25%:75%; a bare : is a whole axis."""
     mask: str | None = None
     """A volume of any resolution; voxels where it is not 0 are selected."""
-    empty: Literal["missing"] | Annotated[float, Field(allow_inf_nan=False)] | None = None
+    empty: Literal["missing"] | float | None = None
     """Windows that hold nothing but this value are skipped; "missing": windows without a stored chunk."""
 
 
@@ -225,7 +225,7 @@ class Normalise(Section):
     """The two percentiles that become -1 and 1, where they are measured."""
     per_channel: bool = False
     """Whether each channel of a volume is measured, and mapped, for itself."""
-    eps: float = Field(0.0, ge=0, allow_inf_nan=False)
+    eps: float = Field(0.0, ge=0)
     """Added to a deviation, and to the distance of two percentiles, that are measured; packages of bioimage.io ask for
     it."""
 

@@ -121,7 +121,7 @@ class SegmentOutput(Section):
     """Level of the compression; gzip has 0 to 9."""
     levels: Annotated[int, Field(ge=0)] | Auto = "auto"
     """Number of coarser levels beside level 0."""
-    graph_gib: float = Field(4.0, gt=0, allow_inf_nan=False)
+    graph_gib: float = Field(4.0, gt=0)
     """Memory, in GiB, of a task that solves the graph of a box of blocks."""
 
     @model_validator(mode="after")

@@ -22,12 +22,12 @@ BARE_NUMBERS = re.compile(r"\s*[-+]?\d[\d.]*(\s*,\s*[-+]?\d[\d.]*)+\s*")  # a li
 
 
 class Section(BaseModel):
-    """A part of a recipe: unknown keys are refused, values cannot be changed.
+    """A part of a recipe: unknown keys and infinite numbers are refused, values cannot be changed.
 
     The text below a key describes it to users: docs/reference/recipes.md is made from it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 S = TypeVar("S", bound=Section)

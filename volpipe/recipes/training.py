@@ -55,7 +55,7 @@ class Data(Section):
     """The array in labels, where the container has several."""
     any_place: bool = False
     """Pair labels and volume, of one shape, voxel by voxel although their places say that they lie elsewhere."""
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    weight: float = Field(1.0, gt=0)
     """So many times as many windows come from this volume as its size would give."""
     incomplete: bool = False
     """Learn from outputs of volpipe, labels as well, that are not complete: what is not written yet is zeros."""
@@ -77,9 +77,9 @@ class Degrade(Section):
     kind: Literal["none", "bin", "subsample", "gaussian"] = "none"
     """bin: the mean of the voxels. subsample: one of them. gaussian: blurred along each axis that is made coarser, by a
     full width at half maximum of the factor, then one of them. none: as they are."""
-    noise: float = Field(0.0, ge=0, allow_inf_nan=False)
+    noise: float = Field(0.0, ge=0)
     """The largest standard deviation of white noise, in grey levels of the volume; drawn anew for each window."""
-    blur: float = Field(0.0, ge=0, allow_inf_nan=False)
+    blur: float = Field(0.0, ge=0)
     """The largest standard deviation of a Gaussian before the noise, in voxels of the input; drawn anew for each
     window."""
     uneven: float = Field(0.0, ge=0, lt=1)
@@ -109,7 +109,7 @@ class Samples(Section):
     """Contrast is multiplied by a number between these two."""
     offset: float = Field(0.0, ge=0)
     """Brightness is raised or lowered by up to so much, in normalised units."""
-    elastic: float = Field(0.0, ge=0, allow_inf_nan=False)
+    elastic: float = Field(0.0, ge=0)
     """Standard deviation, in voxels, by which places 16 voxels apart are moved; between them smoothly. Truth and labels
     move as well."""
     misaligned: int = Field(0, ge=0)
@@ -125,6 +125,8 @@ class Samples(Section):
                 raise ValueError(f"margin {margin} leaves nothing of shape {size} on axis {axis}; give less")
         if self.swap and self.shape[1] != self.shape[2]:
             raise ValueError(f"swap needs as many voxels on y as on x, not {self.shape[1:]}; set swap to false")
+        if len(set(self.flips)) < len(self.flips):
+            raise ValueError(f"flips {list(self.flips)} name an axis twice; name it once")
         if not 0 < self.gain[0] <= self.gain[1]:
             raise ValueError(f"gain {self.gain} must ascend and be above 0")
         return self
@@ -181,7 +183,7 @@ class Classes(Section):
     """A name for each class: label k is of class k, the first one of label 0, and the net has a channel for each."""
     ignore: Ignore = None
     """Labels of voxels of which nothing is known: as `affinities.ignore`."""
-    balance: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()
+    balance: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """Weight of the voxels of each class in the cross-entropy; by default all weigh the same."""
     cross_entropy: float = Field(1.0, ge=0)
     """Weight of the cross-entropy."""
@@ -235,7 +237,8 @@ class Steps(Section):
     threads: int = Field(0, ge=0)  # 0: as many as torch takes
     """Threads of a CPU; 0: as many as torch takes."""
     seed: int = Field(0, ge=0)
-    """Of the windows and of the first weights."""
+    """Of the windows, and of the first weights where the net's code does not seed them (of shipped nets:
+    `net.options.seed`)."""
     checkpoint_every: int = Field(200, ge=1)
     """Steps between checkpoints."""
     validate_every: int = Field(0, ge=0)
@@ -306,6 +309,11 @@ class TrainRecipe(Section):
         return bool(self.classes.names)
 
     @property
+    def ignore(self) -> Ignore:
+        """The labels of which nothing is known."""
+        return (self.classes if self.learns_classes else self.affinities).ignore
+
+    @property
     def weights(self) -> Loss | Affinities | Classes:
         """The weights of the terms of the loss."""
         return self.classes if self.learns_classes else self.affinities if self.learns_labels else self.loss
@@ -319,8 +327,12 @@ class TrainRecipe(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> TrainRecipe:
-        if (self.train.validate_every or self.train.predict_every) and not any(d.held_out for d in self.data):
-            raise ValueError("train.validate_every and predict_every need a volume with held_out; give data.held_out")
+        has_held_out = any(data.held_out and not data.stored for data in self.data)
+        if (self.train.validate_every or self.train.predict_every) and not has_held_out:
+            raise ValueError(
+                "train.validate_every and predict_every need a volume with held_out; give data.held_out, of voxels, "
+                "not of stored windows"
+            )
         if self.adversary.weight and self.train.precision == "float16":
             raise ValueError("adversary needs train.precision float32 or bfloat16, not float16")
         if self.loss.consistency and self.degrade.missing:
@@ -338,52 +350,17 @@ class TrainRecipe(Section):
             raise ValueError(
                 "classes are learnt from labels, and without affinities; give data.labels, or leave one out"
             )
+        if not self.learns_classes and self.classes != Classes():
+            raise ValueError("classes have no names; give classes.names, the first for label 0, or leave classes out")
+        if not (self.learns_classes or self.net.offsets in (None, self.affinities.offsets)):
+            raise ValueError(
+                "net.offsets are not affinities.offsets, which are learnt; leave net.offsets out, or give both alike"
+            )
         if not bare and self.loss != Loss():
             raise ValueError("loss is for images; of labels, the weights are in affinities or in classes")
         if not bare and self.adversary.weight:
             raise ValueError("adversary is for images; leave it out, or data.labels")
         return self
-
-    def check_net(self, out_channels: int, scale: Sizes, intensity: str) -> None:
-        """Refuse a net that does not give what is learnt from labels, or whose `scale` the recipe has no way to learn.
-
-        Of labels it is a chance for each offset, on the same grid.
-
-        Raises:
-            RecipeError: with what the net gives, and what it should.
-        """
-        if self.samples.swap and scale[1] != scale[2]:
-            raise RecipeError(
-                f"net {self.net.name} has scale {scale}, so that y and x cannot be exchanged; set samples.swap = false"
-            )
-        if self.loss.consistency and self.degrade.kind != "bin" and scale != (1, 1, 1):
-            raise RecipeError(
-                f"loss.consistency compares means of the output with an input made by degrade.kind = "
-                f"{self.degrade.kind!r}, from which means of the truth differ too; leave it out, or set "
-                "degrade.kind = 'bin'"
-            )
-        if not self.learns_labels:
-            return
-        if scale != (1, 1, 1):
-            raise RecipeError(f"net {self.net.name} has scale {scale}, labels are learnt at scale 1; choose another")
-        num, key = len(self.affinities.offsets), "affinities.offsets"
-        if self.learns_classes:
-            num, key = len(self.classes.names), "classes.names"
-        if out_channels != num:
-            raise RecipeError(
-                f"net {self.net.name} gives {count(out_channels, 'channel')}, {key} are {num}; "
-                f"set the net's out_channels to {num}, or give other {key.partition('.')[2]}"
-            )
-        if self.learns_classes and intensity == "unit":
-            raise RecipeError(
-                f"net {self.net.name} gives intensity 'unit', classes are learnt from logits; take off its last "
-                'sigmoid or softmax, such as by net.options.output = "none"'
-            )
-        if not self.learns_classes and intensity != "unit":
-            raise RecipeError(
-                f"net {self.net.name} gives intensity {intensity!r}, affinities are chances from 0 to 1; give it a "
-                'sigmoid at its end, such as net.options.output = "sigmoid", or net.intensity = "unit" if it has one'
-            )
 
 
 def run_sections(recipe: TrainRecipe) -> dict[str, dict[str, Any]]:  # Any: TOML values

@@ -274,10 +274,10 @@ def trained(folder: Path, training: Training, session: str, on_step: Callable[[i
     """
     pool: WorkerPool = yield POOL
     ranks = training.recipe.train.ranks
+    training.store(folder)  # the report of a refusal names it
     check_slots(training.recipe, pool.slots)
     (folder / STOP).unlink(missing_ok=True)
     (folder / WEIGHTS).unlink(missing_ok=True)  # of fewer steps: they would pass for the last
-    training.store(folder)
     attempts = _Attempts(folder, ranks, pool, session)
 
     def show(progress: Progress) -> None:

@@ -16,17 +16,16 @@ import numpy as np
 
 from volpipe.errors import NOTICE, PlanError, RecipeError
 from volpipe.geometry.grid import Box
-from volpipe.geometry.labels import Ignore, is_ignored
-from volpipe.inference.statistics import as_trained, in_numbers, needs_measuring, sampled_affine
+from volpipe.inference.statistics import affine, as_trained, in_numbers, is_counted, needs_measuring, sampled_affine
 from volpipe.nets.load import describe
-from volpipe.recipes.inference import Recipe, load_recipe
+from volpipe.recipes.inference import Normalise, Recipe, load_recipe
 from volpipe.recipes.toml import set_values, typed
 from volpipe.recipes.training import RUN_RECIPE, WEIGHTS, Data, TrainRecipe, load_training
 from volpipe.resolve import nearest, shipped_starts
 from volpipe.training.data.degrade import context
-from volpipe.training.data.volumes import TrainingData, check_holds, open_data, resolve_address
+from volpipe.training.data.volumes import TrainingData, check_holds, differs, open_data, resolve_address
 from volpipe.training.task import Training
-from volpipe.volumes.values import take_sample
+from volpipe.volumes.values import grey_notes, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
 
 log = logging.getLogger(__name__)
@@ -141,9 +140,10 @@ def _chosen(recipe: TrainRecipe, start: Start, search_path: str) -> TrainRecipe:
     first = recipe.data[0]
     view = View(incomplete=first.incomplete)
     volume = open_volume(resolve_address(first.path, search_path), first.key, level=first.level, view=view)
-    recipe = _with_grey_levels(recipe, volume)
-    if (low := recipe.normalise.low) is not None and (high := recipe.normalise.high) is not None:
-        below, above = start.run.net.trained_range or (low, high)
+    trained = start.run.net.trained_range or (start.run.normalise.low, start.run.normalise.high)
+    recipe = _with_grey_levels(recipe, start, volume)
+    low, high, (below, above) = recipe.normalise.low, recipe.normalise.high, trained
+    if low is not None and high is not None and below is not None and above is not None:
         noise = recipe.degrade.noise * (high - low) / (above - below)  # as the net sees it, it stays what it was
         recipe = recipe.model_copy(update={"degrade": recipe.degrade.model_copy(update={"noise": noise})})
     if first.held_out == OPEN:
@@ -156,20 +156,31 @@ def _chosen(recipe: TrainRecipe, start: Start, search_path: str) -> TrainRecipe:
     return recipe.model_copy(update={"data": (first, *recipe.data[1:])})
 
 
-def _with_grey_levels(recipe: TrainRecipe, volume: Volume) -> TrainRecipe:
-    """Return `recipe` with the grey levels that a run would take for -1 and 1, in numbers, by a sample of `volume`."""
-    if not needs_measuring(recipe.normalise, volume.dtype):
-        return recipe
-    sample = take_sample(volume)
+def _with_grey_levels(recipe: TrainRecipe, start: Start, volume: Volume) -> TrainRecipe:
+    """Return `recipe` with the grey levels that a run would take for -1 and 1, in numbers, by a sample of `volume`.
+
+    Those that the volumes of `start` had stay where the net would see such numbers of this one, too.
+    """
+    choice, sample = recipe.normalise, take_sample(volume)
     if sample is None or sample.is_constant:  # the training refuses, and says which keys to give
         return recipe
-    choice = as_trained(Recipe(net=recipe.net, normalise=recipe.normalise), sample).normalise
-    voxels = np.concatenate([box.reshape(volume.num_channels, -1) for box in sample.boxes], axis=1)
-    numbers = in_numbers(choice, sampled_affine(choice, voxels))
-    log.warning(
-        "%s, of which %g … %g become -1 … 1: as in a run, but by this sample; normalise.low and high give others",
-        sample.seen, numbers.low, numbers.high, extra=NOTICE,
-    )  # fmt: skip
+    info = np.iinfo(volume.dtype) if is_counted(volume.dtype) else None
+    if not needs_measuring(choice, volume.dtype):
+        (shift,), (scale,) = affine(choice, volume.dtype, None).rows
+        is_of_wider = info is not None and shift + scale > info.max
+        if choice != start.run.normalise or not (is_of_wider or grey_notes(sample, shift, scale, "")):
+            return recipe
+        choice = Normalise(method="auto" if choice.mean is None else "zscore")
+    if info is not None and choice.method == "auto":
+        numbers = Normalise(low=info.min, high=info.max)
+    else:
+        choice = as_trained(Recipe(net=recipe.net, normalise=choice), sample).normalise
+        voxels = np.concatenate([box.reshape(volume.num_channels, -1) for box in sample.boxes], axis=1)
+        numbers = in_numbers(choice, sampled_affine(choice, voxels))
+        log.warning(
+            "%s, of which %g … %g become -1 … 1: as in a run, but by this sample; normalise.low and high give others",
+            sample.seen, numbers.low, numbers.high, extra=NOTICE,
+        )  # fmt: skip
     net = recipe.net.model_copy(update={"trained_range": (numbers.low, numbers.high)})
     return recipe.model_copy(update={"normalise": numbers, "net": net})
 
@@ -197,21 +208,10 @@ def _held_out(recipe: TrainRecipe, data: TrainingData, search_path: str) -> Box:
             f"{scored} has {shape} voxels (z, y, x): no axis has room for a window of {tuple(window)} and as much "
             f"beside it to hold out; give a larger volume, or smaller windows, such as samples.shape={smaller}"
         )
-    ignore = (recipe.classes if recipe.learns_classes else recipe.affinities).ignore if data.labels else ()
     for box in boxes:
-        if _differs(scored, box, ignore):
+        if differs(scored, box, recipe.ignore if data.labels else ()):
             return box
     raise PlanError(
         f"{scored} has one value alone in {' and '.join(map(str, boxes))}, by which no net can be "
         "scored; give data.0.held_out, a box where there is more"
     )
-
-
-def _differs(volume: Volume, box: Box, ignore: Ignore) -> bool:
-    """Return whether a sample of the `box` has two values that count."""
-    sample = take_sample(volume, box)
-    if sample is None:  # a worker says why
-        return True
-    values = [part[~is_ignored(part, ignore)] if volume.dtype.kind in "iu" else part for part in sample.boxes]
-    ends = [end for part in values if part.size for end in (part.min(), part.max())]
-    return bool(ends) and min(ends) < max(ends)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -75,14 +76,15 @@ def sampled_log(folder: Path, most: int, accepts: Callable[[bytes], bool]) -> It
 
 
 def read_scores(folder: Path) -> list[tuple[int, float]]:
-    """Return step and score of each validation in the log of a training; lines that are damaged are left out."""
+    """Return step and score of each validation in a training's log, without damaged lines, and NaN of equal labels."""
     path, scores = folder / LOSSES, list[tuple[int, float]]()
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         name = next((name for name in SCORES if f'"{name}"'.encode() in line), None)
         if name is not None:
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
-                scores.append((int(entry["step"]), entry[name]))
+                if not math.isnan(entry[name]):
+                    scores.append((int(entry["step"]), entry[name]))
     return scores
 
 

@@ -25,13 +25,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from volpipe.errors import RunError
+from volpipe.errors import RecipeError, RunError
 from volpipe.geometry.grid import Triple
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net, describe
 from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe
 from volpipe.training.data.augment import Loaded, Pair, PairMaker
 from volpipe.training.data.samples import Sampler
+from volpipe.training.data.volumes import check_net
 from volpipe.training.discriminator import Discriminator
 from volpipe.training.distributed import RankGroup
 from volpipe.training.logs import Write, open_log
@@ -138,12 +139,13 @@ def train(
     """
     torch.set_num_threads(recipe.train.threads or DEFAULT_THREADS)
     with SEEDING:
+        torch.manual_seed(recipe.train.seed % 2**63)  # for the first weights of a net that seeds none
         state = make_train_state(recipe, search_path)
     state.begun = begun
     _resume(state, folder, group)
     check()
     facts = describe(recipe.net, search_path)
-    recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
+    check_net(recipe, facts)
     sampler = Sampler(recipe, facts.scale, search_path, is_trial=is_trial)
     maker = PairMaker(sampler, state.device)
     if state.device != "cpu":
@@ -255,12 +257,14 @@ def _is_at(step: int, every: int, last: int) -> bool:
 def not_finite(entry: Mapping[str, float], choice: Steps) -> str | None:
     """Return which number of a step is not finite, and what to change; None where all are."""
     is_scaled = choice.precision == "float16"  # whose scaler leaves out steps of infinite gradients
-    for what, value in (("loss", entry["loss"]), ("gradient's norm", 0.0 if is_scaled else entry["norm"])):
+    for what, key, advice in (
+        ("loss", "loss", "train.learning_rate or train.clip, or precision float32"),
+        ("gradient's norm", "norm", "train.learning_rate or train.clip, or precision float32"),
+        ("discriminator's loss", "judge", "adversary.learning_rate"),
+    ):
+        value = 0.0 if key == "norm" and is_scaled else entry.get(key, 0.0)
         if not math.isfinite(value):
-            return (
-                f"step {entry['step']}: the {what} is {value}; give a smaller train.learning_rate or train.clip, or "
-                "precision float32"
-            )
+            return f"step {entry['step']}: the {what} is {value}; give a smaller {advice}"
     return None
 
 
@@ -274,7 +278,7 @@ def take_step(
     """
     choice, started, waited = recipe.train, time.perf_counter(), 0.0
     with SEEDING:
-        torch.manual_seed(choice.seed * 1_000_003 + state.step)  # for dropout and the like
+        torch.manual_seed((choice.seed * 1_000_003 + state.step) % 2**63)  # for dropout and the like
     rate = choice.rate(state.step, state.begun)
     for parameters in state.optimiser.param_groups:
         parameters["lr"] = rate
@@ -306,6 +310,7 @@ def _add_gradient(state: TrainState, recipe: TrainRecipe, batch: Pair, scale: Tr
         outputs = state.net(inputs)
     margin = recipe.samples.margin
     outputs, truth = cropped(outputs.float(), margin, scale), cropped(truth, margin, scale)
+    _check_shape(recipe, outputs, truth)
     terms = loss_terms(weights, outputs, truth, logits=state.logits)
     if recipe.loss.consistency:
         terms["consistency"] = consistency(outputs, cropped(inputs, margin), scale)
@@ -321,6 +326,16 @@ def _add_gradient(state: TrainState, recipe: TrainRecipe, batch: Pair, scale: Tr
         share = 1 / choice.accumulate
         entry["judge"] = discriminator.discriminator_loss(outputs, truth, cropped(inputs, margin), scale, share)
     return entry
+
+
+def _check_shape(recipe: TrainRecipe, outputs: Tensor, truth: Tensor) -> None:
+    """Refuse `outputs` of a net that declares other shapes than it gives: losses would stretch them to the `truth`."""
+    shape = (len(truth), len(recipe.classes.names) if recipe.learns_classes else truth.shape[1], *truth.shape[2:])
+    if outputs.shape != shape:
+        raise RecipeError(
+            f"net {recipe.net.name} gave {tuple(outputs.shape)} (n, c, z, y, x), {shape} are learnt; correct what it, "
+            "or [net], declares of its channels, scale and margin"
+        )
 
 
 def _update(state: TrainState, choice: Steps) -> Tensor:

@@ -38,7 +38,8 @@ def loss_terms(
     if loss.charbonnier:
         terms["charbonnier"] = (error.square() + SMALL).sqrt().mean()
     if loss.gradient:
-        terms["gradient"] = torch.stack([error.diff(dim=axis).abs().mean() for axis in (2, 3, 4)]).mean()
+        differences = [error.diff(dim=axis) for axis in (2, 3, 4) if error.shape[axis] > 1] or [error]
+        terms["gradient"] = torch.stack([each.abs().mean() for each in differences]).mean()
     return terms
 
 

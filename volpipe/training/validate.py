@@ -42,7 +42,7 @@ class HeldOut:
     """The validated box of one volume.
 
     Attributes:
-        truth: (z, y, x) in its own type; of labels, their targets (offset or 1, z, y, x), int8.
+        truth: (c, z, y, x) in its own type; of labels, their targets (offset or 1, z, y, x), int8.
         key: the array of the net's input in `INPUTS`.
     """
 
@@ -64,12 +64,12 @@ def prepare_held_out(sampler: Sampler, folder: Path) -> list[HeldOut]:
         box = middle(source.held_out, EDGE, sampler.scale)
         labels = source.read_labels(box)
         if labels is None:
-            truth = source.reader.read(box)[0]
+            truth = source.reader.read(box)
         else:
             truth = targets_of(sampler.recipe, signed(labels)[None], labels.dtype)[0].numpy()
         window = sampler.plain(source, box, np.random.default_rng((sampler.recipe.train.seed, i, 2)))
-        inputs = maker.degraded(maker.load(window).voxels[None].float(), [window])[0, 0].numpy()
-        key, spec = f"s{i}", ArraySpec(inputs.shape, source.volume.dtype, inputs.shape)
+        inputs = maker.degraded(maker.load(window).voxels[None].float(), [window])[0].numpy()
+        key, spec = f"s{i}", ArraySpec(inputs.shape, source.volume.dtype, inputs.shape, axes=("c", "z", "y", "x"))
         create_array(folder / INPUTS, key, spec, "zarr3")
         open_writer(folder / INPUTS, key).write(Box.from_shape(inputs.shape), to_dtype(inputs, spec.dtype))
         boxes.append(HeldOut(source, truth, key))
@@ -108,8 +108,8 @@ def validate(
     squares, num = 0.0, 0
     for volume in held_out:
         for box, outputs in tiled(net, facts, recipe, volume, folder):
-            truth = volume.truth[box.slices]
-            squares += float(np.square(outputs[0].astype(np.float64) - truth).sum())
+            truth = volume.truth[:, *box.slices]
+            squares += float(np.square(outputs.astype(np.float64) - truth).sum())
             num += truth.size
     span = _span([volume.truth for volume in held_out])
     return {"psnr": 10 * math.log10(span**2 * num / squares) if squares else math.inf}

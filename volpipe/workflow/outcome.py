@@ -6,6 +6,7 @@ folder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,9 @@ def outcome_lines(folder: Path) -> Iterator[str]:
         if points := read_points(folder, name):
             scored, (step, last), best = True, points[-1], max(points, key=lambda point: point[1])
             unit = UNITS.get(name, "")
+            if math.isnan(last):
+                yield f"held out: {name} is nan: labels are alike there; give data.held_out, a box with more in it"
+                continue
             before = "" if points[0][0] else f"{points[0][1]:.4g}{unit} before, "
             most = f"best {best[1]:.4g}{unit} at step {best[0]:,}"
             yield f"held out: {name} {before}{last:.4g}{unit} at step {step:,}, {most}"

@@ -39,7 +39,7 @@ from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, StageWork
-from volpipe.training.data.volumes import cached_bytes, identities, open_inputs, resolve_address
+from volpipe.training.data.volumes import cached_bytes, check_net, identities, open_inputs, resolve_address
 from volpipe.training.driver import (
     check_continued,
     check_recipes,
@@ -127,8 +127,7 @@ class TrainPlan:
             return
         for recipe in self.recipes:
             check_trainable(recipe.net)
-            facts = describe(recipe.net, str(self.search_path))
-            recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
+            check_net(recipe, describe(recipe.net, str(self.search_path)))
 
 
 class TrainStage(StagePlan):

@@ -136,8 +136,8 @@ class PairMaker:
 def targets_of(recipe: TrainRecipe, labels: Tensor, dtype: np.dtype) -> Tensor:
     """Return what is learnt of `signed` labels (n, z, y, x) that had `dtype`: (n, c, z, y, x), int8."""
     if recipe.learns_classes:
-        return class_targets(labels, len(recipe.classes.names), ignored(dtype, recipe.classes.ignore))
-    return tensor_targets(labels, recipe.affinities.offsets, ignored(dtype, recipe.affinities.ignore))
+        return class_targets(labels, len(recipe.classes.names), ignored(dtype, recipe.ignore))
+    return tensor_targets(labels, recipe.affinities.offsets, ignored(dtype, recipe.ignore))
 
 
 def mirrored_part(data: Tensor, box: Box) -> Tensor:

@@ -25,9 +25,16 @@ from volpipe.recipes.inference import Normalise
 from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.dataset import WindowDataset
 from volpipe.training.data.degrade import context
-from volpipe.training.data.volumes import CACHE_BYTES, check_finite, check_holds, open_data, resolve_address, seen_from
+from volpipe.training.data.volumes import (
+    CACHE_BYTES,
+    check_finite,
+    check_holds,
+    closed_boxes,
+    named,
+    open_data,
+    resolve_address,
+)
 from volpipe.volumes.decoded import decoded
-from volpipe.volumes.identity import real_place
 from volpipe.volumes.volume import Reader, Volume, open_volume
 
 AXES = "zyx"
@@ -318,23 +325,14 @@ def _draw_cut(rng: np.random.Generator, shape: Sequence[int]) -> Box:
 
 
 def open_sources(recipe: TrainRecipe, search_path: str) -> list[SampleSource]:
-    """Return the volumes of `recipe`, each closed to windows where any entry of the same voxels holds out a box.
-
-    Entries are of the same voxels by whatever names and levels of its group they name a volume.
+    """Return the volumes of `recipe`, each closed to windows as `closed_boxes` says.
 
     Raises:
         VolpipeError: as `open_source`.
     """
     sources = [open_source(data, recipe.normalise, search_path) for data in recipe.data]
-    places = [real_place(source.volume) for source in sources]
-
-    def closed(source: SampleSource, place: tuple[object, ...]) -> tuple[Box, ...]:
-        others = (other for other, of_other in zip(sources, places, strict=True) if of_other == place)
-        return tuple(seen_from(each.held_out, each.volume, source.volume) for each in others if each.held_out)
-
-    session = uuid4().hex
-    pairs = zip(sources, places, strict=True)
-    return [replace(source, closed=closed(source, place), session=session) for source, place in pairs]
+    closed, session = closed_boxes([(source.volume, source.held_out) for source in sources]), uuid4().hex
+    return [replace(source, closed=boxes, session=session) for source, boxes in zip(sources, closed, strict=True)]
 
 
 def open_source(data: Data, normalise: Normalise, search_path: str) -> SampleSource:
@@ -346,7 +344,8 @@ def open_source(data: Data, normalise: Normalise, search_path: str) -> SampleSou
     if data.stored:
         address = resolve_address(data.path, search_path)
         stored = WindowDataset.from_tensors(address, data.key or SOURCE_KEY)
-        box = None if data.held_out is None else find_part(data.held_out, stored.lattice.shape)
+        with named(data, "held_out"):
+            box = None if data.held_out is None else find_part(data.held_out, stored.lattice.shape)
         return SampleSource(open_volume(address, data.key or SOURCE_KEY), box, Affine(), stored, weight=data.weight)
     opened = open_data(data, normalise, search_path)
     applied = affine(normalise, opened.volume.dtype, None)

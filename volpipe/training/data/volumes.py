@@ -6,17 +6,19 @@ can refuse unusable volumes before a worker starts.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from volpipe.errors import NOTICE, PlanError, RunError
+from volpipe.errors import NOTICE, PlanError, RecipeError, RunError
 from volpipe.geometry.grid import Box
-from volpipe.geometry.labels import is_ignored
+from volpipe.geometry.labels import Ignore, is_ignored
 from volpipe.inference.roi import find_roi
 from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.inference.statistics import mapping_notes, needs_measuring
@@ -25,7 +27,16 @@ from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import Classes, Data, TrainRecipe
 from volpipe.training.data.degrade import context
 from volpipe.units import count
-from volpipe.volumes.identity import Identity, changes, has_moved, identify, identify_whole, is_alike, read_identities
+from volpipe.volumes.identity import (
+    Identity,
+    changes,
+    has_moved,
+    identify,
+    identify_whole,
+    is_alike,
+    read_identities,
+    real_place,
+)
 from volpipe.volumes.places import MEND, Paired, check_same_place, find_part, places
 from volpipe.volumes.values import image_share, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
@@ -71,8 +82,20 @@ def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingDat
     labels = None if data.labels is None else open_labels(data, data.labels, volume, search_path)
     extent = Box.from_shape(volume.spatial_shape) if labels is None else labelled_box(data, volume, labels)
     counted = volume if labels is None or labels.spatial_shape == volume.spatial_shape else labels
-    held_out = None if data.held_out is None else find_roi(data.held_out, counted).shift(extent.start)
-    return TrainingData(volume, held_out, labels, find_roi(data.box, counted).shift(extent.start), extent)
+    with named(data, "held_out"):
+        held_out = None if data.held_out is None else find_roi(data.held_out, counted).shift(extent.start)
+    with named(data, "box"):
+        part = find_roi(data.box, counted).shift(extent.start)
+    return TrainingData(volume, held_out, labels, part, extent)
+
+
+@contextmanager
+def named(data: Data, key: str) -> Iterator[None]:
+    """Name the `key` of `data` in what is wrong with its box."""
+    try:
+        yield
+    except PlanError as error:
+        raise PlanError(f"data.{key} of {data.path}: {str(error).removeprefix('roi, ')}") from error
 
 
 def open_labels(data: Data, path: str, volume: Volume, search_path: str) -> Volume:
@@ -238,23 +261,15 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str, sampled: 
         sampled: what others were sampled for, which is not done again; added to.
 
     Raises:
-        VolpipeError: as `open_data`, or a window, a stride or a number of channels does not fit.
+        VolpipeError: as `open_data` or `check_net`, or a window or a number of channels does not fit.
     """
-    recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
-    check_degrade(recipe.degrade.kind, recipe.net.name, facts.scale)
-    for axis, size, stride in zip(AXES, recipe.samples.shape, facts.stride, strict=True):
-        if size % stride:
-            raise PlanError(
-                f"axis {axis}: samples.shape {size} is not a multiple of the stride {stride} of net {recipe.net.name}; "
-                f"use {-(-size // stride) * stride}"
-            )
+    check_net(recipe, facts)
     window = tuple(n * s for n, s in zip(recipe.samples.shape, facts.scale, strict=True))
     around = context(recipe.degrade.kind, facts.scale)
     sampled = set() if sampled is None else sampled
-    for data in recipe.data:
-        if data.stored:
-            continue
-        opened = open_data(data, recipe.normalise, search_path)
+    entries = [(data, open_data(data, recipe.normalise, search_path)) for data in recipe.data if not data.stored]
+    closed = closed_boxes([(opened.volume, opened.held_out) for _, opened in entries])
+    for (data, opened), boxes in zip(entries, closed, strict=True):
         if opened.volume.num_channels != facts.in_channels:
             raise PlanError(
                 f"{opened.volume} has {count(opened.volume.num_channels, 'channel')}, net {recipe.net.name} takes "
@@ -265,30 +280,96 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str, sampled: 
             _check_values(data, opened, recipe)
             sampled.add(purpose)
         check_holds(opened.volume, window, opened.part)
-        check_free(opened, tuple(n + 2 * c for n, c in zip(window, around, strict=True)), around)
+        check_free(opened, boxes, tuple(n + 2 * c for n, c in zip(window, around, strict=True)), around)
+
+
+def check_net(recipe: TrainRecipe, facts: NetFacts) -> None:
+    """Refuse a net of `facts` that cannot learn by `recipe`, whatever the volumes.
+
+    Raises:
+        VolpipeError: its outputs are not what is learnt, voxel by voxel, or the windows are not those that it takes.
+    """
+    labels, classes, scale, kind = recipe.learns_labels, recipe.learns_classes, facts.scale, recipe.degrade.kind
+    num = len(recipe.classes.names if classes else recipe.affinities.offsets)
+    section, key = ("classes", "names") if classes else ("affinities", "offsets")
+    for is_so, sentence in (
+        (not facts.num_parameters, "has no parameters, so that it cannot learn; name another as net.name"),
+        (recipe.net.output == "all", "gives all its outputs, and a training learns one: name it, such as net.output=0"),
+        (any(facts.margin), f"gives {facts.margin} voxels (z, y, x) less at each face; pad its convolutions"),
+        (max(facts.shrink) > 1, f"makes one voxel of {facts.shrink} (z, y, x); let it end on the grid of its input"),
+        (
+            recipe.samples.swap and scale[1] != scale[2],
+            f"has scale {scale}, so that y and x cannot be exchanged; set samples.swap = false",
+        ),
+        (
+            recipe.loss.consistency and kind != "bin" and scale != (1, 1, 1),
+            f"has scale {scale}, and loss.consistency compares means of its output with an input made by degrade.kind "
+            f"= {kind!r}, from which means of the truth differ too; leave it out, or set degrade.kind = 'bin'",
+        ),
+        (labels and scale != (1, 1, 1), f"has scale {scale}, labels are learnt at scale 1; choose another"),
+        (
+            kind == "none" and max(scale) > 1,
+            f"makes {' × '.join(map(str, scale))} voxels (z, y, x) of one, and degrade.kind is none, so that its input "
+            "would be as fine as the truth; set degrade.kind to bin, subsample or gaussian",
+        ),
+        (
+            not labels and facts.out_channels != facts.in_channels,
+            f"takes {count(facts.in_channels, 'channel')} and gives {facts.out_channels}, and without data.labels it "
+            "learns to give those of the volume; let it give as many as it takes",
+        ),
+        (
+            labels and facts.out_channels != num,
+            f"gives {count(facts.out_channels, 'channel')}, {section}.{key} are {num}; set the net's out_channels to "
+            f"{num}, or give other {key}",
+        ),
+        (
+            classes and facts.intensity == "unit",
+            "gives intensity 'unit', classes are learnt from logits; take off its last sigmoid or softmax, such as by "
+            'net.options.output = "none"',
+        ),
+        (
+            labels and not classes and facts.intensity != "unit",
+            f"gives intensity {facts.intensity!r}, affinities are chances from 0 to 1; give it a sigmoid at its end, "
+            'such as net.options.output = "sigmoid", or net.intensity = "unit" if it has one',
+        ),
+    ):
+        if is_so:
+            raise RecipeError(f"net {recipe.net.name} {sentence}")
+    _check_window(recipe, facts)
+
+
+def _check_window(recipe: TrainRecipe, facts: NetFacts) -> None:
+    """Refuse windows that a net of `facts` does not take, or that are too short for an offset."""
+    offsets = recipe.affinities.offsets if recipe.learns_labels and not recipe.learns_classes else ()
+    for i, (axis, size, margin) in enumerate(zip(AXES, recipe.samples.shape, recipe.samples.margin, strict=True)):
+        stride, remainder = facts.stride[i], facts.remainder[i]
+        if (size - remainder) % stride:
+            more = f"{remainder} more than " * (remainder > 0)
+            raise PlanError(
+                f"axis {axis}: samples.shape {size} is not {more}a multiple of the stride {stride} of net "
+                f"{recipe.net.name}; use {size + (remainder - size) % stride}"
+            )
+        far = next((offset for offset in offsets if abs(offset[i]) >= size - margin), None)
+        if far is not None:
+            raise PlanError(
+                f"axis {axis}: affinities.offsets has {list(far)}, and no pair of a window is so far apart: "
+                f"samples.shape less samples.margin is {size - margin}; give a larger samples.shape, or shorter offsets"
+            )
 
 
 def _check_values(data: Data, opened: TrainingData, recipe: TrainRecipe) -> None:
     """Log what a user should know of the volumes of `data`, and refuse labels that are no classes of `recipe`."""
     for note in data_notes(data, opened, recipe.normalise):
         log.warning("%s", note, extra=NOTICE)
+    own = opened.part.relative_to(opened.extent.start)  # in voxels of the labels
+    if opened.labels is not None and not differs(opened.labels, own, recipe.ignore):
+        log.warning(
+            "the labels %s are alike in all sampled boxes of %s, or ignored, so that there is nothing to tell apart; "
+            "give data.box, the box where labels are", opened.labels, own, extra=NOTICE,
+        )  # fmt: skip
     if opened.labels is not None and recipe.learns_classes and (seen := take_sample(opened.labels)) is not None:
         for part in seen.boxes:
             check_classes(opened.labels, part, recipe.classes)
-
-
-def check_degrade(kind: str, net: str, scale: Sequence[int]) -> None:
-    """Refuse a net that makes a volume finer where nothing makes its input coarser.
-
-    Raises:
-        PlanError: with the scale of the net, and the kinds that there are.
-    """
-    if kind == "none" and max(scale) > 1:
-        made = " × ".join(map(str, scale))
-        raise PlanError(
-            f"net {net} makes {made} voxels (z, y, x) of one, and degrade.kind is none, so that its input would be as "
-            "fine as the truth; set degrade.kind to bin, subsample or gaussian"
-        )
 
 
 def check_holds(volume: Volume, window: Sequence[int], part: Box | None = None) -> None:
@@ -308,8 +389,20 @@ def check_holds(volume: Volume, window: Sequence[int], part: Box | None = None) 
             )
 
 
-def check_free(data: TrainingData, window: Sequence[int], around: Sequence[int]) -> None:
-    """Refuse a volume without room for a window beside its held-out box.
+def closed_boxes(entries: Sequence[tuple[Volume, Box | None]]) -> list[tuple[Box, ...]]:
+    """Return for each volume the boxes held out of the same voxels by any of `entries`, by whatever name and level."""
+    places = [real_place(volume) for volume, _ in entries]
+    held = [(box, other, place) for (other, box), place in zip(entries, places, strict=True) if box is not None]
+    return [
+        tuple(seen_from(box, other, volume) for box, other, of_other in held if of_other == place)
+        for (volume, _), place in zip(entries, places, strict=True)
+    ]
+
+
+def check_free(data: TrainingData, closed: Sequence[Box], window: Sequence[int], around: Sequence[int]) -> None:
+    """Refuse a volume without room for a window beside the `closed` boxes.
+
+    A window that is free can be moved down each axis, until it begins with the volume or behind a box.
 
     Args:
         window: voxels (z, y, x) of a window with the context of its degradation.
@@ -318,18 +411,29 @@ def check_free(data: TrainingData, window: Sequence[int], around: Sequence[int])
     Raises:
         PlanError: with the box, and the shapes of volume and window.
     """
-    held, part = data.held_out, data.part
-    if held is None or (held & part).is_empty:
-        return
-    rooms = (
-        max(start - first, last - stop)
-        for first, start, stop, last in zip(part.start, held.start, held.stop, part.stop, strict=True)
+    part = data.part.grown(tuple(around))
+    starts = (
+        sorted({part.start[axis], *(box.stop[axis] for box in closed if part.start[axis] < box.stop[axis])})
+        for axis in range(3)
     )
-    if not any(room + c >= edge for room, edge, c in zip(rooms, window, around, strict=True)):
-        raise PlanError(
-            f"held_out {held} leaves no room in {part} of {data.volume} for a window of {tuple(window)}; make "
-            "samples.shape or the box smaller"
-        )
+    for corner in itertools.product(*starts):
+        place = Box.from_shape(tuple(window)).shift(corner)
+        if part.contains(place) and all((place & box).is_empty for box in closed):
+            return
+    raise PlanError(
+        f"held_out {' and '.join(map(str, closed))} leaves no room in {data.part} of {data.volume} for a window of "
+        f"{tuple(window)} voxels (z, y, x); make samples.shape or held_out smaller"
+    )
+
+
+def differs(volume: Volume, box: Box, ignore: Ignore) -> bool:
+    """Return whether a sample of the `box` has two values that count."""
+    sample = take_sample(volume, box)
+    if sample is None:  # a worker says why
+        return True
+    values = [part[~is_ignored(part, ignore)] if volume.dtype.kind in "iu" else part for part in sample.boxes]
+    ends = [end for part in values if part.size for end in (part.min(), part.max())]
+    return bool(ends) and min(ends) < max(ends)
 
 
 def check_classes(volume: Volume | None, labels: np.ndarray, classes: Classes) -> None:

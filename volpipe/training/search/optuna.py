@@ -284,8 +284,8 @@ class Study:
         trial = self._asked.pop(f"{result.number:03}")
         if result.state == "pruned":
             self._study.tell(trial, state=TrialState.PRUNED)
-        elif result.state == "failed" or result.score is None or result.score != result.score:
-            trial.set_user_attr("reason", result.reason)
+        elif result.state == "failed" or result.score is None:
+            trial.set_user_attr("reason", result.reason or "it has no score")
             self._study.tell(trial, state=TrialState.FAIL)
         else:
             self._study.tell(trial, result.score)
