@@ -197,8 +197,10 @@ def test_one_that_was_interrupted_goes_on_to_the_same_bytes(
 def test_a_training_learns_from_what_an_earlier_stage_makes(folder: Path, whole: dict[str, object]) -> None:
     text = '[[stage]]\nname = "copy"\nkind = "convert"\n' + ALL.replace('path = "volume"', 'path = "copy"')
     text = text.replace('net = "learn"', 'net = "learn"\ninput = "volume"')
+    plan = plan_of(folder, text)
+    assert [stage.read_from for stage in plan.stages] == ["volume", "copy", "volume", "affinities", "labels"]
     with pytest.raises(Stopped):
-        run(plan_of(folder, text), Inline(most_tasks=1))  # when the copy is there
+        run(plan, Inline(most_tasks=1))  # when the copy is there
     assert not (folder / "out" / "learn" / "weights.safetensors").exists()
     assert run(plan_of(folder, text)).is_complete
     assert outputs(folder / "out") == whole
@@ -242,6 +244,7 @@ def test_the_command_plans_and_does_all_stages(
     assert "stage 1 of 4: learn, train of volume" in ended.out
     assert "stage 2 of 4: affinities, run of volume" in ended.out
     assert "held out: auc" in ended.out
+    assert re.search(r"^learn +train +[\d.]+ m?s +[\d.]+ KiB +[\d.]+ KiB +1 ", ended.out, re.MULTILINE)
     assert "adapted Rand error" in ended.out
 
 

@@ -189,6 +189,10 @@ class TrainStage(StagePlan):
         inputs = first if plan.pending else open_inputs(plan.recipe, str(plan.search_path))
         yield from ((volume, what) for what, volume in inputs.items() if what not in plan.made)
 
+    @property
+    def read_from(self) -> str:
+        return self.beside[0] if "volume 1" in self.plan.made else VOLUME
+
     def truth(self) -> Truth:
         labels, recipe = self.plan.labels, self.plan.recipe
         if labels is None:
