@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,6 +46,7 @@ from volpipe.apps.htex.watch import Watch, cancel_blocks
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Capacity, Site, Start, WorkerPool, followed
+from volpipe.errors import SiteError
 from volpipe.sites.find import find_site, name_user, try_site
 from volpipe.volumes.node_cache import VARIABLE
 from volpipe.volumes.storage.paths import delete
@@ -54,6 +57,7 @@ LABELS = ("cpu", "gpu")
 LOOPBACK = "127.0.0.1"
 BLOCK_SECONDS = 5.0  # for which blocks of this machine are waited for; their shells take 2 s at most
 THREADS_SECONDS = 1.0  # for which threads that compute are waited for, of who asked to stop
+SPECIAL = re.compile(r"[^\w@%+=:,./-]")  # to a shell, or to the formats of Parsl's commands
 CLEANUP_SECONDS = 60.0  # Parsl's takes 1 s here and 30 s for pods that ignore TERM; with a dead interchange it hangs
 
 
@@ -204,16 +208,42 @@ def load_parsl(config: Config) -> Iterator[DataFlowKernel]:
     _find_commands()
     name_user()
     logging.getLogger("parsl").setLevel(logging.ERROR)
-    kernel = parsl.load(config)
-    try:
-        yield kernel
-    finally:
-        with INTERRUPTS.closing():
-            groups = _groups_here(config.executors)
-            _clean_up(kernel)
-            for executor in config.executors:
-                cancel_blocks(executor)
-            _await_ends(groups)
+    with _plain_folder(config):
+        kernel = parsl.load(config)
+        try:
+            yield kernel
+        finally:
+            with INTERRUPTS.closing():
+                groups = _groups_here(config.executors)
+                _clean_up(kernel)
+                for executor in config.executors:
+                    cancel_blocks(executor)
+                _await_ends(groups)
+
+
+@contextmanager
+def _plain_folder(config: Config) -> Iterator[None]:
+    """Let Parsl reach its folder by a link without spaces: it quotes no path in a shell's command (2026.10.26).
+
+    Raises:
+        SiteError: there are such characters, and other machines, which see no link of this one.
+    """
+    folder, executors = Path(config.run_dir).absolute(), config.executors
+    special = SPECIAL.search(str(folder))
+    if special is None or not any(isinstance(each, HighThroughputExecutor) for each in executors):
+        yield
+        return
+    if not all(map(is_local, executors)):
+        raise SiteError(
+            f"{folder}: Parsl starts no jobs from a folder with {special[0]!r} in its path; choose another --out, in "
+            "folders named by letters, digits and . _ - alone"
+        )
+    folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="vp.") as place:
+        link = Path(place, "parsl")
+        link.symlink_to(folder)
+        config.run_dir = str(link)
+        yield
 
 
 def begin_blocks(kernel: DataFlowKernel) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import InvalidStateError
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from parsl.executors import HighThroughputExecutor
 from parsl.executors.base import ParslExecutor
@@ -83,7 +84,7 @@ class Watch:
         if executor.bad_state_is_set:
             return RunStopped(
                 f"executor {executor.label} was given up: {first_words(executor.executor_exception)} "
-                f"(logs: {executor.run_dir}); run the same command again to continue"
+                f"(logs: {Path(executor.run_dir).resolve()}); run the same command again to continue"
             )
         if executor.label in self.proven:
             return None
@@ -92,7 +93,7 @@ class Watch:
             return None
         return SiteError(
             f"executor {executor.label} cannot start workers: {len(stillborn)} blocks ended before one reported; "
-            f"the last said: {last_words(stillborn[-1])} (logs: {executor.run_dir})"
+            f"the last said: {last_words(stillborn[-1])} (logs: {Path(executor.run_dir).resolve()})"
         )
 
 

@@ -13,6 +13,7 @@ from parsl.config import Config
 
 from volpipe.apps import pool
 from volpipe.apps.pool import starting
+from volpipe.errors import SiteError
 
 
 @pytest.fixture
@@ -79,10 +80,25 @@ def test_nothing_is_begun_where_a_run_is_there_or_its_folder_cannot_be(tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--fresh",)], ids=["new", "fresh"])
 def test_a_run_on_workers_that_were_begun_comes_to_its_end(tmp_path: Path, options: tuple[str, ...]) -> None:
-    assert finish(tmp_path, begin(tmp_path, "sample", "in.n5", "--shape", "16,32,32")).code == 0
-    ended = finish(tmp_path, begin(tmp_path, "run", *IDENTITY, *options, "-o", "out.zarr", "in.n5/raw"))
+    folder = tmp_path / "my data; ü {1}"
+    folder.mkdir()
+    assert finish(folder, begin(folder, "sample", "in.n5", "--shape", "16,32,32")).code == 0
+    ended = finish(folder, begin(folder, "run", *IDENTITY, *options, "-o", "out.zarr", "in.n5/raw"))
     assert ended.code == 0, ended.err
-    assert [path.name for path in (tmp_path / "out.zarr.run" / "parsl").iterdir()] == ["000"]
+    assert [path.name for path in (folder / "out.zarr.run" / "parsl").iterdir()] == ["000"]
+    assert [*tmp_path.iterdir()] == [folder]
+
+
+def test_jobs_of_a_cluster_are_not_sent_from_a_folder_that_their_shells_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("VOLPIPE_SLURM_PARTITION", "cpu")
+    start = pool.on_site("slurm_htex")
+    with pytest.raises(SiteError, match=r"' ' in its path; choose another --out"), start(tmp_path / "my data"):
+        pass
+    assert [*tmp_path.iterdir()] == [tmp_path / "sbatch"]
 
 
 @pytest.mark.slow

@@ -291,6 +291,27 @@ def test_the_arithmetic_of_a_training_does_not_depend_on_its_process(folder: Pat
             matmul.allow_tf32 = before
 
 
+@pytest.mark.parametrize(
+    ("box", "label", "sentence"),
+    [
+        (np.s_[:], 0, r"data.held_out has no two voxels of one object in .*l\.tif"),
+        (np.s_[:14], 3, "data.held_out has one object alone"),
+        (np.s_[:14], 65535, "data.held_out has no known label"),
+        (np.s_[14:], 65535, "no window had a known label, so that nothing was learnt; give data.box"),
+    ],
+)
+def test_labels_that_teach_nothing_or_score_nothing_end_a_training_without_weights(
+    folder: Path, box: slice, label: int, sentence: str
+) -> None:
+    labels = tifffile.imread(folder / "l.tif").astype(np.uint16)
+    labels[box] = label
+    tifffile.imwrite(folder / "l.tif", labels)
+    chosen = recipe(folder, "train.steps=2", "affinities.ignore=65535")
+    with pytest.raises(PlanError, match=sentence):
+        train(chosen, folder / "t", str(folder))
+    assert not (folder / "t" / WEIGHTS).exists()
+
+
 def test_stopped_and_gone_on_it_comes_to_the_same_weights(folder: Path) -> None:
     train(recipe(folder, "train.schedule=constant", "train.steps=6"), folder / "whole", str(folder))
     train(recipe(folder, "train.schedule=constant", "train.steps=3"), folder / "cut", str(folder))

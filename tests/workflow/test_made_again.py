@@ -107,6 +107,20 @@ def test_a_fresh_run_that_is_killed_at_any_deletion_goes_on_without_the_option(s
     assert len(results) > 20 / step and all(result == undisturbed for result in results)
 
 
+@pytest.mark.long
+@STEPS
+def test_stages_of_another_recipe_are_made_anew_whenever_an_update_is_killed(step: int) -> None:
+    def run(site: Inline | None = None, bits: str = "first.output.dtype=uint16", **options: Any) -> None:
+        settings = (bits, "first.output.levels=0")
+        vp.run("raw/a.n5", recipe="flow.toml", out="done", settings=settings, site=site or Inline(), **options)
+
+    write_inputs(0, np.s_[:8])
+    run()
+    again = partial(run, bits="first.output.dtype=float32", update=True)
+    *results, undisturbed = after_kills(again, again, step)
+    assert len(results) > 10 / step and all(result == undisturbed for result in results)
+
+
 @pytest.mark.parametrize(
     ("deleted", "seed"),
     [(["journal.jsonl"], 0), (["plan.json", "wanted.npy", "inputs.json"], 1)],

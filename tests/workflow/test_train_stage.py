@@ -123,10 +123,10 @@ def run(plan: FlowPlan, workers: Inline | None = None, *, update: bool = False) 
     return execute_flow(plan, (workers or Inline()).start, RunOptions(update=update))
 
 
-def outputs(folder: Path) -> dict[str, object]:
+def outputs(folder: Path, *, swept: bool = False) -> dict[str, object]:
     """Return what the stages made: weights, voxels and scores."""
     scores = json.loads((folder / "scores.json").read_text())["scores"]
-    weights = (folder / "learn" / "weights.safetensors").read_bytes()
+    weights = (folder / "learn" / ("000" if swept else "") / "weights.safetensors").read_bytes()
     return {
         "learn": weights, "scores": scores,
         **{name: fingerprint(folder / f"{name}.zarr" / "s0") for name in ("affinities", "labels")},
@@ -197,8 +197,10 @@ def test_one_that_was_interrupted_goes_on_to_the_same_bytes(
 def test_a_training_learns_from_what_an_earlier_stage_makes(folder: Path, whole: dict[str, object]) -> None:
     text = '[[stage]]\nname = "copy"\nkind = "convert"\n' + ALL.replace('path = "volume"', 'path = "copy"')
     text = text.replace('net = "learn"', 'net = "learn"\ninput = "volume"')
+    plan = plan_of(folder, text)
+    assert [stage.read_from for stage in plan.stages] == ["volume", "copy", "volume", "affinities", "labels"]
     with pytest.raises(Stopped):
-        run(plan_of(folder, text), Inline(most_tasks=1))  # when the copy is there
+        run(plan, Inline(most_tasks=1))  # when the copy is there
     assert not (folder / "out" / "learn" / "weights.safetensors").exists()
     assert run(plan_of(folder, text)).is_complete
     assert outputs(folder / "out") == whole
@@ -242,6 +244,7 @@ def test_the_command_plans_and_does_all_stages(
     assert "stage 1 of 4: learn, train of volume" in ended.out
     assert "stage 2 of 4: affinities, run of volume" in ended.out
     assert "held out: auc" in ended.out
+    assert re.search(r"^learn +train +[\d.]+ m?s +[\d.]+ KiB +[\d.]+ KiB +1 ", ended.out, re.MULTILINE)
     assert "adapted Rand error" in ended.out
 
 
@@ -282,6 +285,50 @@ def test_corrected_labels_train_anew_with_update_and_with_it_what_rests_on_the_w
     assert outputs(folder / "out") == outputs(folder / "fresh") != before
     assert (folder / "out" / "apart.zarr").stat().st_mtime_ns == when
     assert run(plan_of(folder, both), update=True).was_complete
+
+
+SWEPT = LEARN + '[stage.sweep]\n"train.learning_rate" = [2e-2]\n' + REST
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "kept"),
+    [
+        (ALL, "labels.objects.threshold=0.7", ["learn", "affinities"]),
+        (ALL, "affinities.output.dtype=float32", ["learn"]),
+        (ALL, "learn.train.seed=3", []),
+        (ALL, "learn.net.options.features=[4,6]", []),
+        (SWEPT, "learn.train.seed=3", []),
+    ],
+)
+def test_with_update_a_changed_recipe_makes_its_stage_anew_and_what_rests_on_it(
+    folder: Path, text: str, setting: str, kept: list[str]
+) -> None:
+    run(plan_of(folder, text))
+    out, before = folder / "out", outputs(folder / "out", swept=text == SWEPT)
+    places = [out / {"learn": "learn/weights.safetensors"}.get(name, f"{name}.zarr/zarr.json") for name in kept]
+    times = [place.stat().st_mtime_ns for place in places]
+    with pytest.raises(RunError, match=rf"stage {setting.partition('.')[0]}: .*to keep those before it, give --update"):
+        run(plan_of(folder, text, setting))
+    assert outputs(out, swept=text == SWEPT) == before
+    assert run(plan_of(folder, text, setting), update=True).is_complete
+    run(plan_of(folder, text, setting, out="fresh"))
+    assert outputs(out, swept=text == SWEPT) == outputs(folder / "fresh", swept=text == SWEPT) != before
+    assert [place.stat().st_mtime_ns for place in places] == times
+    assert run(plan_of(folder, text, setting), update=True).was_complete
+
+
+def test_an_update_deletes_nothing_that_was_made_of_another_volume_or_elsewhere(folder: Path) -> None:
+    run(plan_of(folder))
+    before = outputs(folder / "out")
+    (folder / "w.tif").write_bytes((folder / "v.tif").read_bytes())
+    with pytest.raises(RunError, match=r"stage learn: it was made of .*v.tif in .*, and now would be of .*w.tif in"):
+        run(plan_of(folder, volume="w.tif"), update=True)
+    assert outputs(folder / "out") == before
+    for name in ("out", "out.run"):
+        (folder / name).rename(folder / name.replace("out", "moved"))
+    with pytest.raises(RunError, match=r"stage learn: it was made .* in .*out/learn, and now .* in .*moved/learn"):
+        run(plan_of(folder, out="moved"), update=True)
+    assert outputs(folder / "moved") == before
 
 
 def correct(folder: Path, label: int) -> None:

@@ -152,7 +152,8 @@ def run(
         only: box z0:z1,y0:y1,x0:x1 of the output, in voxels: compute what it needs, and no more. Also a `Box`.
         tolerate: share of the blocks begun that may fail before the work stops. With 0 the first stops it.
         same_input: go on with a volume that was copied or touched, not changed. Some of its voxels are compared.
-        update: compute again what rests on voxels of the input that changed, and no more.
+        update: compute again what rests on voxels of the input that changed, and no more; make stages of another recipe
+            anew.
         measure_again: with `update`: measure `volume` again, and compute everything.
         follow: as `update`, and so long after each end once more, until Ctrl-C or a file `stop` in the run's folder.
         progress: show how far it is; None: in a notebook, below its cell, unless you listen yourself.

@@ -104,7 +104,7 @@ def _show_labels(stage: StagePlan) -> None:
 
 def _heading(plan: FlowPlan, stage: StagePlan) -> str:
     number = 1 + [each.name for each in plan.stages].index(stage.name)
-    return f"\nstage {number} of {len(plan.stages)}: {stage.name}, {stage.kind} of {stage.reads}"
+    return f"\nstage {number} of {len(plan.stages)}: {stage.name}, {stage.kind} of {stage.read_from}"
 
 
 def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
@@ -150,7 +150,7 @@ def report_table(report: FlowReport, cost: FlowCost) -> Table:
             each.stage.name, each.stage.kind,
             "complete before" if was_complete else _took(each, cost.of(each.stage)),
             *_beside(each, cost.of(each.stage).need), *took,
-            "" if files is None else f"{files:,}", missing or "", each.stage.reads,
+            "" if files is None else f"{files:,}", missing or "", each.stage.read_from,
         ))  # fmt: skip
     names = ("stage", "kind", "elapsed", "read", "written", *used, "files", "missing", "input")
     sheet = filled(Sheet("", names, rows))
@@ -180,8 +180,10 @@ def _estimate(ended: StageReport) -> Estimate | None:
 
 def _beside(ended: StageReport, planned: ResourceNeeds | None) -> tuple[str, str]:
     """Return what was read and what was written, each with what was planned; nothing where nothing was done."""
-    if planned is None or ended.report.was_complete:
+    if ended.report.was_complete:
         return "", ""
+    if planned is None:
+        return size(ended.read_bytes), size(ended.written_bytes)
     estimate = _estimate(ended)
     if estimate is not None:
         planned = planned.from_estimate(estimate)  # by then its input was there

@@ -440,6 +440,15 @@ class OutputWork(JournalWork[R], Generic[P, R]):
             self.folder.check_same(self.plan, self.what)
 
     @property
+    def is_outdated(self) -> bool:
+        """Whether another recipe made it, of the same volume where that is the user's; see `FolderWork`."""
+        old, plan = self.folder.load(type(self.plan)), self.plan
+        if old is None or old.identity == plan.identity or old.out != plan.out or self.is_unstarted:
+            return False
+        is_same = (old.source.path, old.source.key) == (plan.source.path, plan.source.key)
+        return (is_same or not self.options.is_outside) and self.grown() is None
+
+    @property
     def is_unstarted(self) -> bool:
         """Whether it was begun and ended before a task did something: refused, by the site perhaps, or interrupted."""
         return self.is_begun and self._is_idle and not has_voxels(paths.locate(self.plan.out))

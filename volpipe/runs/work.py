@@ -218,7 +218,7 @@ class StageWork(HeldWork[R], ABC):
 
     @property
     def is_outdated(self) -> bool:
-        """Whether an update makes all of it anew, because its input changed."""
+        """Whether an update makes all of it anew: another recipe made it, or no part of it outlives a changed input."""
         return False
 
     @abstractmethod

@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from volpipe.errors import RecipeError, RunError
+from volpipe.errors import PlanError, RecipeError, RunError
 from volpipe.geometry.grid import Triple
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net, describe
@@ -35,10 +35,10 @@ from volpipe.training.data.samples import Sampler
 from volpipe.training.data.volumes import check_net
 from volpipe.training.discriminator import Discriminator
 from volpipe.training.distributed import RankGroup
-from volpipe.training.logs import Write, open_log
+from volpipe.training.logs import Write, open_log, read_log
 from volpipe.training.losses import consistency, cropped, loss_terms
 from volpipe.training.optimizer import Adam
-from volpipe.training.validate import HeldOut, predict, prepare_held_out, validate
+from volpipe.training.validate import HeldOut, check_scorable, predict, prepare_held_out, validate
 from volpipe.volumes.storage.paths import atomic_write, whole_file
 
 log = logging.getLogger(__name__)
@@ -157,14 +157,16 @@ def train(
     with contextlib.closing(batches), logs as write:  # type: ignore[type-var]
         read_every = 1 if state.device == "cpu" else READ_EVERY
         train_log = TrainLog(recipe, facts, sampler, folder, check, group, write, read_every)
-        if not state.step and recipe.net.weights is not None:
-            train_log.begin(state)
+        train_log.begin(state)
         while state.step < recipe.train.steps:
             entry = take_step(state, recipe, facts.scale, batches, group)
             if train_log.write(state, entry):
                 log.info("asked to stop after step %d", state.step)
                 return state.step
     if group.is_rank_zero:
+        norms = [entry["norm"] for entry in read_log(folder) if "norm" in entry]
+        if recipe.learns_labels and norms and not any(norms):
+            raise PlanError("no window had a known label, so that nothing was learnt; give data.box, where labels are")
         save_weights(folder / WEIGHTS, state.average.state_dict())
     return state.step
 
@@ -188,8 +190,11 @@ class TrainLog:
         return prepare_held_out(self.sampler, self.folder)
 
     def begin(self, state: TrainState) -> None:
-        """Log the scores of the weights to start from as those of step 0, and write their predictions."""
-        if self.group.is_rank_zero and (scores := self.scores(state)):
+        """Refuse held-out boxes without labels; log the scores of weights to start from as those of step 0."""
+        if self.group.is_rank_zero and self.recipe.train.validate_every:
+            check_scorable(self.recipe, self.held_out)
+        is_first = not state.step and self.recipe.net.weights is not None
+        if is_first and self.group.is_rank_zero and (scores := self.scores(state)):
             self._log([{"step": 0, **scores, "time": time.time()}])
 
     def write(self, state: TrainState, entry: Entry) -> bool:

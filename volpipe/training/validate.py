@@ -29,7 +29,7 @@ from volpipe.recipes.inference import Infer, Recipe, Windows
 from volpipe.recipes.training import TENSORS, TRUTH_KEY, TrainRecipe
 from volpipe.training.data.augment import PairMaker, targets_of
 from volpipe.training.data.samples import Sampler, SampleSource
-from volpipe.training.data.targets import accuracy, confusion, dice, histograms, roc_auc, signed
+from volpipe.training.data.targets import APART, UNKNOWN, accuracy, confusion, dice, histograms, roc_auc, signed
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 EDGE = 160  # longest edge, in voxels of the truth, of the validated middle of a held-out box
@@ -76,6 +76,23 @@ def prepare_held_out(sampler: Sampler, folder: Path) -> list[HeldOut]:
     if not boxes:
         raise PlanError("validation and predictions need a volume with data.held_out, not stored windows; give one")
     return boxes
+
+
+def check_scorable(recipe: TrainRecipe, boxes: Sequence[HeldOut]) -> None:
+    """Refuse held-out boxes whose labels give no score: without a class, or without both kinds of pairs of voxels.
+
+    Raises:
+        PlanError: naming the labels.
+    """
+    known = {int(target) for box in boxes for target in np.unique(box.truth)} - {UNKNOWN}
+    if recipe.learns_labels and len(known) < (1 if recipe.learns_classes else 2):
+        labels = ", ".join(str(box.source.labels) for box in boxes)
+        what = (
+            "no known label" if not known else "no two voxels of one object" if known == {APART} else "one object alone"
+        )
+        raise PlanError(
+            f"the middle of data.held_out has {what} in {labels}, by which nothing can be scored; hold out another box"
+        )
 
 
 def validate(

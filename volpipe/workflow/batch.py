@@ -35,10 +35,10 @@ from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import Location
 from volpipe.workflow.batch_table import BatchReport, DatasetRow, Table, read_table
 from volpipe.workflow.driver import Report
-from volpipe.workflow.execute import FlowReport, work_for
+from volpipe.workflow.execute import FlowReport, grown_flow, work_for
 from volpipe.workflow.output_state import CHANGED, State, find_state, findings, share_left
 from volpipe.workflow.pages import batch_page
-from volpipe.workflow.plan import FlowPlan, grown_flow, stages_of
+from volpipe.workflow.plan import FlowPlan, stages_of
 
 AT_ONCE = 8  # datasets at work at a time, where nobody says: the tail of one is filled by the next
 Prepare = Callable[[Dataset], Plan | FlowPlan]
@@ -428,7 +428,7 @@ class _Batch:
         plan = _planned_again(self.plan, number, self.prepare)
         updates = asked.updates and (row.state == "input changed" or row.state not in CHANGED)
         if updates:
-            plan = grown_flow(plan) if isinstance(plan, FlowPlan) else grown_plan(plan) or plan
+            plan = grown_flow(plan, asked) if isinstance(plan, FlowPlan) else grown_plan(plan) or plan
         fresh = asked.fresh or (row.state in CHANGED and not updates)
         options = replace(asked, fresh=fresh, update=updates)
 

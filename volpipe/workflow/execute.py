@@ -8,6 +8,7 @@ lock.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Feed
 from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until, Work
-from volpipe.errors import RecipeError, RunError
+from volpipe.errors import NOTICE, RecipeError, RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.options import RunOptions, written
@@ -34,10 +35,12 @@ from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import shown
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import RunWork
-from volpipe.workflow.entries import FLOW_FILE, Entry
+from volpipe.workflow.entries import FLOW_FILE, Entry, find_entries
 from volpipe.workflow.pages import flow_page
-from volpipe.workflow.plan import FlowPlan, grown_flow
+from volpipe.workflow.plan import FlowPlan
 from volpipe.workflow.stages import StagePlan
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ def _works(plan: FlowPlan, options: RunOptions, listener: FlowListener) -> list[
             feed, maker = Feed(stage.level, stage.array), makers[stage.reads]
             maker.readers.append(feed)
         beside = {name: makers[name] for name in stage.beside}
-        own = dataclasses.replace(_of_stage(options, stage), fresh=False, is_outside=maker is None)
+        own = dataclasses.replace(_of_stage(options, stage), fresh=False)
         work = stage.work(own, listener.of_stage(stage), feed)
         work.before_change = partial(_await_change, plan, options, stage.name)
         makers[stage.name] = work
@@ -237,6 +240,7 @@ def _claim(plan: FlowPlan, options: RunOptions) -> None:
         _clear(plan.stages, options)
     _check_measuring(plan, options)
     if options.update:
+        _check_place(plan)
         _clear_outdated(plan, options)
     for stage in plan.stages:
         with named(stage.name):
@@ -244,6 +248,8 @@ def _claim(plan: FlowPlan, options: RunOptions) -> None:
             work.check_update()
             if not (options.update and stage.is_grown):
                 _check_same(stage, work)
+    for stage in plan.stages:  # scores that are not of what is there go now
+        with named(stage.name):
             for later in plan.after(stage.name):
                 later.work().check_source(stage.work(), later.name)
     for stage in plan.stages:
@@ -275,7 +281,7 @@ def execute_flow(
         VolumeError: a bucket may not be written to, or does not answer.
     """
     if options.update:
-        plan = grown_flow(plan)
+        plan = grown_flow(plan, options)
     return flow_work(plan, options, listener).run(start)
 
 
@@ -290,7 +296,8 @@ def work_for(
 
 def _of_stage(options: RunOptions, stage: StagePlan) -> RunOptions:
     """Return those of `options`, which are for all stages, that are of use to `stage`."""
-    return dataclasses.replace(options, measure_again=options.measure_again and stage.is_measured)
+    measure_again = options.measure_again and stage.is_measured
+    return dataclasses.replace(options, measure_again=measure_again, is_outside=stage.reads == VOLUME)
 
 
 def _check_measuring(plan: FlowPlan, options: RunOptions) -> None:
@@ -312,16 +319,61 @@ def _check_out(plan: FlowPlan) -> None:
             stage.work().check_free()
 
 
-def _clear_outdated(plan: FlowPlan, options: RunOptions) -> None:
-    """Clear what an update makes anew as a whole: trainings whose volumes changed, and what rests on their weights."""
+def _check_place(plan: FlowPlan) -> None:
+    """Refuse to update what was made of another volume, or has been moved: all of it would be made anew."""
+    before = {entry.name: entry for entry in find_entries(plan.folder.path) or ()}
     for stage in plan.stages:
-        if not stage.makes_weights:
+        old, given = before.get(stage.name), stage.given.path
+        if old is None:
+            continue
+        if old.out != str(stage.out) or (stage.reads == VOLUME and not f"{old.reads} ".startswith(f"{given} ")):
+            raise RunError(
+                f"stage {stage.name}: it was made of {old.reads} in {old.out}, and now would be of {given} "
+                f"in {stage.out}; --update is for what changed in its place: choose another --out, or use --fresh"
+            )
+
+
+def _clear_outdated(plan: FlowPlan, options: RunOptions) -> None:
+    """Delete what an update makes anew as a whole, and what rests on that."""
+    anew = outdated(plan, options)
+    for name in anew:
+        log.warning("stage %s, and what rests on it, is made anew: its recipe or its input changed", name, extra=NOTICE)
+    for stage in plan.stages:
+        later = list(plan.after(stage.name))
+        if stage.name in anew:
+            _clear([stage, *later], options)
+        elif stage.makes_weights and not stage.is_complete and any(each.work().is_begun for each in later):
+            _clear(later, options)
+
+
+def grown_flow(plan: FlowPlan, options: RunOptions) -> FlowPlan:
+    """Return `plan` with the sizes of stages that were begun before the volume grew, as far as they were.
+
+    Raises:
+        RunError: the volume has shrunk, or an output cannot grow; the message names the stage.
+    """
+    stages: dict[str, StagePlan] = {}
+    anew = {name for first in outdated(plan, options) for name in (first, *(each.name for each in plan.after(first)))}
+    for stage in plan.stages:
+        with named(stage.name):
+            feed = stages.get(stage.reads)
+            given = stage.given if feed is None else stage.view_of(feed)
+            is_anew = stage.name in anew
+            stages[stage.name] = dataclasses.replace(stage, given=given) if is_anew else stage.reading(given)
+    return dataclasses.replace(plan, stages=tuple(stages.values()))
+
+
+def outdated(plan: FlowPlan, options: RunOptions) -> list[str]:
+    """Return the first of the stages that an update makes anew as a whole; others may rest on them."""
+    anew, resting = list[str](), set[str]()
+    for stage in plan.stages:
+        if stage.name in resting:
             continue
         with named(stage.name):
-            is_outdated = stage.work(options).is_outdated
-        later = list(plan.after(stage.name))
-        if is_outdated or (not stage.is_complete and any(each.work().is_begun for each in later)):
-            _clear([*([stage] if is_outdated else []), *later], options)
+            if stage.work(_of_stage(options, stage)).is_outdated:
+                anew.append(stage.name)
+                resting |= {each.name for each in plan.after(stage.name)}
+    return anew
 
 
 def _clear(stages: Sequence[StagePlan], options: RunOptions) -> None:
@@ -338,10 +390,10 @@ def _check_same(stage: StagePlan, work: StageWork[Any]) -> None:
     try:
         work.check_same()
     except (RunError, RecipeError) as error:
-        raise RunError(
-            f"{error}, all stages; to keep those before it, delete {stage.out} and {stage.folder.path} yourself, and "
-            "the same of stages that need it"
-        ) from error
+        keep = f"delete {stage.out} and {stage.folder.path} yourself, and the same of stages that need it"
+        if work.is_outdated:
+            keep = "give --update, which makes this one and those that need it anew"
+        raise RunError(f"{error}, all stages; to keep those before it, {keep}") from error
 
 
 def _check_given(stage: StagePlan) -> None:

@@ -7,6 +7,7 @@ folder.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def run_command(recipe: TrainRecipe, folder: Path, search_path: str) -> str:
         chosen = chosen.model_copy(update={"net": net, "normalise": normalise})
         (folder / RUN_RECIPE).write_text("\n".join(settings_of(chosen)) + "\n", encoding="utf-8")
     volume = "VOLUME" if first.stored else f"{first.path}/{first.key}" if first.key else first.path
-    return f"volpipe run --recipe {folder / RUN_RECIPE} {volume}"
+    return shlex.join(["volpipe", "run", "--recipe", str(folder / RUN_RECIPE), volume])
 
 
 def _in_numbers(recipe: TrainRecipe, data: Data, search_path: str) -> Normalise:

@@ -6,7 +6,7 @@ Not here: the recipe (recipes.workflow), what it all takes (cost), or running it
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.estimation.limits import check_apart
@@ -95,20 +95,6 @@ def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path, siz
             stages[stage.name] = STAGES[stage.kind].planned(stage, among)
     _check_apart(list(stages.values()))
     return FlowPlan(flow.source, location, folder, tuple(stages.values()))
-
-
-def grown_flow(plan: FlowPlan) -> FlowPlan:
-    """Return `plan` with the sizes of stages that were begun before the volume grew, as far as they were.
-
-    Raises:
-        RunError: the volume has shrunk, or an output cannot grow; the message names the stage.
-    """
-    stages: dict[str, StagePlan] = {}
-    for stage in plan.stages:
-        with named(stage.name):
-            feed = stages.get(stage.reads)
-            stages[stage.name] = stage.reading(stage.given if feed is None else stage.view_of(feed))
-    return replace(plan, stages=tuple(stages.values()))
 
 
 def _check_apart(stages: Sequence[StagePlan]) -> None:

@@ -163,6 +163,11 @@ class StagePlan(ABC):
         """What it needs: earlier stages, by name, and the volume."""
         return frozenset((self.reads, *self.beside))
 
+    @property
+    def read_from(self) -> str:
+        """The stage whose output it reads first, or the volume, for people."""
+        return self.reads
+
     def view_of(self, feed: StagePlan) -> Volume:
         """Return what it reads of the stage `feed`."""
         return fed(feed, self.array, self.plan.recipe.input)

@@ -25,7 +25,7 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Feed, Stage
 from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import Steps
-from volpipe.errors import PlanError, RunError, VolumeError
+from volpipe.errors import PlanError, RecipeError, RunError, VolumeError
 from volpipe.estimation.estimate import StageTime, StageTimes
 from volpipe.estimation.memory import NET_SAFETY
 from volpipe.inference.statistics import affine, in_numbers
@@ -51,10 +51,10 @@ from volpipe.training.driver import (
 )
 from volpipe.training.logs import last_step, read_log
 from volpipe.training.pages import curves
-from volpipe.training.search.grid import SWEEP_FILE, Sweep, sweep_of, sweep_trials
+from volpipe.training.search.grid import SWEEP_FILE, Sweep, numbered, sweep_of, sweep_trials
 from volpipe.training.search.optuna import STUDY, Tuning, tuning_of, tuning_trials
 from volpipe.training.search.pages import trial_items
-from volpipe.training.search.trials import TrialResult, Trials, best_trial
+from volpipe.training.search.trials import TrialResult, Trials, best_trial, check_folders
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training, newest_step
 from volpipe.volumes.identity import input_changes
 from volpipe.volumes.storage.paths import delete
@@ -188,6 +188,10 @@ class TrainStage(StagePlan):
         inputs = first if plan.pending else open_inputs(plan.recipe, str(plan.search_path))
         yield from ((volume, what) for what, volume in inputs.items() if what not in plan.made)
 
+    @property
+    def read_from(self) -> str:
+        return self.beside[0] if "volume 1" in self.plan.made else VOLUME
+
     def truth(self) -> Truth:
         labels, recipe = self.plan.labels, self.plan.recipe
         if labels is None:
@@ -210,7 +214,7 @@ class TrainStage(StagePlan):
         normalise = recipe.normalise
         if normalise == learned.normalise and not learned.data[0].stored:
             normalise = in_numbers(normalise, affine(normalise, self.plan.volume.dtype, None))
-        folder = self.work().trained
+        folder = self.work().fitting
         net = {"untrained": True} if folder is None else {"weights": str(folder / WEIGHTS)}
         return recipe.model_copy(update={"normalise": normalise, "net": recipe.net.model_copy(update=net)})
 
@@ -338,6 +342,13 @@ class TrainWork(StageWork[TrainReport]):
         return best_trial(path, search.combinations if isinstance(search, Sweep) else search.search.trials)
 
     @property
+    def fitting(self) -> Path | None:
+        """The folder `trained`, where its weights are of the net that the recipe has now."""
+        path, net = self.trained, self.plan.recipe.net
+        before = None if path is None or (old := Training.load(path)) is None else old.recipe.net
+        return path if before and (before.name, before.options) == (net.name, net.options) else None
+
+    @property
     def is_begun(self) -> bool:
         return (self.folder.path / self.file).is_file()
 
@@ -356,10 +367,17 @@ class TrainWork(StageWork[TrainReport]):
         if self.folder.path.is_dir():
             claim_folder(self.folder, self.file, fresh=False)
 
+    def check_recipe(self) -> None:
+        """Refuse another recipe, or code of the net, than that of what was begun."""
+        path, search, place = self.folder.path, self.plan.search, self.plan.search_path
+        if isinstance(search, Sweep):
+            check_folders(numbered(path, search), path, place)
+        elif search is None:
+            check_continued(path, Training.begin(self.plan.recipe, place))
+
     def check_same(self) -> None:
         """Refuse another recipe, and volumes that changed since, as far as they are there."""
-        if self.plan.search is None:
-            check_continued(self.folder.path, Training.begin(self.plan.recipe, self.plan.search_path))
+        self.check_recipe()
         if not self.options.update and (changed := self.input_changes()):
             how = "continue" if self.plan.recipe.train.continue_steps else "train anew"
             raise RunError(
@@ -381,10 +399,13 @@ class TrainWork(StageWork[TrainReport]):
     @property
     def is_outdated(self) -> bool:
         """Whether an update trains anew, or continues, which it could not by another recipe."""
-        is_outdated = self.is_begun and bool(self.input_changes())
-        if is_outdated and self.continues:
-            self.check_same()
-        return is_outdated
+        try:
+            self.check_recipe()
+        except RecipeError:
+            if self.continues and self.options.update:
+                raise
+            return not self.continues
+        return self.is_begun and bool(self.input_changes())
 
     @property
     def continues(self) -> bool:

@@ -147,7 +147,8 @@ def _open(sweep: Sweep, folder: Path, search_path: Path) -> Source:
         RecipeError: a trial's folder holds a training by another recipe.
         VolpipeError: `volpipe train` would refuse a trial.
     """
-    trials = _number(folder, sweep)
+    trials = numbered(folder, sweep)
+    atomic_write(folder / SWEEP_FILE, json.dumps(_known(folder, sweep), indent=1).encode())
     check_folders(trials, folder, search_path)
     left = [trial for trial in trials if not is_complete(folder / trial.name, trial.recipe)]
     check_recipes((trial.recipe for trial in left), search_path)
@@ -157,15 +158,21 @@ def _open(sweep: Sweep, folder: Path, search_path: Path) -> Source:
     return Source(iter(left), [trial.recipe for trial in left], known)
 
 
-def _number(folder: Path, sweep: Sweep) -> list[Trial]:
+def numbered(folder: Path, sweep: Sweep) -> list[Trial]:
     """Return the trials of `sweep`, numbered as in `folder`; new combinations get the next numbers."""
+    known, combinations = _known(folder, sweep), json.loads(json.dumps(sweep.combinations))
+    pairs = {known.index(values): recipe for values, recipe in zip(combinations, sweep.recipes, strict=True)}
+    return [Trial(number, known[number], recipe) for number, recipe in sorted(pairs.items())]
+
+
+def _known(folder: Path, sweep: Sweep) -> list[Values]:
+    """Return the values of all trials that `folder` has had, and those of `sweep` that are new, by number."""
     path = folder / SWEEP_FILE
     try:
         known: list[Values] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     except ValueError as error:
         raise RunError(f"{path} is damaged ({error}); use --fresh to start over") from error
     combinations = json.loads(json.dumps(sweep.combinations))
-    known += [values for i, values in enumerate(combinations) if values not in known and values not in combinations[:i]]
-    atomic_write(path, json.dumps(known, indent=1).encode())
-    pairs = {known.index(values): recipe for values, recipe in zip(combinations, sweep.recipes, strict=True)}
-    return [Trial(number, known[number], recipe) for number, recipe in sorted(pairs.items())]
+    return known + [
+        values for i, values in enumerate(combinations) if values not in known and values not in combinations[:i]
+    ]
