@@ -5,6 +5,8 @@ Not here: the tables that they stand in (display, tables).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 LONGEST_HOURS, DAYS_OF_YEAR = 72, 365.25
 
@@ -29,8 +31,10 @@ def bounded(num_bytes: float, is_measured: bool) -> str:
     return size(num_bytes) if is_measured else f"≤ {size(num_bytes)}"
 
 
-def duration(seconds: float) -> str:
-    """Return a time for people: 57 years, 12 days, 1 h 05 min, 3 min 20 s, 4.2 s."""
+def duration(seconds: float | None) -> str:
+    """Return a time for people: 57 years, 12 days, 1 h 05 min, 3 min 20 s, 4.2 s; "" where it is not known."""
+    if seconds is None:
+        return ""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -41,14 +45,19 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def brief(seconds: float) -> str:
+def brief(seconds: float | None) -> str:
     """Return a time that may be short for people: 3 ms, else as `duration` has it."""
-    return f"{1000 * seconds:.0f} ms" if 0 < seconds < 0.1 else duration(seconds)
+    return f"{1000 * seconds:.0f} ms" if seconds and seconds < 0.1 else duration(seconds)
 
 
 def count(number: int, noun: str) -> str:
     """Return a number with its noun: 1 task, 1,200 tasks."""
     return f"{number:,} {noun if number == 1 else plural(noun)}"
+
+
+def listed(names: Sequence[object], most: int) -> str:
+    """Return the first names, and how many more there are: a, b and 1,200 more."""
+    return ", ".join(map(str, names[:most])) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def plural(noun: str) -> str:

@@ -17,7 +17,7 @@ from volumes import noise, windowed, write_volume
 import volpipe as vp
 from volpipe.geometry.grid import Box
 from volpipe.inference.selection import Selection
-from volpipe.runs.seams import ROUNDING, seam_profiles, seam_scores, seam_squares
+from volpipe.runs.seams import ROUNDING, seam_squares
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, data: np.ndarray) -> None:
@@ -31,7 +31,7 @@ def test_a_profile_is_the_mean_square_of_steps_by_their_distance_from_a_face(mon
     steps = {0: 3, 1: 2, 9: 2}
     along = np.cumsum([0, *(steps.get(i % 10, 1) for i in range(1, 40))]).astype(np.uint8)
     shown(monkeypatch, np.broadcast_to(along[:, None, None], (40, 40, 40)))
-    z, y, x = seam_profiles(plan, seam_squares(Selection(plan)))
+    z, y, x = (each.profile for each in seam_squares(Selection(plan)))
     assert dict(zip(z.distances, z.differences, strict=True)) == {
         distance: steps.get(distance % 10, 1) ** 2 for distance in range(-5, 6)
     }
@@ -47,7 +47,7 @@ def test_the_score_is_a_ratio_of_two_steps_of_the_profile(
     plan = planned(*settings, of=volume((40, 44, 48)), net=net)
     shown(monkeypatch, noise(plan.out_shape))
     sample = seam_squares(Selection(plan))
-    profiles, scores = seam_profiles(plan, sample), seam_scores(plan, sample)
+    profiles, scores = [each.profile for each in sample], [each.score for each in sample]
     assert [p.axis for p in profiles] == [s.axis for s in scores] == ["z", "y", "x"]
     for profile, score in zip(profiles, scores, strict=True):
         by_distance = dict(zip(profile.distances, profile.differences, strict=True))

@@ -16,7 +16,7 @@ from volpipe.api.outputs import find_page
 from volpipe.display.reports import seam_line, seam_warning
 from volpipe.inference.output import READERS
 from volpipe.inference.selection import Selection
-from volpipe.runs.seams import BLIND, THRESHOLD, blind_spot, seam_scores, seam_squares
+from volpipe.runs.seams import BLIND, THRESHOLD, blind_spot, seam_squares
 from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.volumes.formats.container import read_attributes
 
@@ -81,7 +81,7 @@ def test_a_score_is_the_ratio_of_mean_squares(monkeypatch: pytest.MonkeyPatch, s
     along = np.cumsum([0, *(3 if i % 10 in (0, 4, 6) else 1 for i in range(1, 40))]).astype(np.uint8)
     data = np.broadcast_to(along[:, None, None], (40, 40, 40))
     monkeypatch.setattr("volpipe.inference.output.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
-    found = {score.axis: score.value for score in seam_scores(plan, seam_squares(Selection(plan)))}
+    found = {each.score.axis: each.score.value for each in seam_squares(Selection(plan))}
     assert found == pytest.approx({"z": (9 + 1 / 6) / (1 + 1 / 6), "y": 1.0, "x": 1.0})
 
 
@@ -97,7 +97,7 @@ def test_the_one_face_of_a_small_volume_is_a_seam_only_where_it_stands_out(
     steps = [3 if place == 10 else elsewhere[place % 2] for place in range(1, 20)]
     data = np.broadcast_to(np.cumsum([0, *steps]).astype(np.uint8)[:, None, None], (20, 40, 40))
     monkeypatch.setattr("volpipe.inference.output.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
-    score = seam_scores(plan, seam_squares(Selection(plan)))[0]
+    score = seam_squares(Selection(plan))[0].score
     assert (score.axis, score.value) == ("z", pytest.approx((9 + 1 / 6) / (1 + 1 / 6)))
     assert (score.is_seam, score.is_of_tissue) == (is_seam, not is_seam)
     assert bool(seam_warning([score])) == is_seam

@@ -25,12 +25,11 @@ from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.errors import LockLost, PlanError, RunError
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
-from volpipe.runs.growth import grown_plan
 from volpipe.runs.options import RunOptions
 from volpipe.runs.work import Listener
 from volpipe.volumes.storage.lock import LOCK_FILE
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import Report, execute
+from volpipe.workflow.driver import Report, RunWork, execute
 from volpipe.workflow.follow import MOST_ALIKE, STOP, Look, execute_following
 from volpipe.workflow.prepare import prepare
 from volpipe.workflow.status import find_status
@@ -78,7 +77,7 @@ class Following:
         out = self.folder / "out.zarr"
         found = fingerprint(out)
         again = prepare(self.location, load_recipe(None, self.settings), out, self.folder)
-        assert execute(grown_plan(again) or again, Inline().start, RunOptions(fresh=True)).missing == []
+        assert execute(RunWork(again).grown() or again, Inline().start, RunOptions(fresh=True)).missing == []
         assert fingerprint(out) == found
 
 

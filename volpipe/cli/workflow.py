@@ -157,7 +157,8 @@ def report_table(report: FlowReport, cost: FlowCost) -> Table:
     table = columns(*sheet.names, left=("stage", "kind", "input"))
     for row in sheet.rows:
         table.add_row(*map(str, row))
-    read, written = (sum(getattr(each, name) for each in report.stages) for name in ("read_bytes", "written_bytes"))
+    totals = [each.totals for each in report.stages]
+    read, written = sum(took.read_bytes for took in totals), sum(took.written_bytes for took in totals)
     table.caption = (
         f"all stages: {duration(report.seconds)}, read {size(read)}, wrote {size(written)}; "
         f"outputs in {report.plan.out}"
@@ -169,7 +170,7 @@ def _took(ended: StageReport, cost: StageCost) -> str:
     """Return how long a stage took, with what was planned where blocks were tried and all of it was done now."""
     taken, planned, estimate = duration(ended.seconds), _time(cost), _estimate(ended)
     if estimate is not None:
-        planned = "" if estimate.seconds is None else duration(estimate.seconds)  # by then its input was there
+        planned = duration(estimate.seconds)  # by then its input was there
     return f"{taken} ({planned})" if ended.is_new and planned else taken
 
 
@@ -183,13 +184,13 @@ def _beside(ended: StageReport, planned: ResourceNeeds | None) -> tuple[str, str
     if ended.report.was_complete:
         return "", ""
     if planned is None:
-        return size(ended.read_bytes), size(ended.written_bytes)
+        return size(ended.totals.read_bytes), size(ended.totals.written_bytes)
     estimate = _estimate(ended)
     if estimate is not None:
         planned = planned.from_estimate(estimate)  # by then its input was there
     return (
-        f"{size(ended.read_bytes)} ({bounded(planned.read_bytes, planned.is_measured)})",
-        f"{size(ended.written_bytes)} ({bounded(planned.written_bytes, planned.is_measured)})",
+        f"{size(ended.totals.read_bytes)} ({bounded(planned.read_bytes, planned.is_measured)})",
+        f"{size(ended.totals.written_bytes)} ({bounded(planned.written_bytes, planned.is_measured)})",
     )
 
 

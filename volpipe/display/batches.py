@@ -17,7 +17,7 @@ from rich.table import Table
 from volpipe.display.cell import Cell
 from volpipe.display.console import Bars, bars, columns, err
 from volpipe.display.progress import bar_counts
-from volpipe.units import bounded, count, duration, shape, size
+from volpipe.units import bounded, count, duration, listed, shape, size
 
 if TYPE_CHECKING:
     from volpipe.blockwise.phase import Progress
@@ -42,7 +42,7 @@ def plan_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> 
             row.volume, row.state, shape(row.shape), row.grey, f"{row.num_blocks:,}",
             bounded(row.output_bytes, row.is_measured), f"{row.output_files:,}",
             bounded(row.scratch_bytes, row.is_measured),
-            "" if row.worker_seconds is None else duration(row.worker_seconds), row.out,
+            duration(row.worker_seconds), row.out,
         )  # fmt: skip
     cut(table, rows, most)
     left = [row for row in rows if row.share_left]
@@ -68,8 +68,7 @@ def mistake_table(mistakes: Sequence[tuple[str, str]], most: int | None = MOST_D
     for what, sentence in mistakes:
         groups.setdefault(sentence, []).append(what)
     for sentence, names in list(groups.items())[:most]:
-        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-        table.add_row(", ".join(names[:3]) + more, sentence)
+        table.add_row(listed(names, 3), sentence)
     cut(table, list(groups), most)
     return table
 
@@ -85,7 +84,7 @@ def result_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -
             row.volume,
             row.ended,
             *([row.changes] if looked else []),
-            "" if row.wall_seconds is None else duration(row.wall_seconds),
+            duration(row.wall_seconds),
             *((duration(row.cpu_seconds), size(row.read_bytes), size(row.written_bytes)) if took else ("", "", "")),
             f"{row.missing:,}" if row.missing else "",
             ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()),
@@ -120,7 +119,7 @@ def live_table(rows: Sequence[DatasetRow], now: Mapping[int, Now], most: int = M
         row, work = rows[number], now.get(number)
         seconds = row.wall_seconds if work is None else time.monotonic() - work.began
         table.add_row(
-            row.volume, row.state, row.ended, "" if seconds is None else duration(seconds),
+            row.volume, row.state, row.ended, duration(seconds),
             f"{row.num_blocks:,}", row.reason if work is None else work.text,
         )  # fmt: skip
     cut(table, rows, most)

@@ -193,7 +193,7 @@ def _training_table(status: Status, most: int) -> Table:
             f"{note.done:,} / {note.all:,}",
             "" if pace is None else f"{pace.loss:.4g}",
             "" if pace is None or part.state != "running" else _speed(pace),
-            "" if left is None else duration(left),
+            duration(left),
             part.state,
         )
     if len(parts) > most:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from volpipe.display.console import columns
 from volpipe.display.watching import OTHER_LINES, headline
-from volpipe.units import count, duration, size
+from volpipe.units import count, duration, listed, size
 
 if TYPE_CHECKING:
     from volpipe.blockwise.notes import Note
@@ -46,18 +46,14 @@ def sentences(workers: Sequence[Worker]) -> Iterator[str]:
     yield _totals(alive) if alive else "no worker has shown itself yet: they start, or their tasks are short"
     silent = [worker for worker in workers if not worker.is_alive and not worker.is_left]
     if silent:
-        named = ", ".join(f"{_name(each)} for {duration(each.silent_seconds)}" for each in silent[:MOST_NAMED])
-        yield f"silent: {_cut(named, silent)} (killed, frozen, or on a machine that cannot be reached)"
+        named = [f"{_name(each)} for {duration(each.silent_seconds)}" for each in silent]
+        yield f"silent: {listed(named, MOST_NAMED)} (killed, frozen, or on a machine that cannot be reached)"
     left = [worker for worker in workers if worker.is_left]
     if left:
-        yield f"of a driver before this one: {_cut(', '.join(map(_name, left[:MOST_NAMED])), left)}"
+        yield f"of a driver before this one: {listed([*map(_name, left)], MOST_NAMED)}"
     for host, seconds in wrong_clocks(alive).items():
         way = "ahead of" if seconds > 0 else "behind"
         yield f"the clock of {host} is {duration(abs(seconds))} {way} that of the file system"
-
-
-def _cut(named: str, workers: Sequence[Worker]) -> str:
-    return named + (f" and {len(workers) - MOST_NAMED:,} more" if len(workers) > MOST_NAMED else "")
 
 
 def _name(worker: Worker) -> str:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 
 from volpipe.blockwise.journal import Kinds, Record, read_results
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Feed, Schedule, Stage, fed
+from volpipe.blockwise.stage import Schedule, Stage, fed
 from volpipe.blockwise.work import POOL, Steps, each
 from volpipe.errors import RunError
 from volpipe.estimation.calibrate import MOST_WORKERS
@@ -72,13 +72,13 @@ class BlockWork(JournalWork[R]):
     kinds: ClassVar[Kinds] = RESULTS
 
     def __init__(
-        self, subject: Subject, folder: RunFolder, options: RunOptions, listener: Listener, feed: Feed | None, *,
+        self, subject: Subject, folder: RunFolder, options: RunOptions, listener: Listener, *,
         name: str, sent: Subject, close: Callable[..., R], parts_of: Callable[[Taken, bool], Parts],
         check: Callable[[], None] | None = None, prepare: Callable[[], None] = lambda: None,
         slices: Callable[[], Iterable[Item]] | None = None,
         to: Location | None = None, table: Location | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(folder, options, listener, feed)
+        super().__init__(folder, options, listener)
         self.subject, self.name, self.to, self.table = subject, name, to, table
         self.sent, self.close, self.parts_of, self.check, self.slices = sent, close, parts_of, check, slices
         self.prepare = prepare
@@ -128,10 +128,6 @@ class BlockWork(JournalWork[R]):
             self.clear()
             write_json(mark, _described(self.subject))
         store_identities(self.folder.inputs, states)
-
-    def remove(self) -> None:
-        """Delete the folder, when the workers have stopped, unless another command has taken it meanwhile."""
-        self.folder.remove(self.subject.mark, _described(self.subject))
 
     def check_free(self) -> None:
         check_kind(self.folder, self.subject.mark)
@@ -183,7 +179,7 @@ class BlockWork(JournalWork[R]):
         def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
             return pool.submit("reduce", self.sent, list(units), session.name, str(self.folder.path))
 
-        phase = yield from session.finish(self.phase(session, schedule, submit))
+        phase = yield from session.finish(schedule, submit)
         return self.close(
             missing=schedule.missing(phase.reasons), totals=session.totals,
             seconds=time.perf_counter() - began, first_task=session.first_task,
@@ -197,8 +193,8 @@ def _described(subject: Subject) -> dict[str, object]:
 
 
 def evaluation_work(
-    evaluation: Evaluation, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT,
-    feed: Feed | None = None, *, to: Location | None = None,
+    evaluation: Evaluation, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT, *,
+    to: Location | None = None,
 ) -> BlockWork[EvaluationResult]:  # fmt: skip
     """Return the work of `evaluation`; its scores are written to the file `to`, if there is one."""
     results = partial(read_results, folder.journal, RESULTS, BlockSums)
@@ -221,15 +217,15 @@ def evaluation_work(
         return evaluation_parts(_described(evaluation), tree)
 
     return BlockWork(
-        evaluation, folder, options, listener, feed, name=str(to or evaluation.output), to=to,
+        evaluation, folder, options, listener, name=str(to or evaluation.output), to=to,
         sent=replace(evaluation, notes=()), close=close, parts_of=parts_of, check=evaluation.check_labels,
         slices=partial(evaluation_items, evaluation), prepare=partial(evaluation.store_nodes, nodes),
     )  # fmt: skip
 
 
 def comparison_work(
-    comparison: Comparison, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT,
-    feed: Feed | None = None, *, limits: Sequence[Limit] = (), to: Location | None = None,
+    comparison: Comparison, folder: RunFolder, options: RunOptions = PLAIN, listener: Listener = SILENT, *,
+    limits: Sequence[Limit] = (), to: Location | None = None,
 ) -> BlockWork[ComparisonResult]:  # fmt: skip
     """Return the work of `comparison`, which is written to the file `to`, if there is one.
 
@@ -253,14 +249,13 @@ def comparison_work(
 
     sent = replace(comparison, made_a=(), made_b=(), notes=())  # how both were made may be long
     return BlockWork(
-        comparison, folder, options, listener, feed, name=str(to or name), to=to, sent=sent, close=close,
+        comparison, folder, options, listener, name=str(to or name), to=to, sent=sent, close=close,
         parts_of=parts_of, check=None if to is None else comparison.check_labels,
     )  # fmt: skip
 
 
 def measurement_work(
-    measurement: Measurement, folder: RunFolder, options: RunOptions, listener: Listener, feed: Feed | None, *,
-    to: Location,
+    measurement: Measurement, folder: RunFolder, options: RunOptions, listener: Listener, *, to: Location
 ) -> BlockWork[MeasurementResult]:  # fmt: skip
     """Return the work of `measurement`, whose table is the file `to`; what is said of it lies beside that."""
     table, to = to, to.parent / f"{to.stem}.json"
@@ -278,7 +273,7 @@ def measurement_work(
         return Parts(table.name, "A table of measurements.", facts, [table_item(read_json(to))])
 
     return BlockWork(
-        measurement, folder, options, listener, feed, name=str(table), to=to, table=table,
+        measurement, folder, options, listener, name=str(table), to=to, table=table,
         sent=replace(measurement, notes=()), close=close, parts_of=parts_of,
     )  # fmt: skip
 
@@ -295,7 +290,7 @@ def finish(work: BlockWork[R], start: Start, on_end: Callable[[R], object] = lam
     result = work.run(start)
     on_end(result)
     if result.is_complete:
-        work.remove()
+        work.folder.remove(work.subject.mark, _described(work.subject))
     return result
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from volpipe.errors import VolpipeError
+from volpipe.units import listed
 
 if TYPE_CHECKING:
     import torch
@@ -116,9 +117,8 @@ def _unreadable(path: Path, words: str, kind: str) -> str:
             f"save its weights alone, in Python: net = {load}; safetensors.torch.save_file(net.state_dict(), {safe!r})"
         )
     if classes:
-        more = f" and {len(classes) - MOST_NAMED} more" if classes[MOST_NAMED:] else ""
         return (
-            f"{path} holds no plain tensors alone: {', '.join(classes[:MOST_NAMED])}{more} would be made, which is "
+            f"{path} holds no plain tensors alone: {listed(classes, MOST_NAMED)} would be made, which is "
             f"code and is not; if you trust its maker, save the weights alone, in Python: file = {load}; "
             f"safetensors.torch.save_file(file['state_dict'], {safe!r}), or by another key, of a net file.state_dict()"
         )

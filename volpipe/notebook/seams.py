@@ -20,8 +20,6 @@ from volpipe.runs.seams import (
     Profile,
     Score,
     blind_spot,
-    seam_profiles,
-    seam_scores,
     seam_squares,
 )
 from volpipe.tables import html_table
@@ -112,5 +110,5 @@ def seams(result: Report | str | Path) -> Seams:
     selection = folder.load_selection(work.plan)
     assert selection is not None  # of a complete run
     sample = seam_squares(selection)
-    scores, profiles = tuple(seam_scores(work.plan, sample)), tuple(seam_profiles(work.plan, sample))
+    scores, profiles = tuple(each.score for each in sample), tuple(each.profile for each in sample)
     return Seams(Path(name).name, scores, profiles, blind_spot(work.plan))

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -36,7 +37,6 @@ from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.update import Again, rests_on
 from volpipe.runs.updates import BLOCKS, STAGE, Updated, to_ranges
 from volpipe.runs.verify import written
-from volpipe.volumes.storage import paths
 
 log = logging.getLogger(__name__)
 
@@ -62,21 +62,6 @@ def grids_of(plan: Blocks) -> dict[str, tuple[int, int, int]]:
     """Return the numbers of blocks and of shards (z, y, x) by which a journal's records are numbered."""
     grids: dict[str, Grid] = {BLOCKS: plan.blocks} | {f"s{i}": plan.shards(i) for i in range(len(plan.factors))}
     return {name: (grid.counts[0], grid.counts[1], grid.counts[2]) for name, grid in grids.items()}
-
-
-def grown_plan(plan: Plan) -> Plan | None:
-    """Return `plan` with the sizes of a run that was begun before the volume grew; None where nothing grew.
-
-    Raises:
-        RunError: the volume has shrunk, or its output cannot grow.
-    """
-    grown = grown_from(plan, RunFolder.from_output(paths.locate(plan.out)), "roi")
-    if grown is not None and grown.needs_scan:
-        raise RunError(
-            f"{grown.source.path} has grown, and mask or input.empty leave out parts of it, which --update cannot tell "
-            "of a volume that grows: use --fresh to start over"
-        )
-    return grown
 
 
 def grown_from(plan: P, folder: RunFolder, *following: str) -> P | None:
@@ -163,8 +148,8 @@ def _made_again(plan: Plan, old: Work) -> Again:
     """Return what of the output of `old` is to be made again, numbered as `plan` has it."""
     before, selection = old.plan, Selection(plan)
     schedule = RunSchedule(plan, selection)
-    blocks = _touching(before.blocks, plan.blocks, [_moved_blocks(before, plan, axis) for axis in range(3)])
-    shards = set(_touching(before.shards(), plan.shards(), [_moved_shards(before, plan, axis) for axis in range(3)]))
+    blocks = _moved(before, plan, lambda each: each.blocks, _windows)
+    shards = set(_moved(before, plan, lambda each: each.shards(), _parts))
     there = {shard for level, shard in written(old.records()) if level == 0}
     for shard in range(len(before.shards())):  # sums of blocks that wait for it are not kept
         if shard not in there and not before.is_direct(shard):
@@ -175,37 +160,34 @@ def _made_again(plan: Plan, old: Work) -> Again:
         """Return the shards of a coarser level that the old face cut; there may be more levels now."""
         if level >= len(before.factors):
             return []
-        moved = [_moved_coarser(before, plan, level, axis) for axis in range(3)]
-        return _touching(before.shards(level), plan.shards(level), moved)
+        return _moved(before, plan, lambda each: each.shards(level), partial(_ends, level))
 
     return rests_on(changed, schedule, selection, filter(selection.is_due, shards), cut)
 
 
-def _moved_coarser(before: Plan, now: Plan, level: int, axis: int) -> list[bool]:
-    """Return for each place along `axis` of the shards of a coarser `level` of `before` whether it shows more now."""
+def _moved(
+    before: Plan, now: Plan, grid_of: Callable[[Plan], Grid], facts: Callable[[Plan, int, int], object]
+) -> list[int]:
+    """Return the cells of a grid of `before`, ascending and numbered as `now` has them, of which some fact is another.
 
-    def ends(plan: Plan, i: int) -> tuple[int, int]:
-        """Return where the shard at `i` ends, and where what it shows of the finer level does."""
-        shards, finer = plan.shards(level), plan.shards(level - 1)
-        stop = min((i + 1) * shards.cell[axis], shards.shape[axis])
-        return stop, min(stop * plan.step(level)[axis], finer.shape[axis])
-
-    return [ends(before, i) != ends(now, i) for i in range(before.shards(level).counts[axis])]
-
-
-def _touching(before: Grid, now: Grid, along: list[list[bool]]) -> list[int]:
-    """Return the cells of `before`, ascending and numbered as `now` has them, that are flagged along some axis."""
-    flags = np.zeros(before.counts, bool)
-    for axis, moved in enumerate(along):
+    Args:
+        facts: returns what counts of the cells at a place along an axis.
+    """
+    old, new = grid_of(before), grid_of(now)
+    flags = np.zeros(old.counts, bool)
+    for axis, size in enumerate(old.counts):
         shape = [1, 1, 1]
         shape[axis] = -1
+        moved = [facts(before, axis, place) != facts(now, axis, place) for place in range(size)]
         flags |= np.asarray(moved, bool).reshape(shape)
-    return sorted(now.number(tuple(place)) for place in np.argwhere(flags).tolist())
+    return sorted(new.number(tuple(place)) for place in np.argwhere(flags).tolist())
 
 
-def _moved_blocks(before: Plan, now: Plan, axis: int) -> list[bool]:
-    """Return for each place along `axis` of the blocks of `before` whether their windows, or weights, differ now."""
-    return [_windows(before, axis, k) != _windows(now, axis, k) for k in range(before.blocks.counts[axis])]
+def _ends(level: int, plan: Plan, axis: int, shard: int) -> tuple[int, int]:
+    """Return where shards of `level` at a place along `axis` end, and where what they show of the finer one does."""
+    shards, finer = plan.shards(level), plan.shards(level - 1)
+    stop = min((shard + 1) * shards.cell[axis], shards.shape[axis])
+    return stop, min(stop * plan.step(level)[axis], finer.shape[axis])
 
 
 def _windows(plan: Plan, axis: int, block: int) -> list[tuple[int, int, bytes]]:
@@ -215,10 +197,6 @@ def _windows(plan: Plan, axis: int, block: int) -> list[tuple[int, int, bytes]]:
     return [(start, each.start, each.weights.tobytes()) for start, each in spans]
 
 
-def _moved_shards(before: Plan, now: Plan, axis: int) -> list[bool]:
-    """Return for each place along `axis` of the shards of `before` whether their voxels, or blocks, are others now."""
-
-    def facts(plan: Plan, i: int) -> tuple[int, range]:
-        return min((i + 1) * plan.shard[axis], plan.out_shape[axis]), plan.blocks_along(axis, i)
-
-    return [facts(before, i) != facts(now, i) for i in range(before.shards().counts[axis])]
+def _parts(plan: Plan, axis: int, shard: int) -> tuple[int, range]:
+    """Return where the shards at a place along `axis` end, and the places of the blocks that add to them."""
+    return min((shard + 1) * plan.shard[axis], plan.out_shape[axis]), plan.blocks_along(axis, shard)

@@ -17,7 +17,7 @@ import numpy as np
 
 from volpipe.blockwise.journal import Attempt, read_records
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.stage import Feed, Schedule
+from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box
@@ -39,8 +39,9 @@ from volpipe.runs.pages import (
     volume_line,
 )
 from volpipe.runs.planned import Planned
-from volpipe.runs.provenance import begin, begin_session, has_voxels, recognise, stored_fingerprint, unseal
+from volpipe.runs.provenance import begin, begin_session, has_voxels, stored_fingerprint, unseal
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.schedule import OutputSchedule
 from volpipe.runs.updates import Updated, updates_in
 from volpipe.runs.verify import (
     Recomputed,
@@ -63,7 +64,16 @@ from volpipe.runs.work import (
     check_kind,
 )
 from volpipe.volumes.completeness import check_still_written
-from volpipe.volumes.identity import Identity, changes, has_moved, identify, is_alike, read_identities, store_identities
+from volpipe.volumes.identity import (
+    Identity,
+    changes,
+    check_same_inputs,
+    has_moved,
+    identify,
+    is_alike,
+    read_identities,
+    store_identities,
+)
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.volume import Volume
@@ -89,14 +99,9 @@ class OutputWork(JournalWork[R], Generic[P, R]):
     _is_noted = False
 
     def __init__(
-        self,
-        plan: P,
-        options: RunOptions = PLAIN,
-        listener: Listener = SILENT,
-        feed: Feed | None = None,
-        folder: RunFolder | None = None,
+        self, plan: P, options: RunOptions = PLAIN, listener: Listener = SILENT, folder: RunFolder | None = None
     ) -> None:
-        super().__init__(folder or RunFolder.from_output(paths.locate(plan.out)), options, listener, feed)
+        super().__init__(folder or RunFolder.from_output(paths.locate(plan.out)), options, listener)
         self.plan, self.name = plan, plan.out
         self.inputs: dict[str, Identity] = {}
 
@@ -116,11 +121,6 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         """What to do where the input has changed, in a sentence's second half."""
         return f"`volpipe status --changes` counts the blocks, `{self.goes_on} --update` computes what rests on them"
 
-    @property
-    def can_update(self) -> bool:
-        """Whether the command could update what rests on an input that has changed."""
-        return self.options.update is not None
-
     def volumes(self) -> dict[str, Volume]:
         """Return what the work reads, by what it is."""
         return {"volume": self.plan.source.opened()}
@@ -135,7 +135,6 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         return {}
 
     def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
-        """Return what this work says of itself in its report; see `JournalWork`."""
         plan, remark = self.plan, self.remark if is_complete else ""
         planned = Planned.load(self.folder.path, plan.identity)
         summary: list[Item] = [planned_sheet(planned, taken.tally, plan, is_complete=is_complete)]
@@ -267,12 +266,6 @@ class OutputWork(JournalWork[R], Generic[P, R]):
             log.warning("%s", warning)
         self.listener.on_plan(self.plan, self.folder)
 
-    def open_readers(self) -> None:
-        """Let other work read an output that is whole."""
-        for reader in self.readers:
-            shards = self.plan.array(reader.array).shards(reader.level)
-            reader.open(shards, range(len(shards)))
-
     @property
     def is_uncompared(self) -> bool:
         """Whether what it reads has been changed by other work of ours, and was not compared since."""
@@ -298,23 +291,20 @@ class OutputWork(JournalWork[R], Generic[P, R]):
             create_output(self.plan, provenance, of_arrays)
 
     @abstractmethod
-    def grown(self) -> P | None:
-        """Return the plan with the sizes of what was begun before the volume grew; None where nothing grew."""
-
-    @abstractmethod
     def follow(self, old: P) -> Updated:
         """Note in the journal that the volume has grown since the plan `old`."""
 
     def _grow(self) -> None:
         """Follow a volume that has grown, if the work can."""
         old, grown = self.folder.load(type(self.plan)), self.grown()
-        if old is not None and grown is not None and grown.identity == self.plan.identity:
+        if old is not None and grown is not None:
+            self.plan = grown
             self.updates = (self.follow(old),)
 
     def await_change(self) -> None:
         """Note that other work is about to change what this work reads: until it is compared it is not complete."""
         paths.atomic_write(self.folder.uncompared, b"")
-        begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
+        self.note_session()
         plan = self.folder.load(type(self.plan))  # of a volume that has grown it is another, which follows later
         if plan is not None and paths.exists(paths.locate(plan.out)):
             unseal(plan, ())
@@ -324,6 +314,12 @@ class OutputWork(JournalWork[R], Generic[P, R]):
         if not self._is_noted:
             begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
             self._is_noted = True
+
+    def know_input(self) -> None:
+        """Note what the input is, where other work has written it by now."""
+        if self.feed is not None:
+            self.inputs["volume"] = identify(self.plan.source.volume())
+            store_identities(self.folder.inputs, self.inputs)
 
     @abstractmethod
     def compared(self) -> Comparison:
@@ -369,7 +365,9 @@ class OutputWork(JournalWork[R], Generic[P, R]):
             self.folder.uncompared.unlink(missing_ok=True)
         if self.is_complete:
             check_present(self.plan.out, self.shards())
-            self.open_readers()
+            schedule = self.ledger().schedule
+            assert isinstance(schedule, OutputSchedule)
+            schedule.open_readers()
             return self.closed(session, None)
         self.announce()
         pool: WorkerPool = yield POOL
@@ -401,15 +399,24 @@ class OutputWork(JournalWork[R], Generic[P, R]):
             raise RunError(
                 f"the journal in {self.folder.path} speaks of an output that is gone; use --fresh to start over"
             )
-        self.inputs = recognise(
-            self.folder,
-            volumes,
-            self.plan.out,
-            same_input=options.same_input,
-            is_outside=options.is_outside,
-            is_update=bool(options.update),
-            can_update=self.can_update,
-        )
+        self.inputs = {what: identify(volume) for what, volume in volumes.items()}
+        if self.folder.journal.is_file() and not options.update:
+            self._check_inputs()
+
+    def _check_inputs(self) -> None:
+        """Refuse other inputs than those of what was begun.
+
+        Raises:
+            RunError: one has changed; the message says what of it.
+        """
+        options, file, compared = self.options, self.folder.inputs, dict(self.inputs)
+        if not options.is_outside:
+            del compared["volume"]
+        noted = stored_fingerprint(self.plan.out) if options.is_outside and not file.is_file() else ""
+        can_update = options.update is not None
+        check_same_inputs(file, compared, accept=options.same_input, noted=noted, can_update=can_update)
+        if options.same_input or not file.is_file():
+            store_identities(file, self.inputs)
 
     @property
     def read_box(self) -> Box:
@@ -428,7 +435,6 @@ class OutputWork(JournalWork[R], Generic[P, R]):
             volume.check_written(self.read_box if what == "volume" else None)
 
     def check_free(self) -> None:
-        """Refuse a folder or an output that other work made; see `StageWork`."""
         check_kind(self.folder, self.plan.FILE)
         out = paths.locate(self.plan.out)
         if paths.exists(out) and not (self.folder.path / self.plan.FILE).is_file():

@@ -34,13 +34,14 @@ from volpipe.runs.provenance import read_provenance, sessions_of, settings_of
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.seams import MEANING, blind_spot
 from volpipe.runs.updates import Updated
-from volpipe.units import bounded, brief, count, in_nm, shape, size
+from volpipe.units import bounded, brief, count, in_nm, listed, shape, size
 from volpipe.volumes.formats.container import METADATA_NAMES
 from volpipe.volumes.storage import paths
 
 MOST_MISSING = 200  # lines
 MOST_WARNINGS = 40
 MOST_UPDATES = 20
+MOST_NAMES = 20  # of devices, and of hosts
 LOG_BYTES = 1 << 20  # that are read of the end of a log
 ENTRY_END = re.compile(r"^(?=\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ )", re.MULTILINE)
 ENTRY = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (WARNING|ERROR) \S+ ", re.MULTILINE)
@@ -236,8 +237,8 @@ def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is
     taken = sum(sums.ended - sums.began for sums in spans if sums.began)
     files = "" if planned.output_files is None else f"{'' if planned.is_measured else '≤ '}{planned.output_files:,}"
     rows = [
-        ("time, first task to last", _time(planned.seconds), brief(taken)),
-        ("time of all workers", _time(planned.worker_seconds), brief(total.seconds)),
+        ("time, first task to last", brief(planned.seconds), brief(taken)),
+        ("time of all workers", brief(planned.worker_seconds), brief(total.seconds)),
         *(
             (f"… {name}", brief(seconds), brief(_seconds(tally, name)))
             for name, seconds in planned.stage_seconds.items()
@@ -265,10 +266,6 @@ def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is
 def _seconds(tally: Tally, stage: str) -> float:
     sums = tally.stages.get(stage)
     return 0.0 if sums is None else sums.seconds
-
-
-def _time(seconds: float | None) -> str:
-    return "" if seconds is None else brief(seconds)
 
 
 def disk_use(out: str) -> tuple[int, int] | None:
@@ -388,19 +385,13 @@ def provenance_facts(plan: OutputPlan) -> list[Item]:
         "volpipe": str(said.get("version", "")),
         "Python": str(said.get("python", "")),
         "packages": packages,
-        "devices": _listed(run.get("devices")),
-        "hosts": _listed(run.get("hosts")),
+        **{key: listed(names, MOST_NAMES) for key in ("devices", "hosts") if isinstance(names := run.get(key), list)},
         "weights, SHA-256": str(net.get("weights_sha256") or ""),
         "code of the net, SHA-256": str(net.get("code_sha256") or ""),
         "input, fingerprint": str(given.get("fingerprint") or ""),
         "plan": plan.identity,
     }
     return [Facts("Versions and origin", {name: value for name, value in entries.items() if value})]
-
-
-def _listed(value: object, most: int = 20) -> str:
-    names = list(map(str, value)) if isinstance(value, list) else []
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def _table(value: object) -> Mapping[str, object]:

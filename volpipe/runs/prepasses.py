@@ -15,7 +15,7 @@ import numpy as np
 from volpipe.blockwise.failures import message_of
 from volpipe.blockwise.journal import read_results
 from volpipe.blockwise.ledger import Ledger
-from volpipe.blockwise.phase import Phase
+from volpipe.blockwise.phase import TOLERATED_SHARE
 from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.stage import Feed, Schedule, Stage, fed
 from volpipe.blockwise.work import POOL, Steps
@@ -47,15 +47,16 @@ MEASURING = "measuring the intensities of the volume"
 SCANNING = "looking for empty space and the mask"
 
 
-def _finish(work: Work, session: WorkSession, stage: Stage, submit: Submit) -> Steps[None]:
-    """Do all of `stage`, less what the journal has.
+def _finish(session: WorkSession, stage: Stage, submit: Submit, *, resumes: bool = True) -> Steps[None]:
+    """Do all of `stage`, less what the journal has if it `resumes`.
 
     Raises:
         RunStopped: some of it cannot be done, without which nothing else can.
     """
-    journal = session.journal
-    schedule = Ledger(journal.path, RESULTS, lambda: Schedule(stage)).resumed()
-    phase = yield from session.finish(Phase(schedule, submit, journal, session.show))
+    schedule = Schedule(stage)
+    if resumes:
+        schedule = Ledger(session.journal.path, RESULTS, lambda: Schedule(stage)).resumed()
+    phase = yield from session.finish(schedule, submit, tolerated=TOLERATED_SHARE)
     if stage.failed:
         unit = min(stage.failed)
         reason = phase.reasons[stage.name, unit]
@@ -104,7 +105,7 @@ def scanned(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> Ste
         PlanError: nothing is; the folder is as if nobody had begun.
     """
     plan, folder = work.plan, work.folder
-    yield from _finish(work, session, scan_stage(plan, work.feed), submitter(pool, job))
+    yield from _finish(session, scan_stage(plan, work.feed), submitter(pool, job))
     selection = _gathered(work)
     if not selection.num_cells:
         session.journal.clear()
@@ -135,12 +136,7 @@ def rescanned(work: Work, session: WorkSession) -> Steps[Selection]:
         pool: WorkerPool = yield POOL
         job = Job(str(folder.path), plan.identity, session=session.name)
         stage = Stage("scan", len(plan.blocks), active=moved, doing=SCANNING)
-        phase = Phase(Schedule(stage), submitter(pool, job), session.journal, session.show)
-        yield from session.finish(phase)
-        if stage.failed:
-            reason = phase.reasons["scan", min(stage.failed)]
-            called = stage.called(min(stage.failed))
-            raise RunStopped(f"{called} failed, {NEEDED['scan']}: {message_of(reason)}", reason)
+        yield from _finish(session, stage, submitter(pool, job), resumes=False)
     selection = _gathered(work)
     if not selection.num_cells:
         raise RunError(f"{_nothing_selected(plan)}; --update would leave an output without voxels, use --fresh")
@@ -180,7 +176,7 @@ def measured(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> St
 
     def statistics_of(name: str, job: Job) -> Steps[Statistics]:
         stage = fed(Stage(name, len(plan.blocks), doing=MEASURING), work.feed, plan.lattice.core_box)
-        yield from _finish(work, session, stage, submitter(pool, job))
+        yield from _finish(session, stage, submitter(pool, job))
         return join(r.result for r in work.records() if r.stage == name and isinstance(r.result, Statistics))
 
     if not needs_measuring(choice, dtype):

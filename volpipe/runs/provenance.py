@@ -37,10 +37,9 @@ from volpipe.runs.updates import Updated, updates_in
 from volpipe.runs.verify import metadata_sums
 from volpipe.volumes.completeness import joined, mark_complete, mark_incomplete, mark_written, written_boxes
 from volpipe.volumes.formats.container import ATTRIBUTE_FILES, METADATA_NAMES, RECORD, create_groups, read_attributes
-from volpipe.volumes.identity import Identity, check_same_inputs, identify, store_identities
+from volpipe.volumes.identity import identify
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import merge_json, plain
-from volpipe.volumes.volume import Volume
 
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
 RUN_KEY = "run"
@@ -402,31 +401,3 @@ def command_of(origin: Origin, recipe_file: Path | None = None) -> str:
     command = ["volpipe", origin.command, *site, *recipe, *settings, "-o", origin.out, origin.volume]
     folder = origin.run.get("folder")
     return (f"cd {shlex.quote(folder)} && " if folder else "") + shlex.join(command)
-
-
-def recognise(
-    folder: RunFolder,
-    volumes: Mapping[str, Volume],
-    out: str,
-    *,
-    same_input: bool,
-    is_outside: bool = True,
-    is_update: bool = False,
-    can_update: bool = False,
-) -> dict[str, Identity]:
-    """Return the identities of the inputs of the run in `folder`; of one that was begun, they must be as then.
-
-    For an update, which notes them when it has found what has changed, they may be others; work that `can_update` is
-    told so.
-
-    Raises:
-        RunError: one has changed; the message says what of it.
-    """
-    inputs = {what: identify(volume) for what, volume in volumes.items()}
-    if folder.journal.is_file() and not is_update:
-        compared = inputs if is_outside else {what: each for what, each in inputs.items() if what != "volume"}
-        noted = stored_fingerprint(out) if is_outside and not folder.inputs.is_file() else ""
-        check_same_inputs(folder.inputs, compared, accept=same_input, noted=noted, can_update=can_update)
-        if same_input or not folder.inputs.is_file():
-            store_identities(folder.inputs, inputs)
-    return inputs

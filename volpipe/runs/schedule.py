@@ -133,7 +133,7 @@ class RunSchedule(OutputSchedule[Plan]):
         due = [selection.shards(level) for level in range(len(plan.factors))]
         cutting = "cutting the volume into windows"
         self.factor = Stage("factor", num_blocks if stored else 0, active=blocks if stored else None, doing=cutting)
-        waits = self._lacks_windows if stored else None
+        waits = (lambda block: not self.factor.done[block]) if stored else None
         row = plan.blocks.counts[2] if num_sums else 0
         self.infer = Stage(
             "infer", num_blocks, label="gpu", waits=waits, active=blocks, row=row, doing="running the net"
@@ -250,7 +250,7 @@ class RunSchedule(OutputSchedule[Plan]):
             for shard in ((k * ny + j) * nx + i for k in z for j in y for i in x):  # that is done last comes first
                 if self.reassemble.done[shard]:
                     is_used = True
-                elif self._is_to_be_added(shard):
+                elif self._is_due(0, shard) and not plan.is_direct(shard):
                     break
             else:
                 if is_used:
@@ -270,17 +270,11 @@ class RunSchedule(OutputSchedule[Plan]):
             ranges.append(places[::-1] if box.shape[axis] else places[:0])
         return ranges
 
-    def _is_to_be_added(self, shard: int) -> bool:
-        return self._is_due(0, shard) and not self.plan.is_direct(shard)
-
     def _discard(self, what: str, unit: int) -> None:
         stage = self.discards[what]
         if not self.keep_tensors and not stage.taken[unit]:
             stage.taken[unit] = True
             stage.ready.append(unit)
-
-    def _lacks_windows(self, block: int) -> bool:
-        return not self.factor.done[block]
 
     def _lacks_sums(self, shard: int) -> bool:
         blocks = self.plan.blocks_of_shard(shard)

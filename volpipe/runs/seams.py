@@ -119,6 +119,8 @@ class Squares:
         sums, counts: of squared differences, and of pairs, (2 * reach + 1,); the pair across the face is in the middle.
         level: sum of squares of the voxels before the faces.
         step: of the net's own grid, in voxels of the output.
+        stride: from one face to the next.
+        is_rounded: whether voxels are whole numbers.
     """
 
     axis: int
@@ -126,6 +128,8 @@ class Squares:
     counts: np.ndarray
     level: float
     step: int
+    stride: int
+    is_rounded: bool
 
     @property
     def reach(self) -> int:
@@ -135,6 +139,26 @@ class Squares:
     def num_pairs(self) -> int:
         """Pairs across faces."""
         return int(self.counts[self.reach])
+
+    @property
+    def score(self) -> Score:
+        """How much more voxels differ across the faces than inside."""
+        step, most = self.step, self.reach - self.step
+        least = ROUNDING if self.is_rounded else 1e-12 * self.level / self.num_pairs + np.finfo(np.float64).tiny
+        ratios = _ratios(self.sums, self.counts, step, least)
+        beside = [ratios[place] for place in range(len(ratios)) if place - most not in (0, step, -step)]
+        logarithms = np.log([ratio for ratio in beside if math.isfinite(ratio)])
+        spread = float(np.sqrt(np.square(logarithms).mean())) if logarithms.size else 0.0
+        return Score(AXES[self.axis], float(ratios[most]), self.num_pairs, spread)
+
+    @property
+    def profile(self) -> Profile:
+        """The differences from the middle of one face to that of the next, at most."""
+        reach = max(self.step, min(MOST_REACH, self.stride // 2))
+        known = [place for place in np.flatnonzero(self.counts) if abs(place - self.reach) <= reach]
+        distances = tuple(int(place) - self.reach for place in known)
+        differences = tuple((self.sums[known] / self.counts[known]).tolist())
+        return Profile(AXES[self.axis], distances, differences, self.step, self.num_pairs)
 
 
 def seam_squares(selection: Selection, most_samples: int = MOST_SAMPLES) -> list[Squares]:
@@ -151,23 +175,12 @@ def seam_squares(selection: Selection, most_samples: int = MOST_SAMPLES) -> list
     return [squares for squares in found if squares.num_pairs >= FEWEST]
 
 
-def seam_scores(plan: Plan, sample: Sequence[Squares]) -> list[Score]:
-    """Return the score of each axis of `sample`."""
-    return [_score(plan, squares) for squares in sample]
-
-
-def worst_scores(samples: Iterable[tuple[Plan, Sequence[Squares]]]) -> list[Score]:
+def worst_scores(samples: Iterable[Squares]) -> list[Score]:
     """Return the highest score of each axis, over the arrays of an output."""
     worst = dict[str, Score]()
-    for plan, sample in samples:
-        for score in seam_scores(plan, sample):
-            worst[score.axis] = max(score, worst.get(score.axis, score), key=lambda each: each.value)
+    for score in (squares.score for squares in samples):
+        worst[score.axis] = max(score, worst.get(score.axis, score), key=lambda each: each.value)
     return list(worst.values())
-
-
-def seam_profiles(plan: Plan, sample: Sequence[Squares]) -> list[Profile]:
-    """Return the profile of each axis of `sample`."""
-    return [_profile(plan, squares) for squares in sample]
 
 
 def profile_items(selection: Selection, sample: Sequence[Squares] | None = None) -> list[Item]:
@@ -185,7 +198,7 @@ def profile_items(selection: Selection, sample: Sequence[Squares] | None = None)
             chunks = size(num_bytes / 2)
             return [Note(f"No profile across the faces of windows: chunks of {chunks} are too much to read for it.")]
         sample = seam_squares(selection, most)
-    profiles = seam_profiles(plan, sample)
+    profiles = [squares.profile for squares in sample]
     if not profiles:
         return [Note("No profile across the faces of windows: there are none, or too few voxels at them.")]
     rows = [
@@ -195,17 +208,6 @@ def profile_items(selection: Selection, sample: Sequence[Squares] | None = None)
     ]
     columns = columns_of(("axis", "distance", "difference"), rows)
     return [Chart("Profiles across the faces of windows", PROFILE_CAPTION, "seams", columns)]
-
-
-def _score(plan: Plan, squares: Squares) -> Score:
-    step, num_pairs = squares.step, squares.num_pairs
-    most = squares.reach - step
-    least = ROUNDING if plan.dtype.kind != "f" else 1e-12 * squares.level / num_pairs + np.finfo(np.float64).tiny
-    ratios = _ratios(squares.sums, squares.counts, step, least)
-    beside = [ratios[place] for place in range(len(ratios)) if place - most not in (0, step, -step)]
-    logarithms = np.log([ratio for ratio in beside if math.isfinite(ratio)])
-    spread = float(np.sqrt(np.square(logarithms).mean())) if logarithms.size else 0.0
-    return Score(AXES[squares.axis], float(ratios[most]), num_pairs, spread)
 
 
 def _ratios(sums: np.ndarray, counts: np.ndarray, step: int, least: float) -> np.ndarray:
@@ -218,21 +220,12 @@ def _ratios(sums: np.ndarray, counts: np.ndarray, step: int, least: float) -> np
     return means[step : len(means) - step] / ((means[: -2 * step] + means[2 * step :]) / 2)
 
 
-def _profile(plan: Plan, squares: Squares) -> Profile:
-    """Return the profile from the middle of one face to that of the next, at most."""
-    stride = plan.lattice.stride[squares.axis] * plan.net.scale[squares.axis]
-    reach = max(squares.step, min(MOST_REACH, stride // 2))
-    known = [place for place in np.flatnonzero(squares.counts) if abs(place - squares.reach) <= reach]
-    differences = squares.sums[known] / squares.counts[known]
-    distances = tuple(int(place) - squares.reach for place in known)
-    return Profile(AXES[squares.axis], distances, tuple(differences.tolist()), squares.step, squares.num_pairs)
-
-
 def _squares(selection: Selection, axis: int, rng: np.random.Generator, most_samples: int) -> Squares:
     """Return the sums over `most_samples` faces across `axis`, which may be the same ones."""
     plan = selection.plan
-    step = plan.net.stride[axis] // plan.net.shrink[axis] * plan.net.scale[axis]
-    reach = step + max(0, min(MOST_REACH, plan.lattice.stride[axis] * plan.net.scale[axis] - step - 1))
+    scale = plan.net.scale[axis]
+    step, stride = plan.net.stride[axis] // plan.net.shrink[axis] * scale, plan.lattice.stride[axis] * scale
+    reach = step + max(0, min(MOST_REACH, stride - step - 1))
     faces = [face for face in _faces(plan, axis) if step < face < plan.out_shape[axis] - step]
     chosen = [int(face) for face in rng.choice(faces, size=most_samples)] if faces else []
     drawn = ((face, _sample(plan, axis, face, step, rng)) for face in chosen)
@@ -248,7 +241,7 @@ def _squares(selection: Selection, axis: int, rng: np.random.Generator, most_sam
         sums[first : first + len(energy)] += times * energy.sum(axis=1)
         counts[first : first + len(energy)] += times * energy.shape[1]
         level += times * np.square(lines[reach - first]).sum()
-    return Squares(axis, sums, counts, level, step)
+    return Squares(axis, sums, counts, level, step, stride, plan.dtype.kind != "f")
 
 
 def _longer(selection: Selection, axis: int, box: Box, more: int) -> Box:

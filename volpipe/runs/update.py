@@ -25,7 +25,7 @@ import numpy as np
 
 from volpipe.blockwise.failures import last_line
 from volpipe.blockwise.journal import Record
-from volpipe.blockwise.phase import Phase
+from volpipe.blockwise.phase import TOLERATED_SHARE
 from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import POOL, Steps
@@ -146,13 +146,9 @@ class Update:
         """Return the blocks that read another box than before, for other windows of them are computed."""
         if self._others is None:
             return []
-        return [
-            block
-            for block in filter(self._others.has_block, range(len(self.plan.blocks)))
-            if self.selection.has_block(block)
-            and self.chosen.has_block(block)
-            and self.selection.input_box(block) != self.chosen.input_box(block)
-        ]
+        both = (self._others, self.selection, self.chosen)
+        blocks = (n for n in range(len(self.plan.blocks)) if all(each.has_block(n) for each in both))
+        return [block for block in blocks if self.selection.input_box(block) != self.chosen.input_box(block)]
 
     def steps(self) -> Steps[Updated | None]:
         """Find what has changed, and take it back in the journal; None where nothing has.
@@ -221,18 +217,11 @@ class Update:
 
     def _with_dropped(self, taken: dict[str, str]) -> dict[str, str]:
         """Return `taken` with the blocks that are not computed any more."""
-        dropped = {block for block in range(len(self.plan.blocks)) if self._is_dropped(block)}
-        parts = {
-            key: {unit for part in from_ranges(taken[key]) for unit in part} | dropped for key in _of_blocks(taken)
-        }
+        before, now = self.selection.has_block, self.chosen.has_block
+        dropped = {block for block in range(len(self.plan.blocks)) if before(block) and not now(block)}
+        of_blocks = [key for key in taken if key in (SEEN, "infer", "factor")]
+        parts = {key: {unit for part in from_ranges(taken[key]) for unit in part} | dropped for key in of_blocks}
         return taken | {key: to_ranges(sorted(units)) for key, units in parts.items()}
-
-    def _is_dropped(self, block: int) -> bool:
-        return self.selection.has_block(block) and not self.chosen.has_block(block)
-
-
-def _of_blocks(taken: Iterable[str]) -> list[str]:
-    return [key for key in taken if key in (SEEN, "infer", "factor")]
 
 
 def take_selection(work: Work) -> None:
@@ -270,10 +259,9 @@ def looked(session: WorkSession, submit: Submit, stage: str, blocks: np.ndarray)
         RunStopped: some cannot be read.
     """
     look, records = Stage(stage, len(blocks), active=blocks, doing="looking for changed chunks"), list[Record[Seen]]()
-    phase = Phase(
-        Schedule(look), submit, session.journal, session.show, on_record=lambda units, record: records.append(record)
+    phase = yield from session.finish(
+        Schedule(look), submit, tolerated=TOLERATED_SHARE, on_record=lambda units, record: records.append(record)
     )
-    yield from session.finish(phase)
     if look.failed:
         reason = phase.reasons[stage, min(look.failed)]
         raise RunStopped(

@@ -265,11 +265,6 @@ def recompute(
         yield Recomputed(block, box, int(np.count_nonzero(differs)), float(largest), runner.device_name, plan.folder)
 
 
-def _slabs_in(selection: Selection, box: Box, block: int) -> list[Slab]:
-    """Return the slabs of `block` that add to `box` of the output."""
-    return [slab for slab in selection.slabs(block) if not (slab.reached & box).is_empty]
-
-
 def core_box(plan: Plan, block: int) -> Box:
     """Return the voxels of the output in the core of `block`; none where it is outside the region."""
     return plan.in_output(plan.lattice.core_box(block) & plan.region)
@@ -279,12 +274,15 @@ def compute_box(
     selection: Selection, normalise: Affine, windows: StreamedWindows, box: Box, runner: Runner
 ) -> np.ndarray:
     """Return `box` of the output (c, z, y, x), as the net of `runner` gives it now and as it would be stored."""
+
+    def slabs_of(block: int) -> list[Slab]:
+        """Return the slabs of `block` that add to the box."""
+        return [slab for slab in selection.slabs(block) if not (slab.reached & box).is_empty]
+
     plan = selection.plan
     shards = plan.shards().touching(box)
     blocks = sorted({b for shard in shards for b in plan.blocks_of_shard(shard) if selection.has_block(b)})
-    blocks = [b for b in blocks if not (plan.sum_box(b) & box).is_empty]
-    slabs_of = partial(_slabs_in, selection, box)
-    blocks = list(filter(slabs_of, blocks))
+    blocks = [b for b in blocks if not (plan.sum_box(b) & box).is_empty and slabs_of(b)]
     total = np.full((plan.net.out_channels, *box.shape), NO_SUM, plan.sum_dtype)
     stored: np.ndarray | None = None
     for _, done in block_sums(selection, normalise, runner, windows, blocks, slabs_of=slabs_of):

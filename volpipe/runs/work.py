@@ -21,10 +21,10 @@ from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.notes import StageNote
 from volpipe.blockwise.phase import Phase, Progress
-from volpipe.blockwise.pool import Start, Submit
+from volpipe.blockwise.pool import Start, Submit, WorkerPool
 from volpipe.blockwise.stage import Feed, Schedule
 from volpipe.blockwise.usage import Totals
-from volpipe.blockwise.work import Steps, Work
+from volpipe.blockwise.work import POOL, Steps, Work
 from volpipe.errors import NOTICE, RunError
 from volpipe.geometry.grid import Grid
 from volpipe.reporting.block_map import BlockMap, slowest_maps
@@ -154,23 +154,32 @@ class HeldWork(Work[R]):
                 return (yield from self.held_steps(name, presence))
 
 
+def try_blocks(folder: RunFolder, start: Start, steps_of: Callable[[WorkerPool], Steps[R]]) -> R:
+    """Return what comes of steps that try blocks on the workers that `start` starts, while the `folder` is held."""
+
+    def steps() -> Steps[R]:
+        with folder.locked(), logging_to(folder.log):
+            return (yield from steps_of((yield POOL)))
+
+    return perform(Work("plan", steps), partial(start, folder.parsl))
+
+
 class StageWork(HeldWork[R], ABC):
     """Work that may be a stage of a flow, which asks it how far it is before and while others read what it makes.
 
-    Args:
-        feed: the input, where other work is still writing it.
-
     Attributes:
+        feed: the input, where other work is still writing it.
         readers: of the levels of the output that other work reads while this one writes them.
         was_begun: whether this session goes on with what another one made.
         before_change: called before an update takes anything back, for other work that reads the output.
     """
 
     was_begun = False
+    feed: Feed | None = None
 
-    def __init__(self, folder: RunFolder, options: RunOptions, listener: Listener, feed: Feed | None) -> None:
+    def __init__(self, folder: RunFolder, options: RunOptions, listener: Listener) -> None:
         self.folder, self.name, self.options, self.listener = folder, str(folder.path), options, listener
-        self.feed, self.readers = feed, list[Feed]()
+        self.readers = list[Feed]()
         self.before_change: Callable[[], None] = lambda: None
 
     @property
@@ -215,6 +224,14 @@ class StageWork(HeldWork[R], ABC):
 
     def check_update(self) -> None:
         """Refuse an update that cannot be told from its options; `RunError` says why."""
+
+    def grown(self) -> Any | None:  # Any: a plan of its kind
+        """Return its plan with the sizes of one that was begun before its input grew; None where nothing grew.
+
+        Raises:
+            RunError: the input has shrunk, or the output cannot grow.
+        """
+        return None
 
     @property
     def is_outdated(self) -> bool:
@@ -326,12 +343,6 @@ class JournalWork(StageWork[R], ABC):
         pictures = [*self.voxel_pictures(taken.schedule), blocks] if with_pictures else ()
         return page_of(self.folder, taken, replace(parts, pictures=pictures), is_complete=is_complete)
 
-    def phase(self, session: WorkSession, schedule: Schedule, submit: Submit, **options: Any) -> Phase:  # Any: of Phase
-        """Return a phase of `schedule` in the work's journal, of which listeners are told."""
-        return Phase(
-            schedule, submit, session.journal, session.show, **({"tolerated": self.options.tolerated} | options)
-        )
-
 
 @dataclass
 class WorkSession:
@@ -361,8 +372,11 @@ class WorkSession:
         }
         self.presence.tell(notes, progress.part, progress.seconds_left)
 
-    def finish(self, phase: Phase) -> Steps[Phase]:
-        """Let `phase` be done, add what its tasks took, and return it."""
+    def finish(self, schedule: Schedule, submit: Submit, **options: Any) -> Steps[Phase]:  # Any: of `Phase`
+        """Let a phase of `schedule` be done in the work's journal, add what its tasks took, and return it."""
+        phase = Phase(
+            schedule, submit, self.journal, self.show, **({"tolerated": self.work.options.tolerated} | options)
+        )
         yield phase
         self.totals |= {name: took for name, took in phase.progress.totals.items() if took.tasks}
         self.first_task = self.first_task or phase.progress.first_task

@@ -76,7 +76,6 @@ from volpipe.segmentation.update import follow, update_steps
 from volpipe.segmentation.verify import recompute_labels
 from volpipe.tables import html_table
 from volpipe.units import shape
-from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import open_volume
@@ -254,7 +253,6 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._sizes, "Objects")]
 
     def subject(self, array: SegmentPlan, schedule: Schedule) -> Subject | None:
-        """Return the labels and their input for pictures; see `OutputWork`."""
         assert isinstance(schedule, SegmentSchedule)
         at = middle_of_done(self.plan.blocks, schedule.paint.done)
         return Subject(self.plan, self.plan.box, at, is_alike=False, is_missing=schedule.is_missing)
@@ -291,26 +289,20 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         yield from recompute_labels(self.plan, blocks, num_blocks, seed)
 
     def grown(self) -> SegmentPlan | None:
-        """Return the plan with the sizes of one that was begun before the volume grew; see `OutputWork`."""
         return grown_from(self.plan, self.folder)
 
     def follow(self, old: SegmentPlan) -> Updated:
-        """Note in the journal that the volume has grown; see `OutputWork`."""
         return follow(self, old)
 
     def compared(self) -> Comparison:
-        """Return how the volume compares with what fragments were made of; see `OutputWork`."""
         done = self.ledger().schedule.by_name["pieces"].done
         return compare(self.records(), self.plan.source.as_planned(), self.plan.input_box, done)
 
     def take_back_steps(self, session: WorkSession) -> Steps[Updated | None]:
-        """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""
         return (yield from update_steps(self, session, self.compared()))
 
     def renew_metadata(self) -> None:
-        """Write what the labels say of their input anew; see `OutputWork`."""
-        if self.feed is not None:  # other work has written it by now
-            self.inputs["volume"] = identify(self.plan.source.volume())
+        self.know_input()
         self.write_metadata(origin(self.plan, self.inputs["volume"].fingerprint))
 
     def _note_painted(self) -> None:
@@ -332,28 +324,23 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         if not any(stage.num_done for stage in schedule.stages):
             yield from self._estimate(pool)
         submit = partial(submitter, pool, job)
-        yield from session.finish(self.phase(session, schedule, submit, only=("pieces", "edges")))
+        yield from session.finish(schedule, submit, only=("pieces", "edges"))
         if schedule.edges.num_done == schedule.edges.num_units:
             if not schedule.graph.num_done:
                 self._check_graph(session.journal)
                 self._note_painted()
             for stage in (schedule.solve, schedule.number, schedule.name, schedule.graph):
                 stage.look_again()
-            yield from session.finish(self.phase(session, schedule, submit, only=("solve", "number", "name", "graph")))
+            yield from session.finish(schedule, submit, only=("solve", "number", "name", "graph"))
         if schedule.graph.num_done:
-            schedule = self._painting()
+            schedule = self.resumed()  # the graph is solved, which says what labels have to be painted
+            assert isinstance(schedule, SegmentSchedule)
+            schedule.paint.look_again()
             self.renew_metadata()
             schedule.open_readers()
             rest = ("paint", *(stage.name for stage in schedule.pyramid))
-            yield from session.finish(self.phase(session, schedule, submit, only=rest))
+            yield from session.finish(schedule, submit, only=rest)
         return self._report(session, schedule.missing(session.reasons), time.perf_counter() - began)
-
-    def _painting(self) -> SegmentSchedule:
-        """Return the schedule once the graph is solved, which says what labels have to be painted."""
-        schedule = self.resumed()
-        assert isinstance(schedule, SegmentSchedule)
-        schedule.paint.look_again()
-        return schedule
 
     def _estimate(self, pool: WorkerPool) -> Steps[None]:
         planned = Planned(
@@ -388,9 +375,8 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         report.was_complete = was_complete
         if report.is_complete:
             self._tidy()
-            if self.feed is not None and not was_complete:  # other work has written it by now
-                self.inputs["volume"] = identify(self.plan.source.volume())
-                store_identities(self.folder.inputs, self.inputs)
+            if not was_complete:
+                self.know_input()
             if not (was_complete and is_sealed(self.folder)):
                 seal(self.folder, self.plan, tasks.RESULTS, {}, is_complete=True)
         return report
@@ -451,8 +437,7 @@ def segment(
         PlanError: a task needs more memory than a worker has.
         RunStopped: too many blocks fail, or the graph needs more memory than the recipe gives it.
     """
-    grown = grown_from(plan, RunFolder.from_output(paths.locate(plan.out))) if options.update else None
-    return SegmentWork(grown or plan, options, listener).run(start)
+    return SegmentWork(plan, options, listener).run(start)
 
 
 def check_memory(plan: SegmentPlan, worker_bytes: int | None) -> None:

@@ -27,6 +27,7 @@ from volpipe.errors import RemoteError, SeveralVolumesError, VolumeError
 from volpipe.geometry.grid import Box, mirrored, mirrored_runs
 from volpipe.geometry.indexing import bounds, plain_index
 from volpipe.resolve import nearest
+from volpipe.units import listed
 from volpipe.volumes import webknossos
 from volpipe.volumes.completeness import Incomplete, check_written, find_incomplete
 from volpipe.volumes.formats import ome, tiff_folder
@@ -716,8 +717,7 @@ def _check_exists(container: Location, key: str) -> None:
 
 
 def _listed(names: list[str]) -> str:
-    text = ", ".join(name or "an array at its root" for name in names[:MAX_NAMED])
-    return text + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+    return listed([name or "an array at its root" for name in names], MAX_NAMED)
 
 
 def _resolve(container: Location, key: str, level: int) -> tuple[Volume, Header]:

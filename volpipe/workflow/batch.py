@@ -23,25 +23,29 @@ from volpipe.estimation.limits import disk_limits, of_quota, room_warning
 from volpipe.inference.plan import Plan
 from volpipe.nets.cache import remembering
 from volpipe.recipes.batch import Dataset, Mistake
-from volpipe.runs.growth import grown_plan
 from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Counts, HeldWork, Listener
 from volpipe.segmentation.driver import SegmentationResult
-from volpipe.units import sizes
+from volpipe.units import listed, sizes
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import Location
 from volpipe.workflow.batch_table import BatchReport, DatasetRow, Table, read_table
 from volpipe.workflow.driver import Report
-from volpipe.workflow.execute import FlowReport, grown_flow, work_for
+from volpipe.workflow.execute import FlowReport, work_for
 from volpipe.workflow.output_state import CHANGED, State, find_state, findings, share_left
 from volpipe.workflow.pages import batch_page
 from volpipe.workflow.plan import FlowPlan, stages_of
+from volpipe.workflow.stages import NOTHING
 
 AT_ONCE = 8  # datasets at work at a time, where nobody says: the tail of one is filled by the next
+MOST_NAMED = 3  # datasets that a sentence is about
 Prepare = Callable[[Dataset], Plan | FlowPlan]
+ROOM = (
+    "output_bytes", "output_files", "output_folders", "scratch_bytes", "scratch_files", "scratch_folders", "is_measured"
+)  # fmt: skip  # of what a dataset needs, in its row
 COMPUTING = ("infer", "pieces")  # stages whose units are the blocks that are computed
 
 
@@ -117,10 +121,10 @@ def _mapped_otherwise(rows: Sequence[DatasetRow]) -> Iterator[str]:
             if row.recipe == recipe and row.grey:
                 rules.setdefault(row.grey_rule, []).append(row.volume)
         if len(rules) > 1:
-            listed = "; ".join(f"by {rule} those of {_listed(names)}" for rule, names in rules.items())
+            groups = "; ".join(f"by {rule} those of {listed(names, MOST_NAMED)}" for rule, names in rules.items())
             yield (
                 f"{recipe} maps grey levels otherwise for some datasets, so that one tissue comes out otherwise: "
-                f"{listed}; set normalise.low and high of each [[dataset]] to the grey levels that match"
+                f"{groups}; set normalise.low and high of each [[dataset]] to the grey levels that match"
             )
 
 
@@ -137,19 +141,13 @@ def _row(dataset: Dataset, plan: Plan | FlowPlan, options: RunOptions) -> Datase
     is_done = state == "unchanged" and not options.fresh and not options.updates
     stages = stages_of(plan)
     needs = [each for stage in stages if (each := stage.needs()) is not None]
-    times = [seconds for _, seconds in needs]
+    times, total = [seconds for _, seconds in needs], sum((need for need, _ in needs), start=NOTHING)
     row = DatasetRow(
         dataset.volume, str(plan.out), dataset.recipe_name, state, why,
         ended="unchanged" if is_done else "waiting",
         shape=stages[0].given.spatial_shape,
         num_blocks=sum(stage.num_blocks for stage in stages),
-        output_bytes=sum(need.output_bytes for need, _ in needs),
-        output_files=sum(need.output_files for need, _ in needs),
-        output_folders=sum(need.output_folders for need, _ in needs),
-        scratch_bytes=max((need.scratch_bytes for need, _ in needs), default=0.0),
-        scratch_files=max((need.scratch_files for need, _ in needs), default=0),
-        scratch_folders=max((need.scratch_folders for need, _ in needs), default=0),
-        is_measured=all(need.is_measured for need, _ in needs),
+        **{name: getattr(total, name) for name in ROOM},
         worker_seconds=None if None in times else sum(filter(None, times)),
         share_left=share_left(plan, state),
         warnings=tuple(plan.warnings()),
@@ -160,7 +158,7 @@ def _row(dataset: Dataset, plan: Plan | FlowPlan, options: RunOptions) -> Datase
 
 def _state(plan: Plan | FlowPlan, options: RunOptions) -> tuple[State, str]:
     """Return how the output of `plan` stands, and what differs; of one that is updated, its volume may have grown."""
-    if not options.updates or not any(stage.is_grown for stage in stages_of(plan)):
+    if not options.updates or not any(stage.work().grown() for stage in stages_of(plan)):
         return find_state(plan, same_input=options.same_input)
     return "input changed", "its volume has grown"
 
@@ -179,8 +177,8 @@ class _Places:
         out, name = paths.locate(plan.out), _name(dataset)
         self.outputs.setdefault(self._resolved(out), []).append(name)
         self.runs.setdefault(work_for(plan).folder.path, []).append(name)
-        for place in _inputs(plan):
-            self.inputs.setdefault(self._resolved(paths.locate(place)), name)
+        for volume, _ in (each for stage in stages_of(plan) for each in stage.outside()):
+            self.inputs.setdefault(self._resolved(paths.locate(volume.path)), name)
 
     def _resolved(self, place: Location) -> Location:
         """Return `place` with links followed; each folder is looked up once."""
@@ -197,7 +195,7 @@ class _Places:
         for out, names in self.outputs.items():
             if len(names) > 1:
                 advice = "put {stem}, {key} or {recipe} into out, or give each its own"
-                yield _listed(names), f"they have one output, {out}; {advice}"
+                yield listed(names, MOST_NAMED), f"they have one output, {out}; {advice}"
             for above in out.parents:
                 if above in self.outputs:
                     yield names[0], f"its output {out} lies in that of {self.outputs[above][0]}; give it another out"
@@ -205,7 +203,8 @@ class _Places:
                     yield names[0], f"its output {out} lies in the input of {self.inputs[above]}; give it another out"
         for run, names in self.runs.items():
             if len(names) > 1 and names not in self.outputs.values():
-                yield _listed(names), f"their runs would share the folder {run}; give their outputs other names"
+                advice = "give their outputs other names"
+                yield listed(names, MOST_NAMED), f"their runs would share the folder {run}; {advice}"
         for place, name in self.inputs.items():
             makers = next(
                 (self.outputs[folder] for folder in (place, *place.parents) if folder in self.outputs), [name]
@@ -217,16 +216,6 @@ class _Places:
                 try_writing(folder)
             except VolpipeError as error:
                 yield str(folder), str(error)
-
-
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
-
-
-def _inputs(plan: Plan | FlowPlan) -> Iterator[str]:
-    """Yield the places that a dataset reads."""
-    for stage in stages_of(plan):
-        yield from (volume.path for volume, _ in stage.outside())
 
 
 def _check_room(rows: Sequence[DatasetRow], at_once: int, notes: list[str]) -> Iterator[str]:
@@ -427,8 +416,6 @@ class _Batch:
         self.listener.on_begin(number, self.table.rows[number])
         plan = _planned_again(self.plan, number, self.prepare)
         updates = asked.updates and (row.state == "input changed" or row.state not in CHANGED)
-        if updates:
-            plan = grown_flow(plan, asked) if isinstance(plan, FlowPlan) else grown_plan(plan) or plan
         fresh = asked.fresh or (row.state in CHANGED and not updates)
         options = replace(asked, fresh=fresh, update=updates)
 

@@ -7,18 +7,17 @@ evaluations are stored: the plan of a flow measures them, its run need not.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from pydantic import TypeAdapter, ValidationError
 
-from volpipe.blockwise.logs import logging_to
-from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.work import POOL, Steps, Work
+from volpipe.blockwise.work import Steps
 from volpipe.estimation.estimate import StageTimes
 from volpipe.estimation.forecast import process_bytes
 from volpipe.estimation.limits import check_room, check_worker, disk_limits, warn_of_room
 from volpipe.recipes.workflow import named
+from volpipe.runs.work import try_blocks
 from volpipe.volumes.storage.metadata import write_json
 from volpipe.workflow.plan import FlowPlan
 from volpipe.workflow.stages import NOTHING, ResourceNeeds, StageCost, StagePlan
@@ -142,19 +141,17 @@ def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
         RunStopped: a block cannot be computed.
     """
 
-    def steps() -> Steps[FlowCost]:
-        with plan.folder.locked(), logging_to(plan.folder.log):
-            pool: WorkerPool = yield POOL
-            result = yield from forecast_stages(plan, pool, tries=True)
-            stored = {
-                cost.stage.name: StoredTimes(cost.stage.plan.identity, pool.slots["cpu"], cost.times)
-                for cost in result.stages
-                if cost.times is not None
-            }
-            write_json(plan.folder.path / TIMES_FILE, _STORED.dump_python(stored, mode="json"))
-            return result
+    def steps(pool: WorkerPool) -> Steps[FlowCost]:
+        result = yield from forecast_stages(plan, pool, tries=True)
+        stored = {
+            cost.stage.name: StoredTimes(cost.stage.plan.identity, pool.slots["cpu"], cost.times)
+            for cost in result.stages
+            if cost.times is not None
+        }
+        write_json(plan.folder.path / TIMES_FILE, _STORED.dump_python(stored, mode="json"))
+        return result
 
-    return perform(Work("plan", steps), partial(start, plan.folder.parsl))
+    return try_blocks(plan.folder, start, steps)
 
 
 def known_times(plan: FlowPlan, num_workers: int) -> dict[str, StageTimes]:

@@ -12,19 +12,17 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from volpipe.blockwise.journal import Kinds, read_records
-from volpipe.blockwise.logs import logging_to, warned
-from volpipe.blockwise.loop import perform
+from volpipe.blockwise.logs import warned
 from volpipe.blockwise.pace import Prospect
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.usage import peak_bytes
-from volpipe.blockwise.work import POOL, Steps, Work
+from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunError
 from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.estimate import Estimate
@@ -41,7 +39,7 @@ from volpipe.reporting.comparison import Subject
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done, voxel_at
 from volpipe.runs.comparison import Comparison, compare
-from volpipe.runs.growth import follow, grown_plan
+from volpipe.runs.growth import follow, grown_from
 from volpipe.runs.options import RunOptions, written
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.pages import findings_facts
@@ -55,10 +53,9 @@ from volpipe.runs.seams import Score, Squares, profile_items, seam_squares, wors
 from volpipe.runs.update import Update, take_selection, with_due
 from volpipe.runs.updates import Updated
 from volpipe.runs.verify import Recomputed, Shard, recompute
-from volpipe.runs.work import PLAIN, SILENT, Listener, WorkSession, file_mark
+from volpipe.runs.work import PLAIN, SILENT, Listener, WorkSession, file_mark, try_blocks
 from volpipe.runs.worker import RESULTS, Job, submitter
 from volpipe.units import count, shape
-from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import Volume, open_volume
 
@@ -198,7 +195,6 @@ class RunWork(OutputWork[Plan, Report]):
         return [item for part in parts for item in profile_items(*part)]
 
     def subject(self, array: Plan, schedule: Schedule) -> Subject | None:
-        """Return an array and its input for pictures; see `OutputWork`."""
         plan = array
         if not isinstance(schedule, RunSchedule):
             return None
@@ -224,7 +220,6 @@ class RunWork(OutputWork[Plan, Report]):
         return Selection(self.plan).seen
 
     def claim(self) -> None:
-        """Make sure that folder and output are this plan's to write; see `OutputWork`."""
         super().claim()
         take_selection(self)
         self._agree_on_tensors()
@@ -240,7 +235,6 @@ class RunWork(OutputWork[Plan, Report]):
             )
 
     def check_update(self) -> None:
-        """Refuse an update that cannot be told from its options; see `OutputWork`."""
         is_measured = needs_measuring(self.plan.recipe.normalise, np.dtype(self.plan.source.dtype))
         if self.options.measure_again and not is_measured:
             why = (
@@ -249,21 +243,23 @@ class RunWork(OutputWork[Plan, Report]):
             raise RunError(f"{written('measure_again')}: {why}; leave it out")
 
     def grown(self) -> Plan | None:
-        """Return the plan with the sizes of a run that was begun before the volume grew; see `OutputWork`."""
-        return grown_plan(self.plan)
+        grown = grown_from(self.plan, self.folder, "roi")
+        if grown is not None and grown.needs_scan:
+            raise RunError(
+                f"{grown.source.path} has grown, and mask or input.empty leave out parts of it, which --update cannot "
+                "tell of a volume that grows: use --fresh to start over"
+            )
+        return grown
 
     def follow(self, old: Plan) -> Updated:
-        """Note in the journal that the volume has grown; see `OutputWork`."""
         return follow(self, RunWork(old, folder=self.folder))
 
     def compared(self) -> Comparison:
-        """Return how the volume compares with what blocks read; see `OutputWork`."""
         schedule = self.ledger().schedule
         assert isinstance(schedule, RunSchedule)
         return compare(self.records(), self.plan.source.as_planned(), self._selected().input_box, schedule.infer.done)
 
     def update_steps(self, session: WorkSession) -> Steps[None]:
-        """Take back what rests on voxels of the volume that have changed; see `OutputWork`."""
         selection = self._selection()
         if selection is None:
             session.journal.clear()  # of an input that may have been another: it is short, and goes again
@@ -324,7 +320,7 @@ class RunWork(OutputWork[Plan, Report]):
         job.tensors.create()
         job.tensors.forget_sums(schedule.infer.done)
         prospect = Prospect(forecast.estimate.seconds_per_unit, selection.num_windows, selection.num_voxels)
-        phase = yield from session.finish(self.phase(session, schedule, submitter(pool, job), prospect=prospect))
+        phase = yield from session.finish(schedule, submitter(pool, job), prospect=prospect)
         first_tasks = filter(None, (forecast.first_task, session.first_task))
         return Report(
             plan,
@@ -390,10 +386,12 @@ class RunWork(OutputWork[Plan, Report]):
                 Tensors(self.plan, self.folder.path).remove()
         if not (was_complete and is_sealed(self.folder)):
             if report.is_complete:
-                self._know_input()
+                if self.feed is not None:
+                    self.know_input()
+                    self.renew_metadata()
                 with warned("no seam score"):
                     self._squares = list(map(seam_squares, selection.arrays))
-                    report.seams = worst_scores(zip(self.plan.arrays, self._squares, strict=True))
+                    report.seams = worst_scores(itertools.chain(*self._squares))
             with paths.reading_once():
                 if report.is_complete:
                     with warned("no windows of channels for viewers"):
@@ -402,14 +400,6 @@ class RunWork(OutputWork[Plan, Report]):
                 whole, only = report.is_complete, None if report.missing else self.options.only
                 seal(self.folder, self.plan, RESULTS, _findings(report), is_complete=whole, only=only)
         return Report(self.plan, self.folder.path, was_complete=True) if was_complete else report
-
-    def _know_input(self) -> None:
-        """Note what the input is, which other work has written by now."""
-        if self.feed is None:
-            return
-        self.inputs["volume"] = identify(self.plan.source.volume())
-        store_identities(self.folder.inputs, self.inputs)
-        self.renew_metadata()
 
 
 def execute(plan: Plan, start: Start, options: RunOptions = PLAIN, listener: Listener = SILENT) -> Report:
@@ -422,8 +412,7 @@ def execute(plan: Plan, start: Start, options: RunOptions = PLAIN, listener: Lis
         RunError: another run's folder or output is in the way, or too much fails.
         SiteError: the site cannot be used.
     """
-    grown = grown_plan(plan) if options.update else None
-    return RunWork(grown or plan, options, listener).run(start)
+    return RunWork(plan, options, listener).run(start)
 
 
 def preview(plan: Plan, start: Start | None, on_try: OnTry = lambda seconds, most: None) -> Forecast:
@@ -438,13 +427,7 @@ def preview(plan: Plan, start: Start | None, on_try: OnTry = lambda seconds, mos
     folder = RunFolder.from_output(paths.locate(plan.out))
     if start is None:
         return forecast(plan, folder)
-
-    def steps() -> Steps[Forecast]:
-        with folder.locked(), logging_to(folder.log):
-            pool = yield POOL
-            return (yield from forecast_calibrated(plan, folder, pool, on_try=on_try))
-
-    return perform(Work("plan", steps), partial(start, folder.parsl))
+    return try_blocks(folder, start, lambda pool: forecast_calibrated(plan, folder, pool, on_try=on_try))
 
 
 def _findings(report: Report) -> dict[str, object]:

@@ -62,6 +62,13 @@ def find_entries(output: str | Path) -> list[Entry] | None:
         raise RunError(f"{path} cannot be understood (written by another version?)") from error
 
 
+def entries_of(output: str) -> list[Entry]:
+    """Return the stages of a flow as `find_entries`; of other work the run that writes `output`, as the only one."""
+    if (entries := find_entries(output)) is not None:
+        return entries
+    return [Entry(name="", kind="run", reads="", out=output, folder=str(RunFolder.find(output).path))]
+
+
 def find_work(folder: RunFolder) -> RunWork | SegmentWork | None:
     """Return the work whose plan lies in `folder`, None where there is none.
 

@@ -65,14 +65,6 @@ class StageReport:
             totals.join(each)
         return totals
 
-    @property
-    def read_bytes(self) -> int:
-        return self.totals.read_bytes
-
-    @property
-    def written_bytes(self) -> int:
-        return self.totals.written_bytes
-
 
 @dataclass(repr=False)
 class FlowReport:
@@ -105,8 +97,8 @@ class FlowReport:
 
     def _repr_html_(self) -> str:
         rows = (
-            (each.stage.name, each.stage.kind, duration(each.seconds), size(each.read_bytes), size(each.written_bytes),
-             len(each.report.missing), shown(each.stage.out))
+            (each.stage.name, each.stage.kind, duration(each.seconds), size(each.totals.read_bytes),
+             size(each.totals.written_bytes), len(each.report.missing), shown(each.stage.out))
             for each in self.stages
         )  # fmt: skip
         caption = f"{len(self.stages)} of {len(self.plan.stages)} stages, {duration(self.seconds)}"
@@ -134,7 +126,7 @@ def flow_work(plan: FlowPlan, options: RunOptions = PLAIN, listener: FlowListene
 
     Of the options, which are for every stage, `fresh` deletes the outputs of all and the runs that made them.
     """
-    out = str(plan.out)
+    out, plan = str(plan.out), grown_flow(plan, options) if options.update else plan
     return HeldWork(
         "flow", plan.folder, claim=partial(_claim, plan, options), page=partial(flow_page, plan.folder, out), name=out,
         held_steps=partial(_held_steps, plan, options, listener),
@@ -168,13 +160,13 @@ def _works(plan: FlowPlan, options: RunOptions, listener: FlowListener) -> list[
     makers, works = dict[str, StageWork[Any]](), list[Work[StageReport | None]]()
     closed: set[str] = set()
     for stage in plan.stages:
-        feed, maker = None, None
-        if stage.reads != VOLUME:
-            feed, maker = Feed(stage.level, stage.array), makers[stage.reads]
-            maker.readers.append(feed)
+        maker = makers.get(stage.reads)
         beside = {name: makers[name] for name in stage.beside}
         own = dataclasses.replace(_of_stage(options, stage), fresh=False)
-        work = stage.work(own, listener.of_stage(stage), feed)
+        work = stage.work(own, listener.of_stage(stage))
+        if maker is not None:
+            work.feed = Feed(stage.level, stage.array)
+            maker.readers.append(work.feed)
         work.before_change = partial(_await_change, plan, options, stage.name)
         makers[stage.name] = work
         steps = partial(_stage_steps, stage, work, listener, maker, beside, closed)
@@ -246,7 +238,7 @@ def _claim(plan: FlowPlan, options: RunOptions) -> None:
         with named(stage.name):
             work = stage.work(_of_stage(options, stage))
             work.check_update()
-            if not (options.update and stage.is_grown):
+            if not (options.update and work.grown()):
                 _check_same(stage, work)
     for stage in plan.stages:  # scores that are not of what is there go now
         with named(stage.name):
@@ -280,8 +272,6 @@ def execute_flow(
         SiteError: the site cannot be used.
         VolumeError: a bucket may not be written to, or does not answer.
     """
-    if options.update:
-        plan = grown_flow(plan, options)
     return flow_work(plan, options, listener).run(start)
 
 

@@ -22,7 +22,6 @@ from volpipe.errors import VolpipeError
 from volpipe.inference.plan import Plan
 from volpipe.reporting.page import Page
 from volpipe.resolve import describe_error
-from volpipe.runs.growth import grown_plan
 from volpipe.runs.options import RunOptions
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
@@ -178,13 +177,12 @@ def execute_following(plan: Plan, start: Start, options: RunOptions, listener: L
         SiteError: the site cannot be used.
     """
     assert options.follow is not None
-    first = RunWork(grown_plan(plan) or plan, dataclasses.replace(options, update=True), listener)
+    first = RunWork(plan, dataclasses.replace(options, update=True), listener)
     return _Looks(first, updated_again, options.follow, listener.on_look).work.run(start)
 
 
 def updated_again(work: HeldWork[Report]) -> RunWork:
     """Return the update of a run for its volume as it is now; of its listener, who has heard of the plan, progress."""
     assert isinstance(work, RunWork)
-    plan = prepare_again(work.plan)
     options = dataclasses.replace(work.options, fresh=False, measure_again=False)
-    return RunWork(grown_plan(plan) or plan, options, Listener(on_progress=work.listener.on_progress))
+    return RunWork(prepare_again(work.plan), options, Listener(on_progress=work.listener.on_progress))

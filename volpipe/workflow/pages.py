@@ -6,7 +6,7 @@ Not here: the page of one run, segmentation or evaluation (runs.pages), or of tr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from volpipe.units import bounded, brief, count, size
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json
 from volpipe.workflow.batch_table import DatasetRow, read_table
-from volpipe.workflow.entries import FLOW_FILE, Entry, find_entries, find_work
+from volpipe.workflow.entries import FLOW_FILE, Entry, entries_of, find_entries, find_work
 from volpipe.workflow.plan import STAGES
 from volpipe.workflow.stage_table import num_files
 from volpipe.workflow.train_stage import training_curves
@@ -117,7 +117,7 @@ def _stage_sheet(folder: Path, parts: Sequence[_StagePart]) -> Sheet:
         span = brief(total.ended - total.began) if total.began else ""
         missing = len(part.taken.missing) if part.taken is not None else 0
         state = "complete" if part.is_complete else f"{missing} missing" if missing else "not complete"
-        time = brief(planned.seconds) if planned is not None and planned.seconds is not None else ""
+        time = "" if planned is None else brief(planned.seconds)
         room = planned.output_bytes if planned is not None else None
         rows.append(
             (_link(folder, part.entry.run.path, part.entry.name), part.entry.kind, state, span, time, total.tasks,
@@ -178,7 +178,7 @@ def _tally_of(rows: Sequence[DatasetRow]) -> tuple[Tally, int]:
     """Return the sums of the journals of datasets, and of how many, as far as they are read in a moment."""
     tally, left = Tally(), MOST_BYTES
     for number, row in enumerate(rows):
-        journals = [journal for journal in _journals_of(row) if journal.is_file()]
+        journals = _journals_of(row)
         left -= sum(journal.stat().st_size for journal in journals)
         if left < 0:
             return tally, number
@@ -187,12 +187,11 @@ def _tally_of(rows: Sequence[DatasetRow]) -> tuple[Tally, int]:
     return tally, len(rows)
 
 
-def _journals_of(row: DatasetRow) -> Iterator[Path]:
+def _journals_of(row: DatasetRow) -> list[Path]:
     try:
-        entries = find_entries(row.out)
+        return [entry.run.journal for entry in entries_of(row.out) if entry.run.journal.is_file()]
     except RunError:  # its own report says so
-        return
-    yield from [RunFolder.find(row.out).journal] if entries is None else [entry.run.journal for entry in entries]
+        return []
 
 
 def dataset_sheet(folder: Path, rows: Sequence[DatasetRow], images: Mapping[int, tuple[bytes, str]]) -> Sheet:
@@ -200,7 +199,7 @@ def dataset_sheet(folder: Path, rows: Sequence[DatasetRow], images: Mapping[int,
     is_one_recipe = len({row.recipe for row in rows}) == 1  # which the summary has
     lines = [
         (_link(folder, _folder_of(row), _short(row.volume), images.get(number, NO_IMAGE)), row.ended, row.changes,
-         _duration(row.wall_seconds), row.missing or "", brief(row.cpu_seconds) if row.cpu_seconds else "",
+         brief(row.wall_seconds), row.missing or "", brief(row.cpu_seconds) if row.cpu_seconds else "",
          "×".join(map(str, row.shape)), row.grey, row.num_blocks, bounded(row.output_bytes, row.is_measured),
          size(row.read_bytes), size(row.written_bytes),
          ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()),
@@ -226,10 +225,6 @@ def _folder_of(row: DatasetRow) -> Path:
 def _short(volume: str) -> str:
     """Return the last two parts of a place."""
     return "/".join(volume.rstrip("/").split("/")[-2:])
-
-
-def _duration(seconds: float | None) -> str:
-    return "" if seconds is None else brief(seconds)
 
 
 def stage_pictures(entries: Sequence[Entry]) -> list[Draft]:
@@ -263,16 +258,8 @@ def thumbnails(rows: Sequence[DatasetRow]) -> dict[int, tuple[bytes, str]]:
 
 def _thumbnail(row: DatasetRow) -> tuple[bytes, str] | None:
     try:
-        works = [work for folder in _run_folders(row) if (work := find_work(folder)) is not None]
+        makers = (entry for entry in entries_of(row.out) if STAGES[entry.kind].makes_volume)
+        works = [work for entry in makers if (work := find_work(entry.run)) is not None]
         return works[-1].thumbnail(THUMBNAIL) if works else None
     except (VolpipeError, OSError, ValueError):  # its own report says so
         return None
-
-
-def _run_folders(row: DatasetRow) -> Iterator[RunFolder]:
-    """Yield the folders of the runs that make volumes of a dataset."""
-    entries = find_entries(row.out)
-    if entries is None:
-        yield RunFolder.find(row.out)
-    else:
-        yield from (entry.run for entry in entries if STAGES[entry.kind].makes_volume)

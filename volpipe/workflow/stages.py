@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.stage import Feed
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError
 from volpipe.estimation.calibrate import TooSlowError, calibrate
@@ -61,7 +60,6 @@ from volpipe.recipes.workflow import (
     Measuring,
     OutputComparison,
 )
-from volpipe.runs.growth import grown_from, grown_plan
 from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
 from volpipe.runs.run_folder import RunFolder
@@ -188,11 +186,9 @@ class StagePlan(ABC):
     def num_blocks(self) -> int:
         """Number of blocks that it computes."""
 
-    def work(
-        self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
-    ) -> StageWork[Any]:
+    def work(self, options: RunOptions = PLAIN, listener: Listener = SILENT) -> StageWork[Any]:
         """Return its work; arguments as of `StageWork`."""
-        return self.maker(self.plan, options, listener, feed, self.folder)
+        return self.maker(self.plan, options, listener, self.folder)
 
     @property
     def is_complete(self) -> bool:
@@ -208,23 +204,9 @@ class StagePlan(ABC):
         """Return `level` of the volume that it makes, of an array of it where that has several."""
         return planned_volume(self.plan.array(array), level)
 
-    @property
-    def grown(self) -> Any | None:  # Any: of its kind
-        """Its plan with the sizes of one that was begun before what it reads grew; None where nothing grew.
-
-        Raises:
-            RunError: that has shrunk, or the output cannot grow.
-        """
-        return None
-
     def reading(self, given: Volume) -> StagePlan:
         """Return the stage with what it reads now, which may have grown."""
-        return replace(self, given=given, plan=self.grown or self.plan)
-
-    @property
-    def is_grown(self) -> bool:
-        """Whether it goes on with a plan that was begun before what it reads grew."""
-        return self.grown is not None
+        return replace(self, given=given, plan=self.work().grown() or self.plan)
 
     @property
     def is_measured(self) -> bool:
@@ -370,10 +352,6 @@ class RunStage(StagePlan):
     @property
     def num_blocks(self) -> int:
         return self.plan.num_active
-
-    @property
-    def grown(self) -> Plan | None:
-        return grown_plan(self.plan)
 
     @property
     def is_measured(self) -> bool:
@@ -526,10 +504,6 @@ class LabelStage(StagePlan):
     def num_blocks(self) -> int:
         return len(self.plan.blocks)
 
-    @property
-    def grown(self) -> SegmentPlan | None:
-        return grown_from(self.plan, self.folder)
-
     def needs(self) -> tuple[ResourceNeeds, float | None]:
         return ResourceNeeds.from_labels(self.plan, _voxel_bytes(self.given)), None
 
@@ -595,10 +569,8 @@ class ScoreStage(StagePlan):
     def view_of(self, feed: StagePlan) -> Volume:
         return feed.volume(0, self.array)
 
-    def work(
-        self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
-    ) -> BlockWork[Any]:
-        return self.make(self.plan, self.folder, options, listener, feed, to=self.out)
+    def work(self, options: RunOptions = PLAIN, listener: Listener = SILENT) -> BlockWork[Any]:
+        return self.make(self.plan, self.folder, options, listener, to=self.out)
 
     def warnings(self) -> list[str]:
         """Return what a user should know of the volumes."""

@@ -304,15 +304,12 @@ class Observer:
             return replace(_of_work(work, driver), name=entry.name)
         stage = STAGES[entry.kind]
         if stage.shown == "training":
-            training = self._of_trainings(entry.run.path)
+            training = self._of_training(entry.run.path) or self._of_trials(entry.run.path)
             if training is not None:
                 return replace(training, name=entry.name)
         is_complete = stage.is_done(entry)
         stages = {} if is_complete else _noted(driver)
         return Status(stage.shown, entry.out, is_complete, driver, stages, folder=entry.run.path, name=entry.name)
-
-    def _of_trainings(self, folder: Path) -> Status | None:
-        return self._of_training(folder) or self._of_trials(folder)
 
     def _of_training(self, folder: Path) -> Status | None:
         training = self._kept(folder, [folder / TRAINING_FILE], lambda: Training.load(folder))

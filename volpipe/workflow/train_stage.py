@@ -22,7 +22,7 @@ import numpy as np
 from volpipe.blockwise.journal import read_records
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.stage import Feed, Stage
+from volpipe.blockwise.stage import Stage
 from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RecipeError, RunError, VolumeError
@@ -172,8 +172,8 @@ class TrainStage(StagePlan):
         assert isinstance(self.out, Path)
         return RunFolder(self.out)
 
-    def work(self, options: RunOptions = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> TrainWork:
-        return TrainWork(self, options, listener, feed)
+    def work(self, options: RunOptions = PLAIN, listener: Listener = SILENT) -> TrainWork:
+        return TrainWork(self, options, listener)
 
     def volume(self, level: int = 0, array: str = "") -> Volume:
         """Refuse: there is none."""
@@ -324,8 +324,8 @@ class TrainReport(WorkReport):
 class TrainWork(StageWork[TrainReport]):
     """The work of a stage that trains; arguments as of `StageWork`."""
 
-    def __init__(self, stage: TrainStage, options: RunOptions, listener: Listener, feed: Feed | None) -> None:
-        super().__init__(stage.folder, options, listener, feed)
+    def __init__(self, stage: TrainStage, options: RunOptions, listener: Listener) -> None:
+        super().__init__(stage.folder, options, listener)
         self.plan: TrainPlan = stage.plan
 
     @property

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.units import listed
 from volpipe.volumes.formats import picture, tiff
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import Facts, Header
@@ -283,9 +284,8 @@ def _why_unlike(groups: Sequence[Sequence[str]]) -> str:
         kinds = ", ".join(f"{len(group)} like {group[0]}" for group in groups[:MAX_DIFFERENT])
         return f"the names are of {len(groups)} kinds: {kinds}; keep the slices of one stack in a folder"
     strays = list(itertools.chain.from_iterable(groups[1:]))
-    more = f" and {len(strays) - MAX_DIFFERENT} more" if len(strays) > MAX_DIFFERENT else ""
     return (
-        f"{', '.join(strays[:MAX_DIFFERENT])}{more} {'do' if len(strays) > 1 else 'does'} not fit the names of the "
+        f"{listed(strays, MAX_DIFFERENT)} {'do' if len(strays) > 1 else 'does'} not fit the names of the "
         f"other {len(groups[0])} slices ({groups[0][0]} to {groups[0][-1]}); move what is no slice to another place"
     )
 
@@ -367,10 +367,9 @@ def check(folder: Path) -> None:
         finally:
             pool.shutdown(cancel_futures=True)
     if different:
-        more = f" and {len(different) - MAX_DIFFERENT} more" if len(different) > MAX_DIFFERENT else ""
         raise VolumeError(
             f"{folder}: the slices differ: {first} is {_described(expected)}, "
-            f"{', '.join(different[:MAX_DIFFERENT])}{more}; keep only those of one stack in a folder"
+            f"{listed(different, MAX_DIFFERENT)}; keep only those of one stack in a folder"
         )
 
 
