@@ -83,10 +83,10 @@ class FlowCost:
             PlanError: with what is needed, what there is, and what would fit; it names the stage where it is about one.
         """
         for cost in self.stages:
-            if cost.forecast is not None:
+            for forecast in filter(None, (cost.forecast, *cost.others)):
                 with named(cost.stage.name):
-                    cost.forecast.check(cost.share_left)
-            elif cost.stage.makes_weights and cost.share_left:
+                    forecast.check(cost.share_left)
+            if cost.stage.makes_weights and cost.share_left:
                 with named(cost.stage.name):
                     check_worker(
                         cost.memory_bytes or 0.0, self.worker_bytes, "use a smaller train.batch or samples.shape"

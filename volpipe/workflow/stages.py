@@ -10,8 +10,8 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -46,12 +46,13 @@ from volpipe.evaluation.evaluate import check_part, plan_evaluation
 from volpipe.evaluation.measurements import Measurement, plan_measurement
 from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import check_output, planned_volume, suffix_of
-from volpipe.inference.plan import NetSizes, Plan
+from volpipe.inference.plan import Plan
 from volpipe.inference.statistics import needs_measuring
 from volpipe.nets.files import FUNCTION
 from volpipe.recipes.inference import ArrayInput, NetChoice, Normalise, Output, Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import Section
+from volpipe.recipes.training import TrainRecipe
 from volpipe.recipes.workflow import (
     VOLUME,
     BlockFunction,
@@ -60,6 +61,7 @@ from volpipe.recipes.workflow import (
     FlowStage,
     Measuring,
     OutputComparison,
+    named,
 )
 from volpipe.runs.growth import grown_from, grown_plan
 from volpipe.runs.options import RunOptions
@@ -78,7 +80,7 @@ from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import Volume, open_volume, with_view
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.entries import Entry, find_work
-from volpipe.workflow.prepare import Sizing, prepare, prepare_for
+from volpipe.workflow.prepare import Sizing, longest_first, prepare, prepare_for
 
 log = logging.getLogger(__name__)
 
@@ -234,17 +236,13 @@ class StagePlan(ABC):
         """Return what the values of an array of it are, as `net.intensity`; None for what no net makes."""
         return None
 
-    def with_weights(self, recipe: Recipe) -> Recipe:
-        """Return the `recipe` of a run with the net that this stage trains, without weights until they are there."""
+    def learned(self, recipe_for: Callable[[TrainRecipe], Recipe], *, fresh: bool) -> list[Recipe]:
+        """Return the recipes of a run with the nets that this stage may make, without weights until they are there."""
         raise PlanError(f"stage {self.name} trains no net")
 
     def truth(self) -> Truth:
         """Return the labels that it learns from."""
         raise PlanError(f"stage {self.name} learns from no labels")
-
-    def settled(self) -> StagePlan:
-        """Return its plan now that what it needs beside its input is complete."""
-        return self
 
     @property
     def interpolated(self) -> Volume | None:
@@ -302,13 +300,16 @@ class StagePlan(ABC):
 
 @dataclass(frozen=True)
 class RunStage(StagePlan):
-    """A run of a net; that of a plan without a flow has no name."""
+    """A run of a net; that of a plan without a flow has no name.
+
+    `rivals` are the plans with other nets, while an earlier stage has still to find the best.
+    """
 
     kind = "run"
     shown = "run"
     maker = RunWork
     plan: Plan
-    again: Callable[[NetSizes], Plan] | None = None  # of a net that another stage trains: with the weights of now
+    rivals: tuple[Plan, ...] = ()
 
     @classmethod
     def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
@@ -326,33 +327,34 @@ class RunStage(StagePlan):
                 return fed(feed, stage.array, choice)
             return open_volume(among.location, choice.key, choice.level, view=choice.view)
 
-        recipe = cls.recipe(stage.choice, read)
-        again = None
-        for name in stage.beside:
-            recipe = among.earlier[name].with_weights(recipe)
-            again = partial(cls._planned_again, stage, among)
-        out = among.folder / f"{stage.name}{suffix_of(recipe.output.format)}"
-        if feed is None:
-            plan = prepare(among.location, recipe, out, among.search_path, among.sizing)
-            given = plan.source.volume()
-        else:
-            given = fed(feed, stage.array, recipe.input)
-            plan = prepare_for(given, recipe, out, among.search_path, among.sizing)
-            check_access(None, out)
-        check_window(plan)
-        return cls(stage.name, stage.reads, given, out, plan, stage.array, stage.beside, again)
+        recipes = [cls.recipe(stage.choice, read)]
+        if stage.for_net is not None:
+            (maker,), choose = stage.beside, stage.for_net
+            recipes = among.earlier[maker].learned(lambda net: cls.recipe(choose(net), read), fresh=among.sizing.fresh)
+        out = among.folder / f"{stage.name}{suffix_of(recipes[0].output.format)}"
 
-    @classmethod
-    def _planned_again(cls, stage: FlowStage, among: Planning, sizes: NetSizes) -> Plan:
-        return cls.planned(stage, replace(among, sizing=replace(among.sizing, sizes=sizes))).plan
+        def plan_of(recipe: Recipe) -> Plan:
+            if feed is None:
+                plan = prepare(among.location, recipe, out, among.search_path, among.sizing)
+            else:
+                given = fed(feed, stage.array, recipe.input)
+                plan = prepare_for(given, recipe, out, among.search_path, among.sizing)
+                check_access(None, out)
+            check_window(plan)
+            return plan
 
-    def settled(self) -> RunStage:
-        return self if self.again is None else replace(self, plan=self.again(self.plan.sizes))
+        plans = list[Plan]()
+        for recipe in recipes:
+            with named(f"{stage.beside[0]}, net.options {recipe.net.options}") if len(recipes) > 1 else nullcontext():
+                plans.append(plan_of(recipe))
+        plan, *rivals = longest_first(plans, *stage.beside)
+        given = plan.source.volume() if feed is None else fed(feed, stage.array, choice)
+        return cls(stage.name, stage.reads, given, out, plan, stage.array, stage.beside, tuple(rivals))
 
     def warnings(self) -> list[str]:
         """Return what a user should know of the net before it runs, not that it has no weights yet."""
         recipe = self.plan.recipe
-        if self.again is None or not recipe.net.untrained:
+        if not (self.beside and recipe.net.untrained):
             return super().warnings()
         net = recipe.net.model_copy(update={"untrained": False})
         return self.plan.changed(recipe=recipe.model_copy(update={"net": net})).warnings()
@@ -397,6 +399,18 @@ class RunStage(StagePlan):
         return ResourceNeeds.from_estimate(result), result.seconds
 
     def cost_steps(
+        self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
+    ) -> Steps[StageCost]:
+        """Return what it takes, with the net of several that takes longest."""
+        costs = list[StageCost]()
+        for plan in (self.plan, *self.rivals):
+            costs.append((yield from replace(self, plan=plan)._cost_steps(earlier, pool, trials)))
+        are_timed = all(cost.seconds is not None for cost in costs)
+        longest = max(costs, key=lambda cost: cost.seconds or 0.0) if are_timed else costs[0]
+        others = (cost.forecast for cost in costs if cost is not longest)
+        return replace(longest, others=tuple(filter(None, others)))
+
+    def _cost_steps(
         self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
     ) -> Steps[StageCost]:
         pending, share_left = self.pending_input(earlier), 0.0 if self.is_complete else 1.0
@@ -768,6 +782,7 @@ class StageCost:
         need: None of an evaluation, which reads and writes next to nothing.
         forecast: of its run; None of a labelling or an evaluation.
         share_left: of the work that is still to be done.
+        others: of its run with other nets that may be the best.
         times: of a labelling or an evaluation of which blocks were tried.
     """
 
@@ -776,6 +791,7 @@ class StageCost:
     forecast: Forecast | None = None
     share_left: float = 1.0
     times: StageTimes | None = None
+    others: tuple[Forecast, ...] = ()
 
     @classmethod
     def from_forecast(cls, stage: StagePlan, forecast: Forecast, share_left: float = 1.0) -> StageCost:
