@@ -20,8 +20,9 @@ from volpipe.estimation.forecast import process_bytes
 from volpipe.estimation.limits import check_room, check_worker, disk_limits, warn_of_room
 from volpipe.recipes.workflow import named
 from volpipe.volumes.storage.metadata import write_json
+from volpipe.workflow.needs import NOTHING, ResourceNeeds
 from volpipe.workflow.plan import FlowPlan
-from volpipe.workflow.stages import NOTHING, ResourceNeeds, StageCost, StagePlan
+from volpipe.workflow.stages import StageCost, StagePlan
 
 TIMES_FILE = "times.json"
 

@@ -7,11 +7,10 @@ recipes.workflow.
 from __future__ import annotations
 
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +21,7 @@ from volpipe.blockwise.stage import Feed
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError
 from volpipe.estimation.calibrate import TooSlowError, calibrate
-from volpipe.estimation.estimate import Estimate, StageTimes, estimate, timed_alone
+from volpipe.estimation.estimate import StageTimes, estimate, timed_alone
 from volpipe.estimation.forecast import (
     UNKNOWN_SLOTS,
     Forecast,
@@ -75,17 +74,16 @@ from volpipe.volumes.identity import fingerprint
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.places import Paired, check_same_place
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.chunk_files import count_folders
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import Volume, open_volume, with_view
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.entries import Entry, find_work
+from volpipe.workflow.needs import ResourceNeeds
 from volpipe.workflow.prepare import Sizing, longest_first, prepare, prepare_for
 
 log = logging.getLogger(__name__)
 
 INTENSITIES = {"same": "grey levels of its input", "raw": "numbers of its own"}  # of a net that is no sigmoid
-METADATA_FILES = 2  # of labels, beside that of each level: their group, and the group of what changes from run to run
 
 
 @dataclass(frozen=True)
@@ -715,63 +713,6 @@ def fed(feed: StagePlan, array: str, choice: ArrayInput) -> Volume:
 def _voxel_bytes(volume: Volume) -> float:
     """Return the bytes of a voxel of `volume` that does not compress, all channels."""
     return float(volume.num_channels * volume.dtype.itemsize)
-
-
-@dataclass(frozen=True)
-class ResourceNeeds:
-    """Bytes, files and folders of one stage, scratch at its highest.
-
-    Bytes that were not measured are upper bounds.
-    """
-
-    read_bytes: float
-    written_bytes: float
-    output_bytes: float
-    output_files: int
-    output_folders: int
-    scratch_bytes: float
-    scratch_files: int
-    scratch_folders: int
-    is_measured: bool
-
-    @property
-    def most_bytes(self) -> float:
-        """Bytes on the disk at their highest."""
-        return self.output_bytes + self.scratch_bytes
-
-    @property
-    def most_inodes(self) -> int:
-        """Files and folders on the disk at their highest."""
-        return self.output_files + self.output_folders + self.scratch_files + self.scratch_folders
-
-    def __add__(self, other: ResourceNeeds) -> ResourceNeeds:
-        sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
-        return ResourceNeeds(**sums | {"is_measured": self.is_measured and other.is_measured})
-
-    @classmethod
-    def from_estimate(cls, result: Estimate) -> ResourceNeeds:
-        return cls(**{field.name: getattr(result, field.name) for field in fields(cls)})
-
-    @classmethod
-    def from_labels(cls, plan: SegmentPlan, voxel_bytes: float) -> ResourceNeeds:
-        """Return the needs of a labelling; two of its passes read the volume, of `voxel_bytes` per voxel."""
-        seen = math.prod(b + 2 * r for b, r in zip(plan.block, plan.reach, strict=True)) / math.prod(plan.block)
-        num_levels = len(plan.factors)
-        levels = [float(math.prod(plan.level_shape(i)) * plan.dtype.itemsize) for i in range(num_levels)]
-        return cls(
-            2 * seen * voxel_bytes * math.prod(plan.shape) + plan.scratch_bytes + sum(levels[:-1]),
-            sum(levels) + plan.scratch_bytes,
-            sum(levels),
-            sum(len(plan.shards(i)) for i in range(num_levels)) + num_levels + METADATA_FILES,
-            plan.num_folders,
-            plan.scratch_bytes,
-            3 * len(plan.blocks),
-            2 + count_folders("zarr3", plan.blocks.counts),
-            is_measured=False,
-        )
-
-
-NOTHING = ResourceNeeds(0.0, 0.0, 0.0, 0, 0, 0.0, 0, 0, is_measured=True)
 
 
 @dataclass(frozen=True)
