@@ -32,7 +32,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.training.driver import run_training
 from volpipe.training.logs import read_log
 from volpipe.training.pages import training_page
-from volpipe.training.task import newest_step
+from volpipe.training.task import Training, newest_step
 from volpipe.units import size
 from volpipe.workflow.cost import forecast_flow, preview_flow
 from volpipe.workflow.driver import execute
@@ -81,6 +81,17 @@ labels = true
 reference = "learn"
 """
 ALL = LEARN + REST
+NETS = """
+[stage.sweep]
+combine = "zip"
+"net.options.features" = [[4, 8], [3, 6], [6, 12]]
+"net.options.anisotropic" = [false, false, true]
+"train.learning_rate" = [1e-9, 2e-2, 2e-2]
+"normalise.low" = [0, 20, 0]
+"normalise.high" = [255, 220, 200]
+"""
+OF_NETS = REST.replace("[32, 36, 36]", "[36, 36, 36]")  # other shards with the halo of each net
+SEARCHED = LEARN + NETS + OF_NETS
 NAMES = ["learn", "affinities", "labels", "scores"]
 
 
@@ -106,9 +117,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """What the stages make that nobody interrupts."""
-    folder = prepare_folder(tmp_path_factory.mktemp("whole"))
+    return outputs_of(ALL, tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What they make with the best of several nets."""
+    return outputs_of(SEARCHED, tmp_path_factory.mktemp("searched"))
+
+
+def outputs_of(text: str, folder: Path) -> dict[str, object]:
+    prepare_folder(folder)
     with contextlib.chdir(folder):
-        run(plan_of(folder))
+        run(plan_of(folder, text))
     return outputs(folder / "out")
 
 
@@ -123,12 +144,17 @@ def run(plan: FlowPlan, workers: Inline | None = None, *, update: bool = False) 
     return execute_flow(plan, (workers or Inline()).start, RunOptions(update=update))
 
 
-def outputs(folder: Path, *, swept: bool = False) -> dict[str, object]:
-    """Return what the stages made: weights, voxels and scores."""
+def outputs(folder: Path) -> dict[str, object]:
+    """Return what the stages made: weights of all trainings, voxels, scores, and the shapes of blocks and shards."""
     scores = json.loads((folder / "scores.json").read_text())["scores"]
-    weights = (folder / "learn" / ("000" if swept else "") / "weights.safetensors").read_bytes()
+    weights = b"".join(file.read_bytes() for file in sorted((folder / "learn").rglob("weights.safetensors")))
+    plans = [
+        json.loads((folder / name).read_text())
+        for name in ("affinities.zarr.run/plan.json", "labels.zarr.run/label.json")
+    ]
+    sizes = [(plan["block"], plan["shard"], plan["chunk"]) for plan in plans]
     return {
-        "learn": weights, "scores": scores,
+        "learn": weights, "scores": scores, "sizes": sizes,
         **{name: fingerprint(folder / f"{name}.zarr" / "s0") for name in ("affinities", "labels")},
     }  # fmt: skip
 
@@ -184,14 +210,87 @@ def test_stages_make_what_a_training_and_a_run_given_one_by_one_make(folder: Pat
     assert run(plan_of(folder)).was_complete
 
 
-@pytest.mark.parametrize("most_tasks", [1, 2, 4, 9])
+@pytest.mark.parametrize(
+    ("text", "most_tasks"), [*((ALL, number) for number in (1, 2, 4, 9)), *((SEARCHED, number) for number in (2, 3, 4))]
+)
 def test_one_that_was_interrupted_goes_on_to_the_same_bytes(
-    folder: Path, whole: dict[str, object], most_tasks: int
+    folder: Path, whole: dict[str, object], searched: dict[str, object], text: str, most_tasks: int
 ) -> None:
     with pytest.raises(Stopped):
-        run(plan_of(folder), Inline(most_tasks=most_tasks))
-    assert run(plan_of(folder)).is_complete
+        run(plan_of(folder, text), Inline(most_tasks=most_tasks))
+    assert run(plan_of(folder, text)).is_complete
+    assert outputs(folder / "out") == (whole if text == ALL else searched)
+
+
+def test_a_plan_from_before_the_training_goes_on_with_the_net_that_was_trained(
+    folder: Path, whole: dict[str, object]
+) -> None:
+    plan = plan_of(folder)
+    with pytest.raises(Stopped):
+        run(plan, Inline(most_tasks=1))  # when the weights are there
+    assert run(plan).is_complete
     assert outputs(folder / "out") == whole
+
+
+TUNED = """
+[stage.tune]
+trials = 2
+pruner = "none"
+"net.options.features" = { choices = [[4, 8], [6, 12]] }
+"normalise.high" = { low = 200, high = 255 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("varied", "num_nets", "features"),
+    [(NETS, 3, [4, 8]), (TUNED.replace('"normalise.high"', '#"'), 2, [6, 12]), (TUNED, 3, [6, 12])],
+)
+def test_the_best_of_several_nets_makes_what_it_makes_alone(
+    folder: Path, varied: str, num_nets: int, features: list[int]
+) -> None:
+    text = LEARN.replace("affinities =", "normalise = { low = 0, high = 255 }\naffinities =") + varied + OF_NETS
+    plan = plan_of(folder, text)
+    longest = plan.stages[1].plan
+    assert longest.net_note == f"the longest of {num_nets} nets that stage learn tries"
+    assert longest.recipe.net.options["features"] == features
+    report = run(plan)
+    best = report.stages[0].report.trained
+    training = Training.load(best)
+    run_training(training.recipe, folder / "alone", Inline().start, search_path=folder)
+    assert (best / "weights.safetensors").read_bytes() == (folder / "alone" / "weights.safetensors").read_bytes()
+    run_command(training.recipe, folder / "alone", str(folder))
+    alone = load_recipe(folder / "alone" / "run.toml", ["windows.shape=[36,36,36]", "windows.block=[1,1,1]"])
+    execute(prepare("v.tif", alone, folder / "alone.zarr", folder), Inline().start)
+    assert fingerprint(folder / "out" / "affinities.zarr" / "s0") == fingerprint(folder / "alone.zarr" / "s0")
+    settled = report.plan.stages[1].plan
+    assert settled.recipe.net.options == training.recipe.net.options
+    assert settled.recipe.normalise == alone.normalise
+    assert settled.shard != longest.shard or varied != NETS
+    assert run(plan_of(folder, text)).was_complete
+    assert plan_of(folder, text).stages[1].plan == settled
+
+
+def test_a_plan_shows_the_net_that_takes_longest_of_all_that_were_timed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cost = preview_flow(plan_of(folder, SEARCHED), Inline().start).stages[1]
+    assert len(cost.others) == 2
+    assert all(cost.seconds >= other.estimate.seconds for other in cost.others)
+    shown = giver(folder, monkeypatch, capsys)("plan", "--recipe", "flow.toml", "v.tif", "-o", "out", "--quick")
+    assert "the longest of 3 nets that stage learn tries" in shown.out
+
+
+def test_an_update_that_makes_another_net_the_best_makes_its_run_anew(folder: Path) -> None:
+    text = SEARCHED.replace("1e-9", "2e-2")
+    best = run(plan_of(folder, text)).stages[0].report.trained
+    labels = tifffile.imread(folder / "l.tif")
+    labels[3:6] = 99
+    tifffile.imwrite(folder / "l.tif", labels)
+    report = run(plan_of(folder, text), update=True)
+    assert report.is_complete and report.stages[0].report.trained.name != best.name
+    run(plan_of(folder, text, out="fresh"))
+    assert outputs(folder / "out") == outputs(folder / "fresh")
+    assert run(plan_of(folder, text), update=True).was_complete
 
 
 def test_a_training_learns_from_what_an_earlier_stage_makes(folder: Path, whole: dict[str, object]) -> None:
@@ -304,15 +403,15 @@ def test_with_update_a_changed_recipe_makes_its_stage_anew_and_what_rests_on_it(
     folder: Path, text: str, setting: str, kept: list[str]
 ) -> None:
     run(plan_of(folder, text))
-    out, before = folder / "out", outputs(folder / "out", swept=text == SWEPT)
+    out, before = folder / "out", outputs(folder / "out")
     places = [out / {"learn": "learn/weights.safetensors"}.get(name, f"{name}.zarr/zarr.json") for name in kept]
     times = [place.stat().st_mtime_ns for place in places]
     with pytest.raises(RunError, match=rf"stage {setting.partition('.')[0]}: .*to keep those before it, give --update"):
         run(plan_of(folder, text, setting))
-    assert outputs(out, swept=text == SWEPT) == before
+    assert outputs(out) == before
     assert run(plan_of(folder, text, setting), update=True).is_complete
     run(plan_of(folder, text, setting, out="fresh"))
-    assert outputs(out, swept=text == SWEPT) == outputs(folder / "fresh", swept=text == SWEPT) != before
+    assert outputs(out) == outputs(folder / "fresh") != before
     assert [place.stat().st_mtime_ns for place in places] == times
     assert run(plan_of(folder, text, setting), update=True).was_complete
 
@@ -446,8 +545,48 @@ def test_the_best_of_several_trainings_goes_on(folder: Path, whole: dict[str, ob
     assert "learn/report.html" in (folder / "out.run" / "report.html").read_text()
 
 
+def test_where_no_training_has_a_score_none_is_the_best(folder: Path) -> None:
+    z = np.arange(1, 33, dtype=np.uint16)
+    tifffile.imwrite(
+        folder / "l.tif", np.broadcast_to(z[:, None, None], (32, 32, 32))
+    )  # y and x have one kind of pairs
+    report = run(plan_of(folder, SEARCHED))
+    assert not report.is_complete
+    assert "got no score" in report.open_reason
+    assert not (folder / "out" / "affinities.zarr").exists()
+
+
 NOT_HELD_OUT = ALL.replace('held_out = "16:32,:,:"', "").replace("validate_every = 4", "")
-SWEPT_NETS = LEARN + '[stage.sweep]\n"net.options.features" = [[4, 8], [6, 8]]\n' + REST
+OTHER_OFFSETS = "[[[-1, 0, 0], [0, -1, 0], [0, 0, -1]], [[-1, 0, 0], [0, -1, 0], [0, 0, -2]]]"
+UP = """
+import torch
+class Up(torch.nn.Module):
+    in_channels = out_channels = 1
+    stride, halo, intensity = (1, 1, 1), (1, 1, 1), "same"
+    def __init__(self, factor):
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale, self.conv = (factor, 1, 1), torch.nn.Conv3d(1, 1, 3, padding=1)
+    def forward(self, x):
+        return self.conv(x).repeat_interleave(self.scale[0], 2)
+def up(factor):
+    return Up(factor)
+"""
+FINER = """
+[[stage]]
+name = "learn"
+kind = "train"
+net = { name = "up.py:up", options = { factor = 1 } }
+degrade = { kind = "bin" }
+samples = { shape = [8, 16, 16] }
+data = { path = "volume", held_out = "16:32,:,:" }
+train = { validate_every = 4 }
+sweep = { "net.options.factor" = [1, 2] }
+
+[[stage]]
+name = "finer"
+net = "learn"
+"""
 
 
 @pytest.mark.parametrize(
@@ -475,7 +614,16 @@ SWEPT_NETS = LEARN + '[stage.sweep]\n"net.options.features" = [[4, 8], [6, 8]]\n
             RecipeError,
             "stage learn: over corrected labels another training of a search may be the best, so all are made anew",
         ),
-        (SWEPT_NETS, PlanError, "stage affinities: the run rests on stage learn, which varies net"),
+        (
+            f'{LEARN}[stage.sweep]\n"affinities.offsets" = {OTHER_OFFSETS}\n{REST}',
+            PlanError,
+            r"affinities: stage learn tries nets of other outputs, offsets .*0, -1\)\) and .*0, -2\)\) \(net.offsets: ",
+        ),
+        (
+            FINER,
+            PlanError,
+            r"finer: .* outputs, voxels \(z, y, x\) \(32, 32, 32\) and \(64, 32, 32\) \(net.options.factor: 1 -> 2\)",
+        ),
         (
             ALL.replace("[0, 0, -1]] }\n\n", "[0, 0, -1], [0, 0, -2]] }\n\n"),
             PlanError,
@@ -486,22 +634,26 @@ SWEPT_NETS = LEARN + '[stage.sweep]\n"net.options.features" = [[4, 8], [6, 8]]\n
 def test_what_cannot_work_is_refused_before_anything_is_trained(
     folder: Path, text: str, error: type[VolpipeError], sentence: str
 ) -> None:
+    (folder / "up.py").write_text(UP)
     with pytest.raises(error, match=sentence):
         plan_of(folder, text)
     assert not (folder / "out").exists()
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("text", "training"), [(ALL, "learn"), (SEARCHED, "learn/000")])
 @pytest.mark.usefixtures("_no_process_outlives_a_test")
 def test_one_that_was_killed_while_it_trained_and_while_it_ran_goes_on_to_the_same_bytes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, training: str
 ) -> None:
-    (folder / "flow.toml").write_text(ALL.replace("steps = 8", "steps = 200\ncontinue_steps = 100"))
+    goes_on = text == ALL  # a search is made anew over corrected labels
+    steps = "steps = 200\ncontinue_steps = 100" if goes_on else "steps = 200"
+    (folder / "flow.toml").write_text(text.replace("steps = 8", steps))
     command = ("run", "--recipe", "flow.toml", "v.tif", "--config", "threads", "-o")
     give = giver(folder, monkeypatch, capsys)
     whole = give(*command, "whole")
     assert whole.code == 0, whole.err
-    learn = folder / "out" / "learn"
+    learn = folder / "out" / training
     for is_there in (lambda: newest_step(learn) >= 20, lambda: (folder / "out" / "affinities.zarr.run").is_dir()):
         process = begin(folder, *command, "out")
         wait_until(is_there, 100)
@@ -511,6 +663,8 @@ def test_one_that_was_killed_while_it_trained_and_while_it_ran_goes_on_to_the_sa
     ended = finish(folder, begin(folder, *command, "out"), 100)
     assert ended.code == 0, ended.err
     assert outputs(folder / "out") == outputs(folder / "whole")
+    if not goes_on:
+        return
     correct(folder, 99)
     updated = give(*command, "whole", "--update")
     assert updated.code == 0, updated.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -266,7 +267,7 @@ def test_what_later_stages_have_read_is_not_made_again_behind_their_backs(
 @PLACES
 def test_an_input_that_was_changed_by_others_is_refused(bucket: Bucket, folder: Path, out: str) -> None:
     plan = planned(folder, out=out)
-    run(FlowPlan(plan.source, plan.volume, plan.out, plan.stages[:1]))
+    run(replace(plan, stages=plan.stages[:1]))
     file = plan.stages[0].out / "s0" / "zarr.json"
     paths.write(file, json.dumps(json.loads(text_of(file)) | {"shape": [8, 24, 16]}).encode())
     with pytest.raises(RunError, match=r"^stage objects: its input .*out/chances.zarr.* is uint8 \(8, 24, 16\)"):

@@ -101,7 +101,7 @@ def summary(result: SegmentationResult, planned: StageTimes | None = None) -> st
 
 def describe_plan(plan: SegmentPlan) -> str:
     """Return the output, memory and scratch of `plan` in one line."""
-    from volpipe.workflow.stages import ResourceNeeds
+    from volpipe.workflow.needs import ResourceNeeds
 
     shape, need = " × ".join(map(str, plan.shape)), ResourceNeeds.from_labels(plan, 0.0)
     return (

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from volpipe.workflow.cost import FlowCost
     from volpipe.workflow.driver import Listener, Report
     from volpipe.workflow.execute import FlowReport, StageReport
+    from volpipe.workflow.needs import ResourceNeeds
     from volpipe.workflow.plan import FlowPlan
-    from volpipe.workflow.stages import ResourceNeeds, StageCost, StagePlan
+    from volpipe.workflow.stages import StageCost, StagePlan
 
 
 def run(

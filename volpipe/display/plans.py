@@ -36,6 +36,8 @@ def plan_summary(plan: Plan) -> Table:
         if plan.mask.note:
             table.add_row("", plan.mask.note)
     table.add_row("net", f"{plan.net.label}, {count(plan.net.num_parameters, 'parameter')}")
+    if plan.net_note:
+        table.add_row("", plan.net_note)
     if plan.net.normalise is not None and plan.net.normalise.method != "none":
         table.add_row("", f"asks for {plan.net.normalise.method}: statistics of the whole volume, not of each window")
     if plan.sizes_note:

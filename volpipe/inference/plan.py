@@ -71,7 +71,7 @@ class Plan(OutputPlan):
 
     `corner` is the voxel of the volume at which a block begins, so that shards of a region are cores of blocks.
     `notes` for the user, on the volume, `grey_notes`, on its values, `mapping`, the rule by which they are mapped,
-    `sizes_note`, on the windows, and `precision_note` are printed with the plan, and not stored.
+    `net_note`, `sizes_note`, on the windows, and `precision_note` are printed with the plan, and not stored.
     """
 
     FILE: ClassVar[str] = "plan.json"  # in a run's folder
@@ -95,6 +95,7 @@ class Plan(OutputPlan):
     notes: tuple[str, ...] = Field((), exclude=True, repr=False)
     grey_notes: tuple[str, ...] = Field((), exclude=True, repr=False)
     mapping: str = Field("", exclude=True, repr=False)
+    net_note: str = Field("", exclude=True, repr=False)
     sizes_note: str = Field("", exclude=True, repr=False)
     precision_note: str = Field("", exclude=True, repr=False)
 

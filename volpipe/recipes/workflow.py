@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -346,6 +347,7 @@ class FlowStage:
     """One stage: `reads` is the name of an earlier one, or "volume"; `choice` is what to do, checked by its kind.
 
     `array` is what it reads of that stage, where it makes several; `beside` has the other stages that it needs.
+    `for_net` returns the choice of a run whose net the first of these trains, by the recipe of a training of it.
     """
 
     name: str
@@ -354,6 +356,7 @@ class FlowStage:
     choice: Section
     array: str = ""
     beside: tuple[str, ...] = ()
+    for_net: Callable[[TrainRecipe], Section] | None = None
 
     @property
     def input(self) -> ArrayInput | None:
@@ -418,9 +421,11 @@ def find_flow(
     for head, entry in zip(heads, trees, strict=True):
         beside = tuple(dict.fromkeys(link.stage for link in links[head.name] if link.stage in links))
         trained = next((stages[each].choice for each in beside), None) if head.kind == "run" else None
-        choice = _choice(head, entry, name, settings, trained.training if isinstance(trained, Learning) else None)
+        choose = partial(_choice, head, entry, name, settings)
+        choice = choose(trained.training) if isinstance(trained, Learning) else choose(None)
+        for_net = choose if isinstance(trained, Learning) else None
         array = (head.input or "").partition("/")[2]
-        stages[head.name] = FlowStage(head.name, head.kind, reads[head.name], choice, array, beside)
+        stages[head.name] = FlowStage(head.name, head.kind, reads[head.name], choice, array, beside, for_net)
     return Flow(str(path), tuple(stages.values()))
 
 
@@ -506,7 +511,7 @@ def _check_link(link: Link, own: str, earlier: Mapping[str, Head], reads: Mappin
     raise RecipeError(f"{start} {feed} comes after it; move [[stage]] {feed} before {own}")
 
 
-def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str], trained: TrainRecipe | None = None) -> Section:
+def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str], trained: TrainRecipe | None) -> Section:
     """Return what the stage is to do: its recipe's file, with what stands in the stage on top.
 
     Of a run whose net an earlier stage has `trained`, what follows from that recipe takes the place of the file.

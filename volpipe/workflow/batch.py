@@ -35,10 +35,10 @@ from volpipe.volumes.storage.paths import Location
 from volpipe.workflow.batch_table import BatchReport, DatasetRow, Table, read_table
 from volpipe.workflow.driver import Report
 from volpipe.workflow.execute import FlowReport, work_for
+from volpipe.workflow.needs import NOTHING
 from volpipe.workflow.output_state import CHANGED, State, find_state, findings, share_left
 from volpipe.workflow.pages import batch_page
 from volpipe.workflow.plan import FlowPlan, stages_of
-from volpipe.workflow.stages import NOTHING
 
 AT_ONCE = 8  # datasets at work at a time, where nobody says: the tail of one is filled by the next
 MOST_NAMED = 3  # datasets that a sentence is about

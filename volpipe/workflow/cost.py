@@ -19,8 +19,9 @@ from volpipe.estimation.limits import check_room, check_worker, disk_limits, war
 from volpipe.recipes.workflow import named
 from volpipe.runs.work import try_blocks
 from volpipe.volumes.storage.metadata import write_json
+from volpipe.workflow.needs import NOTHING, ResourceNeeds
 from volpipe.workflow.plan import FlowPlan
-from volpipe.workflow.stages import NOTHING, ResourceNeeds, StageCost, StagePlan
+from volpipe.workflow.stages import StageCost, StagePlan
 
 TIMES_FILE = "times.json"
 
@@ -82,10 +83,10 @@ class FlowCost:
             PlanError: with what is needed, what there is, and what would fit; it names the stage where it is about one.
         """
         for cost in self.stages:
-            if cost.forecast is not None:
+            for forecast in filter(None, (cost.forecast, *cost.others)):
                 with named(cost.stage.name):
-                    cost.forecast.check(cost.share_left)
-            elif cost.stage.makes_weights and cost.share_left:
+                    forecast.check(cost.share_left)
+            if cost.stage.makes_weights and cost.share_left:
                 with named(cost.stage.name):
                     check_worker(
                         cost.memory_bytes or 0.0, self.worker_bytes, "use a smaller train.batch or samples.shape"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from volpipe.errors import NOTICE, RecipeError, RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.options import RunOptions, written
-from volpipe.runs.output_work import OutputWork
 from volpipe.runs.presence import Presence
 from volpipe.runs.report import WorkReport
 from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, StageWork
@@ -37,7 +36,7 @@ from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.entries import FLOW_FILE, Entry, find_entries
 from volpipe.workflow.pages import flow_page
-from volpipe.workflow.plan import FlowPlan
+from volpipe.workflow.plan import FlowPlan, settled_flow
 from volpipe.workflow.stages import StagePlan
 
 log = logging.getLogger(__name__)
@@ -146,79 +145,99 @@ def _held_steps(
 
     if not all(stage.is_complete for stage in plan.stages):
         listener.on_workers((yield POOL))
-    works = _works(plan, options, listener)
+    course = _Course(plan)
+    works = _works(course, options, listener)
     yield Together(works, on_end, at_once=len(works), latest_first=True)
     errors = [ended[stage.name].error for stage in plan.stages]
     for error in filter(None, errors):
         raise error
     results = [ended[stage.name].result for stage in plan.stages]
-    return FlowReport(plan, [each for each in results if each is not None], time.monotonic() - began)
+    return FlowReport(course.plan, [each for each in results if each is not None], time.monotonic() - began)
 
 
-def _works(plan: FlowPlan, options: RunOptions, listener: FlowListener) -> list[Work[StageReport | None]]:
+@dataclass
+class _Course:
+    """A flow under way.
+
+    Attributes:
+        plan: as it is now.
+        closed: stages that ended.
+        is_settled: whether it is planned with the nets that are trained by now, as far as it is not begun.
+    """
+
+    plan: FlowPlan
+    closed: set[str] = field(default_factory=set)
+    is_settled: bool = False
+
+    def stage(self, name: str) -> StagePlan:
+        return next(stage for stage in self.plan.stages if stage.name == name)
+
+    def settled(self, name: str) -> StagePlan:
+        """Return the stage of that name, planned with the nets that are trained by now."""
+        if not self.is_settled:
+            self.plan, self.is_settled = settled_flow(self.plan), True
+        return self.stage(name)
+
+
+def _works(course: _Course, options: RunOptions, listener: FlowListener) -> list[Work[StageReport | None]]:
     """Return the work of each stage, which feeds those that read its output."""
-    makers, works = dict[str, StageWork[Any]](), list[Work[StageReport | None]]()
-    closed: set[str] = set()
-    for stage in plan.stages:
-        maker = makers.get(stage.reads)
-        beside = {name: makers[name] for name in stage.beside}
-        own = dataclasses.replace(_of_stage(options, stage), fresh=False)
-        work = stage.work(own, listener.of_stage(stage))
-        if maker is not None:
-            work.feed = Feed(stage.level, stage.array)
-            maker.readers.append(work.feed)
-        work.before_change = partial(_await_change, plan, options, stage.name)
-        makers[stage.name] = work
-        steps = partial(_stage_steps, stage, work, listener, maker, beside, closed)
+    stages = course.plan.stages
+    feeds = {stage.name: Feed(stage.level, stage.array) for stage in stages if stage.reads != VOLUME}
+    works = []
+    for stage in stages:
+        readers = [feeds[reader.name] for reader in stages if reader.reads == stage.name]
+        steps = partial(_stage_steps, stage, course, options, listener, feeds.get(stage.name), readers)
         works.append(Work(stage.name, steps, "flow_stage"))
     return works
 
 
 def _stage_steps(
-    stage: StagePlan, work: StageWork[Any], listener: FlowListener, maker: StageWork[Any] | None,
-    beside: Mapping[str, StageWork[Any]], closed: set[str],
+    stage: StagePlan, course: _Course, options: RunOptions, listener: FlowListener, source: Feed | None,
+    readers: list[Feed],
 ) -> Steps[StageReport | None]:  # fmt: skip
-    """Do the work of a stage, begun when what it reads, by the work `maker`, has begun to be written.
+    """Do the work of a stage, begun when what it reads, which is the `source`, has begun to be written.
 
-    What it needs `beside` that is complete by then. Stages that ended are `closed`. Return how it ended; None where
-    what it needs was not begun, or is not complete.
+    What it needs beside that, and nets that it rests on, are complete by then. Return how it ended; None where what it
+    needs was not begun, or is not complete.
     """
+    nets = course.plan.nets_of(stage.name)
     try:
+        if needed := nets.union(stage.beside):
+            yield Until(lambda: course.closed.issuperset(needed))
+            if not all(course.stage(name).is_complete for name in needed):
+                return None
+        stage = course.settled(stage.name) if nets else stage
         with named(stage.name):
-            source = work.feed
-            if beside:
-                yield Until(lambda: closed.issuperset(beside))
-                if not all(each.is_complete for each in beside.values()):
-                    return None
-                stage = stage.settled()
-                if isinstance(work, OutputWork):
-                    work.plan = stage.plan
+            work = stage.work(dataclasses.replace(_of_stage(options, stage), fresh=False), listener.of_stage(stage))
+            work.feed, work.readers = source, readers
+            work.before_change = partial(_await_change, course, options, stage.name)
             if source is not None:
                 needs_all, is_compared = work.needs_all, work.is_compared
                 yield Until(lambda: source.is_closed or (source.is_open and not needs_all and not is_compared))
-                if not source.is_open or (is_compared and maker is not None and not maker.is_complete):
+                if not source.is_open or (is_compared and not course.stage(stage.reads).is_complete):
                     return None
                 _check_given(stage)
             listener.on_stage(stage)
             began = time.monotonic()
             report = yield from work.steps()
+        course.is_settled &= not stage.makes_weights or report.was_complete
         return StageReport(stage, report, time.monotonic() - began, not work.was_begun)
     finally:
-        closed.add(stage.name)
-        for reader in work.readers:
+        course.closed.add(stage.name)
+        for reader in readers:
             reader.is_closed = True
 
 
-def _await_change(plan: FlowPlan, options: RunOptions, name: str) -> None:
+def _await_change(course: _Course, options: RunOptions, name: str) -> None:
     """Note in stages that rest on the stage `name` that what they read is about to change.
 
     What rests on weights that are trained anew is deleted.
     """
     anew: set[str] = set()
-    for later in plan.after(name):
+    for later in course.plan.after(name):
         work = later.work(options)
         if later.makes_weights:
-            anew |= {each.name for each in plan.after(later.name)}
+            anew |= {each.name for each in course.plan.after(later.name)}
         with named(later.name):
             if work.is_begun:
                 with later.folder.locked():

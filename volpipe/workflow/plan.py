@@ -5,8 +5,8 @@ Not here: the recipe (recipes.workflow), what it all takes (cost), or running it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from volpipe.estimation.limits import check_apart
@@ -38,12 +38,21 @@ STAGES: Mapping[str, type[StagePlan]] = {
 
 @dataclass(frozen=True)
 class FlowPlan:
-    """All stages, each after the one that it reads; their outputs lie in the folder `out`."""
+    """All stages of a `flow`, each after the one that it reads; their outputs lie in the folder `out`.
 
-    source: str
+    `search_path` and `sizing` are as of `plan_flow`.
+    """
+
+    flow: Flow
     volume: str
     out: Location
-    stages: tuple[StagePlan, ...]
+    search_path: Path
+    sizing: Sizing
+    stages: tuple[StagePlan, ...] = ()
+
+    @property
+    def source(self) -> str:
+        return self.flow.source
 
     @property
     def folder(self) -> RunFolder:
@@ -56,6 +65,21 @@ class FlowPlan:
             if not needed.isdisjoint(stage.needed):
                 needed.add(stage.name)
                 yield stage
+
+    def nets_of(self, name: str) -> set[str]:
+        """Return the stages that train nets which the stage `name` rests on, by way of others too."""
+        return {net.name for net in self.stages if net.makes_weights and name in {s.name for s in self.after(net.name)}}
+
+    def planned(self, kept: Collection[str] = ()) -> FlowPlan:
+        """Return it with all stages planned as they are now, but those that are `kept`."""
+        stages: dict[str, StagePlan] = {}
+        before = {stage.name: stage for stage in self.stages}
+        among = Planning(self.volume, self.out, self.search_path, self.sizing, stages)
+        for stage in self.flow.stages:
+            with named(stage.name):
+                is_kept = stage.name in kept
+                stages[stage.name] = before[stage.name] if is_kept else STAGES[stage.kind].planned(stage, among)
+        return replace(self, stages=tuple(stages.values()))
 
     def warnings(self) -> list[str]:
         """Return what a user should know of the nets before they run, in sentences."""
@@ -88,13 +112,18 @@ def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path, siz
     folder = absolute(out)
     if isinstance(folder, Remote):
         check_writable(folder)
-    stages: dict[str, StagePlan] = {}
-    among = Planning(location, folder, search_path, sizing, stages)
-    for stage in flow.stages:
-        with named(stage.name):
-            stages[stage.name] = STAGES[stage.kind].planned(stage, among)
-    _check_apart(list(stages.values()))
-    return FlowPlan(flow.source, location, folder, tuple(stages.values()))
+    plan = FlowPlan(flow, location, folder, search_path, sizing).planned()
+    _check_apart(plan.stages)
+    return plan
+
+
+def settled_flow(plan: FlowPlan) -> FlowPlan:
+    """Return `plan` once nets of it are trained: stages that rest on them are planned as the same command would now.
+
+    Those that follow a volume that has grown keep their plans.
+    """
+    kept = {stage.name for stage in plan.stages if not plan.nets_of(stage.name) or stage.work().grown()}
+    return replace(plan, sizing=replace(plan.sizing, fresh=False)).planned(kept)
 
 
 def _check_apart(stages: Sequence[StagePlan]) -> None:

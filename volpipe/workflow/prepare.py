@@ -5,7 +5,10 @@ Not here: the plan itself (inference.plan), or the run (driver).
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from volpipe.blockwise.pool import Capacity
@@ -28,6 +31,7 @@ from volpipe.nets.facts import (
 )
 from volpipe.nets.load import check_geometry, check_shapes, describe, fitted
 from volpipe.recipes.inference import ArrayInput, Normalise, Recipe
+from volpipe.recipes.toml import differences
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
@@ -108,6 +112,38 @@ def prepare_for(
         else [*mapping_notes(recipe, sample), *_mask_notes(mask), *border_notes(sample.volume, net)]
     )
     return plan.changed(grey_notes=tuple(notes), mapping=mapping(recipe.normalise, volume.dtype))
+
+
+OUTPUT_OF: Mapping[str, Callable[[Plan], object]] = {  # an array of a run, as far as later stages rest on it
+    "array": lambda plan: plan.folder,
+    "channels": lambda plan: plan.num_channels,
+    "voxels (z, y, x)": lambda plan: plan.out_shape,
+    "type": lambda plan: plan.out_dtype,
+    "intensity": lambda plan: plan.intensity,
+    "offsets": lambda plan: plan.recipe.net.offsets,
+}
+
+
+def longest_first(plans: Sequence[Plan], maker: str = "") -> Sequence[Plan]:
+    """Return the `plans` of one run with the nets that the stage `maker` tries, by the nets' multiplications.
+
+    Raises:
+        PlanError: later stages would read something else with another net.
+    """
+    first, *others = plans
+    for plan, what in itertools.product(others, OUTPUT_OF):
+        of_first, of_other = (", ".join(str(OUTPUT_OF[what](array)) for array in each.arrays) for each in (first, plan))
+        if of_first != of_other:
+            net = "; ".join(line for line in differences(first.recipe, plan.recipe) if line.startswith("net."))
+            raise PlanError(
+                f"stage {maker} tries nets of other outputs, {what} {of_first} and {of_other} ({net}); later stages "
+                "rest on that, and scores do not compare: try those nets in a stage of training for each"
+            )
+    if not others:
+        return plans
+    note = f"the longest of {len(plans)} nets that stage {maker} tries"
+    ranked = sorted(plans, key=lambda plan: -plan.net.num_parameters * plan.lattice.num_windows * prod(plan.window))
+    return [plan.changed(net_note=note) for plan in ranked]
 
 
 def sample_for(recipe: Recipe, volume: Volume) -> Sample | None:

@@ -7,11 +7,10 @@ recipes.workflow.
 from __future__ import annotations
 
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +20,7 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError
 from volpipe.estimation.calibrate import TooSlowError, calibrate
-from volpipe.estimation.estimate import Estimate, StageTimes, estimate, timed_alone
+from volpipe.estimation.estimate import StageTimes, estimate, timed_alone
 from volpipe.estimation.forecast import (
     UNKNOWN_SLOTS,
     Forecast,
@@ -45,12 +44,13 @@ from volpipe.evaluation.evaluate import check_part, plan_evaluation
 from volpipe.evaluation.measurements import Measurement, plan_measurement
 from volpipe.geometry.labels import Ignore
 from volpipe.inference.output import check_output, planned_volume, suffix_of
-from volpipe.inference.plan import NetSizes, Plan
+from volpipe.inference.plan import Plan
 from volpipe.inference.statistics import needs_measuring
 from volpipe.nets.files import FUNCTION
 from volpipe.recipes.inference import ArrayInput, NetChoice, Normalise, Output, Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import Section
+from volpipe.recipes.training import TrainRecipe
 from volpipe.recipes.workflow import (
     VOLUME,
     BlockFunction,
@@ -59,6 +59,7 @@ from volpipe.recipes.workflow import (
     FlowStage,
     Measuring,
     OutputComparison,
+    named,
 )
 from volpipe.runs.options import RunOptions
 from volpipe.runs.output_work import OutputWork
@@ -71,17 +72,16 @@ from volpipe.volumes.identity import fingerprint
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.places import Paired, check_same_place
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.chunk_files import count_folders
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import Volume, open_volume, with_view
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.entries import Entry, find_work
-from volpipe.workflow.prepare import Sizing, prepare, prepare_for
+from volpipe.workflow.needs import ResourceNeeds
+from volpipe.workflow.prepare import Sizing, longest_first, prepare, prepare_for
 
 log = logging.getLogger(__name__)
 
 INTENSITIES = {"same": "grey levels of its input", "raw": "numbers of its own"}  # of a net that is no sigmoid
-METADATA_FILES = 2  # of labels, beside that of each level: their group, and the group of what changes from run to run
 
 
 @dataclass(frozen=True)
@@ -221,17 +221,13 @@ class StagePlan(ABC):
         """Return what the values of an array of it are, as `net.intensity`; None for what no net makes."""
         return None
 
-    def with_weights(self, recipe: Recipe) -> Recipe:
-        """Return the `recipe` of a run with the net that this stage trains, without weights until they are there."""
+    def learned(self, recipe_for: Callable[[TrainRecipe], Recipe], *, fresh: bool) -> list[Recipe]:
+        """Return the recipes of a run with the nets that this stage may make, without weights until they are there."""
         raise PlanError(f"stage {self.name} trains no net")
 
     def truth(self) -> Truth:
         """Return the labels that it learns from."""
         raise PlanError(f"stage {self.name} learns from no labels")
-
-    def settled(self) -> StagePlan:
-        """Return its plan now that what it needs beside its input is complete."""
-        return self
 
     @property
     def interpolated(self) -> Volume | None:
@@ -289,13 +285,16 @@ class StagePlan(ABC):
 
 @dataclass(frozen=True)
 class RunStage(StagePlan):
-    """A run of a net; that of a plan without a flow has no name."""
+    """A run of a net; that of a plan without a flow has no name.
+
+    `rivals` are the plans with other nets, while an earlier stage has still to find the best.
+    """
 
     kind = "run"
     shown = "run"
     maker = RunWork
     plan: Plan
-    again: Callable[[NetSizes], Plan] | None = None  # of a net that another stage trains: with the weights of now
+    rivals: tuple[Plan, ...] = ()
 
     @classmethod
     def recipe(cls, choice: Section, read: Callable[[], Volume]) -> Recipe:
@@ -313,33 +312,34 @@ class RunStage(StagePlan):
                 return fed(feed, stage.array, choice)
             return open_volume(among.location, choice.key, choice.level, view=choice.view)
 
-        recipe = cls.recipe(stage.choice, read)
-        again = None
-        for name in stage.beside:
-            recipe = among.earlier[name].with_weights(recipe)
-            again = partial(cls._planned_again, stage, among)
-        out = among.folder / f"{stage.name}{suffix_of(recipe.output.format)}"
-        if feed is None:
-            plan = prepare(among.location, recipe, out, among.search_path, among.sizing)
-            given = plan.source.volume()
-        else:
-            given = fed(feed, stage.array, recipe.input)
-            plan = prepare_for(given, recipe, out, among.search_path, among.sizing)
-            check_access(None, out)
-        check_window(plan)
-        return cls(stage.name, stage.reads, given, out, plan, stage.array, stage.beside, again)
+        recipes = [cls.recipe(stage.choice, read)]
+        if stage.for_net is not None:
+            (maker,), choose = stage.beside, stage.for_net
+            recipes = among.earlier[maker].learned(lambda net: cls.recipe(choose(net), read), fresh=among.sizing.fresh)
+        out = among.folder / f"{stage.name}{suffix_of(recipes[0].output.format)}"
 
-    @classmethod
-    def _planned_again(cls, stage: FlowStage, among: Planning, sizes: NetSizes) -> Plan:
-        return cls.planned(stage, replace(among, sizing=replace(among.sizing, sizes=sizes))).plan
+        def plan_of(recipe: Recipe) -> Plan:
+            if feed is None:
+                plan = prepare(among.location, recipe, out, among.search_path, among.sizing)
+            else:
+                given = fed(feed, stage.array, recipe.input)
+                plan = prepare_for(given, recipe, out, among.search_path, among.sizing)
+                check_access(None, out)
+            check_window(plan)
+            return plan
 
-    def settled(self) -> RunStage:
-        return self if self.again is None else replace(self, plan=self.again(self.plan.sizes))
+        plans = list[Plan]()
+        for recipe in recipes:
+            with named(f"{stage.beside[0]}, net.options {recipe.net.options}") if len(recipes) > 1 else nullcontext():
+                plans.append(plan_of(recipe))
+        plan, *rivals = longest_first(plans, *stage.beside)
+        given = plan.source.volume() if feed is None else fed(feed, stage.array, choice)
+        return cls(stage.name, stage.reads, given, out, plan, stage.array, stage.beside, tuple(rivals))
 
     def warnings(self) -> list[str]:
         """Return what a user should know of the net before it runs, not that it has no weights yet."""
         recipe = self.plan.recipe
-        if self.again is None or not recipe.net.untrained:
+        if not (self.beside and recipe.net.untrained):
             return super().warnings()
         net = recipe.net.model_copy(update={"untrained": False})
         return self.plan.changed(recipe=recipe.model_copy(update={"net": net})).warnings()
@@ -380,6 +380,18 @@ class RunStage(StagePlan):
         return ResourceNeeds.from_estimate(result), result.seconds
 
     def cost_steps(
+        self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
+    ) -> Steps[StageCost]:
+        """Return what it takes, with the net of several that takes longest."""
+        costs = list[StageCost]()
+        for plan in (self.plan, *self.rivals):
+            costs.append((yield from replace(self, plan=plan)._cost_steps(earlier, pool, trials)))
+        are_timed = all(cost.seconds is not None for cost in costs)
+        longest = max(costs, key=lambda cost: cost.seconds or 0.0) if are_timed else costs[0]
+        others = (cost.forecast for cost in costs if cost is not longest)
+        return replace(longest, others=tuple(filter(None, others)))
+
+    def _cost_steps(
         self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
     ) -> Steps[StageCost]:
         pending, share_left = self.pending_input(earlier), 0.0 if self.is_complete else 1.0
@@ -681,63 +693,6 @@ def _voxel_bytes(volume: Volume) -> float:
 
 
 @dataclass(frozen=True)
-class ResourceNeeds:
-    """Bytes, files and folders of one stage, scratch at its highest.
-
-    Bytes that were not measured are upper bounds.
-    """
-
-    read_bytes: float
-    written_bytes: float
-    output_bytes: float
-    output_files: int
-    output_folders: int
-    scratch_bytes: float
-    scratch_files: int
-    scratch_folders: int
-    is_measured: bool
-
-    @property
-    def most_bytes(self) -> float:
-        """Bytes on the disk at their highest."""
-        return self.output_bytes + self.scratch_bytes
-
-    @property
-    def most_inodes(self) -> int:
-        """Files and folders on the disk at their highest."""
-        return self.output_files + self.output_folders + self.scratch_files + self.scratch_folders
-
-    def __add__(self, other: ResourceNeeds) -> ResourceNeeds:
-        sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
-        return ResourceNeeds(**sums | {"is_measured": self.is_measured and other.is_measured})
-
-    @classmethod
-    def from_estimate(cls, result: Estimate) -> ResourceNeeds:
-        return cls(**{field.name: getattr(result, field.name) for field in fields(cls)})
-
-    @classmethod
-    def from_labels(cls, plan: SegmentPlan, voxel_bytes: float) -> ResourceNeeds:
-        """Return the needs of a labelling; two of its passes read the volume, of `voxel_bytes` per voxel."""
-        seen = math.prod(b + 2 * r for b, r in zip(plan.block, plan.reach, strict=True)) / math.prod(plan.block)
-        num_levels = len(plan.factors)
-        levels = [float(math.prod(plan.level_shape(i)) * plan.dtype.itemsize) for i in range(num_levels)]
-        return cls(
-            2 * seen * voxel_bytes * math.prod(plan.shape) + plan.scratch_bytes + sum(levels[:-1]),
-            sum(levels) + plan.scratch_bytes,
-            sum(levels),
-            sum(len(plan.shards(i)) for i in range(num_levels)) + num_levels + METADATA_FILES,
-            plan.num_folders,
-            plan.scratch_bytes,
-            3 * len(plan.blocks),
-            2 + count_folders("zarr3", plan.blocks.counts),
-            is_measured=False,
-        )
-
-
-NOTHING = ResourceNeeds(0.0, 0.0, 0.0, 0, 0, 0.0, 0, 0, is_measured=True)
-
-
-@dataclass(frozen=True)
 class StageCost:
     """Forecast of one stage.
 
@@ -745,6 +700,7 @@ class StageCost:
         need: None of an evaluation, which reads and writes next to nothing.
         forecast: of its run; None of a labelling or an evaluation.
         share_left: of the work that is still to be done.
+        others: of its run with other nets that may be the best.
         times: of a labelling or an evaluation of which blocks were tried.
     """
 
@@ -753,6 +709,7 @@ class StageCost:
     forecast: Forecast | None = None
     share_left: float = 1.0
     times: StageTimes | None = None
+    others: tuple[Forecast, ...] = ()
 
     @classmethod
     def from_forecast(cls, stage: StagePlan, forecast: Forecast, share_left: float = 1.0) -> StageCost:

@@ -64,7 +64,6 @@ from volpipe.workflow.outcome import draw_curve, outcome_lines, run_command
 from volpipe.workflow.stages import Planning, StageCost, StagePlan, Truth
 
 MEASURED_STEPS = 3  # that a plan takes to know the time of one
-VARIES = "the net, what it learns and how grey levels are mapped must be the same in all of them"
 
 
 @dataclass(frozen=True)
@@ -199,37 +198,48 @@ class TrainStage(StagePlan):
         choice = recipe.classes if recipe.learns_classes else recipe.affinities
         return Truth(labels, recipe.data[0].held_out, choice.ignore)
 
-    def with_weights(self, recipe: Recipe) -> Recipe:
-        """Return the `recipe` of a run with its weights, and the map of grey levels as the net learned them.
+    def learned(self, recipe_for: Callable[[TrainRecipe], Recipe], *, fresh: bool) -> list[Recipe]:
+        """Return the recipe of a run with its weights, and the map of grey levels as the net learned them.
 
-        Before they are there, with none: shapes and types follow from the net alone.
+        Before they are there, with none: shapes and types follow from the net alone. Of trainings of other nets it
+        returns one for each, until it is known which is the best.
 
-        Raises:
-            PlanError: trainings with other nets are tried.
+        Args:
+            recipe_for: returns the recipe of the run for the net of a training.
+            fresh: whether weights that are there do not count.
         """
-        learned = self.plan.recipe
-        for other in self.plan.recipes:
-            if any(getattr(other, part) != getattr(learned, part) for part in RESTS_ON):
-                raise PlanError(f"the run rests on stage {self.name}, which varies {' or '.join(RESTS_ON)}; {VARIES}")
-        normalise = recipe.normalise
-        if normalise == learned.normalise and not learned.data[0].stored:
-            normalise = in_numbers(normalise, affine(normalise, self.plan.volume.dtype, None))
-        folder = self.work().fitting
+        folder = None if fresh else self.work().fitting
+        best = None if folder is None else Training.load(folder)
+        learned = self.plan.recipes if best is None else [best.recipe]
         net = {"untrained": True} if folder is None else {"weights": str(folder / WEIGHTS)}
-        return recipe.model_copy(update={"normalise": normalise, "net": recipe.net.model_copy(update=net)})
+        recipes = dict[str, Recipe]()
+        for training in learned:
+            recipe = recipe_for(training)
+            normalise = recipe.normalise
+            if normalise == training.normalise and not training.data[0].stored:
+                normalise = in_numbers(normalise, affine(normalise, self.plan.volume.dtype, None))
+            recipe = recipe.model_copy(update={"normalise": normalise, "net": recipe.net.model_copy(update=net)})
+            recipes.setdefault(recipe.model_dump_json(), recipe)
+        return [*recipes.values()]
 
     def cost_steps(
         self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
     ) -> Steps[StageCost]:
         """Return the time of its steps and the memory of a worker, where some are tried with a validation.
 
-        The time is not that of validations and checkpoints. Of several trainings one of the largest windows is tried.
+        The time is not that of validations and checkpoints. Of several trainings one of the largest is tried.
         """
         share_left = self.share_left
         if pool is None or trials is None or self.plan.pending or not share_left:
             return StageCost(self, share_left=share_left)
-        recipe = max(self.plan.recipes, key=lambda each: each.train.batch * math.prod(each.samples.shape))
-        given, where = recipe.train, str(self.plan.search_path)
+        where = str(self.plan.search_path)
+        recipe = max(
+            self.plan.recipes,
+            key=lambda each: (
+                describe(each.net, where).num_parameters * each.train.batch * math.prod(each.samples.shape)
+            ),
+        )
+        given = recipe.train
         steps = {
             name: min(MEASURED_STEPS, getattr(given, name)) for name in ("steps", "validate_every", "predict_every")
         }
@@ -252,9 +262,6 @@ class TrainStage(StagePlan):
             gpu_bytes=max(usage.device_peak_bytes for usage in taken),
         )  # fmt: skip
         return StageCost(self, share_left=share_left, times=times)
-
-
-RESTS_ON = ("net", "normalise", "affinities", "classes")  # parts of a training's recipe that a run of its net rests on
 
 
 def _search_of(choice: Learning, tree: dict[str, Any], name: str) -> Sweep | Tuning | None:  # Any: TOML values
@@ -318,7 +325,11 @@ class TrainReport(WorkReport):
 
     @property
     def open_reason(self) -> str:
-        return "" if self.is_complete else f"{self.folder}: a training was stopped, or failed; volpipe.log says why"
+        return (
+            ""
+            if self.is_complete
+            else f"{self.folder}: a training was stopped, failed or got no score; volpipe.log says why"
+        )
 
 
 class TrainWork(StageWork[TrainReport]):
@@ -343,10 +354,14 @@ class TrainWork(StageWork[TrainReport]):
 
     @property
     def fitting(self) -> Path | None:
-        """The folder `trained`, where its weights are of the net that the recipe has now."""
-        path, net = self.trained, self.plan.recipe.net
-        before = None if path is None or (old := Training.load(path)) is None else old.recipe.net
-        return path if before and (before.name, before.options) == (net.name, net.options) else None
+        """The folder `trained`, where its weights are of a net that the recipe may choose now."""
+        path = self.trained
+        best = None if path is None else Training.load(path)
+        if best is None:
+            return None
+        net, is_tuned = best.recipe.net, isinstance(self.plan.search, Tuning)
+        nets = [recipe.net for recipe in self.plan.recipes]
+        return path if any(net.name == n.name and (is_tuned or net.options == n.options) for n in nets) else None
 
     @property
     def is_begun(self) -> bool:

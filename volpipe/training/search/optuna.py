@@ -125,13 +125,15 @@ class Tuning:
 
     @property
     def end_recipes(self) -> list[TrainRecipe]:
-        """The recipes with the ends of each range.
+        """The recipes with the ends of each range, and those with the first and with the last end of all.
 
         Raises:
             RecipeError: as of `recipe_with`.
         """
-        ranges = self.search.ranges.items()
-        return [self.recipe_with({key: value}) for key, values in ranges for value in values.ends]
+        ranges = self.search.ranges
+        each = [{key: value} for key, values in ranges.items() for value in values.ends]
+        all_ends = [{key: values.ends[end] for key, values in ranges.items()} for end in (0, -1)]
+        return [self.recipe_with(values) for values in (*each, *all_ends)]
 
 
 def load_tuning(path: Path, settings: Sequence[str] = ()) -> Tuning:

@@ -9,6 +9,7 @@ import copy
 import csv
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -185,7 +186,8 @@ def best_trial(folder: Path, asked: Sequence[Values] | int = 0) -> Path | None:
         wanted = json.loads(json.dumps(asked))
         rows = [row for row in rows if {key: row.get(key) for key in wanted[0]} in wanted]
         is_all = len(rows) == len(wanted)
-    scored = [row for row in rows if row["state"] == "done" and row["score"] is not None]
+    done = [row for row in rows if row["state"] == "done" and row["score"] is not None]
+    scored = [row for row in done if not math.isnan(row["score"])]
     if not (is_all and scored):
         return None
     best = max(scored, key=lambda row: (row["score"], -row["trial"]))
