@@ -273,6 +273,7 @@ def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
         axes=spec.axes,
         voxel_size_nm=triple(group.scale(group.levels[level])[spatial]) if is_placed else None,
         origin_nm=triple(group.shift(group.levels[level])[spatial]) if is_placed else (0.0, 0.0, 0.0),
+        has_origin=is_placed or plan.array_format == "precomputed" or plan.format.startswith("ome-zarr"),
         codec=spec.codec if spec.codec == "raw" or is_precomputed else f"{spec.codec} {spec.codec_level}",
         levels=tuple(f"{plan.folder}/{entry.key}".lstrip("/") for entry in group.levels),
         channel_names=plan.channel_names if plan.format.startswith("ome-zarr") else (),
