@@ -21,10 +21,11 @@ from typer.testing import CliRunner
 from volumes import noise, write_volume
 
 from volpipe.cli.app import app
-from volpipe.errors import PlanError, RecipeError, RunStopped, VolpipeError
+from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolpipeError
 from volpipe.geometry.grid import Box
 from volpipe.recipes.workflow import find_flow
 from volpipe.runs.options import RunOptions
+from volpipe.runs.work import check_kind
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.execute import FlowReport, execute_flow
 from volpipe.workflow.plan import FlowPlan, plan_flow
@@ -80,7 +81,7 @@ def here(labels, grey, *, start):
     return sizes(labels // 16, grey, start=(0, 0, 0))
 
 def chance(labels, grey, *, start):
-    return sizes(labels, grey, start=np.random.default_rng().integers(0, 9, 3))
+    return sizes(labels, grey, start=np.random.default_rng().integers(0, 1 << 40, 3))
 
 def text(labels, grey, *, start):
     return "no table"
@@ -281,6 +282,8 @@ def test_a_part_is_measured_by_voxels_of_the_whole(folder: Path) -> None:
     rows = rows_of(folder / "out" / "objects.csv")
     assert [int(row["voxels"]) for row in rows] == np.bincount(labels.ravel()).tolist()
     assert {row["first_z"] for row in rows} == {"8"}
+    with pytest.raises(RunError, match="holds a measurement; choose another --out"):  # work of another kind
+        check_kind(planned(folder).stages[-1].folder, "evaluation.json")
 
 
 ALONE = """

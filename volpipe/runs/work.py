@@ -390,6 +390,7 @@ MARKS = {
     "evaluation.json": "an evaluation",
     "comparison.json": "a comparison",
     "comparisons.json": "comparisons of many outputs",
+    "measurement.json": "a measurement",
 }
 
 
