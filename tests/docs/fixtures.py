@@ -49,6 +49,13 @@ for manifest in manifests:
     assert not faults(manifest), faults(manifest)
     print(f"{{manifest['kind'].lower()}}/{{manifest['metadata']['name']}} created")
 """
+GOLDEN = """#!/bin/bash
+printf '$ volpipe'; printf ' %q' "$@"; printf '\\n'
+streams=$(mktemp -d)
+volpipe "$@" >"$streams/out" 2>"$streams/err"; code=$?
+cat "$streams/out"; sed 's/^/! /' "$streams/err"
+[ "$code" = 0 ] || printf '[%s]\\n' "$code"
+"""
 PIP = """#!{python}
 import re, sys
 extras = {extras!r}
@@ -279,6 +286,13 @@ def package(page: Page) -> None:
 
 
 # Machines and programs
+
+
+def golden(page: Page) -> None:
+    """`golden ARGUMENTS`, which gives them to volpipe and prints both streams, one after the other, and the exit code."""
+    page.shell.add_tool("golden", GOLDEN)
+    # What other tests measured of a net is not known here, and no table breaks its lines by the length of a path.
+    page.shell.environment |= {"XDG_CACHE_HOME": str(page.folder.parent / "cache"), "COLUMNS": "200"}
 
 
 def clusters_by_threads(page: Page) -> None:
