@@ -1,0 +1,1 @@
+"""Mutants: copies of the package with one change of logic, and the tests that should notice."""
