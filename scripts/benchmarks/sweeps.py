@@ -22,7 +22,8 @@ from benchmarks.row import Outcome, Row, Setting, compared
 from volpipe.apps.pool import ParslPool, start_pool
 from volpipe.configs.local import executor, with_executors
 from volpipe.errors import VolpipeError
-from volpipe.training.search.grid import load_sweep, run_sweep
+from volpipe.training.search.grid import Sweep
+from volpipe.training.search.trials import run_search
 
 RECIPE = """
 net = { name = "superres", options = { factor = 2, features = 8, num_blocks = 2 } }
@@ -95,7 +96,7 @@ def _recipe(setting: Setting, text: str, **numbers: object) -> Path:
 def _sweep(setting: Setting, recipe: Path, start: Start) -> float:
     """Return the seconds of all trainings, from before the workers start until they are gone."""
     began = time.perf_counter()
-    rows = run_sweep(load_sweep(recipe), setting.scratch / "sweep", start, search_path=setting.scratch, fresh=True)
+    rows = run_search(Sweep.load(recipe), setting.scratch / "sweep", start, search_path=setting.scratch, fresh=True)
     seconds = time.perf_counter() - began
     if any(row.state != "done" for row in rows):
         raise VolpipeError(next(row.reason for row in rows if row.state != "done"))

@@ -18,7 +18,7 @@ from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.training import TrainRecipe
 from volpipe.recipes.workflow import KINDS as STAGES
 from volpipe.recipes.workflow import Head
-from volpipe.training.search.optuna import Choices, Range, Search
+from volpipe.training.search.optuna import Choices, Range, TuneSection
 
 HEAD = """# Recipes
 
@@ -48,7 +48,7 @@ PARTS: tuple[tuple[str, str, tuple[tuple[str, type[BaseModel]], ...]], ...] = (
         "Searches",
         "Tables of a training's recipe. `[sweep]` has lists of values by key; `[tune]` is for Optuna "
         "([Training and scores](../training.md)).",
-        (("[tune]", Search), ("a range of [tune.ranges]", Range), ("a choice of [tune.ranges]", Choices)),
+        (("[tune]", TuneSection), ("a range of [tune.ranges]", Range), ("a choice of [tune.ranges]", Choices)),
     ),
 )
 

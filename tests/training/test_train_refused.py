@@ -25,8 +25,9 @@ from volpipe.training.data.degrade import context
 from volpipe.training.data.volumes import TrainingData, check_data, check_free, check_net
 from volpipe.training.driver import check_trainable, run_training
 from volpipe.training.loop import make_train_state
-from volpipe.training.search.grid import load_sweep, run_sweep
-from volpipe.training.search.optuna import load_tuning, run_tuning
+from volpipe.training.search.grid import Sweep
+from volpipe.training.search.optuna import Tuning
+from volpipe.training.search.trials import run_search
 from volpipe.volumes.volume import open_volume
 
 TABLES = """
@@ -111,13 +112,13 @@ def test_what_is_refused_runs_and_could_not_have_been_trained(folder: Path, name
 def test_no_workers_start_and_nothing_is_deleted_for_what_cannot_be_trained(folder: Path) -> None:
     (folder / "t").mkdir()
     (folder / "t" / "precious").touch()
-    recipe, sweep = load_training(folder / "recipe.toml", ["net.name=cells.pt2"]), load_sweep(folder / "recipe.toml")
+    recipe, sweep = load_training(folder / "recipe.toml", ["net.name=cells.pt2"]), Sweep.load(folder / "recipe.toml")
     with pytest.raises(RecipeError, match=r"net cells.pt2 is a file of torch.export"):
         run_training(recipe, folder / "t", unwanted, search_path=folder, fresh=True)
     with pytest.raises(RecipeError, match=r"net cells.onnx is a file of ONNX"):
-        run_sweep(sweep, folder / "t", unwanted, search_path=folder, fresh=True)
+        run_search(sweep, folder / "t", unwanted, search_path=folder, fresh=True)
     with pytest.raises(RecipeError, match=r"net cells.onnx is a file of ONNX"):
-        run_tuning(load_tuning(folder / "recipe.toml"), folder / "t", unwanted, search_path=folder, fresh=True)
+        run_search(Tuning.load(folder / "recipe.toml"), folder / "t", unwanted, search_path=folder, fresh=True)
     assert (folder / "t" / "precious").exists()
 
 

@@ -16,8 +16,9 @@ from volpipe.errors import RunError, RunStopped, SiteError
 from volpipe.recipes.training import LOSSES, load_training
 from volpipe.training.driver import run_training
 from volpipe.training.logs import open_log, read_log, read_scores
-from volpipe.training.search.grid import load_sweep, run_sweep
-from volpipe.training.search.optuna import load_tuning, run_tuning
+from volpipe.training.search.grid import Sweep
+from volpipe.training.search.optuna import Tuning
+from volpipe.training.search.trials import run_search
 from volpipe.workflow.outcome import outcome_lines
 
 TABLES = """
@@ -139,8 +140,8 @@ def test_an_interrupt_and_an_error_that_nobody_foresaw_are_in_the_log(folder: Pa
 
 
 def test_a_sweep_logs_each_trial_its_values_and_why_one_failed(folder: Path) -> None:
-    sweep = load_sweep(folder / "recipe.toml", ["train.clip=0"])
-    run_sweep(sweep, folder / "s", Threads(1, victim="000", lose=1).start, search_path=folder)
+    sweep = Sweep.load(folder / "recipe.toml", ["train.clip=0"])
+    run_search(sweep, folder / "s", Threads(1, victim="000", lose=1).start, search_path=folder)
     lines = lines_in(folder / "s")
     assert lines[0] == f"volpipe {volpipe.__version__} sweep begins in {folder / 's'}"
     assert "trial 000 begins: train.learning_rate = 0.001" in lines
@@ -154,8 +155,8 @@ def test_a_sweep_logs_each_trial_its_values_and_why_one_failed(folder: Path) -> 
 
 
 def test_a_search_logs_each_trial_and_why_one_failed(folder: Path) -> None:
-    tuning = load_tuning(folder / "recipe.toml")
-    rows = run_tuning(tuning, folder / "u", Threads(1, victim="001", lose=2).start, search_path=folder)
+    tuning = Tuning.load(folder / "recipe.toml")
+    rows = run_search(tuning, folder / "u", Threads(1, victim="001", lose=2).start, search_path=folder)
     lines = lines_in(folder / "u")
     assert lines[0] == f"volpipe {volpipe.__version__} tune begins in {folder / 'u'}"
     assert json.loads(lines[2].removeprefix("search: "))["trials"] == 2
@@ -166,14 +167,14 @@ def test_a_search_logs_each_trial_and_why_one_failed(folder: Path) -> None:
 
 
 def test_folders_of_trials_in_which_only_a_log_is_are_taken_and_others_are_not(folder: Path) -> None:
-    sweep = load_sweep(folder / "recipe.toml")
+    sweep = Sweep.load(folder / "recipe.toml")
     (folder / "s").mkdir()
     (folder / "s" / "volpipe.log").touch()
     (folder / "s" / "mine.log").touch()
     with pytest.raises(RunError, match=r"holds mine.log and no sweep.json"):
-        run_sweep(sweep, folder / "s", Threads(1).start, search_path=folder)
+        run_search(sweep, folder / "s", Threads(1).start, search_path=folder)
     (folder / "s" / "mine.log").unlink()
-    assert len(run_sweep(sweep, folder / "s", Threads(1).start, search_path=folder)) == 2
+    assert len(run_search(sweep, folder / "s", Threads(1).start, search_path=folder)) == 2
 
 
 def test_the_log_of_a_run_names_its_site_as_well(

@@ -22,9 +22,8 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import Difference, Recomputed, Verdict
 from volpipe.segmentation.output import read_label_origin
 from volpipe.training.pages import training_page
-from volpipe.training.search.grid import SWEEP_FILE
-from volpipe.training.search.optuna import STUDY
 from volpipe.training.search.pages import trials_page
+from volpipe.training.search.trials import has_trials
 from volpipe.training.task import Training
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json
@@ -193,7 +192,7 @@ def find_page(output: str) -> tuple[Page, Path]:
     folder = RunFolder(Path(output).absolute())
     if Training.load(folder.path) is not None:
         return training_page(folder), folder.path
-    if any((folder.path / name).is_file() for name in (SWEEP_FILE, STUDY)):
+    if has_trials(folder.path):
         return trials_page(folder), folder.path
     return _page_of_run(output)
 

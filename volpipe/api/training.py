@@ -21,9 +21,9 @@ from volpipe.recipes.training import VARIED, TrainRecipe, load_training
 from volpipe.training.driver import TrainingResult, run_training
 from volpipe.training.fine_tuning import Start, fine_tuning
 from volpipe.training.logs import no_better
-from volpipe.training.search.grid import load_sweep, run_sweep, sweep_of
-from volpipe.training.search.optuna import load_tuning, run_tuning, tuning_of
-from volpipe.training.search.trials import TrialResult
+from volpipe.training.search.grid import Sweep
+from volpipe.training.search.optuna import Tuning
+from volpipe.training.search.trials import Search, TrialResult, run_search
 from volpipe.training.task import Training, newest_step
 from volpipe.workflow.outcome import draw_curve, outcome_lines, run_command
 
@@ -119,16 +119,7 @@ def sweep(
     Raises:
         RecipeError, VolpipeError: as of `train`; one training that fails stops no other.
     """
-    if isinstance(recipe, str | Path):
-        chosen = load_sweep(Path(recipe), settings)
-    else:
-        chosen = sweep_of(_tree(recipe, settings), NO_NAME, settings)
-    folder, (start, _) = _folder(recipe, out, "sweep"), site_of(site)
-    with (
-        monitored(metrics, "sweep", recipe),
-        _counting(len(chosen.recipes), progress, on_progress) as on_end,
-    ):
-        return run_sweep(chosen, folder, start, search_path=Path(search_path or Path.cwd()), fresh=fresh, on_end=on_end)
+    return _searched(Sweep, recipe, out, site, settings, search_path, progress, on_progress, metrics, fresh=fresh)
 
 
 def tune(
@@ -154,17 +145,21 @@ def tune(
     Raises:
         RecipeError, VolpipeError: as of `train`; also where the first trials all fail.
     """
+    return _searched(Tuning, recipe, out, site, settings, search_path, progress, on_progress, metrics, fresh=fresh)
+
+
+def _searched(
+    kind: type[Search], recipe: str | Path | Tree, out: str | Path | None, site: str | Path | WorkerPool,
+    settings: Sequence[str], search_path: str | Path | None, progress: bool | None, on_progress: OnTrial | None,
+    metrics: str | int | Path | None, *, fresh: bool,
+) -> list[TrialResult]:  # fmt: skip
     if isinstance(recipe, str | Path):
-        chosen = load_tuning(Path(recipe), settings)
+        chosen = kind.load(Path(recipe), settings)
     else:
-        chosen = tuning_of(_tree(recipe, settings), NO_NAME, settings)
-    folder, (start, _) = _folder(recipe, out, "tune"), site_of(site)
-    place = Path(search_path or Path.cwd())
-    with (
-        monitored(metrics, "tune", recipe),
-        _counting(chosen.search.trials, progress, on_progress) as on_end,
-    ):
-        return run_tuning(chosen, folder, start, search_path=place, fresh=fresh, on_end=on_end)
+        chosen = kind.of(_tree(recipe, settings), NO_NAME, settings)
+    folder, (start, _), place = _folder(recipe, out, kind.kind), site_of(site), Path(search_path or Path.cwd())
+    with monitored(metrics, kind.kind, recipe), _counting(chosen.num, progress, on_progress) as on_end:
+        return run_search(chosen, folder, start, search_path=place, fresh=fresh, on_end=on_end)
 
 
 def training_folder(recipe: TrainRecipe | str | Path | Tree, out: str | Path | None, start: str | Path | None) -> Path:

@@ -17,7 +17,7 @@ import typer
 import volpipe
 from volpipe.cli.generate import command_of
 from volpipe.cli.options import Parents
-from volpipe.display.comparisons import difference_tables, made_table, row_table, score_tables
+from volpipe.display.comparisons import difference_tables, made_table, row_table, sheet_table
 from volpipe.display.console import INCOMPLETE, PLAIN_LINE_SECONDS, check_target, err, interruptible, out
 from volpipe.display.progress import showing
 from volpipe.display.reports import print_missing
@@ -63,8 +63,8 @@ def evaluate(
         raise typer.Exit(INCOMPLETE)
     for note in result.notes:
         err.print(f"note: {note}")
-    for table in score_tables(result.scores, result.plan.output):
-        out.print(table)
+    for sheet in result.closing_sheets:
+        out.print(sheet_table(sheet))
     if json_file is not None:
         text = json.dumps(result.to_json(), indent=1, allow_nan=False)
         Path(json_file).write_text(f"{text}\n", encoding="utf-8")

@@ -128,10 +128,10 @@ def _read(recipe: str | Path | None, folder: Path | None, load: Callable[[Path |
 
 def _check_training(name: str, given: Mapping[str, Any], folder: Path | None) -> None:  # Any: values of options
     from volpipe.recipes.training import load_training
-    from volpipe.training.search.grid import load_sweep
-    from volpipe.training.search.optuna import load_tuning
+    from volpipe.training.search.grid import Sweep
+    from volpipe.training.search.optuna import Tuning
 
-    load: Callable[..., object] = {"train": load_training, "sweep": load_sweep, "tune": load_tuning}[name]
+    load: Callable[..., object] = {"train": load_training, "sweep": Sweep.load, "tune": Tuning.load}[name]
     _read(given["recipe"], folder, lambda path: load(path, given.get("settings") or []))
 
 

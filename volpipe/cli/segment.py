@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from volpipe.estimation.estimate import StageTimes
-    from volpipe.segmentation.driver import SegmentationResult
     from volpipe.segmentation.plan import SegmentPlan
 
 
@@ -76,27 +75,15 @@ def segment(
         facts = {"out": result.out, "table": str(result.table), "objects": result.num_objects}
         facts["seconds"] = result.stage_seconds
         Path(json_file).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    for changed in result.updates:
-        console.out.print(str(changed))
     if result.was_complete:
+        for changed in result.updates:
+            console.out.print(str(changed))
         unchanged = f"{result.out} is complete, and nothing has changed"
         console.out.print(unchanged if update else complete_already(result.out))
         return
-    console.out.print(summary(result, *times))
+    for line in result.closing_lines(*times):
+        console.out.print(line)
     tell_report(result.folder)
-
-
-def summary(result: SegmentationResult, planned: StageTimes | None = None) -> str:
-    """Return the result in two lines, planned times in brackets."""
-    guess = "≈ " if planned is not None and planned.is_guess else ""
-    stages = () if planned is None else planned.stages
-    plans = {stage.name: f" ({guess}{duration(stage.seconds)})" for stage in stages}
-    tasks = ", ".join(f"{stage} {duration(time)}{plans.get(stage, '')}" for stage, time in result.stage_seconds.items())
-    whole = "" if planned is None else f" (planned {guess}{duration(planned.seconds)})"
-    return (
-        f"wrote {result.num_objects:,} objects to {result.out} in {duration(result.seconds)}{whole}; tasks: {tasks}\n"
-        f"table of objects: {result.table}"
-    )
 
 
 def describe_plan(plan: SegmentPlan) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import volpipe
 from volpipe.cli import segment
-from volpipe.display.comparisons import score_tables
+from volpipe.display.comparisons import sheet_table
 from volpipe.display.console import columns, err, out, tell_report
 from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.display.reports import print_missing
@@ -109,9 +109,6 @@ def _heading(plan: FlowPlan, stage: StagePlan) -> str:
 
 
 def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
-    from volpipe.evaluation.results import MeasurementResult
-    from volpipe.workflow.train_stage import TrainReport
-
     report = ended.report
     if report.was_complete:
         out.print(f"{ended.stage.out} is complete already")
@@ -119,20 +116,11 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
         tell(report, time.time() - ended.seconds)
     elif report.missing:
         print_missing(report)
-    elif isinstance(report, volpipe.SegmentationResult):
-        for update in report.updates:
-            out.print(str(update))
-        times = cost.times if ended.is_new else None
-        out.print(segment.summary(report, times))
-    elif isinstance(report, volpipe.ComparisonResult):
-        for line in report.summary:
+    else:
+        for line in report.closing_lines(cost.times if ended.is_new else None):
             out.print(line)
-    elif isinstance(report, TrainReport | MeasurementResult):
-        for line in report.lines:
-            out.print(line)
-    elif isinstance(report, volpipe.EvaluationResult) and report.scores is not None:
-        for table in score_tables(report.scores, ended.stage.given):
-            out.print(table)
+        for sheet in report.closing_sheets:
+            out.print(sheet_table(sheet))
 
 
 def report_table(report: FlowReport, cost: FlowCost) -> Table:

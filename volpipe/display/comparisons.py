@@ -12,17 +12,15 @@ from rich.table import Table
 from volpipe.display.console import columns
 
 if TYPE_CHECKING:
-    from volpipe.evaluation.evaluate import Scores
     from volpipe.evaluation.results import ComparisonResult
     from volpipe.reporting.page import Sheet
-    from volpipe.volumes.volume import Volume
     from volpipe.workflow.compare import ComparisonTable
 
 MOST_MADE = 40  # lines of what was done otherwise
 MOST_ROWS = 100  # of many comparisons
 
 
-def _table(sheet: Sheet, *, left: int = 1, title: str = "", most: int | None = None) -> Table:
+def sheet_table(sheet: Sheet, *, left: int = 1, title: str = "", most: int | None = None) -> Table:
     """Return the first `most` lines of a table, `left` columns of which are of text."""
     names = sheet.names
     table = columns(*names, left=names[:left], fold=True, caption=sheet.caption or None)
@@ -36,26 +34,19 @@ def _table(sheet: Sheet, *, left: int = 1, title: str = "", most: int | None = N
     return table
 
 
-def score_tables(scores: Scores, volume: Volume) -> list[Table]:
-    """Return the scores of each candidate, the best PSNR first, or of labels; `volume` knows the size of a voxel."""
-    from volpipe.evaluation.lines import score_sheets
-
-    return [_table(sheet) for sheet in score_sheets(scores, volume)]
-
-
 def made_table(result: ComparisonResult) -> Table | None:
     """Return what was done otherwise of both; None where nothing is known that was."""
     sheet = result.made
     title = "how they were made, where that differs"
-    return None if sheet is None else _table(sheet, left=3, title=title, most=MOST_MADE)
+    return None if sheet is None else sheet_table(sheet, left=3, title=title, most=MOST_MADE)
 
 
 def difference_tables(result: ComparisonResult) -> list[Table]:
     """Return how much differs, and the boxes that differ most, as far as there are any."""
     titles = ("", "boxes that differ most")
-    return [_table(sheet, title=title) for sheet, title in zip(result.sheets, titles, strict=False)]
+    return [sheet_table(sheet, title=title) for sheet, title in zip(result.sheets, titles, strict=False)]
 
 
 def row_table(table: ComparisonTable) -> Table:
     """Return a line for each of many comparisons, those that differ most first."""
-    return _table(table.sheet, left=2, most=MOST_ROWS)
+    return sheet_table(table.sheet, left=2, most=MOST_ROWS)

@@ -12,6 +12,7 @@ from typing import Any
 
 import volpipe
 from volpipe.blockwise.failures import last_line
+from volpipe.estimation.estimate import StageTimes
 from volpipe.evaluation import lines
 from volpipe.evaluation.compare import Comparison, Differences
 from volpipe.evaluation.evaluate import Evaluation, Scores
@@ -64,6 +65,11 @@ class EvaluationResult(WorkReport):
         """What a user should know of the volumes and their labels, in sentences."""
         return [*self.plan.notes, *([] if self.scores is None else self.plan.label_notes(self.scores))]
 
+    @property
+    def closing_sheets(self) -> list[Sheet]:
+        """The scores of each candidate, the best PSNR first, or of labels."""
+        return [] if self.scores is None else lines.score_sheets(self.scores, self.plan.output)
+
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""
         values = {} if self.scores is None or isinstance(self.scores, dict) else asdict(self.scores)
@@ -76,8 +82,7 @@ class EvaluationResult(WorkReport):
         """Return a table of images, the best PSNR first, or of neurons or classes, above how it ended."""
         if self.scores is None or isinstance(self.scores, LabelScores):
             return super()._repr_html_()
-        sheets = lines.score_sheets(self.scores, self.plan.output)
-        tables = (html_table(sheet.names, sheet.rows, caption=sheet.caption) for sheet in sheets)
+        tables = (html_table(sheet.names, sheet.rows, caption=sheet.caption) for sheet in self.closing_sheets)
         return "".join(tables) + super()._repr_html_()
 
     def to_json(self) -> dict[str, object]:
@@ -133,6 +138,9 @@ class ComparisonResult(WorkReport, Filed):
     def summary(self) -> list[str]:
         """How they differ, in sentences."""
         return lines.summary(self.plan, self.differences, len(self.missing))
+
+    def closing_lines(self, planned: StageTimes | None = None) -> list[str]:
+        return self.summary
 
     @property
     def sheets(self) -> list[Sheet]:
@@ -201,6 +209,9 @@ class MeasurementResult(WorkReport):
     def lines(self) -> list[str]:
         """How it ended, in sentences."""
         return [table_line(self.described)] if self.described else []
+
+    def closing_lines(self, planned: StageTimes | None = None) -> list[str]:
+        return self.lines
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""

@@ -21,8 +21,9 @@ from volpipe.monitoring.exposition import check_file, monitored
 from volpipe.runs.presence import COMMAND
 
 if TYPE_CHECKING:
-    from volpipe.monitoring.ending import Ending, State, Witness
+    from volpipe.monitoring.ending import Witness
     from volpipe.monitoring.notify import Address
+    from volpipe.runs.report import Ending, State
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,8 @@ class Watch:
     def _ending(self, code: int, error: BaseException | None) -> Ending:
         """Return how the command ended: its exit code says more than how its work did."""
         from volpipe.blockwise.interrupts import INTERRUPTED
-        from volpipe.monitoring.ending import Ending, ending_by
+        from volpipe.monitoring.ending import ending_by
+        from volpipe.runs.report import Ending
 
         assert self.witness is not None
         if error is not None:

@@ -1,73 +1,15 @@
-"""How a command's work ended, in a word that machines are told: of a result, or of an error.
+"""How a command's work ended: as its result says, or by an error.
 
 Not here: the exit code (cli), which follows from the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
-
-from volpipe.blockwise.work import Observer, Place, Work, Works
+from volpipe.blockwise.work import Observer, Place, Works
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.reporting.page import REPORT
-from volpipe.runs.report import WorkReport
+from volpipe.runs.report import Ending
 from volpipe.runs.work import HeldWork
-from volpipe.training.driver import TrainingResult
-from volpipe.training.search.trials import TrialResult
-from volpipe.workflow.batch_table import BatchReport
-from volpipe.workflow.execute import FlowReport
-
-State = Literal["running", "waiting", "complete", "incomplete", "stopped", "interrupted", "refused", "failed"]
-"""waiting: until a volume that is followed is looked at again · complete: nothing is missing of what was asked for ·
-incomplete: it came to its end, and parts are missing · stopped: too much failed · interrupted: somebody stopped it ·
-refused: nothing began · failed: a fault that nobody foresaw."""
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How work ended.
-
-    Attributes:
-        missing: how many parts, datasets or trainings are missing, None where nobody counted them.
-        message: why it is not complete, a sentence; "" where it is.
-    """
-
-    state: State
-    missing: int | None = None
-    message: str = ""
-
-
-def ending_of(result: object, work: object = None) -> Ending:
-    """Return how `work` ended, which gave `result`."""
-    if isinstance(result, FlowReport):
-        missing = sum(len(stage.report.missing) for stage in result.stages)
-        return _ending(result.is_complete, missing, result.open_reason)
-    if isinstance(result, WorkReport):
-        return _ending(not result.missing, len(result.missing), result.open_reason)
-    if isinstance(result, BatchReport):
-        return _of_many([row.reason for row in result.rows if not row.is_complete], len(result.rows), "datasets")
-    if isinstance(result, TrainingResult):
-        return _ending(not result.was_stopped, None, f'a file "stop" ended it after {result.steps:,} steps')
-    if isinstance(result, Sequence) and all(isinstance(entry, TrialResult) for entry in result):
-        whole = (
-            ("done", "pruned") if isinstance(work, Work) and work.kind == "tune" else ("done",)
-        )  # others were asked to stop
-        open_ones = [trial.reason for trial in result if trial.state not in whole]
-        return _of_many(open_ones, len(result), "trainings")
-    return Ending("complete")
-
-
-def _ending(is_complete: bool, missing: int | None, reason: str) -> Ending:
-    return Ending("complete", 0) if is_complete else Ending("incomplete", missing, reason)
-
-
-def _of_many(reasons: Sequence[str], num_all: int, noun: str) -> Ending:
-    """Return the ending of many works, of which those with `reasons` are not complete."""
-    first = next(filter(None, reasons), "")
-    sentence = f"{len(reasons):,} of {num_all:,} {noun} are not complete" + (f"; the first: {first}" if first else "")
-    return _ending(not reasons, len(reasons), sentence)
 
 
 def ending_by(error: BaseException) -> Ending:
@@ -101,7 +43,7 @@ class Witness(Observer):
     def end(self, place: Place, works: Works, result: object, error: BaseException | None) -> None:
         """Take note of how the outermost work ended."""
         if not place:
-            self.ending = ending_of(result, self.work) if error is None else ending_by(error)
+            self.ending = getattr(result, "ending", Ending("complete")) if error is None else ending_by(error)
 
     @property
     def output(self) -> str:

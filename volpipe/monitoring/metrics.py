@@ -21,7 +21,8 @@ from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.usage import Totals
 from volpipe.blockwise.work import Place, Works
-from volpipe.monitoring.ending import State, Witness
+from volpipe.monitoring.ending import Witness
+from volpipe.runs.report import State
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -5,10 +5,10 @@ Not here: the work (work), or what the command line prints of it (display).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from volpipe.blockwise.failures import Missing, last_line
 from volpipe.blockwise.journal import Record
@@ -20,8 +20,40 @@ from volpipe.tables import html_facts, html_table
 from volpipe.units import count, duration, size
 from volpipe.volumes.storage import paths
 
+if TYPE_CHECKING:
+    from volpipe.reporting.page import Sheet
+
 TOTALS = ("stage", "units", "tasks", "task time", "CPU time", "read", "written", "peak memory")  # columns in a notebook
 MOST_MISSING = 20  # lines there
+State = Literal["running", "waiting", "complete", "incomplete", "stopped", "interrupted", "refused", "failed"]
+"""waiting: until a volume that is followed is looked at again · complete: nothing is missing of what was asked for ·
+incomplete: it came to its end, and parts are missing · stopped: too much failed · interrupted: somebody stopped it ·
+refused: nothing began · failed: a fault that nobody foresaw."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How work ended, in a word for machines.
+
+    Attributes:
+        missing: how many parts, datasets or trainings are missing, None where nobody counted them.
+        message: why it is not complete, a sentence; "" where it is.
+    """
+
+    state: State
+    missing: int | None = None
+    message: str = ""
+
+    @classmethod
+    def of(cls, missing: int | None, message: str, *, is_complete: bool) -> Ending:
+        return cls("complete", 0) if is_complete else cls("incomplete", missing, message)
+
+    @classmethod
+    def of_many(cls, reasons: Sequence[str], num_all: int, noun: str) -> Ending:
+        """Return the ending of many works, of which those with `reasons` are not complete."""
+        first = next(filter(None, reasons), "")
+        some = f"{len(reasons):,} of {num_all:,} {noun} are not complete" + (f"; the first: {first}" if first else "")
+        return cls.of(len(reasons), some, is_complete=not reasons)
 
 
 @dataclass(repr=False)
@@ -61,6 +93,20 @@ class WorkReport:
         first = self.missing[0]
         missing = count(len(self.missing), "part")
         return f"{missing} missing, first {first.stage} {first.unit} ({first.box}): {first.reason}"
+
+    @property
+    def ending(self) -> Ending:
+        """How it ended, of what was asked for."""
+        return Ending.of(len(self.missing), self.open_reason, is_complete=not self.missing)
+
+    def closing_lines(self, planned: Any = None) -> Iterable[str]:  # Any: StageTimes, of a package above
+        """Return the sentences that a command ends with, beside the times that were `planned`."""
+        return ()
+
+    @property
+    def closing_sheets(self) -> Iterable[Sheet]:
+        """Tables that a command prints below these sentences."""
+        return ()
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""

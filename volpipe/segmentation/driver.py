@@ -29,6 +29,7 @@ from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Feed, Schedule, Stage, fed
 from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunStopped
+from volpipe.estimation.estimate import StageTimes
 from volpipe.estimation.limits import check_access, check_apart, check_worker, disk_limits, warn_of_room
 from volpipe.estimation.memory import WORKER_BYTES
 from volpipe.geometry.grid import Box, Grid
@@ -75,7 +76,7 @@ from volpipe.segmentation.tasks import (
 from volpipe.segmentation.update import follow, update_steps
 from volpipe.segmentation.verify import recompute_labels
 from volpipe.tables import html_table
-from volpipe.units import shape
+from volpipe.units import duration, shape
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import open_volume
@@ -199,6 +200,16 @@ class SegmentationResult(WorkReport):
             return page
         rows = self.largest()
         return page + html_table(list(rows[0]), (list(row.values()) for row in rows), caption="the largest objects")
+
+    def closing_lines(self, planned: StageTimes | None = None) -> list[str]:
+        """Return what had changed, and the result in two lines, planned times in brackets."""
+        guess = "≈ " if planned is not None and planned.is_guess else ""
+        stages = () if planned is None else planned.stages
+        plans = {stage.name: f" ({guess}{duration(stage.seconds)})" for stage in stages}
+        tasks = (f"{name} {duration(took)}{plans.get(name, '')}" for name, took in self.stage_seconds.items())
+        whole = "" if planned is None else f" (planned {guess}{duration(planned.seconds)})"
+        wrote = f"wrote {self.num_objects:,} objects to {self.out} in {duration(self.seconds)}{whole}"
+        return [*map(str, self.updates), f"{wrote}; tasks: {', '.join(tasks)}", f"table of objects: {self.table}"]
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""

@@ -35,6 +35,7 @@ from volpipe.recipes.toml import Section
 from volpipe.recipes.training import LOSSES, STOP, WEIGHTS, TrainRecipe
 from volpipe.reporting.page import REPORT
 from volpipe.runs.presence import Presence
+from volpipe.runs.report import Ending
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Counts, HeldWork
 from volpipe.tables import html_facts
@@ -78,6 +79,12 @@ class TrainingResult:
     summary: tuple[str, ...] = ()
     curve: Path | None = None
     run_command: str = ""
+
+    @property
+    def ending(self) -> Ending:
+        """How it ended."""
+        stopped = f'a file "stop" ended it after {self.steps:,} steps'
+        return Ending.of(None, stopped, is_complete=not self.was_stopped)
 
     def _repr_html_(self) -> str:
         facts: dict[str, object] = {"steps": f"{self.steps:,}"}

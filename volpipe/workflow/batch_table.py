@@ -18,6 +18,7 @@ from typing import Any, Literal
 import volpipe
 from volpipe.blockwise.notes import StageNote
 from volpipe.errors import RunError
+from volpipe.runs.report import Ending
 from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote
@@ -29,7 +30,7 @@ SUFFIX = ".batch"  # of that folder
 STORE_SECONDS = 1.0  # between two writings, at least: of 10,000 rows one takes 23 ms, and nothing rests on the table
 SHOWN = ("volume", "state", "ended", "wall_seconds", "cpu_seconds", "missing", "out", "reason")  # in a notebook
 
-Ending = Literal["waiting", "running", "done", "unchanged", "incomplete", "failed", "interrupted"]
+RowState = Literal["waiting", "running", "done", "unchanged", "incomplete", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class DatasetRow:
     recipe: str
     state: State
     why: str = ""
-    ended: Ending = "waiting"
+    ended: RowState = "waiting"
     reason: str = ""
     shape: tuple[int, ...] = ()
     num_blocks: int = 0
@@ -225,6 +226,11 @@ class BatchReport:
     @property
     def is_complete(self) -> bool:
         return all(row.is_complete for row in self.rows)
+
+    @property
+    def ending(self) -> Ending:
+        """How it ended."""
+        return Ending.of_many([row.reason for row in self.rows if not row.is_complete], len(self.rows), "datasets")
 
     def to_json(self) -> dict[str, Any]:  # Any: plain values
         """Return the same in plain values, as `batch.json` has them."""

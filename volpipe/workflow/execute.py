@@ -25,7 +25,7 @@ from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.options import RunOptions, written
 from volpipe.runs.presence import Presence
-from volpipe.runs.report import WorkReport
+from volpipe.runs.report import Ending, WorkReport
 from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, StageWork
 from volpipe.tables import html_table
 from volpipe.units import duration, size
@@ -89,6 +89,12 @@ class FlowReport:
             return ""
         first = next((each for each in self.stages if not each.report.is_complete), None)
         return "a stage was not begun" if first is None else f"stage {first.stage.name}: {first.report.open_reason}"
+
+    @property
+    def ending(self) -> Ending:
+        """How it ended."""
+        missing = sum(len(each.report.missing) for each in self.stages)
+        return Ending.of(missing, self.open_reason, is_complete=self.is_complete)
 
     def __repr__(self) -> str:
         done = sum(each.report.is_complete for each in self.stages)

@@ -29,9 +29,7 @@ from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.training.logs import TrainingPace, read_pace
-from volpipe.training.search.grid import SWEEP_FILE
-from volpipe.training.search.optuna import STUDY
-from volpipe.training.search.trials import is_ended
+from volpipe.training.search.trials import has_trials, is_ended
 from volpipe.training.task import TRAINING_FILE, Training, newest_step
 from volpipe.units import count
 from volpipe.volumes.formats.container import mark_in, read_attributes
@@ -329,7 +327,7 @@ class Observer:
         )  # fmt: skip
 
     def _of_trials(self, folder: Path) -> Status | None:
-        if not any((folder / name).is_file() for name in (SWEEP_FILE, STUDY)):
+        if not has_trials(folder):
             return None
         parts = tuple(
             replace(part, name=path.name)

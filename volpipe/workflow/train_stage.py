@@ -51,10 +51,10 @@ from volpipe.training.driver import (
 )
 from volpipe.training.logs import last_step, read_log
 from volpipe.training.pages import curves
-from volpipe.training.search.grid import SWEEP_FILE, Sweep, numbered, sweep_of, sweep_trials
-from volpipe.training.search.optuna import STUDY, Tuning, tuning_of, tuning_trials
+from volpipe.training.search.grid import Sweep
+from volpipe.training.search.optuna import Tuning
 from volpipe.training.search.pages import trial_items
-from volpipe.training.search.trials import TrialResult, Trials, best_trial, check_folders
+from volpipe.training.search.trials import Search, TrialResult, Trials, best_trial
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training, newest_step
 from volpipe.volumes.identity import input_changes
 from volpipe.volumes.storage.paths import delete
@@ -80,7 +80,7 @@ class TrainPlan:
     """
 
     recipe: TrainRecipe
-    search: Sweep | Tuning | None
+    search: Search | None
     search_path: Path
     volume: Volume
     labels: Volume | None
@@ -97,20 +97,16 @@ class TrainPlan:
     @property
     def recipes(self) -> Sequence[TrainRecipe]:
         """The recipes of a sweep, those with the ends of the ranges of a search, or the only one."""
-        if isinstance(self.search, Sweep):
-            return self.search.recipes
-        if isinstance(self.search, Tuning):
-            return self.search.end_recipes
-        return (self.recipe,)
+        return (self.recipe,) if self.search is None else self.search.recipes
 
     @property
     def varies(self) -> str:
         """The kind of its search; "" for one training."""
-        return "" if self.search is None else "sweep" if isinstance(self.search, Sweep) else "tune"
+        return "" if self.search is None else self.search.kind
 
     @property
     def num_trainings(self) -> int:
-        return self.search.search.trials if isinstance(self.search, Tuning) else len(self.recipes)
+        return 1 if self.search is None else self.search.num
 
     def warnings(self) -> list[str]:
         return []
@@ -264,17 +260,16 @@ class TrainStage(StagePlan):
         return StageCost(self, share_left=share_left, times=times)
 
 
-def _search_of(choice: Learning, tree: dict[str, Any], name: str) -> Sweep | Tuning | None:  # Any: TOML values
+def _search_of(choice: Learning, tree: dict[str, Any], name: str) -> Search | None:  # Any: TOML values
     """Return what a stage varies in the sections `tree`."""
-    source = f"stage {name}"
-    if choice.tune:
-        return tuning_of(tree | {"tune": dict(choice.tune)}, source)
-    if not choice.sweep:
-        return None
-    sweep = sweep_of(tree | {"sweep": dict(choice.sweep)}, source)
-    if not all(recipe.train.validate_every for recipe in sweep.recipes):
-        raise PlanError("trainings are compared by their scores; give train.validate_every and data.held_out")
-    return sweep
+    kinds: tuple[type[Search], ...] = (Tuning, Sweep)
+    for kind in kinds:
+        if table := getattr(choice, kind.kind):
+            search = kind.of(tree | {kind.kind: dict(table)}, f"stage {name}")
+            if not all(recipe.train.validate_every for recipe in search.recipes):
+                raise PlanError("trainings are compared by their scores; give train.validate_every and data.held_out")
+            return search
+    return None
 
 
 @dataclass(frozen=True)
@@ -319,6 +314,9 @@ class TrainReport(WorkReport):
     trained: Path | None = None
     lines: tuple[str, ...] = ()
 
+    def closing_lines(self, planned: StageTimes | None = None) -> tuple[str, ...]:
+        return self.lines
+
     @property
     def is_complete(self) -> bool:
         return self.trained is not None
@@ -342,7 +340,7 @@ class TrainWork(StageWork[TrainReport]):
     @property
     def file(self) -> str:
         """By which its folder is known."""
-        return {"": TRAINING_FILE, "sweep": SWEEP_FILE, "tune": STUDY}[self.plan.varies]
+        return TRAINING_FILE if self.plan.search is None else self.plan.search.file
 
     @property
     def trained(self) -> Path | None:
@@ -350,7 +348,7 @@ class TrainWork(StageWork[TrainReport]):
         path, search = self.folder.path, self.plan.search
         if search is None:
             return path if is_complete(path, self.plan.recipe) else None
-        return best_trial(path, search.combinations if isinstance(search, Sweep) else search.search.trials)
+        return search.best(path)
 
     @property
     def fitting(self) -> Path | None:
@@ -385,10 +383,10 @@ class TrainWork(StageWork[TrainReport]):
     def check_recipe(self) -> None:
         """Refuse another recipe, or code of the net, than that of what was begun."""
         path, search, place = self.folder.path, self.plan.search, self.plan.search_path
-        if isinstance(search, Sweep):
-            check_folders(numbered(path, search), path, place)
-        elif search is None:
+        if search is None:
             check_continued(path, Training.begin(self.plan.recipe, place))
+        else:
+            search.check_same(path, place)
 
     def check_same(self) -> None:
         """Refuse another recipe, and volumes that changed since, as far as they are there."""
@@ -506,10 +504,8 @@ class TrainWork(StageWork[TrainReport]):
         def on_end(result: TrialResult) -> None:
             show(next(ended), self.plan.num_trainings)
 
-        if isinstance(search, Tuning):
-            return tuning_trials(search, self.folder, search_path=where, on_end=on_end)
         assert search is not None
-        return sweep_trials(search, self.folder, search_path=where, on_end=on_end)
+        return Trials(search, self.folder, where, on_end=on_end)
 
     def witnesses(self) -> Sequence[Path]:
         return self._inner.witnesses()

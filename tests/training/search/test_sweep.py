@@ -24,9 +24,9 @@ from volpipe.training import loop as module
 from volpipe.training.data import volumes as training_volumes
 from volpipe.training.logs import last_step
 from volpipe.training.loop import train
-from volpipe.training.search.grid import combined, load_sweep, run_sweep
-from volpipe.training.search.optuna import load_tuning, run_tuning
-from volpipe.training.search.trials import OnEnd, TrialResult, with_overrides
+from volpipe.training.search.grid import Sweep, combined
+from volpipe.training.search.optuna import Tuning
+from volpipe.training.search.trials import OnEnd, TrialResult, run_search, with_overrides
 from volpipe.volumes import node_cache
 from volpipe.volumes.identity import Identity, identify_whole, read_identities
 from volpipe.volumes.values import take_sample
@@ -49,8 +49,8 @@ def folder(tmp_path: Path) -> Path:
 def swept(
     folder: Path, workers: Threads, *settings: str, fresh: bool = False, on_end: OnEnd = lambda result: None
 ) -> list[TrialResult]:
-    sweep = load_sweep(folder / "recipe.toml", settings)
-    return run_sweep(sweep, folder / "s", workers.start, search_path=folder, fresh=fresh, on_end=on_end)
+    sweep = Sweep.load(folder / "recipe.toml", settings)
+    return run_search(sweep, folder / "s", workers.start, search_path=folder, fresh=fresh, on_end=on_end)
 
 
 # ---- which trainings
@@ -92,14 +92,14 @@ def test_values_are_put_at_their_keys_and_the_recipe_stays_as_it_was() -> None:
 def test_a_sweep_that_is_wrong_is_refused_before_it_starts(tmp_path: Path, table: str, sentence: str) -> None:
     make_folder(tmp_path, table)
     with pytest.raises(RecipeError, match=sentence):
-        load_sweep(tmp_path / "recipe.toml")
+        Sweep.load(tmp_path / "recipe.toml")
 
 
 def test_one_recipe_may_have_tables_for_a_sweep_and_a_search_and_be_trained_as_it_is(tmp_path: Path) -> None:
     more = '[sweep]\n"train.seed" = [1, 2]\n[tune]\n"train.seed" = { low = 1, high = 2 }'
     path = make_folder(tmp_path, f"validate_every = 2\n{more}") / "recipe.toml"
-    assert [each.train.seed for each in load_sweep(path).recipes] == [1, 2]
-    assert load_tuning(path).recipe == load_training(path)
+    assert [each.train.seed for each in Sweep.load(path).recipes] == [1, 2]
+    assert Tuning.load(path).recipe == load_training(path)
 
 
 # ---- trainings side by side
@@ -116,7 +116,7 @@ def test_each_trial_learns_as_it_would_alone(folder: Path) -> None:
     ]
     assert {row.state for row in rows} == {"done"}
     assert (workers.sent, workers.most) == (["000", "001", "002", "003"], 2)
-    alone = load_sweep(folder / "recipe.toml").recipes[2]
+    alone = Sweep.load(folder / "recipe.toml").recipes[2]
     train(alone, folder / "alone", str(folder))
     assert losses_in(folder / "s" / "002") == losses_in(folder / "alone")
     assert (folder / "s" / "002" / WEIGHTS).read_bytes() == (folder / "alone" / WEIGHTS).read_bytes()
@@ -151,7 +151,7 @@ def test_trials_share_a_decoded_copy_and_learn_the_same_bytes_as_without(
     assert sum("is decoded for all trainings" in line for line in caplog.messages) == 1
     assert [file.name for file in node.glob("*/*.npy")] == ["voxels.npy"]
     copied = len(list(node.glob("*")))
-    for number, recipe in enumerate(load_sweep(folder / "recipe.toml", settings).recipes):
+    for number, recipe in enumerate(Sweep.load(folder / "recipe.toml", settings).recipes):
         alone, trial = folder / f"alone{number}", folder / "s" / f"00{number}"
         train(recipe, alone, str(folder))
         assert (trial / WEIGHTS).read_bytes() == (alone / WEIGHTS).read_bytes()
@@ -264,9 +264,9 @@ def test_what_a_training_refuses_a_sweep_and_a_search_refuse(folder: Path, setti
     workers = Threads(1)
     with pytest.raises(VolpipeError, match=sentence):
         swept(folder, workers, setting)
-    tuning = load_tuning(folder / "recipe.toml", [setting])
+    tuning = Tuning.load(folder / "recipe.toml", [setting])
     with pytest.raises(VolpipeError, match=sentence):
-        run_tuning(tuning, folder / "t", workers.start, search_path=folder)
+        run_search(tuning, folder / "t", workers.start, search_path=folder)
     assert not list(folder.glob("s/[0-9]*")) and not (folder / "t").exists()
 
 

@@ -13,9 +13,9 @@ import volpipe as vp
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.recipes.training import WEIGHTS
 from volpipe.training.logs import last_step
-from volpipe.training.search.grid import load_sweep, run_sweep
-from volpipe.training.search.optuna import load_tuning, run_tuning
-from volpipe.training.search.trials import OnEnd, TrialResult
+from volpipe.training.search.grid import Sweep
+from volpipe.training.search.optuna import Tuning
+from volpipe.training.search.trials import OnEnd, TrialResult, run_search
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 KINDS = {
@@ -37,9 +37,9 @@ def searched(
     """Return the results by number, of trials in the folder "s"."""
     file, options = folder / "recipe.toml", {"search_path": folder, "on_end": on_end}
     if kind == "sweep":
-        rows = run_sweep(load_sweep(file, settings), folder / "s", workers.start, **options)
+        rows = run_search(Sweep.load(file, settings), folder / "s", workers.start, **options)
     else:
-        rows = run_tuning(load_tuning(file, settings), folder / "s", workers.start, **options)
+        rows = run_search(Tuning.load(file, settings), folder / "s", workers.start, **options)
     return sorted(rows, key=lambda row: row.number)
 
 

@@ -21,8 +21,8 @@ from volpipe.recipes.training import LOSSES, STOP, WEIGHTS, load_training
 from volpipe.training.logs import last_step
 from volpipe.training.loop import checkpoints, train
 from volpipe.training.search import optuna as optuna_module
-from volpipe.training.search.optuna import BEST, STUDY, Range, Study, load_tuning, run_tuning
-from volpipe.training.search.trials import OnEnd, TrialResult
+from volpipe.training.search.optuna import BEST, Range, Study, Tuning
+from volpipe.training.search.trials import STUDY, OnEnd, TrialResult, run_search
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
@@ -45,8 +45,8 @@ def folder(tmp_path: Path) -> Path:
 def tuned(
     folder: Path, workers: Threads, *settings: str, fresh: bool = False, on_end: OnEnd = lambda result: None
 ) -> list[TrialResult]:
-    tuning = load_tuning(folder / "recipe.toml", settings)
-    return run_tuning(tuning, folder / "t", workers.start, search_path=folder, fresh=fresh, on_end=on_end)
+    tuning = Tuning.load(folder / "recipe.toml", settings)
+    return run_search(tuning, folder / "t", workers.start, search_path=folder, fresh=fresh, on_end=on_end)
 
 
 # ---- recipes
@@ -77,7 +77,7 @@ def test_a_search_that_is_wrong_is_refused_before_it_starts(folder: Path, old: s
     assert old in text
     (folder / "recipe.toml").write_text(text.replace(old, new))
     with pytest.raises(RecipeError, match=sentence):
-        load_tuning(folder / "recipe.toml")
+        Tuning.load(folder / "recipe.toml")
 
 
 def test_ranges_of_whole_numbers_give_whole_numbers() -> None:
@@ -148,7 +148,7 @@ def test_a_search_of_another_recipe_or_other_ranges_is_refused(folder: Path) -> 
 
 
 def test_a_training_that_is_asked_to_stop_ends_where_it_validates_and_can_go_on(folder: Path) -> None:
-    recipe = load_tuning(folder / "recipe.toml").recipe
+    recipe = Tuning.load(folder / "recipe.toml").recipe
     train(recipe, folder / "whole", str(folder))
     (folder / "cut").mkdir()
     (folder / "cut" / STOP).touch()
@@ -163,7 +163,7 @@ def test_a_training_that_is_asked_to_stop_ends_where_it_validates_and_can_go_on(
 def test_what_lags_behind_the_median_is_stopped_and_what_does_not_is_not(folder: Path) -> None:
     """Three trials that are done set the median; scores of a fourth are written as its training would."""
     tuned(folder, Threads(1), "tune.trials=3", "tune.pruner=median")
-    study = Study(load_tuning(folder / "recipe.toml", ["tune.trials=5", "tune.pruner=median"]), folder / "t")
+    study = Study(Tuning.load(folder / "recipe.toml", ["tune.trials=5", "tune.pruner=median"]), folder / "t")
     good, bad = study.ask(), study.ask()
     for trial, psnr in ((good, 99.0), (bad, 1.0)):
         (folder / "t" / trial.name).mkdir()
@@ -196,7 +196,7 @@ def test_where_the_first_trials_all_fail_the_search_stops(folder: Path) -> None:
 
 def test_trials_of_a_driver_that_died_go_on_in_their_folders_and_count_once(folder: Path) -> None:
     """The storage is left as a killed driver would: one trial under way, and a line that was cut off."""
-    tuning = load_tuning(folder / "recipe.toml")
+    tuning = Tuning.load(folder / "recipe.toml")
     (folder / "t").mkdir()
     died = Study(tuning, folder / "t").ask()
     train(

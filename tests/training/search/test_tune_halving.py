@@ -14,8 +14,8 @@ from volpipe.blockwise import loop
 from volpipe.recipes.training import LOSSES, STOP, WEIGHTS
 from volpipe.training.logs import read_scores
 from volpipe.training.loop import TrainLog, TrainState
-from volpipe.training.search.optuna import Study, load_tuning, run_tuning
-from volpipe.training.search.trials import Trial
+from volpipe.training.search.optuna import Study, Tuning
+from volpipe.training.search.trials import Trial, run_search
 
 STEPS = 8
 TUNE = f"""
@@ -73,8 +73,8 @@ def _in_step(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("_in_step")
 def test_what_is_worse_than_the_best_at_the_first_rung_takes_few_steps_and_the_rest_all(folder: Path) -> None:
-    tuning = load_tuning(folder / "recipe.toml")
-    rows = sorted(run_tuning(tuning, folder / "t", Threads(1).start, search_path=folder), key=lambda row: row.number)
+    tuning = Tuning.load(folder / "recipe.toml")
+    rows = sorted(run_search(tuning, folder / "t", Threads(1).start, search_path=folder), key=lambda row: row.number)
     is_bad = [row.values["degrade.noise"] > 0 for row in rows]
     lags = [bad and not all(is_bad[:number]) for number, bad in enumerate(is_bad)]  # a good one came before
     assert 2 <= sum(lags) < len(rows) - 1
@@ -98,7 +98,7 @@ def test_what_is_worse_than_the_best_at_the_first_rung_takes_few_steps_and_the_r
 def test_of_every_three_the_best_goes_on(folder: Path, step: int, scores: list[float], stopped: set[int]) -> None:
     """Scores are written as the trials' trainings would."""
     (folder / "t").mkdir()
-    study = Study(load_tuning(folder / "recipe.toml", ["tune.trials=9"]), folder / "t")
+    study = Study(Tuning.load(folder / "recipe.toml", ["tune.trials=9"]), folder / "t")
     for psnr in scores:
         trial = study.ask()
         (folder / "t" / trial.name).mkdir()
@@ -109,7 +109,7 @@ def test_of_every_three_the_best_goes_on(folder: Path, step: int, scores: list[f
 
 def test_between_rungs_nothing_is_pruned(folder: Path) -> None:
     (folder / "t").mkdir()
-    study = Study(load_tuning(folder / "recipe.toml"), folder / "t")
+    study = Study(Tuning.load(folder / "recipe.toml"), folder / "t")
     good, falling = study.ask(), study.ask()
     for trial, told in ((good, {2: 20.0}), (falling, {2: 21.0, 4: 1.0})):
         place = folder / "t" / trial.name

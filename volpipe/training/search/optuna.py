@@ -11,26 +11,23 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from volpipe.blockwise.pool import Start
 from volpipe.errors import RecipeError, RunError, RunStopped
-from volpipe.recipes.toml import Section, differences, load_tree, typed
-from volpipe.recipes.training import STOP, VARIED, TrainRecipe
-from volpipe.resolve import recipe_name
+from volpipe.recipes.toml import Section, differences, typed
+from volpipe.recipes.training import STOP, TrainRecipe
 from volpipe.runs.provenance import to_toml
-from volpipe.runs.run_folder import RunFolder
-from volpipe.training.driver import check_recipes
 from volpipe.training.logs import read_scores
 from volpipe.training.search.trials import (
-    OnEnd,
+    STUDY,
+    Search,
     Source,
     Trial,
     TrialResult,
-    Trials,
     Values,
+    best_trial,
     entries,
     format_values,
     result_of,
@@ -43,9 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SECTION = "tune"
 EXAMPLES = "a range { low = ..., high = ... } or { choices = [...] }"
-STUDY, BEST = "study.jsonl", "best.toml"  # in the folder of a tuning
+BEST = "best.toml"  # in the folder of a tuning
 FOLDER = "folder"  # attribute of Optuna's trial: its folder, which is another's where it resumes one that died
 RECIPE, SEARCH = "recipe", "search"  # attributes of a study: its recipe and its ranges
 FAILURES_TO_STOP = 3  # the search stops if the first trials all fail
@@ -93,7 +89,7 @@ class Choices(Section):
         return json.loads(trial.suggest_categorical(key, [json.dumps(choice) for choice in self.choices]))
 
 
-class Search(Section):
+class TuneSection(Section):
     """The search space and its pruner: the table `[tune]` of a training's recipe."""
 
     trials: int = Field(20, ge=1)
@@ -108,12 +104,35 @@ class Search(Section):
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(Search):
     """A search, and the recipe whose values it varies, as a tree and typed."""
 
-    search: Search
-    tree: dict[str, Any]  # Any: TOML values
+    kind, file, ended = "tune", STUDY, ("done", "pruned")  # others were asked to stop
+    example = '"train.learning_rate" = { low = 1e-4, high = 1e-2, log = true }'
+    search: TuneSection
+    tree: Values
     recipe: TrainRecipe
+
+    @classmethod
+    def varying(cls, table: Values, tree: Values, name: str, settings: Sequence[str]) -> Self:
+        """Return the search in ranges, the ends of which are tried; see `Search`."""
+        options = {key: table.pop(key) for key in ("trials", "seed", "pruner") if key in table}
+        ranges = {
+            key: typed(Choices if "choices" in value else Range, value, f"{name}, [tune], {key}")
+            for key, value in entries(table, _is_range, section=cls.kind, expected=EXAMPLES)
+        }
+        search = typed(TuneSection, options | {"ranges": ranges}, f"{name}, [tune]")
+        if "train.ranks" in ranges:
+            raise RecipeError(
+                f"{name}: train.ranks changes no score beyond rounding; give it in [train], not in [tune]"
+            )
+        tuning = cls(search, tree, typed(TrainRecipe, tree, name, settings))
+        assert tuning.recipes, "a search has ranges"
+        if not tuning.recipe.train.validate_every:
+            raise RecipeError(
+                f"{name}: trials are compared by their scores; give train.validate_every and data.held_out"
+            )
+        return tuning
 
     def recipe_with(self, values: Mapping[str, Any]) -> TrainRecipe:  # Any: TOML values
         """Return the recipe with `values`.
@@ -124,7 +143,7 @@ class Tuning:
         return typed(TrainRecipe, with_overrides(self.tree, values), f"the recipe with {format_values(values)}")
 
     @property
-    def end_recipes(self) -> list[TrainRecipe]:
+    def recipes(self) -> list[TrainRecipe]:
         """The recipes with the ends of each range, and those with the first and with the last end of all.
 
         Raises:
@@ -135,86 +154,28 @@ class Tuning:
         all_ends = [{key: values.ends[end] for key, values in ranges.items()} for end in (0, -1)]
         return [self.recipe_with(values) for values in (*each, *all_ends)]
 
+    @property
+    def num(self) -> int:
+        return self.search.trials
 
-def load_tuning(path: Path, settings: Sequence[str] = ()) -> Tuning:
-    """Return the tuning in the TOML file at `path`, with ``key=value`` settings on top; the ends of ranges are tried.
+    def left(self, folder: Path) -> Sequence[TrainRecipe]:
+        _check_installed()
+        return () if (folder / STUDY).exists() else self.recipes
 
-    Raises:
-        RecipeError: no [tune], an invalid range, one of an unknown key, or a recipe without scores.
-    """
-    return tuning_of(load_tree(path, settings), recipe_name(path), settings)
+    def source(self, folder: Path, search_path: Path) -> Source:
+        _check_installed()
+        return Study(self, folder)
 
-
-def tuning_of(tree: dict[str, Any], name: str, settings: Sequence[str] = ()) -> Tuning:  # Any: TOML values
-    """Return the tuning in the sections `tree`, in which `settings` are already; messages call it `name`.
-
-    Raises:
-        RecipeError: as of `load_tuning`.
-    """
-    table = {key: tree.pop(key, None) for key in VARIED}[SECTION]
-    if not isinstance(table, dict):
-        raise RecipeError(
-            f'{name} has no [tune]; add one, such as: "train.learning_rate" = {{ low = 1e-4, high = 1e-2, log = true }}'
-        )
-    options = {key: table.pop(key) for key in ("trials", "seed", "pruner") if key in table}
-    ranges = {
-        key: typed(Choices if "choices" in value else Range, value, f"{name}, [tune], {key}")
-        for key, value in entries(table, _is_range, section=SECTION, expected=EXAMPLES)
-    }
-    search = typed(Search, options | {"ranges": ranges}, f"{name}, [tune]")
-    if "train.ranks" in ranges:
-        raise RecipeError(f"{name}: train.ranks changes no score beyond rounding; give it in [train], not in [tune]")
-    tuning = Tuning(search, tree, typed(TrainRecipe, tree, name, settings))
-    assert tuning.end_recipes, "a search has ranges"
-    if not tuning.recipe.train.validate_every:
-        raise RecipeError(f"{name}: trials are compared by their scores; give train.validate_every and data.held_out")
-    return tuning
+    def best(self, folder: Path) -> Path | None:
+        return best_trial(folder, self.num)
 
 
 def _is_range(value: object) -> bool:
     return isinstance(value, Mapping) and bool(value.keys() & {"low", "high", "log", "choices"})
 
 
-def run_tuning(
-    tuning: Tuning, out: Path, start: Start, *, search_path: Path, fresh: bool = False, on_end: OnEnd = lambda _: None
-) -> list[TrialResult]:
-    """Train until there are `tuning.search.trials` trials; return their results, the best first.
-
-    The same call resumes the search in its folder, and the trials that died.
-
-    Args:
-        out: the search's folder; created if missing.
-        start: context manager of the workers, called with a folder for their files.
-        search_path: folder that the recipe's relative names count from.
-        fresh: delete the folder's contents, and start over.
-        on_end: called with the result of each trial as it ends.
-
-    Raises:
-        RecipeError: a net cannot be trained, or the folder holds a search of another recipe or other ranges.
-        RunStopped: the first trials all fail.
-        RunError: Optuna is not installed, or the folder holds other files.
-    """
-    _check_installed()
-    folder = RunFolder(out.absolute())
-    if fresh or not (folder.path / STUDY).exists():
-        check_recipes(tuning.end_recipes, search_path)
-    trials = tuning_trials(tuning, folder, search_path=search_path, fresh=fresh, on_end=on_end)
-    return trials.work().run(start)
-
-
-def tuning_trials(
-    tuning: Tuning, folder: RunFolder, *, search_path: Path, fresh: bool = False, on_end: OnEnd = lambda _: None
-) -> Trials:
-    """Return the trials of `tuning` in `folder`; arguments as of `run_tuning`."""
-    _check_installed()
-    return Trials(
-        kind="tune", file=STUDY, folder=folder, recipe=tuning.recipe, open=lambda: Study(tuning, folder.path).source,
-        search_path=search_path, fresh=fresh, on_end=on_end,
-    )  # fmt: skip
-
-
-class Study:
-    """The trials of a tuning, in Optuna's storage in `folder`.
+class Study(Source):
+    """The trials of a tuning as they are asked for, until there are all, in Optuna's storage in `folder`.
 
     Args:
         folder: the search's folder, locked by this driver.
@@ -226,6 +187,7 @@ class Study:
     def __init__(self, tuning: Tuning, folder: Path) -> None:
         import optuna
 
+        super().__init__(self._trials(), [tuning.recipe])
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.tuning, self.folder = tuning, folder
         self._study = _open(tuning, folder)
@@ -296,12 +258,7 @@ class Study:
         if self._ended == ["failed"] * FAILURES_TO_STOP:
             raise RunStopped(f"the first {FAILURES_TO_STOP} trials all fail, so the search stops: {result.reason}")
 
-    @property
-    def source(self) -> Source:
-        """The trials, as they are asked for, until there are all."""
-        return Source(self._trials(), [self.tuning.recipe], (), self.watch, self.keep, lambda rows: self.results())
-
-    def results(self) -> list[TrialResult]:
+    def ordered(self, rows: list[TrialResult]) -> list[TrialResult]:
         """Return the results of all trials, of earlier sessions too, the best first, then by number."""
         from optuna.trial import TrialState
 
@@ -330,7 +287,7 @@ class Study:
             self._study.set_user_attr(RECIPE, self.tuning.recipe.model_dump(mode="json"))
             self._study.set_user_attr(SEARCH, self.tuning.search.model_dump(mode="json"))
             return
-        old = TrainRecipe.model_validate(stored[RECIPE]), Search.model_validate(stored[SEARCH])
+        old = TrainRecipe.model_validate(stored[RECIPE]), TuneSection.model_validate(stored[SEARCH])
         changed = differences(old[0], self.tuning.recipe) + [
             f"tune.{line}" for line in differences(old[1], self.tuning.search) if not line.startswith("trials:")
         ]

@@ -1,4 +1,4 @@
-"""Trials: trainings of one recipe with different values, in parallel on a site's workers, each in its own folder.
+"""Trials: trainings of one recipe with other values, in parallel on a site's workers, each in its own folder.
 
 Not here: the choice of values (grid, optuna), or the driver of one training (training.driver).
 """
@@ -10,25 +10,30 @@ import csv
 import json
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from volpipe.blockwise.notes import StageNote
-from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.work import POOL, RELEASED, Ended, Steps, Together, Work
 from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import show_value
-from volpipe.recipes.training import WEIGHTS, TrainRecipe
+from volpipe.recipes.toml import load_tree
+from volpipe.recipes.training import VARIED, WEIGHTS, TrainRecipe
+from volpipe.resolve import recipe_name
 from volpipe.runs.presence import Presence, present
+from volpipe.runs.report import Ending
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Counts, HeldWork
 from volpipe.training.driver import (
     TrainingFailed,
+    check_recipes,
     check_slots,
     claim_folder,
     is_complete,
@@ -44,9 +49,11 @@ from volpipe.volumes.volume import Volume
 
 log = logging.getLogger(__name__)
 
+SWEEP_FILE, STUDY = "sweep.json", "study.jsonl"  # by which a folder of trials is known, of lists and of ranges
 UNFINISHED = "unfinished"  # a file there, from when trials begin until the table has them
 
 Values = dict[str, Any]  # Any: TOML values, by the keys of a recipe such as train.learning_rate
+Tree = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -88,8 +95,143 @@ class TrialResult:
 OnEnd = Callable[[TrialResult], None]
 
 
+class TrialResults(list[TrialResult]):
+    """The results of all trials of a search; nothing is left of those in one of the states `ended`."""
+
+    def __init__(self, rows: Iterable[TrialResult], ended: Sequence[str]) -> None:
+        super().__init__(rows)
+        self.ended = ended
+
+    @property
+    def ending(self) -> Ending:
+        """How the search ended."""
+        return Ending.of_many([row.reason for row in self if row.state not in self.ended], len(self), "trainings")
+
+
+class Source:
+    """Where trials come from, with their values: here a list of them.
+
+    Attributes:
+        trials: to begin, or to go on with, as they are asked for.
+        recipes: of these, as far as ranks go.
+        known: results, as they are when it begins.
+    """
+
+    def __init__(
+        self, trials: Iterable[Trial], recipes: Sequence[TrainRecipe], known: Sequence[TrialResult] = ()
+    ) -> None:
+        self.trials, self.recipes, self.known = iter(trials), recipes, known
+
+    def watch(self, trial: Trial) -> None:
+        """Look at the scores of a trial under way, and stop one that lags behind."""
+
+    def keep(self, result: TrialResult) -> None:
+        """Take note of a result; what it raises stops the others."""
+
+    def ordered(self, rows: list[TrialResult]) -> list[TrialResult]:
+        """Return the results of all trials in the order of their table, from those that are known by now."""
+        return rows
+
+
+class Search(ABC):
+    """A recipe and what is varied in it, for trainings side by side.
+
+    Attributes:
+        kind: of the command, and the section of the recipe that says what is varied; `example` is one.
+        file: by which a folder of such trainings is known.
+        ended: states of trainings of which nothing is left.
+    """
+
+    kind: ClassVar[str]
+    file: ClassVar[str]
+    example: ClassVar[str]
+    ended: ClassVar[Sequence[str]] = ("done",)
+
+    @property
+    @abstractmethod
+    def recipes(self) -> Sequence[TrainRecipe]:
+        """The recipes of all trainings, or those with the ends of each range."""
+
+    @property
+    @abstractmethod
+    def num(self) -> int:
+        """Number of trainings."""
+
+    @classmethod
+    def load(cls, path: Path, settings: Sequence[str] = ()) -> Self:
+        """Return the search in the TOML file at `path`, with ``key=value`` settings on top; recipes are checked.
+
+        Raises:
+            RecipeError: its section is missing, or a value there, or in a recipe, does not fit.
+        """
+        return cls.of(load_tree(path, settings), recipe_name(path), settings)
+
+    @classmethod
+    def of(cls, tree: dict[str, Any], name: str, settings: Sequence[str] = ()) -> Self:  # Any: TOML values
+        """Return the search in the sections `tree`, in which `settings` are already; messages call it `name`.
+
+        Raises:
+            RecipeError: as of `load`.
+        """
+        table = {key: tree.pop(key, None) for key in VARIED}[cls.kind]
+        if not isinstance(table, dict) or not table:
+            raise RecipeError(f"{name} has no [{cls.kind}]; add one, such as: {cls.example}")
+        return cls.varying(table, tree, name, settings)
+
+    @classmethod
+    @abstractmethod
+    def varying(cls, table: Values, tree: Values, name: str, settings: Sequence[str]) -> Self:
+        """Return the search that varies what its section `table` says in the other sections."""
+
+    @abstractmethod
+    def left(self, folder: Path) -> Sequence[TrainRecipe]:
+        """Return recipes that are still to be trained in `folder`, whose volumes are looked at before."""
+
+    @abstractmethod
+    def source(self, folder: Path, search_path: Path) -> Source:
+        """Return where trials come from in `folder`, which is held.
+
+        Raises:
+            RecipeError: the folder holds other trainings.
+        """
+
+    @abstractmethod
+    def best(self, folder: Path) -> Path | None:
+        """Return the folder of the best training of all; None while some are left."""
+
+    def check_same(self, folder: Path, search_path: Path) -> None:  # noqa: B027
+        """Refuse a folder with trainings by other recipes, as far as that can be told before it is held."""
+
+
+def run_search(
+    search: Search, out: Path, start: Start, *, search_path: Path, fresh: bool = False,
+    on_end: OnEnd = lambda result: None,
+) -> list[TrialResult]:  # fmt: skip
+    """Train what is missing of `search`, each training in its own folder in `out`, and return the results of all.
+
+    Complete trainings are left alone, others resume from their checkpoints; a failed one stops no other.
+
+    Args:
+        out: created if missing.
+        start: context manager of the workers, called with a folder for their files.
+        search_path: folder that the recipe's relative names count from.
+        fresh: delete the folder's contents, and start over.
+        on_end: called with the result of each trial as it ends.
+
+    Raises:
+        RecipeError: a net cannot be trained, or the folder holds trainings by another recipe.
+        SiteError: the site cannot be used, or has fewer workers than a training has ranks.
+        RunStopped: the first trials of a search in ranges all fail.
+        RunError: the folder holds other files.
+    """
+    folder = RunFolder(out.absolute())
+    trials = Trials(search, folder, search_path, fresh=fresh, on_end=on_end)
+    check_recipes(search.recipes if fresh else search.left(folder.path), search_path)
+    return trials.work().run(start)
+
+
 def entries(
-    table: Mapping[str, Any], is_entry: Callable[[object], bool], *, section: str, expected: str, prefix: str = ""
+    table: Tree, is_entry: Callable[[object], bool], *, section: str, expected: str, prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:  # Any: TOML values
     """Yield key and value of each entry of a recipe's `section`; keys are dotted and quoted, or nested tables.
 
@@ -105,7 +247,7 @@ def entries(
             raise RecipeError(f"{section}: {prefix}{key} is {show_value(value)}; give {expected}")
 
 
-def with_overrides(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:  # Any: TOML values
+def with_overrides(tree: Tree, values: Tree) -> dict[str, Any]:  # Any: TOML values
     """Return a copy of a recipe's `tree` with `values` at their keys; a number in a key is an index into a list.
 
     Raises:
@@ -128,7 +270,7 @@ def with_overrides(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
     return changed
 
 
-def format_values(values: Mapping[str, Any]) -> str:  # Any: TOML values
+def format_values(values: Tree) -> str:
     """Return `values` in a line, such as train.seed = 1, train.batch = 2."""
     return ", ".join(f"{key} = {value}" for key, value in values.items())
 
@@ -136,16 +278,9 @@ def format_values(values: Mapping[str, Any]) -> str:  # Any: TOML values
 def result_of(trial: Trial, folder: Path, state: str, reason: str = "") -> TrialResult:
     """Return the result of `trial` from its training's log in `folder`."""
     entries, scores = [entry for entry in read_log(folder) if entry["step"]], read_scores(folder)
-    return TrialResult(
-        trial.number,
-        trial.values,
-        newest_step(folder),
-        float(entries[-1]["loss"]) if entries else None,
-        scores[-1][1] if scores else None,
-        sum(float(line["seconds"]) for line in entries),
-        state,
-        reason,
-    )
+    loss, score = (float(entries[-1]["loss"]) if entries else None), (scores[-1][1] if scores else None)
+    seconds = sum(float(line["seconds"]) for line in entries)
+    return TrialResult(trial.number, trial.values, newest_step(folder), loss, score, seconds, state, reason)
 
 
 def store_table(rows: Sequence[TrialResult], folder: Path) -> None:
@@ -161,6 +296,11 @@ def store_table(rows: Sequence[TrialResult], folder: Path) -> None:
         writer = csv.DictWriter(file, list(table[0]) if table else ["trial"])
         writer.writeheader()
         writer.writerows(table)
+
+
+def has_trials(folder: Path) -> bool:
+    """Return whether `folder` is one of trials."""
+    return any((folder / name).is_file() for name in (SWEEP_FILE, STUDY))
 
 
 def is_ended(folder: Path) -> bool:
@@ -194,52 +334,11 @@ def best_trial(folder: Path, asked: Sequence[Values] | int = 0) -> Path | None:
     return folder / f"{best['trial']:03}"
 
 
-def check_folders(trials: Iterable[Trial], folder: Path, search_path: Path) -> None:
-    """Refuse trials whose folders hold trainings by other recipes, or by other code of their nets.
-
-    Raises:
-        RecipeError: with the folder, and the keys that differ or the net.
-    """
-    for trial in trials:
-        old = Training.load(folder / trial.name)
-        if old is None:
-            continue
-        try:
-            old.check_same(Training.begin(trial.recipe, search_path), newest_step(folder / trial.name))
-        except RecipeError as error:
-            raise RecipeError(f"{folder / trial.name}: {error}") from error
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where trials come from, with their values; without functions, a list of them.
-
-    Attributes:
-        trials: to begin, or to go on with, as they are asked for.
-        recipes: of these, as far as ranks go.
-        known: results, as they are when it begins.
-        watch: looks at the scores of a trial under way, and stops one that lags behind.
-        keep: takes note of a result; what it raises stops the others.
-        ordered: returns the results of all trials in the order of their table, from those that are known by now.
-    """
-
-    trials: Iterator[Trial]
-    recipes: Sequence[TrainRecipe]
-    known: Sequence[TrialResult] = ()
-    watch: Callable[[Trial], None] = lambda trial: None
-    keep: Callable[[TrialResult], None] = lambda result: None
-    ordered: Callable[[list[TrialResult]], list[TrialResult]] = lambda rows: rows
-
-
-@dataclass(kw_only=True)
+@dataclass
 class Trials:
     """Trials, each in a folder of its own in that of them all.
 
     Attributes:
-        kind: "sweep" or "tune".
-        file: by which the folder is known.
-        recipe: the first of all, for the log.
-        open: opens the source of trials in the folder, which is held.
         search_path: folder that the recipes' relative names count from.
         fresh: whether to delete the folder's contents, and start over.
         on_end: called with the result of each trial as it ends.
@@ -248,14 +347,11 @@ class Trials:
         identities: of the volumes of trials that have begun.
     """
 
-    kind: str
-    file: str
+    search: Search
     folder: RunFolder
-    recipe: TrainRecipe
-    open: Callable[[], Source]
     search_path: Path
-    fresh: bool
-    on_end: OnEnd
+    fresh: bool = False
+    on_end: OnEnd = lambda result: None
     rows: dict[int, TrialResult] = field(default_factory=dict)
     running: dict[str, Trial] = field(default_factory=dict)
     identities: dict[Volume, Identity] = field(default_factory=dict)
@@ -263,7 +359,7 @@ class Trials:
     def work(self) -> HeldWork[list[TrialResult]]:
         """Return the work of all trials."""
         return HeldWork(
-            self.kind, self.folder, claim=partial(claim_folder, self.folder, self.file, fresh=self.fresh),
+            self.search.kind, self.folder, claim=partial(claim_folder, self.folder, self.search.file, fresh=self.fresh),
             held_steps=self._held_steps, page=partial(trials_page, self.folder), counts=self._counts,
         )  # fmt: skip
 
@@ -274,8 +370,9 @@ class Trials:
 
     def _held_steps(self, name: str, presence: Presence) -> Steps[list[TrialResult]]:
         """Train what is not complete, and return the results of all."""
-        log_beginning(self.folder, self.kind, self.recipe)
-        source, folder = self.open(), self.folder.path
+        folder = self.folder.path
+        log_beginning(self.folder, self.search.kind, self.search.recipes[0])
+        source = self.search.source(folder, self.search_path)
         self.rows = {row.number: row for row in source.known}
         first = next(source.trials, None)
         try:
@@ -286,7 +383,7 @@ class Trials:
             store_table(rows, folder)
         (folder / UNFINISHED).unlink(missing_ok=True)
         log.info("%d of %d trials are done", sum(row.state == "done" for row in rows), len(rows))
-        return rows
+        return TrialResults(rows, self.search.ended)
 
     def _side_by_side(self, source: Source, trials: Iterable[Trial]) -> Steps[None]:
         """Train `trials` of `source`; the next is asked for when the workers have room.
