@@ -54,7 +54,7 @@ LONGEST = tuple(
         "pages", "slurm", "k8s", "resume", "site_check", "growth", "chaos", "laws", "update", "update_states",
         "update_selection", "sites", "convert", "interchange", "slurm_checks", "manifest",
         "node_cache_runs", "tune", "follow", "sweep", "train", "usage", "notebooks", "segment_kill",
-        "batch_command", "browser", "workflow_s3", "faults_of_works", "distributed", "packaging", "top",
+        "batch_command", "browser", "workflow_s3", "faults_of_works", "distributed", "packaging", "workers_shown",
         "threads", "estimate", "segment", "jupyterlab", "workflow_commands", "reports", "cli", "watching", "fuzz",
         "decoded_size", "slabs", "receptive_field", "faults", "output", "denoise", "bioimageio", "roi",
     )

@@ -142,7 +142,7 @@ def page() -> str:
         [
             HEAD,
             "## `volpipe status --json`\n", _table(STATUS),
-            "## Workers: `volpipe top --json`\n", _table(WORKERS),
+            "## Workers: `volpipe status --workers --json`\n", _table(WORKERS),
             "## Metrics\n", OF_METRICS, f"| metric | labels besides | |\n|---|---|---|\n{metrics}\n",
             "## Lines of `--log-json`\n", _table(LOG),
             "## The post of `--notify`\n", _table(NOTIFY).rstrip("\n") + "\n",

@@ -321,7 +321,7 @@ def test_what_was_not_begun_is_said_in_a_sentence(give: Give) -> None:
     assert few.code == 2 and "0.001 is less than 0.1 s" in few.err
     unbegun = give("status", "--watch", "many.toml")
     assert unbegun.code == 2 and "no batch of many.toml was begun" in unbegun.err
-    assert give("top", "out.zarr").err == nothing.err
+    assert give("status", "--workers", "out.zarr").err == nothing.err
 
 
 def test_what_is_damaged_is_said_in_a_sentence(
@@ -333,7 +333,7 @@ def test_what_is_damaged_is_said_in_a_sentence(
     journal = (folder / "journal.jsonl").read_text()
     for wrong in ("no JSON\n", '{"stage":"infer","done":[0],"result":"Other"}\n', '{"volume": "foreign"}\n'):
         (folder / "journal.jsonl").write_text(journal + wrong)
-        for command in (("status", "--watch"), ("top",)):
+        for command in (("status", "--watch"), ("status", "--workers")):
             damaged = give(*command, "out.zarr")
             assert damaged.code == 2 and "journal.jsonl is damaged, or another version wrote it" in damaged.err
     (folder / "journal.jsonl").write_text(journal)

@@ -55,6 +55,7 @@ from volpipe.display.plans import (
 )
 from volpipe.display.progress import showing
 from volpipe.display.reports import MOST_ROWS, clipped_line, print_missing, report_table, seam_line, seam_warning
+from volpipe.display.workers import roster_view
 from volpipe.errors import RunError, RunStopped, SettingsError, SiteError, VolpipeError
 from volpipe.monitoring.command import current, watched
 from volpipe.resolve import describe_error
@@ -115,7 +116,7 @@ app.command("sweep")(search.sweep)
 app.command("tune")(search.tune)
 for each in (
     data.info, data.convert, data.sample, viewer.view, shipped.recipes, shipped.nets, train.train, batch.batch,
-    evaluate.evaluate, evaluate.compare, segment.segment, net.net, outputs.top, outputs.report, outputs.verify,
+    evaluate.evaluate, evaluate.compare, segment.segment, net.net, outputs.report, outputs.verify,
     outputs.reproduce,
 ):  # fmt: skip
     app.command()(each)
@@ -252,6 +253,10 @@ def status(
             help="Show it until the work ends, looking every so many seconds; it writes nothing, and stops nothing.",
         ),
     ] = None,
+    workers: Annotated[
+        bool,
+        typer.Option("--workers", help="Show each worker: the CPU, memory and GPU that it takes now, and its task."),
+    ] = False,
     table: Annotated[
         Path | None,
         typer.Option("--csv", metavar="FILE", help="Write what each stage took to this file, too: a row for each."),
@@ -270,13 +275,16 @@ def status(
         found = (
             volpipe.status(each, changes=changes)
             if watch is None
-            else outputs.watched(each, watch or None, as_json=as_json)
+            else outputs.watched(each, watch or None, as_json=as_json, with_workers=workers)
         )
         statuses.append(found)
+        present = outputs.present_workers(found) if workers else None
         if as_json:
-            out.print(json.dumps(found.to_json(), indent=1 if watch is None else None))
-        else:
-            outputs.show_status(found, None if every else MOST_ROWS)
+            out.print(json.dumps(outputs.status_json(found, present), indent=1 if watch is None else None))
+            continue
+        outputs.show_status(found, None if every else MOST_ROWS)
+        if present is not None and found.state == "running":
+            out.print(roster_view(found, present, out.width))
     if table is not None:
         outputs.write_stages([output, *(others or ())], table)
     raise typer.Exit(max(map(outputs.code_of, statuses)))

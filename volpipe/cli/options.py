@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "Most used": ("run", "plan", "view", "status", "batch", "segment", "convert", "info", "train", "evaluate"),
-    "Outputs": ("report", "verify", "compare", "reproduce", "top"),
+    "Outputs": ("report", "verify", "compare", "reproduce"),
     "Nets and recipes": ("recipes", "nets", "net", "sample"),
     "Search for settings": ("sweep", "tune"),
     "Sites and clusters": ("sites", "slurm", "k8s"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,9 +20,9 @@ import volpipe as vp
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.notes import AWAY_SECONDS, SECONDS
 from volpipe.cli.generate import command_of
-from volpipe.cli.options import Parents, seconds
+from volpipe.cli.options import Parents
 from volpipe.display.batches import MOST_DATASETS, result_table
-from volpipe.display.console import AT_WORK, DONE, INCOMPLETE, check_target, err, out
+from volpipe.display.console import AT_WORK, DONE, INCOMPLETE, PLAIN_LINE_SECONDS, check_target, err, out
 from volpipe.display.reports import driver_line, missing_table, standing_table
 from volpipe.display.watching import drawing, follow
 from volpipe.display.workers import roster_view
@@ -30,11 +30,12 @@ from volpipe.errors import RunError
 from volpipe.units import count
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from typer._click import Context  # typer's own copy of click, which has no other name
 
     from volpipe.runs.verify import Recomputed, Verdict
-    from volpipe.workflow.roster import Roster
-    from volpipe.workflow.status import Observer, Status
+    from volpipe.workflow.roster import Worker
+    from volpipe.workflow.status import Status
 
 MOST_NAMED = 100
 
@@ -115,69 +116,49 @@ class Watchable(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def watched(output: str, pause: float | None, *, as_json: bool) -> Status:
-    """Show the work on `output` until it ends, and return its status then."""
+def watched(output: str, pause: float | None, *, as_json: bool, with_workers: bool) -> Status:
+    """Show the work on `output`, or its workers, until it ends, and return its status then."""
+    from volpipe.workflow.roster import Roster
     from volpipe.workflow.status import Observer
 
+    observer, roster = Observer(output), Roster()
+
     def print_line(status: Status) -> None:
-        typer.echo(json.dumps(status.to_json()))
+        workers = roster.look(status) if with_workers else None
+        typer.echo(json.dumps(status_json(status, workers)))
+
+    def show_workers(draw: Callable[[RenderableType], None], status: Status) -> None:
+        draw(roster_view(status, roster.look(status), out.width, out.height if out.is_terminal else None))
 
     try:
-        return follow(Observer(output).look, out, pause, print_line if as_json else None)
+        if as_json or not with_workers:
+            return follow(observer.look, out, pause, print_line if as_json else None)
+        if not out.is_terminal:
+            return follow(observer.look, out, pause or PLAIN_LINE_SECONDS, partial(show_workers, out.print))
+        with drawing(out) as draw:
+            return follow(observer.look, out, pause, partial(show_workers, draw))
     except KeyboardInterrupt:
         err.print("volpipe: stopped watching; the work continues")
         raise typer.Exit(INTERRUPTED) from None
 
 
-@command_of("status", without=("changes",))
-def top(
-    output: str,
-    *,
-    once: Annotated[bool, typer.Option("--once", help="Print all workers once, and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and end.")] = False,
-    every: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", parser=seconds, help="Look every so many seconds, where not each 2 s."),
-    ] = None,
-) -> None:
-    """Show the workers of a run: the CPU, memory and GPU that each takes now, and the task that it does."""
+def present_workers(status: Status) -> list[Worker]:
+    """Return the workers of a work with this `status`; one that seems silent gets the time for another note."""
     from volpipe.workflow.roster import Roster
-    from volpipe.workflow.status import Observer
 
-    observer, roster = Observer(output), Roster()
-    try:
-        if as_json or once or not out.is_terminal:
-            found = _print_workers(observer, roster, as_json=as_json)
-        else:
-            with drawing(out) as draw:
-                found = follow(
-                    observer.look, out, every or None,
-                    lambda status: draw(roster_view(status, roster.look(status), out.width, out.height)),
-                )  # fmt: skip
-            out.print(status_line(found))
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    raise typer.Exit(code_of(found))
-
-
-def _print_workers(observer: Observer, roster: Roster, *, as_json: bool) -> Status:
-    """Print the workers that there are now; one that seems silent gets the time for another note."""
-    status = observer.look()
+    roster = Roster()
     workers = roster.look(status)
     silent = [worker.note.every for worker in workers if not worker.is_alive and not worker.is_left]
     if silent and status.state == "running":
         time.sleep(min(max(silent), AWAY_SECONDS) + SECONDS)
-        status = observer.look()
         workers = roster.look(status)
-    if as_json:
-        typer.echo(json.dumps({"output": status.output, "state": status.state} | {
-            "workers": [worker.to_json() for worker in workers]
-        }, indent=1))  # fmt: skip
-    elif status.state == "running":
-        out.print(roster_view(status, workers, out.width))
-    else:
-        out.print(status_line(status))
-    return status
+    return workers
+
+
+def status_json(status: Status, workers: Sequence[Worker] | None) -> dict[str, Any]:  # Any: plain values
+    """Return a status as JSON has it, with its `workers` where these are asked for."""
+    found = status.to_json()
+    return found if workers is None else found | {"workers": [worker.to_json() for worker in workers]}
 
 
 def code_of(status: Status) -> int:

@@ -1,4 +1,4 @@
-"""Workers as `volpipe top` shows them: how many there are and what they take, then a line for each task.
+"""Workers as `volpipe status --workers` shows them: how many there are and what they take, then a line for each task.
 
 Not here: the workers (workflow.roster), or when they are looked at (cli.outputs).
 """

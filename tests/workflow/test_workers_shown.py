@@ -1,4 +1,4 @@
-"""`volpipe top`: the workers of a run by what they write of themselves, alive or not, whatever their clocks say."""
+"""`volpipe status --workers`: workers by what they write of themselves, alive or not, whatever their clocks say."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_workers_of_other_processes_are_shown_with_what_they_take(tmp_path: Path
     driver = begin(tmp_path, *run, *set_each(*windowed((4, 4, 4), (0, 0, 0), (2, 3, 4), "crop")))
 
     def look() -> list[dict[str, object]]:
-        ended = give("top", "--json", "out.zarr")
+        ended = give("status", "--workers", "--json", "out.zarr")
         return json.loads(ended.out)["workers"] if ended.code == 3 else []
 
     def busy() -> list[dict[str, object]]:
@@ -71,17 +71,21 @@ def test_workers_of_other_processes_are_shown_with_what_they_take(tmp_path: Path
         assert task["box"] == f"{8 * (task['unit'] // 2)}:{8 * (task['unit'] // 2) + 8}," + (
             "0:12,0:16" if task["unit"] % 2 == 0 else "12:24,0:16"
         )
-    shown = give("top", "out.zarr")
+    shown = give("status", "--workers", "out.zarr")
     assert "2 workers; 2 tasks" in shown.out and "infer" in shown.out
+    watching = begin(tmp_path, "status", "--watch", "1", "--workers", "out.zarr")
     killed = busy()[0]["pid"]
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: any(each["pid"] == killed and not each["alive"] for each in look()), 30)
-    assert f"process {killed} for " in give("top", "--once", "out.zarr").out
+    assert f"process {killed} for " in give("status", "--workers", "out.zarr").out
     (tmp_path / "seconds").write_text("0")
     assert finish(tmp_path, driver).code == 0
+    watched = finish(tmp_path, watching)
+    assert watched.code == 0 and watched.out.endswith("out.zarr: complete\n")
+    assert f"process {killed} for " in watched.out
     assert not (tmp_path / "out.zarr.run" / WORKERS).exists()
-    ended = give("top", "out.zarr")
-    assert (ended.code, ended.out) == (0, f"{tmp_path}/out.zarr: complete\n")
+    ended = give("status", "--workers", "out.zarr")
+    assert ended.code == 0 and ended.out.endswith(f"{tmp_path}/out.zarr: complete\n")
 
 
 @pytest.fixture
