@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperArgument
 
 from volpipe.cli.app import app
-from volpipe.cli.options import GROUPS
+from volpipe.cli.groups import commands as grouped
 
 HEAD = """# Commands
 
@@ -29,15 +29,15 @@ def page() -> str:
     root = typer.main.get_command(app)
     commands = root.commands  # type: ignore[attr-defined]
     parts = [HEAD, _contents(commands)]
-    for group, names in GROUPS.items():
-        parts.append(f"## {group}\n")
-        for name in names:
+    for group, entries in grouped().items():
+        parts.append(f"## {group.value}\n")
+        for name in (entry.name for entry in entries):
             parts += [_command(path, command) for path, command in _leaves(f"volpipe {name}", commands[name])]
     return "\n".join(parts)
 
 
 def _contents(commands: dict[str, Command]) -> str:
-    names = [name for group in GROUPS.values() for name in group]
+    names = [entry.name for entries in grouped().values() for entry in entries]
     leaves = [leaf for name in names for leaf in _leaves(f"volpipe {name}", commands[name])]
     rows = [f"| [`{path}`](#{_anchor(path)}) | {cell(_sentence(command))} |" for path, command in leaves]
     return "\n".join(["| command | what it does |", "|---|---|", *rows, ""])

@@ -50,8 +50,8 @@ OTHER_FILES = {
     "report.html": "The report, one file ([Runs](../runs.md#the-report)).",
     "next_plan.json": "The plan of a volume that has grown, until the journal follows it.",
     "progress.json": "Who is at work, since when, and how far; `volpipe status` reads it.",
-    "beats": "A file for each worker: its CPU, memory, GPU and task now; `volpipe status --workers` reads them. `over` once the "
-    "run was asked to stop.",
+    "beats": "A file for each worker: its CPU, memory, GPU and task now; `volpipe status --workers` reads them. `over` "
+    "once the run was asked to stop.",
     "tensors.n5": "Scratch: window tensors and block sums. Deleted as the run goes, unless `--keep-tensors` is given.",
     "tensors.zarr": "The same, where `tensors.format` is zarr3.",
 }

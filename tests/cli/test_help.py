@@ -18,11 +18,12 @@ from typer.main import get_command
 import volpipe
 from volpipe.cli.app import app
 from volpipe.cli.generate import arguments_of
-from volpipe.cli.options import GROUPS
+from volpipe.cli.groups import commands
 from volpipe.recipes.complaints import keys
 from volpipe.recipes.inference import Recipe
 from volpipe.resolve import shipped, shipped_recipes
 
+NAMES = [entry.name for entries in commands().values() for entry in entries]
 HEAVY = ("torch", "parsl", "tensorstore", "zarr", "z5py", "h5py", "dask")
 
 
@@ -33,12 +34,12 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def test_every_command_has_one_group_and_run_comes_first(give: Give) -> None:
-    grouped = [name for names in GROUPS.values() for name in names]
-    commands = [info.name or info.callback.__name__ for info in app.registered_commands]  # type: ignore[union-attr]
-    commands += [str(info.name) for info in app.registered_groups]
-    assert sorted(grouped) == sorted(commands)
+    grouped = NAMES
+    registered = [info.name or info.callback.__name__ for info in app.registered_commands]  # type: ignore[union-attr]
+    registered += [str(info.name) for info in app.registered_groups]
+    assert sorted(grouped) == sorted(registered)
     said = give("--help").out
-    places = [said.index(f"\n{title}:\n") for title in GROUPS]
+    places = [said.index(f"\n{group.value}:\n") for group in commands()]
     assert places == sorted(places)
     listed = re.findall(r"^  ([a-z0-9]+)  +[A-Z]", said[places[0] :], re.MULTILINE)
     assert listed == grouped and listed[0] == "run"
@@ -53,7 +54,7 @@ def test_no_sentence_of_the_help_is_cut(give: Give) -> None:
     assert "run the same command again to continue an interrupted run" in said
 
 
-@pytest.mark.parametrize("name", [name for names in GROUPS.values() for name in names])
+@pytest.mark.parametrize("name", NAMES)
 def test_h_is_help_without_noise(give: Give, name: str) -> None:
     short, long = give(name, "-h"), give(name, "--help")
     assert short == long and short.code == 0 and short.out.startswith("Usage: volpipe")

@@ -28,7 +28,7 @@ def test_golden_page_shows_what_its_commands_print(path: Path, tmp_path_factory:
 
 
 def test_every_command_stands_on_a_golden_page() -> None:
-    from volpipe.cli.options import GROUPS
+    from volpipe.cli.groups import commands
 
     given = set(re.findall(r"^(?:for .* )?golden (\w+)", "\n".join(map(Path.read_text, PAGES)), re.MULTILINE))
-    assert {name for names in GROUPS.values() for name in names} <= given
+    assert {entry.name for entries in commands().values() for entry in entries} <= given

@@ -25,10 +25,10 @@ from typer.main import get_command
 import volpipe
 from volpipe.api.progress import voxels_per_block
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
-from volpipe.cli import batch, data, evaluate, k8s, net, outputs, search, segment, shipped, train, viewer, workflow
-from volpipe.cli.generate import command_of, given_to
-from volpipe.cli.options import Grouped, Incomplete, Parents, of_incomplete, seconds
-from volpipe.cli.slurm import slurm
+from volpipe.cli import outputs, workflow
+from volpipe.cli.generate import command, given_to
+from volpipe.cli.groups import Group, Grouped, commands
+from volpipe.cli.options import Incomplete, Parents, of_incomplete, seconds
 from volpipe.display.console import (
     DONE,
     INCOMPLETE,
@@ -110,20 +110,9 @@ app = typer.Typer(
     help="Run a neural net over a volume far larger than memory, in chunks, on whatever machines there are.",
     epilog=START,
 )
-for group, name in ((slurm, "slurm"), (k8s.app, "k8s"), (shipped.sites_app, "sites")):
-    app.add_typer(group, name=name)
-app.command("sweep")(search.sweep)
-app.command("tune")(search.tune)
-for each in (
-    data.info, data.convert, data.sample, viewer.view, shipped.recipes, shipped.nets, train.train, batch.batch,
-    evaluate.evaluate, evaluate.compare, segment.segment, net.net, outputs.report, outputs.verify,
-    outputs.reproduce,
-):  # fmt: skip
-    app.command()(each)
 
 
-@app.command()
-@command_of("plan", "run")
+@command(Group.MOST_USED, "plan", "run", place=1)
 def run(
     *,
     details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
@@ -196,8 +185,7 @@ def _tell(report: Report, started: float | None = None) -> None:
     print_missing(report)
 
 
-@app.command()
-@command_of("plan", without=("fresh",))
+@command(Group.MOST_USED, "plan", place=2, without=("fresh",))
 def plan(
     site: str,
     *,
@@ -237,8 +225,7 @@ def _print_details(found: Forecast) -> None:
     out.print(alternatives_table(found.alternatives()))
 
 
-@app.command(cls=outputs.Watchable)
-@command_of("status")
+@command(Group.MOST_USED, "status", place=4, cls=outputs.Watchable)
 def status(
     output: str, changes: bool,
     *,
@@ -296,6 +283,13 @@ def version(wanted: bool) -> None:
 
         out.print(f"{volpipe.__version__} (commit {commit()})")
         raise typer.Exit
+
+
+for entry in (entry for entries in commands().values() for entry in entries):
+    if isinstance(entry.run, typer.Typer):
+        app.add_typer(entry.run, name=entry.name)
+    else:
+        app.command(entry.name, cls=entry.parser)(entry.run)
 
 
 @app.callback()

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import volpipe
-from volpipe.cli.generate import command_of
+from volpipe.cli.generate import command
+from volpipe.cli.groups import Group
 from volpipe.cli.options import Parents
 from volpipe.display.batches import mistake_table, plan_table, result_table, showing_rows, tally, why_table
 from volpipe.display.console import INCOMPLETE, REFUSED, err, interruptible, measuring_shown, out, tell_report
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from volpipe.workflow.batch_table import BatchReport
 
 
-@command_of("batch")
+@command(Group.MOST_USED, "batch", place=5)
 def batch(
     dry_run: bool,
     *,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import volpipe as vp
-from volpipe.cli.generate import command_of
+from volpipe.cli.generate import command
+from volpipe.cli.groups import Group
 from volpipe.cli.options import Incomplete, Parents, whole
 from volpipe.display import console
 from volpipe.display.console import REFUSED, bars, check_folder, err
@@ -36,7 +37,7 @@ TimePoint = Annotated[
 ]
 
 
-@command_of("info", without=("volume",))
+@command(Group.MOST_USED, "info", place=8, without=("volume",))
 def info(
     *,
     volumes: Annotated[
@@ -100,7 +101,7 @@ def _print_part(info: Info) -> None:
             console.out.print(line)
 
 
-@command_of("sample")
+@command(Group.NETS, "sample", place=4)
 def sample(
     path: str, shape: tuple[int, int, int], seed: int, *, parents: Parents = False, **options: Any
 ) -> None:  # Any: values of options
@@ -113,7 +114,7 @@ def sample(
     console.out.print(f"wrote {path}: raw and labels, {' × '.join(map(str, shape))} voxels, seed {seed}, in {took}")
 
 
-@command_of("convert")
+@command(Group.MOST_USED, "convert", place=7)
 def convert(
     volume: str,
     out: str,

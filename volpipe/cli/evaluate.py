@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import volpipe
-from volpipe.cli.generate import command_of
+from volpipe.cli.generate import command
+from volpipe.cli.groups import Group
 from volpipe.cli.options import Parents
 from volpipe.display.comparisons import difference_tables, made_table, row_table, sheet_table
 from volpipe.display.console import INCOMPLETE, PLAIN_LINE_SECONDS, check_target, err, interruptible, out
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from volpipe.workflow.compare import ComparisonTable
 
 
-@command_of("evaluate")
+@command(Group.MOST_USED, "evaluate", place=10)
 def evaluate(
     output: str, reference: str | None, labels: bool, classes: bool, skeletons: str | None, ignore: str | None,
     report: str | None,
@@ -84,7 +85,7 @@ def _labels(text: str | None, *, is_image: bool) -> tuple[int, ...] | None:
         raise VolpipeError(f"--ignore {text!r}: write labels, such as 5,7 or 0xfffffffffffffffd, or none") from None
 
 
-@command_of("compare")
+@command(Group.OUTPUTS, "compare", place=3)
 def compare(
     a: str, b: str, json_file: str | None, page: str | None, *, parents: Parents = False, **options: Any
 ) -> None:  # Any: values of options

@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
+import typer
 from typer import Argument, Option
+from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
 
 import volpipe
 from volpipe import syntax
+from volpipe.cli.groups import COMMANDS, LAST, Entry, Group
 from volpipe.cli.options import OPTIONS, WATCHED, Strict
 from volpipe.display.console import err
 from volpipe.monitoring.command import current
@@ -59,11 +62,20 @@ class Parameter:
         return ",".join(f"{each:g}" for each in self.default) if isinstance(self.default, tuple) else self.default
 
 
-def command_of(*functions: str, without: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command the arguments of public `functions` as options.
+def command(
+    group: Group | typer.Typer, *functions: str, place: int = LAST, without: Collection[str] = (),
+    cls: type[TyperCommand] | None = None,
+) -> Callable[[Command], Command]:  # fmt: skip
+    """Return a decorator that makes a function a command, with the arguments of public `functions` as its options.
 
-    Parameters of the command that are annotated with an option come behind them. One that counts failures has --strict
+    Parameters of the function that are annotated with an option come behind them. One that counts failures has --strict
     too, and one that has metrics the options by which machines watch it.
+
+    Args:
+        group: of the help in which it stands, at `place`, those without one by their names; or the command below which
+            it stands, as `sites check`.
+        without: arguments that are no options.
+        cls: what parses what is typed.
     """
 
     def decorate(function: Command) -> Command:
@@ -88,6 +100,10 @@ def command_of(*functions: str, without: Collection[str] = ()) -> Callable[[Comm
 
         run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in options}
+        if isinstance(group, Group):
+            COMMANDS.append(Entry(function.__name__, group, place, run, cls))
+        else:
+            group.command(cls=cls)(run)
         return run
 
     return decorate

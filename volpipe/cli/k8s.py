@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from volpipe.cli.groups import Group, several
 from volpipe.cli.job import TRAININGS, check_command, command_options, warn
-from volpipe.cli.options import Whole
 from volpipe.errors import SiteError, VolpipeError
 from volpipe.monitoring.exposition import EVERYWHERE, Port, parse_target
 
@@ -37,17 +37,15 @@ INPUTS = (
 DEFAULT_SITE = "k8s_htex"
 PARTS = ("rights", "claims", "service", "job")
 
-app = typer.Typer(
-    cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="Run the driver in a Kubernetes cluster."
-)
+k8s = several("k8s", Group.SITES, 3, "Run the driver in a Kubernetes cluster.")
 
 
-@app.callback()
+@k8s.callback()
 def commands() -> None:
     """Run the driver in a Kubernetes cluster."""
 
 
-@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
+@k8s.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 def manifest(
     context: typer.Context,
     command: Annotated[

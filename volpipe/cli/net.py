@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import volpipe as vp
-from volpipe.cli.generate import command_of
+from volpipe.cli.generate import command
+from volpipe.cli.groups import Group
 from volpipe.cli.options import amount, complete_site
 from volpipe.display.console import columns, err, measuring_shown, out
 from volpipe.errors import VolpipeError
@@ -31,7 +32,7 @@ UNTRUE = 1
 HALF_A_GREY_LEVEL = 0.5 / 127.5  # of uint8 voxels between -1 and 1
 
 
-@command_of("net_report")
+@command(Group.NETS, "net_report", place=3)
 def net(
     name: str,
     settings: list[str],

@@ -1,7 +1,7 @@
-"""What commands have in common: how options are typed and completed on Tab, and a help that groups the commands.
+"""What commands have in common: how options are typed, and completed on Tab.
 
-Not here: any command, or what an option means, which its function says (generate). What Tab asks for is read from names
-of files and types of keys; no heavy package is imported.
+Not here: any command (groups lists them), or what an option means, which its function says (generate). What Tab asks
+for is read from names of files and types of keys; no heavy package is imported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
-from typer.core import TyperGroup
 from typer.models import ArgumentInfo, OptionInfo
 
 import volpipe as vp
@@ -21,45 +20,9 @@ from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-    from typer._click import Context, HelpFormatter  # typer's own copy of click, which has no other name
 
-GROUPS = {
-    "Most used": ("run", "plan", "view", "status", "batch", "segment", "convert", "info", "train", "evaluate"),
-    "Outputs": ("report", "verify", "compare", "reproduce"),
-    "Nets and recipes": ("recipes", "nets", "net", "sample"),
-    "Search for settings": ("sweep", "tune"),
-    "Sites and clusters": ("sites", "slurm", "k8s"),
-}
 LEAST_SECONDS = 0.1  # between two looks at work
 Choices = Iterator[tuple[str, str]]  # what may stand there, each with a word about it
-
-
-class Whole(TyperGroup):
-    """Commands, each with its whole first sentence."""
-
-    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the commands."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _sentence(each.help or "")) for name, each in self.commands.items()])
-
-
-class Grouped(TyperGroup):
-    """Commands in groups, each with its whole first sentence."""
-
-    def list_commands(self, ctx: Context) -> list[str]:
-        """Return the commands in the order of their groups."""
-        return sorted(self.commands, key=[name for names in GROUPS.values() for name in names].index)
-
-    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the groups."""
-        for group, names in GROUPS.items():
-            with formatter.section(group):
-                formatter.write_dl([(name, _sentence(self.commands[name].help or "")) for name in names])
-
-
-def _sentence(text: str) -> str:
-    """Return the first paragraph of a help text, on a line."""
-    return " ".join(text.partition("\n\n")[0].split())
 
 
 def complete_site(incomplete: str) -> Choices:

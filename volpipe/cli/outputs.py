@@ -19,7 +19,8 @@ from typer.core import TyperCommand
 import volpipe as vp
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.notes import AWAY_SECONDS, SECONDS
-from volpipe.cli.generate import command_of
+from volpipe.cli.generate import command
+from volpipe.cli.groups import Group
 from volpipe.cli.options import Parents
 from volpipe.display.batches import MOST_DATASETS, result_table
 from volpipe.display.console import AT_WORK, DONE, INCOMPLETE, PLAIN_LINE_SECONDS, check_target, err, out
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 MOST_NAMED = 100
 
 
-@command_of("verify")
+@command(Group.OUTPUTS, "verify", place=2)
 def verify(fast: bool, **options: Any) -> None:  # Any: values of options
     """Read OUTPUT back, and name each file that is not as its task wrote it; exit code 1 if there are any."""
     result = vp.verify(fast=fast, on_files=partial(_print_files, is_fast=fast), on_block=_print_block, **options)
@@ -76,7 +77,7 @@ def _print_files(verdict: Verdict, *, is_fast: bool) -> None:
         typer.echo(f"{verdict.num_unwritten:,} shards have no checksum: not written yet, or by an earlier version")
 
 
-@command_of("reproduce")
+@command(Group.OUTPUTS, "reproduce", place=4)
 def reproduce(
     output: str,
     *,
@@ -97,7 +98,7 @@ def reproduce(
     typer.echo(again.command_with(recipe_out))
 
 
-@command_of("report")
+@command(Group.OUTPUTS, "report", place=1)
 def report(output: str, file: str | None, *, parents: Parents = False) -> None:
     """Write the report of OUTPUT, one HTML file that opens offline; also while it is made, or after a kill."""
     check_target("--out", file, parents=parents)

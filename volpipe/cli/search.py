@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 import volpipe
-from volpipe.cli.generate import command_of
+from volpipe.cli.generate import command
+from volpipe.cli.groups import Group
 from volpipe.cli.options import Parents
 from volpipe.display import console
 from volpipe.display.console import INCOMPLETE, bars, check_folder, columns, err, interruptible, tell_report
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from volpipe.training.search.trials import TrialResult
 
 
-@command_of("sweep")
+@command(Group.SEARCH, "sweep")
 def sweep(recipe: str, out: str | None, *, parents: Parents = False, **options: Any) -> None:  # Any: values of options
     """Train RECIPE with every combination of the lists in its [sweep]; the same command again does what is missing."""
     folder = _folder(recipe, out, "sweep", parents=parents)
@@ -31,7 +32,7 @@ def sweep(recipe: str, out: str | None, *, parents: Parents = False, **options: 
     _end(results, folder, _tell_sweep)
 
 
-@command_of("tune")
+@command(Group.SEARCH, "tune")
 def tune(recipe: str, out: str | None, *, parents: Parents = False, **options: Any) -> None:  # Any: values of options
     """Search the ranges in the [tune] of RECIPE for the best values; run the same command again to continue."""
     folder = _folder(recipe, out, "tune", parents=parents)

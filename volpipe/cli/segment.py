@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import volpipe
-from volpipe.cli.generate import command_of
+from volpipe.cli.generate import command
+from volpipe.cli.groups import Group
 from volpipe.cli.options import Incomplete, Parents, of_incomplete
 from volpipe.display import console
 from volpipe.display.console import (
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from volpipe.segmentation.plan import SegmentPlan
 
 
-@command_of("segment")
+@command(Group.MOST_USED, "segment", place=6)
 def segment(
     affinities: str, out: str | None, site: str, settings: list[str], update: bool,
     *,

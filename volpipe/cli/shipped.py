@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 import volpipe as vp
-from volpipe.cli.generate import command_of
-from volpipe.cli.options import Whole
+from volpipe.cli.generate import command
+from volpipe.cli.groups import Group, several
 from volpipe.display.console import err, interruptible, out
 from volpipe.display.sites import checkup_table
 from volpipe.resolve import shipped, shipped_recipe, shipped_recipes
@@ -29,20 +29,22 @@ if TYPE_CHECKING:
 Tree = Mapping[str, Any]  # Any: TOML values
 FAULTY = 1
 
-sites_app = typer.Typer(cls=Whole, rich_markup_mode=None, help="List the shipped sites, or check one.")
+sites_app = several("sites", Group.SITES, 1, "List the shipped sites, or check one.", is_command=True)
 
 
+@command(Group.NETS, place=1)
 def recipes() -> None:
     """List the shipped recipes: what each does, and the command that takes it."""
-    for command in ("run", "segment", "train"):
-        rows = [(name, line) for name, kind, line in _recipes() if kind == command]
+    for verb in ("run", "segment", "train"):
+        rows = [(name, line) for name, kind, line in _recipes() if kind == verb]
         for name, line in rows:
             out.print(f"{name:<26}{line}")
         if rows:
-            how = "NAME" if command == "train" else "--recipe NAME VOLUME"
-            out.print(f"{'':<26}volpipe {command} {how}\n")
+            how = "NAME" if verb == "train" else "--recipe NAME VOLUME"
+            out.print(f"{'':<26}volpipe {verb} {how}\n")
 
 
+@command(Group.NETS, place=2)
 def nets() -> None:
     """List the shipped nets: what each is, the options that it takes, and the recipes that have weights for it."""
     for name in shipped("volpipe.models"):
@@ -61,10 +63,10 @@ def _recipes() -> Iterator[tuple[str, str, str]]:
     for name in shipped_recipes():
         text = shipped_recipe(Path(name)).read_text(encoding="utf-8")
         tree = tomllib.loads(text)
-        command = "train" if "train" in tree else "segment" if "objects" in tree else "run"
+        verb = "train" if "train" in tree else "segment" if "objects" in tree else "run"
         comment = " ".join(line.lstrip("# ") for line in text.split("\n\n")[0].splitlines() if line.startswith("#"))
         # Up to its first full stop, or to the command that follows a colon.
-        yield name, command, comment.partition(": volpipe ")[0].partition(". ")[0].rstrip(".:")
+        yield name, verb, comment.partition(": volpipe ")[0].partition(". ")[0].rstrip(".:")
 
 
 def _about(net: str) -> tuple[str, list[str]]:
@@ -95,8 +97,7 @@ def sites(context: typer.Context) -> None:
         out.print(f"{name:<14}{line}")
 
 
-@sites_app.command()
-@command_of("check_site")
+@command(sites_app, "check_site")
 def check(site: str, folder: str, volume: str | None, wait_seconds: float) -> None:
     """Start one block of each executor of SITE, and print what a worker finds there, beside what is here.
 

@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 
 from volpipe.apps.slurm.driver_script import DriverJob, driver_script
+from volpipe.cli.groups import Group, several
 from volpipe.cli.job import check_command, check_output, check_site, command_options
-from volpipe.cli.options import Whole, positive, whole
+from volpipe.cli.options import positive, whole
 
-slurm = typer.Typer(cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="Run the driver as a job of Slurm.")
+slurm = several("slurm", Group.SITES, 2, "Run the driver as a job of Slurm.")
 
 
 @slurm.callback()

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import volpipe
-from volpipe.cli.generate import command_of
+from volpipe.cli.generate import command
+from volpipe.cli.groups import Group
 from volpipe.cli.options import Parents
 from volpipe.display import console
 from volpipe.display.console import bars, check_folder, interruptible, tell_report
 
 
-@command_of("train")
+@command(Group.MOST_USED, "train", place=9)
 def train(recipe: str, out: str | None, *, parents: Parents = False, **options: Any) -> None:  # Any: values of options
     """Train a net by RECIPE; run the same command again to continue from the newest checkpoint."""
     from volpipe.api.training import training_folder

@@ -16,11 +16,12 @@ from typing import Annotated, Any
 import typer
 
 import volpipe as vp
-from volpipe.cli.generate import command_of
+from volpipe.cli.generate import command
+from volpipe.cli.groups import Group
 from volpipe.display.console import err, out
 
 
-@command_of("view")
+@command(Group.MOST_USED, "view", place=3)
 def view(
     output: str,
     volumes: list[str],
