@@ -19,6 +19,7 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 
 # The lowest first: a module imports from packages of lines above its own, and from its own package.
 PACKAGES = (
+    "process",
     "errors",
     "syntax",
     "resolve",

@@ -42,7 +42,9 @@ from volpipe.display.console import (
     lasting_streams,
     measuring_shown,
     out,
+    print_as_stored,
     rendered,
+    result_is_in_files,
     tell_report,
 )
 from volpipe.display.plans import (
@@ -131,6 +133,7 @@ def run(
     **options: Any,  # Any: values of options
 ) -> None:
     """Run a net, or a recipe's stages, over VOLUME; run the same command again to continue an interrupted run."""
+    result_is_in_files()
     with interruptible():
         asked = _request(options, incomplete=incomplete, parents=parents)
         how = given_to("run", options)
@@ -274,7 +277,7 @@ def status(
         )
         statuses.append(found)
         if as_json:
-            out.print(json.dumps(found.to_json(), indent=1 if watch is None else None))
+            print_as_stored(json.dumps(found.to_json(), indent=1 if watch is None else None) + "\n")
         else:
             outputs.show_status(found, None if every else MOST_ROWS)
     if table is not None:
@@ -346,7 +349,7 @@ def _fail(sentence: str, code: int, error: Exception | None = None) -> NoReturn:
 def _interrupt(signum: int, frame: Any) -> None:  # Any: a frame, unused
     if INTERRUPTS.ask():
         # Not through the console: what was interrupted may be printing.
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), current().as_printed(STOPPING))
 
 

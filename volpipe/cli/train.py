@@ -11,7 +11,7 @@ import volpipe
 from volpipe.cli.generate import command_of
 from volpipe.cli.options import Parents
 from volpipe.display import console
-from volpipe.display.console import bars, check_folder, interruptible, tell_report
+from volpipe.display.console import bars, check_folder, interruptible, result_is_in_files, tell_report
 
 
 @command_of("train")
@@ -19,6 +19,7 @@ def train(recipe: str, out: str | None, *, parents: Parents = False, **options: 
     """Train a net by RECIPE; run the same command again to continue from the newest checkpoint."""
     from volpipe.api.training import training_folder
 
+    result_is_in_files()
     folder = training_folder(recipe, out, options["start"])
     check_folder(f"--out {folder}", folder, parents=parents)
     with interruptible("run the same command again to continue from the newest checkpoint"), bars() as progress:
