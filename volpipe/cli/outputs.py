@@ -180,9 +180,8 @@ def _print_workers(observer: Observer, roster: Roster, *, as_json: bool) -> Stat
         status = observer.look()
         workers = roster.look(status)
     if as_json:
-        found = {"output": status.output, "state": status.state}
-        found |= {"workers": [worker.to_json() for worker in workers]}
-        print_as_stored(json.dumps(found, indent=1) + "\n")
+        notes = {"workers": [worker.to_json() for worker in workers]}
+        print_as_stored(json.dumps({"output": status.output, "state": status.state} | notes, indent=1) + "\n")
     elif status.state == "running":
         out.print(roster_view(status, workers, out.width))
     else:

@@ -36,7 +36,8 @@ PLAIN_LINE_SECONDS = 10.0
 STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")  # folders of streams, which are no files to be deleted
 PLAIN_WIDTH = 160  # of what goes to a file or a pipe
 PLAIN_LETTERS = "volpipe-plain-letters"  # name of the way to encode letters that a stream has not
-IN_ASCII = {"×": "x", "·": "*", "²": "^2", "³": "^3", "µ": "u", "≈": "~", "≤": "<=", "≠": "!=", "→": "->", "…": "..."} | {
+IN_ASCII = {
+    "×": "x", "·": "*", "²": "^2", "³": "^3", "µ": "u", "≈": "~", "≤": "<=", "≠": "!=", "→": "->", "…": "...",
     "►": ">", "✓": "ok", "─": "-", "━": "-", "╸": "-", "╺": " ", "–": "-", "’": "'", "±": "+-",
 }  # fmt: skip
 
@@ -71,7 +72,7 @@ class LastingStream:
 
     def write(self, text: str) -> int:
         """Write `text`, as long as somebody reads."""
-        with self._surviving():
+        with self._surviving(text):
             try:
                 self._stream.write(text)
             except UnicodeEncodeError:
@@ -81,7 +82,7 @@ class LastingStream:
 
     def write_as_stored(self, text: str) -> None:
         """Write `text` by the bytes that names have on the disk, whatever letters the stream takes."""
-        with self._surviving():
+        with self._surviving(text):
             self._stream.flush()
             self._stream.buffer.write(os.fsencode(text))
             self._stream.flush()
@@ -94,13 +95,16 @@ class LastingStream:
     def close(self) -> None:
         """Write what is left; what cannot be written goes nowhere, else Python would fail by it as it ends."""
         self.flush()
-        if self.fault:
+        if self._is_closed:
+            self._stream.close()
+        elif self.fault:
             self._drop()
             self._stream.flush()
 
     @contextmanager
-    def _surviving(self) -> Iterator[None]:
-        if self._is_closed:
+    def _surviving(self, text: str = "") -> Iterator[None]:
+        """Note why `text` cannot be written meanwhile."""
+        if self._is_closed and text:
             self.fault = "it is closed"
         try:
             yield
@@ -141,7 +145,7 @@ def lasting_streams() -> Iterator[None]:
     try:
         yield
     except SystemExit as end:
-        stdout.close()
+        stdout.flush()
         if stdout.fault and not _result.is_in_files:
             err.print(f"volpipe: standard output cannot be written: {stdout.fault}")
             raise SystemExit(end.code or INCOMPLETE) from None
@@ -309,13 +313,15 @@ class Bars:
         row = self._row(name, done, whole)
         self.show_with(name, done, whole, noun, seconds_left=row.seconds_left(done, whole))
 
-    def show_with(self, name: str, done: float, whole: float, noun: str, *, seconds_left: float | None) -> None:
-        """Move a bar whose time left is known from elsewhere; None shows none."""
+    def show_with(
+        self, name: str, done: float, whole: float, noun: str, *, seconds_left: float | None, words: str = ""
+    ) -> None:
+        """Move a bar whose time left is known from elsewhere, with `words` beside its count; None shows no time."""
         row = self._row(name, done, whole)
         speed = (done - row.first) / max(1e-3, time.monotonic() - row.began)
         self._move(
             row, done, whole,
-            count=f"{int(done):,} of {whole:,.0f} {noun if whole == 1 else plural(noun)}",
+            count=f"{int(done):,} of {whole:,.0f} {noun if whole == 1 else plural(noun)}{words and f', {words}'}",
             speed=_per_time(speed, noun) if done < whole else "",
             left=f"{_clock(seconds_left)} left" if seconds_left is not None and done < whole else "",
         )  # fmt: skip
