@@ -3,9 +3,13 @@
 `import volpipe as vp` gives the names of `__init__.pyi`, each loaded when it is first used.
 """
 
-from pathlib import Path
+from volpipe.process import leave_current_folder
 
-from lazy_loader import attach_stub
+leave_current_folder()  # before anything is looked for
+
+from pathlib import Path  # noqa: E402
+
+from lazy_loader import attach_stub  # noqa: E402
 
 # apps/, models/ and configs/ lie beside this folder in a checkout and inside it once installed.
 _checkout = Path(__file__).resolve().parent.parent

@@ -1,10 +1,13 @@
 """`python -m volpipe` and `volpipe` are the command line."""
 
-import gc
-import os
-import sys
-import threading
-import time
+from volpipe.process import settle
+
+settle()  # before any file is opened
+
+import gc  # noqa: E402
+import os  # noqa: E402
+import threading  # noqa: E402
+import time  # noqa: E402
 
 BEGAN = time.time()  # before the imports, which are a part of what a command takes
 gc.set_threshold(
@@ -23,7 +26,6 @@ def main() -> None:
         if end.code == INTERRUPTED and any(
             not t.daemon for t in threading.enumerate() if t is not threading.main_thread()
         ):
-            sys.stdout.flush()
             os._exit(INTERRUPTED)
         raise
 

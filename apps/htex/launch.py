@@ -12,6 +12,7 @@ from pathlib import Path
 from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 
 from volpipe.apps.htex.processes import SOCKETS, WITH_NETS, WORKERS, are_installed
+from volpipe.process import SAFE_PATH
 
 # Workers count their GPUs from 0 whatever Slurm has given their job; these are the ones that it has. Braces are doubled
 # for each of the two times that Parsl formats the command.
@@ -119,7 +120,7 @@ def launch_command(*, has_nets: bool, given: int | Sequence[str] = ()) -> str:
         has_nets: whether tasks on them may run nets.
         given: their GPUs where Slurm gave none to the job; without, those of the executor.
     """
-    ours = [WORKERS, *([WITH_NETS] if has_nets else [])] if are_installed() else [PARSLS]
+    ours = [WORKERS, *([WITH_NETS] if has_nets else [])] if are_installed() else ["env", f"{SAFE_PATH}=1", PARSLS]
     command = DEFAULT_LAUNCH_CMD.replace(PARSLS, " ".join(ours))
     names = ",".join(map(str, range(given) if isinstance(given, int) else given))
     return command.replace("{accelerators}", GIVEN_GPUS.replace("GPUS", names)) if names else command

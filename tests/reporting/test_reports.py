@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from volpipe.api.outputs import find_page
 from volpipe.errors import RunError
 from volpipe.reporting import render
 from volpipe.reporting.page import REPORT, Chart, Draft, Facts, Item, Note, Sheet
-from volpipe.runs.pages import log_notes
+from volpipe.runs.pages import disk_use, log_notes
 from volpipe.runs.presence import COMMAND
 from volpipe.units import brief, size
 from volpipe.workflow.driver import RunWork
@@ -495,3 +496,27 @@ def test_warnings_of_a_log_are_told_once_with_the_end_of_a_traceback(tmp_path: P
     texts = [item.text for item in log_notes(log) if isinstance(item, Note)]
     assert texts == ["warning: the net warns", "error: the work stopped: KeyError: 3"]
     assert log_notes(tmp_path / "none") == []
+
+
+def test_what_an_output_takes_on_disk_is_counted_file_by_file(tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    sizes = {"s0/c/0/0/0": 10, "s0/c/0/0/1": 7, "s0/zarr.json": 1000, "zarr.json": 500, "s1/c/0/0/0": 3}
+    for name, num_bytes in sizes.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(bytes(num_bytes))
+    assert disk_use(str(out)) == (10 + 7 + 3, len(sizes))  # bytes of voxels, and files with those of metadata
+    (tmp_path / "empty").mkdir()
+    assert disk_use(str(tmp_path / "empty")) == (0, 0)
+
+
+def test_an_output_that_is_far_away_or_has_too_many_files_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert disk_use("s3://bucket/out.zarr") is None
+    for number in range(50):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "chunk").write_bytes(b"1")
+    assert disk_use(str(tmp_path)) == (50, 50)
+    hours = itertools.count()
+    monkeypatch.setattr("volpipe.runs.pages.time", SimpleNamespace(monotonic=lambda: 3600.0 * next(hours)))
+    assert disk_use(str(tmp_path)) is None

@@ -227,6 +227,27 @@ def test_as_many_tasks_as_are_kept_have_a_bar_each_and_fit(tmp_path: Path) -> No
     assert len(html.encode()) < MOST_BYTES / 2
 
 
+@pytest.mark.parametrize("growing", [1, -1], ids=["slower and slower", "faster and faster"])
+def test_of_more_tasks_than_are_kept_one_by_one_the_slowest_are_kept_alone(tmp_path: Path, growing: int) -> None:
+    seconds = [float(1 + (i if growing > 0 else 3_000 - i)) for i in range(MOST_TASKS + 40)]
+    lines = [line(done=[i], started=BEGAN + i, seconds=took) for i, took in enumerate(seconds)]
+    tally = Tally()
+    tally.read(written(tmp_path / "most", *lines[:MOST_TASKS]))
+    assert [task.seconds for task in tally.tasks] == seconds[:MOST_TASKS]
+    tally = Tally()
+    tally.read(written(tmp_path / "more", *lines))
+    assert (tally.num_tasks, tally.tasks) == (len(lines), [])
+    slowest = [task.seconds for task in tally.slowest]
+    assert slowest == sorted(seconds, reverse=True)[: len(slowest)] and len(slowest) > 1
+
+
+def test_a_task_that_does_not_say_when_it_began_is_not_kept_for_the_timeline(tmp_path: Path) -> None:
+    tally = Tally()
+    tally.read(written(tmp_path / "a", line(started=0), line(done=[1])))
+    assert [task.units for task in tally.tasks] == [(1,)]
+    assert tally.num_tasks == 2
+
+
 def test_tasks_that_took_no_time_or_say_none_have_no_timeline(tmp_path: Path) -> None:
     for fields in ({"seconds": 0}, {"started": 0}):
         tally = Tally()

@@ -54,7 +54,8 @@ def test_windows_that_disagree_are_scored_told_and_warned_about(tmp_path: Path, 
     )  # fmt: skip
     ended = give("run", "--config", "threads", *recipe, "-o", "out.zarr", "in.n5/raw")
     assert ended.code == 0
-    assert "seams: voxels differ across the faces of windows z " in ended.out
+    (line,) = (line for line in ended.out.splitlines() if line.startswith("seams: z "))
+    assert len(line) <= 120
     assert "warning: the faces of windows may be seen along z, y, x (above 1.2)" in ended.err
     assert min(scores(tmp_path / "out.zarr").values()) > THRESHOLD
 
@@ -101,7 +102,7 @@ def test_the_one_face_of_a_small_volume_is_a_seam_only_where_it_stands_out(
     assert (score.axis, score.value) == ("z", pytest.approx((9 + 1 / 6) / (1 + 1 / 6)))
     assert (score.is_seam, score.is_of_tissue) == (is_seam, not is_seam)
     assert bool(seam_warning([score])) == is_seam
-    assert ("along z they differ as much at other places" in seam_line([score])) == (not is_seam)
+    assert ("along z as large elsewhere" in seam_line([score])) == (not is_seam)
 
 
 WHOLE = """

@@ -28,6 +28,26 @@ def test_errors_are_absolute_squared_and_in_between() -> None:
     assert term("charbonnier") == pytest.approx(np.sqrt(error**2 + 1e-6).mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["l1", "l2", "charbonnier", "gradient"])
+def test_a_net_without_error_has_the_least_loss_and_stays_as_it_is(name: str) -> None:
+    weights = {"l1": 0.0} | {name: 1.0}
+    truth = torch.from_numpy(TRUTH)
+    out = truth.clone().requires_grad_()
+    (value,) = loss_terms(Loss.model_validate(weights), out, truth).values()
+    value.backward()
+    assert value.item() == pytest.approx(1e-3 if name == "charbonnier" else 0.0)  # round below errors of 1e-3
+    assert torch.equal(out.grad, torch.zeros_like(out))
+
+
+def test_the_slope_of_charbonnier_is_that_of_its_formula() -> None:
+    out, error = torch.from_numpy(OUT).requires_grad_(), OUT.astype(np.float64) - TRUTH
+    loss_terms(Loss.model_validate({"l1": 0.0, "charbonnier": 1.0}), out, torch.from_numpy(TRUTH))[
+        "charbonnier"
+    ].backward()
+    slope = error / np.sqrt(error**2 + 1e-6) / error.size
+    np.testing.assert_allclose(out.grad, slope, rtol=1e-4, atol=1e-9)
+
+
 def test_gradients_are_compared_along_each_axis() -> None:
     each = [np.abs(np.diff(OUT, axis=axis) - np.diff(TRUTH, axis=axis)).mean() for axis in (2, 3, 4)]
     assert term("gradient") == pytest.approx(np.mean(each), rel=1e-5)

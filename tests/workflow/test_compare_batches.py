@@ -127,6 +127,7 @@ def test_what_one_has_alone_and_what_is_not_complete_is_named_and_the_rest_is_co
     assert ended.code == 1
     assert "not compared" in " ".join(ended.out.split())
     assert "in A only: " in ended.err and "a.n5/raw" in ended.err
+    assert ended.err.count("not all was compared; run the same command again to compare the rest") == 1
     assert json.loads(Path("c.json").read_text())["is_within"] is False
     assert "the disk is full" in Path("p.html").read_text()
 
@@ -138,8 +139,19 @@ def test_two_batches_that_are_the_same_are_within_any_limit(give: Give) -> None:
     ended = give("compare", "old", "new.toml", "--config", "threads", "--limit", "differ=0")
     assert ended.code == 0, ended.err
     assert ended.out.count("infinite") == 3
+    assert "not all was compared" not in ended.err
     assert "Comparison of many outputs" in Path("volpipe_old_new_compare.html").read_text()
     assert table_of("old", "new.toml")._repr_html_().count("<td>infinite</td>") == 3
+
+
+def test_what_is_compared_to_its_end_is_not_said_to_be_left(give: Give) -> None:
+    batch("old")
+    batch("new", ["raw/a.n5/raw", "raw/b.n5/raw"])
+    change("new/a.zarr", 90, num=16)
+    ended = give("compare", "old", "new", "--config", "threads", "--limit", "psnr=40")
+    assert ended.code == 1  # by a limit, and by what one has alone
+    assert "in A only: " in ended.err and "limit violated: " in ended.err
+    assert "not all was compared" not in ended.err
 
 
 def test_an_interrupted_comparison_goes_on_with_what_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

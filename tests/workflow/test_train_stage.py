@@ -340,11 +340,31 @@ def test_the_command_plans_and_does_all_stages(
     assert planned.code == 0, planned.err
     ended = given("run", *how, "--set", "learn.data.labels=l.tif")
     assert ended.code == 0, ended.err
-    assert "stage 1 of 4: learn, train of volume" in ended.out
-    assert "stage 2 of 4: affinities, run of volume" in ended.out
-    assert "held out: auc" in ended.out
+    told = by_heading(ended.out)
+    assert [*told] == [
+        "stage 1 of 4: learn, train of volume", "stage 2 of 4: affinities, run of volume",
+        "stage 3 of 4: labels, label of affinities", "stage 4 of 4: scores, evaluate of labels", "all stages",
+    ]  # fmt: skip
+    learn, affinities, labels, scores, whole = told.values()
+    own = ((learn, "held out: auc"), (affinities, "first task after"), (labels, " objects to "),
+           (scores, "adapted Rand error"), (whole, "\nlearn "))  # fmt: skip
+    for text, words in own:
+        assert words in text
+        assert ended.out.count(words) == text.count(words)  # below no other heading
     assert re.search(r"^learn +train +[\d.]+ m?s +[\d.]+ KiB +[\d.]+ KiB +1 ", ended.out, re.MULTILINE)
     assert "adapted Rand error" in ended.out
+
+
+def by_heading(printed: str) -> dict[str, str]:
+    """Return all that was printed below each heading, in the order in which these came first."""
+    found: dict[str, str] = {}
+    heading = ""
+    for line in printed.splitlines():
+        if re.match(r"stage \d of \d: |all stages$", line):
+            heading = line
+        if heading:
+            found[heading] = f"{found.get(heading, '')}\n{line}"
+    return found
 
 
 def test_a_plan_says_what_steps_take_where_some_were_tried_and_writes_nothing(folder: Path) -> None:

@@ -55,6 +55,7 @@ class Progress:
         retries: failures of a unit after which it was tried again, by stage.
         num_windows, num_voxels: that the net is given in all, and that it makes of the output; 0 where nobody counts.
         seconds_left: None while that is not known.
+        words: what is told in place of the tasks under way, such as the loss of a training.
     """
 
     stages: Sequence[Stage]
@@ -70,6 +71,7 @@ class Progress:
     num_windows: int = 0
     num_voxels: int = 0
     seconds_left: float | None = None
+    words: str = ""
 
     @property
     def seconds(self) -> float:

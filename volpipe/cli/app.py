@@ -42,7 +42,9 @@ from volpipe.display.console import (
     lasting_streams,
     measuring_shown,
     out,
+    print_as_stored,
     rendered,
+    result_is_in_files,
     tell_report,
 )
 from volpipe.display.plans import (
@@ -121,6 +123,7 @@ def run(
     **options: Any,  # Any: values of options
 ) -> None:
     """Run a net, or a recipe's stages, over VOLUME; run the same command again to continue an interrupted run."""
+    result_is_in_files()
     with interruptible():
         asked = _request(options, incomplete=incomplete, parents=parents)
         how = given_to("run", options)
@@ -267,7 +270,7 @@ def status(
         statuses.append(found)
         present = outputs.present_workers(found) if workers else None
         if as_json:
-            out.print(json.dumps(outputs.status_json(found, present), indent=1 if watch is None else None))
+            print_as_stored(json.dumps(outputs.status_json(found, present), indent=1 if watch is None else None) + "\n")
             continue
         outputs.show_status(found, None if every else MOST_ROWS)
         if present is not None and found.state == "running":
@@ -348,7 +351,7 @@ def _fail(sentence: str, code: int, error: Exception | None = None) -> NoReturn:
 def _interrupt(signum: int, frame: Any) -> None:  # Any: a frame, unused
     if INTERRUPTS.ask():
         # Not through the console: what was interrupted may be printing.
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), current().as_printed(STOPPING))
 
 

@@ -17,7 +17,17 @@ from volpipe.cli.generate import command
 from volpipe.cli.groups import Group
 from volpipe.cli.options import Parents
 from volpipe.display.batches import mistake_table, plan_table, result_table, showing_rows, tally, why_table
-from volpipe.display.console import INCOMPLETE, REFUSED, err, interruptible, measuring_shown, out, tell_report
+from volpipe.display.console import (
+    INCOMPLETE,
+    REFUSED,
+    err,
+    interruptible,
+    measuring_shown,
+    out,
+    print_as_stored,
+    result_is_in_files,
+    tell_report,
+)
 from volpipe.errors import BatchError
 from volpipe.units import duration
 
@@ -35,6 +45,8 @@ def batch(
     **options: Any,  # Any: values of options
 ) -> None:
     """Run a recipe over many volumes on one pool of workers; repeat it to continue: unchanged ones are skipped."""
+    if not dry_run and not as_json:
+        result_is_in_files()
     try:
         with interruptible(), measuring_shown(), _listening(dry_run=dry_run, as_json=as_json) as listener:
             report = volpipe.batch(**options, dry_run=dry_run, parents=parents, listener=listener)
@@ -43,7 +55,7 @@ def batch(
         err.print(f"volpipe: {error.sentence}")
         raise typer.Exit(REFUSED) from None
     if as_json:
-        out.print(json.dumps(report.to_json(), indent=1))
+        print_as_stored(json.dumps(report.to_json(), indent=1) + "\n")
     elif not dry_run:
         _tell(report)
     if not dry_run and not report.is_complete:

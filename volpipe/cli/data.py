@@ -17,7 +17,7 @@ from volpipe.cli.generate import command
 from volpipe.cli.groups import Group
 from volpipe.cli.options import Incomplete, Parents, whole
 from volpipe.display import console
-from volpipe.display.console import REFUSED, bars, check_folder, err
+from volpipe.display.console import REFUSED, bars, check_folder, err, result_is_in_files
 from volpipe.display.volumes import arrays_table, codec_table, footprint_lines, info_lines, intensity_line
 from volpipe.errors import SeveralVolumesError, VolpipeError
 from volpipe.units import duration
@@ -106,6 +106,7 @@ def sample(
     path: str, shape: tuple[int, int, int], seed: int, *, parents: Parents = False, **options: Any
 ) -> None:  # Any: values of options
     """Write an invented electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
+    result_is_in_files()
     check_folder(path, path if "://" in path else Path(path), parents=parents)
     started = time.perf_counter()
     with bars() as shown:
@@ -136,6 +137,7 @@ def convert(
     from volpipe.recipes.inference import typed_view
     from volpipe.volumes.convert import container_of
 
+    result_is_in_files()
     view = typed_view(
         channel=channel, time=time_point, voxel_size_nm=voxel_size_nm, origin_nm=origin_nm, incomplete=incomplete
     )  # fmt: skip

@@ -19,7 +19,15 @@ from volpipe.cli.generate import command
 from volpipe.cli.groups import Group
 from volpipe.cli.options import Parents
 from volpipe.display.comparisons import difference_tables, made_table, row_table, sheet_table
-from volpipe.display.console import INCOMPLETE, PLAIN_LINE_SECONDS, check_target, err, interruptible, out
+from volpipe.display.console import (
+    INCOMPLETE,
+    PLAIN_LINE_SECONDS,
+    check_target,
+    err,
+    interruptible,
+    out,
+    result_is_in_files,
+)
 from volpipe.display.progress import showing
 from volpipe.display.reports import print_missing
 from volpipe.errors import VolpipeError
@@ -45,6 +53,8 @@ def evaluate(
 
     Where OUTPUT has more voxels than what it was made from, interpolation of that is scored beside it.
     """
+    if json_file or report:
+        result_is_in_files()
     kind = "labels" if labels else "classes" if classes else "skeletons" if skeletons else "image"
     if picture is not None and kind != "image":
         raise VolpipeError(f"--picture shows images; leave it out with --{kind}")
@@ -95,6 +105,7 @@ def compare(
     """
     from volpipe.api.compare import default_name
 
+    result_is_in_files()
     target = Path(page or f"{default_name(a, b)}.html")
     if target.suffix.lower() not in (".html", ".htm"):
         raise VolpipeError(f"--page {target}: an HTML page is written; give a name that ends in .html")

@@ -15,6 +15,7 @@ import typer
 
 from volpipe.cli.groups import Group, several
 from volpipe.cli.job import TRAININGS, check_command, command_options, warn
+from volpipe.display.console import out, print_as_stored, result_is_in_files
 from volpipe.errors import SiteError, VolpipeError
 from volpipe.monitoring.exposition import EVERYWHERE, Port, parse_target
 
@@ -86,7 +87,7 @@ def manifest(
         _write_base(directory, parts)
         return
     for part, documents in parts.items():
-        typer.echo(_text(part, documents), nl=False)
+        print_as_stored(_text(part, documents))
 
 
 def _parts(
@@ -245,9 +246,10 @@ def _text(part: str, documents: Sequence[dict[str, Any]]) -> str:  # Any: JSON
 
 def _write_base(directory: Path, parts: dict[str, list[dict[str, Any]]]) -> None:  # Any: JSON
     """Write each part to a file of its name, and what makes `kubectl apply --kustomize` take them all."""
+    result_is_in_files()
     directory.mkdir(parents=True, exist_ok=True)
     files = {f"{part.partition(':')[0]}.yaml": _text(part, documents) for part, documents in parts.items()}
     kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(files)}
     for name, text in {**files, "kustomization.yaml": _text("volpipe, a base for overlays", [kind])}.items():
         (directory / name).write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {directory}: {', '.join(files)}; kubectl apply --kustomize {directory}")
+    out.print(f"wrote {directory}: {', '.join(files)}; kubectl apply --kustomize {directory}")

@@ -23,7 +23,17 @@ from volpipe.cli.generate import command
 from volpipe.cli.groups import Group
 from volpipe.cli.options import Parents
 from volpipe.display.batches import MOST_DATASETS, result_table
-from volpipe.display.console import AT_WORK, DONE, INCOMPLETE, PLAIN_LINE_SECONDS, check_target, err, out
+from volpipe.display.console import (
+    AT_WORK,
+    DONE,
+    INCOMPLETE,
+    PLAIN_LINE_SECONDS,
+    check_target,
+    err,
+    out,
+    print_as_stored,
+    result_is_in_files,
+)
 from volpipe.display.reports import driver_line, missing_table, standing_table
 from volpipe.display.watching import drawing, follow
 from volpipe.display.workers import roster_view
@@ -46,7 +56,7 @@ def verify(fast: bool, **options: Any) -> None:  # Any: values of options
     """Read OUTPUT back, and name each file that is not as its task wrote it; exit code 1 if there are any."""
     result = vp.verify(fast=fast, on_files=partial(_print_files, is_fast=fast), on_block=_print_block, **options)
     for sentence in result.reasons:
-        typer.echo(f"why: {sentence}")
+        out.print(f"why: {sentence}")
     if not result.is_whole:
         raise typer.Exit(1)
 
@@ -57,24 +67,24 @@ def _print_block(block: Recomputed) -> None:
     if block.num_differ and block.largest is not None:
         alike += f", by up to {block.largest:g}"
     place = f"{block.array}/s0 {block.box}".lstrip("/")
-    typer.echo(f"block {block.block} ({place}){block.device and f' on {block.device}'}: {alike}")
+    out.print(f"block {block.block} ({place}){block.device and f' on {block.device}'}: {alike}")
 
 
 def _print_files(verdict: Verdict, *, is_fast: bool) -> None:
     """Print the files that are not as they were written."""
     for difference in verdict.differences[:MOST_NAMED]:
-        typer.echo(f"{difference.file} {difference.what}{difference.box and f' ({difference.box})'}")
+        out.print(f"{difference.file} {difference.what}{difference.box and f' ({difference.box})'}")
     if len(verdict.differences) > MOST_NAMED:
-        typer.echo(f"… and {len(verdict.differences) - MOST_NAMED} more")
+        out.print(f"… and {len(verdict.differences) - MOST_NAMED} more")
     if is_fast:
-        typer.echo(
+        out.print(
             f"{count(verdict.num_files, 'file')} looked for, {len(verdict.differences):,} not as they were written; "
             "voxels were not read"
         )
     else:
-        typer.echo(f"{count(verdict.num_files, 'file')} read, {len(verdict.differences):,} not as they were written")
+        out.print(f"{count(verdict.num_files, 'file')} read, {len(verdict.differences):,} not as they were written")
     if verdict.num_unwritten:
-        typer.echo(f"{verdict.num_unwritten:,} shards have no checksum: not written yet, or by an earlier version")
+        out.print(f"{verdict.num_unwritten:,} shards have no checksum: not written yet, or by an earlier version")
 
 
 @command(Group.OUTPUTS, "reproduce", place=4)
@@ -89,20 +99,21 @@ def reproduce(
     """Print the command that makes OUTPUT again, from what its attributes say."""
     again = vp.reproduce(output)
     if recipe_out is None:
-        typer.echo(again.command)
+        print_as_stored(again.command + "\n")
         return
     if recipe_out.exists():
         raise RunError(f"{recipe_out} exists; choose another --recipe-out")
     check_target("--recipe-out", recipe_out, parents=parents)
     recipe_out.write_text(again.recipe, encoding="utf-8")
-    typer.echo(again.command_with(recipe_out))
+    print_as_stored(again.command_with(recipe_out) + "\n")
 
 
 @command(Group.OUTPUTS, "report", place=1)
 def report(output: str, file: str | None, *, parents: Parents = False) -> None:
     """Write the report of OUTPUT, one HTML file that opens offline; also while it is made, or after a kill."""
+    result_is_in_files()
     check_target("--out", file, parents=parents)
-    typer.echo(f"wrote {vp.report(output, file)}")
+    out.print(f"wrote {vp.report(output, file)}")
 
 
 class Watchable(TyperCommand):
@@ -126,7 +137,7 @@ def watched(output: str, pause: float | None, *, as_json: bool, with_workers: bo
 
     def print_line(status: Status) -> None:
         workers = roster.look(status) if with_workers else None
-        typer.echo(json.dumps(status_json(status, workers)))
+        print_as_stored(json.dumps(status_json(status, workers)) + "\n")
 
     def show_workers(draw: Callable[[RenderableType], None], status: Status) -> None:
         draw(roster_view(status, roster.look(status), out.width, out.height if out.is_terminal else None))

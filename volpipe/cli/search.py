@@ -17,7 +17,16 @@ from volpipe.cli.generate import command
 from volpipe.cli.groups import Group
 from volpipe.cli.options import Parents
 from volpipe.display import console
-from volpipe.display.console import INCOMPLETE, bars, check_folder, columns, err, interruptible, tell_report
+from volpipe.display.console import (
+    INCOMPLETE,
+    bars,
+    check_folder,
+    columns,
+    err,
+    interruptible,
+    result_is_in_files,
+    tell_report,
+)
 
 if TYPE_CHECKING:
     from volpipe.training.search.trials import TrialResult
@@ -43,6 +52,7 @@ def tune(recipe: str, out: str | None, *, parents: Parents = False, **options: A
 
 def _folder(recipe: str, out: str | None, kind: str, *, parents: bool) -> Path:
     """Return the folder of the trainings, of which that above must be there."""
+    result_is_in_files()
     folder = Path(out or f"{Path(recipe).stem}.{kind}")
     check_folder(f"--out {folder}", folder, parents=parents)
     return folder

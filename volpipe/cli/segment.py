@@ -24,6 +24,7 @@ from volpipe.display.console import (
     complete_already,
     err,
     interruptible,
+    result_is_in_files,
     tell_report,
 )
 from volpipe.display.progress import showing
@@ -47,6 +48,7 @@ def segment(
     **options: Any,  # Any: values of options
 ) -> None:  # fmt: skip
     """Make objects of AFFINITIES, the same whatever the blocks; run the same command again to continue."""
+    result_is_in_files()
     check_target("--json", json_file, parents=parents)
     if out is not None:
         from volpipe.volumes.formats.container import locate

@@ -16,6 +16,7 @@ from volpipe.apps.slurm.driver_script import DriverJob, driver_script
 from volpipe.cli.groups import Group, several
 from volpipe.cli.job import check_command, check_output, check_site, command_options
 from volpipe.cli.options import positive, whole
+from volpipe.display.console import print_as_stored
 
 slurm = several("slurm", Group.SITES, 2, "Run the driver as a job of Slurm.")
 
@@ -59,7 +60,7 @@ def script(
     if mem_gb is None:
         mem_gb = 0 if str(told.get("mem_gb")) == "0" else job.mem_gb
     job = replace(job, mem_gb=mem_gb, account=account or told.get("account"))
-    typer.echo(driver_script(job, context.args, Path.cwd(), os.environ), nl=False)
+    print_as_stored(driver_script(job, context.args, Path.cwd(), os.environ))
 
 
 def _check(context: typer.Context, cores: int) -> str:

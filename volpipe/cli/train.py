@@ -12,19 +12,23 @@ from volpipe.cli.generate import command
 from volpipe.cli.groups import Group
 from volpipe.cli.options import Parents
 from volpipe.display import console
-from volpipe.display.console import bars, check_folder, interruptible, tell_report
+from volpipe.display.console import check_folder, interruptible, result_is_in_files, tell_report
+from volpipe.display.progress import showing
 
 
 @command(Group.MOST_USED, "train", place=9)
 def train(recipe: str, out: str | None, *, parents: Parents = False, **options: Any) -> None:  # Any: values of options
     """Train a net by RECIPE; run the same command again to continue from the newest checkpoint."""
     from volpipe.api.training import training_folder
+    from volpipe.training.standing import Standing
 
+    result_is_in_files()
     folder = training_folder(recipe, out, options["start"])
     check_folder(f"--out {folder}", folder, parents=parents)
-    with interruptible("run the same command again to continue from the newest checkpoint"), bars() as progress:
+    with interruptible("run the same command again to continue from the newest checkpoint"), showing() as show:
+        standing, listener = Standing(folder), show()
         result = volpipe.train(
-            recipe, out=folder, on_progress=lambda step, steps: progress.show("train", step, steps, "step"), **options
+            recipe, out=folder, on_progress=lambda step, steps: listener(standing.at(step, steps)), **options
         )
     if result.was_complete:
         console.out.print(f"{folder} has its {result.steps:,} steps already; nothing to do (--fresh starts over)")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from volpipe.blockwise.phase import Show
     from volpipe.blockwise.pool import WorkerPool
     from volpipe.estimation.estimate import Estimate
+    from volpipe.estimation.forecast import Forecast
     from volpipe.inference.plan import Plan
+    from volpipe.runs.run_folder import RunFolder
     from volpipe.workflow.cost import FlowCost
     from volpipe.workflow.driver import Listener, Report
     from volpipe.workflow.execute import FlowReport, StageReport
@@ -55,11 +58,17 @@ def run(
         cost.check()
         cost.warn_of_room()
 
+    headings = _Headings(plan)
+
+    def on_end(report: StageReport) -> None:
+        headings.print_for(report.stage)
+        _tell_stage(report, cost.of(report.stage), tell)
+
     listener = FlowListener(
-        on_stage=lambda stage: _begin(plan, stage),
-        on_end=lambda report: _tell_stage(report, cost.of(report.stage), tell),
+        on_stage=lambda stage: _begin(stage, headings),
+        on_end=on_end,
         on_workers=on_workers,
-        of_stage=lambda stage: _of_stage(stage, listening, show),
+        of_stage=lambda stage: _of_stage(stage, headings, listening, show),
     )
     report = volpipe.run(**how, listener=listener)
     assert isinstance(report, FlowReport)
@@ -67,6 +76,7 @@ def run(
         news = ", and nothing has changed" if how["update"] else " already; nothing to do (--fresh starts over)"
         out.print(f"{plan.out} is complete{news}")
         return True
+    out.print("\nall stages")
     out.print(report_table(report, cost))
     tell_report(plan.folder.path)
     if not report.is_complete:
@@ -79,19 +89,46 @@ def run(
     return True
 
 
-def _of_stage(stage: StagePlan, listening: Callable[[str, Plan], Listener], show: Callable[..., Show]) -> Listener:
-    """Return the listener of a stage's own work."""
+@dataclass
+class _Headings:
+    """The headings of the stages of `plan`, which run side by side; `last` is the stage whose was printed last."""
+
+    plan: FlowPlan
+    last: str = ""
+
+    def print_for(self, stage: StagePlan) -> None:
+        """Print the heading of `stage`, unless what was printed last stands below it."""
+        if self.last != stage.name:
+            out.print(_heading(self.plan, stage))
+            self.last = stage.name
+
+
+def _of_stage(
+    stage: StagePlan, headings: _Headings, listening: Callable[[str, Plan], Listener], show: Callable[..., Show]
+) -> Listener:
+    """Return the listener of a stage's own work, which prints below the heading of the stage."""
     from volpipe.runs.work import Listener
     from volpipe.workflow.stages import RunStage
 
-    if isinstance(stage, RunStage):
-        return listening(stage.name, stage.plan)
-    return Listener(on_progress=show(stage.name))
+    if not isinstance(stage, RunStage):
+        return Listener(on_progress=show(stage.name))
+    own = listening(stage.name, stage.plan)
+
+    def on_plan(plan: Plan, folder: RunFolder) -> None:
+        headings.print_for(stage)
+        own.on_plan(plan, folder)
+
+    def on_estimate(found: Forecast) -> None:
+        headings.print_for(stage)
+        if own.on_estimate is not None:
+            own.on_estimate(found)
+
+    return replace(own, on_plan=on_plan, on_estimate=own.on_estimate and on_estimate)
 
 
-def _begin(plan: FlowPlan, stage: StagePlan) -> None:
+def _begin(stage: StagePlan, headings: _Headings) -> None:
     """Print what begins, as far as nobody else will."""
-    out.print(_heading(plan, stage))
+    headings.print_for(stage)
     _show_labels(stage)
 
 

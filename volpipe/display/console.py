@@ -5,6 +5,7 @@ Not here: what is printed (plans, reports and their like), or when (cli, api).
 
 from __future__ import annotations
 
+import codecs
 import io
 import logging
 import os
@@ -34,63 +35,147 @@ DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3  # exit codes beside INTERRUPTED
 PLAIN_LINE_SECONDS = 10.0
 STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")  # folders of streams, which are no files to be deleted
 PLAIN_WIDTH = 160  # of what goes to a file or a pipe
+PLAIN_LETTERS = "volpipe-plain-letters"  # name of the way to encode letters that a stream has not
+IN_ASCII = {
+    "×": "x", "·": "*", "²": "^2", "³": "^3", "µ": "u", "≈": "~", "≤": "<=", "≠": "!=", "→": "->", "…": "...",
+    "►": ">", "✓": "ok", "─": "-", "━": "-", "╸": "-", "╺": " ", "–": "-", "’": "'", "±": "+-",
+}  # fmt: skip
 
 
 def console(*, stderr: bool) -> Console:
     """Return what prints to a stream: as wide as its terminal, if it is one."""
-    stream = sys.stderr if stderr else sys.stdout
-    known = stream.isatty() or "COLUMNS" in os.environ
+    stream: TextIO | None = sys.stderr if stderr else sys.stdout
+    known = (stream is not None and stream.isatty()) or "COLUMNS" in os.environ
     return plain_console(stderr=stderr, soft_wrap=True, width=None if known else PLAIN_WIDTH)
 
 
 class LastingStream:
-    """A standard stream of this process that outlives its reader: what nobody reads any more is dropped.
+    """A standard stream of this process that never fails: what cannot be written is dropped.
+
+    Letters that its encoding lacks are written as others. It is None in Python where it was closed at the start.
 
     Attributes:
+        encoding: of which any letter may be written; click would go around a stream of ASCII.
         is_unread: whether its reader has gone, as `head` does after its lines.
+        fault: why something could not be written, although somebody might read it.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self.is_unread = stream, False
+    encoding = "utf-8"
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = open(os.devnull, "w", encoding="utf-8") if stream is None else stream  # noqa: SIM115, PTH123
+        self._is_closed = stream is None
+        self.is_unread, self.fault = False, ""
 
     def __getattr__(self, name: str) -> Any:  # Any: whatever the stream has
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         """Write `text`, as long as somebody reads."""
-        try:
-            return self._stream.write(text)
-        except BrokenPipeError:
-            self._drop()
-            return len(text)
+        with self._surviving(text):
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                encoding = self._stream.encoding
+                self._stream.write(text.encode(encoding, PLAIN_LETTERS).decode(encoding))
+        return len(text)
+
+    def write_as_stored(self, text: str) -> None:
+        """Write `text` by the bytes that names have on the disk, whatever letters the stream takes."""
+        with self._surviving(text):
+            self._stream.flush()
+            self._stream.buffer.write(os.fsencode(text))
+            self._stream.flush()
 
     def flush(self) -> None:
         """Flush the stream, as long as somebody reads."""
-        try:
+        with self._surviving():
             self._stream.flush()
-        except BrokenPipeError:
+
+    def close(self) -> None:
+        """Write what is left; what cannot be written goes nowhere, else Python would fail by it as it ends."""
+        self.flush()
+        if self._is_closed:
+            self._stream.close()
+        elif self.fault:
             self._drop()
+            self._stream.flush()
+
+    @contextmanager
+    def _surviving(self, text: str = "") -> Iterator[None]:
+        """Note why `text` cannot be written meanwhile."""
+        if self._is_closed and text:
+            self.fault = "it is closed"
+        try:
+            yield
+        except BrokenPipeError:
+            self.is_unread = True
+            self._drop()
+        except OSError as error:  # a full disk, a terminal that is gone
+            self.fault = error.strerror or str(error)
 
     def _drop(self) -> None:
         """Let all that is still buffered, and what comes, go nowhere."""
-        self.is_unread = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
 
 
+def _as_plain_letters(error: UnicodeError) -> tuple[str, int]:
+    """Return letters of ASCII for those that an encoding lacks, as `codecs` asks for them."""
+    assert isinstance(error, UnicodeEncodeError)
+    letters = error.object[error.start : error.end]
+    plain = (IN_ASCII.get(letter) or letter.encode("ascii", "backslashreplace").decode() for letter in letters)
+    return "".join(plain), error.end
+
+
+codecs.register_error(PLAIN_LETTERS, _as_plain_letters)
+
+
 @contextmanager
 def lasting_streams() -> Iterator[None]:
-    """Let a command work on, and end with its own exit code, where nobody reads its output any more."""
+    """Let a command work on, and end with its own exit code, where its words cannot be printed.
+
+    Where they are all that it was asked for (`result_is_in_files` was not called), it ends as one that is not complete.
+    """
     before = sys.stdout, sys.stderr
-    streams = LastingStream(sys.stdout), LastingStream(sys.stderr)
-    sys.stdout, sys.stderr = cast(TextIO, streams[0]), cast(TextIO, streams[1])
+    stdout, stderr = LastingStream(sys.stdout), LastingStream(sys.stderr)
+    sys.stdout, sys.stderr = cast(TextIO, stdout), cast(TextIO, stderr)
+    _result.is_in_files = False
     try:
         yield
+    except SystemExit as end:
+        stdout.flush()
+        if stdout.fault and not _result.is_in_files:
+            err.print(f"volpipe: standard output cannot be written: {stdout.fault}")
+            raise SystemExit(end.code or INCOMPLETE) from None
+        raise
     finally:
-        for stream in streams:
-            stream.flush()
+        for stream in (stdout, stderr):
+            stream.close()
         sys.stdout, sys.stderr = before
+
+
+@dataclass
+class _Result:
+    """Where the result of the command of this process is."""
+
+    is_in_files: bool = False
+
+
+_result = _Result()
+
+
+def result_is_in_files() -> None:
+    """Note that the result of this command is in files, so that it does not fail where its words cannot be printed."""
+    _result.is_in_files = True
+
+
+def print_as_stored(text: str) -> None:
+    """Print what another program will read: names by the bytes that they have on the disk."""
+    stream = sys.stdout
+    assert isinstance(stream, LastingStream)
+    stream.write_as_stored(text)
 
 
 def is_unread() -> bool:
@@ -228,13 +313,15 @@ class Bars:
         row = self._row(name, done, whole)
         self.show_with(name, done, whole, noun, seconds_left=row.seconds_left(done, whole))
 
-    def show_with(self, name: str, done: float, whole: float, noun: str, *, seconds_left: float | None) -> None:
-        """Move a bar whose time left is known from elsewhere; None shows none."""
+    def show_with(
+        self, name: str, done: float, whole: float, noun: str, *, seconds_left: float | None, words: str = ""
+    ) -> None:
+        """Move a bar whose time left is known from elsewhere, with `words` beside its count; None shows no time."""
         row = self._row(name, done, whole)
         speed = (done - row.first) / max(1e-3, time.monotonic() - row.began)
         self._move(
             row, done, whole,
-            count=f"{int(done):,} of {whole:,.0f} {noun if whole == 1 else plural(noun)}",
+            count=f"{int(done):,} of {whole:,.0f} {noun if whole == 1 else plural(noun)}{words and f', {words}'}",
             speed=_per_time(speed, noun) if done < whole else "",
             left=f"{_clock(seconds_left)} left" if seconds_left is not None and done < whole else "",
         )  # fmt: skip

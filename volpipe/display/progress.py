@@ -43,7 +43,7 @@ def showing(cell: Cell | None = None) -> Iterator[Callable[..., Show]]:
                 left, is_first = progress.seconds_left, True
                 for stage, done, whole, noun in bar_counts(progress):
                     own = left if is_first and done < whole else None
-                    shown.show_with(before + stage, done, whole, noun, seconds_left=own)
+                    shown.show_with(before + stage, done, whole, noun, seconds_left=own, words=progress.words)
                     is_first = is_first and done >= whole
 
             return on_bars if cell is not None or err.is_terminal else on_pipe
@@ -58,12 +58,13 @@ def progress_line(progress: Progress, voxels_per_block: float) -> str:
         for stage in progress.stages
         if stage.num_done or progress.running[stage.name] or stage.failed
     ]
-    running = count(sum(progress.running.values()), "task")
+    is_of_tasks = any(stage.name not in OTHERS for stage in progress.stages)
+    running = f"{count(sum(progress.running.values()), 'task')} in flight" if is_of_tasks else progress.words
     part = "" if progress.part is None or not progress.parts else f", {progress.part:.0%} of the windows"
     done = f"{', '.join(parts) or 'starting'}{part}"
     speed, left = _voxels_per_second(progress, voxels_per_block), progress.seconds_left
     rest = (f", {voxel_rate(speed)}" if speed > 0 else "") + (f", {duration(left)} left" if left is not None else "")
-    return f"{duration(progress.seconds)}: {done}; {running} in flight{rest}"
+    return f"{duration(progress.seconds)}: {done}{running and f'; {running}'}{rest}"
 
 
 def _voxels_per_second(progress: Progress, voxels_per_block: float) -> float:

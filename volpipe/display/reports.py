@@ -97,12 +97,10 @@ def clipped_line(report: Report) -> str:
 
 def seam_line(scores: Sequence[Score], blind_spot: str = "") -> str:
     """Return the seam scores of an output as one line, and what they do not see."""
-    from volpipe.runs.seams import MEANING
-
     said = ", ".join(f"{score.axis} {score.value:.2f}" for score in scores)
-    line = f"seams: voxels differ across the faces of windows {said} times as much as inside ({MEANING})"
+    line = f"seams: {said} (steps at faces of windows, by those inside; 1: none stands out)"
     by_chance = ", ".join(score.axis for score in scores if score.is_of_tissue)
-    line += f"; along {by_chance} they differ as much at other places, for the volume is small" if by_chance else ""
+    line += f"; along {by_chance} as large elsewhere" if by_chance else ""
     return f"{line}\nnote: {blind_spot}" if blind_spot else line
 
 

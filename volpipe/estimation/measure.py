@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 import platform
 import socket
 import subprocess
@@ -41,6 +40,7 @@ from volpipe.inference.tiling import aligned_halo, around_core
 from volpipe.nets.cache import keep_speeds, store_measured
 from volpipe.nets.facts import FLOAT32, Arithmetic, Difference, NetFacts, NetSpeeds, WindowSpeed, WindowSpeeds
 from volpipe.nets.load import build_net
+from volpipe.process import environment, module_command
 from volpipe.recipes.inference import NetChoice, Normalise, Precision
 from volpipe.synthetic.volume import Sample
 
@@ -407,11 +407,10 @@ def _in_own_process(
     It is done by a process that is none of the caller's program: one that this starts would run a script of the user's
     anew.
     """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     question = to_json([measure.__name__, arguments]).decode()
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "volpipe.estimation.measure"], input=question, env=environment, text=True,
+            module_command("volpipe.estimation.measure"), input=question, env=environment(), text=True,
             capture_output=True, timeout=most_seconds, check=True,
         )  # fmt: skip
         return kind.model_validate_json(done.stdout.splitlines()[-1])

@@ -26,6 +26,7 @@ from volpipe.inference.tiling import around_core, own_window
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net
 from volpipe.nets.net_geometry import is_shortage
+from volpipe.process import starting_processes
 from volpipe.recipes.inference import Infer, NetChoice
 
 if TYPE_CHECKING:
@@ -86,7 +87,10 @@ def measure_windows(
     """Yield the cost of windows of ascending sizes, up to one that takes too long or too much memory."""
 
     def attempt(shape: Sequence[int], channels_last: bool) -> tuple[float, int] | None:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=keep_freed_memory) as pool:
+        with (
+            starting_processes(),
+            ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=keep_freed_memory) as pool,
+        ):
             try:
                 return pool.submit(_try, choice, infer, shape, channels_last, search_path).result()
             except BrokenProcessPool:  # killed for its memory

@@ -209,7 +209,7 @@ class Tally:
                 fields.read_bytes, fields.written_bytes, fields.peak_bytes,
             )  # fmt: skip
             self._keep(task, pace, is_slow and bool(fields.done))
-        elif self.tasks:
+        if self.num_tasks > MOST_TASKS:
             self.tasks = []
 
     def _add_attempt(self, stage: str, fields: Any) -> None:  # Any: those of a line

@@ -102,7 +102,7 @@ def no_better(folder: Path) -> str:
 
 def last_step(folder: Path) -> int:
     """Return the last step in the log of a training, 0 without one; only the end of the file is read."""
-    entries = _last_entries(folder, 4096)
+    entries = last_entries(folder, 4096)
     return int(entries[-1]["step"]) if entries else 0
 
 
@@ -117,7 +117,7 @@ class TrainingPace:
 
 def read_pace(folder: Path) -> TrainingPace | None:
     """Return the pace of the training in `folder`, None before its first step; only the end of its log is read."""
-    entries = [entry for entry in _last_entries(folder, PACE_BYTES) if entry["step"]]
+    entries = [entry for entry in last_entries(folder, PACE_BYTES) if entry["step"]]
     if not entries:
         return None
     last = entries[-1]
@@ -126,7 +126,7 @@ def read_pace(folder: Path) -> TrainingPace | None:
     return TrainingPace(int(last["step"]), float(last["loss"]), 1 / seconds if seconds > 0 else None)
 
 
-def _last_entries(folder: Path, num_bytes: int) -> list[dict[str, float]]:
+def last_entries(folder: Path, num_bytes: int) -> list[dict[str, float]]:
     """Return the whole entries in the last `num_bytes` of a training's log, oldest first."""
     path = folder / LOSSES
     if not path.is_file():

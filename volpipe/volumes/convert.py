@@ -33,6 +33,7 @@ import numpy as np
 import volpipe
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, align_up, triple
+from volpipe.process import starting_processes
 from volpipe.volumes.formats import hdf5, mrc, npy, precomputed, tiff
 from volpipe.volumes.formats.container import (
     ARRAY_FORMATS,
@@ -384,7 +385,10 @@ def in_processes(write: Callable[[int], None], numbers: Iterable[int], workers: 
             yield number
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
+    with (
+        starting_processes(),
+        ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool,
+    ):
         try:
             yield from _written_by(pool, write, iter(numbers), 2 * workers)
         except BrokenProcessPool as error:

@@ -55,6 +55,7 @@ from volpipe.training.search.grid import Sweep
 from volpipe.training.search.optuna import Tuning
 from volpipe.training.search.pages import trial_items
 from volpipe.training.search.trials import Search, TrialResult, Trials, best_trial
+from volpipe.training.standing import Standing
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training, newest_step
 from volpipe.volumes.identity import input_changes
 from volpipe.volumes.storage.paths import delete
@@ -482,16 +483,19 @@ class TrainWork(StageWork[TrainReport]):
         if self.plan.search is not None:
             return self._trials().work()
         recipe = self.plan.recipe
-        show = self._shown(STAGE)
+        standing = Standing(self.folder.path)
         training = Training.begin(recipe, self.plan.search_path)
-        return training_work(self.folder, training, same_input=self.options.same_input, on_step=show)
+        return training_work(
+            self.folder, training, same_input=self.options.same_input,
+            on_step=lambda step, steps: self.listener.on_progress(standing.at(step, steps)),
+        )  # fmt: skip
 
-    def _shown(self, name: str) -> Callable[[int, int], None]:
-        """Return what tells the listener how many units of a stage, steps or trainings, are done, and how many are."""
+    def _shown(self) -> Callable[[int, int], None]:
+        """Return what tells the listener how many trainings are done, and how many there are."""
         began = time.perf_counter()
 
         def show(num_done: int, whole: int) -> None:
-            stage = Stage(name, whole)
+            stage = Stage(self.plan.varies, whole)
             stage.mark_all(np.arange(min(num_done, whole)))
             self.listener.on_progress(Progress([stage], began))
 
@@ -499,7 +503,7 @@ class TrainWork(StageWork[TrainReport]):
 
     def _trials(self) -> Trials:
         search, where = self.plan.search, self.plan.search_path
-        show, ended = self._shown(self.plan.varies), itertools.count(1)
+        show, ended = self._shown(), itertools.count(1)
 
         def on_end(result: TrialResult) -> None:
             show(next(ended), self.plan.num_trainings)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from volpipe.errors import VolumeError
+from volpipe.process import environment, module_command
 from volpipe.volumes.storage import paths
 
 SECONDS = 60.0  # for a file with the most objects that are looked at, far away
@@ -65,13 +66,12 @@ def keep_process() -> Iterator[None]:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", __name__],
+        module_command(__name__),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=environment,
+        env=environment() | {"OPENBLAS_NUM_THREADS": "1"},
         bufsize=0,
     )
 
