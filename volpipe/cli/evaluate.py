@@ -24,7 +24,7 @@ from volpipe.display.reports import print_missing
 from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:
-    from volpipe.evaluation.results import ComparisonResult
+    from volpipe.evaluation.results import ComparisonResult, EvaluationResult
     from volpipe.workflow.compare import ComparisonTable
 
 
@@ -61,15 +61,23 @@ def evaluate(
     if result.scores is None:
         print_missing(result)
         raise typer.Exit(INCOMPLETE)
-    for note in result.notes:
-        err.print(f"note: {note}")
-    for table in score_tables(result.scores, result.plan.output):
-        out.print(table)
+    tell_scores(result)
     if json_file is not None:
         text = json.dumps(result.to_json(), indent=1, allow_nan=False)
         Path(json_file).write_text(f"{text}\n", encoding="utf-8")
     if picture is not None:
         result.draw(picture)
+
+
+def tell_scores(result: EvaluationResult) -> None:
+    """Print which volume is judged by which, what a user should know of both, and the scores."""
+    assert result.scores is not None
+    plan = result.plan
+    out.print(f"output     {plan.output}\nreference  {plan.skeletons if plan.fingerprint else plan.reference}")
+    for note in result.notes:
+        err.print(f"note: {note}")
+    for table in score_tables(result.scores, plan.output):
+        out.print(table)
 
 
 def _labels(text: str | None, *, is_image: bool) -> tuple[int, ...] | None:

@@ -87,7 +87,7 @@ def segment(
 
 
 def summary(result: SegmentationResult, planned: StageTimes | None = None) -> str:
-    """Return the result in two lines, planned times in brackets."""
+    """Return the result in a few lines, planned times in brackets."""
     guess = "≈ " if planned is not None and planned.is_guess else ""
     stages = () if planned is None else planned.stages
     plans = {stage.name: f" ({guess}{duration(stage.seconds)})" for stage in stages}
@@ -95,7 +95,7 @@ def summary(result: SegmentationResult, planned: StageTimes | None = None) -> st
     whole = "" if planned is None else f" (planned {guess}{duration(planned.seconds)})"
     return (
         f"wrote {result.num_objects:,} objects to {result.out} in {duration(result.seconds)}{whole}; tasks: {tasks}\n"
-        f"table of objects: {result.table}"
+        f"table of objects: {result.table}" + (f"\n{said}" if (said := result.crumbs) else "")
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import volpipe
 from volpipe.cli import segment
-from volpipe.display.comparisons import score_tables
+from volpipe.cli.evaluate import tell_scores
 from volpipe.display.console import columns, err, out, tell_report
 from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.display.reports import print_missing
@@ -131,8 +131,7 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
         for line in report.lines:
             out.print(line)
     elif isinstance(report, volpipe.EvaluationResult) and report.scores is not None:
-        for table in score_tables(report.scores, ended.stage.given):
-            out.print(table)
+        tell_scores(report)
 
 
 def report_table(report: FlowReport, cost: FlowCost) -> Table:
