@@ -93,7 +93,7 @@ def unknown_size_note(volume: Volume, trained: Trained | None) -> str:
     """Return which voxels the net learned from where those of `volume` are not known; "" otherwise."""
     if volume.voxel_size_nm is not None or trained is None or not trained.voxel_sizes_nm:
         return ""
-    return f"the net learned from voxels of {_listed(trained.voxel_sizes_nm)} nm; input.voxel_size_nm tells whether these are"
+    return f"the net learned from voxels of {_listed(trained.voxel_sizes_nm)} nm; give input.voxel_size_nm to compare"
 
 
 def contrast_notes(volume: Volume, trained: Trained, label: str) -> list[str]:

@@ -108,8 +108,8 @@ def near_chance(folder: Path) -> str:
         return ""
     return (
         f"AUC {aucs[-1]:.2f} is chance or near it (0.5): the net cannot tell which voxels are of one object. Look "
-        "whether the labels lie on the image in a viewer (axes, flips, place) and number objects; else more steps or another "
-        "train.learning_rate may do"
+        "whether the labels lie on the image in a viewer (axes, flips, place) and number objects; else more steps or "
+        "another train.learning_rate may do"
     )
 
 

@@ -44,15 +44,12 @@ def class_notes(labels: Volume, ignore: Ignore, within: Box | None = None) -> li
     except (VolpipeError, OSError) as error:  # workers name what they cannot read
         log.info("the middle of %s is not looked at: %s", labels, error)
         return []
-    numbers = set[int]()
-    for part in (data, *sample.boxes):
-        numbers |= set(np.unique(part[~is_ignored(part, ignore)]).tolist())
-        if len(numbers) > MOST_CLASSES + 1:
-            return []
-    numbers -= {0}
-    if not numbers:
+    values = np.concatenate([part[(part != 0) & ~is_ignored(part, ignore)] for part in (data, *sample.boxes)])
+    unique, nums = np.unique(values, return_counts=True)
+    numbers = unique[nums >= LEAST_PART].tolist()
+    if not 0 < len(numbers) <= MOST_CLASSES:
         return []
-    num_parts, seen = _num_parts(np.where(is_ignored(data, ignore), 0, data)), ", ".join(map(str, sorted(numbers)))
+    num_parts, seen = _num_parts(np.where(np.isin(data, numbers), data, 0)), ", ".join(map(str, numbers))
     if len(numbers) == 1:
         how = f"in {count(num_parts, 'part')} that touch nowhere " if num_parts > 1 else ""
         return [
