@@ -76,7 +76,9 @@ def test_a_volume_of_unknown_voxels_is_told_which_were_learned_from(tmp_path: Pa
     trained = Trained(voxel_sizes_nm=((40, 10, 10),))
     assert "40 × 10 × 10 nm; give input.voxel_size_nm" in unknown_size_note(stored(tmp_path, RAW), trained)
     assert not unknown_size_note(stored(tmp_path, RAW, (1, 1, 1)), trained)
-    assert not unknown_size_note(stored(tmp_path, RAW), Trained()) and not unknown_size_note(stored(tmp_path, RAW), None)
+    assert not unknown_size_note(stored(tmp_path, RAW), Trained()) and not unknown_size_note(
+        stored(tmp_path, RAW), None
+    )
 
 
 @pytest.mark.parametrize(

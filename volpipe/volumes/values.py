@@ -37,6 +37,7 @@ FAINT, WEAK = 0.01, 0.5  # the greatest value, by that of 1: a mistake, and a do
 FAR, FAR_DEVIATIONS = 3.0, 10.0  # from the middle, where -1 … 1 is meant, and where deviations are
 NARROW = 0.01  # of -1 … 1
 SMALLEST_NM, LARGEST_NM = 0.1, 1e6  # of a voxel: an atom, and 1 mm
+WIDER = {"um": 1e3, "mm": 1e6, "m": 1e9}  # nm
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,12 +146,14 @@ def size_notes(volume: Volume) -> list[str]:
     size = volume.voxel_size_nm
     if size is None or SMALLEST_NM <= min(size) <= max(size) <= LARGEST_NM:
         return []
-    unit, factor = ("um", 1e3) if min(size) < SMALLEST_NM else ("pm", 1e-3)
-    meant = tuple(length * factor for length in size)
+    said = f"voxels of {volume} are {shown(size)} nm (z, y, x)"
+    if max(size) > LARGEST_NM:
+        return [f"{said}, above 1 mm: is another unit meant? input.voxel_size_nm gives them in nm"]
+    unit = next((unit for unit, factor in WIDER.items() if min(size) * factor >= SMALLEST_NM), "m")
+    meant = ",".join(f"{length * WIDER[unit]:.12g}" for length in size)
     return [
-        f"voxels of {volume} are {shown(size)} nm (z, y, x), {'below 0.1 nm' if factor > 1 else 'above 1 mm'}: is "
-        f"another unit meant? If these numbers are {unit}, voxels are {shown(meant)} nm: give "
-        f'--set input.voxel_size_nm="{",".join(f"{n:g}" for n in meant)}"'
+        f"{said}, below 0.1 nm: is another unit meant? If these numbers are in {unit}, give "
+        f"--set input.voxel_size_nm={meant}"
     ]
 
 
