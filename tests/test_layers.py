@@ -90,7 +90,7 @@ HEAVY = {
     "yaml": (set(), {"cli", "nets"}),
     "rich": ({"display"}, {"cli"}),
     "IPython": (set(), {"display", "notebook"}),
-    "cc3d": (set(), {"segmentation"}),
+    "cc3d": (set(), {"segmentation", "volumes"}),
     "fastremap": (set(), {"segmentation"}),
     "typer": ({"cli"}, set()),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import platform
+import re
 import signal
 from collections import Counter
 from concurrent.futures import Future
@@ -233,6 +234,28 @@ def test_the_table_says_what_the_labels_show(tmp_path: Path) -> None:
         assert int(row["voxels"]) == region.area
         assert tuple(int(row[name]) for name in ("z0", "y0", "x0", "z1", "y1", "x1")) == region.bbox
         assert [float(row[name]) for name in "zyx"] == pytest.approx(region.centroid, abs=6e-4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "advised"),
+    [
+        ({}, ["objects.small_voxels=1000", "objects.min_voxels=100"]),
+        ({"small_voxels": 1000}, []),
+        ({"min_voxels": 100}, []),
+        ({"agglomerate": "mutex"}, ["objects.min_voxels=100"]),
+    ],
+)
+def test_crumbs_are_counted_at_the_end_with_the_keys_that_take_them_away(
+    tmp_path: Path, keys: dict[str, int | str], advised: list[str]
+) -> None:
+    make(tmp_path / "a.zarr", noisy(blobs((20, 31, 26)), 0.6), chunks=(9, 20, 31, 26))
+    found, made = labelled(tmp_path / "a.zarr", tmp_path / "l.zarr", recipe((8, 16, 16), threshold=0.7, **keys))
+    sizes = np.bincount(found.ravel())[1:]
+    num = int((sizes < 100).sum())
+    assert bool(num) == bool(advised)
+    assert made.crumbs.startswith(f"{num} of {len(sizes)} objects have fewer than 100 voxels" if num else "")
+    assert re.findall(r"objects\.\w+=\d+", made.crumbs) == advised
+    assert made.facts().get("crumbs", "") == made.crumbs
 
 
 # ---- stopped, lost, resumed

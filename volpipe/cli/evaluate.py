@@ -18,7 +18,7 @@ import volpipe
 from volpipe.cli.generate import command
 from volpipe.cli.groups import Group
 from volpipe.cli.options import Parents
-from volpipe.display.comparisons import difference_tables, made_table, row_table, sheet_table
+from volpipe.display.comparisons import difference_tables, made_table, row_table
 from volpipe.display.console import (
     INCOMPLETE,
     PLAIN_LINE_SECONDS,
@@ -29,7 +29,7 @@ from volpipe.display.console import (
     result_is_in_files,
 )
 from volpipe.display.progress import showing
-from volpipe.display.reports import print_missing
+from volpipe.display.reports import print_ending, print_missing
 from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:
@@ -72,10 +72,7 @@ def evaluate(
     if result.scores is None:
         print_missing(result)
         raise typer.Exit(INCOMPLETE)
-    for note in result.notes:
-        err.print(f"note: {note}")
-    for sheet in result.closing_sheets:
-        out.print(sheet_table(sheet))
+    print_ending(result)
     if json_file is not None:
         text = json.dumps(result.to_json(), indent=1, allow_nan=False)
         Path(json_file).write_text(f"{text}\n", encoding="utf-8")

@@ -28,7 +28,7 @@ from volpipe.display.console import (
     tell_report,
 )
 from volpipe.display.progress import showing
-from volpipe.display.reports import print_missing
+from volpipe.display.reports import print_ending, print_missing
 from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def segment(
         unchanged = f"{result.out} is complete, and nothing has changed"
         console.out.print(unchanged if update else complete_already(result.out))
         return
-    for line in result.closing_lines(*times):
-        console.out.print(line)
+    print_ending(result, *times)
     tell_report(result.folder)
 
 

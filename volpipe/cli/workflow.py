@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import volpipe
 from volpipe.cli import segment
-from volpipe.display.comparisons import sheet_table
 from volpipe.display.console import columns, err, out, tell_report
 from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
-from volpipe.display.reports import print_missing
+from volpipe.display.reports import print_ending, print_missing
 from volpipe.units import bounded, count, duration, size
 
 if TYPE_CHECKING:
@@ -154,10 +153,7 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
     elif report.missing:
         print_missing(report)
     else:
-        for line in report.closing_lines(cost.times if ended.is_new else None):
-            out.print(line)
-        for sheet in report.closing_sheets:
-            out.print(sheet_table(sheet))
+        print_ending(report, cost.times if ended.is_new else None)
 
 
 def report_table(report: FlowReport, cost: FlowCost) -> Table:

@@ -123,17 +123,21 @@ def plan_table(plan: Plan) -> Table:
         f"{_part(selection.num_windows, lattice.num_windows)} of {shape(plan.window)} voxels, overlap "
         f"{shape(plan.overlap)}, blend {plan.recipe.windows.blend}, {plan.mode}",
     )
-    table.add_row("", f"halo of the net {shape(plan.net.halo)}; {_mirrored(plan)}")
+    table.add_row("", f"halo of the net {shape(plan.net.halo)}; {_faces(plan)}")
     table.add_row("blocks", f"{_part(plan.num_active, len(plan.blocks))} of {shape(plan.block)} windows")
     table.add_row("files", f"shards of {shape(plan.shard)} voxels in chunks of {shape(plan.chunk)}")
     return table
 
 
-def _mirrored(plan: Plan) -> str:
+def _faces(plan: Plan) -> str:
     """Return what windows see beyond the volume, which surprises where they are larger than that."""
+    is_mirrored = plan.lattice.placement == "lattice"
     if any(w > n for w, n in zip(plan.window, plan.source.shape, strict=True)):
-        return "windows are larger than the volume, which is mirrored at its faces to fill them"
-    return "beyond its faces the volume is mirrored"
+        how = "mirrored at its faces" if is_mirrored else "padded with zeros on both sides"
+        return f"windows are larger than the volume, which is {how} to fill them"
+    if is_mirrored:
+        return "beyond its faces the volume is mirrored"
+    return "windows begin and end with the volume, and see nothing beyond its faces"
 
 
 def forecast_summary(forecast: Forecast, site: str) -> Table:

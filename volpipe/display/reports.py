@@ -1,6 +1,6 @@
 """How far a run is, what it took, and what is missing or remarkable of it, as tables and lines.
 
-Not here: printing, but for what is missing. Every other function returns something that Rich can print.
+Not here: printing, but for how work ended and what is missing. Other functions return what Rich can print.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from volpipe.display.console import columns, err
+from volpipe.display.comparisons import sheet_table
+from volpipe.display.console import columns, err, out
 from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.blockwise.failures import Missing
     from volpipe.blockwise.notes import Note, StageNote
     from volpipe.blockwise.usage import Totals
-    from volpipe.estimation.estimate import Estimate
+    from volpipe.estimation.estimate import Estimate, StageTimes
     from volpipe.runs.presence import Driver
     from volpipe.runs.report import WorkReport
     from volpipe.runs.seams import Score
@@ -185,6 +186,16 @@ def missing_table(missing: Sequence[Missing], most: int | None = MOST_ROWS) -> T
     if most is not None and len(missing) > most:
         table.add_row("…", f"{len(missing) - most} more", "", "`volpipe status --all` lists them")
     return table
+
+
+def print_ending(report: WorkReport, planned: StageTimes | None = None) -> None:
+    """Print how work ended, beside the times that were `planned`: sentences, notes and tables."""
+    for line in report.closing_lines(planned):
+        out.print(line)
+    for note in report.notes:
+        err.print(f"note: {note}")
+    for sheet in report.closing_sheets:
+        out.print(sheet_table(sheet))
 
 
 def print_missing(report: WorkReport) -> None:

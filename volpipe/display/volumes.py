@@ -25,6 +25,8 @@ AXES = "tczyx"  # in which volumes are shown, however they are stored; other axe
 
 def info_lines(volume: Volume) -> Iterator[str]:
     """Yield what a volume is, one fact a line; axes in the order of voxel sizes."""
+    from volpipe.volumes.values import size_notes
+
     yield f"{volume.path} {volume.key}".strip() + volume.state
     yield f"format      {volume.format}"
     raw = size(math.prod(volume.shape) * volume.dtype.itemsize)
@@ -46,7 +48,7 @@ def info_lines(volume: Volume) -> Iterator[str]:
     yield f"codec       {volume.codec}"
     if volume.levels:
         yield f"levels      {', '.join(volume.levels)}"
-    for note in volume.notes:
+    for note in (*volume.notes, *size_notes(volume)):
         yield f"note        {note}"
     if volume.incomplete is not None:
         yield f"incomplete  what is missing reads as zeros: {volume.incomplete.advice}"
@@ -98,9 +100,11 @@ def intensity_line(found: Intensities) -> str:
     values = values or "no number that is finite"
     if found.num_nonfinite:
         values += f"; {count(found.num_nonfinite, 'voxel')} NaN or infinite"
+    ends = {value for _, value in found.percentiles}
+    is_constant = "; all are alike: is it the right array?" if len(ends) == 1 and found.num_voxels > 1 else ""
     if found.num_cells == found.num_all:
-        return f"intensity   {values} (all voxels)"
-    return f"intensity   {values} ({found.num_cells:,} of {found.num_all:,} chunks, taken at random)"
+        return f"intensity   {values} (all voxels){is_constant}"
+    return f"intensity   {values} ({found.num_cells:,} of {found.num_all:,} chunks, taken at random){is_constant}"
 
 
 def codec_table(volume: Volume, found: Trials, stored_share: float) -> Table:

@@ -30,6 +30,8 @@ from volpipe.recipes.training import MOST_CLASSES
 from volpipe.training.task import Training
 from volpipe.units import count
 from volpipe.volumes.identity import fingerprint
+from volpipe.volumes.label_values import class_notes
+from volpipe.volumes.orientation import orientation_notes
 from volpipe.volumes.places import MEND, Paired, check_same_place, find_part
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.values import labels_note, take_sample
@@ -203,6 +205,11 @@ class Evaluation(Pair):
                 f"labels {numbers} are none of the {count(len(self.names), 'class')} of the output, and are scored as "
                 "more; name them to --ignore if nothing is known there"
             )
+        if isinstance(scores, LabelScores) and scores.num_truth == 1:
+            notes.append(
+                f"the reference {truth} has one object alone, which nothing can be merged with: VOI and Rand say next "
+                "to nothing there; if its label is a class, score with --classes, or give a number to each object"
+            )
         if isinstance(scores, LabelScores) and scores.num_reserved:
             numbers = ", ".join(map(str, reserved(truth.dtype) or reserved(labels.dtype)))
             notes.append(
@@ -289,9 +296,26 @@ def plan_evaluation(
         _size(_placed(output, truth))
     if kind == "classes":
         notes += _check_classes((output, box), (truth, own))
+    notes += _swapped(output, truth)
+    if kind == "labels":
+        notes += [*class_notes(truth, ignore, own), *class_notes(output, None, box)]
+    is_within = Box.from_shape(output.spatial_shape).contains(extent)
+    if kind in ("labels", "classes") and output.num_channels == 1 and is_within:
+        notes += orientation_notes(truth, output, extent.start)
     samples = [take_sample(volume, part) for volume, part in ((output, box), (truth, own)) if kind == "image"]
     notes += [note for sample in filter(None, samples) for note in labels_note(sample, "score with --labels")]
     return replace(evaluation, notes=tuple(notes))
+
+
+def _swapped(output: Volume, truth: Volume) -> list[str]:
+    """Return a sentence if volpipe made the reference and not the output, as if one were given for the other."""
+    made, judged = makings_of(truth), makings_of(output)
+    if not made or judged or made[0].is_copy:
+        return []
+    return [
+        f"the reference {truth} is an output of volpipe, and the output {output} is none: are they exchanged? The "
+        "first is judged by the second; exchanged, splits are counted as mergers"
+    ]
 
 
 def _range(kind: str, output: Volume, truth: Volume, data_range: float | None) -> float:

@@ -53,6 +53,11 @@ class Making:
         return "classes" if _of(self.said, "recipe", "output", "kind") == "labels" else "image"
 
     @property
+    def is_copy(self) -> bool:
+        """Whether it shows its input as it is, such as a part of it."""
+        return bool(_of(self.said, "recipe", "net", "name") == "identity")
+
+    @property
     def fingerprint(self) -> str:
         """Of the input; "" where it does not say."""
         return str(_of(self.said, "input", "fingerprint") or "")

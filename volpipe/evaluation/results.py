@@ -65,6 +65,11 @@ class EvaluationResult(WorkReport):
         """What a user should know of the volumes and their labels, in sentences."""
         return [*self.plan.notes, *([] if self.scores is None else self.plan.label_notes(self.scores))]
 
+    def closing_lines(self, planned: StageTimes | None = None) -> list[str]:
+        """Return which volume is judged by which."""
+        true = self.plan.skeletons if self.plan.fingerprint else self.plan.reference
+        return [f"output     {self.plan.output}", f"reference  {true}"]
+
     @property
     def closing_sheets(self) -> list[Sheet]:
         """The scores of each candidate, the best PSNR first, or of labels."""

@@ -70,8 +70,9 @@ class Plan(OutputPlan):
     """Everything that a worker needs to know beside the number of its block.
 
     `corner` is the voxel of the volume at which a block begins, so that shards of a region are cores of blocks.
-    `notes` for the user, on the volume, `grey_notes`, on its values, `mapping`, the rule by which they are mapped,
-    `net_note`, `sizes_note`, on the windows, and `precision_note` are printed with the plan, and not stored.
+    `notes` for the user, on the volume, `volume_notes`, on whether it suits the net, `mapping`, the rule by which grey
+    levels are mapped, `net_note`, `sizes_note`, on the windows, and `precision_note` are printed with the plan, and not
+    stored.
     """
 
     FILE: ClassVar[str] = "plan.json"  # in a run's folder
@@ -93,7 +94,7 @@ class Plan(OutputPlan):
     mask: Mask | None = None
     code_sha256: str = ""
     notes: tuple[str, ...] = Field((), exclude=True, repr=False)
-    grey_notes: tuple[str, ...] = Field((), exclude=True, repr=False)
+    volume_notes: tuple[str, ...] = Field((), exclude=True, repr=False)
     mapping: str = Field("", exclude=True, repr=False)
     net_note: str = Field("", exclude=True, repr=False)
     sizes_note: str = Field("", exclude=True, repr=False)
@@ -189,9 +190,9 @@ class Plan(OutputPlan):
         return triple(n * s for n, s in zip(self.region.shape, self.scale, strict=True))
 
     def warnings(self) -> list[str]:
-        """Return what a user should know of net, mask and grey levels before it runs, in sentences."""
+        """Return what a user should know of net, mask and volume before it runs, in sentences."""
         mask = [] if self.mask is None or not self.mask.note else [f"mask {self.mask.path}: {self.mask.note}"]
-        return [*cautions(self.recipe, self.net), *mask, *self.grey_notes]
+        return [*cautions(self.recipe, self.net), *mask, *self.volume_notes]
 
     @property
     def dtype(self) -> np.dtype:

@@ -97,7 +97,7 @@ class Objects(Section):
         if not self.small_voxels:
             return self
         if self.method != "watershed" or self.agglomerate != "mean":
-            raise ValueError("small_voxels is for method watershed with agglomerate mean; leave it out")
+            raise ValueError("small_voxels is for method watershed with agglomerate mean; leave it out, or set it to 0")
         if self.small_threshold > self.threshold:
             raise ValueError(
                 f"small_threshold {self.small_threshold:g} is above threshold {self.threshold:g}, from which all join; "

@@ -104,6 +104,11 @@ class WorkReport:
         return ()
 
     @property
+    def notes(self) -> Sequence[str]:
+        """What a user should know of what was worked on, in sentences."""
+        return ()
+
+    @property
     def closing_sheets(self) -> Iterable[Sheet]:
         """Tables that a command prints below these sentences."""
         return ()

@@ -36,7 +36,7 @@ from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import check_output, remove_leftovers
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.reporting.comparison import Subject
-from volpipe.reporting.histogram import sizes_chart
+from volpipe.reporting.histogram import read_sizes, sizes_chart
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.comparison import Comparison, compare
@@ -76,7 +76,7 @@ from volpipe.segmentation.tasks import (
 from volpipe.segmentation.update import follow, update_steps
 from volpipe.segmentation.verify import recompute_labels
 from volpipe.tables import html_table
-from volpipe.units import duration, shape
+from volpipe.units import count, duration, shape
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import open_volume
@@ -159,6 +159,7 @@ def _is_done(stage: Stage) -> bool:
     return stage.num_done == stage.num_units
 
 
+CRUMB = 100  # voxels, below which what is left of membranes is, and no body of EM at 10 nm (2026-11)
 SHOWN_OBJECTS, MOST_LISTED = 8, 1_000_000  # of a table in a notebook; a longer table takes seconds to read
 
 
@@ -186,6 +187,11 @@ class SegmentationResult(WorkReport):
         """The CSV file of objects."""
         return self.folder / TABLE
 
+    @property
+    def crumbs(self) -> str:
+        """How many objects are too small to be any, in a sentence; "" where none is, or that is not known."""
+        return crumb_note(self.table, self.num_objects, self.plan)
+
     def largest(self, count: int = SHOWN_OBJECTS) -> list[dict[str, str]]:
         """Return the rows of so many objects in the table, by its headings, those of most voxels first."""
         if not self.num_objects:
@@ -202,19 +208,21 @@ class SegmentationResult(WorkReport):
         return page + html_table(list(rows[0]), (list(row.values()) for row in rows), caption="the largest objects")
 
     def closing_lines(self, planned: StageTimes | None = None) -> list[str]:
-        """Return what had changed, and the result in two lines, planned times in brackets."""
+        """Return what had changed, and the result in a few lines, planned times in brackets."""
         guess = "≈ " if planned is not None and planned.is_guess else ""
         stages = () if planned is None else planned.stages
         plans = {stage.name: f" ({guess}{duration(stage.seconds)})" for stage in stages}
         tasks = (f"{name} {duration(took)}{plans.get(name, '')}" for name, took in self.stage_seconds.items())
         whole = "" if planned is None else f" (planned {guess}{duration(planned.seconds)})"
         wrote = f"wrote {self.num_objects:,} objects to {self.out} in {duration(self.seconds)}{whole}"
-        return [*map(str, self.updates), f"{wrote}; tasks: {', '.join(tasks)}", f"table of objects: {self.table}"]
+        table = f"table of objects: {self.table}"
+        return [*map(str, self.updates), f"{wrote}; tasks: {', '.join(tasks)}", table, *filter(None, [self.crumbs])]
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""
         places = {"labels": paths.shown(self.out), "table": paths.shown(self.table)}
-        return {**places, "objects": f"{self.num_objects:,}", **super().facts()}
+        crumbs = {"crumbs": said} if (said := self.crumbs) else {}
+        return {**places, "objects": f"{self.num_objects:,}", **crumbs, **super().facts()}
 
 
 def plan_segmentation(
@@ -274,7 +282,9 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             return [Note("The objects are not known yet.")]
         if not objects.num_objects:
             return [Note("There are no objects.", "warning")]
-        return [sizes_chart(self.folder.path / TABLE, objects.num_objects)]
+        table = self.folder.path / TABLE
+        crumbs = crumb_note(table, objects.num_objects, self.plan)
+        return [sizes_chart(table, objects.num_objects), *([Note(crumbs)] if crumbs else [])]
 
     def facts(self) -> dict[str, str]:
         """Return how objects are found, and in which blocks."""
@@ -431,6 +441,28 @@ def objects_of(folder: RunFolder) -> Objects | None:
     """Return the objects of the segmentation in `folder` as its graph gave them last; None before that."""
     last = deque(read_results(folder.journal, tasks.RESULTS, Objects), maxlen=1)
     return last[0] if last else None
+
+
+def crumb_note(table: Path, num_objects: int, plan: SegmentPlan) -> str:
+    """Return how many of the objects in `table` are crumbs, and by which keys fewer are left; "" where none is.
+
+    Args:
+        num_objects: rows of the table.
+    """
+    if not num_objects or not table.is_file():
+        return ""
+    sizes, is_all = read_sizes(table)
+    num = round(float((sizes < CRUMB).mean()) * num_objects)
+    if not num:
+        return ""
+    objects, advice = plan.recipe.objects, []
+    if objects.method == "watershed" and objects.agglomerate == "mean" and not objects.small_voxels:
+        advice.append("objects.small_voxels=1000 joins small ones to a neighbour")
+    if objects.min_voxels < CRUMB:
+        advice.append(f"objects.min_voxels={CRUMB} leaves them out")
+    about = "" if is_all else "about "
+    said = f"{about}{num:,} of {count(num_objects, 'object')} have fewer than {CRUMB} voxels"
+    return ": ".join(filter(None, [said, ", ".join(advice)]))
 
 
 def segment(

@@ -26,6 +26,7 @@ MASK = 0xA282EAD8  # of TensorFlow's checksums
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 VERSION = b"brain.Event:2"
 SCORES = ("psnr", "auc", "mean dice")  # keys of a validation, one for each kind; higher is better
+CHANCE = 0.6  # an AUC below it: of shuffled labels it is 0.5, of nets of any use 0.8 and more
 PACE_BYTES, PACE_SECONDS = 1 << 16, 120.0  # of the end of the log, by which the speed is told
 
 Write = Callable[[Mapping[str, float]], None]  # of an entry
@@ -97,6 +98,18 @@ def no_better(folder: Path) -> str:
     return (
         f"on what was held out the net is no better than before: {before:.5g} before, {after:.5g} after step {step:,}. "
         "Keep the weights that it began with; a smaller train.learning_rate, fewer steps or more data may do better"
+    )
+
+
+def near_chance(folder: Path) -> str:
+    """Return that a training has learned nothing of its labels by its last score, as a sentence; "" otherwise."""
+    aucs = [entry["auc"] for entry in read_log(folder, lambda line: '"auc"' in line)]
+    if not aucs or not aucs[-1] < CHANCE:
+        return ""
+    return (
+        f"AUC {aucs[-1]:.2f} is chance or near it (0.5): the net cannot tell which voxels are of one object. Look "
+        "whether the labels lie on the image in a viewer (axes, flips, place) and number objects; else more steps or "
+        "another train.learning_rate may do"
     )
 
 

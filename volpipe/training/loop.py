@@ -25,14 +25,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from volpipe.errors import PlanError, RecipeError, RunError
+from volpipe.errors import PlanError, RecipeError, RunError, VolpipeError
 from volpipe.geometry.grid import Triple
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net, describe
 from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe
 from volpipe.training.data.augment import Loaded, Pair, PairMaker
 from volpipe.training.data.samples import Sampler
-from volpipe.training.data.volumes import check_net
+from volpipe.training.data.volumes import check_net, learned_from
 from volpipe.training.discriminator import Discriminator
 from volpipe.training.distributed import RankGroup
 from volpipe.training.logs import Write, open_log, read_log
@@ -167,6 +167,7 @@ def train(
         norms = [entry["norm"] for entry in read_log(folder) if "norm" in entry]
         if recipe.learns_labels and norms and not any(norms):
             raise PlanError("no window had a known label, so that nothing was learnt; give data.box, where labels are")
+        store_trained(recipe, facts.scale, folder, search_path)
         save_weights(folder / WEIGHTS, state.average.state_dict())
     return state.step
 
@@ -436,6 +437,14 @@ def checkpoints(folder: Path) -> list[Path]:
 def checkpoint_at(folder: Path, step: int) -> Path:
     """Return the path of the checkpoint after `step` steps in `folder`; it need not exist."""
     return folder / f"{step:09}{SUFFIX}"
+
+
+def store_trained(recipe: TrainRecipe, scale: Triple, folder: Path, search_path: str) -> None:
+    """Write what the weights in `folder` learned from beside them, before they are there."""
+    try:
+        learned_from(recipe, scale, search_path).store(folder / WEIGHTS)
+    except (VolpipeError, OSError) as error:  # the weights are worth more
+        log.warning("what the weights learned from cannot be noted, and no run compares its volume with it: %s", error)
 
 
 def save_weights(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -24,7 +24,7 @@ from volpipe.reporting.shades import Range, display_range, shaded
 from volpipe.runs.pages import Parts, Taken, page_of
 from volpipe.runs.provenance import toml
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training.logs import no_better, read_log, sampled_log
+from volpipe.training.logs import near_chance, no_better, read_log, sampled_log
 from volpipe.training.task import STAGE, RankResult, Training, newest_step
 from volpipe.units import brief
 from volpipe.volumes.volume import Volume, open_volume
@@ -75,7 +75,8 @@ def training_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
         Draft("Losses and scores", lambda: [*curves(folder.path)], "Losses and scores"),
         Draft("Held-out windows", lambda: [*held_out_pictures(folder.path, recipe)], "Held-out windows"),
     ]
-    scores = [*_scores(entries), *([Note(sentence)] if is_complete and (sentence := no_better(folder.path)) else [])]
+    said = filter(None, [no_better(folder.path), near_chance(folder.path)] if is_complete else [])
+    scores = [*_scores(entries), *(Note(sentence, "warning") for sentence in said)]
     parts = Parts(folder.path.name, what, facts, scores, pictures if with_pictures else (), origin)
     return page_of(folder, taken, parts, is_complete=is_complete)
 

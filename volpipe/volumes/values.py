@@ -16,8 +16,9 @@ from functools import cached_property
 import numpy as np
 
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Triple
 from volpipe.units import count
+from volpipe.volumes.storage.metadata import shown
 from volpipe.volumes.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ SLIVER = 1e-3  # of the range, which rounding may leave
 FAINT, WEAK = 0.01, 0.5  # the greatest value, by that of 1: a mistake, and a doubt
 FAR, FAR_DEVIATIONS = 3.0, 10.0  # from the middle, where -1 … 1 is meant, and where deviations are
 NARROW = 0.01  # of -1 … 1
+SMALLEST_NM, LARGEST_NM = 0.1, 1e6  # of a voxel: an atom, and 1 mm
+WIDER = {"um": 1e3, "mm": 1e6, "m": 1e9}  # nm
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +83,7 @@ def take_sample(volume: Volume, within: Box | None = None, *, num_channels: int 
     box, stop = within or Box.from_shape(volume.spatial_shape), time.monotonic() + SECONDS
     boxes: list[np.ndarray] = []
     is_flat, num_boxes = True, FEWEST_BOXES if "://" in volume.path else NUM_BOXES
-    for number, part in enumerate(_spread(volume, box)):
+    for number, part in enumerate(spread(volume, box)):
         if (number >= num_boxes and not is_flat) or (len(boxes) >= FEWEST_BOXES and time.monotonic() > stop):
             break
         try:
@@ -99,24 +102,24 @@ def zero_faces(volume: Volume) -> list[str]:
         size = whole.shape[axis]
         for side, at in (("first", 0), ("last", size - 1)):
             try:
-                parts = (reader.read(part) for part in _spread(volume, whole.along(axis, at, at + 1)))
+                parts = (reader.read(part) for part in spread(volume, whole.along(axis, at, at + 1)))
                 faces += [] if any(part.any() for part in parts) else [f"{name} {side}"]
             except (VolpipeError, OSError) as error:
                 log.info("face %s %s of %s is not looked at: %s", name, side, volume, error)
     return faces
 
 
-def _spread(volume: Volume, box: Box) -> Iterator[Box]:
-    """Yield boxes of EDGE voxels at most, each in one chunk, the middle of `box` first; each once."""
+def spread(volume: Volume, box: Box, edges: Triple = (EDGE,) * 3) -> Iterator[Box]:
+    """Yield boxes of `edges` voxels at most, each in one chunk, the middle of `box` first; each once."""
     known = set[Box]()
     for number in range(MOST_BOXES):
         shares = [0.5] * 3 if number == 0 else [_halton(number, base) for base in BASES]
         sides = []
-        for share, a, b, chunk in zip(shares, box.start, box.stop, volume.spatial_chunks, strict=True):
+        for share, a, b, chunk, edge in zip(shares, box.start, box.stop, volume.spatial_chunks, edges, strict=True):
             middle = a + int(share * (b - a))
             low, high = max(a, middle // chunk * chunk), min(b, (middle // chunk + 1) * chunk)
-            start = min(max(low, middle - EDGE // 2), max(low, high - EDGE))
-            sides.append((start, min(start + EDGE, high)))
+            start = min(max(low, middle - edge // 2), max(low, high - edge))
+            sides.append((start, min(start + edge, high)))
         part = Box(tuple(a for a, _ in sides), tuple(b for _, b in sides))
         if part not in known:
             known.add(part)
@@ -131,6 +134,27 @@ def _halton(number: int, base: int) -> float:
         result += share * (number % base)
         number //= base
     return result
+
+
+def constant_notes(sample: Sample) -> list[str]:
+    """Return a sentence if all values of a sample are one."""
+    return [f"{sample.seen}: is it the right array, and has it been written?"] if sample.is_constant else []
+
+
+def size_notes(volume: Volume) -> list[str]:
+    """Return a sentence if voxels of `volume` are smaller or larger than those of any microscope."""
+    size = volume.voxel_size_nm
+    if size is None or SMALLEST_NM <= min(size) <= max(size) <= LARGEST_NM:
+        return []
+    said = f"voxels of {volume} are {shown(size)} nm (z, y, x)"
+    if max(size) > LARGEST_NM:
+        return [f"{said}, above 1 mm: is another unit meant? input.voxel_size_nm gives them in nm"]
+    unit = next((unit for unit, factor in WIDER.items() if min(size) * factor >= SMALLEST_NM), "m")
+    meant = ",".join(f"{length * WIDER[unit]:.12g}" for length in size)
+    return [
+        f"{said}, below 0.1 nm: is another unit meant? If these numbers are in {unit}, give "
+        f"--set input.voxel_size_nm={meant}"
+    ]
 
 
 def check_probabilities(sample: Sample, kind: str, ends: tuple[float, float], key: str) -> list[str]:

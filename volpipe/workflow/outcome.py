@@ -18,7 +18,7 @@ from volpipe.recipes.training import RUN_RECIPE, WEIGHTS, Data, TrainRecipe, run
 from volpipe.reporting.panels import Panel, curve, panels_png
 from volpipe.runs.provenance import settings_of
 from volpipe.training.data.volumes import resolve_address
-from volpipe.training.logs import SCORES, no_better, read_log
+from volpipe.training.logs import SCORES, near_chance, no_better, read_log
 from volpipe.training.task import Training
 from volpipe.volumes.volume import open_volume
 
@@ -53,8 +53,7 @@ def outcome_lines(folder: Path) -> Iterator[str]:
         yield "nothing was held out and scored: data.held_out and train.validate_every tell how good the net is"
     for each in () if (training := Training.load(folder)) is None else training.rounds:
         yield f"continued {each}"
-    if sentence := no_better(folder):
-        yield sentence
+    yield from filter(None, (no_better(folder), near_chance(folder)))
 
 
 def draw_curve(folder: Path) -> Path | None:

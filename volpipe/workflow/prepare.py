@@ -18,11 +18,11 @@ from volpipe.estimation.window_choice import fastest_plan
 from volpipe.inference.output import check_name, check_output
 from volpipe.inference.output_plan import Source
 from volpipe.inference.plan import NetSizes, Plan, make_plan
+from volpipe.inference.plan_notes import plan_notes, with_trained_normalisation
 from volpipe.inference.roi import lay_mask
-from volpipe.inference.statistics import as_trained, mapping, mapping_notes
+from volpipe.inference.statistics import as_trained, mapping
 from volpipe.nets.facts import (
     NetFacts,
-    border_notes,
     check_thickness,
     check_trained,
     on_trained_grid,
@@ -30,12 +30,13 @@ from volpipe.nets.facts import (
     with_normalisation,
 )
 from volpipe.nets.load import check_geometry, check_shapes, describe, fitted
+from volpipe.nets.trained import Trained, unknown_size_note
 from volpipe.recipes.inference import ArrayInput, Normalise, Recipe
 from volpipe.recipes.toml import differences
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
-from volpipe.volumes.values import Sample, image_share, take_sample
+from volpipe.volumes.values import Sample, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
 
 
@@ -75,7 +76,7 @@ def prepare_for(
 ) -> Plan:
     """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here.
 
-    A `sample` of it tells what its values look like.
+    A `sample` of it tells what its values look like; plan.warnings() says what a user should know.
     """
     check_name(out)
     net = describe(recipe.net, str(search_path))
@@ -85,7 +86,9 @@ def prepare_for(
     target = paths.locate(out)
     begun = None if sizing.fresh else _begun_plan(target)
     is_same_type = begun is not None and begun.source.dtype == volume.dtype.name
-    recipe = _as_mapped(with_normalisation(recipe, net), begun if is_same_type else None, sample)
+    given, trained = recipe.normalise, Trained.beside(recipe.net, str(search_path))
+    recipe = with_trained_normalisation(with_normalisation(recipe, net), trained)
+    recipe = _as_mapped(recipe, begun if is_same_type else None, sample)
     recipe = with_net_defaults(recipe, net)
     mask = _open_mask(recipe.input.mask, search_path, recipe.input.incomplete)
 
@@ -106,12 +109,12 @@ def prepare_for(
         check_output(array)
     check_shapes(recipe.net, net, plan.window, str(search_path))
     check_geometry(recipe.net, net, plan.window, str(search_path))
-    notes = (
-        []
-        if sample is None
-        else [*mapping_notes(recipe, sample), *_mask_notes(mask), *border_notes(sample.volume, net)]
-    )
-    return plan.changed(grey_notes=tuple(notes), mapping=mapping(recipe.normalise, volume.dtype))
+    notes = plan_notes(recipe, given, net, volume, sample, mask, trained)
+    size_note = unknown_size_note(volume, trained)
+    return plan.changed(
+        notes=(*plan.notes, *filter(None, [size_note])), volume_notes=tuple(notes),
+        mapping=mapping(recipe.normalise, volume.dtype),
+    )  # fmt: skip
 
 
 OUTPUT_OF: Mapping[str, Callable[[Plan], object]] = {  # an array of a run, as far as later stages rest on it
@@ -149,14 +152,6 @@ def longest_first(plans: Sequence[Plan], maker: str = "") -> Sequence[Plan]:
 def sample_for(recipe: Recipe, volume: Volume) -> Sample | None:
     """Return a sample of `volume`; None where `recipe` takes values as they are, whatever they are."""
     return None if recipe.normalise.method == "none" else take_sample(volume)
-
-
-def _mask_notes(mask: Volume | None) -> list[str]:
-    """Return a sentence if what is to be a mask looks like an image."""
-    sample = None if mask is None else take_sample(mask)
-    if sample is None or sample.volume.dtype.kind == "f" or image_share(sample) is None:
-        return []
-    return [f"mask: {sample.seen}, and looks like an image: all that is not 0 is selected; is it the right array?"]
 
 
 def _begun_plan(out: Location) -> Plan | None:

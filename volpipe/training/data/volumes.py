@@ -21,8 +21,9 @@ from volpipe.geometry.grid import Box
 from volpipe.geometry.labels import Ignore, is_ignored
 from volpipe.inference.roi import find_roi
 from volpipe.inference.scratch import SOURCE_KEY
-from volpipe.inference.statistics import mapping_notes, needs_measuring
+from volpipe.inference.statistics import affine, in_numbers, mapping_notes, needs_measuring
 from volpipe.nets.facts import NetFacts
+from volpipe.nets.trained import Trained
 from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import Classes, Data, TrainRecipe
 from volpipe.training.data.degrade import context
@@ -37,8 +38,12 @@ from volpipe.volumes.identity import (
     read_identities,
     real_place,
 )
+from volpipe.volumes.label_values import class_notes
+from volpipe.volumes.lines import line_contrast
+from volpipe.volumes.orientation import orientation_notes
 from volpipe.volumes.places import MEND, Paired, check_same_place, find_part, places
-from volpipe.volumes.values import image_share, take_sample
+from volpipe.volumes.storage.metadata import Lengths
+from volpipe.volumes.values import constant_notes, image_share, size_notes, take_sample
 from volpipe.volumes.volume import View, Volume, open_volume
 
 log = logging.getLogger(__name__)
@@ -160,7 +165,39 @@ def data_notes(data: Data, opened: TrainingData, normalise: Normalise) -> list[s
             f"{labels} looks like an image, not like labels: of neighbouring voxels only {share:.0%} are alike, and "
             "within objects all are; name the labels"
         )
-    return notes if sample is None else [*notes, *mapping_notes(Recipe(normalise=normalise), sample)]
+    notes += size_notes(opened.volume)
+    if labels is not None and labels.spatial_shape == opened.extent.shape:
+        notes += orientation_notes(labels, opened.volume, opened.extent.start)
+    if sample is not None:
+        notes += [*constant_notes(sample), *mapping_notes(Recipe(normalise=normalise), sample)]
+    return notes
+
+
+def learned_from(recipe: TrainRecipe, scale: Sequence[int], search_path: str) -> Trained:
+    """Return what a training by `recipe` learns from: of windows that were stored nothing is known.
+
+    Args:
+        scale: of the net, whose input has voxels so many times as long as its volumes.
+
+    Raises:
+        VolpipeError: a volume is not there.
+    """
+    sizes, contrasts, normalisations = list[Lengths](), list[float](), list[Normalise]()
+    for data in recipe.data:
+        if data.stored:
+            continue
+        volume = open_data(data, recipe.normalise, search_path).volume
+        if volume.voxel_size_nm is not None:
+            z, y, x = volume.voxel_size_nm
+            sizes.append((z * scale[0], y * scale[1], x * scale[2]))
+        contrast = line_contrast(volume)
+        contrasts += [] if contrast is None else [round(contrast, 2)]
+        normalisations.append(in_numbers(recipe.normalise, affine(recipe.normalise, volume.dtype, None)))
+    is_one = len(normalisations) == len(recipe.data) and all(each == normalisations[0] for each in normalisations)
+    return Trained(
+        voxel_sizes_nm=tuple(dict.fromkeys(sizes)), line_contrasts=tuple(contrasts),
+        normalise=normalisations[0] if is_one else None,
+    )  # fmt: skip
 
 
 def open_inputs(recipe: TrainRecipe, search_path: str) -> dict[str, Volume]:
@@ -367,6 +404,9 @@ def _check_values(data: Data, opened: TrainingData, recipe: TrainRecipe) -> None
             "the labels %s are alike in all sampled boxes of %s, or ignored, so that there is nothing to tell apart; "
             "give data.box, the box where labels are", opened.labels, own, extra=NOTICE,
         )  # fmt: skip
+    if opened.labels is not None and not recipe.learns_classes:
+        for note in class_notes(opened.labels, recipe.ignore, own):
+            log.warning("%s", note, extra=NOTICE)
     if opened.labels is not None and recipe.learns_classes and (seen := take_sample(opened.labels)) is not None:
         for part in seen.boxes:
             check_classes(opened.labels, part, recipe.classes)

@@ -1,0 +1,82 @@
+"""What a user should know of a volume for a net before it runs, in sentences: all notes of a plan that rest on both.
+
+Not here: what is wrong with a net itself (nets.facts.cautions), or what is refused (plan). The sentences are printed
+with the plan, and stand in the log and the report of the run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from volpipe.inference.statistics import is_counted, mapping_notes, resolve_method, sampled_affine
+from volpipe.nets.facts import NetFacts, border_notes, is_shipped
+from volpipe.nets.trained import Trained, contrast_notes, voxel_notes
+from volpipe.recipes.inference import NetChoice, Normalise, Recipe
+from volpipe.volumes.values import Sample, constant_notes, image_share, size_notes, take_sample
+from volpipe.volumes.volume import Volume
+
+
+def plan_notes(
+    recipe: Recipe, given: Normalise, net: NetFacts, volume: Volume, sample: Sample | None, mask: Volume | None,
+    trained: Trained | None,
+) -> list[str]:  # fmt: skip
+    """Return what a user should know of `volume` for `net`, most of it by a `sample`; None where none could be taken.
+
+    Args:
+        recipe: with what the net asks for.
+        given: the normalisation as the user wrote it.
+        trained: what the weights learned from; None where nobody knows.
+    """
+    notes = size_notes(volume)
+    if trained is not None:
+        notes += voxel_notes(volume, trained, net.label)
+    if sample is None:
+        return notes
+    notes += [*constant_notes(sample), *mapping_notes(recipe, sample)]
+    if given == Normalise() and not _knows_grey_levels(recipe.net, net, trained):
+        notes += default_notes(recipe, sample, net.label)
+    if trained is not None and not sample.is_constant:
+        notes += contrast_notes(sample.volume, trained, net.label)
+    return [*notes, *_mask_notes(mask), *border_notes(sample.volume, net)]
+
+
+def with_trained_normalisation(recipe: Recipe, trained: Trained | None) -> Recipe:
+    """Return `recipe` with the map of grey levels that its weights learned with, where it gives none itself."""
+    if trained is None or trained.normalise is None or recipe.normalise != Normalise():
+        return recipe
+    if recipe.net.trained_range is not None:  # which says how those of other types are mapped
+        return recipe
+    return recipe.model_copy(update={"normalise": trained.normalise})
+
+
+def _knows_grey_levels(choice: NetChoice, net: NetFacts, trained: Trained | None) -> bool:
+    """Return whether it is known which numbers the net was trained with."""
+    is_ours = is_shipped(choice) and (choice.weights is None or choice.weights.startswith("volpipe:"))
+    is_known = net.normalise is not None or choice.trained_range is not None
+    return is_ours or is_known or (trained is not None and trained.normalise is not None)
+
+
+def default_notes(recipe: Recipe, sample: Sample, label: str) -> list[str]:
+    """Return which numbers a net gets where nobody said which it was trained with, and how to say it."""
+    dtype = sample.volume.dtype
+    choice = resolve_method(recipe.normalise, dtype)
+    if sample.is_constant or choice.method == "none":
+        return []
+    voxels = np.concatenate([box.reshape(len(box), -1) for box in sample.boxes], axis=1)
+    shift, scale = (np.array(row) for row in sampled_affine(choice, voxels).rows[:2])
+    ends = [(end - shift) / scale for end in sample.ends]
+    low, high = (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)) if is_counted(dtype) else sample.ends
+    return [
+        f"{sample.seen}, and net {label} gets about {ends[0].min():.3g} to {ends[1].max():.3g} for them, while nothing "
+        "says which it was trained with: set as stored, normalise.method=none; 0 to 1, "
+        f"normalise.low={2 * low - high:g} normalise.high={high:g}; -1 to 1, normalise.low={low:g} "
+        f"normalise.high={high:g}; or mean 0 and deviation 1, normalise.method=zscore"
+    ]
+
+
+def _mask_notes(mask: Volume | None) -> list[str]:
+    """Return a sentence if what is to be a mask looks like an image."""
+    sample = None if mask is None else take_sample(mask)
+    if sample is None or sample.volume.dtype.kind == "f" or image_share(sample) is None:
+        return []
+    return [f"mask: {sample.seen}, and looks like an image: all that is not 0 is selected; is it the right array?"]

@@ -1,0 +1,132 @@
+"""What weights learned from, as a file beside them says, and whether a volume is like that.
+
+Not here: how a net computes (facts), or the grey levels that -1 and 1 stood for, which a recipe has (statistics). A
+training writes the file; the shipped weights have theirs::
+
+    weights.safetensors
+    weights.trained.json    {"voxel_sizes_nm": [[40, 10, 10]], "line_contrasts": [0.24]}
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from volpipe.nets.facts import weights_path
+from volpipe.recipes.inference import NetChoice, Normalise
+from volpipe.volumes.lines import line_contrast
+from volpipe.volumes.storage.metadata import Lengths, shown
+from volpipe.volumes.storage.paths import atomic_write
+from volpipe.volumes.volume import Volume
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".trained.json"  # in place of that of the weights
+ALIKE, ROUNDING = 0.1, 1e-6  # of a voxel's length, by which one may be longer or shorter
+LEAST_CONTRAST = 0.1  # of lines, to either side: see `lines.line_contrast`
+LEAST_ANISOTROPY = 1.5  # of the longest side of a voxel by the next
+
+
+class Trained(BaseModel):
+    """What weights learned from.
+
+    Attributes:
+        voxel_sizes_nm: (z, y, x) of the net's input, of each volume; none where nobody knows.
+        line_contrasts: of each volume, as of `line_contrast`.
+        normalise: in numbers, where all volumes had the same.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    voxel_sizes_nm: tuple[Lengths, ...] = ()
+    line_contrasts: tuple[float, ...] = ()
+    normalise: Normalise | None = None
+
+    @classmethod
+    def beside(cls, choice: NetChoice, search_path: str) -> Trained | None:
+        """Return what the weights of `choice` learned from; None where no file says it."""
+        if choice.weights is None:
+            return None
+        path = trained_path(weights_path(choice.weights, search_path))
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            log.warning("%s, which says what the weights learned from, cannot be read: %s", path, error)
+            return None
+
+    def store(self, weights: Path) -> None:
+        """Write this beside `weights`, whole or not at all."""
+        atomic_write(trained_path(weights), self.model_dump_json(indent=1, exclude_none=True).encode() + b"\n")
+
+
+def trained_path(weights: Path) -> Path:
+    """Return the path of the file that says what `weights` learned from."""
+    return weights.with_suffix(SUFFIX)
+
+
+def voxel_notes(volume: Volume, trained: Trained, label: str) -> list[str]:
+    """Return a sentence if voxels of `volume` are none that the weights of the net `label` learned from."""
+    size, known = volume.voxel_size_nm, trained.voxel_sizes_nm
+    if size is None or not known or any(_is_alike(size, other) for other in known):
+        return []
+    sizes = f"{_listed(known)} nm (z, y, x)"
+    said = f"net {label} learned from voxels of {sizes}, and those of {volume} are {shown(size)} nm"
+    longest, before = _long_axis(size), "".join(dict.fromkeys(map(_long_axis, known)))
+    if longest and before and longest not in before:
+        return [
+            f"{said}: they are longest along {longest}, and in training along {' or '.join(before)}. Exchange the axes "
+            "of the volume, or correct its voxel size, such as by input.voxel_size_nm"
+        ]
+    level = "choose a level of about that size by input.level, " if len(volume.levels) > 1 else ""
+    return [
+        f"{said}: its output may be of no use there; {level}resample the volume, train a net on volumes like it, or "
+        "correct the voxel size if it is wrong, such as by input.voxel_size_nm"
+    ]
+
+
+def unknown_size_note(volume: Volume, trained: Trained | None) -> str:
+    """Return which voxels the net learned from where those of `volume` are not known; "" otherwise."""
+    if volume.voxel_size_nm is not None or trained is None or not trained.voxel_sizes_nm:
+        return ""
+    return f"the net learned from voxels of {_listed(trained.voxel_sizes_nm)} nm; give input.voxel_size_nm to compare"
+
+
+def contrast_notes(volume: Volume, trained: Trained, label: str) -> list[str]:
+    """Return a sentence if lines in `volume` are dark where those that the net `label` learned from were bright.
+
+    The other way round as well; nothing where one of both is in doubt.
+    """
+    known = trained.line_contrasts
+    if not known or not (min(known) >= LEAST_CONTRAST or max(known) <= -LEAST_CONTRAST):
+        return []
+    seen = line_contrast(volume)
+    if seen is None or abs(seen) < LEAST_CONTRAST or (seen > 0) == (known[0] > 0):
+        return []
+    dark, bright = ("darker than what they part", "brighter")
+    before, now = (dark, bright) if known[0] > 0 else (bright, dark)
+    mean = sum(known) / len(known)
+    return [
+        f"{volume} looks inverted for net {label}: lines such as membranes are {now} (contrast {seen:+.2f} in sampled "
+        f"slices), and those that it learned from were {before} ({mean:+.2f}). Write it the other way round first, of "
+        "8 bits 255 less each value (net.name=numpy:FILE.py:FUNCTION runs such a function), or train a net on volumes "
+        "like it"
+    ]
+
+
+def _is_alike(size: Lengths, other: Lengths) -> bool:
+    return all(max(a, b) <= (1 + ALIKE + ROUNDING) * min(a, b) for a, b in zip(size, other, strict=True))
+
+
+def _long_axis(size: Lengths) -> str:
+    """Return the axis along which a voxel is clearly the longest; "" where it is along none."""
+    *_, second, first = sorted(size)
+    return "zyx"[size.index(first)] if first >= LEAST_ANISOTROPY * second else ""
+
+
+def _listed(sizes: Sequence[Lengths]) -> str:
+    return " or ".join(dict.fromkeys(map(shown, sizes)))
