@@ -106,11 +106,9 @@ def prepare_for(
         check_output(array)
     check_shapes(recipe.net, net, plan.window, str(search_path))
     check_geometry(recipe.net, net, plan.window, str(search_path))
-    notes = (
-        []
-        if sample is None
-        else [*mapping_notes(recipe, sample), *_mask_notes(mask), *border_notes(sample.volume, net)]
-    )
+    notes = [] if mask is None else [f"mask: {note}" for note in mask.value_notes]
+    if sample is not None:
+        notes += [*mapping_notes(recipe, sample), *_mask_notes(mask), *border_notes(sample.volume, net)]
     return plan.changed(grey_notes=tuple(notes), mapping=mapping(recipe.normalise, volume.dtype))
 
 
