@@ -578,6 +578,7 @@ def _make_volume(container: Location, header: Header, dataset: Dataset, levels: 
         channel_names=names if len(names) == dict(zip(axes, header.shape, strict=True)).get("c", 1) else (),
         notes=(
             *([f"axes guessed: {', '.join(axes)}{odd}"] if is_guessed else []),
+            *dataset.notes,
             *header.notes,
             *where.notes,
         ),

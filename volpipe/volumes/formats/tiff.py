@@ -37,6 +37,7 @@ from volpipe.volumes.storage.metadata import (
     Lengths,
     Place,
     Tree,
+    level_factor,
     nanometres,
     place,
     voxel_dtype,
@@ -81,7 +82,7 @@ def read_header(file: Path, key: str) -> Header | None:
 
 
 def read_datasets(file: Path, key: str) -> tuple[Dataset, ...] | None:
-    """Return the levels of the series `key`, finest first; None where it has no coarser ones."""
+    """Return the levels of the series `key`; None where it has no coarser ones."""
     with _opened(file) as stack:
         image = stack.find(key)
         if image is None or image.level is not None or len(image.series.levels) < 2:
@@ -89,7 +90,8 @@ def read_datasets(file: Path, key: str) -> tuple[Dataset, ...] | None:
         axes = read_axes(image.series, file)
         where = read_place(stack.tif, image.series, image.number, axes)
         return tuple(
-            Dataset(f"s{i}", axes, coarser(where, axes, image.series, i)) for i in range(len(image.series.levels))
+            Dataset(f"s{i}", axes, coarser(where, axes, image.series, i), coarseness=1 / math.prod(level.shape))
+            for i, level in enumerate(image.series.levels)
         )
 
 
@@ -727,14 +729,20 @@ def colour_notes(page: TiffPage) -> tuple[str, ...]:
     return tuple(note for other, note in COLOURS.values() if other == name and note)
 
 
-def coarser(finest: Place, names: tuple[str, ...], series: TiffPageSeries, level: int) -> Place:
-    """Return where a level lies: its voxels join as many of the finest as their numbers say."""
-    if finest.voxel_size_nm is None or not level:
-        return finest
-    coarse = series.levels[level]
-    factors = {axis: full / n for axis, full, n in zip(names, series.shape, coarse.shape, strict=True) if axis in "zyx"}
-    size = [v * factors.get(axis, 1.0) for axis, v in zip("zyx", finest.voxel_size_nm, strict=True)]
-    shift = [(factors.get(axis, 1.0) - 1) / 2 * v for axis, v in zip("zyx", finest.voxel_size_nm, strict=True)]
+def coarser(described: Place, names: tuple[str, ...], series: TiffPageSeries, level: int) -> Place:
+    """Return where a level lies: its voxels join as many of those of the first, which is described, as lengths say."""
+    if described.voxel_size_nm is None or not level:
+        return described
+    shapes = [series.shape, *sorted((one.shape for one in series.levels[1:]), key=math.prod, reverse=True)]
+    chain = shapes[: 1 + shapes.index(series.levels[level].shape, 1)]
+    lengths = {axis: along for axis, *along in zip(names, *chain, strict=True) if axis in "zyx"}
+    factors = {axis: level_factor(along) for axis, along in lengths.items()}
+    for axis, factor in factors.items():
+        if factor is None:
+            shown = " to ".join(map(str, lengths[axis]))
+            return Place(reason=f"its levels have {shown} voxels along {axis}, and no one factor gives these")
+    size = [v * (factors.get(axis) or 1) for axis, v in zip("zyx", described.voxel_size_nm, strict=True)]
+    shift = [((factors.get(axis) or 1) - 1) / 2 * v for axis, v in zip("zyx", described.voxel_size_nm, strict=True)]
     return Place((size[0], size[1], size[2]), (shift[0], shift[1], shift[2]))
 
 

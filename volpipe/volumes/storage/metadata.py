@@ -5,6 +5,7 @@ Not here: what any one format calls things (n5, zarr, ome), or the voxels (tenso
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -454,6 +455,27 @@ def _why_unknown(spatial: Mapping[str, float], units: Mapping[str, object], fact
     if None not in factors.values():
         return f"it says {numbers}, which must be above 0"
     return f"it says {numbers} in the unit {str(odd)[:20]!r}" if odd else f"it says {numbers} without a unit"
+
+
+def level_factor(lengths: Sequence[int]) -> int | None:
+    """Return how many voxels of the finest level one of the last level joins, by their lengths along an axis.
+
+    A level has the length of the one before, divided by a whole number and rounded up or down. None where several
+    numbers, or none, may have been meant, unless one of them divided all levels before::
+
+        33 -> 17 -> 9   2, then 2: 4, and not 33 / 9          12 -> 3        4 or 5: None
+        7 -> 4 -> 2     2, then 2 or 3, of which 2 again: 4   100 -> 66      none: None
+    """
+    steps: list[int] = []
+    for n, m in itertools.pairwise(lengths):
+        if n == m and (n > 1 or lengths[0] == 1):
+            continue
+        low, high = n // (m + 1) + 1, (n - 1) // (m - 1) if m > 1 else MAX_LENGTH  # n / f is less than 1 from m
+        again = steps[0] if len(set(steps)) == 1 else 0
+        if n <= m or not (low == high or low <= again <= high):
+            return None
+        steps.append(low if low == high else again)
+    return math.prod(steps)
 
 
 def check_same(file: Location, name: str, was: object, value: object) -> None:
