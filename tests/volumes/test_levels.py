@@ -1,4 +1,4 @@
-"""Levels of pyramids: their voxel size is what they state or what their lengths can only mean, the finest is level 0."""
+"""Levels of pyramids: voxel sizes are as they state, or as their lengths can only mean; the finest is level 0."""
 
 from __future__ import annotations
 

@@ -324,9 +324,9 @@ def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
 
 
 def _finest_first(folder: Location, datasets: tuple[Dataset, ...]) -> tuple[Dataset, ...]:
-    """Return the levels `datasets` from the finest on, by their scales, or else their shapes; with a note if that is new.
+    """Return the levels `datasets` from the finest on, by their scales, or else their shapes.
 
-    Specifications list them so, and some programs the other way round.
+    Specifications list them so. Where a program listed them otherwise, they have a note.
     """
     coarseness = [dataset.coarseness for dataset in datasets]
     if len(datasets) > 1 and (min(coarseness) <= 0 or len({*coarseness}) == 1):
