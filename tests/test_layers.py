@@ -21,6 +21,7 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 PACKAGES = (
     "errors",
     "syntax",
+    "text",
     "resolve",
     "units",
     "tables",

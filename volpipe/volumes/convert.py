@@ -486,10 +486,6 @@ def _write_file(target: Target, parts: Iterable[Part]) -> None:
             mrc.write(path, spec, target.where, parts)
         else:
             npy.write(path, spec, parts)
-    except VolumeError:
-        raise
-    except OSError as error:
-        raise _unwritten(target, error) from error
     except (RuntimeError, ValueError) as error:  # HDF5's
         raise VolumeError(f"{target.path} cannot be written: {error}") from error
 
@@ -761,14 +757,9 @@ def _named(target: Target) -> Iterator[None]:
     except VolpipeError:
         raise
     except OSError as error:
-        raise _unwritten(target, error) from error
-
-
-def _unwritten(target: Target, error: OSError) -> VolumeError:
-    """Return the error of a copy that the system did not let be written."""
-    is_full = error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # NumPy has no number for it
-    advice = "; make room, or write elsewhere" if is_full else ""
-    return VolumeError(f"{target.path} cannot be written: {error.strerror or error}{advice}")
+        is_full = error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # NumPy has no number for it
+        advice = "; make room, or write elsewhere" if is_full else ""
+        raise VolumeError(f"{target.path} cannot be written: {error.strerror or error}{advice}") from error
 
 
 def _foreign(work: Path) -> VolumeError:

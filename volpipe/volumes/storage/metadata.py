@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.text import decoded
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
 
@@ -289,7 +290,7 @@ def read_json(file: Location) -> Tree | None:
     if len(text) > MAX_JSON_BYTES:
         raise VolumeError(f"{file} is larger than {MAX_JSON_BYTES >> 20} MiB; that is no array metadata")
     try:
-        tree = json.loads(text)
+        tree = json.loads(decoded(text))
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, or an integer of 5000 digits
         raise VolumeError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(tree, dict):
